@@ -1,0 +1,46 @@
+"""``axolotl unlearn ...``: a thin, lazy command group; each command has a file of its own."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import click
+
+from axolotl_unlearn.errors import UnlearnError
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are the modules of this package, imported when they are used.
+
+    A module ``make_data`` gives the command ``make-data`` through its attribute ``command``.
+    Faults of the user (`UnlearnError`) become one sentence and exit code 2.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        names = [module.name for module in pkgutil.iter_modules(__path__)]
+        return sorted(name.replace("_", "-") for name in names if not name.startswith("_"))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module(f"{__name__}.{cmd_name.replace('-', '_')}")
+        return module.command
+
+    def invoke(self, ctx: click.Context):
+        try:
+            return super().invoke(ctx)
+        except UnlearnError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def unlearn() -> None:
+    """Forget documents, merge complementary models, and prove what was forgotten.
+
+    \b
+    axolotl unlearn demo                      the whole job on embedded data
+    axolotl unlearn check my.yml              what is wrong, before any GPU second
+    axolotl unlearn eval out/merged --data D  scores with intervals
+    """
