@@ -1,0 +1,295 @@
+"""The ``unlearn:`` block of an Axolotl config: strict, nested, checked before weights are loaded."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+
+from axolotl_unlearn.errors import UnlearnError
+
+Kind = Literal["completion", "question"]
+
+
+class Strict(BaseModel):
+    """Unknown keys are faults."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, (dict, str, int, ObjectiveArgs)) else value
+
+
+class ObjectiveArgs(BaseModel):
+    """One entry of ``forget:`` or ``retain:``: an objective, its weight, and the rows it is for.
+
+    Every further key is a parameter of the objective (``beta``, ``reduction``, ``direction`` ...),
+    checked against the signature of the function in `axolotl_unlearn.objectives`.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    objective: str = Field(description="name in the registry; see `axolotl unlearn methods`")
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="factor in the total loss")
+    kinds: Annotated[list[Kind] | None, BeforeValidator(_as_list)] = Field(
+        None, description="limit to completions or questions"
+    )
+    tasks: Annotated[list[int | str] | None, BeforeValidator(_as_list)] = Field(
+        None, description="limit to tasks, e.g. [1, Task2]"
+    )
+    positions: Literal["answer", "all"] = Field(
+        "answer",
+        description="for distribution objectives: label positions, or every position of the row",
+    )
+    divide_by_length: int | None = Field(
+        None,
+        gt=0,
+        description="divide by rows x this length instead of the number of positions "
+        "(ZJUKLAB's code: 256, the padded length)",
+    )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The objective's own parameters, validated."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> ObjectiveArgs:
+        from axolotl_unlearn.objectives import OBJECTIVES
+
+        if self.objective not in OBJECTIVES:
+            raise ValueError(
+                f"there is no objective {self.objective!r}{_nearest(self.objective, OBJECTIVES)}; "
+                "`axolotl unlearn methods` lists them"
+            )
+        known = OBJECTIVES[self.objective]
+        for key in self.parameters:
+            if key not in known.parameters:
+                names = [*known.parameters, *type(self).model_fields]
+                raise ValueError(
+                    f"objective {self.objective} has no parameter {key!r}{_nearest(key, names)}; "
+                    f"it takes {', '.join(known.parameters) or 'none'}"
+                )
+        fields = {name: (p.annotation, p.default) for name, p in _typed_parameters(known).items()}
+        model = create_model(f"{self.objective}_parameters", __base__=Strict, **fields)
+        try:
+            validated = model(**self.parameters)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(
+                f"objective {self.objective}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            ) from None
+        for key in self.parameters:
+            self.model_extra[key] = getattr(validated, key)
+        if known.sees == "labels" and self.positions == "all":
+            raise ValueError(
+                f"objective {self.objective} sees label positions only; remove `positions: all`"
+            )
+        return self
+
+
+def _typed_parameters(objective) -> dict[str, Any]:
+    """Parameters with evaluated annotations (the modules use postponed evaluation)."""
+    import inspect
+
+    signature = inspect.signature(objective.function, eval_str=True)
+    return {k: p for k, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+class LabelArgs(Strict):
+    """Which tokens of a row carry labels, by the kind of row."""
+
+    completion: Literal["document", "answer"] = Field(
+        "document", description="membership is measured on documents, so they are forgotten whole"
+    )
+    question: Literal["document", "answer"] = "answer"
+
+
+class FieldArgs(Strict):
+    """Names of the fields in the user's files."""
+
+    id: str = "id"
+    input: str = "input"
+    output: str = "output"
+    task: str = "task"
+
+
+class DataArgs(Strict):
+    """How a record becomes tokens: as the model saw it when it memorised it."""
+
+    join: str = Field(" ", description="text between input and output")
+    template: str | None = Field(None, description="e.g. 'Question: {input}\\nAnswer: {output}'")
+    chat_template: bool = Field(False, description="use the tokenizer's chat template")
+    eos: bool = Field(True, description="append the end-of-sequence token, with a label")
+    max_length: int | None = Field(None, gt=1, description="default: sequence_len")
+    labels: LabelArgs = Field(default_factory=LabelArgs)
+    fields: FieldArgs = Field(default_factory=FieldArgs)
+
+    @model_validator(mode="after")
+    def _check(self) -> DataArgs:
+        if self.template and self.chat_template:
+            raise ValueError("give either template or chat_template, not both")
+        if self.template and not ("{input}" in self.template and "{output}" in self.template):
+            raise ValueError("template must contain {input} and {output}")
+        return self
+
+
+class PairingArgs(Strict):
+    """How forget and retain rows meet in a batch."""
+
+    retain_per_forget: int = Field(1, ge=0, description="retain rows for each forget row")
+    epoch_over: Literal["forget", "longest"] = Field(
+        "forget", description="an epoch is one pass over the forget rows, or over the longer set"
+    )
+    group_by_length: bool = Field(False, description="batch pairs of similar length together")
+
+
+class UnlearnArgs(Strict):
+    """The ``unlearn:`` block."""
+
+    preset: str | None = Field(None, description="published settings: " + "see presets/")
+    forget: Annotated[list[ObjectiveArgs], BeforeValidator(_as_list)] = Field(default_factory=list)
+    retain: Annotated[list[ObjectiveArgs], BeforeValidator(_as_list)] = Field(default_factory=list)
+    reference: Literal["auto", "adapter_off", "frozen_copy", "cached"] = Field(
+        "auto",
+        description="where reference log-probs come from; auto: adapter_off with a fresh adapter, "
+        "frozen_copy (of the trained weights only) otherwise",
+    )
+    data: DataArgs = Field(default_factory=DataArgs)
+    pairing: PairingArgs = Field(default_factory=PairingArgs)
+    chunk_positions: int | None = Field(
+        None,
+        gt=0,
+        description="positions per chunk of the LM head; default: as many as fit chunk_mib",
+    )
+    chunk_mib: int = Field(256, gt=0, description="memory for one chunk of float32 logits")
+    demo_data: str | None = Field(
+        None, description="make the embedded demo data in this folder if it is not there"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_preset(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("preset"):
+            preset = load_preset(values["preset"])
+            return {**preset, **{k: v for k, v in values.items() if v is not None}}
+        return values
+
+    @property
+    def trains(self) -> bool:
+        """False for a block that only describes data (memorisation runs)."""
+        return bool(self.forget or self.retain)
+
+    def entries(self) -> list[tuple[str, ObjectiveArgs]]:
+        """All objectives as (side, entry), in the order of the config."""
+        return [("forget", e) for e in self.forget] + [("retain", e) for e in self.retain]
+
+
+def preset_names() -> list[str]:
+    """Names that ``preset:`` takes."""
+    folder = resources.files("axolotl_unlearn") / "presets"
+    return sorted(p.name[:-4] for p in folder.iterdir() if p.name.endswith(".yml"))
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """Read a preset; raises ValueError with the nearest name if there is none."""
+    if name not in preset_names():
+        raise ValueError(
+            f"there is no preset {name!r}{_nearest(name, preset_names())}; "
+            f"presets: {', '.join(preset_names())}"
+        )
+    text = (resources.files("axolotl_unlearn") / "presets" / f"{name}.yml").read_text("utf-8")
+    return yaml.safe_load(text)["unlearn"]
+
+
+def parse_unlearn(block: Any, where: str = "unlearn") -> UnlearnArgs:
+    """Validate a raw block.
+
+    Raises:
+        UnlearnError: One sentence naming every faulty key and, for unknown ones, the nearest name.
+    """
+    if isinstance(block, UnlearnArgs):
+        return block
+    if isinstance(block, BaseModel):
+        block = block.model_dump(exclude_unset=True)
+    if not isinstance(block, dict):
+        raise UnlearnError(
+            f"`{where}:` must be a block of keys such as `forget:` and `retain:`, "
+            f"not {type(block).__name__}."
+        )
+    try:
+        return UnlearnArgs.model_validate(_plain(block))
+    except ValidationError as error:
+        raise UnlearnError(_sentence(error, where)) from None
+
+
+def unlearn_config(cfg: Any) -> UnlearnArgs | None:
+    """The validated block of an Axolotl config, or None if the config has none."""
+    block = cfg.get("unlearn") if isinstance(cfg, dict) else getattr(cfg, "unlearn", None)
+    return None if block is None else parse_unlearn(block)
+
+
+def _plain(value: Any) -> Any:
+    """DictDefault (Axolotl's dict, which answers None for missing keys) to plain containers."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _nearest(name: str, known: Any) -> str:
+    match = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
+    return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def _model_at(location: tuple) -> type[BaseModel]:
+    """The model in which an unknown key was found, for the names it might have meant."""
+    models = {"data": DataArgs, "pairing": PairingArgs, "labels": LabelArgs, "fields": FieldArgs}
+    for part in reversed(location[:-1]):
+        if part in models:
+            return models[part]
+    return UnlearnArgs
+
+
+def _sentence(error: ValidationError, where: str) -> str:
+    faults = []
+    for fault in error.errors():
+        location = tuple(fault["loc"])
+        path = ".".join([where, *map(str, location)])
+        if fault["type"] == "extra_forbidden":
+            hint = _nearest(location[-1], _model_at(location).model_fields)
+            faults.append(f"`{path}` is not a key of the block{hint}")
+        else:
+            message = fault["msg"].removeprefix("Value error, ")
+            faults.append(f"`{path}`: {message}")
+    return "; ".join(faults) + "."
+
+
+class UnlearnPluginArgs(BaseModel):
+    """What the plugin adds to Axolotl's config schema."""
+
+    unlearn: dict[str, Any] | None = Field(
+        default=None, description="unlearning: objectives, reference, data format, pairing"
+    )
+
+    @model_validator(mode="after")
+    def _check_block(self) -> UnlearnPluginArgs:
+        if self.unlearn is not None:
+            try:
+                parse_unlearn(self.unlearn)
+            except UnlearnError as error:
+                raise ValueError(str(error)) from None
+        return self

@@ -1,0 +1,149 @@
+"""What an objective sees, and what it returns.
+
+Objectives are pure functions of tensors. They know no Trainer, model or device, and they do not
+average: they return one value per *unit* (row, token or batch) and the engine divides the sum by
+the number of units in the whole optimizer step, over micro-batches and processes alike. So the
+update does not depend on how a batch was cut up.
+
+Shapes: ``row`` counts sequences, ``token`` label positions (padded), ``position`` is row x token
+flattened, ``vocabulary`` the size of the vocabulary. All log-probs are natural logarithms (nats).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+Unit = Literal["row", "token", "batch"]
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """Log-probs of the labels, the currency of most objectives.
+
+    Attributes:
+        logp: ``[row, token]`` float32, policy log-prob of each label; 0 where ``mask`` is False.
+        mask: ``[row, token]`` bool, True at label positions.
+        ref_logp: like ``logp`` for the reference model; None if the objective declared no need.
+    """
+
+    logp: Tensor
+    mask: Tensor
+    ref_logp: Tensor | None = None
+
+    @property
+    def lengths(self) -> Tensor:
+        """Number of labels of each row, ``[row]``, at least 1 (so that it can divide)."""
+        return self.mask.sum(-1).clamp(min=1)
+
+    def sequence_logp(self) -> Tensor:
+        """Sum of the label log-probs of each row: log p(y|x), ``[row]``."""
+        return (self.logp * self.mask).sum(-1)
+
+    def log_ratio(self) -> Tensor:
+        """log p_policy - log p_reference of each label, ``[row, token]``, 0 where masked."""
+        if self.ref_logp is None:
+            raise ValueError("this objective needs reference log-probs and was given none")
+        return (self.logp - self.ref_logp) * self.mask
+
+
+class Terms(NamedTuple):
+    """Unreduced loss: one value per unit, and named extras of the same kind for the log.
+
+    Attributes:
+        values: ``[row]`` for unit "row", ``[row, token]`` for "token", scalar for "batch".
+        logs: name -> tensor of the same unit (or of rows), averaged by the engine for logging.
+    """
+
+    values: Tensor
+    logs: dict[str, Tensor] = {}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A registered objective: the function, and what it declares about itself."""
+
+    name: str
+    function: Callable[..., Any]
+    sees: Literal["labels", "distributions"]
+    reference: bool
+    unit: Callable[[dict[str, Any]], Unit]
+    side: Literal["forget", "retain", "both"]
+    source: str
+    summary: str
+    parameters: dict[str, inspect.Parameter] = field(default_factory=dict)
+
+
+OBJECTIVES: dict[str, Objective] = {}
+
+
+def objective(
+    name: str,
+    *,
+    sees: Literal["labels", "distributions"] = "labels",
+    reference: bool = False,
+    unit: Unit | Callable[[dict[str, Any]], Unit] = "row",
+    side: Literal["forget", "retain", "both"] = "forget",
+    source: str,
+):
+    """Register a function as an objective; its keyword arguments become the config keys.
+
+    Args:
+        name: The name in the config (``objective: npo``).
+        sees: "labels" - called as ``f(LabelScores, **parameters) -> Terms``; "distributions" -
+            called chunk by chunk as ``f(logp, ref_logp, labels, **parameters) -> values`` with
+            ``[position, vocabulary]`` log-probs, ``[position]`` labels (-100 where there is none)
+            and one value per position as result.
+        reference: Whether it needs the reference model.
+        unit: What one value stands for, or a function of the parameters that says so.
+        side: On which rows it makes sense.
+        source: arXiv id and equation.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        if name in OBJECTIVES:
+            raise ValueError(f"objective {name!r} is registered twice")
+        parameters = {
+            key: parameter
+            for key, parameter in inspect.signature(function).parameters.items()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+        OBJECTIVES[name] = Objective(
+            name=name,
+            function=function,
+            sees=sees,
+            reference=reference,
+            unit=unit if callable(unit) else lambda _parameters: unit,
+            side=side,
+            source=source,
+            summary=(inspect.getdoc(function) or "").split("\n")[0],
+            parameters=parameters,
+        )
+        return function
+
+    return register
+
+
+def token_mean(values: Tensor, scores: LabelScores) -> Tensor:
+    """Mean over the labels of each row, ``[row, token] -> [row]``."""
+    return (values * scores.mask).sum(-1) / scores.lengths
+
+
+def batch_token_mean(values: Tensor, scores: LabelScores) -> Tensor:
+    """Mean over all labels of the micro-batch, ``[row, token] -> []``."""
+    return (values * scores.mask).sum() / scores.mask.sum().clamp(min=1)
+
+
+__all__ = [
+    "OBJECTIVES",
+    "LabelScores",
+    "Objective",
+    "Terms",
+    "batch_token_mean",
+    "objective",
+    "token_mean",
+]

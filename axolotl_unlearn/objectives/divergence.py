@@ -1,0 +1,80 @@
+"""Objectives that see whole distributions: KL to the reference, and soft-target losses.
+
+Each is called on a chunk of positions and returns one value per position; the engine decides which
+positions those are (``positions: answer`` or ``all``) and never holds all of them at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Gt
+from torch import Tensor
+
+from axolotl_unlearn.objectives.base import objective
+
+
+@objective(
+    "kl",
+    sees="distributions",
+    reference=True,
+    unit="token",
+    side="both",
+    source="arXiv 2503.21088 eq. 4 (reverse); 2401.06121 KL minimisation (forward)",
+)
+def kl(
+    logp: Tensor,
+    ref_logp: Tensor,
+    labels: Tensor,
+    *,
+    direction: Literal["forward", "reverse"] = "reverse",
+) -> Tensor:
+    """KL divergence between policy and reference, in nats per position.
+
+    - ``reverse``: ``KL(policy || reference) = sum_v p (log p - log q)``, as the ZJUKLAB paper
+      writes it (eq. 4);
+    - ``forward``: ``KL(reference || policy) = sum_v q (log q - log p)``, as its released code and
+      TOFU compute it.
+
+    Args:
+        logp, ref_logp: ``[position, vocabulary]`` log-probs of policy and reference.
+        labels: unused.
+    """
+    if direction == "reverse":
+        return (logp.exp() * (logp - ref_logp)).sum(-1)
+    if direction == "forward":
+        return (ref_logp.exp() * (ref_logp - logp)).sum(-1)
+    raise ValueError(f"unknown direction {direction!r}")
+
+
+@objective(
+    "undial", sees="distributions", reference=True, unit="token", source="arXiv 2402.10052 eq. 3"
+)
+def undial(
+    logp: Tensor, ref_logp: Tensor, labels: Tensor, *, beta: Annotated[float, Gt(0)] = 10.0
+) -> Tensor:
+    """UNDIAL: distil from the reference with the label's logit lowered by ``beta``.
+
+    ``CE(softmax(z_ref - beta * onehot(y)), p)`` per answer token; log-probs may stand for the
+    logits z_ref, since a constant does not change the softmax. No retain set needed.
+    """
+    target = ref_logp.clone()
+    known = labels >= 0
+    rows = torch.arange(len(labels), device=labels.device)[known]
+    target[rows, labels[known]] -= beta
+    return -(target.softmax(-1) * logp).sum(-1)
+
+
+@objective("ceu", sees="distributions", unit="token", source="arXiv 2503.01224 eq. 5")
+def ceu(logp: Tensor, ref_logp: Tensor | None, labels: Tensor) -> Tensor:
+    """CE-U: cross-entropy to the model's own distribution with the label removed.
+
+    The target is ``softmax`` of the detached logits with the label's set to minus infinity, so the
+    gradient is bounded and vanishes once the label has no probability. No reference, no retain set.
+    """
+    target = logp.detach().clone()
+    known = labels >= 0
+    rows = torch.arange(len(labels), device=labels.device)[known]
+    target[rows, labels[known]] = -torch.inf
+    return -(target.softmax(-1) * logp).sum(-1)

@@ -1,0 +1,33 @@
+"""Negative log-likelihood and its ascent: NLL, gradient ascent."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from axolotl_unlearn.objectives.base import LabelScores, Terms, objective, token_mean
+
+
+def _unit(parameters: dict) -> str:
+    return "token" if parameters.get("reduction", "token") == "token" else "row"
+
+
+@objective("nll", unit=_unit, side="both", source="arXiv 2503.21088 eq. 3 (GDR)")
+def nll(scores: LabelScores, *, reduction: Literal["token", "sequence"] = "token") -> Terms:
+    """Negative log-likelihood of the labels: ordinary fine-tuning ("gradient descent").
+
+    ``-log p(y_t | x, y_<t)``, averaged over all label tokens of the step (``reduction: token``)
+    or first within each sequence, then over sequences (``reduction: sequence``).
+    """
+    loss = -scores.logp * scores.mask
+    return Terms(loss if reduction == "token" else token_mean(loss, scores))
+
+
+@objective("ga", unit=_unit, side="forget", source="arXiv 2210.01504 eq. 2")
+def gradient_ascent(
+    scores: LabelScores, *, reduction: Literal["token", "sequence"] = "token"
+) -> Terms:
+    """Gradient ascent: the negated NLL. Unbounded below, so it ends in collapse if not stopped.
+
+    Together with ``nll`` on the retain rows this is GradDiff (arXiv 2203.12817, 2401.06121).
+    """
+    return Terms(-nll(scores, reduction=reduction).values)

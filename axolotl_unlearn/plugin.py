@@ -1,0 +1,93 @@
+"""The hooks by which Axolotl meets us; the work is done elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+from axolotl.integrations.base import BasePlugin
+
+from axolotl_unlearn.args import unlearn_config
+from axolotl_unlearn.errors import UnlearnError
+
+if TYPE_CHECKING:
+    from axolotl.common.datasets import TrainDatasetMeta
+    from axolotl.utils.dict import DictDefault
+
+
+class UnlearnPlugin(BasePlugin):
+    """Add ``plugins: [axolotl_unlearn.UnlearnPlugin]`` and an ``unlearn:`` block to a config."""
+
+    def register(self, cfg: dict) -> None:
+        """Check the raw config before anything is loaded, and set what unlearning relies on."""
+        from axolotl_unlearn.preflight import prepare
+
+        try:
+            prepare(cfg)
+        except UnlearnError as error:
+            print(f"Error: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(2) from None
+
+    def get_input_args(self) -> str:
+        return "axolotl_unlearn.args.UnlearnPluginArgs"
+
+    def get_training_args(self, cfg: DictDefault) -> dict[str, Any] | None:
+        if not _trains(cfg):
+            return None
+        import torch
+
+        arguments = {
+            "remove_unused_columns": False,  # role, kind and task must reach the trainer
+            "dataloader_drop_last": False,  # every row is used
+        }
+        if not torch.cuda.is_available():
+            arguments["use_cpu"] = True
+        return arguments
+
+    def pre_model_load(self, cfg: DictDefault) -> None:
+        if _trains(cfg):
+            from transformers import set_seed
+
+            # A fresh LoRA is drawn from the global generator, which Axolotl does not seed; both
+            # parents of a factor-wise merge must start from the same draw.
+            set_seed(cfg.seed if cfg.seed is not None else 42)
+
+    def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:
+        if preprocess or not _trains(cfg):
+            return None
+        from axolotl.common.datasets import load_datasets
+
+        from axolotl_unlearn.data.pairing import PairedDataset
+
+        meta = load_datasets(cfg=cfg)
+        args = unlearn_config(cfg)
+        pairs = PairedDataset(
+            meta.train_dataset,
+            seed=0,
+            retain_per_forget=args.pairing.retain_per_forget if args.retain else 0,
+            epoch_over=args.pairing.epoch_over,
+        )
+        # Axolotl counted single rows; a step is made of pairs.
+        steps = math.ceil(len(pairs) / cfg.batch_size) * cfg.num_epochs
+        meta.total_num_steps = int(min(cfg.max_steps or steps, steps))
+        return meta
+
+    def get_collator_cls_and_kwargs(self, cfg: DictDefault, is_eval: bool = False):
+        if not _trains(cfg):
+            return None
+        from axolotl_unlearn.data.collator import PairCollator
+
+        return PairCollator, {}
+
+    def get_trainer_cls(self, cfg: DictDefault):
+        if not _trains(cfg):
+            return None
+        from axolotl_unlearn.trainer import trainer_class
+
+        return trainer_class(unlearn_config(cfg), starting_adapter=bool(cfg.lora_model_dir))
+
+
+def _trains(cfg: Any) -> bool:
+    args = unlearn_config(cfg)
+    return args is not None and args.trains

@@ -1,0 +1,273 @@
+"""UnlearnTrainer: pairs forget and retain rows, asks the engine, weighs and logs the parts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from axolotl.core.trainers.base import AxolotlTrainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from axolotl_unlearn.args import UnlearnArgs
+from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.reference import make_reference, needs_reference
+from axolotl_unlearn.scoring import (
+    IGNORE,
+    ROLES,
+    ChunkPlan,
+    Entry,
+    entry_terms,
+    make_entries,
+    score_rows,
+    targets,
+)
+
+BATCH_KEYS = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
+
+
+class UnlearnTrainer(AxolotlTrainer):
+    """One ``compute_loss`` for every objective.
+
+    The class attributes are bound to a config by `trainer_class`, because Axolotl builds the
+    trainer itself.
+    """
+
+    unlearn_args: UnlearnArgs
+    starting_adapter: bool = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # With True, Trainer would skip the division by the accumulation steps that
+        # `_unlearn_loss` counts on (and a constant loss of 3 would be logged as 6).
+        self.model_accepts_loss_kwargs = False
+        self.entries: list[Entry] = make_entries(self.unlearn_args.entries())
+        if not self.entries:
+            raise UnlearnError("`unlearn:` names no objective; add `forget:` and `retain:`.")
+        self.chunk_plan = ChunkPlan(self.unlearn_args.chunk_positions, self.unlearn_args.chunk_mib)
+        # Now, not at the first step: on resume the weights are no longer those of the start.
+        self.reference = (
+            make_reference(
+                self.unlearn_args.reference,
+                self.model,
+                starting_adapter=self.starting_adapter,
+                plan=self.chunk_plan,
+            )
+            if needs_reference(self.entries)
+            else None
+        )
+        self._step_counts: Tensor | None = None
+        self._meters: dict[str, dict[str, list]] = {
+            "train": defaultdict(lambda: [0.0, 0.0]),
+            "eval": defaultdict(lambda: [0.0, 0.0]),
+        }
+
+    # -- pairs -------------------------------------------------------------------------------
+
+    def _pairs(self, rows: Dataset, training: bool) -> PairedDataset:
+        pairing = self.unlearn_args.pairing
+        retain = pairing.retain_per_forget
+        return PairedDataset(
+            rows,
+            seed=self.args.data_seed or self.args.seed,
+            retain_per_forget=retain if self.unlearn_args.retain else 0,
+            epoch_over=pairing.epoch_over if training else "forget",
+        )
+
+    def get_train_dataloader(self) -> DataLoader:
+        pairs = self._pairs(self.train_dataset, training=True)
+        return self._get_dataloader(
+            dataset=pairs,
+            description="Training",
+            batch_size=self._train_batch_size,
+            sampler_fn=self._pair_sampler,
+            is_training=True,
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
+        if isinstance(eval_dataset, str):
+            rows = self.eval_dataset[eval_dataset]
+        else:
+            rows = eval_dataset if eval_dataset is not None else self.eval_dataset
+        return self._get_dataloader(
+            dataset=self._pairs(rows, training=False),
+            description="Evaluation",
+            batch_size=self.args.eval_batch_size,
+            sampler_fn=self._pair_sampler,
+        )
+
+    def _pair_sampler(self, pairs: PairedDataset) -> PairSampler:
+        return PairSampler(
+            pairs,
+            group_by_length=self.unlearn_args.pairing.group_by_length,
+            batch_size=self._train_batch_size * self.args.world_size,
+        )
+
+    # -- loss --------------------------------------------------------------------------------
+
+    def get_batch_samples(self, epoch_iterator, num_batches: int, device: torch.device):
+        """Also count the units of the whole optimizer step, over all processes.
+
+        Sums divided by these counts give the same update however the step is cut into
+        micro-batches and processes.
+        """
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._step_counts = None
+        if batches:
+            counts = sum(self._counts(batch).to(device) for batch in batches)
+            if self.args.world_size > 1:
+                counts = self.accelerator.reduce(counts, reduction="sum")
+            self._step_counts = counts
+        return batches, items
+
+    def _counts(self, batch: dict[str, Tensor]) -> Tensor:
+        _require_columns(batch)
+        return torch.stack([entry.count(batch) for entry in self.entries])
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        _require_columns(inputs)
+        if model.training:
+            # Trainer divides by the accumulation steps and DDP averages over processes;
+            # both are undone here, since the counts are those of the whole step.
+            scale = self.current_gradient_accumulation_steps * self.args.world_size
+            loss = self._unlearn_loss(model, inputs, self._step_counts, scale, "train")
+        else:
+            loss = self._unlearn_loss(model, inputs, self._counts(inputs), 1, "eval")
+        return (loss, {"loss": loss.detach()}) if return_outputs else loss
+
+    def _unlearn_loss(
+        self, model: nn.Module, batch: dict[str, Tensor], counts: Tensor, scale: int, phase: str
+    ) -> Tensor:
+        """Weighted sum of all objectives for one micro-batch, as a part of its step."""
+        unwrapped = self.accelerator.unwrap_model(model)
+        batch = {key: batch[key] for key in BATCH_KEYS}
+        self._require_rows(batch)
+        with_distributions = [entry for entry in self.entries if entry.sees_distributions]
+        ref_logp, ref_hidden, ref_head = None, None, None
+        if self.reference is not None:
+            ref_logp, ref_hidden, ref_head = self._look_up_reference(model, unwrapped, batch)
+        logp, packed, positions = score_rows(
+            model,
+            batch,
+            with_distributions,
+            unwrapped=unwrapped,
+            ref_hidden=None if ref_hidden is None else (lambda _positions: ref_hidden),
+            ref_head=ref_head,
+            plan=self.chunk_plan,
+        )
+        total = logp.new_zeros(())
+        for number, entry in enumerate(self.entries):
+            column = with_distributions.index(entry) if entry.sees_distributions else None
+            value, logs = entry_terms(entry, batch, logp, ref_logp, packed, positions, column)
+            total = total + entry.args.weight * scale * value / counts[number].clamp(min=1)
+            self._meter(phase, entry, value, logs, batch)
+        self._meter_nll(phase, batch, logp)
+        if phase == "train" and not torch.isfinite(total):
+            raise UnlearnError(
+                f"the loss is {total.item()} at step {self.state.global_step}: lower "
+                "learning_rate, or check the weights of base_model for NaN."
+            )
+        return total
+
+    def _look_up_reference(self, model, unwrapped, batch):
+        label_rows = torch.zeros_like(batch["role"], dtype=torch.bool)
+        mask = torch.zeros_like(batch["labels"], dtype=torch.bool)
+        compares = False
+        for entry in self.entries:
+            if entry.sees_distributions:
+                mask |= entry.positions(batch)
+                compares |= entry.objective.reference
+            elif entry.objective.reference:
+                label_rows |= entry.rows(batch)
+        if not compares:
+            mask = torch.zeros_like(mask)
+        logp, hidden = self.reference.look_up(
+            model, unwrapped, batch, label_rows=label_rows, distribution_mask=mask
+        )
+        if not compares or not mask.any():
+            return logp, None, None
+        return logp, hidden, self.reference.head(unwrapped)
+
+    def _require_rows(self, batch: dict[str, Tensor]) -> None:
+        for side, wanted in (
+            ("forget", self.unlearn_args.forget),
+            ("retain", self.unlearn_args.retain),
+        ):
+            if wanted and not (batch["role"] == ROLES[side]).any():
+                raise UnlearnError(
+                    f"a batch came without {side} rows although `unlearn.{side}` has objectives: "
+                    f"add a dataset of type axolotl_unlearn.data.{side}"
+                    + (" and pairing.retain_per_forget > 0." if side == "retain" else ".")
+                )
+
+    # -- log ---------------------------------------------------------------------------------
+
+    def _add(self, phase: str, name: str, value: Tensor, count: Tensor) -> None:
+        meter = self._meters[phase][name]
+        meter[0] = meter[0] + value.detach()
+        meter[1] = meter[1] + count.detach()
+
+    def _meter(self, phase: str, entry: Entry, value: Tensor, logs, batch) -> None:
+        count = entry.count(batch)
+        self._add(phase, entry.name, value, count)
+        if entry.objective.name == "kl":
+            self._add(phase, "kl", value, count)
+        for name, extra in logs.items():
+            self._add(phase, name, extra, count)
+
+    def _meter_nll(self, phase: str, batch: dict[str, Tensor], logp: Tensor) -> None:
+        labelled = targets(batch["labels"]) != IGNORE
+        for side, role in ROLES.items():
+            rows = batch["role"] == role
+            self._add(phase, f"{side}_nll", -logp[rows].sum(), labelled[rows].sum())
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the parts, averaged over all micro-batches and processes since the last log."""
+        phase = "train" if "loss" in logs else "eval" if "eval_loss" in logs else None
+        if phase:
+            local = {
+                name: (float(total), float(count))
+                for name, (total, count) in self._meters[phase].items()
+            }
+            self._meters[phase].clear()
+            gathered = gather_object([local]) if self.args.world_size > 1 else [local]
+            prefix = "eval_" if phase == "eval" else ""
+            for name in sorted({name for part in gathered for name in part}):
+                total = sum(part.get(name, (0.0, 0.0))[0] for part in gathered)
+                count = sum(part.get(name, (0.0, 0.0))[1] for part in gathered)
+                if count:
+                    logs[prefix + name] = round(total / count, 6)
+        super().log(_Logs(logs), start_time)
+
+
+class _Logs(dict):
+    """Refuses the perplexity that the base trainer adds: exp of this loss means nothing."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in ("ppl", "eval_ppl"):
+            super().__setitem__(key, value)
+
+
+def _require_columns(batch: dict[str, Any]) -> None:
+    missing = [key for key in BATCH_KEYS if key not in batch]
+    if missing:
+        raise UnlearnError(
+            f"the batch lacks the columns {', '.join(missing)}: keep `remove_unused_columns: false` "
+            "and use the dataset types axolotl_unlearn.data.forget and .retain."
+        )
+
+
+def trainer_class(args: UnlearnArgs, *, starting_adapter: bool) -> type[UnlearnTrainer]:
+    """The trainer bound to one config."""
+    return type(
+        "UnlearnTrainer",
+        (UnlearnTrainer,),
+        {
+            "unlearn_args": args,
+            "starting_adapter": starting_adapter,
+            "__doc__": UnlearnTrainer.__doc__,
+        },
+    )
