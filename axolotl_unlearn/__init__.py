@@ -17,4 +17,7 @@ def __getattr__(name: str):
         from axolotl_unlearn.plugin import UnlearnPlugin
 
         return UnlearnPlugin
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}; "
+        "the plugin is axolotl_unlearn.UnlearnPlugin"
+    )

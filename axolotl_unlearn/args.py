@@ -1,4 +1,4 @@
-"""The ``unlearn:`` block of an Axolotl config: strict, nested, checked before weights are loaded."""
+"""The ``unlearn:`` block of an Axolotl config: strict, nested, checked before loading."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from axolotl_unlearn.args import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.errors import UnlearnError
 
+PLUGIN = "axolotl_unlearn.UnlearnPlugin"
 PREFIX = "axolotl_unlearn.data."
 ROLES = ("forget", "retain", "memorise")
 
@@ -68,6 +70,14 @@ def faults(cfg: dict) -> list[str]:
                 "block; add one or remove the plugin."
             )
     else:
+        plugins = cfg.get("plugins") or []
+        if PLUGIN not in plugins:
+            near = difflib.get_close_matches(PLUGIN, [str(p) for p in plugins], n=1, cutoff=0.5)
+            found.append(
+                f"`plugins:` lacks {PLUGIN}"
+                + (f" (it has {near[0]!r}, a misspelling?)" if near else "")
+                + "; without it Axolotl ignores `unlearn:` and would fine-tune on the forget rows."
+            )
         try:
             args = parse_unlearn(block)
         except UnlearnError as error:
@@ -105,7 +115,8 @@ def _dataset_faults(cfg: dict, roles: list, args: UnlearnArgs | None) -> list[st
     for side, objectives in (("forget", args.forget), ("retain", args.retain)):
         if objectives and side not in roles:
             found.append(
-                f"`unlearn.{side}` has objectives but no dataset has `type: {PREFIX}{side}`; add one."
+                f"`unlearn.{side}` has objectives but no dataset has `type: {PREFIX}{side}`; "
+                "add one."
             )
         if not objectives and side in roles:
             found.append(

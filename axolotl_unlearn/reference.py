@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.scoring import (
+    DEFAULT_PLAN,
     IGNORE,
     ChunkPlan,
     Entry,
@@ -41,7 +42,7 @@ from axolotl_unlearn.scoring import (
 class Reference:
     """Base: remembers label log-probs (and hidden states if asked) by the content of a row."""
 
-    def __init__(self, plan: ChunkPlan = ChunkPlan(), remember_hidden: bool = False) -> None:
+    def __init__(self, plan: ChunkPlan = DEFAULT_PLAN, remember_hidden: bool = False) -> None:
         self.plan = plan
         self.remember_hidden = remember_hidden
         self.forwards = 0  # reference forwards so far, for tests and the log
@@ -93,7 +94,7 @@ class Reference:
         fresh_hidden: dict[bytes, Tensor] = {}
         if todo.any():
             index = todo.nonzero()[:, 0].to(batch["input_ids"].device)
-            length = int(batch["attention_mask"][index].sum(-1).max())
+            length = 1 + int(batch["attention_mask"][index].any(0).nonzero().max())  # trims padding
             part = {
                 k: batch[k][index][:, :length] for k in ("input_ids", "attention_mask", "labels")
             }
@@ -175,7 +176,9 @@ class FrozenCopy(Reference):
     Costs the memory of the trained weights only: an adapter's few, or all in full fine-tuning.
     """
 
-    def __init__(self, model: nn.Module, plan: ChunkPlan = ChunkPlan(), remember_hidden=False):
+    def __init__(
+        self, model: nn.Module, plan: ChunkPlan = DEFAULT_PLAN, remember_hidden: bool = False
+    ) -> None:
         super().__init__(plan, remember_hidden)
         self._frozen = {
             name: parameter.detach().clone()
@@ -217,12 +220,13 @@ class FrozenCopy(Reference):
 def _row_keys(batch: dict[str, Tensor]) -> list[bytes]:
     """A key for each row from its tokens and labels, independent of padding."""
     ids, labels = batch["input_ids"].cpu(), batch["labels"].cpu()
-    lengths = batch["attention_mask"].sum(-1).tolist()
+    real = batch["attention_mask"].bool().cpu()
     return [
         hashlib.blake2b(
-            ids[i, :n].numpy().tobytes() + b"|" + labels[i, :n].numpy().tobytes(), digest_size=16
+            ids[i, real[i]].numpy().tobytes() + b"|" + labels[i, real[i]].numpy().tobytes(),
+            digest_size=16,
         ).digest()
-        for i, n in enumerate(lengths)
+        for i in range(len(ids))
     ]
 
 
@@ -255,13 +259,3 @@ def make_reference(
     if fresh_adapter and mode != "frozen_copy":
         return AdapterOff(plan, remember)
     return FrozenCopy(model, plan, remember)
-
-
-__all__ = [
-    "AdapterOff",
-    "FrozenCopy",
-    "Reference",
-    "make_reference",
-    "needs_reference",
-    "nullcontext",
-]

@@ -162,6 +162,9 @@ class ChunkPlan:
         return max(16, self.mib * 2**20 // (4 * vocabulary))
 
 
+DEFAULT_PLAN = ChunkPlan()
+
+
 def position_statistics(
     hidden: Tensor,
     positions: Positions,
@@ -170,7 +173,7 @@ def position_statistics(
     *,
     ref_hidden: Tensor | None = None,
     ref_head: Head | None = None,
-    plan: ChunkPlan = ChunkPlan(),
+    plan: ChunkPlan = DEFAULT_PLAN,
     vocabulary: int,
 ) -> Tensor:
     """Log-prob of each target and value of each distribution entry, chunk by chunk.
@@ -301,7 +304,7 @@ def score_rows(
     unwrapped: nn.Module | None = None,
     ref_hidden: Callable[[Positions], Tensor] | None = None,
     ref_head: Head | None = None,
-    plan: ChunkPlan = ChunkPlan(),
+    plan: ChunkPlan = DEFAULT_PLAN,
 ) -> tuple[Tensor, Tensor, Positions]:
     """The one policy forward.
 

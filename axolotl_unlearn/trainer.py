@@ -15,16 +15,8 @@ from axolotl_unlearn.args import UnlearnArgs
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference import make_reference, needs_reference
-from axolotl_unlearn.scoring import (
-    IGNORE,
-    ROLES,
-    ChunkPlan,
-    Entry,
-    entry_terms,
-    make_entries,
-    score_rows,
-    targets,
-)
+from axolotl_unlearn.scoring import ROLES, ChunkPlan, Entry, make_entries
+from axolotl_unlearn.step import step_loss, unit_counts
 
 BATCH_KEYS = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
 
@@ -125,7 +117,7 @@ class UnlearnTrainer(AxolotlTrainer):
 
     def _counts(self, batch: dict[str, Tensor]) -> Tensor:
         _require_columns(batch)
-        return torch.stack([entry.count(batch) for entry in self.entries])
+        return unit_counts(self.entries, batch)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         _require_columns(inputs)
@@ -142,54 +134,28 @@ class UnlearnTrainer(AxolotlTrainer):
         self, model: nn.Module, batch: dict[str, Tensor], counts: Tensor, scale: int, phase: str
     ) -> Tensor:
         """Weighted sum of all objectives for one micro-batch, as a part of its step."""
-        unwrapped = self.accelerator.unwrap_model(model)
         batch = {key: batch[key] for key in BATCH_KEYS}
         self._require_rows(batch)
-        with_distributions = [entry for entry in self.entries if entry.sees_distributions]
-        ref_logp, ref_hidden, ref_head = None, None, None
-        if self.reference is not None:
-            ref_logp, ref_hidden, ref_head = self._look_up_reference(model, unwrapped, batch)
-        logp, packed, positions = score_rows(
+        result = step_loss(
             model,
             batch,
-            with_distributions,
-            unwrapped=unwrapped,
-            ref_hidden=None if ref_hidden is None else (lambda _positions: ref_hidden),
-            ref_head=ref_head,
+            self.entries,
+            reference=self.reference,
+            unwrapped=self.accelerator.unwrap_model(model),
+            counts=counts,
+            scale=scale,
             plan=self.chunk_plan,
         )
-        total = logp.new_zeros(())
-        for number, entry in enumerate(self.entries):
-            column = with_distributions.index(entry) if entry.sees_distributions else None
-            value, logs = entry_terms(entry, batch, logp, ref_logp, packed, positions, column)
-            total = total + entry.args.weight * scale * value / counts[number].clamp(min=1)
-            self._meter(phase, entry, value, logs, batch)
-        self._meter_nll(phase, batch, logp)
-        if phase == "train" and not torch.isfinite(total):
+        meters = self._meters[phase]
+        for name, (value, count) in result.parts.items():
+            meters[name][0] += value
+            meters[name][1] += count
+        if phase == "train" and not torch.isfinite(result.total):
             raise UnlearnError(
-                f"the loss is {total.item()} at step {self.state.global_step}: lower "
+                f"the loss is {result.total.item()} at step {self.state.global_step}: lower "
                 "learning_rate, or check the weights of base_model for NaN."
             )
-        return total
-
-    def _look_up_reference(self, model, unwrapped, batch):
-        label_rows = torch.zeros_like(batch["role"], dtype=torch.bool)
-        mask = torch.zeros_like(batch["labels"], dtype=torch.bool)
-        compares = False
-        for entry in self.entries:
-            if entry.sees_distributions:
-                mask |= entry.positions(batch)
-                compares |= entry.objective.reference
-            elif entry.objective.reference:
-                label_rows |= entry.rows(batch)
-        if not compares:
-            mask = torch.zeros_like(mask)
-        logp, hidden = self.reference.look_up(
-            model, unwrapped, batch, label_rows=label_rows, distribution_mask=mask
-        )
-        if not compares or not mask.any():
-            return logp, None, None
-        return logp, hidden, self.reference.head(unwrapped)
+        return result.total
 
     def _require_rows(self, batch: dict[str, Tensor]) -> None:
         for side, wanted in (
@@ -204,25 +170,6 @@ class UnlearnTrainer(AxolotlTrainer):
                 )
 
     # -- log ---------------------------------------------------------------------------------
-
-    def _add(self, phase: str, name: str, value: Tensor, count: Tensor) -> None:
-        meter = self._meters[phase][name]
-        meter[0] = meter[0] + value.detach()
-        meter[1] = meter[1] + count.detach()
-
-    def _meter(self, phase: str, entry: Entry, value: Tensor, logs, batch) -> None:
-        count = entry.count(batch)
-        self._add(phase, entry.name, value, count)
-        if entry.objective.name == "kl":
-            self._add(phase, "kl", value, count)
-        for name, extra in logs.items():
-            self._add(phase, name, extra, count)
-
-    def _meter_nll(self, phase: str, batch: dict[str, Tensor], logp: Tensor) -> None:
-        labelled = targets(batch["labels"]) != IGNORE
-        for side, role in ROLES.items():
-            rows = batch["role"] == role
-            self._add(phase, f"{side}_nll", -logp[rows].sum(), labelled[rows].sum())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the parts, averaged over all micro-batches and processes since the last log."""
@@ -255,8 +202,9 @@ def _require_columns(batch: dict[str, Any]) -> None:
     missing = [key for key in BATCH_KEYS if key not in batch]
     if missing:
         raise UnlearnError(
-            f"the batch lacks the columns {', '.join(missing)}: keep `remove_unused_columns: false` "
-            "and use the dataset types axolotl_unlearn.data.forget and .retain."
+            f"the batch lacks the columns {', '.join(missing)}: keep "
+            "`remove_unused_columns: false` and use the dataset types axolotl_unlearn.data.forget "
+            "and .retain."
         )
 
 

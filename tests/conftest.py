@@ -1,0 +1,99 @@
+"""Shared set-up: offline, one thread, and tiny real models made once a session."""
+
+from __future__ import annotations
+
+import os
+
+for _key, _value in {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "AXOLOTL_DO_NOT_TRACK": "1",
+    "OMP_NUM_THREADS": "1",
+}.items():
+    os.environ.setdefault(_key, _value)
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests run last, so that a fault in the quick ones shows early."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+def tiny_llama(seed: int = 0, vocabulary: int = 23, tie: bool = False, **config):
+    """A real, randomly initialised LlamaForCausalLM small enough for float64 oracles."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    settings = {
+        "vocab_size": vocabulary,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": tie,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "attn_implementation": "sdpa",
+    }
+    model = LlamaForCausalLM(LlamaConfig(**{**settings, **config}))
+    with torch.no_grad():  # larger weights: distributions that differ visibly from uniform
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+    return model.eval()
+
+
+def with_lora(model, seed: int = 0, rank: int = 4, dropout: float = 0.0, trained: bool = True):
+    """Wrap in a PEFT LoRA; ``trained`` gives B random values, as after some steps."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        lora_dropout=dropout,
+        target_modules=["q_proj", "v_proj", "down_proj"],
+        task_type="CAUSAL_LM",
+    )
+    peft_model = get_peft_model(model, config)
+    if trained:
+        for name, parameter in peft_model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.3)
+    return peft_model
+
+
+def random_batch(
+    seed: int = 0, forget: int = 3, retain: int = 2, time: int = 11, vocabulary: int = 23
+) -> dict[str, torch.Tensor]:
+    """Rows of unequal length, right-padded, prompts without labels."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = forget + retain
+    lengths = torch.randint(5, time + 1, (rows,), generator=generator)
+    lengths[0] = time
+    input_ids = torch.randint(3, vocabulary, (rows, time), generator=generator)
+    steps = torch.arange(time)
+    attention_mask = (steps < lengths[:, None]).long()
+    prompts = torch.randint(1, 4, (rows,), generator=generator)
+    labelled = attention_mask.bool() & (steps >= prompts[:, None])
+    return {
+        "input_ids": input_ids * attention_mask,
+        "attention_mask": attention_mask,
+        "labels": torch.where(labelled, input_ids, torch.tensor(-100)),
+        "role": torch.tensor([0] * forget + [1] * retain),
+        "kind": torch.arange(rows) % 2,
+        "task": torch.arange(rows) % 3 + 1,
+    }
+
+
+@pytest.fixture
+def batch() -> dict[str, torch.Tensor]:
+    return random_batch()

@@ -1,0 +1,99 @@
+"""The plain, obvious implementation of every loss, in float64 on full logits: the oracle.
+
+Written from the published formulas, independently of axolotl_unlearn: full ``[row, time,
+vocabulary]`` logits, loops over rows and tokens, no chunks, no shared code.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def full_logp(model, batch: dict[str, Tensor], row: int) -> Tensor:
+    """[time, vocabulary] log-softmax of one row, run alone and unpadded."""
+    length = int(batch["attention_mask"][row].sum())
+    logits = model(input_ids=batch["input_ids"][row : row + 1, :length]).logits[0]
+    return logits.double().log_softmax(-1)
+
+
+def label_positions(batch: dict[str, Tensor], row: int) -> list[tuple[int, int]]:
+    """(position, label) pairs: the distribution at position t is asked for label t + 1."""
+    labels = batch["labels"][row].tolist()
+    return [(t - 1, labels[t]) for t in range(1, len(labels)) if labels[t] != -100]
+
+
+def row_logps(model, batch, row: int) -> Tensor:
+    logp = full_logp(model, batch, row)
+    return torch.stack([logp[t, y] for t, y in label_positions(batch, row)])
+
+
+def npo(model, reference, batch, rows, beta, reduction) -> Tensor:
+    ratios = [row_logps(model, batch, r) - row_logps(reference, batch, r).detach() for r in rows]
+    if reduction == "sum":
+        d = torch.stack([ratio.sum() for ratio in ratios])
+    elif reduction == "mean":
+        d = torch.stack([ratio.mean() for ratio in ratios])
+    else:
+        d = torch.cat(ratios).mean()[None]
+    return (2 / beta * torch.log(1 + torch.exp(beta * d))).mean()
+
+
+def nll(model, batch, rows) -> Tensor:
+    return -torch.cat([row_logps(model, batch, r) for r in rows]).mean()
+
+
+def kl(model, reference, batch, rows, direction, positions) -> Tensor:
+    values = []
+    for row in rows:
+        p, q = full_logp(model, batch, row), full_logp(reference, batch, row).detach()
+        if positions == "answer":
+            where = [t for t, _ in label_positions(batch, row)]
+        else:
+            where = list(range(int(batch["attention_mask"][row].sum())))
+        for t in where:
+            first, second = (p[t], q[t]) if direction == "reverse" else (q[t], p[t])
+            values.append((first.exp() * (first - second)).sum())
+    return torch.stack(values).mean()
+
+
+def simnpo(model, batch, rows, beta, gamma) -> Tensor:
+    means = torch.stack([row_logps(model, batch, r).mean() for r in rows])
+    return (-2 / beta * torch.log(torch.sigmoid(-beta * means - gamma))).mean()
+
+
+def weighted(model, reference, batch, rows, weight) -> Tensor:
+    """Mean over rows of the token mean of ``weight(p, p_ref).detach() * log p``."""
+    out = []
+    for row in rows:
+        logp = row_logps(model, batch, row)
+        ref = row_logps(reference, batch, row) if reference is not None else logp
+        out.append((weight(logp.exp(), ref.exp()).detach() * logp).mean())
+    return torch.stack(out).mean()
+
+
+def undial(model, reference, batch, rows, beta) -> Tensor:
+    values = []
+    for row in rows:
+        logits = reference(
+            input_ids=batch["input_ids"][row : row + 1, : int(batch["attention_mask"][row].sum())]
+        ).logits[0]
+        logp = full_logp(model, batch, row)
+        for t, y in label_positions(batch, row):
+            target = logits[t].detach().double().clone()
+            target[y] -= beta
+            values.append(-(target.softmax(-1) * logp[t]).sum())
+    return torch.stack(values).mean()
+
+
+def ceu(model, batch, rows) -> Tensor:
+    values = []
+    for row in rows:
+        logp = full_logp(model, batch, row)
+        for t, y in label_positions(batch, row):
+            target = logp[t].detach().clone()
+            target[y] = -math.inf
+            values.append(-(target.softmax(-1) * logp[t]).sum())
+    return torch.stack(values).mean()

@@ -1,0 +1,130 @@
+"""Objectives against arithmetic by hand."""
+
+from __future__ import annotations
+
+from math import exp, log
+
+import pytest
+import torch
+from torch import tensor
+from torch.testing import assert_close
+
+from axolotl_unlearn.objectives import OBJECTIVES, LabelScores
+from axolotl_unlearn.objectives.divergence import ceu, kl, undial
+from axolotl_unlearn.objectives.likelihood import gradient_ascent, nll
+from axolotl_unlearn.objectives.preference import npo, simnpo
+from axolotl_unlearn.objectives.weighted import satimp, tnpo, wga, wtnpo
+
+
+def scores(logp, ref=None, mask=None) -> LabelScores:
+    logp = tensor(logp, dtype=torch.float64)
+    mask = torch.ones_like(logp, dtype=torch.bool) if mask is None else tensor(mask)
+    ref = None if ref is None else tensor(ref, dtype=torch.float64)
+    return LabelScores(logp=logp, mask=mask, ref_logp=ref)
+
+
+def test_npo_sum_by_hand():
+    """beta .5; log-ratios D = [0, 2 ln 3] (each from two tokens), so beta D = [0, ln 3].
+    2/beta ln(1 + e^(beta D)) = 4 [ln 2, ln 4]. Weights 2 sigmoid = [1, 2 * 3/4 = 1.5]."""
+    seen = scores([[-1.0, -2.0], [-1.0, -1.0]], [[-1.5, -1.5], [-1 - 2 * log(3), -1.0]])
+    terms = npo(seen, beta=0.5)
+    assert_close(terms.values, tensor([4 * log(2), 4 * log(4)], dtype=torch.float64))
+    assert_close(terms.logs["npo_weight"], tensor([1.0, 1.5], dtype=torch.float64))
+    assert_close(terms.logs["log_ratio"], tensor([0.0, 2 * log(3)], dtype=torch.float64))
+
+
+def test_npo_reductions_by_hand():
+    """Ratios row 0: (-1, -3); row 1: (-2, masked). Sum: -4, -2; row mean: -2, -2;
+    batch-token mean: (-1 - 3 - 2) / 3 = -2. beta 1: 2 ln(1 + e^D)."""
+    seen = scores(
+        [[-1.0, -3.0], [-2.0, 0.0]],
+        [[0.0, 0.0], [0.0, 0.0]],
+        [[True, True], [True, False]],
+    )
+    at = {d: 2 * log(1 + exp(d)) for d in (-4, -2)}
+    expected = {"sum": [at[-4], at[-2]], "mean": [at[-2], at[-2]], "batch_token_mean": at[-2]}
+    for reduction, values in expected.items():
+        got = npo(seen, beta=1.0, reduction=reduction).values
+        assert_close(got, tensor(values, dtype=torch.float64))
+
+
+def test_npo_tends_to_gradient_ascent_as_beta_vanishes():
+    """2/beta ln(1 + e^(beta D)) = 2/beta ln 2 + D + O(beta): the gradient tends to that of D."""
+    logp = tensor([[-1.0, -0.3], [-2.0, -4.0]], dtype=torch.float64, requires_grad=True)
+    seen = LabelScores(logp, torch.ones(2, 2, dtype=torch.bool), torch.zeros_like(logp))
+    (gradient,) = torch.autograd.grad(npo(seen, beta=1e-9).values.sum(), logp)
+    assert_close(gradient, torch.ones_like(logp))
+
+
+def test_npo_stops_once_the_answer_is_gone():
+    """D = -200, beta .1: weight 2 sigmoid(-20) < 1e-8, saturated, and the loss is finite."""
+    logp = tensor([[-200.0]], requires_grad=True)
+    terms = npo(LabelScores(logp, tensor([[True]]), tensor([[0.0]])), beta=0.1)
+    (gradient,) = torch.autograd.grad(terms.values.sum(), logp)
+    assert gradient.item() < 1e-8 and terms.logs["saturated"].item() == 1.0
+    assert torch.isfinite(terms.values).all()
+
+
+def test_nll_and_ascent_by_hand():
+    """Row 0: 1 and 3 nats, row 1: 2 nats and a masked token. Sequence means: 2 and 2."""
+    seen = scores([[-1.0, -3.0], [-2.0, -9.0]], mask=[[True, True], [True, False]])
+    assert_close(nll(seen).values, tensor([[1.0, 3.0], [2.0, 0.0]], dtype=torch.float64))
+    assert_close(nll(seen, reduction="sequence").values, tensor([2.0, 2.0], dtype=torch.float64))
+    assert_close(gradient_ascent(seen).values, -nll(seen).values)
+
+
+def test_simnpo_by_hand():
+    """beta 2, mean log-prob -ln 3 / 2, gamma 0: -2/2 ln sigmoid(ln 3) = ln(4/3)."""
+    seen = scores([[-log(3), 0.0]])
+    assert_close(simnpo(seen, beta=2.0).values, tensor([log(4 / 3)], dtype=torch.float64))
+
+
+def test_token_weights_by_hand():
+    """p = (1/2, 1/4), reference p = (1/2, 3/4); log p = (-ln 2, -2 ln 2). Mean of w log p:
+    WGA alpha 1: w = (1/2, 1/4); TNPO beta 1: w = (1, 2 * 1/4 / (1/4 + 3/4) = 1/2);
+    WTNPO alpha 1: (1/2, 1/8); SatImp b1 = b2 = 1: (1/4, 3/16)."""
+    seen = scores([[-log(2), -2 * log(2)]], [[-log(2), log(3 / 4)]])
+    ln2 = log(2)
+
+    def mean(first, second):
+        return tensor([(first * -ln2 + second * -2 * ln2) / 2], dtype=torch.float64)
+
+    assert_close(wga(seen, alpha=1.0).values, mean(1 / 2, 1 / 4))
+    assert_close(tnpo(seen, beta=1.0).values, mean(1, 1 / 2))
+    assert_close(wtnpo(seen, beta=1.0, alpha=1.0).values, mean(1 / 2, 1 / 8))
+    assert_close(satimp(seen, beta1=1.0, beta2=1.0).values, mean(1 / 4, 3 / 16))
+
+
+def test_kl_by_hand():
+    """p = (1/2, 1/2), q = (1/4, 3/4). KL(p||q) = 1/2 ln 2 + 1/2 ln(2/3) = 1/2 ln(4/3);
+    KL(q||p) = 1/4 ln(1/2) + 3/4 ln(3/2)."""
+    p = tensor([[0.5, 0.5]], dtype=torch.float64).log()
+    q = tensor([[0.25, 0.75]], dtype=torch.float64).log()
+    label = tensor([0])
+    assert_close(kl(p, q, label, direction="reverse"), tensor([0.5 * log(4 / 3)]).double())
+    expected = 0.25 * log(0.5) + 0.75 * log(1.5)
+    assert_close(kl(p, q, label, direction="forward"), tensor([expected]).double())
+
+
+def test_undial_by_hand():
+    """Reference (1/2, 1/2), label 0, beta ln 3: target (1/4, 3/4); policy (1/2, 1/2): ln 2."""
+    half = tensor([[0.5, 0.5]], dtype=torch.float64).log()
+    policy = tensor([[0.2, 0.8]], dtype=torch.float64).log()
+    got = undial(policy, half, tensor([0]), beta=log(3))
+    assert_close(got, tensor([-(0.25 * log(0.2) + 0.75 * log(0.8))]).double())
+    # a position without label keeps the reference's distribution as target
+    got = undial(policy, half, tensor([-100]), beta=log(3))
+    assert_close(got, tensor([-(0.5 * log(0.2) + 0.5 * log(0.8))]).double())
+
+
+def test_ceu_by_hand():
+    """p = (1/2, 1/4, 1/4), label 0: target (0, 1/2, 1/2), so the loss is ln 4."""
+    p = tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
+    assert_close(ceu(p, None, tensor([0])), tensor([log(4)]).double())
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_every_objective_says_what_it_is(name):
+    known = OBJECTIVES[name]
+    assert "arXiv" in known.source and known.summary.endswith(".")
+    assert all(p.default is not p.empty for p in known.parameters.values())

@@ -1,0 +1,316 @@
+"""The engine against the plain float64 implementation, and what it allocates and computes."""
+
+from __future__ import annotations
+
+import copy
+
+import plain
+import pytest
+import torch
+from conftest import random_batch, tiny_llama, with_lora
+from torch.testing import assert_close
+
+from axolotl_unlearn.args import ObjectiveArgs
+from axolotl_unlearn.reference import make_reference
+from axolotl_unlearn.scoring import ChunkPlan, make_entries
+from axolotl_unlearn.step import step_loss, unit_counts
+
+FORGET, RETAIN = [0, 1, 2], [3, 4]
+
+#: name -> (side, config, plain loss on (model, reference, batch))
+CASES = {
+    **{
+        f"npo-{reduction}": (
+            "forget",
+            {"objective": "npo", "beta": 0.3, "reduction": reduction},
+            lambda m, r, b, red=reduction: plain.npo(m, r, b, FORGET, 0.3, red),
+        )
+        for reduction in ("sum", "mean", "batch_token_mean")
+    },
+    "nll": ("retain", {"objective": "nll"}, lambda m, r, b: plain.nll(m, b, RETAIN)),
+    "ga": ("forget", {"objective": "ga"}, lambda m, r, b: -plain.nll(m, b, FORGET)),
+    **{
+        f"kl-{direction}-{positions}": (
+            "retain",
+            {"objective": "kl", "direction": direction, "positions": positions},
+            lambda m, r, b, d=direction, p=positions: plain.kl(m, r, b, RETAIN, d, p),
+        )
+        for direction in ("forward", "reverse")
+        for positions in ("answer", "all")
+    },
+    "simnpo": (
+        "forget",
+        {"objective": "simnpo", "beta": 2.5, "gamma": 0.4},
+        lambda m, r, b: plain.simnpo(m, b, FORGET, 2.5, 0.4),
+    ),
+    "wga": (
+        "forget",
+        {"objective": "wga", "alpha": 2.0},
+        lambda m, r, b: plain.weighted(m, None, b, FORGET, lambda p, q: p**2),
+    ),
+    "tnpo": (
+        "forget",
+        {"objective": "tnpo", "beta": 4.0},
+        lambda m, r, b: plain.weighted(m, r, b, FORGET, lambda p, q: 2 * p**4 / (p**4 + q**4)),
+    ),
+    "wtnpo": (
+        "forget",
+        {"objective": "wtnpo", "beta": 4.0, "alpha": 1.5},
+        lambda m, r, b: plain.weighted(m, r, b, FORGET, lambda p, q: 2 * p**5.5 / (p**4 + q**4)),
+    ),
+    "satimp": (
+        "forget",
+        {"objective": "satimp", "beta1": 2.0, "beta2": 1.0},
+        lambda m, r, b: plain.weighted(m, None, b, FORGET, lambda p, q: p**2 * (1 - p)),
+    ),
+    "undial": (
+        "forget",
+        {"objective": "undial", "beta": 3.0},
+        lambda m, r, b: plain.undial(m, r, b, FORGET, 3.0),
+    ),
+    "ceu": ("forget", {"objective": "ceu"}, lambda m, r, b: plain.ceu(m, b, FORGET)),
+}
+
+
+def entries_for(*pairs):
+    return make_entries([(side, ObjectiveArgs(**config)) for side, config in pairs])
+
+
+def left_padded(batch):
+    """The same rows with the padding on the left."""
+    out = {k: v.clone() for k, v in batch.items()}
+    for row, length in enumerate(batch["attention_mask"].sum(-1).tolist()):
+        for key in ("input_ids", "attention_mask", "labels"):
+            out[key][row] = batch[key][row].roll(batch[key].shape[1] - length)
+    return out
+
+
+def test_every_registered_objective_has_an_oracle():
+    from axolotl_unlearn.objectives import OBJECTIVES
+
+    assert {config["objective"] for _, config, _ in CASES.values()} == set(OBJECTIVES)
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_loss_and_gradients_equal_the_plain_implementation(name, chunk, padding):
+    """float64 model with LoRA; loss and every adapter gradient to 1e-5 (float32 log-softmax)."""
+    side, config, oracle = CASES[name]
+    batch = random_batch(seed=3)
+    base = tiny_llama(seed=1).double()
+    reference_model = copy.deepcopy(base)
+    model = with_lora(base).double()
+    entries = entries_for((side, config))
+    reference = make_reference(
+        "auto", model, starting_adapter=False, plan=ChunkPlan(positions=chunk)
+    )
+    padded = left_padded(batch) if padding == "left" else batch
+    result = step_loss(model, padded, entries, reference=reference, plan=ChunkPlan(positions=chunk))
+    expected = oracle(model, reference_model, batch)
+    assert_close(result.total.double(), expected, rtol=1e-5, atol=1e-5)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    got = torch.autograd.grad(result.total, trained)
+    want = torch.autograd.grad(expected, trained)
+    for g, w in zip(got, want, strict=True):
+        assert_close(g, w, rtol=1e-4, atol=1e-5)
+    assert any(w.abs().max() > 1e-4 for w in want)  # the comparison is not of zeros
+
+
+def all_entries():
+    return entries_for(
+        ("forget", {"objective": "npo", "weight": 0.4, "kinds": "completion"}),
+        ("forget", {"objective": "npo", "weight": 0.2, "beta": 0.5, "kinds": "question"}),
+        ("retain", {"objective": "nll", "weight": 0.4}),
+        ("retain", {"objective": "kl", "weight": 0.2}),
+    )
+
+
+def lora_model(dropout=0.0):
+    return with_lora(tiny_llama(seed=1).double(), dropout=dropout).double()
+
+
+def reference_for(model, mode="auto"):
+    return make_reference(mode, model, starting_adapter=False, plan=ChunkPlan())
+
+
+def test_entries_limited_to_kinds_split_the_forget_rows():
+    """Rows 0 and 2 are completions, row 1 a question: two NPO terms with their own beta."""
+    model, batch = lora_model(), random_batch(seed=3)
+    base = tiny_llama(seed=1).double()
+    result = step_loss(model, batch, all_entries(), reference=reference_for(model))
+    expected = (
+        0.4 * plain.npo(model, base, batch, [0, 2], 0.1, "sum")
+        + 0.2 * plain.npo(model, base, batch, [1], 0.5, "sum")
+        + 0.4 * plain.nll(model, batch, RETAIN)
+        + 0.2 * plain.kl(model, base, batch, RETAIN, "reverse", "answer")
+    )
+    assert_close(result.total.double(), expected, rtol=1e-5, atol=1e-5)
+    assert set(result.parts) >= {"forget/npo", "forget/npo.question", "retain/nll", "retain/kl"}
+
+
+def test_tasks_limit_rows():
+    """Tasks of the rows are 1, 2, 3, 1, 2: an entry for Task2 sees forget row 1 only."""
+    model, batch = lora_model(), random_batch(seed=3)
+    entries = entries_for(("forget", {"objective": "ga", "tasks": ["Task2"]}))
+    got = step_loss(model, batch, entries).total.double()
+    assert_close(got, -plain.nll(model, batch, [1]), rtol=1e-5, atol=1e-5)
+
+
+def slice_rows(batch, rows):
+    return {k: v[rows] for k, v in batch.items()}
+
+
+@pytest.mark.parametrize("cut", [[[0, 3], [1, 2, 4]], [[0, 1, 3], [2, 4]]])
+def test_accumulation_gives_the_update_of_one_big_batch(cut):
+    """Sums over units, divided by the counts of the whole step, whatever the cut."""
+    model, batch, entries = lora_model(), random_batch(seed=3), all_entries()
+    reference = reference_for(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    whole = torch.autograd.grad(
+        step_loss(model, batch, entries, reference=reference).total, trained
+    )
+    parts = [slice_rows(batch, rows) for rows in cut]
+    counts = sum(unit_counts(entries, part) for part in parts)
+    sums = [torch.zeros_like(p) for p in trained]
+    for part in parts:
+        loss = step_loss(model, part, entries, reference=reference, counts=counts).total
+        for total, gradient in zip(sums, torch.autograd.grad(loss, trained), strict=True):
+            total += gradient
+    for total, gradient in zip(sums, whole, strict=True):
+        assert_close(total, gradient, rtol=1e-6, atol=1e-8)
+
+
+def test_one_policy_forward_and_one_reference_forward():
+    """The decoder runs once for the policy, once for the reference; later steps ask the
+    reference for KL rows only, and with `cached` not at all."""
+    for mode, later in (("auto", 1), ("cached", 0)):
+        model, batch, entries = lora_model(), random_batch(seed=3), all_entries()
+        reference = reference_for(model, mode)
+        runs: list[object] = []
+        model.get_base_model().model.register_forward_hook(lambda *a, seen=runs: seen.append(a[0]))
+        first = step_loss(model, batch, entries, reference=reference).total
+        assert len(runs) == 2 and reference.forwards == 1
+        second = step_loss(model, batch, entries, reference=reference).total
+        assert len(runs) == 3 + later and reference.forwards == 1 + later
+        assert_close(first, second, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["auto", "frozen_copy", "cached"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_references_agree_with_a_separately_loaded_model(mode, dropout, checkpointing):
+    """All modes give the untouched base model's log-probs to 1e-5, in training mode too."""
+    base = tiny_llama(seed=1).double()
+    model = with_lora(copy.deepcopy(base), dropout=dropout, trained=False).double().train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    reference = reference_for(model, mode)
+    with torch.no_grad():  # training moves the adapter afterwards
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    batch, entries = random_batch(seed=3), all_entries()
+    step_loss(model, batch, entries, reference=reference).total.backward()
+    rows = torch.ones(5, dtype=torch.bool)
+    logp, _ = reference.look_up(
+        model, model, batch, label_rows=rows, distribution_mask=torch.zeros(5, 11, dtype=torch.bool)
+    )
+    for row in range(5):
+        where = [t for t, _ in plain.label_positions(batch, row)]
+        assert_close(
+            logp[row, where].double(), plain.row_logps(base, batch, row), rtol=1e-5, atol=1e-5
+        )
+    assert model.training
+
+
+def test_frozen_copy_of_a_starting_adapter_is_that_adapter_not_the_base():
+    base = tiny_llama(seed=1).double()
+    model = with_lora(base, trained=True).double()
+    start = copy.deepcopy(model)
+    reference = make_reference("auto", model, starting_adapter=True, plan=ChunkPlan())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    batch, entries = random_batch(seed=3), all_entries()
+    got = step_loss(model, batch, entries, reference=reference).total
+    expected = (
+        0.4 * plain.npo(model, start, batch, [0, 2], 0.1, "sum")
+        + 0.2 * plain.npo(model, start, batch, [1], 0.5, "sum")
+        + 0.4 * plain.nll(model, batch, RETAIN)
+        + 0.2 * plain.kl(model, start, batch, RETAIN, "reverse", "answer")
+    )
+    assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_full_fine_tuning_with_a_frozen_copy(tie):
+    """Head and embeddings train too; the reference keeps their start values, and the gradient of
+    every weight equals the plain implementation's."""
+    model = tiny_llama(seed=1, tie=tie).double()
+    start = copy.deepcopy(model)
+    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan(positions=4))
+    with torch.no_grad():
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    batch, entries = random_batch(seed=3), all_entries()
+    got = step_loss(model, batch, entries, reference=reference, plan=ChunkPlan(positions=4)).total
+    expected = (
+        0.4 * plain.npo(model, start, batch, [0, 2], 0.1, "sum")
+        + 0.2 * plain.npo(model, start, batch, [1], 0.5, "sum")
+        + 0.4 * plain.nll(model, batch, RETAIN)
+        + 0.2 * plain.kl(model, start, batch, RETAIN, "reverse", "answer")
+    )
+    assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+    for g, w in zip(
+        torch.autograd.grad(got, list(model.parameters())),
+        torch.autograd.grad(expected, list(model.parameters())),
+        strict=True,
+    ):
+        assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+
+def test_no_row_by_time_by_vocabulary_tensor_is_made():
+    """Largest tensor in forward and backward stays below rows x time x vocabulary, and with
+    small chunks follows the chunk (watched on every operation)."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.numel = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for value in out if isinstance(out, (tuple, list)) else [out]:
+                if isinstance(value, torch.Tensor):
+                    self.numel = max(self.numel, value.numel())
+            return out
+
+    vocabulary, time = 4001, 24
+    batch = random_batch(seed=3, time=time, vocabulary=vocabulary)
+    labelled = int((batch["labels"] != -100).sum())
+    weights = vocabulary * 32  # the head itself
+    sizes = {}
+    for chunk in (None, 4):
+        model = with_lora(tiny_llama(seed=1, vocabulary=vocabulary))
+        reference = make_reference(
+            "auto", model, starting_adapter=False, plan=ChunkPlan(positions=chunk)
+        )
+        with Largest() as watch:
+            step_loss(
+                model, batch, all_entries(), reference=reference, plan=ChunkPlan(positions=chunk)
+            ).total.backward()
+        sizes[chunk] = watch.numel
+    assert sizes[None] <= labelled * vocabulary < 5 * time * vocabulary
+    assert sizes[4] <= max(weights, 4 * vocabulary)
+
+
+def test_nan_counts_do_not_arise_from_absent_rows():
+    """A micro-batch without questions gives exactly 0 for an entry limited to questions."""
+    model, batch = lora_model(), slice_rows(random_batch(seed=3), [0, 2, 4])
+    result = step_loss(model, batch, all_entries(), reference=reference_for(model))
+    assert result.parts["forget/npo.question"][0] == 0 and torch.isfinite(result.total)
