@@ -1,0 +1,56 @@
+# axolotl-unlearn: `make demo` and `make test` are all a newcomer needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+SEED   ?= 0
+FULL   ?=
+OUT    ?= out/demo
+LUME_DIR ?= ../shared/lume
+
+# Everything runs offline and quietly; nothing is fetched from a model or data hub.
+export HF_HUB_OFFLINE = 1
+export HF_DATASETS_OFFLINE = 1
+export TOKENIZERS_PARALLELISM = false
+export AXOLOTL_DO_NOT_TRACK = 1
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-real test test-quick quality format bench clean
+
+help:  ## show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: $(VENV)/.ready  ## build .venv with pinned versions
+
+# torch first: a range elsewhere would otherwise take a newer build.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup  ## memorise, forget twice, merge, evaluate, report (tiny model; SEED=n, FULL=1)
+	axolotl unlearn demo --out $(OUT) --seed $(SEED) $(if $(FULL),--full)
+
+demo-real: setup  ## the same on SmolLM2-135M and LUME (LUME_DIR=...)
+	LUME_DIR=$(LUME_DIR) axolotl unlearn demo-real
+
+test: setup  ## the whole test suite
+	OMP_NUM_THREADS=1 python -m pytest
+
+test-quick: setup  ## without the slow tests
+	OMP_NUM_THREADS=1 python -m pytest -m 'not slow'
+
+quality: setup  ## format and lint check
+	ruff format --check .
+	ruff check .
+
+format: setup  ## format in place
+	ruff format .
+	ruff check --fix .
+
+bench: setup  ## step time and memory against other ways (CPU)
+	python benchmarks/run.py
+
+clean:  ## remove what runs have written
+	rm -rf out
