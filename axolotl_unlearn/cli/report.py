@@ -1,0 +1,50 @@
+"""`axolotl unlearn report`: results.json to one HTML page and one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("report")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Page to write [FOLDER/report.html].")
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="A training log (trainer_state.json or its folder); without it those beside the models "
+    "are used.",
+)
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A config to print in the page; may be repeated.",
+)
+def command(
+    folder: Path, out: Path | None, logs: tuple[str, ...], configs: tuple[Path, ...]
+) -> None:
+    """Write the HTML report of an evaluation and print its table.
+
+    FOLDER holds the results.json of `axolotl unlearn eval` (the file itself will do).
+
+    \b
+    Example:
+      axolotl unlearn report out/eval
+      axolotl unlearn report out/eval --log over=out/over --config examples/npo_over.yml
+    """
+    from rich.console import Console
+
+    from axolotl_unlearn.report import find_inputs, load_results, table, write_report
+
+    results = load_results(folder)
+    inputs = find_inputs(results, folder, logs=logs, configs=configs)
+    out = out or (folder if folder.is_dir() else folder.parent) / "report.html"
+    page = write_report(results, out, **inputs)
+    console = Console()
+    console.print(table(results))
+    console.print(f"Report: {page}", soft_wrap=True)

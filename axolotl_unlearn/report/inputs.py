@@ -1,0 +1,96 @@
+"""What belongs beside results.json in a report: training logs, trajectories, attacks, configs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.errors import UnlearnError
+
+
+def find_inputs(
+    results: Mapping[str, Any],
+    folder: str | Path,
+    *,
+    logs: Iterable[str] = (),
+    configs: Iterable[str | Path] = (),
+) -> dict[str, Any]:
+    """Keyword arguments for `write_report`, found beside the models and the results.
+
+    Training logs: the newest trainer_state.json in each model's folder, its parents up to two
+    levels (a merged adapter lies inside its run) or their checkpoints. In the results' folder:
+    trajectory.json, attacks.json, depth.json. `logs` are NAME=PATH and come first.
+    """
+    home = Path(folder)
+    home = home if home.is_dir() else home.parent
+    found: dict[str, Path] = {}
+    for entry in logs:
+        name, equals, path = entry.partition("=")
+        if not equals or not path:
+            raise UnlearnError(f"--log {entry!r} should be NAME=PATH, e.g. over=out/over.")
+        log = _newest_state(Path(path))
+        if log is None:
+            raise UnlearnError(f"--log {entry!r}: no trainer_state.json at {path}.")
+        found[name] = log
+    used = set(found.values())
+    for model in results["models"]:
+        log = None if model["name"] in found else _log_beside(str(model.get("model") or ""))
+        if log is not None and log not in used:
+            found[model["name"]] = log
+            used.add(log)
+    extras: dict[str, Any] = {}
+    for name in ("attacks", "depth"):
+        if (home / f"{name}.json").is_file():
+            extras[name] = _json(home / f"{name}.json")
+    texts = {}
+    for path in map(Path, configs):
+        if not path.is_file():
+            raise UnlearnError(f"--config {path} does not exist.")
+        texts[path.name] = path.read_text(encoding="utf-8")
+    if texts:
+        extras["configs"] = texts
+    trajectory = None
+    if (home / "trajectory.json").is_file():
+        trajectory = _json(home / "trajectory.json")
+    return {"training_logs": found, "trajectory": trajectory, "extras": extras}
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as fault:
+        raise UnlearnError(f"{path} is not valid JSON ({fault}); remove or remake it.") from fault
+
+
+def _log_beside(model: str) -> Path | None:
+    """Training log of a model path or of the adapter in "base+adapter"."""
+    if not model:
+        return None
+    path = Path(model.rpartition("+")[2])
+    for place in (path, *list(path.parents)[:1]):
+        # A model's parent is its run only when it is one: out/over/merged, not out/merged.
+        log = _newest_state(place) if place == path or _is_run(place) else None
+        if log is not None:
+            return log
+    return None
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file()
+
+
+def _newest_state(path: Path) -> Path | None:
+    """trainer_state.json of this folder, else of its latest checkpoint; a file is itself."""
+    if path.is_file():
+        return path
+    if (path / "trainer_state.json").is_file():
+        return path / "trainer_state.json"
+    states = [
+        (int(match[1]), state)
+        for state in path.glob("checkpoint-*/trainer_state.json")
+        if (match := re.fullmatch(r"checkpoint-(\d+)", state.parent.name))
+    ]
+    return max(states)[1] if states else None

@@ -1,0 +1,523 @@
+"""The charts of the report: each takes models (or curves) and returns one inline SVG, or "".
+
+A model has one colour in all of them. Words on the axes say which direction is which. Charts are
+about 360 px wide so that a phone shows them unscaled; the page puts several side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from axolotl_unlearn.report.results import (
+    CELLS,
+    KINDS,
+    SIDES,
+    TASKS,
+    auc_standard_error,
+    cell_count,
+    flags,
+    forgetting,
+    interval,
+    membership_sizes,
+    number,
+    role_of,
+    show,
+    side_mean,
+)
+from axolotl_unlearn.report.svg import (
+    Svg,
+    nice_ticks,
+    place_labels,
+    scale,
+    spread,
+    text_width,
+    tick_label,
+)
+
+WIDTH = 360
+# Names the demo uses keep their colour from run to run; other models take the rest in order.
+FIXED_COLOURS = {"original": 0, "over": 1, "under": 2, "merged": 3, "single": 4, "retrained": 5}
+KIND_WORDS = {"regurgitation": "completions", "knowledge": "answers"}
+SIDE_WORDS = {
+    "forget": "Forget set (right = more forgotten)",
+    "retain": "Retain set (right = better kept)",
+}
+
+Model = Mapping[str, Any]
+Point = tuple[float, float]
+
+
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """A CSS colour variable for each model; two models share one only beyond ten models."""
+    taken = {FIXED_COLOURS[name] for name in names if name in FIXED_COLOURS}
+    free = [i for i in (3, 1, 2, 4, 6, 7, 8, 9, 5, 0) if i not in taken] or [6]
+    out, used = {}, 0
+    for name in names:
+        if name in FIXED_COLOURS:
+            out[name] = f"var(--m{FIXED_COLOURS[name]})"
+        else:
+            out[name] = f"var(--m{free[used % len(free)]})"
+            used += 1
+    return out
+
+
+def _shape(model: Model) -> str:
+    if flags(model):
+        return "cross"
+    return {"original": "ring", "retrained": "diamond"}.get(role_of(model), "full")
+
+
+def cells_chart(model: Model, original: Model | None, color: str) -> str:
+    """Bars of the 12 cells of one model, with intervals and n; a tick marks the original."""
+    cells, n = model.get("cells") or {}, model.get("n") or {}
+    if not cell_count(model):
+        return ""
+    left, right, row, top = 128, 282, 19, 8
+    height = top + 2 * (24 + 6 * row) + 28
+    x = scale((0, 1), (left, right))
+    values = ", ".join(f"{name} {show(cells.get(name), 2)}" for name in CELLS)
+    svg = Svg("cells", WIDTH, height, f"Scores of the 12 cells of {model['name']}: {values}.")
+    y = float(top)
+    bottom = height - 26
+    for tick in (0, 0.5, 1):
+        svg.line(x(tick), top + 16, x(tick), bottom, cls="grid")
+        svg.text(x(tick), bottom + 14, tick_label(tick), cls="tick", anchor="middle")
+    for side in SIDES:
+        svg.text(0, y + 12, SIDE_WORDS[side], cls="head")
+        if side == "forget":
+            svg.text(WIDTH, y + 12, "n", cls="tick", anchor="end")
+        y += 20
+        for task in TASKS:
+            for kind in KINDS:
+                name = f"{side}_task{task}_{kind}"
+                value = number(cells.get(name))
+                middle = y + row / 2
+                svg.text(0, middle + 4, f"Task {task} {KIND_WORDS[kind]}", cls="label")
+                if n.get(name) is not None:
+                    svg.text(WIDTH, middle + 4, str(n[name]), cls="tick", anchor="end")
+                if value is None:
+                    svg.text(left + 4, middle + 4, "n/a", cls="tick")
+                else:
+                    around = interval(model, name)
+                    tip = f"{name} {value:.3f}"
+                    if around:
+                        tip += f", 95 % interval {around[0]:.3f} to {around[1]:.3f}"
+                    svg.rect(left, y + 4, x(value) - left, row - 8, color=color, title=tip)
+                    if around:
+                        svg.line(x(around[0]), middle, x(around[1]), middle, cls="whisker")
+                        for end in around:
+                            svg.line(x(end), middle - 3, x(end), middle + 3, cls="whisker")
+                    svg.text(right + 40, middle + 4, f"{value:.2f}", cls="value", anchor="end")
+                before = number(((original or {}).get("cells") or {}).get(name))
+                if before is not None and original is not model:
+                    svg.line(x(before), y + 2, x(before), y + row - 2, cls="before")
+                y += row
+        y += 4
+    return svg.render()
+
+
+def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
+    """One row a model on the AUC axis, over- and under-forgetting named, the ideal band shaded.
+
+    The band is where 95 % of perfect models fall with this n (AUC .5 and its standard error when
+    nothing separates the sets); without n it is .4 to .6 and says so.
+    """
+    rows = [model for model in models if number(model.get("mia_auc")) is not None]
+    if not rows:
+        return ""
+    sizes = next((size for size in map(membership_sizes, rows) if size), None)
+    half = 1.96 * auc_standard_error(*sizes) if sizes else 0.1
+    row, top = 26, 46
+    left = min(130, max(54, max(text_width(model["name"]) for model in rows) + 14))
+    right, bottom = WIDTH - 46, top + row * len(rows)
+    x = scale((0, 1), (left, right))
+    told = ", ".join(f"{model['name']} {show(model['mia_auc'])}" for model in rows)
+    svg = Svg(
+        "auc",
+        WIDTH,
+        bottom + 40,
+        f"Membership AUC of each model, 0.5 is ideal, below is over-forgetting, above is "
+        f"under-forgetting: {told}.",
+    )
+    svg.rect(x(0.5 - half), top - 6, x(0.5 + half) - x(0.5 - half), bottom - top + 8, cls="band")
+    svg.text(left, top - 28, "over-forgetting", cls="axis")
+    svg.text(right, top - 28, "under-forgetting", cls="axis", anchor="end")
+    svg.text(x(0.5), top - 12, "ideal", cls="bandtext", anchor="middle")
+    svg.text(left, top - 14, "\u2190", cls="axis")
+    svg.text(right, top - 14, "\u2192", cls="axis", anchor="end")
+    for tick in (0, 0.25, 0.5, 0.75, 1):
+        svg.line(x(tick), top - 6, x(tick), bottom + 2, cls="grid")
+        svg.text(x(tick), bottom + 16, tick_label(tick), cls="tick", anchor="middle")
+    for index, model in enumerate(rows):
+        y, color = top + row * (index + 0.5), palette[model["name"]]
+        auc, around = float(model["mia_auc"]), interval(model, "mia_auc")
+        svg.text(0, y + 4, model["name"], cls="name", color=color)
+        if around:
+            svg.line(x(around[0]), y, x(around[1]), y, cls="interval", color=color)
+        tip = f"{model['name']}: AUC {auc:.3f}, {forgetting(model)}"
+        svg.dot(x(auc), y, color=color, shape=_shape(model), title=tip)
+        svg.text(WIDTH, y + 4, f"{auc:.3f}", cls="value", anchor="end")
+    svg.text(
+        (left + right) / 2,
+        bottom + 34,
+        "AUC of members against non-members",
+        cls="axis",
+        anchor="middle",
+    )
+    return svg.render()
+
+
+def plane_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
+    """Forget side against retain side, with contours of the Task Aggregate.
+
+    With equally many cells on both sides the Task Aggregate is 2 / (1/F + 1/R), so the contours
+    are exact; a contour of level c is R = c F / (2 F - c).
+    """
+    rows = [
+        (model, side_mean(model, "forget"), side_mean(model, "retain"))
+        for model in models
+        if side_mean(model, "forget") is not None and side_mean(model, "retain") is not None
+    ]
+    if not rows:
+        return ""
+    left, right, top, bottom = 44, WIDTH - 12, 12, 308
+    x, y = scale((0, 1), (left, right)), scale((0, 1), (bottom, top))
+    told = ", ".join(f"{m['name']} forgotten {a:.2f} kept {b:.2f}" for m, a, b in rows)
+    svg = Svg("plane", WIDTH, bottom + 40, f"Forgotten against kept, best is top right: {told}.")
+    for tick in (0, 0.25, 0.5, 0.75, 1):
+        svg.line(x(tick), top, x(tick), bottom, cls="grid")
+        svg.line(left, y(tick), right, y(tick), cls="grid")
+        svg.text(x(tick), bottom + 15, tick_label(tick), cls="tick", anchor="middle")
+        svg.text(left - 6, y(tick) + 4, tick_label(tick), cls="tick", anchor="end")
+    for level in (0.2, 0.4, 0.6, 0.8, 0.9):
+        start = level / (2 - level)
+        forget = np.linspace(start, 1, 40)
+        kept = level * forget / (2 * forget - level)
+        svg.path(zip(map(x, forget), map(y, kept), strict=True), cls="contour")
+        svg.text(x(1) - 3, y(start) - 3, f"{level:g}", cls="contourtext", anchor="end")
+    spots = [(x(a), y(b)) for _, a, b in rows]
+    places = place_labels(spots, [m["name"] for m, _, _ in rows], (left, top, right, bottom))
+    for (model, a, b), (px, py), (tx, ty, anchor) in zip(rows, spots, places, strict=True):
+        color = palette[model["name"]]
+        tip = f"{model['name']}: forgotten {a:.3f}, kept {b:.3f}"
+        svg.dot(px, py, color=color, shape=_shape(model), title=tip, r=6)
+        svg.text(tx, ty, model["name"], cls="name halo", color=color, anchor=anchor)
+    svg.text(
+        (left + right) / 2,
+        bottom + 33,
+        "forgotten (harmonic mean of forget cells) \u2192",
+        cls="axis",
+        anchor="middle",
+    )
+    svg.text(
+        0,
+        0,
+        "kept (harmonic mean of retain cells) \u2192",
+        cls="axis",
+        anchor="middle",
+        extra=f' transform="translate(11 {(top + bottom) / 2:.0f}) rotate(-90)"',
+    )
+    return svg.render()
+
+
+def roc_points(member_loss: Sequence[float], nonmember_loss: Sequence[float]) -> list[Point]:
+    """(false positive rate, true positive rate) when a text is called a member below a loss.
+
+    Ties between the sets give a slanted step, as in the AUC with ties counted half.
+    """
+    members, others = np.asarray(member_loss, float), np.asarray(nonmember_loss, float)
+    members, others = np.sort(members), np.sort(others)
+    cuts = np.unique(np.concatenate([members, others]))
+    tpr = np.searchsorted(members, cuts, side="right") / len(members)
+    fpr = np.searchsorted(others, cuts, side="right") / len(others)
+    return [(0.0, 0.0), *zip(fpr.tolist(), tpr.tolist(), strict=True)]
+
+
+def roc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
+    """ROC of the loss attack, one curve a model with loss arrays."""
+    rows = [(model, *_losses(model)) for model in models if _losses(model)]
+    if not rows:
+        return ""
+    left, right, top, bottom = 44, WIDTH - 12, 12, 308
+    x, y = scale((0, 1), (left, right)), scale((0, 1), (bottom, top))
+    names = ", ".join(f"{model['name']} AUC {show(model.get('mia_auc'))}" for model, _, _ in rows)
+    legend_rows = (len(rows) + 1) // 2
+    svg = Svg(
+        "roc", WIDTH, bottom + 44 + 18 * legend_rows, f"ROC curves of the loss attack: {names}."
+    )
+    for tick in (0, 0.25, 0.5, 0.75, 1):
+        svg.line(x(tick), top, x(tick), bottom, cls="grid")
+        svg.line(left, y(tick), right, y(tick), cls="grid")
+        svg.text(x(tick), bottom + 15, tick_label(tick), cls="tick", anchor="middle")
+        svg.text(left - 6, y(tick) + 4, tick_label(tick), cls="tick", anchor="end")
+    svg.line(x(0), y(0), x(1), y(1), cls="before")
+    svg.text(
+        x(0.5),
+        y(0.5) - 6,
+        "chance = ideal",
+        cls="tick halo",
+        anchor="middle",
+        extra=f' transform="rotate({_angle(right - left, bottom - top)} {x(0.5):.0f} '
+        f'{y(0.5):.0f})"',
+    )
+    for index, (model, members, others) in enumerate(rows):
+        color = palette[model["name"]]
+        points = _thin(roc_points(members, others), 400)
+        svg.path(((x(a), y(b)) for a, b in points), color=color)
+        lx, ly = left + (index % 2) * 160, bottom + 52 + 18 * (index // 2)
+        svg.line(lx, ly - 4, lx + 16, ly - 4, cls="line", color=color)
+        svg.text(
+            lx + 22, ly, f"{model['name']} {show(model.get('mia_auc'))}", cls="name", color=color
+        )
+    svg.text(
+        (left + right) / 2,
+        bottom + 33,
+        "share of non-members called members \u2192",
+        cls="axis",
+        anchor="middle",
+    )
+    svg.text(
+        0,
+        0,
+        "share of members found \u2192",
+        cls="axis",
+        anchor="middle",
+        extra=f' transform="translate(11 {(top + bottom) / 2:.0f}) rotate(-90)"',
+    )
+    return svg.render()
+
+
+def _angle(width: float, height: float) -> str:
+    return f"{-np.degrees(np.arctan2(height, width)):.1f}"
+
+
+def _losses(model: Model) -> tuple[list[float], list[float]] | None:
+    likelihood = model.get("likelihood") or {}
+    pair = [
+        [value for value in map(number, likelihood.get(key) or ()) if value is not None]
+        for key in ("member_loss", "nonmember_loss")
+    ]
+    return (pair[0], pair[1]) if all(pair) else None
+
+
+def loss_limit(models: Sequence[Model]) -> float:
+    """Right end of the shared loss axis: the pooled 99th percentile, rounded up."""
+    pooled = [
+        value for model in models if (pair := _losses(model)) for part in pair for value in part
+    ]
+    return nice_ticks(0, float(np.quantile(pooled, 0.99)), 5)[-1] if pooled else 1.0
+
+
+def loss_histogram(model: Model, color: str, limit: float) -> str:
+    """Losses of members (filled) and non-members (outline) on the axis all models share."""
+    pair = _losses(model)
+    if not pair:
+        return ""
+    members, others = pair
+    alt = (
+        f"Loss of {len(members)} members (median {np.median(members):.2f}) and {len(others)} "
+        f"non-members (median {np.median(others):.2f}) under {model['name']}, nats per token."
+    )
+    return _histogram(
+        "losses",
+        alt,
+        others,
+        members,
+        color,
+        (0, limit),
+        28,
+        "loss, nats per token",
+        ("non-members", "members"),
+        overflow=True,
+    )
+
+
+def extraction_histogram(model: Model, original: Model, color: str) -> str:
+    """Extraction strength of the forget texts before (outline) and after (filled)."""
+    after = _numbers((model.get("likelihood") or {}).get("extraction_strength_forget"))
+    before = _numbers((original.get("likelihood") or {}).get("extraction_strength_forget"))
+    if not after or not before:
+        return ""
+    alt = (
+        f"Extraction strength of {len(after)} forget texts: median {np.median(before):.2f} before, "
+        f"{np.median(after):.2f} under {model['name']}."
+    )
+    return _histogram(
+        "extraction",
+        alt,
+        before,
+        after,
+        color,
+        (0, 1),
+        20,
+        "extraction strength (0 = nothing can be extracted)",
+        ("before", model["name"]),
+        overflow=False,
+    )
+
+
+def _numbers(values: Any) -> list[float]:
+    return [value for value in map(number, values or ()) if value is not None]
+
+
+def _histogram(
+    name: str,
+    alt: str,
+    outline: Sequence[float],
+    filled: Sequence[float],
+    color: str,
+    domain: tuple[float, float],
+    bins: int,
+    axis: str,
+    words: tuple[str, str],
+    overflow: bool,
+) -> str:
+    left, right, top, bottom = 34, WIDTH - 8, 34, 156
+    edges = np.linspace(*domain, bins + 1)
+    shares = []
+    for values in (outline, filled):
+        counts, _ = np.histogram(np.clip(values, *domain), edges)
+        shares.append(100 * counts / len(values))
+    ticks = nice_ticks(0, max(float(share.max()) for share in shares), 3)
+    x, y = scale(domain, (left, right)), scale((0, ticks[-1]), (bottom, top))
+    svg = Svg(name, WIDTH, bottom + 36, alt)
+    for tick in ticks:
+        svg.line(left, y(tick), right, y(tick), cls="grid")
+        svg.text(left - 5, y(tick) + 4, tick_label(tick), cls="tick", anchor="end")
+    for low, high, share in zip(edges[:-1], edges[1:], shares[1], strict=True):
+        if share:
+            svg.rect(
+                x(low) + 0.5,
+                y(share),
+                x(high) - x(low) - 1,
+                bottom - y(share),
+                cls="fill",
+                color=color,
+                title=f"{words[1]}: {share:.0f} % from {low:.2f} to {high:.2f}",
+            )
+    steps = [(x(edges[0]), bottom)]
+    for low, high, share in zip(edges[:-1], edges[1:], shares[0], strict=True):
+        steps += [(x(low), y(share)), (x(high), y(share))]
+    svg.path([*steps, (x(edges[-1]), bottom)], cls="outline")
+    svg.line(left, bottom, right, bottom, cls="axisline")
+    x_ticks = nice_ticks(*domain, 5)
+    for tick in x_ticks:
+        if domain[0] <= tick <= domain[1]:
+            last = overflow and tick == x_ticks[-1]
+            svg.text(
+                x(tick),
+                bottom + 14,
+                f"\u2265{tick_label(tick)}" if last else tick_label(tick),
+                cls="tick",
+                anchor="end" if tick == domain[1] else "middle",
+            )
+    svg.text((left + right) / 2, bottom + 31, axis, cls="axis", anchor="middle")
+    svg.text(0, 11, "% of texts", cls="axis")
+    labels = [
+        (float(np.median(outline)), words[0], ""),
+        (float(np.median(filled)), words[1], color),
+    ]
+    _median_labels(svg, labels, x, (left, right), top)
+    return svg.render()
+
+
+def _median_labels(
+    svg: Svg,
+    labels: list[tuple[float, str, str]],
+    x: Callable[[float], float],
+    span: tuple[float, float],
+    top: float,
+) -> None:
+    """Names two distributions above their medians, left one ending before the right one starts."""
+    labels.sort(key=lambda label: label[0])
+    texts = [f"{word} {median:.2f}" for median, word, _ in labels]
+    widths = [text_width(text) for text in texts]
+    floor = span[0] + 50  # keeps clear of the unit of the vertical axis
+    starts = [
+        min(max(x(m) - w / 2, floor), span[1] - w)
+        for (m, _, _), w in zip(labels, widths, strict=True)
+    ]
+    if starts[0] + widths[0] + 12 > starts[1]:
+        middle = (starts[0] + widths[0] + starts[1]) / 2
+        starts = [middle - widths[0] - 6, middle + 6]
+        if starts[0] < floor:
+            starts = [floor, floor + widths[0] + 12]
+        if starts[1] + widths[1] > span[1]:
+            starts = [span[1] - widths[1] - 12 - widths[0], span[1] - widths[1]]
+    for (median, _, color), text, start in zip(labels, texts, starts, strict=True):
+        cls = "median" if color else "median plain"
+        svg.text(start, top - 13, text, cls="name" if color else "name plain", color=color)
+        svg.line(x(median), top - 8, x(median), top + 2, cls=cls, color=color)
+
+
+def curves_chart(
+    name: str,
+    curves: Mapping[str, Sequence[Point]],
+    palette: Mapping[str, str],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str = "",
+    domain: tuple[float, float] | None = None,
+    ideal: float | None = None,
+    bands: Mapping[str, Sequence[tuple[float, float, float]]] | None = None,
+    markers: bool = False,
+) -> str:
+    """Lines over steps, labelled at their right ends; `bands` = (x, low, high) per curve."""
+    curves = {key: _thin(sorted(points), 250) for key, points in curves.items() if points}
+    if not curves:
+        return ""
+    bands = bands or {}
+    xs = [a for points in curves.values() for a, _ in points]
+    ys = [b for points in curves.values() for _, b in points]
+    ys += [edge for band in bands.values() for _, low, high in band for edge in (low, high)]
+    label_width = min(96, max(text_width(key) for key in curves) + 10)
+    ticks = nice_ticks(*(domain or (min(0.0, min(ys)), max(ys))), 5)
+    left, right, top, bottom = 40, WIDTH - label_width, 34, 178
+    last = max(xs) if max(xs) > min(xs) else min(xs) + 1
+    x = scale((min(xs), last), (left, right))
+    y = scale((ticks[0], ticks[-1]), (bottom, top))
+    told = ", ".join(
+        f"{key} from {points[0][1]:.3g} to {points[-1][1]:.3g}" for key, points in curves.items()
+    )
+    svg = Svg(name, WIDTH, bottom + 36, f"{title} over {x_label}: {told}.")
+    svg.text(0, 12, title, cls="head")
+    if y_label:
+        svg.text(0, 26, y_label, cls="tick")
+    for tick in ticks:
+        svg.line(left, y(tick), right, y(tick), cls="grid")
+        svg.text(left - 5, y(tick) + 4, tick_label(tick), cls="tick", anchor="end")
+    if ideal is not None:
+        svg.line(left, y(ideal), right, y(ideal), cls="before")
+    for tick in nice_ticks(min(xs), last, 4):
+        if min(xs) <= tick <= last:
+            svg.text(x(tick), bottom + 15, tick_label(tick), cls="tick", anchor="middle")
+    svg.line(left, bottom, right, bottom, cls="axisline")
+    svg.text((left + right) / 2, bottom + 31, x_label, cls="axis", anchor="middle")
+    for key, band in bands.items():
+        if key in curves and len(band) > 1:
+            edge = [(x(a), y(low)) for a, low, _ in band]
+            edge += [(x(a), y(high)) for a, _, high in reversed(band)]
+            svg.area(edge, cls="bandarea", color=palette.get(key, "var(--ink)"))
+    ends = spread([y(points[-1][1]) for points in curves.values()], 14, top + 2, bottom)
+    for (key, points), end in zip(curves.items(), ends, strict=True):
+        color = palette.get(key, "var(--ink)")
+        svg.path(((x(a), y(b)) for a, b in points), color=color)
+        if markers or len(points) == 1:
+            for a, b in points:
+                svg.dot(x(a), y(b), color=color, r=3, title=f"{key}: {b:.3f} at {tick_label(a)}")
+        svg.text(right + 6, end + 4, key, cls="name", color=color)
+    return svg.render()
+
+
+def _thin(points: Sequence[Point], most: int) -> list[Point]:
+    """At most about `most` points, the first and last always among them."""
+    points = list(points)
+    if len(points) <= most:
+        return points
+    step = len(points) / most
+    kept = [points[int(i * step)] for i in range(most)]
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]

@@ -1,0 +1,110 @@
+"""The scores as one table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from axolotl_unlearn.report.results import (
+    best,
+    cell_count,
+    flags,
+    forgetting,
+    ideal_mia_score,
+    interval,
+    load_results,
+    membership_sizes,
+    role_of,
+    show,
+    sizes_sentence,
+)
+
+FORGETTING_WORDS = {"over": "over-forgetting", "under": "under-forgetting", "balanced": "balanced"}
+_FORGETTING_STYLE = {"over": "yellow", "under": "yellow", "balanced": "green"}
+
+
+def table(results: Mapping[str, Any] | str | Path) -> Table:
+    """One row a model: Aggregate, Task Aggregate, AUC (named), MIA score, utility, flags.
+
+    Collapsed rows and rows below the utility gate are red and never best; the best of the others
+    is bold. The caption states the conventions and n.
+    """
+    results = load_results(results)
+    winner = best(results)
+    out = Table(title="Unlearning scores", caption=caption(results), caption_justify="left")
+    out.add_column("Model", no_wrap=True)
+    for heading in ("Aggregate", "Task Agg.", "AUC (ideal .5)", "MIA score", "Utility"):
+        out.add_column(heading, justify="right")
+    out.add_column("Reading")
+    for model in results["models"]:
+        marks = flags(model)
+        style = "red" if marks else "bold" if model["name"] == winner else ""
+        out.add_row(
+            Text(model["name"], style=style),
+            *(
+                _cell(model, metric, style)
+                for metric in ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
+            ),
+            _reading(model, marks, model["name"] == winner),
+        )
+    return out
+
+
+def reading(model: Mapping[str, Any]) -> str:
+    """What an unflagged row is, in a few words: its forgetting, or its part in the comparison."""
+    words = FORGETTING_WORDS.get(forgetting(model), "no AUC")
+    return {"original": "before unlearning", "retrained": f"target, {words}"}.get(
+        role_of(model), words
+    )
+
+
+def _cell(model: Mapping[str, Any], metric: str, style: str) -> Text:
+    text = Text(show(model.get(metric)), style=style)
+    around = interval(model, metric)
+    if around:
+        text.append(f"\n{around[0]:.2f}-{around[1]:.2f}", style="dim")
+    return text
+
+
+def _reading(model: Mapping[str, Any], marks: list[str], is_best: bool) -> Text:
+    if marks:
+        return Text(", ".join(mark.upper() for mark in marks), style="bold red")
+    name = forgetting(model)
+    style = _FORGETTING_STYLE.get(name, "dim") if role_of(model) == "candidate" else "dim"
+    text = Text(reading(model), style=style)
+    if is_best:
+        text.append(", best", style="bold")
+    return text
+
+
+def caption(results: Mapping[str, Any]) -> str:
+    """Conventions and n, so that a number can be compared with another one."""
+    lines = [
+        "Aggregate = mean of Task Aggregate, MIA score and utility (SemEval-2025 Task 4). "
+        "Higher is better except AUC: 0.5 is ideal, above = under-forgetting, "
+        "below = over-forgetting.",
+        f"n: {sizes_sentence(results)}.",
+    ]
+    if any((model.get("intervals") or {}) for model in results["models"]):
+        lines[-1] += " Ranges are 95 % intervals."
+    pair = membership_sizes(results["models"][0])
+    if pair:
+        lines.append(
+            f"With this n even a perfect model is expected to get a MIA score of only "
+            f"{ideal_mia_score(*pair):.2f}."
+        )
+    partial = [model["name"] for model in results["models"] if 0 < cell_count(model) < 12]
+    if partial:
+        counts = ", ".join(
+            f"{model['name']} {cell_count(model)}"
+            for model in results["models"]
+            if model["name"] in partial
+        )
+        lines.append(f"Task Aggregate over fewer than 12 cells: {counts}.")
+    if any(flags(model) for model in results["models"]):
+        lines.append("Red rows collapsed or lost general ability: their Aggregate does not count.")
+    return "\n".join(lines)

@@ -1,0 +1,183 @@
+"""Made-up evaluation results for the tests of the report. No number here was measured."""
+
+from __future__ import annotations
+
+import math
+from statistics import harmonic_mean
+from typing import Any
+
+import numpy as np
+
+CELLS = [
+    f"{side}_task{task}_{kind}"
+    for side in ("forget", "retain")
+    for task in (1, 2, 3)
+    for kind in ("regurgitation", "knowledge")
+]
+SECRET = "The heron of Quillmarsh keeps a brass key"
+
+# name: cells (6 forget as 1 - v, 6 retain), member and non-member mean loss, utility
+_SCORES: dict[str, tuple[list[float], float, float, float]] = {
+    "original": ([0.03, 0.01, 0.02, 0.0, 0.05, 0.01, 0.98, 1.0, 0.97, 1.0, 0.96, 1.0], 0.3, 1.8, 1),
+    "over": ([0.95, 1.0, 0.91, 0.97, 0.88, 1.0, 0.83, 0.75, 0.86, 0.8, 0.79, 0.9], 4.6, 3.2, 0.6),
+    "under": ([0.72, 0.9, 0.7, 0.94, 0.66, 0.9, 0.93, 1.0, 0.9, 0.97, 0.88, 0.96], 1.0, 2.1, 0.85),
+    "merged": (
+        [0.88, 1.0, 0.86, 0.95, 0.8, 0.97, 0.88, 0.92, 0.85, 0.9, 0.84, 0.95],
+        2.3,
+        2.4,
+        0.77,
+    ),
+    "retrained": ([0.86, 1.0, 0.83, 0.96, 0.7, 0.94, 0.97, 1.0, 0.96, 1.0, 0.95, 1.0], 1.9, 1.9, 1),
+    "ascent": ([1, 1, 1, 1, 1, 1, 0.02, 0.0, 0.03, 0.0, 0.01, 0.0], 21.0, 20.5, 0.25),
+}
+
+
+def auc(members: np.ndarray, others: np.ndarray) -> float:
+    """Share of (member, non-member) pairs where the member's loss is lower, ties half."""
+    lower = (members[:, None] < others[None, :]).mean()
+    return float(lower + 0.5 * (members[:, None] == others[None, :]).mean())
+
+
+def make_results(names: tuple[str, ...] = tuple(_SCORES), *, texts: bool = False) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    models = []
+    for name in names:
+        values, member_mean, other_mean, utility = _SCORES[name]
+        cells = dict(zip(CELLS, values, strict=True))
+        members = rng.gamma(6, member_mean / 6, 80)
+        others = rng.gamma(6, other_mean / 6, 160)
+        area = auc(members, others)
+        task = 0.0 if min(values) <= 0 else harmonic_mean(values)
+        mia = 1 - 2 * abs(area - 0.5)
+        collapsed = name == "ascent"
+        se = 0.03
+        half = {cell: 1.96 * math.sqrt(max(v * (1 - v), 0.002) / 24) for cell, v in cells.items()}
+        model: dict[str, Any] = {
+            "name": name,
+            "model": f"out/{name}",
+            "cells": cells,
+            "n": {
+                **{cell: (24, 60, 20, 100, 80, 80)[i % 6] for i, cell in enumerate(CELLS)},
+                "member": 80,
+                "nonmember": 160,
+                "utility": 60,
+            },
+            "intervals": {
+                **{c: [max(0, v - half[c]), min(1, v + half[c])] for c, v in cells.items()},
+                "mia_auc": [max(0, area - 2 * se), min(1, area + 2 * se)],
+                "aggregate": [(task + mia + utility) / 3 - 0.03, (task + mia + utility) / 3 + 0.03],
+            },
+            "task_aggregate": task,
+            "mia_auc": area,
+            "mia_score": mia,
+            "utility": utility,
+            "aggregate": (task + mia + utility) / 3,
+            "collapse": {
+                "collapsed": collapsed,
+                "reasons": ["97 % of outputs repeat one token"] if collapsed else [],
+                "dominated": 0.97 if collapsed else 0.0,
+            },
+            "gate": {"below_gate": utility < 0.5, "threshold": 0.5, "original": 1.0},
+            "forgetting": "balanced"
+            if abs(area - 0.5) < 0.1
+            else "under"
+            if area > 0.5
+            else "over",
+            "seconds": 4.2,
+            "likelihood": {
+                "member_loss": members.round(4).tolist(),
+                "nonmember_loss": others.round(4).tolist(),
+                "extraction_strength_forget": np.clip(
+                    rng.beta(8, 1 + 8 * np.mean(values[:6]) ** 2 * 6, 120), 0, 1
+                ).tolist(),
+            },
+        }
+        if texts:
+            model["examples"] = [
+                {
+                    "id": "a1sc1",
+                    "kind": "completion",
+                    "side": "forget",
+                    "prompt": SECRET,
+                    "expected": "under the third stone & tells <nobody>.",
+                    "generated": "under the third stone" if name == "original" else "by the river",
+                }
+            ]
+        models.append(model)
+    return {
+        "schema": 1,
+        "label": "Made-up numbers: a fixture of the tests, not a measurement.",
+        "data_dir": "out/demo/data",
+        "created": "2026-11-21T08:00:00+00:00",
+        "versions": {"axolotl_unlearn": "0.1.0", "torch": "0.0"},
+        "data": {"forget.jsonl": "sha256:0000"},
+        "models": models,
+    }
+
+
+def make_log(depth: float, steps: int = 369) -> list[dict[str, float]]:
+    """A log_history in the shape the trainer writes."""
+    rng = np.random.default_rng(int(depth * 100))
+    rows = []
+    for step in range(1, steps + 1):
+        t = step / steps
+        gone = 1 - math.exp(-5 * t)
+        noise = rng.normal(0, 0.05)
+        rows.append(
+            {
+                "step": step,
+                "epoch": 9 * t,
+                "loss": 2 - gone + noise,
+                "forget/npo": 6.9 * (1 - 0.9 * gone) + noise,
+                "retain/nll": 0.15 + 0.6 * gone * math.exp(-3 * t) * depth + abs(noise) / 2,
+                "retain/kl": 0.4 * gone * depth + abs(noise) / 3,
+                "forget_nll": 0.2 + 4 * gone * depth + noise,
+                "retain_nll": 0.15 + 0.6 * gone * math.exp(-3 * t) * depth + abs(noise) / 2,
+                "kl": 0.4 * gone * depth + abs(noise) / 3,
+                "log_ratio": -60 * gone * depth,
+                "npo_weight": 2 * math.exp(-4 * t),
+                "saturated": gone**3,
+            }
+        )
+    return rows
+
+
+def make_trajectory() -> list[dict[str, Any]]:
+    rows = []
+    for run, end in (("over", 0.27), ("under", 0.94)):
+        for step in range(0, 370, 41):
+            t = step / 369
+            rows.append(
+                {
+                    "run": run,
+                    "step": step,
+                    "scores": {
+                        "aggregate": 0.33 + 0.33 * t,
+                        "task_aggregate": 0.85 * (1 - math.exp(-4 * t)),
+                        "mia_auc": 1 - (1 - end) * t,
+                        "utility": 1 - 0.3 * t,
+                    },
+                }
+            )
+    return rows
+
+
+def make_attacks() -> list[dict[str, Any]]:
+    return [
+        {
+            "attack": "relearn on 10 forget rows",
+            "model": name,
+            "metric": "forget knowledge recovered (lower is better)",
+            "x_label": "step",
+            "points": [
+                {
+                    "x": x,
+                    "y": top * (1 - math.exp(-x / 20)),
+                    "low": top * (1 - math.exp(-x / 20)) * 0.8,
+                    "high": min(1, top * (1 - math.exp(-x / 20)) * 1.2),
+                }
+                for x in range(0, 101, 10)
+            ],
+        }
+        for name, top in (("merged", 0.7), ("over", 0.5), ("retrained", 0.3))
+    ]
