@@ -257,3 +257,50 @@ def _cpu_settings(cfg: dict[str, Any]) -> None:
     for key, value in defaults.items():
         if cfg.get(key) is None:
             cfg[key] = value
+
+
+def check_config(path: Path) -> tuple[list[str], list[str]]:
+    """Faults of a config file, and lines that say what the run would do.
+
+    Raises:
+        UnlearnError: If the file cannot be read at all.
+    """
+    import yaml
+
+    if not path.is_file():
+        raise UnlearnError(f"{path} does not exist; give the path of an Axolotl config.")
+    try:
+        cfg = yaml.safe_load(path.read_text("utf-8"))
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        raise UnlearnError(f"{path}{line}: not valid YAML ({error.problem}).") from None
+    if not isinstance(cfg, dict):
+        raise UnlearnError(f"{path} holds no keys; start from a copy of examples/npo_over.yml.")
+    if not cfg.get("unlearn") and "memorise" not in dataset_roles(cfg):
+        return [f"{path} has no `unlearn:` block; add one, e.g. `unlearn: {{preset: ...}}`."], []
+    block = cfg.get("unlearn")
+    if isinstance(block, dict) and block.get("demo_data"):
+        make_demo_data(block["demo_data"])
+    found = faults(cfg)
+    return found, [] if found else summary(cfg)
+
+
+def summary(cfg: dict) -> list[str]:
+    """What a faultless config would do, in a few lines."""
+    from axolotl_unlearn.scoring import describe, make_entries
+
+    args = parse_unlearn(cfg["unlearn"]) if cfg.get("unlearn") else None
+    if args is None or not args.trains:
+        return ["memorises; no objective of unlearning"]
+    lines = []
+    for entry in describe(make_entries(args.entries())):
+        extra = ", ".join(
+            f"{k}={v}" for k, v in entry.items() if k not in ("name", "weight", "unit", "source")
+        )
+        lines.append(
+            f"  {entry['name']:<24} weight {entry['weight']:g}, mean over {entry['unit']}s"
+            + (f", {extra}" if extra else "")
+            + f"  [{entry['source']}]"
+        )
+    return lines
