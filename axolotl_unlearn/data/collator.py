@@ -1,0 +1,74 @@
+"""Pairs become one flat batch: forget rows first, then retain rows, padded on the right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from axolotl_unlearn.data.encode import IGNORE
+from axolotl_unlearn.errors import UnlearnError
+
+#: One integer a row; -1 where a dataset has no such column.
+FACTS = ("role", "kind", "task", "row")
+
+
+class PairCollator:
+    """Collate pairs ``{"forget": row, "retain": [rows]}`` or plain rows.
+
+    The attention mask follows the rows' own lengths, never the pad id, so a tokenizer whose pad
+    token is its EOS does no harm.
+
+    Args:
+        tokenizer: A tokenizer with a pad (or EOS) token, or the pad id itself.
+        pad_to_multiple_of: Round the padded length up to a multiple of this.
+        padding, return_tensors: Accepted because Axolotl passes them to every collator; rows are
+            always padded to the longest of the batch and returned as torch tensors.
+
+    Returns of a call (b rows, t tokens):
+        input_ids, attention_mask, labels: int64 [b, t]; labels are -100 on padding.
+        role (0 forget, 1 retain), kind, task, row: int64 [b].
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        pad_to_multiple_of: int | None = None,
+        padding: bool | str = True,
+        return_tensors: str = "pt",
+    ) -> None:
+        pad = tokenizer
+        if not isinstance(tokenizer, int):
+            pad = tokenizer.pad_token_id
+            pad = tokenizer.eos_token_id if pad is None else pad
+        if pad is None:
+            raise UnlearnError(
+                "the tokenizer has neither a pad nor an end-of-sequence token; set "
+                "`special_tokens: {pad_token: ...}`."
+            )
+        self.pad = int(pad)
+        self.multiple = pad_to_multiple_of or 1
+
+    def __call__(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
+        if items and "forget" in items[0]:
+            rows = [item["forget"] for item in items]
+            rows += [row for item in items for row in item["retain"]]
+        else:
+            rows = items
+        longest = max(len(row["input_ids"]) for row in rows)
+        width = -(-longest // self.multiple) * self.multiple
+        batch = {
+            "input_ids": torch.full((len(rows), width), self.pad, dtype=torch.long),
+            "attention_mask": torch.zeros((len(rows), width), dtype=torch.long),
+            "labels": torch.full((len(rows), width), IGNORE, dtype=torch.long),
+        }
+        for number, row in enumerate(rows):
+            length = len(row["input_ids"])
+            batch["input_ids"][number, :length] = torch.as_tensor(row["input_ids"])
+            batch["attention_mask"][number, :length] = 1
+            batch["labels"][number, :length] = torch.as_tensor(row["labels"])
+        for name in FACTS:
+            batch[name] = torch.tensor([int(row.get(name, -1)) for row in rows])
+        return batch

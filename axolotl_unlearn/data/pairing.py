@@ -1,0 +1,184 @@
+"""Which retain rows a forget row meets, and in which order: a pure function of the seed.
+
+Both sets are endless streams of shuffled passes: slot k of a set of n rows is entry ``k mod n`` of
+the permutation drawn for (seed, set, ``k div n``). The item with global index
+``g = epoch * len(pairs) + position`` takes slot g of the forget stream and the slots
+``g*r ... g*r + r-1`` of the retain stream, r being ``retain_per_forget``. So every row of a set is
+used equally often (up to the pass that is under way), also when the larger set needs several
+epochs, and an item can be made anew after a restart, on any process, without any state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from torch.utils.data import Dataset, Sampler
+
+from axolotl_unlearn.errors import UnlearnError
+
+FORGET, RETAIN = 0, 1
+
+#: Batches whose pairs are sorted by length together (`PairSampler.group_by_length`).
+_MEGA = 50
+
+
+class PairedDataset(Dataset):
+    """Pairs of one merged dataset whose column ``role`` tells forget (0) from retain (1) rows.
+
+    Args:
+        rows: Dataset with the columns of `axolotl_unlearn.data.strategy`.
+        seed: Fixes all permutations.
+        retain_per_forget: Retain rows in each pair; 0 for objectives that need none.
+        epoch_over: "forget": an epoch is one pass over the forget rows, and the retain stream
+            goes on in the next epoch. "longest": as many pairs as one pass over either set takes.
+        shuffle: False for evaluation: both sets in file order, the same pairs in every epoch.
+
+    Raises:
+        UnlearnError: No role column, no forget rows, or no retain rows although pairs need them.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        *,
+        seed: int = 0,
+        retain_per_forget: int = 1,
+        epoch_over: Literal["forget", "longest"] = "forget",
+        shuffle: bool = True,
+    ) -> None:
+        if "role" not in rows.column_names:
+            raise UnlearnError(
+                "the dataset has no column 'role'; use the types axolotl_unlearn.data.forget and "
+                "axolotl_unlearn.data.retain in `datasets:` and an empty dataset_prepared_path."
+            )
+        if retain_per_forget < 0:
+            raise UnlearnError("`unlearn.pairing.retain_per_forget` must be 0 or more.")
+        self.rows = rows
+        self.seed = seed
+        self.retain_per_forget = retain_per_forget
+        self.shuffle = shuffle
+        self.epoch = 0
+        roles = np.asarray(rows["role"][:])
+        self.forget_rows = np.flatnonzero(roles == FORGET)
+        self.retain_rows = np.flatnonzero(roles == RETAIN)
+        if not len(self.forget_rows):
+            raise UnlearnError(
+                "there are no forget rows; add a dataset with `type: axolotl_unlearn.data.forget`."
+            )
+        if retain_per_forget and not len(self.retain_rows):
+            raise UnlearnError(
+                "there are no retain rows although each forget row is paired with "
+                f"{retain_per_forget}; add a dataset with `type: axolotl_unlearn.data.retain`."
+            )
+        self._length = len(self.forget_rows)
+        if epoch_over == "longest" and retain_per_forget:
+            self._length = max(self._length, -(-len(self.retain_rows) // retain_per_forget))
+        self._permutation = lru_cache(maxsize=8)(self._draw)
+
+    def __len__(self) -> int:
+        """Pairs in one epoch."""
+        return self._length
+
+    def set_epoch(self, epoch: int) -> None:
+        """Kept here as well as in the sampler, because accelerate finds either one or the other.
+
+        After a resume on several processes it wraps the sampler three deep and no longer reaches
+        it, but calls the dataset's ``set_epoch``.
+        """
+        self.epoch = int(epoch)
+
+    def indices(self, index: int) -> tuple[int, list[int]]:
+        """Row numbers (forget, retain...) of the pair with this global index."""
+        ratio = self.retain_per_forget
+        if not self.shuffle:
+            index %= len(self)
+        return (
+            self._slot(FORGET, index),
+            [self._slot(RETAIN, slot) for slot in range(index * ratio, (index + 1) * ratio)],
+        )
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """``{"forget": row, "retain": [rows]}``; ``index`` is global: epoch * len + position."""
+        forget, retain = self.indices(int(index))
+        return {"forget": self.rows[forget], "retain": [self.rows[row] for row in retain]}
+
+    def lengths(self, indices: Sequence[int]) -> np.ndarray:
+        """Tokens of the longest row of each pair, [pair]."""
+        if "length" in self.rows.column_names:
+            tokens = np.asarray(self.rows["length"][:])
+        else:
+            tokens = np.asarray([len(ids) for ids in self.rows["input_ids"]])
+        pairs = (self.indices(index) for index in indices)
+        return np.asarray([max(tokens[row] for row in (f, *r)) for f, r in pairs])
+
+    def _slot(self, role: int, slot: int) -> int:
+        members = self.forget_rows if role == FORGET else self.retain_rows
+        cycle, place = divmod(slot, len(members))
+        if not self.shuffle:
+            return int(members[place])
+        return int(members[self._permutation(role, cycle)[place]])
+
+    def _draw(self, role: int, cycle: int) -> np.ndarray:
+        size = len(self.forget_rows if role == FORGET else self.retain_rows)
+        return np.random.default_rng((self.seed, role, cycle)).permutation(size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # DataLoader workers get a copy; the cache of permutations cannot be pickled.
+        return {k: v for k, v in self.__dict__.items() if k != "_permutation"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._permutation = lru_cache(maxsize=8)(self._draw)
+
+
+class PairSampler(Sampler[int]):
+    """The global indices of the current epoch.
+
+    Without ``group_by_length`` in ascending order (the pairs themselves are shuffled). With it,
+    pairs are sorted by length inside groups of 50 batches, and the batches are then shuffled, so
+    that a batch holds rows of similar length and long batches come at any time; the set of pairs
+    in the epoch is the same.
+
+    Args:
+        pairs: The dataset; its ``epoch`` is the sampler's.
+        group_by_length: Put pairs of similar length into the same batch.
+        batch_size: Pairs that one step of all processes takes: per-device size times processes.
+    """
+
+    def __init__(
+        self, pairs: PairedDataset, *, group_by_length: bool = False, batch_size: int = 1
+    ) -> None:
+        self.pairs = pairs
+        self.group_by_length = group_by_length
+        self.batch_size = batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        self.pairs.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __iter__(self) -> Iterator[int]:
+        # The epoch as it is now: a DataLoader that prefetches must not move to the next one.
+        start = self.pairs.epoch * len(self.pairs)
+        indices = range(start, start + len(self.pairs))
+        if self.group_by_length and self.pairs.shuffle:
+            return iter(self._grouped(indices))
+        return iter(indices)
+
+    def _grouped(self, indices: range) -> list[int]:
+        lengths = self.pairs.lengths(indices)
+        size, group = self.batch_size, self.batch_size * _MEGA
+        batches = []
+        for first in range(0, len(indices), group):
+            members = np.arange(first, min(first + group, len(indices)))
+            ordered = members[np.argsort(-lengths[members], kind="stable")]
+            batches += [ordered[i : i + size] for i in range(0, len(ordered), size)]
+        # A batch that is not full can only come last, or all later ones would be shifted.
+        full = [batch for batch in batches if len(batch) == size]
+        rest = [batch for batch in batches if len(batch) < size]
+        order = np.random.default_rng((self.pairs.seed, 2, self.pairs.epoch)).permutation(len(full))
+        return [indices[i] for batch in [*(full[b] for b in order), *rest] for i in batch]

@@ -1,0 +1,400 @@
+"""Forget and retain records as users keep them: JSON lines, JSON or parquet.
+
+Every fault is an `UnlearnError`: one sentence with file, row, field and the cure. Messages never
+hold the text of a row, because forget texts are sensitive.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from axolotl_unlearn.errors import UnlearnError
+
+#: File name endings that can be read.
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+
+#: The order gives the integer that training and evaluation use for a kind.
+KINDS = ("completion", "question")
+
+# LUME: `"<uuid>"sc1`, `<uuid>qa0`, `67148749sc1`.
+_SUFFIX = re.compile(r"(sc|qa)\d+$")
+_TASK = re.compile(r"task[\s_-]*(\d+)", re.IGNORECASE)
+
+Kind = Literal["completion", "question"]
+
+
+class FieldNames(Protocol):
+    """What `Fields` and `axolotl_unlearn.args.FieldArgs` have in common."""
+
+    id: str
+    input: str
+    output: str
+    task: str
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Names of the fields in a file."""
+
+    id: str = "id"
+    input: str = "input"
+    output: str = "output"
+    task: str = "task"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row: a prompt and what the model answered it with when it memorised it."""
+
+    id: str
+    input: str
+    output: str
+    task: str = ""
+    kind: Kind = "completion"
+
+    @property
+    def document(self) -> str:
+        """Identifier of the document the row was made from, for cluster bootstraps."""
+        return document_id(self.id)
+
+    @property
+    def kind_number(self) -> int:
+        """0 completion, 1 question."""
+        return KINDS.index(self.kind)
+
+    @property
+    def task_number(self) -> int:
+        """3 for "Task3"; 0 if the task has no number."""
+        return task_number(self.task)
+
+
+def document_id(record_id: str) -> str:
+    """The id without its ``sc1`` or ``qa0`` ending: rows of one document share it."""
+    return _SUFFIX.sub("", record_id)
+
+
+def is_made_up(record_id: str) -> bool:
+    """True for the id of a row without one in its file, which says nothing about other files."""
+    return re.fullmatch(r"row\d+", record_id) is not None
+
+
+def kind_of(record_id: str) -> Kind | None:
+    """Kind by the id's ending (sc: sentence completion, qa: question), or None without one."""
+    match = _SUFFIX.search(record_id)
+    return None if match is None else ("completion" if match[1] == "sc" else "question")
+
+
+def task_number(task: str) -> int:
+    """3 for "Task3", "task 3" or "3"; 0 if there is no such number."""
+    match = _TASK.fullmatch(task.strip()) or re.fullmatch(r"(\d+)", task.strip())
+    return int(match[1]) if match else 0
+
+
+def read_records(
+    path: str | os.PathLike[str], fields: FieldNames | None = None, *, unique: bool = True
+) -> list[Record]:
+    """All records of a file, in its order.
+
+    The kind comes from the id's ending; without one from a field ``kind`` ("completion" or
+    "question"), else it is "completion". A file in which no row has an id or a task is accepted
+    if the field names are the default ones: ids become ``row0``, ``row1`` ...
+
+    Args:
+        path: ``.jsonl``, ``.json`` (a list of records, or columns as pandas writes them:
+            ``{"input": {"0": ...}, "output": {"0": ...}}``) or ``.parquet``.
+        fields: Own field names.
+        unique: Refuse an id that occurs twice. A memorisation stream repeats its rows.
+
+    Raises:
+        UnlearnError: The first fault of the file.
+    """
+    return list(records_from_rows(_raw_rows(Path(path)), str(path), fields, unique=unique))
+
+
+def records_from_rows(
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    source: str,
+    fields: FieldNames | None = None,
+    *,
+    unique: bool = True,
+) -> Iterator[Record]:
+    """Validate raw rows, given as (place, row); ``place`` is e.g. "line 3"."""
+    fields = fields or Fields()
+    rows = list(rows)
+    if not rows:
+        raise UnlearnError(f"{source} has no rows; it needs at least one record.")
+    present = {key for _, row in rows for key in row}
+    optional = {
+        name: default
+        for name, default in (("id", Fields.id), ("task", Fields.task))
+        if getattr(fields, name) == default and default not in present
+    }
+    places: dict[str, str] = {}
+    for number, (place, row) in enumerate(rows):
+        where = f"{source}, {place}"
+        record_id = (
+            f"row{number}" if "id" in optional else _text(row, "id", fields, where, number_ok=True)
+        )
+        if unique and record_id in places:
+            raise UnlearnError(
+                f"{where}: the id {record_id!r} is already that of {places[record_id]}; "
+                "give every row its own id."
+            )
+        places[record_id] = place
+        output = _text(row, "output", fields, where)
+        if not output.strip():
+            raise UnlearnError(
+                f"{where}: field {fields.output!r} is empty, so there is nothing to learn or "
+                "forget; fill it or remove the row."
+            )
+        task = "" if "task" in optional else _text(row, "task", fields, where, number_ok=True)
+        yield Record(
+            id=record_id,
+            input=_text(row, "input", fields, where),
+            output=output,
+            task=task,
+            kind=kind_of(record_id) or _explicit_kind(row, where),
+        )
+
+
+def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tuple[str, str]]:
+    """Documents for membership inference, as (id, text).
+
+    The text is the field ``document``, else ``text``, else ``input`` + ``join`` + ``output``.
+    Rows without an id get ``row0``, ``row1`` ...
+
+    Raises:
+        UnlearnError: The first fault of the file.
+    """
+    documents, places = [], {}
+    rows = list(_raw_rows(Path(path)))
+    if not rows:
+        raise UnlearnError(f"{path} has no rows; it needs at least one document.")
+    for number, (place, row) in enumerate(rows):
+        where = f"{path}, {place}"
+        name = next((n for n in ("document", "text") if n in row), None)
+        if name is not None:
+            text = row[name]
+        elif "input" in row and "output" in row:
+            text = _join(
+                _text(row, "input", Fields(), where), _text(row, "output", Fields(), where), join
+            )
+        else:
+            raise UnlearnError(
+                f"{where}: there is no field 'document'{_nearest('document', row)}; a document "
+                "needs 'document', 'text', or 'input' and 'output'."
+            )
+        if not isinstance(text, str) or not text.strip():
+            raise UnlearnError(f"{where}: field {name!r} must be a text that is not empty.")
+        record_id = (
+            _text(row, "id", Fields(), where, number_ok=True) if "id" in row else f"row{number}"
+        )
+        if record_id in places:
+            raise UnlearnError(
+                f"{where}: the id {record_id!r} is already that of {places[record_id]}; "
+                "give every document its own id."
+            )
+        places[record_id] = place
+        documents.append((record_id, text))
+    return documents
+
+
+def check_disjoint(
+    forget: Iterable[Record],
+    retain: Iterable[Record],
+    forget_name: str = "the forget set",
+    retain_name: str = "the retain set",
+) -> None:
+    """Refuse a row that is to be forgotten and kept at once.
+
+    Raises:
+        UnlearnError: Names the first row of the forget set that has the id, or both input and
+            output, of a row of the retain set.
+    """
+    retain = list(retain)
+    ids = {record.id for record in retain if not is_made_up(record.id)}
+    texts = {(record.input, record.output): record.id for record in retain}
+    for number, record in enumerate(forget, start=1):
+        if record.id in ids:
+            raise UnlearnError(
+                f"the id {record.id!r} (record {number} of {forget_name}) is also in "
+                f"{retain_name}; a row cannot be forgotten and kept: remove it from one of them."
+            )
+        twin = texts.get((record.input, record.output))
+        if twin is not None:
+            raise UnlearnError(
+                f"{record.id!r} (record {number} of {forget_name}) has the same input and output "
+                f"as {twin!r} in {retain_name}; remove it from one of them."
+            )
+
+
+def _join(prompt: str, completion: str, join: str) -> str:
+    return prompt + join + completion if prompt else completion
+
+
+def _explicit_kind(row: Mapping[str, Any], where: str) -> Kind:
+    kind = row.get("kind")
+    if kind is None:
+        return "completion"
+    if kind not in KINDS:
+        raise UnlearnError(f"{where}: field 'kind' must be 'completion' or 'question'.")
+    return kind
+
+
+def _text(
+    row: Mapping[str, Any], name: str, fields: FieldNames, where: str, number_ok: bool = False
+) -> str:
+    """The field as text; ids and tasks may be whole numbers."""
+    field = getattr(fields, name)
+    value = row.get(field)
+    if value is None:
+        state = "is null" if field in row else "is missing"
+        raise UnlearnError(
+            f"{where}: field {field!r} {state}{_nearest(field, set(row) - {field})}; correct the "
+            f"file or set `unlearn.data.fields.{name}` to the name it uses."
+        )
+    if number_ok and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise UnlearnError(
+            f"{where}: field {field!r} is of type {type(value).__name__} but must be a text."
+        )
+    return value
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = [str(k) for k in known]
+    lower = {k.lower(): k for k in known}
+    match = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    if match:
+        return f" (did you mean {lower[match[0]]!r}?)"
+    return f" (the row has {', '.join(sorted(known))})" if known else ""
+
+
+def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (place, row) of a file of any format."""
+    if not path.exists():
+        raise UnlearnError(f"{path} does not exist; {_missing_cure(path)}.")
+    if path.is_dir():
+        raise UnlearnError(f"{path} is a folder; name one of its files ({', '.join(SUFFIXES)}).")
+    if path.suffix not in SUFFIXES:
+        raise UnlearnError(
+            f"{path} has the ending {path.suffix!r}; records are read from {', '.join(SUFFIXES)}."
+        )
+    if path.stat().st_size == 0:
+        raise UnlearnError(f"{path} is empty; it needs at least one record.")
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+        return
+    text = _decode(path)
+    start = text.lstrip()[:1]
+    if start == "[":
+        yield from _list_rows(_parse(text, path), path)
+    elif path.suffix == ".json" and start == "{":
+        yield from _object_rows(text, path)
+    else:
+        yield from _line_rows(text, path)
+
+
+def _missing_cure(path: Path) -> str:
+    if "demo" in path.parts and "out" in path.parts:
+        return "run `axolotl unlearn make-data` to make the embedded data"
+    return f"check the path (relative paths start from {Path.cwd().name or 'the working folder'}/)"
+
+
+def _decode(path: Path) -> str:
+    raw = path.read_bytes()
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise UnlearnError(
+            f"{path}, line {line}: byte {error.start} is not UTF-8; save the file as UTF-8."
+        ) from None
+
+
+def _parse(text: str, path: Path) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UnlearnError(
+            f"{path}, line {error.lineno}: not valid JSON ({error.msg}); correct that line."
+        ) from None
+
+
+def _line_rows(text: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    # Not splitlines: JSON text may hold other line separators (U+2028) as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UnlearnError(
+                f"{path}, line {number}: not valid JSON ({error.msg}); JSON lines hold one "
+                "record a line."
+            ) from None
+        yield _as_row(row, f"line {number}", path)
+
+
+def _list_rows(rows: Any, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, row in enumerate(rows, start=1):
+        yield _as_row(row, f"record {number}", path)
+
+
+def _as_row(row: Any, place: str, path: Path) -> tuple[str, Mapping[str, Any]]:
+    if not isinstance(row, dict):
+        raise UnlearnError(
+            f"{path}, {place}: a record must be an object with fields, not {type(row).__name__}."
+        )
+    return place, row
+
+
+def _object_rows(text: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A ``.json`` file that starts with a brace: columns, one record, or really JSON lines."""
+    try:
+        top = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg.startswith("Extra data"):
+            yield from _line_rows(text, path)
+            return
+        raise UnlearnError(
+            f"{path}, line {error.lineno}: not valid JSON ({error.msg}); correct that line."
+        ) from None
+    columns = {
+        name: dict(enumerate(column)) if isinstance(column, list) else column
+        for name, column in top.items()
+    }
+    if not all(isinstance(column, dict) for column in columns.values()):
+        yield _as_row(top, "record 1", path)
+        return
+    keys = list(next(iter(columns.values()), {}))
+    for name, column in columns.items():
+        odd = set(column).symmetric_difference(keys)
+        if odd:
+            raise UnlearnError(
+                f"{path}: row {sorted(map(str, odd))[0]!r} is not in every column (see {name!r}); "
+                "the columns of column-oriented JSON must have the same rows, or write JSON lines."
+            )
+    for key in keys:
+        yield f"row {str(key)!r}", {name: column[key] for name, column in columns.items()}
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UnlearnError(f"{path} is not a parquet file ({reason}); write it again.") from None
+    for number, row in enumerate(table.to_pylist(), start=1):
+        yield f"row {number}", row

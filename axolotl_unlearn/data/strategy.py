@@ -1,0 +1,186 @@
+"""What the dataset types `forget`, `retain` and `memorise` have in common.
+
+Axolotl (0.19) resolves ``type: axolotl_unlearn.data.forget`` to that module's
+``load(tokenizer, cfg, ds_cfg)`` and lets the strategy wrap the dataset it has read. A local file is
+read again here with `read_records`: Hugging Face ``datasets`` takes column-oriented JSON for one
+row of structs and replaces bytes that are not UTF-8, both without a word.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+from axolotl.prompt_tokenizers import DatasetWrappingStrategy
+from datasets import Dataset, Features, Value
+from datasets import Sequence as SequenceOf
+
+from axolotl_unlearn.data.encode import AnswerTooLong, Encoded, Encoder, row_of
+from axolotl_unlearn.data.records import Record, read_records, records_from_rows
+from axolotl_unlearn.errors import UnlearnError
+
+LOG = logging.getLogger(__name__)
+
+Role = Literal["forget", "retain", "memorise"]
+
+_TOKENS = {
+    "input_ids": SequenceOf(Value("int32")),
+    "attention_mask": SequenceOf(Value("int8")),
+    "labels": SequenceOf(Value("int32")),
+}
+#: Columns of forget and retain rows; ``length`` (tokens) is what Axolotl and `PairSampler` sort by.
+FEATURES = Features(
+    _TOKENS | {name: Value("int32") for name in ("role", "kind", "task", "row", "length")}
+)
+MEMORISE_FEATURES = Features(_TOKENS)
+
+
+class RecordStrategy(DatasetWrappingStrategy):
+    """Turns a file of records into tokenised rows, one for one.
+
+    Args:
+        role: Side of the rows.
+        encoder: Tokenizer, options, maximum length.
+        fields: Names of the fields.
+        path: The file, if the whole of a local file is wanted.
+        source: Its name in messages.
+    """
+
+    def __init__(
+        self, role: Role, encoder: Encoder, fields: Any, path: Path | None, source: str
+    ) -> None:
+        self.role = role
+        self.encoder = encoder
+        self.fields = fields
+        self.path = path
+        self.source = source
+
+    def wrap_dataset(
+        self,
+        dataset: Any,
+        process_count: int | None = None,
+        keep_in_memory: bool | None = False,
+        **_: Any,
+    ) -> Dataset:
+        """Rows in file order.
+
+        Raises:
+            UnlearnError: A fault of the records, or answers that do not fit.
+        """
+        unique = self.role != "memorise"  # a memorisation stream repeats its rows
+        if self.path is not None:
+            records = read_records(self.path, self.fields, unique=unique)
+        else:
+            rows = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
+            records = list(records_from_rows(rows, self.source, self.fields, unique=unique))
+        encoded = self._encode(records)
+        columns = self._columns(records, encoded)
+        features = MEMORISE_FEATURES if self.role == "memorise" else FEATURES
+        wrapped = Dataset.from_dict(columns, features=features)
+        if len(wrapped) != len(records):
+            raise UnlearnError(f"{self.source}: {len(records)} records became {len(wrapped)} rows.")
+        LOG.info(
+            "%s: %d %s rows, %d tokens, longest %d",
+            self.source,
+            len(records),
+            self.role,
+            sum(len(e.input_ids) for e in encoded),
+            max(len(e.input_ids) for e in encoded),
+        )
+        cut = [e.truncated for e in encoded if e.truncated]
+        if cut:
+            LOG.warning(
+                "%s: the prompts of %d of %d rows lost %d tokens on their left to fit into %d; "
+                "raise sequence_len to keep them whole.",
+                self.source,
+                len(cut),
+                len(records),
+                sum(cut),
+                self.encoder.max_length,
+            )
+        return wrapped
+
+    def _encode(self, records: list[Record]) -> list[Encoded]:
+        known: dict[tuple[str, str], Encoded] = {}  # a memorisation stream repeats its rows
+        encoded, too_long = [], []
+        for record in records:
+            key = (record.input, record.output)
+            try:
+                if key not in known:
+                    known[key] = self.encoder.encode(record)
+            except AnswerTooLong as error:
+                too_long.append((error.needed, record.id))
+                continue
+            if len(known[key].input_ids) < 2:
+                raise UnlearnError(
+                    f"{self.source}: row {record.id!r} is a single token, so nothing can be "
+                    "predicted; set `unlearn.data.eos: true` or remove the row."
+                )
+            encoded.append(known[key])
+        if too_long:
+            needed, name = max(too_long)
+            raise UnlearnError(
+                f"{self.source}: {len(too_long)} answers do not fit into {self.encoder.max_length} "
+                f"tokens, the longest (row {name!r}) needs {needed}; set `sequence_len: {needed}` "
+                "or more (and `unlearn.data.max_length`, if set)."
+            )
+        return encoded
+
+    def _columns(self, records: list[Record], encoded: list[Encoded]) -> dict[str, list]:
+        if self.role == "memorise":
+            ids = [e.input_ids for e in encoded]
+            return {"input_ids": ids, "attention_mask": [[1] * len(i) for i in ids], "labels": ids}
+        rows = [row_of(self.encoder, e, r) for e, r in zip(encoded, records, strict=True)]
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        columns["role"] = [("forget", "retain").index(self.role)] * len(rows)
+        columns["row"] = list(range(len(rows)))
+        columns["length"] = [len(e.input_ids) for e in encoded]
+        return columns
+
+
+def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> RecordStrategy:
+    """The strategy for a ``datasets`` entry.
+
+    Raises:
+        UnlearnError: No ``unlearn:`` block reached us, or a setting of Axolotl would drop rows.
+    """
+    from axolotl_unlearn.args import DataArgs, unlearn_config
+
+    args = unlearn_config(cfg)
+    if args is None and role != "memorise":
+        # Axolotl drops keys it does not know, and would fine-tune on the forget rows.
+        raise UnlearnError(
+            f"`type: axolotl_unlearn.data.{role}` needs an `unlearn:` block and "
+            "`plugins: [axolotl_unlearn.UnlearnPlugin]`; one of them is missing from the config."
+        )
+    data = DataArgs() if args is None else args.data
+    max_length = data.max_length or cfg.get("sequence_len")
+    if max_length is None:
+        raise UnlearnError("`sequence_len` is not set; set it to the longest row in tokens.")
+    _refuse_dropping(cfg, max_length)
+    entry = ds_cfg or {}
+    name = entry.get("path")
+    whole = entry.get("split") in (None, "train") and not entry.get("shards")
+    path = Path(name) if name and whole and Path(name).is_file() else None
+    encoder = Encoder(tokenizer, data, max_length)
+    return RecordStrategy(role, encoder, data.fields, path, str(name or f"{role} rows"))
+
+
+def _refuse_dropping(cfg: Any, max_length: int) -> None:
+    for key in ("sequence_len", "eval_sequence_len"):
+        limit = cfg.get(key) if key == "sequence_len" or cfg.get("test_datasets") else None
+        if limit and max_length > limit:
+            raise UnlearnError(
+                f"rows may have {max_length} tokens but `{key}` is {limit}, so Axolotl would drop "
+                f"the longer ones; set `unlearn.data.max_length: {limit}` or raise `{key}`."
+            )
+    if (cfg.get("min_sample_len") or 0) > 2:
+        raise UnlearnError(
+            f"`min_sample_len: {cfg.get('min_sample_len')}` would drop short rows; remove it."
+        )
+    if cfg.get("dataset_exact_deduplication"):
+        raise UnlearnError(
+            "`dataset_exact_deduplication` would drop rows (a memorisation stream repeats them on "
+            "purpose); remove it."
+        )
