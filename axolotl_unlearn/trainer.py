@@ -66,7 +66,8 @@ class UnlearnTrainer(AxolotlTrainer):
             rows,
             seed=self.args.data_seed or self.args.seed,
             retain_per_forget=retain if self.unlearn_args.retain else 0,
-            epoch_over=pairing.epoch_over if training else "forget",
+            epoch_over=pairing.epoch_over if training else "longest",
+            shuffle=training,
         )
 
     def get_train_dataloader(self) -> DataLoader:

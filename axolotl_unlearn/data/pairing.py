@@ -40,6 +40,9 @@ class PairedDataset(Dataset):
         UnlearnError: No role column, no forget rows, or no retain rows although pairs need them.
     """
 
+    #: Axolotl's data loader asks every dataset for it; items here are pairs, not columns.
+    column_names = None
+
     def __init__(
         self,
         rows: Any,
