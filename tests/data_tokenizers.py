@@ -1,0 +1,74 @@
+"""Tokenizers made on the spot: one whose ids are known by hand, one trained on real words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EOS, PAD, BOS = 256, 257, 258
+CHAT = (
+    "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}{{ eos_token }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+def _alphabet() -> dict[int, str]:
+    """GPT-2's printable stand-in for each byte."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {b: chr(b) for b in shown} | {b: chr(256 + i) for i, b in enumerate(hidden)}
+
+
+def byte_tokenizer(*, bos: bool = False, trailing: bool = False, chat: bool = False, **tokens: Any):
+    """Byte-level BPE without merges: the ids of a text are its UTF-8 bytes.
+
+    ``bos``: puts <s> (258) before a text; ``trailing``: also puts </s> (256) after it.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {char: byte for byte, char in _alphabet().items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>", "<pad>", "<s>"])
+    if bos or trailing:
+        single = ("<s> " if bos else "") + "$A" + (" </s>" if trailing else "")
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=[("<s>", BOS), ("</s>", EOS)]
+        )
+    names = {"eos_token": "</s>", "pad_token": "<pad>", "bos_token": "<s>"} | tokens
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    if chat:
+        fast.chat_template = CHAT
+    return fast
+
+
+def word_tokenizer(texts: list[str], size: int = 400):
+    """Byte-level BPE trained on ``texts``."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["</s>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>")
+
+
+def sentencepiece_like(words: list[str]):
+    """Adds a space before any text, as Llama 2's tokenizer does; one piece a word."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = [(p, -1.0) for p in ["<unk>", "</s>", "▁", "▁▁", *words]]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")

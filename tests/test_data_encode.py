@@ -1,0 +1,187 @@
+"""Tokens and labels against literal ids: the ids of the byte tokenizer are UTF-8 bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+
+import pytest
+from data_tokenizers import BOS, EOS, byte_tokenizer, sentencepiece_like, word_tokenizer
+
+from axolotl_unlearn.data.encode import AnswerTooLong, Encoder, encode_record
+from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.errors import UnlearnError
+
+
+@dataclass
+class Options:
+    join: str = " "
+    template: str | None = None
+    chat_template: bool = False
+    eos: bool = True
+    max_length: int | None = 64
+    labels: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(completion="document", question="answer")
+    )
+
+
+QUESTION = Record("1qa0", "ab", "c", "Task2", "question")
+STORY = Record("1sc1", "ab", "c", "Task1", "completion")
+X = -100
+
+
+def ids(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def test_question_has_labels_on_the_answer_only():
+    """'ab' -> 97 98; ' c' -> 32 99; EOS 256."""
+    row, truncated = encode_record(byte_tokenizer(), QUESTION, Options())
+    assert row == {
+        "input_ids": [97, 98, 32, 99, 256],
+        "attention_mask": [1, 1, 1, 1, 1],
+        "labels": [X, X, 32, 99, 256],
+        "kind": 1,
+        "task": 2,
+    }
+    assert truncated == 0
+
+
+def test_completion_has_labels_on_the_document():
+    row, _ = encode_record(byte_tokenizer(), STORY, Options())
+    assert row["labels"] == row["input_ids"] == [97, 98, 32, 99, 256]
+    assert (row["kind"], row["task"]) == (0, 1)
+
+
+def test_labels_follow_the_kind():
+    labels = SimpleNamespace(completion="answer", question="document")
+    options = Options(labels=labels)
+    assert encode_record(byte_tokenizer(), STORY, options)[0]["labels"] == [X, X, 32, 99, 256]
+    assert encode_record(byte_tokenizer(), QUESTION, options)[0]["labels"] == [97, 98, 32, 99, 256]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (Options(eos=False), "ab c"),
+        (Options(join="", eos=False), "abc"),
+        (Options(join="\n", eos=False), "ab\nc"),
+        (Options(template="Q: {input}\nA: {output}!", eos=False), "Q: ab\nA: c!"),
+        (Options(template="{input} {{x}} {output}", eos=False), "ab {{x}} c"),
+    ],
+)
+def test_joins_and_templates(options, expected):
+    assert encode_record(byte_tokenizer(), QUESTION, options)[0]["input_ids"] == ids(expected)
+
+
+def test_template_gives_its_space_to_the_answer():
+    """Labels begin with the space, as with join: tokenizers put it before the next word."""
+    row, _ = encode_record(byte_tokenizer(), QUESTION, Options(template="{input}: {output}"))
+    assert row["labels"] == [X, X, X, 32, 99, EOS]
+
+
+def test_braces_in_a_text_are_not_fields():
+    record = replace(QUESTION, input="{output}", output="{input}")
+    row, _ = encode_record(
+        byte_tokenizer(), record, Options(template="{input}={output}", eos=False)
+    )
+    assert row["input_ids"] == ids("{output}={input}")
+
+
+def test_bos_only_where_the_tokenizer_adds_it():
+    """A BOS token that exists but is not added to plain text stays out, as in evaluation."""
+    plain, _ = encode_record(byte_tokenizer(), QUESTION, Options())
+    assert plain["input_ids"] == [97, 98, 32, 99, EOS]
+    with_bos, _ = encode_record(byte_tokenizer(bos=True), QUESTION, Options())
+    assert with_bos["input_ids"] == [BOS, 97, 98, 32, 99, EOS]
+    assert with_bos["labels"] == [X, X, X, 32, 99, EOS]
+    story, _ = encode_record(byte_tokenizer(bos=True), STORY, Options())
+    assert story["labels"] == [BOS, 97, 98, 32, 99, EOS]
+
+
+def test_tokenizer_that_appends_eos_does_not_split_the_document():
+    row, _ = encode_record(byte_tokenizer(bos=True, trailing=True), QUESTION, Options())
+    assert row["input_ids"] == [BOS, 97, 98, 32, 99, EOS]
+
+
+def test_bos_equal_to_eos_and_no_pad():
+    tokenizer = byte_tokenizer(bos_token="</s>", pad_token=None)
+    assert tokenizer.bos_token_id == tokenizer.eos_token_id
+    assert encode_record(tokenizer, QUESTION, Options())[0]["input_ids"] == [97, 98, 32, 99, EOS]
+
+
+def test_prompt_is_cut_on_the_left_and_counted():
+    """'0123456789' + ' yz' + EOS = 14 tokens; 8 fit, so 6 prompt tokens go."""
+    record = replace(QUESTION, input="0123456789", output="yz")
+    row, truncated = encode_record(byte_tokenizer(), record, Options(), 8)
+    assert row["input_ids"] == [*ids("6789 yz"), EOS] and truncated == 6
+    row, truncated = encode_record(byte_tokenizer(bos=True), record, Options(), 8)
+    assert row["input_ids"] == [BOS, *ids("789 yz"), EOS] and truncated == 7
+    row, truncated = encode_record(byte_tokenizer(), record, Options(), 4)
+    assert row["input_ids"] == [*ids(" yz"), EOS] and truncated == 10
+
+
+def test_answer_that_does_not_fit_is_an_error():
+    """' yz' + EOS + BOS = 5 tokens."""
+    record = replace(QUESTION, output="yz")
+    with pytest.raises(AnswerTooLong, match="'1qa0'.*needs 5 tokens but at most 4") as error:
+        encode_record(byte_tokenizer(bos=True), record, Options(), 4)
+    assert error.value.needed == 5
+    assert len(encode_record(byte_tokenizer(bos=True), record, Options(), 5)[0]["input_ids"]) == 5
+
+
+def test_empty_input_needs_no_join():
+    record = replace(STORY, input="")
+    assert encode_record(byte_tokenizer(), record, Options())[0]["input_ids"] == [99, EOS]
+
+
+def test_chat_template():
+    """'<u>ab<a>' is the prompt, 'c</s>' the answer; the newline after </s> is not learnt."""
+    options = Options(chat_template=True)
+    tokenizer = byte_tokenizer(chat=True, bos=True)
+    row, _ = encode_record(tokenizer, QUESTION, options)
+    assert row["input_ids"] == [*ids("<u>ab<a>c"), EOS]
+    assert row["labels"] == [X] * 8 + [99, EOS]
+    row, _ = encode_record(tokenizer, QUESTION, Options(chat_template=True, eos=False))
+    assert row["input_ids"] == ids("<u>ab<a>c")
+
+
+def test_chat_template_without_its_generation_prompt():
+    tokenizer = byte_tokenizer(chat=True)
+    tokenizer.chat_template = tokenizer.chat_template.replace("<a>", "<think>")
+    with pytest.raises(UnlearnError, match="chat template.*`unlearn.data.template`"):
+        encode_record(tokenizer, QUESTION, Options(chat_template=True))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "says"),
+    [
+        ({}, Options(chat_template=True), "has no chat template"),
+        ({"eos_token": None}, Options(), "no end-of-sequence token"),
+        ({}, Options(template="{output} {input}"), "{input} and, after it, {output}"),
+        ({}, Options(max_length=None), "no maximum length"),
+    ],
+)
+def test_options_that_do_not_go_with_the_tokenizer(tokens, options, says):
+    with pytest.raises(UnlearnError, match=says):
+        encode_record(byte_tokenizer(**tokens), QUESTION, options)
+
+
+def test_one_space_with_sentencepiece():
+    """Encoded apart, ' red' would become '▁▁red' with such tokenizers: two spaces."""
+    tokenizer = sentencepiece_like(["▁the", "▁sky", "▁red"])
+    record = replace(QUESTION, input="the sky", output="red")
+    row, _ = encode_record(tokenizer, record, Options(eos=False))
+    assert tokenizer.convert_ids_to_tokens(row["input_ids"]) == ["▁the", "▁sky", "▁red"]
+    assert [label != X for label in row["labels"]] == [False, False, True]
+
+
+def test_prompt_tokens_are_those_of_the_input_alone():
+    """Evaluation generates from the raw input, so its tokens must be the row's first tokens."""
+    tokenizer = word_tokenizer(["the fox jumps over the lazy dog again and again"] * 20)
+    record = replace(QUESTION, input="the lazy fox", output="jumps again")
+    encoder = Encoder(tokenizer, Options(), 64)
+    encoded = encoder.encode(record)
+    assert encoded.prompt == tokenizer("the lazy fox")["input_ids"]
+    assert tokenizer.decode(encoded.input_ids[:-1]) == "the lazy fox jumps again"
+    assert encoded.input_ids[:-1] == tokenizer("the lazy fox jumps again")["input_ids"]

@@ -1,0 +1,226 @@
+"""Records in every format, and one sentence with the cure for every fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from axolotl_unlearn.data.records import (
+    Fields,
+    Record,
+    check_disjoint,
+    document_id,
+    kind_of,
+    read_documents,
+    read_records,
+    task_number,
+)
+from axolotl_unlearn.errors import UnlearnError
+
+LUME = Path(__file__).parents[2] / "shared" / "lume" / "train"
+ROWS = [
+    {"id": '"ab-1"sc1', "input": "Once there", "output": "was a fox.", "task": "Task1"},
+    {"id": '"ab-1"qa0', "input": "Who?", "output": "A fox.\u2028Yes.", "task": "Task1"},
+    {"id": "77qa10", "input": "When?", "output": "1999", "task": "Task3"},
+]
+EXPECTED = [
+    Record('"ab-1"sc1', "Once there", "was a fox.", "Task1", "completion"),
+    Record('"ab-1"qa0', "Who?", "A fox.\u2028Yes.", "Task1", "question"),
+    Record("77qa10", "When?", "1999", "Task3", "question"),
+]
+
+
+def lines(rows) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def columns(rows) -> dict:
+    """As ``DataFrame.to_json()`` writes: {"input": {"0": ..., "1": ...}, ...}."""
+    return {key: {str(i): row[key] for i, row in enumerate(rows)} for key in rows[0]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", lines(ROWS)),
+        ("blank.jsonl", "\n" + lines(ROWS).replace("}\n", "}\n\n").rstrip()),
+        ("bom.jsonl", "\ufeff" + lines(ROWS)),
+        ("list.jsonl", json.dumps(ROWS)),
+        ("list.json", json.dumps(ROWS, indent=1)),
+        ("lines.json", lines(ROWS)),
+        ("pandas.json", json.dumps(columns(ROWS))),
+        ("pandas_indented.json", json.dumps(columns(ROWS), indent=2)),
+        ("lists.json", json.dumps({k: [row[k] for row in ROWS] for k in ROWS[0]})),
+    ],
+)
+def test_every_format_gives_the_same_records(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text, "utf-8")
+    assert read_records(path) == EXPECTED
+
+
+def test_parquet(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    assert read_records(tmp_path / "a.parquet") == EXPECTED
+
+
+def test_single_object_is_one_record(tmp_path):
+    (tmp_path / "one.json").write_text(json.dumps(ROWS[0]))
+    assert read_records(tmp_path / "one.json") == EXPECTED[:1]
+
+
+def test_own_field_names(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text(lines([{"key": 5, "q": "Who?", "a": "Me.", "part": 2, "kind": "question"}]))
+    fields = Fields(id="key", input="q", output="a", task="part")
+    assert read_records(path, fields) == [Record("5", "Who?", "Me.", "2", "question")]
+    assert read_records(path, fields)[0].task_number == 2
+
+
+def test_rows_without_id_and_task_are_completions(tmp_path):
+    path = tmp_path / "bare.jsonl"
+    path.write_text(lines([{"input": "a", "output": "b"}, {"input": "a", "output": "b"}]))
+    assert read_records(path) == [Record("row0", "a", "b"), Record("row1", "a", "b")]
+
+
+def test_ids_kinds_and_tasks():
+    assert [document_id(r.id) for r in EXPECTED] == ['"ab-1"', '"ab-1"', "77"]
+    assert [r.document for r in EXPECTED] == ['"ab-1"', '"ab-1"', "77"]
+    assert document_id("plain") == "plain" and kind_of("plain") is None
+    assert [kind_of(i) for i in ("xsc1", "xqa0", "xqa12")] == ["completion", "question", "question"]
+    assert [r.kind_number for r in EXPECTED] == [0, 1, 1]
+    assert [task_number(t) for t in ("Task1", "task_3", "2", "mine", "")] == [1, 3, 2, 0, 0]
+
+
+def bad(**changes) -> str:
+    """A good row, then the same with changes (None removes a field)."""
+    row = {**ROWS[2], "id": "78qa0", **changes}
+    return lines([ROWS[0], {k: v for k, v in row.items() if v is not None}])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("\n\n", "has no rows"),
+        (lines(ROWS[:1]) + "{'id': 1}\n", "line 2: not valid JSON"),
+        (lines(ROWS[:1]) + '{"id": "x", "inp\n', "line 2: not valid JSON"),
+        (lines(ROWS[:1]) + "3\n", "line 2: a record must be an object.*int"),
+        (
+            bad(output=None, outputs="x"),
+            "line 2: field 'output' is missing.*'outputs'.*fields.output",
+        ),
+        (bad(input=None, Input="x"), "field 'input' is missing.*did you mean 'Input'"),
+        (bad(input=3), "line 2: field 'input' is of type int but must be a text"),
+        (bad(output=["x"]), "field 'output' is of type list"),
+        (bad(output="  "), "line 2: field 'output' is empty"),
+        (bad(id=None), "line 2: field 'id' is missing"),
+        (bad(task=None), "line 2: field 'task' is missing"),
+        (bad(id=True), "field 'id' is of type bool"),
+        (bad(id=ROWS[0]["id"]), "line 2: the id .*ab-1.*already that of line 1"),
+        (bad(id="x", kind="story"), "'kind' must be 'completion' or 'question'"),
+    ],
+)
+def test_faults_of_lines(tmp_path, text, says):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(UnlearnError, match=says) as error:
+        read_records(path)
+    assert str(path) in str(error.value)
+    assert str(error.value).endswith(".") and "\n" not in str(error.value)
+    assert "1999" not in str(error.value), "a message must not hold the text of a row"
+
+
+@pytest.mark.parametrize(
+    ("top", "says"),
+    [
+        ({"input": {"0": "a", "1": "b"}, "output": {"0": "c"}}, "row '1' is not in every column"),
+        ([["a", "b"]], "record 1: a record must be an object.*list"),
+        ({"input": {"0": "a"}, "output": {"0": 2}}, "row '0'.*'output' is of type int"),
+        ([], "has no rows"),
+        ({}, "has no rows"),
+    ],
+)
+def test_faults_of_json(tmp_path, top, says):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(top))
+    with pytest.raises(UnlearnError, match=says):
+        read_records(path)
+
+
+def test_faults_of_the_file(tmp_path, monkeypatch):
+    with pytest.raises(UnlearnError, match="none.jsonl does not exist; check the path"):
+        read_records(tmp_path / "none.jsonl")
+    with pytest.raises(UnlearnError, match="out/demo/data/f.jsonl.*axolotl unlearn make-data"):
+        read_records("out/demo/data/f.jsonl")
+    with pytest.raises(UnlearnError, match="is a folder"):
+        read_records(tmp_path)
+    (tmp_path / "rows.csv").write_text("id,input")
+    with pytest.raises(UnlearnError, match="ending '.csv'"):
+        read_records(tmp_path / "rows.csv")
+    (tmp_path / "latin.jsonl").write_bytes(
+        lines(ROWS[:1]).encode() + '{"id": "é"}'.encode("latin-1")
+    )
+    with pytest.raises(UnlearnError, match="latin.jsonl, line 2: byte .* is not UTF-8"):
+        read_records(tmp_path / "latin.jsonl")
+    (tmp_path / "no.parquet").write_text("no")
+    with pytest.raises(UnlearnError, match="not a parquet file"):
+        read_records(tmp_path / "no.parquet")
+
+
+def test_a_stream_may_repeat_its_ids(tmp_path):
+    (tmp_path / "stream.jsonl").write_text(lines([ROWS[0], ROWS[0]]))
+    assert read_records(tmp_path / "stream.jsonl", unique=False) == [EXPECTED[0]] * 2
+
+
+def test_disjoint():
+    one, two, three = EXPECTED
+    check_disjoint([one], [two, three])
+    with pytest.raises(UnlearnError, match="77qa10.*record 2 of f.jsonl.*also in r.jsonl"):
+        check_disjoint([one, three], [two, three], "f.jsonl", "r.jsonl")
+    twin = Record("other", three.input, three.output, "Task2", "question")
+    with pytest.raises(UnlearnError, match="'other'.*same input and output as '77qa10'"):
+        check_disjoint([twin], [three])
+    made_up = [Record("row0", "a", "b")], [Record("row0", "c", "d")]
+    check_disjoint(*made_up)  # both files lack ids: only their texts can be compared
+
+
+def test_documents(tmp_path):
+    path = tmp_path / "m.jsonl"
+    rows = [{"id": "d1", "document": "One."}, {"id": 2, "text": "Two."}, ROWS[0]]
+    path.write_text(lines(rows))
+    assert read_documents(path) == [
+        ("d1", "One."),
+        ("2", "Two."),
+        (ROWS[0]["id"], "Once there was a fox."),
+    ]
+    assert read_documents(path, join="")[2][1] == "Once therewas a fox."
+    for row, says in [
+        ({"id": "x", "documnt": "a"}, "line 1: there is no field 'document'.*'documnt'"),
+        ({"id": "x", "document": 3}, "field 'document' must be a text"),
+        ({"id": "x", "document": ""}, "field 'document' must be a text that is not empty"),
+    ]:
+        path.write_text(lines([row]))
+        with pytest.raises(UnlearnError, match=says):
+            read_documents(path)
+    path.write_text(lines([rows[0], rows[0]]))
+    with pytest.raises(UnlearnError, match="line 2: the id 'd1' is already that of line 1"):
+        read_documents(path)
+
+
+@pytest.mark.skipif(not LUME.exists(), reason="LUME is not at ../shared/lume")
+def test_lume():
+    """Counts of the public train split: 342 completions of 1112 forget rows, 364 of 1136 retain."""
+    forget, retain = (read_records(LUME / f"{side}.jsonl") for side in ("forget", "retain"))
+    counts = [
+        (len(rows), sum(r.kind == "completion" for r in rows), len({r.document for r in rows}))
+        for rows in (forget, retain)
+    ]
+    assert counts == [(1112, 342, 342), (1136, 364, 364)]
+    assert {r.task_number for r in forget} == {1, 2, 3}
+    check_disjoint(forget, retain)
