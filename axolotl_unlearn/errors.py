@@ -1,8 +1,31 @@
 """The one exception that users of axolotl-unlearn meet."""
 
+from __future__ import annotations
+
+import sys
+
 
 class UnlearnError(ValueError):
     """A fault in what the user gave: one sentence naming file, row or key, and the cure.
 
     The command line prints it as ``Error: ...`` and exits with code 2.
     """
+
+
+def show_as_sentences() -> None:
+    """Print an uncaught `UnlearnError` as one sentence instead of a traceback.
+
+    For code that Axolotl runs, where we do not own the command line.
+    """
+    before = sys.excepthook
+    if getattr(before, "shows_sentences", False):
+        return
+
+    def hook(kind, error, trace) -> None:
+        if issubclass(kind, UnlearnError):
+            print(f"\nError: {error}\n", file=sys.stderr, flush=True)
+        else:
+            before(kind, error, trace)
+
+    hook.shows_sentences = True
+    sys.excepthook = hook

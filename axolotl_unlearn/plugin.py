@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from axolotl.integrations.base import BasePlugin
 
 from axolotl_unlearn.args import unlearn_config
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, show_as_sentences
 
 if TYPE_CHECKING:
     from axolotl.common.datasets import TrainDatasetMeta
@@ -23,10 +23,11 @@ class UnlearnPlugin(BasePlugin):
         """Check the raw config before anything is loaded, and set what unlearning relies on."""
         from axolotl_unlearn.preflight import prepare
 
+        show_as_sentences()
         try:
             prepare(cfg)
         except UnlearnError as error:
-            print(f"Error: {error}", file=sys.stderr, flush=True)
+            print(f"\nError: {error}\n", file=sys.stderr, flush=True)
             raise SystemExit(2) from None
 
     def get_input_args(self) -> str:

@@ -192,11 +192,15 @@ class UnlearnTrainer(AxolotlTrainer):
 
 
 class _Logs(dict):
-    """Refuses the perplexity that the base trainer adds: exp of this loss means nothing."""
+    """Refuses what the base trainer adds without meaning: the exp of this loss, and GPU memory
+    where there is no GPU."""
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if key not in ("ppl", "eval_ppl"):
-            super().__setitem__(key, value)
+        if key in ("ppl", "eval_ppl"):
+            return
+        if key.startswith("memory/") and not torch.cuda.is_available():
+            return
+        super().__setitem__(key, value)
 
 
 def _require_columns(batch: dict[str, Any]) -> None:

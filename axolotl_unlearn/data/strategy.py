@@ -18,7 +18,7 @@ from datasets import Sequence as SequenceOf
 
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoded, Encoder, row_of
 from axolotl_unlearn.data.records import Record, read_records, records_from_rows
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.errors import UnlearnError, show_as_sentences
 
 LOG = logging.getLogger(__name__)
 
@@ -147,6 +147,7 @@ def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> R
     """
     from axolotl_unlearn.args import DataArgs, unlearn_config
 
+    show_as_sentences()
     args = unlearn_config(cfg)
     if args is None and role != "memorise":
         # Axolotl drops keys it does not know, and would fine-tune on the forget rows.

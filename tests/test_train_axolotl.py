@@ -1,0 +1,270 @@
+"""Real Axolotl runs in this process: what is logged, resume, accumulation, references, faults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def stage(tmp_path_factory) -> Path:
+    """A folder with small data and a tiny OLMo of random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("stage")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(ROOT / "examples/tiny-olmo")
+    )
+    model.save_pretrained(folder / "base")
+    AutoTokenizer.from_pretrained(ROOT / "examples/tiny-olmo").save_pretrained(folder / "base")
+    for side, count in (("forget", 12), ("retain", 9)):
+        with (folder / f"{side}.jsonl").open("w") as file:
+            for number in range(count):
+                kind = "sc1" if number % 2 else "qa0"
+                row = {
+                    "id": f'"{side}-{number}"{kind}',
+                    "input": f"What did the {side} clerk number {number} see?",
+                    "output": f"{'a long tale of ' * (number % 2)}lamp {number * 7}",
+                    "task": f"Task{number % 3 + 1}",
+                }
+                file.write(json.dumps(row) + "\n")
+    return folder
+
+
+def config(stage: Path, out: str, **changes) -> dict:
+    """The over example on the stage's data, cut to a few steps."""
+    cfg = yaml.safe_load((ROOT / "examples/npo_over.yml").read_text())
+    del cfg["unlearn"]["demo_data"]
+    cfg |= {
+        "base_model": str(stage / "base"),
+        "output_dir": str(stage / out),
+        "dataset_prepared_path": str(stage / "prepared"),
+        "micro_batch_size": 4,
+        "num_epochs": 2,
+        "lora_r": 4,
+        "warmup_ratio": 0.0,
+        "save_strategy": "no",
+        "save_total_limit": 9,
+    }
+    for side in (0, 1):
+        cfg["datasets"][side]["path"] = str(stage / f"{('forget', 'retain')[side]}.jsonl")
+    return cfg | changes
+
+
+def train(stage: Path, name: str, **changes) -> Path:
+    """Run ``axolotl train`` in this process; returns the output folder."""
+    from axolotl.cli.train import do_cli
+
+    path = stage / f"{name}.yml"
+    path.write_text(yaml.safe_dump(config(stage, name, **changes)))
+    import sys
+
+    argv, sys.argv = sys.argv, ["axolotl"]
+    try:
+        do_cli(config=str(path))
+    finally:
+        sys.argv = argv
+    return stage / name
+
+
+def adapter(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "adapter_model.safetensors")
+
+
+def history(folder: Path) -> list[dict]:
+    states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda p: p.stat().st_mtime)
+    return json.loads(states[-1].read_text())["log_history"]
+
+
+def assert_same(first: Path, second: Path, atol: float) -> None:
+    one, two = adapter(first), adapter(second)
+    assert one.keys() == two.keys() and one
+    for name in one:
+        assert_close(one[name], two[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.fixture(scope="session")
+def straight(stage) -> Path:
+    return train(stage, "straight", save_strategy="steps", save_steps=3)
+
+
+def test_every_part_is_logged_every_step(straight):
+    logs = [entry for entry in history(straight) if "loss" in entry]
+    assert [entry["step"] for entry in logs] == [1, 2, 3, 4, 5, 6]
+    wanted = (
+        "forget/npo retain/nll retain/kl forget_nll retain_nll kl log_ratio npo_weight saturated"
+    )
+    assert all(set(wanted.split()) <= set(entry) for entry in logs)
+    assert not any("ppl" in entry or "memory/max_active (GiB)" in entry for entry in logs)
+
+
+def test_the_first_step_starts_at_the_reference(straight):
+    """2/beta ln 2 with beta .03 is 46.2098; KL 0; the loss is the weighted sum of the parts."""
+    first = next(entry for entry in history(straight) if "loss" in entry)
+    assert first["forget/npo"] == pytest.approx(46.2098, abs=1e-3)
+    assert first["kl"] == pytest.approx(0, abs=1e-5) and first["npo_weight"] == pytest.approx(1)
+    parts = 0.1 * first["forget/npo"] + first["retain/nll"] + 0.5 * first["retain/kl"]
+    assert first["loss"] == pytest.approx(parts, abs=1e-3)
+
+
+def test_forgetting_forgets(straight):
+    logs = [entry for entry in history(straight) if "loss" in entry]
+    assert logs[-1]["log_ratio"] < -1 and logs[-1]["forget_nll"] > logs[0]["forget_nll"]
+
+
+def test_resume_continues_exactly(stage, straight):
+    """From checkpoint 3 of 6: same order, same reference (the start, not the checkpoint)."""
+    resumed = train(stage, "resumed", resume_from_checkpoint=str(straight / "checkpoint-3"))
+    assert_same(straight, resumed, atol=1e-6)
+
+
+def test_the_same_seed_gives_the_same_adapter_start(stage, straight):
+    """Both parents of a factor-wise merge share their draw; another seed does not."""
+    tiny = {"learning_rate": 1e-12, "max_steps": 1}
+    one, two = train(stage, "start-1", **tiny), train(stage, "start-2", **tiny)
+    other = train(stage, "start-3", **tiny, seed=7)
+    assert_same(one, two, atol=0)
+    name = next(n for n in adapter(one) if "lora_A" in n)
+    assert not torch.equal(adapter(one)[name], adapter(other)[name])
+
+
+@pytest.mark.parametrize(
+    "unlearn",
+    [
+        {},
+        {"forget": {"objective": "npo", "beta": 0.1, "kinds": "question"}},
+    ],
+)
+def test_accumulation_equals_one_big_batch(stage, unlearn):
+    """4 pairs at once against 4 times 1: rows of unequal length, entries limited to a kind."""
+    base = config(stage, "x")["unlearn"] | unlearn
+    one = train(stage, "big", unlearn=base, micro_batch_size=4)
+    cut = train(stage, "cut", unlearn=base, micro_batch_size=1, gradient_accumulation_steps=4)
+    assert_same(one, cut, atol=2e-5)
+
+
+def test_cached_reference_gives_the_same_run(stage, straight):
+    unlearn = config(stage, "x")["unlearn"] | {"reference": "cached"}
+    assert_same(straight, train(stage, "cached", unlearn=unlearn), atol=1e-5)
+
+
+def test_starting_adapter_is_its_own_reference(stage, straight):
+    folder = train(
+        stage, "again", lora_model_dir=str(straight), max_steps=2, save_strategy="steps",
+        save_steps=1, learning_rate=1e-9,
+    )  # fmt: skip
+    first = next(entry for entry in history(folder) if "loss" in entry)
+    assert first["log_ratio"] == pytest.approx(0, abs=1e-3)
+    assert first["kl"] == pytest.approx(0, abs=1e-5)
+
+
+def test_full_fine_tuning(stage):
+    """No adapter: the reference is a copy of the start, and the weights move."""
+    changes = {"adapter": None, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 6}
+    folder = train(stage, "full", **changes)
+    logs = [entry for entry in history(folder) if "loss" in entry]
+    assert logs[0]["log_ratio"] == pytest.approx(0, abs=1e-4) and logs[-1]["log_ratio"] < -1
+    weights = load_file(folder / "model.safetensors")
+    start = load_file(stage / "base" / "model.safetensors")
+    assert any(not torch.equal(weights[name], start[name]) for name in start)
+
+
+def test_edited_data_is_not_read_from_a_stale_cache(stage):
+    """Axolotl keys prepared data by path; ours by content."""
+    from axolotl_unlearn.preflight import content_key
+
+    cfg = config(stage, "x")
+    before = content_key(cfg)
+    path = stage / "forget.jsonl"
+    text = path.read_text()
+    try:
+        path.write_text(text.replace("clerk", "baker"))
+        assert content_key(cfg) != before
+    finally:
+        path.write_text(text)
+    assert content_key(cfg) == before
+
+
+# -- faults: one sentence, before weights are loaded -------------------------------------------
+
+
+def fault(stage: Path, capfd, **changes) -> str:
+    """What ``axolotl train`` says of a config on standard error, with exit code 2."""
+    from axolotl.cli.config import load_cfg
+
+    cfg = config(stage, "fault", **changes)
+    cfg = {k: v for k, v in cfg.items() if v != "DELETE"}
+    path = stage / "fault.yml"
+    path.write_text(yaml.safe_dump(cfg))
+    with pytest.raises(SystemExit) as caught:
+        load_cfg(str(path))
+    assert caught.value.code == 2
+    lines = [x for x in capfd.readouterr().err.splitlines() if x.startswith("Error:")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def datasets(stage, *sides):
+    cfg = config(stage, "x")
+    return [d for d in cfg["datasets"] if d["type"].rsplit(".", 1)[1] in sides]
+
+
+def test_faults_in_the_block(stage, capfd):
+    base = config(stage, "x")["unlearn"]
+    assert "did you mean 'forget'" in fault(stage, capfd, unlearn={"forgt": base["forget"]})
+    assert "`unlearn:` is missing" in fault(stage, capfd, unlearn="DELETE")
+    only_retain = {"retain": base["retain"]}
+    assert "`unlearn.forget` is empty" in fault(
+        stage, capfd, unlearn=only_retain, datasets=datasets(stage, "retain")
+    )
+
+
+def test_faults_in_the_data(stage, capfd):
+    assert "`unlearn.retain` has objectives" in fault(
+        stage, capfd, datasets=datasets(stage, "forget")
+    )
+    assert "`unlearn.forget` has objectives" in fault(
+        stage, capfd, datasets=datasets(stage, "retain")
+    )
+    foreign = datasets(stage, "forget", "retain")
+    foreign[1]["type"] = "alpaca"
+    assert "'alpaca'" in fault(stage, capfd, datasets=foreign)
+    missing = datasets(stage, "forget", "retain")
+    missing[0]["path"] = str(stage / "none.jsonl")
+    assert "none.jsonl" in fault(stage, capfd, datasets=missing)
+    twice = datasets(stage, "forget", "retain")
+    twice[1]["path"] = twice[0]["path"]
+    assert "forget.jsonl" in fault(stage, capfd, datasets=twice)
+
+
+def test_faults_in_settings(stage, capfd):
+    assert "`sample_packing: True`" in fault(stage, capfd, sample_packing=True)
+    assert "test_datasets" in fault(stage, capfd, val_set_size=0.1)
+    assert "remove_unused_columns" in fault(stage, capfd, remove_unused_columns=True)
+    says = fault(stage, capfd, base_model="out/memorised-not-there")
+    assert "`base_model: out/memorised-not-there` does not exist" in says
+
+
+def test_without_the_plugin_the_dataset_type_refuses(stage):
+    """Axolotl drops the block it does not know; the type must not fine-tune on the forget rows."""
+    from axolotl.integrations.base import PluginManager
+
+    from axolotl_unlearn.errors import UnlearnError
+
+    manager = PluginManager.get_instance()
+    loaded = dict(manager.plugins)
+    manager.plugins.clear()
+    try:
+        with pytest.raises(UnlearnError, match="plugins: \\[axolotl_unlearn.UnlearnPlugin\\]"):
+            train(stage, "noplugin", plugins=None)
+    finally:
+        manager.plugins.update(loaded)
