@@ -1,0 +1,259 @@
+"""Pairing is a pure function of (seed, epoch, position), and every row gets its turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from axolotl_unlearn.data.collator import PairCollator
+from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
+from axolotl_unlearn.errors import UnlearnError
+
+
+def merged(forget: int, retain: int, seed: int = 0):
+    """Forget and retain rows in mixed order, as Axolotl merges them; lengths 2 to 40."""
+    from datasets import Dataset
+
+    generator = np.random.default_rng(seed)
+    rows = []
+    for role, count in ((0, forget), (1, retain)):
+        for row in range(count):
+            length = int(generator.integers(2, 41))
+            tokens = [100 * role + row] * length
+            rows.append(
+                {
+                    "input_ids": tokens,
+                    "attention_mask": [1] * length,
+                    "labels": tokens,
+                    "role": role,
+                    "kind": row % 2,
+                    "task": 1,
+                    "row": row,
+                    "length": length,
+                }
+            )
+    return Dataset.from_list([rows[i] for i in generator.permutation(len(rows))])
+
+
+def epoch_rows(pairs: PairedDataset, epoch: int, **options):
+    """[(forget row, retain rows)] of an epoch, by number in the file."""
+    sampler = PairSampler(pairs, **options)
+    sampler.set_epoch(epoch)
+    items = [pairs[index] for index in sampler]
+    return [(item["forget"]["row"], [row["row"] for row in item["retain"]]) for item in items]
+
+
+def test_roles_are_where_they_belong():
+    pairs = PairedDataset(merged(3, 5), retain_per_forget=2)
+    for index in range(20):
+        item = pairs[index]
+        assert item["forget"]["role"] == 0
+        assert [row["role"] for row in item["retain"]] == [1, 1]
+
+
+def test_forget_rows_come_once_an_epoch_in_a_fresh_order():
+    pairs = PairedDataset(merged(7, 4), seed=3)
+    orders = [[forget for forget, _ in epoch_rows(pairs, epoch)] for epoch in range(4)]
+    assert all(sorted(order) == list(range(7)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+@pytest.mark.parametrize(
+    ("forget", "retain", "ratio"), [(5, 8, 1), (5, 3, 1), (4, 3, 2), (6, 6, 1), (1, 9, 4)]
+)
+def test_every_retain_row_is_used_equally(forget, retain, ratio):
+    """After each pair the uses of any two rows differ by at most one, however sizes relate;
+    after ``retain`` epochs (forget * ratio * retain slots) all have forget * ratio uses."""
+    pairs = PairedDataset(merged(forget, retain), seed=1, retain_per_forget=ratio)
+    uses = Counter({row: 0 for row in range(retain)})
+    for epoch in range(retain):
+        for _, rows in epoch_rows(pairs, epoch):
+            uses.update(rows)
+            assert max(uses.values()) - min(uses.values()) <= 1
+    assert set(uses.values()) == {forget * ratio}
+
+
+def test_a_fixed_pairing_would_never_see_the_tail():
+    """2 forget, 5 retain rows: two epochs already reach 4 of them, not the same 2 again."""
+    pairs = PairedDataset(merged(2, 5), seed=0)
+    seen = {row for epoch in range(3) for _, rows in epoch_rows(pairs, epoch) for row in rows}
+    assert seen == set(range(5))
+
+
+def test_epoch_over_the_longer_set():
+    """4 forget, 10 retain, ratio 3: ceil(10/3) = 4 pairs; ratio 1: 10 pairs, 2.5 forget passes."""
+    rows = merged(4, 10)
+    assert len(PairedDataset(rows, retain_per_forget=3, epoch_over="longest")) == 4
+    pairs = PairedDataset(rows, epoch_over="longest")
+    first, second = epoch_rows(pairs, 0), epoch_rows(pairs, 1)
+    assert sorted(row for _, (row,) in first) == list(range(10))
+    uses = Counter(forget for forget, _ in first)
+    assert sorted(uses.values()) == [2, 2, 3, 3]
+    assert set(Counter(forget for forget, _ in first + second).values()) == {5}
+    assert len(PairedDataset(merged(9, 2), epoch_over="longest")) == 9
+
+
+def test_same_seed_same_pairs_other_seed_other_pairs():
+    rows = merged(6, 6)
+    orders = [epoch_rows(PairedDataset(rows, seed=seed), 2) for seed in (5, 5, 6)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_evaluation_pairs_stay_the_same():
+    """accelerate counts evaluations as epochs; their numbers must be comparable."""
+    pairs = PairedDataset(merged(3, 5), shuffle=False)
+    assert epoch_rows(pairs, 0) == epoch_rows(pairs, 4, group_by_length=True, batch_size=2)
+
+
+def test_without_retain_rows():
+    pairs = PairedDataset(merged(3, 0), retain_per_forget=0)
+    assert pairs[1]["retain"] == [] and len(pairs) == 3
+
+
+def test_faults():
+    with pytest.raises(UnlearnError, match="no column 'role'.*axolotl_unlearn.data.forget"):
+        PairedDataset(merged(2, 2).remove_columns("role"))
+    with pytest.raises(UnlearnError, match="no forget rows.*data.forget"):
+        PairedDataset(merged(0, 2))
+    with pytest.raises(UnlearnError, match="no retain rows.*data.retain"):
+        PairedDataset(merged(2, 0))
+
+
+def test_grouping_by_length_keeps_the_pairs_and_pads_less():
+    pairs = PairedDataset(merged(101, 90), seed=4)
+    plain = epoch_rows(pairs, 1)
+    grouped = epoch_rows(pairs, 1, group_by_length=True, batch_size=4)
+    key = [(forget, tuple(rows)) for forget, rows in plain]
+    assert sorted(key) == sorted((forget, tuple(rows)) for forget, rows in grouped)
+    assert grouped != plain
+
+    def longest(order):
+        size = {(r["role"], r["row"]): r["length"] for r in pairs.rows}
+        pair = [max(size[0, f], *(size[1, r] for r in rows)) for f, rows in order]
+        return [max(pair[i : i + 4]) for i in range(0, len(pair), 4)]
+
+    assert sum(longest(grouped)) < 0.9 * sum(longest(plain))
+    full = longest(grouped)[:-1]
+    assert full != sorted(full) and full != sorted(full, reverse=True), "batches must be mixed"
+    again = epoch_rows(pairs, 1, group_by_length=True, batch_size=4)
+    assert grouped == again != epoch_rows(pairs, 2, group_by_length=True, batch_size=4)
+
+
+# -- through accelerate, as Trainer uses it -------------------------------------------------
+
+
+def loader(rows, process: int = 0, processes: int = 1, batch: int = 2, **options):
+    """A DataLoader prepared as Trainer does, seen from one of several processes."""
+    from accelerate.data_loader import prepare_data_loader
+
+    pairs = PairedDataset(rows, seed=7, **options)
+    sampler = PairSampler(pairs, group_by_length=True, batch_size=batch * processes)
+    plain = DataLoader(pairs, batch_size=batch, sampler=sampler, collate_fn=PairCollator(257))
+    return prepare_data_loader(
+        plain, num_processes=processes, process_index=process, put_on_device=False
+    )
+
+
+def batches(prepared, epoch: int, skip: int = 0) -> list[list[tuple[int, int]]]:
+    """[(role, row)] of every batch of an epoch, in the order of Trainer._run_epoch."""
+    from accelerate import skip_first_batches
+
+    if skip:
+        prepared = skip_first_batches(prepared, skip)
+    prepared.set_epoch(epoch)
+    return [
+        list(zip(batch["role"].tolist(), batch["row"].tolist(), strict=True)) for batch in prepared
+    ]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_resume_at_any_step_gives_the_same_batches(processes):
+    rows = merged(13, 9)
+    for process in range(processes):
+        prepared = loader(rows, process, processes)
+        for epoch in range(3):
+            whole = batches(prepared, epoch)
+            for step in range(1, len(whole)):
+                resumed = loader(rows, process, processes)  # a new program
+                assert batches(resumed, epoch, skip=step) == whole[step:]
+                if step == 1:  # and the next epoch of the same resumed program
+                    assert batches(resumed, epoch + 1) == batches(
+                        loader(rows, process, processes), epoch + 1
+                    )
+
+
+def test_processes_share_out_one_process_batches():
+    """12 pairs: two processes of batch 2 are one process of batch 4, step by step."""
+    rows = merged(12, 9)
+    single = batches(loader(rows, batch=4), 1)
+    halves = [batches(loader(rows, process, 2, batch=2), 1) for process in range(2)]
+    assert len(single) == len(halves[0]) == len(halves[1]) == 3
+    for whole, first, second in zip(single, *halves, strict=True):
+        assert sorted(whole) == sorted(first + second)
+        # disjoint: each forget row belongs to one process
+        forget = [{pair for pair in half if pair[0] == 0} for half in (first, second)]
+        assert not forget[0] & forget[1]
+
+
+def test_worker_processes_give_the_same_batches():
+    pairs = PairedDataset(merged(6, 5), seed=2, retain_per_forget=2)
+    options = {"batch_size": 2, "sampler": PairSampler(pairs), "collate_fn": PairCollator(257)}
+    here = [batch["row"].tolist() for batch in DataLoader(pairs, **options)]
+    there = DataLoader(pairs, num_workers=1, multiprocessing_context="fork", **options)
+    assert [batch["row"].tolist() for batch in there] == here
+
+
+def test_pairs_can_be_pickled():
+    import pickle
+
+    pairs = PairedDataset(merged(6, 5), seed=2)
+    pairs[3]
+    copy = pickle.loads(pickle.dumps(pairs))
+    assert [copy.indices(i) for i in range(20)] == [pairs.indices(i) for i in range(20)]
+
+
+def test_a_resumed_trainer_sees_the_same_batches(tmp_path):
+    """Real Trainer: 7 pairs, batch 2, 3 epochs = 12 steps; resumed from the checkpoint at 6,
+    in the middle of the second epoch."""
+    from conftest import tiny_llama
+    from transformers import Trainer, TrainingArguments
+
+    seen: list[list[int]] = []
+
+    class Recorder(Trainer):
+        def get_train_dataloader(self):
+            pairs = PairedDataset(self.train_dataset, seed=5)
+            return self._get_dataloader(
+                pairs, "Training", 2, lambda p: PairSampler(p), is_training=True
+            )
+
+        def compute_loss(self, model, inputs, **_):
+            seen.append(inputs["row"].tolist())
+            return model(**{k: inputs[k] for k in ("input_ids", "attention_mask", "labels")}).loss
+
+    def run(resume=None):
+        seen.clear()
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=2,
+            num_train_epochs=3,
+            save_steps=6,
+            use_cpu=True,
+            remove_unused_columns=False,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        Recorder(
+            model=tiny_llama(vocabulary=300).train(),
+            args=arguments,
+            train_dataset=merged(7, 5),
+            data_collator=PairCollator(257),
+        ).train(resume_from_checkpoint=resume)
+        return list(seen)
+
+    whole = run()
+    assert len(whole) == 12
+    assert run(resume=str(tmp_path / "checkpoint-6")) == whole[6:]
