@@ -26,7 +26,7 @@ from axolotl_unlearn.report.results import (
     status,
 )
 from axolotl_unlearn.report.terminal import caption, reading
-from axolotl_unlearn.report.verdict import verdict
+from axolotl_unlearn.report.verdict import reading_of
 
 TONES = {
     "collapsed": "bad",
@@ -106,7 +106,7 @@ def write_report(
         ),
         note="Completions: ROUGE-L recall of the continuation. Answers: exact match. Forget cells "
         "are shown as 1 - v, so a long bar is good everywhere. Whiskers are 95 % intervals; the "
-        "dashed tick is the original model.",
+        "thin upright tick is the original model.",
     )
     page.section("Distance from the retrained model", _distances(page))
     limit = plots.loss_limit(models)
@@ -188,7 +188,7 @@ class _Page:
         if not body:
             return
         anchor = re.sub(r"[^a-z]+", "-", heading.lower()).strip("-")
-        text = f'<p class="note">{escape(note)}</p>' if note else ""
+        text = f'<p class="note">{_words(note)}</p>' if note else ""
         self.parts.append(
             f'<section id="{anchor}"><h2>{escape(heading)}</h2>{text}{body}</section>'
         )
@@ -199,7 +199,7 @@ class _Page:
         if self.results.get("data_dir"):
             facts.append(f"data {self.results['data_dir']}")
         if self.results.get("created"):
-            facts.append(str(self.results["created"]))
+            facts.append(_moment(str(self.results["created"])))
         head = (
             f'<header><p class="product">axolotl-unlearn</p><h1>Unlearning report</h1>'
             f'<p class="facts">{escape(" · ".join(facts))}</p></header>'
@@ -218,6 +218,17 @@ class _Page:
         )
 
 
+def _moment(text: str) -> str:
+    """An ISO time to the minute; anything else as it is."""
+    match = re.match(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[\d:.]*(Z|\+00:00)?", text)
+    return f"{match[1]} {match[2]}{' UTC' if match[3] else ''}" if match else text
+
+
+def _words(text: str) -> str:
+    """Escaped prose that does not break a line before a per cent sign."""
+    return escape(text).replace(" %", "\u00a0%")
+
+
 def _swatch(color: str) -> str:
     return f'<span class="swatch" style="background:{color}"></span>'
 
@@ -226,7 +237,7 @@ def _figure(svg: str, text: str = "", *, title: str = "") -> str:
     if not svg:
         return ""
     heading = f"<h3>{title}</h3>" if title else ""
-    words = f"<figcaption>{escape(text)}</figcaption>" if text else ""
+    words = f"<figcaption>{_words(text)}</figcaption>" if text else ""
     return f"<figure>{heading}{svg}{words}</figure>"
 
 
@@ -257,15 +268,12 @@ def _verdicts(page: _Page) -> str:
     for model in page.models:
         kind = status(model, page.original, page.retrained)
         tone = TONES.get(kind, "warn")
-        sentence = verdict(model, page.original, page.retrained)
+        sentence = reading_of(model, page.original, page.retrained)
         name = str(model["name"])
-        if sentence.startswith(name):
-            sentence = sentence[len(name) :].lstrip()
-            sentence = sentence[:1].upper() + sentence[1:]
         rows.append(
             f'<li class="{tone}"><div class="who">{_swatch(page.palette[name])}'
             f'<b>{escape(name)}</b> <span class="badge {tone}">{escape(kind)}</span></div>'
-            f"<p>{escape(sentence)}</p></li>"
+            f"<p>{_words(sentence)}</p></li>"
         )
     return f'<ul class="verdicts">{"".join(rows)}</ul>'
 
@@ -340,7 +348,8 @@ def _distances(page: _Page) -> str:
             cells.append(f"<td>{text}{small}</td>")
         rows.append(f'<tr><th scope="row">{metric}</th><td>{target:.3f}</td>{"".join(cells)}</tr>')
     return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Distances"><table>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Distances">'
+        '<table class="dense">'
         f'<thead><tr><th scope="col">Metric</th><th scope="col">retrained</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
@@ -367,13 +376,13 @@ def _read_log(name: str, log: str | Path | Log) -> Log:
 
 # What a panel is called and where its curve should go; parts come first, in this order.
 _LOG_TITLES = {
-    "loss": ("total loss", ""),
-    "forget_nll": ("forget NLL", "nats per token, higher = more forgotten"),
-    "retain_nll": ("retain NLL", "nats per token, lower = better kept"),
+    "loss": ("Total loss", ""),
+    "forget_nll": ("Forget NLL", "nats per token, higher = more forgotten"),
+    "retain_nll": ("Retain NLL", "nats per token, lower = better kept"),
     "kl": ("KL to the reference", "nats per token, lower = closer"),
-    "log_ratio": ("log-ratio on the forget rows", "policy to reference, lower = more forgotten"),
+    "log_ratio": ("Log-ratio on the forget rows", "policy to reference, lower = more forgotten"),
     "npo_weight": ("NPO gradient weight", "2 = at the start, 0 = stopped by itself"),
-    "saturated": ("saturated forget rows", "share that no longer pulls"),
+    "saturated": ("Saturated forget rows", "share that no longer pulls"),
 }
 
 
@@ -384,7 +393,7 @@ def _training(logs: Mapping[str, Log], page: _Page) -> str:
             keys += [key for key in row if key not in keys]
     parts = [key for key in keys if key.startswith(("forget/", "retain/"))]
     wanted = sorted(parts) + [key for key in _LOG_TITLES if key in keys]
-    figures = []
+    figures, drawn = [], []
     for key in wanted:
         curves = {
             name: [
@@ -394,7 +403,10 @@ def _training(logs: Mapping[str, Log], page: _Page) -> str:
             ]
             for name, log in logs.items()
         }
-        title, unit = _LOG_TITLES.get(key, (key.replace("/", " loss: "), ""))
+        if curves in drawn:  # e.g. retain_nll beside retain/nll: the same curve under two names
+            continue
+        drawn.append(curves)
+        title, unit = _LOG_TITLES.get(key, (_part_title(key), ""))
         domain = (0.0, 1.0) if key == "saturated" else None
         figures.append(
             _figure(
@@ -412,13 +424,18 @@ def _training(logs: Mapping[str, Log], page: _Page) -> str:
     return _grid(*figures)
 
 
+def _part_title(key: str) -> str:
+    side, _, objective = key.partition("/")
+    return f"{side.capitalize()} part: {objective}"
+
+
 _SCORE_TITLES = {
     "aggregate": "Aggregate",
     "task_aggregate": "Task Aggregate",
     "mia_auc": "AUC",
     "mia_score": "MIA score",
-    "utility": "utility",
-    "mmlu": "utility (MMLU)",
+    "utility": "Utility",
+    "mmlu": "Utility (MMLU)",
 }
 
 

@@ -29,6 +29,7 @@ from axolotl_unlearn.report.results import (
 )
 from axolotl_unlearn.report.svg import (
     Svg,
+    fit,
     nice_ticks,
     place_labels,
     scale,
@@ -113,7 +114,7 @@ def cells_chart(model: Model, original: Model | None, color: str) -> str:
                     svg.text(right + 40, middle + 4, f"{value:.2f}", cls="value", anchor="end")
                 before = number(((original or {}).get("cells") or {}).get(name))
                 if before is not None and original is not model:
-                    svg.line(x(before), y + 2, x(before), y + row - 2, cls="before")
+                    svg.line(x(before), y + 1, x(before), y + row - 1, cls="origin")
                 y += row
         y += 4
     return svg.render()
@@ -130,7 +131,7 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
         return ""
     sizes = next((size for size in map(membership_sizes, rows) if size), None)
     half = 1.96 * auc_standard_error(*sizes) if sizes else 0.1
-    row, top = 26, 46
+    row, top = min(40, max(26, 250 / len(rows))), 46
     left = min(130, max(54, max(text_width(model["name"]) for model in rows) + 14))
     right, bottom = WIDTH - 46, top + row * len(rows)
     x = scale((0, 1), (left, right))
@@ -143,18 +144,16 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
         f"under-forgetting: {told}.",
     )
     svg.rect(x(0.5 - half), top - 6, x(0.5 + half) - x(0.5 - half), bottom - top + 8, cls="band")
-    svg.text(left, top - 28, "over-forgetting", cls="axis")
-    svg.text(right, top - 28, "under-forgetting", cls="axis", anchor="end")
+    svg.text(left - 8, top - 30, "\u2190 over-forgetting", cls="axis")
+    svg.text(right + 8, top - 30, "under-forgetting \u2192", cls="axis", anchor="end")
     svg.text(x(0.5), top - 12, "ideal", cls="bandtext", anchor="middle")
-    svg.text(left, top - 14, "\u2190", cls="axis")
-    svg.text(right, top - 14, "\u2192", cls="axis", anchor="end")
     for tick in (0, 0.25, 0.5, 0.75, 1):
         svg.line(x(tick), top - 6, x(tick), bottom + 2, cls="grid")
         svg.text(x(tick), bottom + 16, tick_label(tick), cls="tick", anchor="middle")
     for index, model in enumerate(rows):
         y, color = top + row * (index + 0.5), palette[model["name"]]
         auc, around = float(model["mia_auc"]), interval(model, "mia_auc")
-        svg.text(0, y + 4, model["name"], cls="name", color=color)
+        svg.text(0, y + 4, fit(model["name"], left - 10), cls="name", color=color)
         if around:
             svg.line(x(around[0]), y, x(around[1]), y, cls="interval", color=color)
         tip = f"{model['name']}: AUC {auc:.3f}, {forgetting(model)}"
@@ -199,12 +198,14 @@ def plane_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
         svg.path(zip(map(x, forget), map(y, kept), strict=True), cls="contour")
         svg.text(x(1) - 3, y(start) - 3, f"{level:g}", cls="contourtext", anchor="end")
     spots = [(x(a), y(b)) for _, a, b in rows]
-    places = place_labels(spots, [m["name"] for m, _, _ in rows], (left, top, right, bottom))
+    places = place_labels(
+        spots, [fit(m["name"], 150) for m, _, _ in rows], (left, top, right, bottom)
+    )
     for (model, a, b), (px, py), (tx, ty, anchor) in zip(rows, spots, places, strict=True):
         color = palette[model["name"]]
         tip = f"{model['name']}: forgotten {a:.3f}, kept {b:.3f}"
         svg.dot(px, py, color=color, shape=_shape(model), title=tip, r=6)
-        svg.text(tx, ty, model["name"], cls="name halo", color=color, anchor=anchor)
+        svg.text(tx, ty, fit(model["name"], 150), cls="name halo", color=color, anchor=anchor)
     svg.text(
         (left + right) / 2,
         bottom + 33,
@@ -244,7 +245,8 @@ def roc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     left, right, top, bottom = 44, WIDTH - 12, 12, 308
     x, y = scale((0, 1), (left, right)), scale((0, 1), (bottom, top))
     names = ", ".join(f"{model['name']} AUC {show(model.get('mia_auc'))}" for model, _, _ in rows)
-    legend_rows = (len(rows) + 1) // 2
+    columns = 2 if max(text_width(model["name"]) for model, _, _ in rows) < 90 else 1
+    legend_rows = -(-len(rows) // columns)
     svg = Svg(
         "roc", WIDTH, bottom + 44 + 18 * legend_rows, f"ROC curves of the loss attack: {names}."
     )
@@ -254,23 +256,19 @@ def roc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
         svg.text(x(tick), bottom + 15, tick_label(tick), cls="tick", anchor="middle")
         svg.text(left - 6, y(tick) + 4, tick_label(tick), cls="tick", anchor="end")
     svg.line(x(0), y(0), x(1), y(1), cls="before")
-    svg.text(
-        x(0.5),
-        y(0.5) - 6,
-        "chance = ideal",
-        cls="tick halo",
-        anchor="middle",
-        extra=f' transform="rotate({_angle(right - left, bottom - top)} {x(0.5):.0f} '
-        f'{y(0.5):.0f})"',
-    )
+    svg.text(x(1) - 4, y(0) - 6, "dashed: chance, the ideal", cls="tick halo", anchor="end")
     for index, (model, members, others) in enumerate(rows):
         color = palette[model["name"]]
         points = _thin(roc_points(members, others), 400)
         svg.path(((x(a), y(b)) for a, b in points), color=color)
-        lx, ly = left + (index % 2) * 160, bottom + 52 + 18 * (index // 2)
+        lx, ly = left + (index % columns) * 160, bottom + 52 + 18 * (index // columns)
         svg.line(lx, ly - 4, lx + 16, ly - 4, cls="line", color=color)
         svg.text(
-            lx + 22, ly, f"{model['name']} {show(model.get('mia_auc'))}", cls="name", color=color
+            lx + 22,
+            ly,
+            f"{fit(model['name'], 240)} {show(model.get('mia_auc'))}",
+            cls="name",
+            color=color,
         )
     svg.text(
         (left + right) / 2,
@@ -290,10 +288,6 @@ def roc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     return svg.render()
 
 
-def _angle(width: float, height: float) -> str:
-    return f"{-np.degrees(np.arctan2(height, width)):.1f}"
-
-
 def _losses(model: Model) -> tuple[list[float], list[float]] | None:
     likelihood = model.get("likelihood") or {}
     pair = [
@@ -304,11 +298,15 @@ def _losses(model: Model) -> tuple[list[float], list[float]] | None:
 
 
 def loss_limit(models: Sequence[Model]) -> float:
-    """Right end of the shared loss axis: the pooled 99th percentile, rounded up."""
+    """Right end of the shared loss axis: the pooled 99th percentile, rounded up.
+
+    Flagged models do not stretch it, or the losses of a collapsed one would flatten the others.
+    """
+    models = [model for model in models if not flags(model)] or models
     pooled = [
         value for model in models if (pair := _losses(model)) for part in pair for value in part
     ]
-    return nice_ticks(0, float(np.quantile(pooled, 0.99)), 5)[-1] if pooled else 1.0
+    return nice_ticks(0, float(np.quantile(pooled, 0.99)), 9)[-1] if pooled else 1.0
 
 
 def loss_histogram(model: Model, color: str, limit: float) -> str:
@@ -354,7 +352,7 @@ def extraction_histogram(model: Model, original: Model, color: str) -> str:
         (0, 1),
         20,
         "extraction strength (0 = nothing can be extracted)",
-        ("before", model["name"]),
+        ("before", fit(model["name"], 130)),
         overflow=False,
     )
 
@@ -403,17 +401,11 @@ def _histogram(
         steps += [(x(low), y(share)), (x(high), y(share))]
     svg.path([*steps, (x(edges[-1]), bottom)], cls="outline")
     svg.line(left, bottom, right, bottom, cls="axisline")
-    x_ticks = nice_ticks(*domain, 5)
-    for tick in x_ticks:
-        if domain[0] <= tick <= domain[1]:
-            last = overflow and tick == x_ticks[-1]
-            svg.text(
-                x(tick),
-                bottom + 14,
-                f"\u2265{tick_label(tick)}" if last else tick_label(tick),
-                cls="tick",
-                anchor="end" if tick == domain[1] else "middle",
-            )
+    for tick in nice_ticks(*domain, 5):
+        if domain[0] <= tick < domain[1] - 0.08 * (domain[1] - domain[0]):
+            svg.text(x(tick), bottom + 14, tick_label(tick), cls="tick", anchor="middle")
+    end = ("\u2265" if overflow else "") + tick_label(domain[1])
+    svg.text(right, bottom + 14, end, cls="tick", anchor="end")
     svg.text((left + right) / 2, bottom + 31, axis, cls="axis", anchor="middle")
     svg.text(0, 11, "% of texts", cls="axis")
     labels = [
@@ -435,7 +427,7 @@ def _median_labels(
     labels.sort(key=lambda label: label[0])
     texts = [f"{word} {median:.2f}" for median, word, _ in labels]
     widths = [text_width(text) for text in texts]
-    floor = span[0] + 50  # keeps clear of the unit of the vertical axis
+    floor = span[0] + 38  # keeps clear of the unit of the vertical axis
     starts = [
         min(max(x(m) - w / 2, floor), span[1] - w)
         for (m, _, _), w in zip(labels, widths, strict=True)
@@ -474,9 +466,10 @@ def curves_chart(
     xs = [a for points in curves.values() for a, _ in points]
     ys = [b for points in curves.values() for _, b in points]
     ys += [edge for band in bands.values() for _, low, high in band for edge in (low, high)]
-    label_width = min(96, max(text_width(key) for key in curves) + 10)
+    label_width = min(110, max(text_width(key) for key in curves) + 8)
     ticks = nice_ticks(*(domain or (min(0.0, min(ys)), max(ys))), 5)
-    left, right, top, bottom = 40, WIDTH - label_width, 34, 178
+    top = 46 if y_label else 32
+    left, right, bottom = 40, WIDTH - label_width, top + 142
     last = max(xs) if max(xs) > min(xs) else min(xs) + 1
     x = scale((min(xs), last), (left, right))
     y = scale((ticks[0], ticks[-1]), (bottom, top))
@@ -486,13 +479,13 @@ def curves_chart(
     svg = Svg(name, WIDTH, bottom + 36, f"{title} over {x_label}: {told}.")
     svg.text(0, 12, title, cls="head")
     if y_label:
-        svg.text(0, 26, y_label, cls="tick")
+        svg.text(0, 27, y_label, cls="tick")
     for tick in ticks:
         svg.line(left, y(tick), right, y(tick), cls="grid")
         svg.text(left - 5, y(tick) + 4, tick_label(tick), cls="tick", anchor="end")
     if ideal is not None:
         svg.line(left, y(ideal), right, y(ideal), cls="before")
-    for tick in nice_ticks(min(xs), last, 4):
+    for tick in nice_ticks(min(xs), last, 5):
         if min(xs) <= tick <= last:
             svg.text(x(tick), bottom + 15, tick_label(tick), cls="tick", anchor="middle")
     svg.line(left, bottom, right, bottom, cls="axisline")
@@ -509,7 +502,7 @@ def curves_chart(
         if markers or len(points) == 1:
             for a, b in points:
                 svg.dot(x(a), y(b), color=color, r=3, title=f"{key}: {b:.3f} at {tick_label(a)}")
-        svg.text(right + 6, end + 4, key, cls="name", color=color)
+        svg.text(right + 6, end + 4, fit(key, label_width - 6), cls="name", color=color)
     return svg.render()
 
 

@@ -26,43 +26,50 @@ def verdict(
     A collapsed model, one below the utility gate, or one without a utility score is never called
     good. `original` and `retrained` may be None or the model itself.
     """
-    name = model["name"]
+    return f"{model['name']}: {reading_of(model, original, retrained)}"
+
+
+def reading_of(
+    model: Mapping[str, Any],
+    original: Mapping[str, Any] | None,
+    retrained: Mapping[str, Any] | None = None,
+) -> str:
+    """The verdict without the model's name."""
     kind = status(model, original, retrained)
     if kind == "collapsed":
         reasons = (model.get("collapse") or {}).get("reasons") or ["see the collapse figures"]
         return (
-            f"{name} has collapsed ({'; '.join(map(str, reasons))}): its outputs are broken, so "
+            f"Collapsed ({'; '.join(map(str, reasons))}): its outputs are broken, so "
             f"its Aggregate of {show(model.get('aggregate'))} says nothing about forgetting."
         )
     if kind == "below gate":
         gate = model.get("gate") or {}
         return (
-            f"{name} is below the utility gate: utility {show(model.get('utility'))} where at "
+            f"Below the utility gate: utility {show(model.get('utility'))} where at "
             f"least {show(gate.get('threshold'))} is asked (the original has "
             f"{show(gate.get('original'))}), so its Aggregate of {show(model.get('aggregate'))} "
             "was paid for with general ability."
         )
     if kind == "before":
         return (
-            f"{name} is the starting point, before any unlearning: {_membership(model)}. "
+            f"The starting point, before any unlearning: {_membership(model)}. "
             f"Every other row is read against it."
         )
     if kind == "target":
         return (
-            f"{name} never saw the forget set: it is the true target, and an unlearned model is "
-            f"good when it cannot be told from it ({_sides(model)}, AUC {_auc(model)})."
+            "The true target, because it never saw the forget set: an unlearned model is good "
+            f"when it cannot be told from this one ({_sides(model)}, AUC {_auc(model)})."
         )
     opening = {
-        "no membership": "has no membership score, so forgetting is only half measured",
-        "over-forgets": "over-forgets",
-        "under-forgets": "under-forgets",
-        "still knows": "is balanced on membership but still knows part of the forget set",
-        "lost knowledge": "is balanced on membership but lost part of what it should keep",
-        "utility unknown": "looks balanced, but its utility was not gated, so it is not called "
-        "good",
-        "good": "forgets without standing out and keeps the rest",
+        "no membership": "No membership score, so forgetting is only half measured",
+        "over-forgets": "Over-forgets",
+        "under-forgets": "Under-forgets",
+        "still knows": "Balanced on membership, but still knows part of the forget set",
+        "lost knowledge": "Balanced on membership, but lost part of what it should keep",
+        "utility unknown": "Balanced, but its utility was not gated, so it is not called good",
+        "good": "Forgets without standing out and keeps the rest",
     }[kind]
-    parts = [f"{name} {opening}: "]
+    parts = [f"{opening}: "]
     if number(model.get("mia_auc")) is not None:
         parts.append(f"{_membership(model)}; ")
     parts.append(f"{_sides(model)}")
@@ -70,7 +77,7 @@ def verdict(
     if kind != "good" and weakest:
         parts.append(f" (weakest cell {weakest})")
     parts.append(f"; {_utility(model, original)}.")
-    if retrained is not None and retrained.get("name") != name:
+    if retrained is not None and retrained is not model:
         distance = _distance(model, retrained)
         parts.append(f" {distance}" if distance else "")
     elif kind == "good":

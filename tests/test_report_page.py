@@ -1,0 +1,306 @@
+"""The HTML page: as text, and as a real headless browser shows it.
+
+The browser tests use Chromium when it is installed (`chromium`, `chromium-browser`, `google-chrome`
+or the path in CHROMIUM) and are skipped with that reason otherwise.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from click.testing import CliRunner
+from report_fixture import SECRET, make_attacks, make_log, make_results, make_trajectory
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.report import write_report
+from axolotl_unlearn.report.page import redact
+
+PLOTS = {"auc", "plane", "roc", "cells", "losses", "extraction", "training", "trajectory", "attack"}
+
+
+def everything(tmp_path, **changes):
+    """A page with every section that results, logs and extras can fill."""
+    log = tmp_path / "over" / "trainer_state.json"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text(json.dumps({"log_history": make_log(1.0)}))
+    return write_report(
+        changes.pop("results", make_results()),
+        tmp_path / "sub" / "report.html",
+        training_logs={"over": log, "under": make_log(0.5)},
+        trajectory=make_trajectory(),
+        extras={
+            "attacks": make_attacks(),
+            "depth": [{"title": "log-prob drop", "model": "merged", "points": [[0, 0.1], [1, 2]]}],
+            "configs": {"npo_over.yml": "base_model: out/memorised\nhub_token: hf_abc\n"},
+        },
+    )
+
+
+class Table(HTMLParser):
+    """Cells of the score table: {model: {metric: text}}."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.model, self.metric, self.classes = {}, None, None, {}
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        if tag == "tr" and "data-model" in attrs:
+            self.model = attrs["data-model"]
+            self.classes[self.model] = attrs.get("class", "")
+        if tag in ("td", "small", "th"):
+            self.metric = attrs.get("data-metric") if tag == "td" else None
+
+    def handle_data(self, data):
+        if self.model and self.metric:
+            self.rows.setdefault(self.model, {})[self.metric] = data
+
+
+def test_the_table_shows_the_results(tmp_path):
+    results = make_results()
+    parser = Table()
+    parser.feed(everything(tmp_path).read_text())
+    for model in results["models"]:
+        for metric in ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility"):
+            assert parser.rows[model["name"]][metric] == f"{model[metric]:.3f}"
+    assert parser.classes == {
+        "original": "",
+        "over": "",
+        "under": "",
+        "merged": "best",
+        "retrained": "",
+        "ascent": "bad",
+    }
+
+
+def test_collapsed_models_are_flagged_wherever_they_are_named(tmp_path):
+    page = everything(tmp_path).read_text()
+    # verdict, table, cells, distances, losses, extraction
+    assert page.count('<span class="badge bad">collapsed</span>') >= 6
+    assert page.count('class="badge good">good</span>') == 1
+
+
+def test_nothing_is_fetched_and_the_page_is_small(tmp_path):
+    path = everything(tmp_path)
+    page = path.read_text()
+    assert not re.search(r"https?:|//[a-z]|<script|@import|url\(", page)
+    assert set(re.findall(r'(?:src|href)="([^"]*)"', page)) == {"data:,"}
+    assert path.stat().st_size < 2_000_000
+
+
+def test_every_plot_has_alt_text_and_finite_coordinates(tmp_path):
+    page = everything(tmp_path).read_text()
+    plots = re.findall(r'<svg data-plot="([a-z]+)" role="img" aria-label="([^"]{20,})"', page)
+    assert {name for name, _ in plots} == PLOTS | {"depth"}
+    assert len(plots) == page.count("<svg")
+    assert not re.search(r'="[^"]*\b(nan|inf)\b', page)
+
+
+def test_texts_appear_only_when_the_results_carry_them(tmp_path):
+    assert SECRET not in everything(tmp_path).read_text()
+    page = everything(tmp_path, results=make_results(texts=True)).read_text()
+    assert SECRET in page
+    assert "&lt;nobody&gt;" in page and "<nobody>" not in page
+
+
+def test_names_from_outside_cannot_write_markup(tmp_path):
+    results = make_results(("original", "over"))
+    results["models"][1]["name"] = '<img src=x onerror="alert(1)">'
+    results["data_dir"] = "<script>alert(2)</script>"
+    page = write_report(results, tmp_path / "r.html").read_text()
+    assert "<img" not in page and "<script" not in page
+
+
+def test_secrets_of_a_config_are_hidden_and_settings_are_not(tmp_path):
+    text = "hub_token: hf_abc\n  api_key: 'k'\nspecial_tokens: {pad: x}\ntokenizer_type: Llama\n"
+    assert redact(text) == (
+        "hub_token: (hidden)\n  api_key: (hidden)\nspecial_tokens: {pad: x}\n"
+        "tokenizer_type: Llama\n"
+    )
+    assert "hf_abc" not in everything(tmp_path).read_text()
+
+
+def test_a_page_from_the_least_there_can_be(tmp_path):
+    """Headline scores only: no plot that lacks its data, and no error."""
+    page = write_report({"models": [{"name": "m", "aggregate": 0.5}]}, tmp_path / "r.html")
+    text = page.read_text()
+    assert "<svg" not in text and "0.500" in text and "No retrained model" in text
+
+
+def test_missing_cells_are_said_and_not_drawn_as_zero(tmp_path):
+    results = make_results(("original", "merged"))
+    for model in results["models"]:
+        model["cells"]["retain_task3_knowledge"] = None
+    page = write_report(results, tmp_path / "r.html").read_text()
+    assert page.count("11 of 12 cells") == 2
+    assert "Task Aggregate over fewer than 12 cells" in page
+
+
+def test_a_training_log_that_is_none_gets_a_sentence(tmp_path):
+    with pytest.raises(UnlearnError, match="training log of 'over', does not exist"):
+        write_report(make_results(), tmp_path / "r.html", training_logs={"over": tmp_path / "x"})
+    (tmp_path / "trainer_state.json").write_text("{}")
+    with pytest.raises(UnlearnError, match="log_history"):
+        write_report(make_results(), tmp_path / "r.html", training_logs={"over": tmp_path})
+
+
+# ---------------------------------------------------------------- command line
+
+
+def run(*arguments):
+    from axolotl_unlearn.cli import unlearn
+
+    return CliRunner().invoke(unlearn, ["report", *map(str, arguments)])
+
+
+def test_command_finds_logs_beside_the_models_and_prints_table_and_path(tmp_path):
+    """over is an adapter merged in out/over/merged, so its log lies one folder up, in the newest
+    checkpoint; merged lies in out/merged, whose parent is no run."""
+    results = make_results(("original", "over", "merged"))
+    run_folder = tmp_path / "over"
+    for step, depth in ((5, 0.1), (12, 1.0)):
+        checkpoint = run_folder / f"checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        history = make_log(depth, steps=step)
+        (checkpoint / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    (run_folder / "adapter_config.json").write_text("{}")
+    results["models"][1]["model"] = str(run_folder / "merged")
+    results["models"][2]["model"] = str(tmp_path / "merged")
+    folder = tmp_path / "eval"
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(results))
+    (folder / "attacks.json").write_text(json.dumps(make_attacks()))
+    outcome = run(folder)
+    assert outcome.exit_code == 0, outcome.output
+    assert str(folder / "report.html") in outcome.output.replace("\n", "")
+    assert "merged" in outcome.output
+    page = (folder / "report.html").read_text()
+    assert 'data-plot="training"' in page and 'data-plot="attack"' in page
+    assert len(re.findall("Total loss over step: ([a-z]+) from", page)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["{folder}"], "axolotl unlearn eval"),
+        (["{folder}/broken", "--log", "over"], "NAME=PATH"),
+        (["{folder}/broken", "--log", "over={folder}"], "no trainer_state.json"),
+        (["{folder}/broken", "--config", "{folder}/none.yml"], "does not exist"),
+        (["{folder}/schema"], "schema 2"),
+    ],
+)
+def test_bad_input_ends_with_a_sentence(tmp_path, arguments, sentence):
+    for name, schema in (("broken", 1), ("schema", 2)):
+        (tmp_path / name).mkdir()
+        results = {**make_results(("original",)), "schema": schema}
+        (tmp_path / name / "results.json").write_text(json.dumps(results))
+    outcome = run(*(a.format(folder=tmp_path) for a in arguments))
+    assert outcome.exit_code == 2
+    assert "Error: " in outcome.output and sentence in outcome.output.replace("\n", " ")
+
+
+# ---------------------------------------------------------------- a real browser
+
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium found (install it or set CHROMIUM to its path)"
+)
+
+# Looks at each chart as laid out: drawn at all, text inside it, readable, names apart.
+PROBE = """
+const found = [];
+const doc = frame.contentDocument;
+for (const svg of doc.querySelectorAll("svg[data-plot]")) {
+  const name = svg.dataset.plot, box = svg.getBoundingClientRect();
+  const shapes = [...svg.querySelectorAll("rect,polyline,circle,path,line")]
+    .filter(s => { const b = s.getBoundingClientRect(); return b.width + b.height > 0; });
+  if (box.width < 200 || box.height < 100) found.push(name + " is too small");
+  if (shapes.length < 5) found.push(name + " is hardly drawn");
+  const names = [];
+  for (const text of svg.querySelectorAll("text")) {
+    const b = text.getBoundingClientRect(), label = name + " '" + text.textContent + "'";
+    if (b.left < box.left - 2 || b.right > box.right + 2 || b.top < box.top - 2 ||
+        b.bottom > box.bottom + 2) found.push(label + " leaves its chart");
+    const size = parseFloat(frame.contentWindow.getComputedStyle(text).fontSize);
+    if (size * box.width / svg.viewBox.baseVal.width < 9.5) found.push(label + " is too small");
+    if (text.classList.contains("name")) names.push([b, label]);
+  }
+  for (const [a, x] of names) for (const [b, y] of names) if (x < y) {
+    const w = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const h = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    if (w > 1 && h > 3) found.push(x + " overlaps " + y);
+  }
+}
+const wide = doc.documentElement.scrollWidth - frame.clientWidth;
+if (wide > 0) found.push("the page is " + wide + " px wider than the screen");
+document.body.innerHTML = "<pre>" + JSON.stringify(
+  {found, plots: [...doc.querySelectorAll("svg[data-plot]")].map(s => s.dataset.plot)}) + "</pre>";
+"""
+
+
+def chromium(tmp_path, *arguments):
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+        "--disable-background-networking --disable-component-update --hide-scrollbars"
+    ).split()
+    return subprocess.run(
+        [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@needs_chromium
+def test_browser_reports_no_console_error(tmp_path):
+    page = everything(tmp_path, results=make_results(texts=True))
+    shot = tmp_path / "page.png"
+    done = chromium(
+        tmp_path, "--enable-logging=stderr", "--v=0", f"--screenshot={shot}", page.as_uri()
+    )
+    assert shot.stat().st_size > 20_000
+    assert "CONSOLE" not in done.stderr
+
+
+@needs_chromium
+def test_browser_console_is_really_watched(tmp_path):
+    """The check above would see an error: this page makes one."""
+    page = tmp_path / "bad.html"
+    page.write_text("<script>console.error('seen')</script>")
+    done = chromium(tmp_path, "--enable-logging=stderr", "--v=0", "--dump-dom", page.as_uri())
+    assert "CONSOLE" in done.stderr and "seen" in done.stderr
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "long"), [(390, False), (390, True), (768, True), (1280, False)])
+def test_browser_draws_every_plot_inside_its_frame(tmp_path, width, long):
+    """The page in a frame as wide as a phone, a tablet, a desktop."""
+    results = make_results(texts=True)
+    if long:
+        results["models"][1]["name"] = "npo-over-beta-0.03-with-a-very-long-name"
+        results["models"][2]["name"] = "npo-under-0.1"
+    page = everything(tmp_path, results=results).read_text()
+    wrapper = tmp_path / "frame.html"
+    wrapper.write_text(
+        f'<body><iframe id="frame" style="border:0;width:{width}px;height:2000px"></iframe><script>'
+        f"frame.onload = () => {{ {PROBE} }}; frame.srcdoc = {json.dumps(page)};</script></body>"
+    )
+    size = f"--window-size={width + 100},2000"
+    done = chromium(tmp_path, size, "--virtual-time-budget=5000", "--dump-dom", wrapper.as_uri())
+    outcome = json.loads(re.search(r"<pre>(\{.*\})</pre>", done.stdout, re.S)[1])
+    assert outcome["found"] == []
+    assert set(outcome["plots"]) == PLOTS | {"depth"}
+
+
+@needs_chromium
+def test_browser_prints_the_page(tmp_path):
+    page = everything(tmp_path)
+    paper = tmp_path / "page.pdf"
+    chromium(tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={paper}", page.as_uri())
+    assert paper.read_bytes().startswith(b"%PDF")

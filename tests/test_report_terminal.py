@@ -1,0 +1,94 @@
+"""The terminal's table and the verdict sentences."""
+
+import io
+
+import pytest
+from report_fixture import make_results
+from rich.console import Console
+
+from axolotl_unlearn.report import table, verdict
+from axolotl_unlearn.report.results import find
+
+
+def by_name(results, name):
+    return next(model for model in results["models"] if model["name"] == name)
+
+
+def printed(results, width=120, color=False):
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=color,
+        color_system="truecolor" if color else None,
+    )
+    console.print(table(results))
+    return console.file.getvalue()
+
+
+def test_every_number_of_the_results_is_in_the_table():
+    results = make_results()
+    lines = printed(results).splitlines()
+    for model in results["models"]:
+        line = next(line for line in lines if line.startswith(f"│ {model['name']} "))
+        for metric in ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility"):
+            assert f" {model[metric]:.3f} " in line
+    text = " ".join(printed(results).split())
+    assert "80 members against 160 non-members" in text
+    assert "364 forget rows, 364 retain rows" in text  # 24 + 60 + 20 + 100 + 80 + 80
+
+
+def test_flags_are_red_and_the_best_row_is_bold():
+    text = printed(make_results(), color=True)
+    row = next(line for line in text.splitlines() if "ascent" in line)
+    assert "COLLAPSED, BELOW GATE" in row and "\x1b[31mascent" in row
+    assert "\x1b[1mmerged" in next(line for line in text.splitlines() if "merged" in line)
+    assert text.count("best") == 1
+
+
+def test_over_and_under_forgetting_are_named():
+    lines = printed(make_results()).splitlines()
+    words = {"over": "over-forgetting", "under": "under-forgetting", "merged": "balanced"}
+    for name, word in words.items():
+        assert word in next(line for line in lines if line.startswith(f"│ {name} "))
+
+
+def test_narrow_terminals_and_missing_scores():
+    """A model with nothing but a name prints n/a, not 0 and not an error."""
+    text = printed({"models": [{"name": "bare"}]}, width=60)
+    assert text.count("n/a") == 5 and "n not recorded" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", ["ascent", "over", "under"])
+def test_verdicts_of_doubtful_models_never_say_good(name):
+    results = make_results()
+    original, retrained = find(results, "original"), find(results, "retrained")
+    text = verdict(by_name(results, name), original, retrained)
+    assert text.startswith(f"{name}: ")
+    assert "good" not in text and "keeps the rest" not in text
+
+
+def test_a_collapsed_model_with_a_fine_aggregate_is_called_collapsed():
+    model = {**by_name(make_results(), "ascent"), "aggregate": 0.4}
+    text = verdict(model, None)
+    assert "Collapsed" in text and "97 % of outputs repeat one token" in text and "0.400" in text
+
+
+def test_below_gate_names_the_three_utilities():
+    gate = {"below_gate": True, "threshold": 0.75, "original": 1.0}
+    model = {**by_name(make_results(), "over"), "gate": gate}
+    text = verdict(model, None)
+    assert "0.600" in text and "0.750" in text and "1.000" in text and "gate" in text
+
+
+def test_without_utility_nothing_is_called_good_outright():
+    model = {**by_name(make_results(), "merged"), "utility": None}
+    text = verdict(model, find(make_results(), "original"))
+    assert "utility was not measured" in text and "not called good" in text
+
+
+def test_distance_from_the_retrained_model_is_a_difference():
+    results = make_results()
+    merged, retrained = by_name(results, "merged"), by_name(results, "retrained")
+    expected = merged["mia_auc"] - retrained["mia_auc"]
+    assert f"AUC {expected:+.2f}" in verdict(merged, None, retrained)
+    assert "Distance" not in verdict(merged, None, None)
