@@ -1,0 +1,1 @@
+"""Pure functions of numbers and texts: no model, no file, no Trainer."""

@@ -1,0 +1,432 @@
+"""How sure a score is: cluster bootstrap, DeLong intervals, and what chance alone would give.
+
+Rows made from one document are not independent, so whole documents are resampled (cluster
+bootstrap; Cameron, Gelbach and Miller 2008, section III.B). Scores that share documents are
+resampled together, and the same seed and documents always give the same resamples, so draws of
+two models can be subtracted: that is the paired comparison.
+
+Shape letters: B resamples, G documents (clusters), N members, M non-members, K models.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import norm, rankdata
+
+LEVEL = 0.95
+RESAMPLES = 10_000
+
+Array = NDArray[np.float64]
+Draws = dict[str, Array]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A score that is the mean of per-row values.
+
+    Attributes:
+        values: One number a row.
+        clusters: The row's document, one a row. Documents of different files need different
+            names, e.g. ``("forget", document)``, where ids are only unique within a file.
+    """
+
+    values: Sequence[float]
+    clusters: Sequence[Hashable]
+
+    def __post_init__(self) -> None:
+        _check(self.values, self.clusters, "values")
+
+
+@dataclass(frozen=True)
+class Area:
+    """A score that is the AUC of members against non-members.
+
+    Attributes:
+        members, nonmembers: One number a text; higher means "rather a member" (e.g. -loss).
+        member_clusters, nonmember_clusters: The document of each text; default: each its own.
+    """
+
+    members: Sequence[float]
+    nonmembers: Sequence[float]
+    member_clusters: Sequence[Hashable] | None = None
+    nonmember_clusters: Sequence[Hashable] | None = None
+
+    def __post_init__(self) -> None:
+        for side in ("member", "nonmember"):
+            values, clusters = getattr(self, side + "s"), getattr(self, side + "_clusters")
+            if clusters is None:
+                clusters = [(side, i) for i in range(len(values))]
+                object.__setattr__(self, side + "_clusters", clusters)
+            _check(values, clusters, side + "s")
+
+
+def _check(values: Sequence[float], clusters: Sequence[Hashable], name: str) -> None:
+    if len(values) != len(clusters):
+        raise ValueError(f"{len(values)} {name} but {len(clusters)} clusters: give one a row.")
+    if len(values) == 0:
+        raise ValueError(f"no {name}: leave the score out instead.")
+    if not np.isfinite(np.asarray(values, dtype=float)).all():
+        raise ValueError(f"{name} hold NaN or infinity; score those rows again or leave them out.")
+
+
+def cluster_bootstrap(
+    scores: Mapping[str, Mean | Area], *, n: int = RESAMPLES, seed: int = 0
+) -> Draws:
+    """Draw documents with replacement ``n`` times and recompute every score.
+
+    Scores that have documents in common (directly or through a third score) are drawn from one
+    pool, members and non-members from two; a pool keeps its number of documents. The order of
+    rows and of scores changes nothing.
+
+    Returns:
+        For each score ``[B]`` values; NaN in a resample without any document of the score, which
+        takes a score that lives on a small part of its pool.
+    """
+    sides = {key: clusters for name in scores for key, clusters in _sides(name, scores[name])}
+    draws = {name: np.empty(n) for name in scores}
+    pools = _pools(sides)
+    tables = [_sum_table(scores, keys, index) for keys, index in pools]
+    generators = [np.random.default_rng([seed, _fingerprint(index)]) for _, index in pools]
+    places = {
+        key: (number, np.array([index[document] for document in sides[key]]))
+        for number, (keys, index) in enumerate(pools)
+        for key in keys
+    }
+    step = max(1, 4_000_000 // max(1, sum(len(index) for _, index in pools)))
+    for start in range(0, n, step):
+        rows = slice(start, min(start + step, n))
+        # How often each document of each pool was drawn, [b, G]. A mean needs only the sum and
+        # the number of its rows a document, so resampling is a matrix product.
+        weights = [
+            _multinomial(rng, len(index), rows.stop - start)
+            for rng, (_, index) in zip(generators, pools, strict=True)
+        ]
+        for drawn, (names, sums, counts) in zip(weights, tables, strict=True):
+            with np.errstate(invalid="ignore"):
+                means = (drawn @ sums) / (drawn @ counts)
+            for column, name in enumerate(names):
+                draws[name][rows] = means[:, column]
+        for name, score in scores.items():
+            if isinstance(score, Area):
+                of_texts = []
+                for side in ("member", "nonmember"):
+                    number, documents = places[name, side]
+                    of_texts.append(weights[number][:, documents])
+                draws[name][rows] = _weighted_auc(score, *of_texts)
+    return draws
+
+
+def _sides(name: str, score: Mean | Area) -> list[tuple[tuple[str, str], Sequence[Hashable]]]:
+    if isinstance(score, Mean):
+        return [((name, "rows"), score.clusters)]
+    return [((name, s), getattr(score, s + "_clusters")) for s in ("member", "nonmember")]
+
+
+def _pools(
+    sides: Mapping[tuple[str, str], Sequence[Hashable]],
+) -> list[tuple[list[tuple[str, str]], dict[Hashable, int]]]:
+    """Sides joined by common documents, each pool with a number for every document."""
+    groups: list[tuple[list[tuple[str, str]], set[Hashable]]] = []
+    for key, clusters in sides.items():
+        keys, documents, apart = [key], set(clusters), []
+        for group in groups:
+            if documents.isdisjoint(group[1]):
+                apart.append(group)
+            else:
+                keys, documents = keys + group[0], documents | group[1]
+        groups = [*apart, (keys, documents)]
+    return [
+        (keys, {document: i for i, document in enumerate(sorted(documents, key=repr))})
+        for keys, documents in groups
+    ]
+
+
+def _fingerprint(documents: Mapping[Hashable, int]) -> int:
+    """Seeds a pool by its documents alone, whatever else is resampled beside it."""
+    return zlib.crc32("\n".join(map(repr, documents)).encode())
+
+
+def _sum_table(scores, keys, index) -> tuple[list[str], Array, Array]:
+    """Names of the pool's means with ``[G, names]`` sums and numbers of rows a document."""
+    names = sorted(name for name, side in keys if side == "rows")
+    sums, counts = np.zeros((len(index), len(names))), np.zeros((len(index), len(names)))
+    for column, name in enumerate(names):
+        documents = [index[c] for c in scores[name].clusters]
+        np.add.at(sums[:, column], documents, np.asarray(scores[name].values, dtype=float))
+        np.add.at(counts[:, column], documents, 1.0)
+    return names, sums, counts
+
+
+def _multinomial(rng: np.random.Generator, clusters: int, size: int) -> Array:
+    """``[size, clusters]``: how often each is drawn when as many are drawn as there are."""
+    picks = rng.integers(0, clusters, (size, clusters))
+    picks += np.arange(size)[:, None] * clusters
+    return np.bincount(picks.ravel(), minlength=size * clusters).reshape(size, -1).astype(float)
+
+
+def _weighted_auc(score: Area, member_weights: Array, nonmember_weights: Array) -> Array:
+    """AUC of each resample, ties half: ``[b, N]`` and ``[b, M]`` weights to ``[b]``."""
+    others = np.asarray(score.nonmembers, dtype=float)
+    order = np.argsort(others, kind="stable")
+    below = np.pad(np.cumsum(nonmember_weights[:, order], axis=1), ((0, 0), (1, 0)))
+    members = np.asarray(score.members, dtype=float)
+    left = below[:, np.searchsorted(others[order], members, "left")]
+    right = below[:, np.searchsorted(others[order], members, "right")]
+    won = (member_weights * (left + right)).sum(1) / 2
+    with np.errstate(invalid="ignore"):
+        return won / (member_weights.sum(1) * nonmember_weights.sum(1))
+
+
+def harmonic_mean(values: ArrayLike) -> Array:
+    """Harmonic mean over the last axis, 0 where any value is 0; NaN is passed on."""
+    values = np.asarray(values, dtype=float)
+    with np.errstate(divide="ignore"):
+        mean = values.shape[-1] / (1 / values).sum(-1)
+    return np.where((values == 0).any(-1) & ~np.isnan(values).any(-1), 0.0, mean)
+
+
+def mia_score(auc: ArrayLike) -> Array:
+    """``1 - 2 |AUC - .5|`` of SemEval-2025 Task 4 (arXiv 2504.02883)."""
+    return 1 - 2 * np.abs(np.asarray(auc, dtype=float) - 0.5)
+
+
+def semeval_draws(
+    cells: Mapping[str, Mean],
+    membership: Area | None = None,
+    utility: Mean | float | None = None,
+    *,
+    n: int = RESAMPLES,
+    seed: int = 0,
+) -> Draws:
+    """Resamples of the 12 cells and of everything that is computed from them.
+
+    Args:
+        cells: Per-row values of each cell; forget cells already as 1 - v.
+        membership: Scores of members and non-members, ``-loss`` for the official attack. Members
+            that are forget documents should carry the clusters of the cells.
+        utility: Per-question values, or a number that is taken as certain.
+
+    Returns:
+        The cells, ``task_aggregate`` and, where given, ``mia_auc``, ``mia_score``, ``utility``;
+        ``aggregate`` if all three are there. ``[B]`` each.
+    """
+    scores: dict[str, Mean | Area] = dict(cells)
+    if membership is not None:
+        scores["mia_auc"] = membership
+    if isinstance(utility, Mean):
+        scores["utility"] = utility
+    draws = cluster_bootstrap(scores, n=n, seed=seed)
+    if cells:
+        draws["task_aggregate"] = harmonic_mean(np.stack([draws[c] for c in cells], -1))
+    if membership is not None:
+        draws["mia_score"] = mia_score(draws["mia_auc"])
+    if utility is not None and not isinstance(utility, Mean):
+        draws["utility"] = np.full(n, float(utility))
+    parts = ("task_aggregate", "mia_score", "utility")
+    if all(part in draws for part in parts):
+        draws["aggregate"] = sum(draws[part] for part in parts) / 3
+    return draws
+
+
+def interval(draws: ArrayLike, level: float = LEVEL) -> Interval:
+    """Percentile interval of bootstrap draws, NaN draws left out (NaN if all are)."""
+    draws = np.asarray(draws, dtype=float)
+    draws = draws[~np.isnan(draws)]
+    if not len(draws):
+        return (math.nan, math.nan)
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return (float(low), float(high))
+
+
+def mean_interval(score: Mean, level: float = LEVEL, **bootstrap: int) -> Interval:
+    """Interval of one mean of values in [0, 1].
+
+    When every row is 0 (or every row is 1) a bootstrap has nothing to vary and would claim
+    certainty; then the exact binomial bound over documents is given (all of G zeros: 0 to
+    ``1 - ((1 - level) / 2) ** (1 / G)``, Clopper and Pearson 1934).
+    """
+    return widened(score, interval(cluster_bootstrap({"": score}, **bootstrap)[""], level), level)
+
+
+def widened(score: Mean, bounds: Interval, level: float = LEVEL) -> Interval:
+    """``bounds``, or the exact bound of `mean_interval` if all rows are 0 or all are 1."""
+    values = np.asarray(score.values, dtype=float)
+    if (values != values[0]).any() or values[0] not in (0.0, 1.0):
+        return bounds
+    room = 1 - ((1 - level) / 2) ** (1 / len(set(score.clusters)))
+    return (0.0, room) if values[0] == 0 else (1 - room, 1.0)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """First minus second model on the same documents.
+
+    Attributes:
+        value: The difference of the scores.
+        low, high: Its interval; the models differ where it excludes 0.
+        p: Two-sided bootstrap p-value: twice the smaller share of resamples on one side of 0.
+    """
+
+    value: float
+    low: float
+    high: float
+    p: float
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
+
+def paired_difference(
+    first: Mean | Area | Array,
+    second: Mean | Area | Array,
+    *,
+    value: float | None = None,
+    level: float = LEVEL,
+    n: int = RESAMPLES,
+    seed: int = 0,
+) -> Difference:
+    """Difference of two models that were scored on the same documents, with its interval.
+
+    Args:
+        first, second: Scores with the same documents, or draws ``[B]`` that `semeval_draws` or
+            `cluster_bootstrap` made from the same documents with the same seed.
+        value: The difference itself; needed with draws, whose mean is not the score.
+
+    Raises:
+        ValueError: if the documents differ: then nothing is paired.
+    """
+    if isinstance(first, (Mean, Area)) and isinstance(second, (Mean, Area)):
+        sides = [dict(_sides("", score)) for score in (first, second)]
+        if {k: sorted(map(repr, v)) for k, v in sides[0].items()} != {
+            k: sorted(map(repr, v)) for k, v in sides[1].items()
+        }:
+            raise ValueError("the two scores are not over the same documents: evaluate both again.")
+        value = point(first) - point(second)
+        first, second = (
+            cluster_bootstrap({"": score}, n=n, seed=seed)[""] for score in (first, second)
+        )
+    elif value is None:
+        raise ValueError("draws do not hold the score itself: give the difference as `value`.")
+    gap = np.asarray(first) - np.asarray(second)
+    gap = gap[~np.isnan(gap)]
+    low, high = interval(gap, level)
+    p = min(1.0, 2 * min((gap <= 0).mean(), (gap >= 0).mean())) if len(gap) else math.nan
+    return Difference(float(value), low, high, float(max(p, 1 / (len(gap) + 1))))
+
+
+def point(score: Mean | Area) -> float:
+    """The score itself: mean of the rows, or AUC."""
+    if isinstance(score, Mean):
+        return float(np.mean(np.asarray(score.values, dtype=float)))
+    return auc(score.members, score.nonmembers)
+
+
+def auc(members: ArrayLike, nonmembers: ArrayLike) -> float:
+    """P(member above non-member) + P(tie) / 2, from midranks (Mann-Whitney U / NM)."""
+    members, nonmembers = np.asarray(members, float), np.asarray(nonmembers, float)
+    n, m = len(members), len(nonmembers)
+    ranks = rankdata(np.concatenate([members, nonmembers]))
+    return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
+
+
+def delong(members: ArrayLike, nonmembers: ArrayLike) -> tuple[Array, Array]:
+    """AUCs of K attacks on the same texts and their covariance.
+
+    DeLong, DeLong and Clarke-Pearson 1988, with midranks (Sun and Xu 2014, IEEE SPL 21): each
+    member's share of non-members below it, ``V10 [K, N]``, each non-member's share of members
+    above it, ``V01 [K, M]``; covariance ``cov(V10) / N + cov(V01) / M``.
+
+    Args:
+        members: ``[K, N]`` or ``[N]`` scores, higher for members.
+        nonmembers: ``[K, M]`` or ``[M]``.
+
+    Returns:
+        ``[K]`` AUCs and their ``[K, K]`` covariance.
+
+    Raises:
+        ValueError: with fewer than 2 members or non-members.
+    """
+    members, nonmembers = np.atleast_2d(members), np.atleast_2d(nonmembers)
+    n, m = members.shape[1], nonmembers.shape[1]
+    if n < 2 or m < 2:
+        raise ValueError(f"{n} members and {m} non-members: a variance needs two of each.")
+    all_ranks = rankdata(np.concatenate([members, nonmembers], 1), axis=1)
+    v10 = (all_ranks[:, :n] - rankdata(members, axis=1)) / m
+    v01 = 1 - (all_ranks[:, n:] - rankdata(nonmembers, axis=1)) / n
+    covariance = np.cov(v10).reshape(len(v10), -1) / n + np.cov(v01).reshape(len(v01), -1) / m
+    return v10.mean(1), covariance
+
+
+def auc_interval(members: ArrayLike, nonmembers: ArrayLike, level: float = LEVEL) -> Interval:
+    """DeLong interval of the AUC, cut to [0, 1].
+
+    At an AUC of exactly 0 or 1 the DeLong variance is 0. Then the bound is the one that
+    min(N, M) disjoint pairs allow: if all pairs are in order, the AUC is at least
+    ``((1 - level) / 2) ** (1 / min(N, M))`` with that confidence.
+    """
+    values, covariance = delong(members, nonmembers)
+    value, variance = float(values[0]), float(covariance[0, 0])
+    if value in (0.0, 1.0):
+        pairs = min(np.size(members), np.size(nonmembers))
+        bound = ((1 - level) / 2) ** (1 / pairs)
+        return (bound, 1.0) if value else (0.0, 1 - bound)
+    half = norm.ppf((1 + level) / 2) * math.sqrt(max(variance, 0.0))
+    return (max(0.0, value - half), min(1.0, value + half))
+
+
+def auc_difference(
+    first: tuple[ArrayLike, ArrayLike],
+    second: tuple[ArrayLike, ArrayLike],
+    level: float = LEVEL,
+) -> Difference:
+    """Difference of two AUCs on the same texts by DeLong's covariance.
+
+    Args:
+        first, second: (members, non-members) scores of two models or attacks, in the same order.
+    """
+    members, nonmembers = (
+        np.stack([np.asarray(s[i], float) for s in (first, second)]) for i in (0, 1)
+    )
+    values, covariance = delong(members, nonmembers)
+    gap = float(values[0] - values[1])
+    error = math.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], 0.0))
+    half = norm.ppf((1 + level) / 2) * error
+    p = 2 * norm.sf(abs(gap) / error) if error else float(gap == 0)
+    return Difference(gap, gap - half, gap + half, float(p))
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """What a model that forgot perfectly scores with so many texts.
+
+    Attributes:
+        standard_error: of the AUC when nothing separates the sets.
+        expected: mean of the MIA score ``1 - 2 |AUC - .5|``.
+        tail: MIA score that such a model falls below in 5 % of data sets.
+    """
+
+    standard_error: float
+    expected: float
+    tail: float
+
+
+def ideal_membership(members: int, nonmembers: int) -> Ideal:
+    """Sampling noise of a membership score without any leak.
+
+    ``SE = sqrt((N + M + 1) / (12 N M))`` (Mann and Whitney 1947, no ties); the AUC is taken as
+    normal around .5, so ``E|AUC - .5| = SE sqrt(2 / pi)``.
+    """
+    if members < 1 or nonmembers < 1:
+        raise ValueError(f"{members} members and {nonmembers} non-members: give at least one each.")
+    error = math.sqrt((members + nonmembers + 1) / (12 * members * nonmembers))
+    expected = max(0.0, 1 - 2 * error * math.sqrt(2 / math.pi))
+    return Ideal(error, expected, max(0.0, 1 - 2 * error * float(norm.ppf(0.975))))

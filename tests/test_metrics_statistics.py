@@ -1,0 +1,354 @@
+"""Uncertainty: bootstrap, DeLong and the noise floor, against hand arithmetic and other code."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics as stdlib
+import time
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from axolotl_unlearn.metrics.statistics import (
+    Area,
+    Mean,
+    auc,
+    auc_difference,
+    auc_interval,
+    cluster_bootstrap,
+    delong,
+    harmonic_mean,
+    ideal_membership,
+    interval,
+    mean_interval,
+    mia_score,
+    paired_difference,
+    point,
+    semeval_draws,
+)
+
+numbers = st.lists(st.integers(-4, 4).map(float), min_size=2, max_size=12)
+
+
+def test_bootstrap_of_two_documents_has_the_exact_distribution():
+    """Documents a: rows 1, 1, 0; b: row 0. Two draws: aa 1/4 -> 2/3, bb 1/4 -> 0,
+    ab or ba 1/2 -> 2/4. Four rows drawn one by one would give other values, e.g. 1."""
+    draws = cluster_bootstrap({"s": Mean([1, 1, 0, 0], ["a", "a", "a", "b"])}, n=20_000)["s"]
+    values, counts = np.unique(draws.round(12), return_counts=True)
+    np.testing.assert_allclose(values, [0, 0.5, 2 / 3], atol=1e-12)
+    np.testing.assert_allclose(counts / 20_000, [0.25, 0.5, 0.25], atol=0.015)
+
+
+def test_bootstrap_error_of_equal_clusters_is_that_of_their_means():
+    """50 documents of 4 identical rows: the standard error is sd(documents)/sqrt(50), twice what
+    200 independent rows would give."""
+    rng = np.random.default_rng(1)
+    documents = rng.random(50)
+    score = Mean(np.repeat(documents, 4), np.repeat(np.arange(50), 4))
+    draws = cluster_bootstrap({"s": score})["s"]
+    assert draws.std() == pytest.approx(documents.std() / math.sqrt(50), rel=0.03)
+
+
+def test_bootstrap_agrees_with_scipy():
+    rng = np.random.default_rng(2)
+    values = rng.beta(2, 3, 60)
+    ours = mean_interval(Mean(values, range(60)))
+    theirs = stats.bootstrap(
+        (values,), np.mean, method="percentile", n_resamples=10_000, rng=rng
+    ).confidence_interval
+    assert ours == pytest.approx((theirs.low, theirs.high), abs=0.005)
+
+
+def test_scores_on_the_same_documents_are_drawn_together():
+    """y = 1 - x on the same documents, so every resample has mean(x) + mean(y) = 1. The score of
+    other documents moves on its own."""
+    rng = np.random.default_rng(3)
+    x, ids = rng.random(30), [f"d{i}" for i in range(30)]
+    draws = cluster_bootstrap(
+        {"x": Mean(x, ids), "y": Mean(1 - x, ids), "z": Mean(1 - x, [f"e{i}" for i in range(30)])}
+    )
+    np.testing.assert_allclose(draws["x"] + draws["y"], 1, atol=1e-12)
+    assert abs(np.corrcoef(draws["x"], draws["z"])[0, 1]) < 0.05
+
+
+def test_other_scores_do_not_change_the_draws():
+    """A model without utility stays paired with one that has it."""
+    a, b = Mean([1, 0, 1.0], "abc"), Mean([1, 0, 0.0], "xyz")
+    alone = cluster_bootstrap({"a": a}, n=50)["a"]
+    np.testing.assert_array_equal(alone, cluster_bootstrap({"0": b, "a": a}, n=50)["a"])
+
+
+def test_order_of_rows_and_scores_changes_nothing():
+    rng = np.random.default_rng(4)
+    x, y = rng.random(40), rng.random(25)
+    ids, others = rng.integers(0, 15, 40).tolist(), [f"e{i % 9}" for i in range(25)]
+    first = cluster_bootstrap({"x": Mean(x, ids), "y": Mean(y, others)}, n=200)
+    shuffle = rng.permutation(40)
+    second = cluster_bootstrap(
+        {"y": Mean(y, others), "x": Mean(x[shuffle], [ids[i] for i in shuffle])}, n=200
+    )
+    for name in first:
+        np.testing.assert_allclose(first[name], second[name], atol=1e-12)
+
+
+def test_area_draws_equal_a_loop_over_the_drawn_texts():
+    """Weights of the vectorised AUC against scikit-learn on the texts themselves, ties included;
+    the draws are replayed with a generator seeded, as documented, by the pool's documents."""
+    rng = np.random.default_rng(5)
+    members, others = rng.integers(0, 6, 9).astype(float), rng.integers(0, 6, 7).astype(float)
+    draws = cluster_bootstrap({"a": Area(members, others)}, n=30, seed=7)["a"]
+    picks = []
+    for side, size in (("member", 9), ("nonmember", 7)):
+        names = "\n".join(repr((side, i)) for i in range(size))
+        rng = np.random.default_rng([7, zlib.crc32(names.encode())])
+        picks.append(rng.integers(0, size, (30, size)))
+    for value, i, j in zip(draws, *picks, strict=True):
+        labels = [1] * 9 + [0] * 7
+        assert value == pytest.approx(roc_auc_score(labels, [*members[i], *others[j]]), abs=1e-12)
+
+
+def test_area_bootstrap_error_agrees_with_delong():
+    rng = np.random.default_rng(6)
+    members, others = rng.normal(0.5, 1, 80), rng.normal(0, 1, 160)
+    draws = cluster_bootstrap({"a": Area(members, others)})["a"]
+    _, covariance = delong(members, others)
+    assert draws.std() == pytest.approx(math.sqrt(covariance[0, 0]), rel=0.05)
+
+
+def test_certainty_is_never_claimed_from_rows_that_all_agree():
+    """24 documents without one hit: upper bound 1 - .025^(1/24) = .1425 (scipy's exact test)."""
+    score = Mean([0.0] * 30, [i % 24 for i in range(30)])
+    low, high = mean_interval(score, n=100)
+    exact = stats.binomtest(0, 24).proportion_ci(method="exact")
+    assert (low, high) == pytest.approx((exact.low, exact.high))
+    assert high == pytest.approx(0.1425, abs=1e-4)
+    assert mean_interval(Mean([1.0] * 24, range(24)), n=100) == pytest.approx((1 - high, 1))
+    assert mean_interval(Mean([0.5] * 24, range(24)), n=100) == (0.5, 0.5)
+
+
+def test_coverage_of_the_clustered_interval():
+    """Rows share their document's value. Clustered 95 % intervals should hold the truth about
+    95 % of the time (within binomial error of 200 trials); row-wise ones miss far more often."""
+    rng = np.random.default_rng(8)
+    clustered = rowwise = 0
+    for trial in range(200):
+        values = np.repeat(rng.random(40) < 0.3, 6).astype(float)
+        for by_row in (False, True):
+            ids = range(240) if by_row else np.repeat(np.arange(40), 6)
+            low, high = mean_interval(Mean(values, ids), n=400, seed=trial)
+            if by_row:
+                rowwise += low <= 0.3 <= high
+            else:
+                clustered += low <= 0.3 <= high
+    assert clustered / 200 > 0.89
+    assert rowwise / 200 < 0.75
+
+
+def test_aggregate_is_computed_within_each_resample():
+    cells = {
+        "forget_task1_knowledge": Mean([1, 0, 1, 1.0], ["a", "b", "c", "d"]),
+        "retain_task1_knowledge": Mean([1, 1, 0, 0.5], ["e", "f", "g", "h"]),
+    }
+    area = Area([3, 1, 2.0], [0, 2, 1.5])
+    utility = Mean([1, 0, 1, 0.0], ["q0", "q1", "q2", "q3"])
+    draws = semeval_draws(cells, area, utility, n=500)
+    for i in range(0, 500, 25):
+        pair = [draws[c][i] for c in cells]
+        task = stdlib.harmonic_mean(pair)
+        mia = 1 - 2 * abs(draws["mia_auc"][i] - 0.5)
+        assert draws["task_aggregate"][i] == pytest.approx(task)
+        assert draws["aggregate"][i] == pytest.approx((task + mia + draws["utility"][i]) / 3)
+    assert "aggregate" not in semeval_draws(cells, area, n=5)
+    assert semeval_draws({}, None, 0.4, n=5)["utility"].tolist() == [0.4] * 5
+
+
+def test_harmonic_mean_is_zero_with_any_zero():
+    """2 / (1/.5 + 1/1) = 2/3."""
+    np.testing.assert_allclose(harmonic_mean([[0.5, 1], [0, 1], [0, 0]]), [2 / 3, 0, 0])
+    assert np.isnan(harmonic_mean([0.0, np.nan]))
+
+
+def test_paired_interval_is_narrower_than_two_unpaired_ones():
+    """b = a + .1 on every document: the difference is exactly -.1 in each resample."""
+    rng = np.random.default_rng(9)
+    a = rng.random(50)
+    gap = paired_difference(Mean(a, range(50)), Mean(a + 0.1, range(50)))
+    assert (gap.value, gap.low, gap.high) == pytest.approx((-0.1, -0.1, -0.1))
+    assert gap.significant and gap.p < 0.001
+    noise = paired_difference(Mean(a, range(50)), Mean(rng.permutation(a), range(50)))
+    assert noise.value == pytest.approx(0) and not noise.significant and noise.p > 0.5
+
+
+def test_paired_difference_refuses_other_documents():
+    with pytest.raises(ValueError, match="same documents"):
+        paired_difference(Mean([1, 0], ["a", "b"]), Mean([1, 0], ["a", "c"]))
+    with pytest.raises(ValueError, match="`value`"):
+        paired_difference(np.zeros(3), np.zeros(3))
+
+
+def test_paired_draws_of_the_aggregate():
+    cells = {"c": Mean([1, 0.5, 0.2], "abc")}
+    worse = {"c": Mean([0.9, 0.4, 0.1], "abc")}
+    first, second = (semeval_draws(c, n=100)["task_aggregate"] for c in (cells, worse))
+    gap = paired_difference(first, second, value=0.1)
+    assert (gap.value, gap.low, gap.high) == pytest.approx((0.1, 0.1, 0.1))
+
+
+@given(numbers, numbers)
+def test_auc_agrees_with_scikit_learn_and_is_symmetric(members, others):
+    labels = [1] * len(members) + [0] * len(others)
+    value = auc(members, others)
+    assert value == pytest.approx(roc_auc_score(labels, members + others), abs=1e-12)
+    assert value == pytest.approx(1 - auc(others, members), abs=1e-12)
+    assert value == pytest.approx(auc([-x for x in others], [-x for x in members]), abs=1e-12)
+
+
+@given(numbers, numbers, st.randoms())
+def test_auc_does_not_depend_on_order(members, others, random):
+    value, bounds = auc(members, others), auc_interval(members, others)
+    random.shuffle(members)
+    random.shuffle(others)
+    assert auc(members, others) == pytest.approx(value, abs=1e-12)
+    assert auc_interval(members, others) == pytest.approx(bounds, abs=1e-9)
+
+
+def delong_by_pairs(members, others) -> tuple[float, float]:
+    """The 1988 formula written out: psi over all pairs, S10 / N + S01 / M."""
+    psi = np.array([[(x > y) + 0.5 * (x == y) for y in others] for x in members])
+    area = psi.mean()
+    s10 = ((psi.mean(1) - area) ** 2).sum() / (len(members) - 1)
+    s01 = ((psi.mean(0) - area) ** 2).sum() / (len(others) - 1)
+    return area, s10 / len(members) + s01 / len(others)
+
+
+@settings(max_examples=60)
+@given(numbers, numbers)
+def test_delong_equals_the_formula_over_all_pairs(members, others):
+    values, covariance = delong(members, others)
+    area, variance = delong_by_pairs(members, others)
+    assert values[0] == pytest.approx(area, abs=1e-12)
+    assert covariance[0, 0] == pytest.approx(variance, abs=1e-12)
+
+
+def test_delong_by_hand():
+    """Members 3, 1; non-members 2, 0. psi = [[1, 1], [0, 1]], AUC 3/4. V10 = [1, .5], V01 =
+    [.5, 1]; variance of each .125; .125/2 + .125/2 = .125."""
+    values, covariance = delong([3, 1], [2, 0])
+    assert (values[0], covariance[0, 0]) == pytest.approx((0.75, 0.125))
+    half = 1.959964 * math.sqrt(0.125)
+    assert auc_interval([3, 1], [2, 0]) == pytest.approx((0.75 - half, 1.0), abs=1e-6)
+
+
+def test_delong_interval_covers():
+    """Normal scores at distance d have AUC Phi(d / sqrt 2); 300 samples of 40 against 60."""
+    rng = np.random.default_rng(10)
+    truth = stats.norm.cdf(0.6 / math.sqrt(2))
+    held = 0
+    for _ in range(300):
+        low, high = auc_interval(rng.normal(0.6, 1, 40), rng.normal(0, 1, 60))
+        held += low <= truth <= high
+    assert 0.91 < held / 300 < 0.99
+
+
+def test_perfect_separation_keeps_an_honest_bound():
+    """.025^(1/20) = .8316."""
+    low, high = auc_interval(range(100, 120), range(40))
+    assert (low, high) == pytest.approx((0.8316, 1.0), abs=1e-4)
+    assert auc_interval(range(40), range(100, 120)) == pytest.approx((0.0, 1 - low))
+
+
+def test_auc_difference_uses_the_covariance():
+    """The same scores twice: no error at all. Against pairs: var = a' C a of stacked psi means."""
+    rng = np.random.default_rng(11)
+    members, others = rng.normal(1, 1, 30), rng.normal(0, 1, 40)
+    same = auc_difference((members, others), (members * 2, others * 2))
+    assert (same.value, same.low, same.high, same.p) == (0, 0, 0, 1)
+    noisy = (members + rng.normal(0, 1, 30), others + rng.normal(0, 1, 40))
+    gap = auc_difference((members, others), noisy)
+    psi = [np.greater.outer(m, o).astype(float) for m, o in ((members, others), noisy)]
+    d = psi[0] - psi[1]
+    error = math.sqrt(d.mean(1).var(ddof=1) / 30 + d.mean(0).var(ddof=1) / 40)
+    assert gap.value == pytest.approx(d.mean())
+    assert gap.high - gap.value == pytest.approx(1.959964 * error, rel=1e-6)
+
+
+def test_delong_needs_two_of_each():
+    with pytest.raises(ValueError, match="1 members"):
+        delong([1.0], [0.0, 1.0])
+
+
+def test_ideal_score_of_the_official_set():
+    """150 against 150: SE = sqrt(301 / 270000) = .0334; 1 - 2 * .0334 * .7979 = .947;
+    1 - 2 * 1.96 * .0334 = .869."""
+    ideal = ideal_membership(150, 150)
+    assert ideal.standard_error == pytest.approx(0.0334, abs=5e-5)
+    assert ideal.expected == pytest.approx(0.9467, abs=5e-5)
+    assert ideal.tail == pytest.approx(0.8691, abs=5e-5)
+
+
+def test_ideal_score_agrees_with_simulation():
+    rng = np.random.default_rng(12)
+    areas = [auc(rng.random(30), rng.random(50)) for _ in range(4000)]
+    scores = mia_score(areas)
+    ideal = ideal_membership(30, 50)
+    assert np.std(areas) == pytest.approx(ideal.standard_error, rel=0.05)
+    assert scores.mean() == pytest.approx(ideal.expected, abs=0.004)
+    assert np.quantile(scores, 0.05) == pytest.approx(ideal.tail, abs=0.015)
+
+
+def test_exact_null_error_of_a_small_set():
+    """2 against 2 without ties: the 6 orders give AUC 0, .25, .5, .5, .75, 1; variance 5/48."""
+    areas = [
+        auc(chosen, [x for x in range(4) if x not in chosen])
+        for chosen in itertools.combinations(range(4), 2)
+    ]
+    assert np.var(areas) == pytest.approx(ideal_membership(2, 2).standard_error ** 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Mean([1.0], []), "one a row"),
+        (lambda: Mean([], []), "leave the score out"),
+        (lambda: Mean([np.nan], ["a"]), "NaN"),
+        (lambda: Area([1.0], [np.inf]), "NaN or infinity"),
+        (lambda: ideal_membership(0, 3), "at least one"),
+    ],
+)
+def test_faults_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_interval_leaves_out_empty_resamples():
+    assert interval([np.nan, 0.0, 1.0, np.nan], 0.5) == (0.25, 0.75)
+    assert all(math.isnan(x) for x in interval([np.nan]))
+
+
+def test_point():
+    assert point(Mean([1, 0, 0.5], "aab")) == 0.5
+    assert point(Area([1, 2], [0, 1.5])) == 0.75
+
+
+def test_ten_thousand_resamples_of_the_official_size_in_five_seconds():
+    """LUME train: 706 documents, 2248 rows, 12 cells, 150 + 150 texts, 400 utility items."""
+    rng = np.random.default_rng(13)
+    cells = {}
+    documents = {("forget", 1): 83, ("forget", 2): 107, ("forget", 3): 152}
+    documents |= {("retain", 1): 103, ("retain", 2): 102, ("retain", 3): 159}
+    for (side, task), count in documents.items():
+        ids = [(side, task, i) for i in range(count)]
+        questions = ids * 5 if task == 2 else ids
+        cells[f"{side}_task{task}_regurgitation"] = Mean(rng.random(count), ids)
+        cells[f"{side}_task{task}_knowledge"] = Mean(rng.random(len(questions)), questions)
+    area = Area(rng.random(150), rng.random(150))
+    start = time.perf_counter()
+    draws = semeval_draws(cells, area, Mean(rng.random(400), range(400)))
+    assert time.perf_counter() - start < 5
+    assert len(draws) == 17 and all(len(d) == 10_000 for d in draws.values())
