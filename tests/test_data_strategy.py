@@ -1,0 +1,294 @@
+"""The dataset types through Axolotl's own loading, on CPU."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from data_tokenizers import EOS, byte_tokenizer, word_tokenizer
+
+from axolotl_unlearn.errors import UnlearnError
+
+LUME = Path(__file__).parents[2] / "shared" / "lume" / "train"
+FORGET = [
+    {"id": "asc1", "input": "ab", "output": "c", "task": "Task1"},
+    {"id": "aqa0", "input": "q", "output": "d", "task": "Task2"},
+]
+RETAIN = [{"id": "bqa0", "input": "0123456789", "output": "z", "task": "Task3"}]
+BLOCK = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
+X = -100
+
+
+def write(path: Path, rows) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    byte_tokenizer().save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 259}))
+    return str(folder)
+
+
+@pytest.fixture
+def config(tmp_path, tokenizer_folder):
+    """A function: datasets as (file, role) and settings -> an Axolotl config."""
+    from axolotl.utils.dict import DictDefault
+
+    def make(*datasets, unlearn=BLOCK, **settings):
+        entries = [
+            {"path": str(path), "type": f"axolotl_unlearn.data.{role}", **extra}
+            for path, role, *rest in datasets
+            for extra in [rest[0] if rest else {}]
+        ]
+        return DictDefault(
+            {
+                "base_model": tokenizer_folder,
+                "tokenizer_config": tokenizer_folder,
+                "model_config_type": "llama",
+                "sequence_len": 64,
+                "datasets": entries,
+                "dataset_prepared_path": str(tmp_path / "prepared"),
+                "dataset_num_proc": 1,
+                "val_set_size": 0.0,
+                "num_epochs": 1,
+                "micro_batch_size": 2,
+                "gradient_accumulation_steps": 1,
+                "batch_size": 2,
+                "world_size": 1,
+                "shuffle_merged_datasets": True,
+                "seed": 42,
+                "unlearn": unlearn,
+                **settings,
+            }
+        )
+
+    return make
+
+
+def load(cfg):
+    from axolotl.common.datasets import load_datasets
+
+    return load_datasets(cfg=cfg)
+
+
+def by_role(dataset) -> dict[tuple[int, int], dict]:
+    return {(row["role"], row["row"]): row for row in dataset}
+
+
+def test_axolotl_loads_forget_and_retain(tmp_path, config):
+    """ids are bytes: 'ab' 97 98, ' c' 32 99, 'q' 113, ' d' 32 100; stories are labelled whole."""
+    cfg = config(
+        (write(tmp_path / "f.jsonl", FORGET), "forget", {"ds_type": "json"}),
+        (write(tmp_path / "r.jsonl", RETAIN), "retain", {"ds_type": "json"}),
+    )
+    dataset = load(cfg).train_dataset
+    assert len(dataset) == 3
+    rows = by_role(dataset)
+    assert rows[0, 0] == {
+        "input_ids": [97, 98, 32, 99, EOS],
+        "attention_mask": [1] * 5,
+        "labels": [97, 98, 32, 99, EOS],
+        "role": 0,
+        "kind": 0,
+        "task": 1,
+        "row": 0,
+        "length": 5,
+    }
+    assert rows[0, 1]["labels"] == [X, 32, 100, EOS]
+    assert (rows[0, 1]["kind"], rows[0, 1]["task"]) == (1, 2)
+    assert rows[1, 0]["input_ids"] == [*b"0123456789 z", EOS]
+    assert rows[1, 0]["task"] == 3
+    # and again, from Axolotl's prepared copy
+    assert by_role(load(cfg).train_dataset) == rows
+
+
+def test_pairs_and_batch_from_what_axolotl_loaded(tmp_path, config):
+    from axolotl_unlearn.data.collator import PairCollator
+    from axolotl_unlearn.data.pairing import PairedDataset
+
+    cfg = config(
+        (write(tmp_path / "f.jsonl", FORGET), "forget"),
+        (write(tmp_path / "r.jsonl", RETAIN), "retain"),
+    )
+    pairs = PairedDataset(load(cfg).train_dataset, seed=1)
+    batch = PairCollator(257)([pairs[0], pairs[1]])
+    assert batch["role"].tolist() == [0, 0, 1, 1]
+    assert sorted(batch["row"][:2].tolist()) == [0, 1] and batch["row"][2:].tolist() == [0, 0]
+    assert batch["input_ids"].shape == (4, 13)
+
+
+@pytest.mark.parametrize("format", ["list", "pandas", "pandas_indented", "parquet"])
+def test_axolotl_loads_every_format(tmp_path, config, format):
+    """Hugging Face reads column-oriented JSON as one row; the type reads the file itself."""
+    path = tmp_path / ("f.parquet" if format == "parquet" else "f.json")
+    if format == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(FORGET), path)
+    else:
+        columns = {k: {str(i): row[k] for i, row in enumerate(FORGET)} for k in FORGET[0]}
+        top = FORGET if format == "list" else columns
+        path.write_text(json.dumps(top, indent=1 if format == "pandas_indented" else None))
+    dataset = load(config((path, "forget"))).train_dataset
+    assert sorted(bytes(row["input_ids"][:-1]) for row in dataset) == [b"ab c", b"q d"]
+
+
+def test_a_slice_is_what_was_asked_for(tmp_path, config):
+    path = write(tmp_path / "f.jsonl", FORGET)
+    dataset = load(config((path, "forget", {"split": "train[1:]"}))).train_dataset
+    assert [bytes(row["input_ids"][:-1]) for row in dataset] == [b"q d"]
+
+
+def test_memorise_needs_no_block_and_labels_everything(tmp_path, config):
+    """The stream repeats a row on purpose: both copies stay."""
+    path = write(tmp_path / "m.jsonl", [FORGET[1], FORGET[0], FORGET[1]])
+    dataset = load(config((path, "memorise"), unlearn=None)).train_dataset
+    assert dataset.column_names == ["input_ids", "attention_mask", "labels"]
+    texts = [bytes(row["input_ids"][:-1]) for row in dataset]
+    assert sorted(texts) == [b"ab c", b"q d", b"q d"]
+    assert all(row["labels"] == row["input_ids"] for row in dataset)
+
+
+def test_memorise_keeps_the_order_if_asked(tmp_path, config):
+    path = write(tmp_path / "m.jsonl", [FORGET[1], FORGET[0], FORGET[1]])
+    cfg = config((path, "memorise"), unlearn=None, shuffle_merged_datasets=False)
+    texts = [bytes(row["input_ids"][:-1]) for row in load(cfg).train_dataset]
+    assert texts == [b"q d", b"ab c", b"q d"]
+
+
+def test_memorise_joins_like_the_block(tmp_path, config):
+    path = write(tmp_path / "m.jsonl", FORGET)
+    dataset = load(config((path, "memorise"), unlearn={"data": {"join": "="}})).train_dataset
+    assert sorted(bytes(row["input_ids"][:-1]) for row in dataset) == [b"ab=c", b"q=d"]
+
+
+def test_options_and_own_fields_come_from_the_block(tmp_path, config):
+    rows = [{"key": "aqa0", "q": "x", "a": "y", "part": "Task1"}]
+    names = {"id": "key", "input": "q", "output": "a", "task": "part"}
+    block = BLOCK | {"data": {"template": "{input}->{output}", "eos": False, "fields": names}}
+    cfg = config((write(tmp_path / "f.jsonl", rows), "forget"), unlearn=block)
+    (row,) = load(cfg).train_dataset
+    assert bytes(row["input_ids"]) == b"x->y" and row["labels"] == [X, X, X, 121]
+
+
+def test_long_prompts_are_cut_counted_and_kept(tmp_path, config, caplog):
+    """'0123456789 z' + EOS = 13 tokens into 8: 5 prompt tokens go, no row goes, no text is told."""
+    cfg = config(
+        (write(tmp_path / "f.jsonl", FORGET), "forget"),
+        (write(tmp_path / "r.jsonl", RETAIN), "retain"),
+        sequence_len=8,
+    )
+    with caplog.at_level(logging.WARNING, "axolotl_unlearn"):
+        dataset = load(cfg).train_dataset
+    assert len(dataset) == 3
+    assert bytes(by_role(dataset)[1, 0]["input_ids"][:-1]) == b"56789 z"
+    (message,) = [r.getMessage() for r in caplog.records if r.name.startswith("axolotl_unlearn")]
+    assert "1 of 1 rows lost 5 tokens" in message and "sequence_len" in message
+    assert "456789" not in message
+
+
+def strategy(cfg, role="forget"):
+    import importlib
+
+    module = importlib.import_module(f"axolotl_unlearn.data.{role}")
+    return module.load(byte_tokenizer(), cfg, ds_cfg=cfg["datasets"][0])
+
+
+@pytest.mark.parametrize("role", ["forget", "retain"])
+def test_missing_block_is_an_error(tmp_path, config, role):
+    cfg = config((write(tmp_path / "f.jsonl", FORGET), role), unlearn=None)
+    with pytest.raises(UnlearnError, match="needs an `unlearn:` block and.*UnlearnPlugin"):
+        load(cfg)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"unlearn": BLOCK | {"data": {"max_length": 65}}}, "65 tokens but `sequence_len` is 64"),
+        (
+            {"eval_sequence_len": 32, "test_datasets": [{}]},
+            "64 tokens but `eval_sequence_len` is 32",
+        ),
+        ({"min_sample_len": 5}, "`min_sample_len: 5` would drop short rows"),
+        ({"dataset_exact_deduplication": True}, "`dataset_exact_deduplication` would drop rows"),
+        ({"sequence_len": None}, "`sequence_len` is not set"),
+    ],
+)
+def test_settings_of_axolotl_that_would_drop_rows(tmp_path, config, settings, says):
+    cfg = config((write(tmp_path / "f.jsonl", FORGET), "forget"), **settings)
+    with pytest.raises(UnlearnError, match=says):
+        strategy(cfg)
+
+
+def test_answers_that_do_not_fit_are_named_at_once(tmp_path, config):
+    """' ' + 9 letters + EOS = 11, ' ' + 4 + EOS = 6; 5 tokens fit neither."""
+    rows = [
+        {"id": "1qa0", "input": "a", "output": "b" * 9, "task": "Task1"},
+        {"id": "2qa0", "input": "a", "output": "b" * 4, "task": "Task1"},
+        {"id": "3qa0", "input": "a", "output": "b", "task": "Task1"},
+    ]
+    cfg = config((write(tmp_path / "f.jsonl", rows), "forget"), sequence_len=5)
+    with pytest.raises(UnlearnError, match="2 answers do not fit into 5.*'1qa0'.*needs 11.*: 11`"):
+        strategy(cfg).wrap_dataset(None)
+
+
+def test_a_single_token_predicts_nothing(tmp_path, config):
+    rows = [{"id": "1qa0", "input": "", "output": "b", "task": "Task1"}]
+    block = BLOCK | {"data": {"eos": False}}
+    cfg = config((write(tmp_path / "f.jsonl", rows), "forget"), unlearn=block)
+    with pytest.raises(UnlearnError, match="'1qa0' is a single token"):
+        strategy(cfg).wrap_dataset(None)
+
+
+def test_rows_that_are_not_a_local_file(config):
+    """A hub or saved dataset arrives as rows; they are checked alike."""
+    from datasets import Dataset
+
+    cfg = config(("someone/dataset", "retain"))
+    wrapped = strategy(cfg, "retain").wrap_dataset(Dataset.from_list(FORGET))
+    assert wrapped["row"][:] == [0, 1] and wrapped["role"][:] == [1, 1]
+    with pytest.raises(UnlearnError, match="someone/dataset, row 1: field 'output' is missing"):
+        strategy(cfg, "retain").wrap_dataset(Dataset.from_list([{"id": "1", "input": "a"}]))
+
+
+@pytest.mark.skipif(not LUME.exists(), reason="LUME is not at ../shared/lume")
+def test_no_lume_row_is_lost(tmp_path, config):
+    """At 256 tokens a third of the documents is too long for a small vocabulary: all rows stay,
+    and each ends with its whole answer."""
+    from axolotl.utils.dict import DictDefault
+
+    from axolotl_unlearn.data.records import read_records
+    from axolotl_unlearn.data.strategy import load_strategy
+
+    files = {side: str(LUME / f"{side}.jsonl") for side in ("forget", "retain")}
+    texts = [f"{r.input} {r.output}" for path in files.values() for r in read_records(path)]
+    tokenizer = word_tokenizer(texts, size=2000)
+    cfg = config((files["forget"], "forget"), (files["retain"], "retain"), sequence_len=256)
+    for side, count in (("forget", 1112), ("retain", 1136)):
+        entry = DictDefault({"path": files[side]})
+        wrapped = load_strategy(side, tokenizer, cfg, entry).wrap_dataset(None)
+        records = read_records(files[side])
+        assert len(wrapped) == len(records) == count
+        assert max(wrapped["length"][:]) == 256, "some prompts must have been cut"
+        for row, record in zip(wrapped, records, strict=True):
+            text = tokenizer.decode(row["input_ids"][:-1])
+            assert text.endswith(" " + record.output)
+            assert row["length"] == len(row["input_ids"]) == len(row["labels"]) <= 256
+            whole = row["kind"] == 0
+            assert whole == (row["labels"][0] != X) == (record.kind == "completion")
+
+
+def test_kind_labels_options(config, tmp_path):
+    labels = {"completion": "answer", "question": "document"}
+    cfg = config(
+        (write(tmp_path / "f.jsonl", FORGET), "forget"),
+        unlearn=BLOCK | {"data": {"labels": labels}},
+    )
+    wrapped = strategy(cfg).wrap_dataset(None)
+    assert [row["labels"][0] != X for row in wrapped] == [False, True]
