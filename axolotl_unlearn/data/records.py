@@ -278,6 +278,15 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f" (the row has {', '.join(sorted(known))})" if known else ""
 
 
+def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (place, row) of a file of any format, with no demand on the fields of a row.
+
+    Raises:
+        UnlearnError: The first fault of the file.
+    """
+    yield from _raw_rows(Path(path))
+
+
 def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (place, row) of a file of any format."""
     if not path.exists():
