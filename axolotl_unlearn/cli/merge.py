@@ -1,0 +1,103 @@
+"""`axolotl unlearn merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES
+
+
+class PathList(click.Option):
+    """An option that takes all words up to the next option: --parents out/over out/under."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, multiple=True, **kwargs)
+
+    def add_to_parser(self, parser, ctx):
+        super().add_to_parser(parser, ctx)
+        for name in self.opts:
+            option = parser._long_opt.get(name)
+            if option is None:
+                continue
+            process = option.process
+
+            def take(value, state, process=process):
+                process(value, state)
+                while state.rargs and not _is_option(state.rargs[0]):
+                    process(state.rargs.pop(0), state)
+
+            option.process = take
+
+
+def _is_option(word: str) -> bool:
+    if not word.startswith("-") or word == "-":
+        return False
+    try:
+        float(word)
+    except ValueError:
+        return True
+    return False  # a negative weight
+
+
+@click.command(
+    epilog="Example: axolotl unlearn merge --method ties --density .8 --parents out/over out/under "
+    "--base out/memorised --space delta --out out/merged"
+)
+@click.option(
+    "--parents", cls=PathList, help="Adapters or full models; negate:PATH turns one round."
+)
+@click.option("--base", type=click.Path(path_type=Path), help="The model that all started from.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the result.")
+@click.option("--method", default="ties", show_default=True, help=", ".join(METHODS))
+@click.option("--space", default="delta", show_default=True, help=", ".join(SPACES))
+@click.option("--density", default=0.8, show_default=True, help="Share of entries kept, (0, 1].")
+@click.option("--weights", cls=PathList, type=float, help="One a parent  [default: 1 each]")
+@click.option("--scale", default="average", show_default=True, help=", ".join(SCALES))
+@click.option("--seed", default=0, show_default=True, help="Of the random drops of DARE.")
+@click.option("--output", type=str, help="model or adapter  [default: factors give an adapter]")
+@click.option("--rank", type=int, help="Rank of an adapter made from a delta merge by SVD.")
+@click.option("--recipe", type=click.Path(path_type=Path), help="Repeat the merge of a merge.json.")
+@click.option(
+    "--zeros",
+    type=click.Path(path_type=Path),
+    help="Only write an all-zero copy of the "
+    "first parent's adapter: the base for mergekit-pytorch.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace an existing --out.")
+@click.option("--force", is_flag=True, help="Merge despite another base or LoRA initialisation.")
+def command(parents, base, out, recipe, zeros, overwrite, force, weights, **options) -> None:
+    """Merge complementary unlearned models and write the mergekit recipe beside the result."""
+    from rich.progress import Progress
+
+    from axolotl_unlearn.merging.run import merge, merge_from_recipe, write_zeros
+
+    if zeros is not None:
+        if not parents:
+            raise UnlearnError("--zeros needs the adapter to copy: give it with --parents.")
+        click.echo(write_zeros(parents[0], zeros))
+        return
+    missing = [
+        name
+        for name, value in (("--parents", parents), ("--base", base), ("--out", out))
+        if not value and not (recipe and name != "--out")
+    ]
+    if missing:
+        raise UnlearnError(
+            f"merge needs {' and '.join(missing)}: see `axolotl unlearn merge --help`."
+        )
+    with Progress(transient=True) as bar:
+        task = bar.add_task("merging", total=None)
+        shared = {
+            "overwrite": overwrite,
+            "force": force,
+            "log": lambda line: bar.console.print(line, highlight=False, soft_wrap=True),
+            "progress": lambda done, total: bar.update(task, completed=done, total=total),
+        }
+        if recipe is not None:
+            folder = merge_from_recipe(recipe, out, **shared)
+        else:
+            folder = merge(parents, base, out, weights=weights or None, **options, **shared)
+    click.echo(f"Merged {len(parents) or 'the same'} parents into {folder}")

@@ -1,0 +1,31 @@
+"""Merging complementary unlearned models: recipes, checks, streamed and in-memory merges.
+
+from axolotl_unlearn.merging import merge
+merge(["out/over", "out/under"], "out/memorised", "out/merged", method="ties", density=0.8)
+"""
+
+from __future__ import annotations
+
+import importlib
+
+_HOMES = {
+    "Recipe": "recipe",
+    "METHODS": "recipe",
+    "SPACES": "recipe",
+    "SCALES": "recipe",
+    "merge": "run",
+    "merge_from_recipe": "run",
+    "merged_tensors": "run",
+    "write_zeros": "run",
+    "open_base": "sources",
+    "open_parent": "sources",
+    "record_base": "checks",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str):
+    """Public names, imported when they are used: a command that does not merge loads no torch."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

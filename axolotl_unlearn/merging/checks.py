@@ -1,0 +1,312 @@
+"""What must hold before a merge. mergekit is silent on most of it; each fault is one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.merging.recipe import Recipe
+from axolotl_unlearn.merging.sources import (
+    Adapter,
+    Model,
+    Parent,
+    read_json,
+    tokenizer_fingerprint,
+)
+
+RECORD = "unlearn_base.json"
+
+# Two adapters that started from one draw keep a cosine of their A factors well above this,
+# two that did not have one of about 1/sqrt(r * n_in): see docs/merging.md for what we measured.
+SAME_INIT = 0.2
+
+# Relative distance |parent - base| / |base| of the tensor that moved least. Unrelated weights have
+# about sqrt(2) everywhere; a fine-tuned model keeps at least one tensor close to its start.
+UNRELATED = 0.7
+
+
+def record_base(folder: str | Path, base: str | Path) -> Path:
+    """Write which base an adapter or model was trained from, by content, into its folder.
+
+    ``check`` compares this record strictly; without it the base is known by path only.
+    """
+    model = Model(Path(base))
+    path = Path(folder) / RECORD
+    path.write_text(json.dumps({"base": str(base), "sha256": model.fingerprint}) + "\n")
+    return path
+
+
+def check(
+    recipe: Recipe, base: Model, parents: Sequence[Parent], *, force: bool = False
+) -> list[str]:
+    """Raise on the first fault; return warnings. ``force`` lets pass what may be deliberate:
+    another base, another LoRA initialisation."""
+    warnings: list[str] = []
+    for parent in parents:
+        _architecture(base, parent)
+        _tokenizer(base, parent)
+        warnings += _same_base(base, parent, force)
+    if recipe.space == "factors":
+        _factors(parents)
+        warnings += _initialisation(parents, force)
+    return warnings
+
+
+def check_output(out: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> None:
+    """The result may not land on something that exists, and never on its own input."""
+    for path in inputs:
+        if out.resolve() == path.resolve():
+            raise UnlearnError(f"--out {out} is also an input of the merge: choose another folder.")
+    if out.exists() and not out.is_dir():
+        raise UnlearnError(f"--out {out} is a file: choose a folder.")
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        raise UnlearnError(f"{out} already exists and is not empty: add --overwrite to replace it.")
+
+
+def check_resources(out: Path, disk_bytes: int, memory_bytes: int) -> str:
+    """Raise when disk or memory will not do; return the estimate as a line to print."""
+    import psutil
+
+    folder = next(path for path in [out, *out.resolve().parents] if path.exists())
+    free, available = shutil.disk_usage(folder).free, psutil.virtual_memory().available
+    estimate = (
+        f"needs {size(disk_bytes)} of disk ({size(free)} free) "
+        f"and about {size(memory_bytes)} of memory ({size(available)} available)"
+    )
+    if disk_bytes > free:
+        raise UnlearnError(
+            f"{out} needs {size(disk_bytes)} of disk but {size(free)} are free: make room or "
+            "choose another --out."
+        )
+    if memory_bytes > available:
+        raise UnlearnError(
+            f"The merge needs about {size(memory_bytes)} of memory but {size(available)} are "
+            "available: close other programs, or use ties or linear, which stream."
+        )
+    return estimate
+
+
+def check_finite(tensor: Tensor, name: str, where: Path) -> None:
+    """A NaN in one adapter would poison the merge in silence."""
+    if not torch.isfinite(tensor).all():
+        raise UnlearnError(
+            f"{where}: tensor {name} holds NaN or infinity: that run diverged, train it again."
+        )
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def _architecture(base: Model, parent: Parent) -> None:
+    if isinstance(parent, Model):
+        ours, theirs = base.config.get("architectures"), parent.config.get("architectures")
+        if ours != theirs:
+            raise UnlearnError(
+                f"{parent.path} is a {_one(theirs)} but the base {base.path} is a {_one(ours)}: "
+                "merge models of one architecture."
+            )
+        missing = sorted(set(base.tensors) ^ set(parent.tensors))
+        if missing:
+            raise UnlearnError(
+                f"{parent.path} and the base {base.path} do not hold the same tensors "
+                f"(first: {missing[0]}): they are different models."
+            )
+        names = base.tensors
+    else:
+        names = [*parent.factors, *parent.replaced]
+        for name in names:
+            if name not in base.tensors:
+                tied = name.startswith("lm_head") and base.config.get("tie_word_embeddings")
+                cure = (
+                    "the base ties its head to the embeddings; take lm_head out of the LoRA."
+                    if tied
+                    else "it was trained on another architecture."
+                )
+                raise UnlearnError(f"{parent.path} adapts {name}, which the base lacks: {cure}")
+    for name in names:
+        ours, theirs = base.tensors.shape(name), _shape(parent, name)
+        if ours != theirs:
+            raise UnlearnError(
+                f"{parent.path}: {name} has shape {list(theirs)} but {list(ours)} in the base "
+                f"{base.path}: they are different models."
+            )
+
+
+def _shape(parent: Parent, name: str) -> tuple[int, ...]:
+    if isinstance(parent, Model):
+        return parent.tensors.shape(name)
+    if name in parent.replaced:
+        return parent.tensors.shape(parent.replaced[name])
+    key_a, key_b = parent.factors[name]
+    shape = parent.tensors.shape(key_b)[0], parent.tensors.shape(key_a)[1]
+    turned = "lora_embedding" in key_a or parent.config.get("fan_in_fan_out")
+    return shape[::-1] if turned else shape
+
+
+def _tokenizer(base: Model, parent: Parent) -> None:
+    ours, theirs = tokenizer_fingerprint(base.path), tokenizer_fingerprint(parent.path)
+    if ours and theirs and ours != theirs:
+        raise UnlearnError(
+            f"{parent.path} has another tokenizer than the base {base.path}: its token ids mean "
+            "something else; train both runs with the base's tokenizer."
+        )
+
+
+def _same_base(base: Model, parent: Parent, force: bool) -> list[str]:
+    """By content where a record or the named base exists; else by distance, else a warning."""
+    for folder in (parent.path, parent.path.parent):
+        record = folder / RECORD
+        if record.exists():
+            if read_json(record).get("sha256") != base.fingerprint:
+                return _refuse(
+                    f"{parent.path} was trained from another base than {base.path} "
+                    f"({record.name} holds another hash): give the base it started from, "
+                    "train it again",
+                    force,
+                )
+            return []
+    named = _named_base(parent)
+    if named is not None:
+        if named.resolve() == base.path.resolve():
+            weights = parent.path / "adapter_model.safetensors"
+            newest = max(file.stat().st_mtime for file in set(base.tensors.files.values()))
+            if weights.exists() and newest > weights.stat().st_mtime:
+                return [f"{base.path} is newer than {parent.path}: was it trained again since?"]
+            return []
+        if (named / "config.json").exists():
+            if Model(named).fingerprint != base.fingerprint:
+                return _refuse(
+                    f"{parent.path} was trained from {named}, whose weights differ from the base "
+                    f"{base.path}: give --base {named}",
+                    force,
+                )
+            return []
+    if isinstance(parent, Model):
+        distance = _least_distance(base, parent)
+        if distance > UNRELATED:
+            return _refuse(
+                f"{parent.path} does not descend from the base {base.path} (its nearest tensor is "
+                f"{distance:.2f} of the base's norm away): give the model it started from",
+                force,
+            )
+        return []
+    return [f"{parent.path} does not say which base it was trained from: not checked."]
+
+
+def _named_base(parent: Parent) -> Path | None:
+    """The folder in adapter_config.json (of the adapter, or of the run a merged copy lies in)."""
+    for folder in (parent.path, parent.path.parent):
+        file = folder / "adapter_config.json"
+        if file.exists():
+            name = read_json(file).get("base_model_name_or_path")
+            return Path(name) if name and Path(name).is_dir() else None
+    return None
+
+
+def _least_distance(base: Model, parent: Model) -> float:
+    distances = []
+    for name in base.tensors:
+        if len(base.tensors.shape(name)) < 2:
+            continue
+        rows = slice(0, 256)
+        ours = base.tensors.rows(name, 0, 256).float()
+        theirs = parent.weight(name, ours, rows)
+        if parent.negated:
+            theirs = 2 * ours - theirs
+        norm = ours.norm()
+        if norm > 0:
+            distances.append(float((theirs - ours).norm() / norm))
+        if distances and distances[-1] <= UNRELATED:
+            break
+    return min(distances, default=0.0)
+
+
+def _factors(parents: Sequence[Parent]) -> None:
+    for parent in parents:
+        if not isinstance(parent, Adapter):
+            raise UnlearnError(
+                f"{parent.path} is a full model: --space factors merges LoRA adapters, give the "
+                "adapter folder or use --space delta."
+            )
+        if parent.negated:
+            raise UnlearnError(
+                f"negate:{parent.path} has no meaning for factors (-B times -A is B A): use "
+                "--space delta, or a negative weight with scale 'sum'."
+            )
+        for key in ("rank_pattern", "alpha_pattern"):
+            if parent.config.get(key):
+                raise UnlearnError(
+                    f"{parent.path}/adapter_config.json has a {key}: a factor merge needs one rank "
+                    "and alpha, use --space delta."
+                )
+        if parent.replaced:
+            raise UnlearnError(
+                f"{parent.path} holds fully trained tensors ({next(iter(parent.replaced))}): use "
+                "--space delta."
+            )
+    first = parents[0]
+    for other in parents[1:]:
+        if first.rank != other.rank:
+            raise UnlearnError(
+                f"{first.path} has LoRA rank {first.rank} and {other.path} rank {other.rank}: a "
+                "factor merge needs one rank, use --space delta."
+            )
+        different = sorted(set(first.factors) ^ set(other.factors))
+        if different:
+            raise UnlearnError(
+                f"{first.path} and {other.path} do not adapt the same modules (first: "
+                f"{different[0]}): use --space delta."
+            )
+
+
+def initialisation_cosines(parents: Sequence[Adapter]) -> list[float]:
+    """Mean cosine of the A factors of the first parent with those of each other parent.
+
+    A starts random and B at zero, so A remembers its draw: about 1 at the start, falling with
+    training; adapters of different draws have a cosine of about 0 throughout.
+    """
+    first, means = parents[0], []
+    for other in parents[1:]:
+        cosines = []
+        for key_a, _ in first.factors.values():
+            a, b = first.tensors[key_a].float().flatten(), other.tensors[key_a].float().flatten()
+            cosines.append(torch.nn.functional.cosine_similarity(a, b, dim=0).item())
+        means.append(sum(cosines) / max(1, len(cosines)))
+    return means
+
+
+def _initialisation(parents: Sequence[Parent], force: bool) -> list[str]:
+    warnings: list[str] = []
+    adapters = [parent for parent in parents if isinstance(parent, Adapter)]
+    for other, cosine in zip(adapters[1:], initialisation_cosines(adapters), strict=True):
+        if cosine < SAME_INIT:
+            warnings += _refuse(
+                f"{parents[0].path} and {other.path} did not start from the same LoRA weights "
+                f"(cosine of their A factors {cosine:.3f}), so their factors have no common axes: "
+                "train both with one seed, or use --space delta",
+                force,
+            )
+    return warnings
+
+
+def _refuse(sentence: str, force: bool) -> list[str]:
+    if not force:
+        raise UnlearnError(sentence + ", or add --force.")
+    return [f"{sentence} (forced)."]
+
+
+def _one(names: list[str] | None) -> str:
+    return names[0] if names else "model without architecture"

@@ -1,0 +1,331 @@
+"""Where tensors come from: checkpoints and adapters read one tensor at a time.
+
+Nothing here keeps a file open between tensors: an open safetensors map counts its pages as ours,
+and a streamed merge of a 7B model would look like 28 GB of memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from axolotl_unlearn.errors import UnlearnError
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+# What decides how text becomes tokens; the other files may differ in cosmetics.
+TOKENIZER_IDENTITY = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+PREFIX = "base_model.model."
+
+
+def read_json(path: Path) -> dict:
+    """A JSON file, or one sentence that names it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnlearnError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise UnlearnError(f"{path} is not valid JSON: write it again.") from error
+
+
+class Tensors:
+    """The tensors of one or more safetensors files, opened anew for each read."""
+
+    def __init__(self, files: dict[str, Path]):
+        self.files = files  # tensor name -> file
+
+    @classmethod
+    def of_file(cls, path: Path) -> Tensors:
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as handle:
+            return cls(dict.fromkeys(handle.keys(), path))
+
+    @classmethod
+    def of_checkpoint(cls, folder: Path) -> Tensors:
+        index = folder / "model.safetensors.index.json"
+        if index.exists():
+            weight_map = read_json(index)["weight_map"]
+            missing = sorted({file for file in weight_map.values() if not (folder / file).exists()})
+            if missing:
+                raise UnlearnError(f"{folder} lacks {missing[0]}, which its index names: copy it.")
+            return cls({name: folder / file for name, file in weight_map.items()})
+        if (folder / "model.safetensors").exists():
+            return cls.of_file(folder / "model.safetensors")
+        raise UnlearnError(
+            f"{folder} holds no model.safetensors: save the model with save_pretrained, or give "
+            "the folder that `axolotl train` or `axolotl merge-lora` wrote."
+        )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, name: str) -> Tensor:
+        from safetensors import safe_open
+
+        with safe_open(self.files[name], framework="pt") as handle:
+            return handle.get_tensor(name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start:stop (first axis) without reading the rest."""
+        from safetensors import safe_open
+
+        with safe_open(self.files[name], framework="pt") as handle:
+            return handle.get_slice(name)[start:stop]
+
+    @cached_property
+    def layout(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Name -> (shape, dtype name) from the headers alone."""
+        from safetensors import safe_open
+
+        layout = {}
+        for file in sorted(set(self.files.values())):
+            with safe_open(file, framework="pt") as handle:
+                for name in handle.keys():
+                    part = handle.get_slice(name)
+                    layout[name] = (tuple(part.get_shape()), part.get_dtype())
+        return layout
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.layout[name][0]
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names, shapes, types and bytes; the same however the files are cut."""
+        digest = hashlib.sha256()
+        for name in sorted(self):
+            shape, dtype = self.layout[name]
+            digest.update(f"{name}|{shape}|{dtype}|".encode())
+            flat = self[name].contiguous().flatten()
+            if flat.numel():
+                digest.update(memoryview(flat.view(torch.uint8).numpy()))
+        return digest.hexdigest()
+
+
+@dataclass
+class Model:
+    """A full model folder: config.json, safetensors, tokenizer."""
+
+    path: Path
+    negated: bool = False
+
+    @cached_property
+    def config(self) -> dict:
+        return read_json(self.path / "config.json")
+
+    @cached_property
+    def tensors(self) -> Tensors:
+        return Tensors.of_checkpoint(self.path)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.tensors.fingerprint()
+
+    def touches(self, name: str) -> bool:
+        return name in self.tensors
+
+    def weight(self, name: str, base: Tensor, rows: slice | None = None) -> Tensor:
+        """The parent's float32 weight; ``base``: the same rows of the base in float32."""
+        if rows is None:
+            own = self.tensors[name].float()
+        else:
+            own = self.tensors.rows(name, rows.start, rows.stop).float()
+        return 2 * base - own if self.negated else own
+
+
+@dataclass
+class Adapter:
+    """A LoRA adapter folder, seen as changes of its base's weights (W + scaling * B A)."""
+
+    path: Path
+    negated: bool = False
+
+    @cached_property
+    def config(self) -> dict:
+        return read_json(self.path / "adapter_config.json")
+
+    @cached_property
+    def tensors(self) -> Tensors:
+        file = self.path / "adapter_model.safetensors"
+        if not file.exists():
+            raise UnlearnError(
+                f"{self.path} has adapter_config.json but no adapter_model.safetensors: train the "
+                "adapter to its end, or save it again as safetensors."
+            )
+        return Tensors.of_file(file)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.tensors.fingerprint()
+
+    @cached_property
+    def factors(self) -> dict[str, tuple[str, str]]:
+        """Base weight name -> (key of A, key of B)."""
+        pairs = {}
+        for key in self.tensors:
+            for a, b in (
+                ("lora_A.weight", "lora_B.weight"),
+                ("lora_embedding_A", "lora_embedding_B"),
+            ):
+                if key.endswith("." + a):
+                    other = key[: -len(a)] + b
+                    if other not in self.tensors:
+                        raise UnlearnError(
+                            f"{self.path} holds {key} but not {other}: save it again."
+                        )
+                    pairs[key[: -len(a)].removeprefix(PREFIX) + "weight"] = (key, other)
+        return pairs
+
+    @cached_property
+    def replaced(self) -> dict[str, str]:
+        """Base weight name -> key of a fully trained copy (PEFT's modules_to_save)."""
+        used = {key for pair in self.factors.values() for key in pair}
+        return {
+            key.removeprefix(PREFIX).replace(".modules_to_save.default", ""): key
+            for key in self.tensors
+            # PEFT also saves an untrained copy of adapted embeddings, as base_layer
+            if key not in used and ".base_layer." not in key
+        }
+
+    @property
+    def rank(self) -> int:
+        return int(self.config["r"])
+
+    def scaling(self, name: str) -> float:
+        """alpha / r (or alpha / sqrt(r) for rsLoRA) of one base weight, patterns included."""
+        module = name.removesuffix(".weight")
+        rank = _pattern(self.config.get("rank_pattern"), module, self.config["r"])
+        alpha = _pattern(self.config.get("alpha_pattern"), module, self.config["lora_alpha"])
+        return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+
+    def touches(self, name: str) -> bool:
+        return name in self.factors or name in self.replaced
+
+    def weight(self, name: str, base: Tensor, rows: slice | None = None) -> Tensor:
+        """The float32 weight after PEFT's merge of the adapter into ``base`` (these rows of it)."""
+        if name in self.replaced:
+            own = self.tensors[self.replaced[name]].float()
+            own = own if rows is None else own[rows]
+            return 2 * base - own if self.negated else own
+        if name not in self.factors:
+            return base
+        change = self.change(name, rows)
+        return base - change if self.negated else base + change
+
+    def change(self, name: str, rows: slice | None = None) -> Tensor:
+        """scaling * B A in float32, in the base weight's orientation."""
+        key_a, key_b = self.factors[name]
+        a, b = self.tensors[key_a].float(), self.tensors[key_b].float()
+        if "lora_embedding" in key_a or self.config.get("fan_in_fan_out"):
+            product = (b @ a).T
+            return (product if rows is None else product[rows]) * self.scaling(name)
+        return (b if rows is None else b[rows]) @ a * self.scaling(name)
+
+
+Parent = Model | Adapter
+
+
+def _pattern(patterns: dict | None, module: str, default: float) -> float:
+    """PEFT's rank_pattern and alpha_pattern: the first key that ends the module's path."""
+    import re
+
+    for key, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return default
+
+
+def open_parent(path: str | Path) -> Parent:
+    """An adapter or full model by what its folder holds; ``negate:PATH`` turns its change round
+    (task-vector negation, arXiv 2212.04089)."""
+    text = str(path)
+    negated = text.startswith("negate:")
+    folder = Path(text.removeprefix("negate:")).expanduser()
+    if not folder.is_dir():
+        raise UnlearnError(
+            f"{folder} does not exist: `axolotl train` writes an adapter there, "
+            "`axolotl merge-lora` a full model."
+        )
+    if (folder / "adapter_config.json").exists():
+        adapter = Adapter(folder, negated)
+        _supported(adapter)
+        return adapter
+    if (folder / "config.json").exists():
+        return Model(folder, negated)
+    raise UnlearnError(
+        f"{folder} holds neither adapter_config.json nor config.json: give the output folder of a "
+        "finished run."
+    )
+
+
+def open_base(path: str | Path) -> Model:
+    """The common base: a full model."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise UnlearnError(
+            f"base {folder} does not exist: give the model that both runs started from "
+            "(`axolotl train examples/memorise.yml` writes out/memorised)."
+        )
+    if not (folder / "config.json").exists():
+        raise UnlearnError(f"base {folder} holds no config.json: the base must be a full model.")
+    return Model(folder)
+
+
+def _supported(adapter: Adapter) -> None:
+    config = adapter.config
+    where = adapter.path / "adapter_config.json"
+    cure = "run `axolotl merge-lora` on it and give the merged folder."
+    if str(config.get("peft_type", "LORA")).upper() != "LORA":
+        raise UnlearnError(f"{where}: peft_type {config['peft_type']} is not LORA; {cure}")
+    for key in ("use_dora", "layer_replication", "target_parameters", "lora_bias"):
+        if config.get(key):
+            raise UnlearnError(f"{where}: {key} is not supported here; {cure}")
+    init = str(config.get("init_lora_weights", True)).lower()
+    if init.startswith(("pissa", "olora", "corda", "lora_ga")):
+        raise UnlearnError(f"{where}: init_lora_weights {init!r} changes the base itself; {cure}")
+    if config.get("bias", "none") != "none":
+        raise UnlearnError(f"{where}: bias {config['bias']!r} is not supported here; {cure}")
+
+
+def tokenizer_fingerprint(folder: Path) -> str | None:
+    """SHA-256 of the files that decide tokenisation, or None when the folder has none of them.
+
+    Only the vocabulary, merges and rules of tokenizer.json count: padding and truncation are
+    settings that training changes.
+    """
+    digest, found = hashlib.sha256(), False
+    for file in TOKENIZER_IDENTITY:
+        path = folder / file
+        if not path.exists():
+            continue
+        found = True
+        data = path.read_bytes()
+        if file == "tokenizer.json":
+            content = json.loads(data)
+            for key in ("padding", "truncation"):
+                content.pop(key, None)
+            data = json.dumps(content, sort_keys=True).encode()
+        digest.update(file.encode() + data)
+    return digest.hexdigest() if found else None

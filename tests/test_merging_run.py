@@ -1,0 +1,473 @@
+"""`axolotl unlearn merge` on tiny OLMo and Llama models: results, recipes, every guard rail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from merging_models import edit_json, merged_copy, tiny_adapter, tiny_model, tiny_tokenizer, weights
+from safetensors.torch import save_file
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.merging import merge, merge_from_recipe, record_base
+from axolotl_unlearn.merging.checks import initialisation_cosines
+from axolotl_unlearn.merging.sources import open_base, open_parent
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """memorised, over, under (adapters, with merged/ copies); other: another LoRA draw."""
+    root = tmp_path_factory.mktemp("made")
+    tiny_model(root / "memorised")
+    for name, init, train in (("over", 0, 1), ("under", 0, 2), ("other", 5, 2)):
+        tiny_adapter(root / name, root / "memorised", init_seed=init, train_seed=train, alpha=8)
+    for name in ("over", "under"):
+        merged_copy(root / name, root / "memorised", root / name / "merged")
+    return root
+
+
+@pytest.fixture
+def project(made, tmp_path):
+    """A copy that a test may spoil."""
+    root = tmp_path / "p"
+    shutil.copytree(made, root)
+    for name in ("over", "under", "other"):
+        edit_json(
+            root / name / "adapter_config.json", base_model_name_or_path=str(root / "memorised")
+        )
+    return root
+
+
+def both(root: Path) -> list[Path]:
+    return [root / "over", root / "under"]
+
+
+def run_mergekit(script: str, *arguments) -> None:
+    command = [Path(sys.executable).with_name(script), *map(str, arguments)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# --- results ------------------------------------------------------------------------------------
+
+
+def test_adapters_merge_to_what_mergekit_makes_of_their_merged_copies(made, tmp_path):
+    """Adapters go in as they are; the recipe written beside the result gives the same bits."""
+    out = merge(both(made), made / "memorised", tmp_path / "ours", method="ties", density=0.8)
+    run_mergekit("mergekit-yaml", out / "mergekit_config.yml", tmp_path / "theirs")
+    ours, theirs = weights(out), weights(tmp_path / "theirs")
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-7)
+    base = weights(made / "memorised")
+    assert sum(not torch.equal(ours[name], base[name]) for name in base) == 8
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.dtype == torch.float32
+    assert AutoTokenizer.from_pretrained(out).eos_token == "<eos>"
+
+
+def test_full_models_and_adapters_are_the_same_parents(made, tmp_path):
+    from_adapters = merge(both(made), made / "memorised", tmp_path / "a")
+    copies = [folder / "merged" for folder in both(made)]
+    from_models = merge(copies, made / "memorised", tmp_path / "b")
+    for name, tensor in weights(from_adapters).items():
+        torch.testing.assert_close(tensor, weights(from_models)[name], rtol=0, atol=1e-7)
+
+
+def test_factor_merge_is_an_adapter_and_its_recipe_runs(made, tmp_path):
+    """alpha = 2 r: multiplier sqrt 2 is not a power of two, so PEFT's own function does the work;
+    scale 'sum' of linear is stock mergekit and its recipe gives the same bits."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    out = merge(
+        both(made),
+        made / "memorised",
+        tmp_path / "linear",
+        method="linear",
+        space="factors",
+        scale="sum",
+    )
+    config = json.loads((out / "adapter_config.json").read_text())
+    assert config["r"] == config["lora_alpha"] == 4
+    recipe = yaml.safe_load((out / "mergekit_config.yml").read_text())
+    zeros = Path(recipe["base_model"])
+    result = CliRunner().invoke(
+        __import__("axolotl_unlearn.cli.merge", fromlist=["command"]).command,
+        ["--zeros", str(zeros), "--parents", str(made / "over")],
+    )
+    assert result.exit_code == 0, result.output
+    run_mergekit("mergekit-pytorch", out / "mergekit_config.yml", tmp_path / "again")
+    zeros.unlink()
+    again = weights(tmp_path / "again")
+    for name, tensor in weights(out).items():
+        assert torch.equal(tensor, again[name])
+
+    model = AutoModelForCausalLM.from_pretrained(made / "memorised")
+    merged = PeftModel.from_pretrained(model, out).merge_and_unload().state_dict()
+    full = merge(
+        both(made),
+        made / "memorised",
+        tmp_path / "full",
+        method="linear",
+        space="factors",
+        scale="sum",
+        output="model",
+    )
+    for name, tensor in weights(full).items():
+        torch.testing.assert_close(tensor, merged[name], rtol=0, atol=1e-6)
+    assert not (full / "factors").exists()
+
+
+def test_negated_parent_turns_the_change_round(made, tmp_path):
+    """base - (over - base), with adapters and with full models."""
+    base, over = weights(made / "memorised"), weights(made / "over/merged")
+    for parent in (made / "over", made / "over/merged"):
+        out = merge(
+            [f"negate:{parent}"],
+            made / "memorised",
+            tmp_path / "n",
+            method="linear",
+            overwrite=True,
+        )
+        for name, tensor in weights(out).items():
+            torch.testing.assert_close(tensor, 2 * base[name] - over[name], rtol=0, atol=1e-6)
+
+
+def test_three_parents_and_weights(made, tmp_path):
+    """Linear, weights 1, 2, 1 on (over, under, over): the mean of the two full models."""
+    parents = [made / "over", made / "under", made / "over/merged"]
+    out = merge(parents, made / "memorised", tmp_path / "three", method="linear", weights=[1, 2, 1])
+    over, under = (weights(folder / "merged") for folder in both(made))
+    for name, tensor in weights(out).items():
+        torch.testing.assert_close(tensor, (over[name] + under[name]) / 2, rtol=0, atol=1e-6)
+
+
+def test_svd_to_an_adapter_keeps_the_energy_it_says(made, tmp_path):
+    """The mean of two rank-4 changes has rank 8: rank 8 keeps all, rank 2 the measured share."""
+    full = weights(merge(both(made), made / "memorised", tmp_path / "m", method="linear"))
+    base = weights(made / "memorised")
+    for rank in (8, 2):
+        out = merge(
+            both(made),
+            made / "memorised",
+            tmp_path / f"r{rank}",
+            method="linear",
+            output="adapter",
+            rank=rank,
+        )
+        energy = json.loads((out / "merge.json").read_text())["energy_kept"]
+        adapter = open_parent(out)
+        assert adapter.rank == rank and adapter.scaling(next(iter(adapter.factors))) == 1
+        lost = total = 0.0
+        for name in adapter.factors:
+            change = (full[name] - base[name]).double()
+            lost += float((change - adapter.change(name).double()).square().sum())
+            total += float(change.square().sum())
+        assert energy["all"] == pytest.approx(1 - lost / total, abs=1e-5)
+        assert (energy["all"] > 0.99999) == (rank == 8)
+
+
+def test_random_drops_repeat_from_the_record(made, tmp_path):
+    options = dict(method="dare_ties", density=0.5, seed=7)
+    out = merge(both(made), made / "memorised", tmp_path / "a", **options)
+    assert "--random-seed 7" in (out / "mergekit_config.yml").read_text()
+    again = merge_from_recipe(out / "merge.json", tmp_path / "b")
+    other = merge(both(made), made / "memorised", tmp_path / "c", **{**options, "seed": 8})
+    same = [torch.equal(t, weights(again)[name]) for name, t in weights(out).items()]
+    assert all(same)
+    assert any(not torch.equal(t, weights(other)[name]) for name, t in weights(out).items())
+
+
+def test_sharded_base_and_tied_head(tmp_path):
+    model = tiny_model(tmp_path / "base", kind="llama", tied=True)
+    model.save_pretrained(tmp_path / "base", max_shard_size="20KB")
+    assert (tmp_path / "base/model.safetensors.index.json").exists()
+    (tmp_path / "base/model.safetensors").unlink()
+    for number in (1, 2):
+        tiny_adapter(tmp_path / f"a{number}", tmp_path / "base", train_seed=number)
+    out = merge([tmp_path / "a1", tmp_path / "a2"], tmp_path / "base", tmp_path / "out")
+    from transformers import AutoModelForCausalLM
+
+    merged = AutoModelForCausalLM.from_pretrained(out)
+    assert merged.lm_head.weight.data_ptr() == merged.model.embed_tokens.weight.data_ptr()
+
+
+@pytest.mark.parametrize("kind", ["embedding", "rslora", "saved", "pattern"])
+def test_adapter_varieties_merge_as_peft_does(kind, tmp_path):
+    """A single parent at linear is that parent: our reading of the adapter against PEFT's."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    tiny_model(tmp_path / "base")
+    options: dict = {
+        "embedding": dict(targets=("embed_tokens", "q_proj")),
+        "rslora": dict(use_rslora=True),
+        "saved": dict(modules_to_save=["lm_head"]),
+        "pattern": dict(rank_pattern={"q_proj": 2}, alpha_pattern={"layers.1.self_attn.v_proj": 9}),
+    }[kind]
+    tiny_adapter(tmp_path / "a", tmp_path / "base", alpha=6, **options)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    expected = PeftModel.from_pretrained(model, tmp_path / "a").merge_and_unload().state_dict()
+    out = merge([tmp_path / "a"], tmp_path / "base", tmp_path / "out", method="linear")
+    for name, tensor in weights(out).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6)
+
+
+def test_initialisation_shows_in_the_a_factors(made):
+    over, under, other = (open_parent(made / name) for name in ("over", "under", "other"))
+    same, different = initialisation_cosines([over, under, other])
+    assert same > 0.9 and abs(different) < 0.1
+
+
+# --- guard rails ----------------------------------------------------------------------------------
+
+
+def spoil_adapter(folder: Path, change) -> None:
+    file = folder / "adapter_model.safetensors"
+    tensors = weights(folder)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def nan(tensors):
+    tensors[next(iter(tensors))][0, 0] = float("nan")
+
+
+BAD_VALUES = [
+    (dict(density=80), r"density 80 is not in \(0, 1\]"),
+    (dict(density=-1), r"density -1 is not in \(0, 1\]"),
+    (dict(density=0.0), r"density 0.0 is not in \(0, 1\]"),
+    (dict(density=float("nan")), "density nan is not in"),
+    (dict(weights=[1.0, float("nan")]), "NaN or infinity"),
+    (dict(weights=[1.0]), "1 weights for 2 parents"),
+    (dict(weights=[0.0, 0.0]), "All merge weights are 0"),
+    (dict(weights=[1.0, -1.0]), "negative weight with scale 'average'"),
+    (dict(method="tie"), "Unknown merge method 'tie': did you mean 'ties'?"),
+    (dict(space="factor"), "did you mean 'factors'?"),
+    (dict(scale="mean"), "Unknown merge scale 'mean'"),
+    (dict(output="gguf"), "Unknown merge output 'gguf'"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_VALUES, ids=lambda value: str(value)[:40])
+def test_bad_values_are_refused(made, tmp_path, options, message):
+    with pytest.raises(UnlearnError, match=message.replace("?", r"\?")):
+        merge(both(made), made / "memorised", tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_misspelt_parameter_suggests_the_name(project, tmp_path):
+    out = merge(both(project), project / "memorised", tmp_path / "out")
+    facts = json.loads((out / "merge.json").read_text())
+    facts["recipe"]["densty"] = facts["recipe"].pop("density")
+    (out / "merge.json").write_text(json.dumps(facts))
+    with pytest.raises(UnlearnError, match="'densty': did you mean 'density'"):
+        merge_from_recipe(out / "merge.json", tmp_path / "again")
+
+
+def test_missing_folders_say_what_makes_them(project, tmp_path):
+    with pytest.raises(UnlearnError, match="axolotl train"):
+        merge([project / "nothing"], project / "memorised", tmp_path / "out")
+    with pytest.raises(UnlearnError, match="examples/memorise.yml"):
+        merge(both(project), project / "nothing", tmp_path / "out")
+    (project / "empty").mkdir()
+    with pytest.raises(UnlearnError, match="neither adapter_config.json nor config.json"):
+        merge([project / "empty"], project / "memorised", tmp_path / "out")
+    (project / "over/adapter_model.safetensors").unlink()
+    with pytest.raises(UnlearnError, match="no adapter_model.safetensors"):
+        merge(both(project), project / "memorised", tmp_path / "out")
+
+
+def test_output_is_not_overwritten_without_asking(project, tmp_path):
+    out = merge(both(project), project / "memorised", tmp_path / "out")
+    (out / "mine.txt").write_text("keep")
+    with pytest.raises(UnlearnError, match="--overwrite"):
+        merge(both(project), project / "memorised", out)
+    assert (out / "mine.txt").exists()
+    merge(both(project), project / "memorised", out, overwrite=True)
+    assert not (out / "mine.txt").exists()
+    with pytest.raises(UnlearnError, match="is also an input"):
+        merge(both(project), project / "memorised", project / "over", overwrite=True)
+
+
+def test_a_failed_merge_leaves_the_old_result(project, tmp_path):
+    out = merge(both(project), project / "memorised", tmp_path / "out")
+    spoil_adapter(project / "over", nan)
+    with pytest.raises(UnlearnError, match="NaN or infinity: that run diverged"):
+        merge(both(project), project / "memorised", out, overwrite=True)
+    assert (out / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("space", ["delta", "factors"])
+def test_nan_in_an_adapter(project, tmp_path, space):
+    spoil_adapter(project / "under", nan)
+    with pytest.raises(UnlearnError, match="under.*NaN or infinity"):
+        merge(both(project), project / "memorised", tmp_path / "out", space=space)
+
+
+def test_other_base_by_hash(project, tmp_path):
+    tiny_model(project / "second", seed=3)
+    tiny_adapter(project / "stranger", project / "second")
+    parents = [project / "over", project / "stranger"]
+    with pytest.raises(UnlearnError, match="whose weights differ from the base"):
+        merge(parents, project / "memorised", tmp_path / "out")
+    lines: list[str] = []
+    merge(parents, project / "memorised", tmp_path / "out", force=True, log=lines.append)
+    assert any("forced" in line for line in lines)
+
+    shutil.copytree(project / "memorised", project / "copy")
+    merge(both(project), project / "copy", tmp_path / "copy_out")
+
+
+def test_base_trained_again_at_the_same_path(project, tmp_path):
+    for folder in both(project):
+        record_base(folder, project / "memorised")
+    merge(both(project), project / "memorised", tmp_path / "good")
+    tiny_model(project / "memorised", seed=9)
+    with pytest.raises(UnlearnError, match="another base"):
+        merge(both(project), project / "memorised", tmp_path / "out")
+    with pytest.raises(UnlearnError, match="another base"):
+        merge(
+            [folder / "merged" for folder in both(project)],
+            project / "memorised",
+            tmp_path / "out",
+        )
+
+
+def test_full_model_that_does_not_descend_from_the_base(project, tmp_path):
+    tiny_model(project / "second", seed=3)
+    with pytest.raises(UnlearnError, match="does not descend from the base"):
+        merge([project / "second"], project / "memorised", tmp_path / "out")
+
+
+def test_architectures_shapes_and_tokenizers(project, tmp_path):
+    tiny_model(project / "llama", kind="llama")
+    with pytest.raises(UnlearnError, match="LlamaForCausalLM but the base .* OlmoForCausalLM"):
+        merge([project / "llama"], project / "memorised", tmp_path / "out")
+    tiny_model(project / "wide", intermediate_size=64)
+    with pytest.raises(UnlearnError, match=r"has shape \[32, 64\] but \[32, 48\]"):
+        merge([project / "wide"], project / "memorised", tmp_path / "out")
+    tiny_adapter(project / "wide_adapter", project / "wide")
+    with pytest.raises(UnlearnError, match="has shape"):
+        merge([project / "wide_adapter"], project / "memorised", tmp_path / "out")
+    tiny_tokenizer(project / "over")
+    merge(both(project), project / "memorised", tmp_path / "fine")
+    tokens = json.loads((project / "over/tokenizer.json").read_text())
+    tokens["model"]["merges"] = tokens["model"]["merges"][:-1]
+    (project / "over/tokenizer.json").write_text(json.dumps(tokens))
+    with pytest.raises(UnlearnError, match="another tokenizer"):
+        merge(both(project), project / "memorised", tmp_path / "out")
+
+
+def test_adapter_on_a_tied_head(tmp_path):
+    tiny_model(tmp_path / "base", tied=True)
+    tiny_adapter(tmp_path / "a", tmp_path / "base", targets=("lm_head",))
+    with pytest.raises(UnlearnError, match="ties its head"):
+        merge([tmp_path / "a"], tmp_path / "base", tmp_path / "out")
+
+
+def test_factor_merges_want_one_rank_targets_and_draw(project, tmp_path):
+    options = dict(space="factors")
+    base = project / "memorised"
+    with pytest.raises(UnlearnError, match="did not start from the same LoRA weights"):
+        merge([project / "over", project / "other"], base, tmp_path / "out", **options)
+    merge([project / "over", project / "other"], base, tmp_path / "forced", force=True, **options)
+    tiny_adapter(project / "thin", base, rank=2)
+    with pytest.raises(UnlearnError, match="rank 4 and .* rank 2"):
+        merge([project / "over", project / "thin"], base, tmp_path / "out", **options)
+    merge([project / "over", project / "thin"], base, tmp_path / "delta")
+    tiny_adapter(project / "fewer", base, targets=("q_proj",))
+    with pytest.raises(UnlearnError, match="do not adapt the same modules"):
+        merge([project / "over", project / "fewer"], base, tmp_path / "out", **options)
+    with pytest.raises(UnlearnError, match="is a full model: --space factors"):
+        merge([project / "over/merged"], base, tmp_path / "out", **options)
+    with pytest.raises(UnlearnError, match="no meaning for factors"):
+        merge([f"negate:{project / 'over'}"], base, tmp_path / "out", **options)
+    tiny_adapter(project / "pattern", base, rank_pattern={"q_proj": 2})
+    with pytest.raises(UnlearnError, match="rank_pattern"):
+        merge([project / "pattern"], base, tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("peft_type", "LOHA"), ("use_dora", True), ("bias", "all"), ("init_lora_weights", "pissa")],
+)
+def test_adapters_that_we_cannot_read_say_merge_lora(project, tmp_path, key, value):
+    edit_json(project / "over/adapter_config.json", **{key: value})
+    with pytest.raises(UnlearnError, match="axolotl merge-lora"):
+        merge(both(project), project / "memorised", tmp_path / "out")
+
+
+def test_not_enough_room(project, tmp_path, monkeypatch):
+    import psutil
+
+    real = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=1000))
+    with pytest.raises(UnlearnError, match="of disk but 1 kB are free"):
+        merge(both(project), project / "memorised", tmp_path / "out")
+    monkeypatch.undo()
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=1000))
+    with pytest.raises(UnlearnError, match="of memory but 1 kB are available"):
+        merge(both(project), project / "memorised", tmp_path / "out")
+
+
+def test_estimate_is_printed(made, tmp_path):
+    lines: list[str] = []
+    merge(both(made), made / "memorised", tmp_path / "out", log=lines.append)
+    assert any("of disk" in line and "of memory" in line for line in lines)
+
+
+def test_fingerprint_does_not_depend_on_the_files(tmp_path):
+    model = tiny_model(tmp_path / "one")
+    model.save_pretrained(tmp_path / "two", max_shard_size="20KB")
+    assert open_base(tmp_path / "one").fingerprint == open_base(tmp_path / "two").fingerprint
+    tiny_model(tmp_path / "three", seed=1)
+    assert open_base(tmp_path / "one").fingerprint != open_base(tmp_path / "three").fingerprint
+
+
+# --- command ------------------------------------------------------------------------------------
+
+
+def test_command_line(made, tmp_path):
+    from axolotl_unlearn.cli import unlearn
+
+    arguments = ["merge", "--method", "ties", "--density", ".8", "--parents", made / "over",
+                 made / "under", "--base", made / "memorised", "--space", "delta", "--weights", "1",
+                 "0.5", "--out", tmp_path / "merged"]  # fmt: skip
+    result = CliRunner().invoke(unlearn, [str(word) for word in arguments])
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "merged/merge.json").read_text())["recipe"]["weights"] == [1, 0.5]
+
+    again = CliRunner().invoke(
+        unlearn,
+        [
+            "merge",
+            "--recipe",
+            str(tmp_path / "merged/merge.json"),
+            "--out",
+            str(tmp_path / "again"),
+        ],
+    )
+    assert again.exit_code == 0, again.output
+    for name, tensor in weights(tmp_path / "again").items():
+        assert torch.equal(tensor, weights(tmp_path / "merged")[name])
+
+    result = CliRunner().invoke(unlearn, [str(word) for word in arguments])
+    assert result.exit_code == 2 and "--overwrite" in result.output
+
+    result = CliRunner().invoke(unlearn, ["merge", "--out", str(tmp_path / "x")])
+    assert result.exit_code == 2 and "--parents and --base" in result.output
