@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.report.results import role_of
 
 
 def find_inputs(
@@ -20,9 +21,10 @@ def find_inputs(
 ) -> dict[str, Any]:
     """Keyword arguments for `write_report`, found beside the models and the results.
 
-    Training logs: the newest trainer_state.json in each model's folder, its parents up to two
-    levels (a merged adapter lies inside its run) or their checkpoints. In the results' folder:
-    trajectory.json, attacks.json, depth.json. `logs` are NAME=PATH and come first.
+    Training logs of all but the original and the retrained model: the newest
+    trainer_state.json in the model's folder or its checkpoints, or in the run it lies in (a merged
+    adapter is saved inside its run). In the results' folder: trajectory.json, attacks.json,
+    depth.json. `logs` are NAME=PATH and come first.
     """
     home = Path(folder)
     home = home if home.is_dir() else home.parent
@@ -37,6 +39,8 @@ def find_inputs(
         found[name] = log
     used = set(found.values())
     for model in results["models"]:
+        if role_of(model) != "candidate":  # memorisation and retraining are no unlearning runs
+            continue
         log = None if model["name"] in found else _log_beside(str(model.get("model") or ""))
         if log is not None and log not in used:
             found[model["name"]] = log

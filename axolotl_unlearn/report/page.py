@@ -387,6 +387,12 @@ _LOG_TITLES = {
 
 
 def _training(logs: Mapping[str, Log], page: _Page) -> str:
+    unlearning = {
+        name: log
+        for name, log in logs.items()
+        if any(key.startswith(("forget/", "retain/")) for row in log for key in row)
+    }
+    logs = unlearning or logs  # the loss of a plain run is another quantity: not in one panel
     keys: list[str] = []
     for log in logs.values():
         for row in log:
