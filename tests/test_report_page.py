@@ -140,6 +140,16 @@ def test_missing_cells_are_said_and_not_drawn_as_zero(tmp_path):
     assert "Task Aggregate over fewer than 12 cells" in page
 
 
+def test_numbers_unknown_to_the_report_are_shown_all_the_same(tmp_path):
+    results = make_results(("original", "merged"))
+    results["models"][1]["collapse"]["distinct_2"] = 0.8125
+    results["models"][1]["membership"] = {"min_k": {"auc": 0.53125}}
+    page = write_report(results, tmp_path / "r.html").read_text()
+    assert '<th scope="row">collapse.distinct_2</th><td>n/a</td><td>0.812</td>' in page
+    assert '<th scope="row">membership.min_k.auc</th><td>n/a</td><td>0.531</td>' in page
+    assert '<th scope="row">gate' not in page
+
+
 def test_a_training_log_that_is_none_gets_a_sentence(tmp_path):
     with pytest.raises(UnlearnError, match="training log of 'over', does not exist"):
         write_report(make_results(), tmp_path / "r.html", training_logs={"over": tmp_path / "x"})

@@ -156,6 +156,7 @@ def write_report(
         _curves(extras.pop("depth", None), "depth", page),
         note="Activation patching layer by layer: whether the knowledge is gone or only unspoken.",
     )
+    page.section("Other measurements", _others(page))
     page.section("Examples", _examples(page))
     page.section("How this was made", _provenance(results, extras))
     out = Path(out_html)
@@ -358,6 +359,51 @@ def _distances(page: _Page) -> str:
 def _value(model: Mapping[str, Any], metric: str) -> float | None:
     source = (model.get("cells") or {}) if metric in CELLS else model
     return number(source.get(metric))
+
+
+# Shown elsewhere on the page, or not a measurement.
+_SHOWN = {
+    *("name", "model", "role", "cells", "n", "intervals", "examples", "likelihood", "forgetting"),
+    *("gate", "seconds", "distance", "config", "settings", "aggregate", "task_aggregate"),
+    *("mia_auc", "mia_score", "utility", "mmlu", "general"),
+}
+
+
+def _others(page: _Page) -> str:
+    """Every further number that the evaluation gave a model, such as fluency figures."""
+    rows: dict[str, dict[str, float]] = {}
+    for model in page.models:
+        for key, value in _flat(model):
+            rows.setdefault(key, {})[model["name"]] = value
+    if not rows:
+        return ""
+    head = "".join(f'<th scope="col">{page.tag(model)}</th>' for model in page.models)
+    body = []
+    for key, values in rows.items():
+        cells = []
+        for model in page.models:
+            around = interval(model, key)
+            small = f"<small>{around[0]:.2f} to {around[1]:.2f}</small>" if around else ""
+            cells.append(f"<td>{show(values.get(model['name']))}{small}</td>")
+        body.append(f'<tr><th scope="row">{escape(key)}</th>{"".join(cells)}</tr>')
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Other measurements">'
+        f'<table class="dense"><thead><tr><th scope="col">Metric</th>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    """Numbers of nested dicts as ("a.b", value), without what `_SHOWN` names on the top level."""
+    out: list[tuple[str, float]] = []
+    for key, value in values.items():
+        if not prefix and key in _SHOWN:
+            continue
+        if isinstance(value, Mapping):
+            out += _flat(value, f"{prefix}{key}.")
+        elif number(value) is not None:
+            out.append((f"{prefix}{key}", float(value)))
+    return out
 
 
 def _read_log(name: str, log: str | Path | Log) -> Log:
