@@ -138,6 +138,9 @@ def test_missing_cells_are_said_and_not_drawn_as_zero(tmp_path):
     page = write_report(results, tmp_path / "r.html").read_text()
     assert page.count("11 of 12 cells") == 2
     assert "Task Aggregate over fewer than 12 cells" in page
+    # With five retain cells the aggregate is no function of the two sides alone.
+    assert "contour" in everything(tmp_path).read_text().split("</style>")[1]
+    assert "contour" not in page.split("</style>")[1]
 
 
 def test_numbers_unknown_to_the_report_are_shown_all_the_same(tmp_path):

@@ -83,7 +83,8 @@ def write_report(
             ),
             _figure(
                 plots.plane_chart(models, page.palette),
-                "Top right is where a model should be. Curves join equal Task Aggregates. "
+                "Top right is where a model should be. "
+                + ("Curves join equal Task Aggregates. " if plots.has_contours(models) else "")
                 + _marks(models),
             ),
             _figure(

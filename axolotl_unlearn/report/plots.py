@@ -169,6 +169,18 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     return svg.render()
 
 
+def has_contours(models: Sequence[Model]) -> bool:
+    """Whether the Task Aggregate is a function of the two sides: equally many cells on both."""
+    counts = [
+        [
+            sum(number((model.get("cells") or {}).get(c)) is not None for c in CELLS if side in c)
+            for side in SIDES
+        ]
+        for model in models
+    ]
+    return all(forget == retain for forget, retain in counts)
+
+
 def plane_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     """Forget side against retain side, with contours of the Task Aggregate.
 
@@ -191,7 +203,7 @@ def plane_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
         svg.line(left, y(tick), right, y(tick), cls="grid")
         svg.text(x(tick), bottom + 15, tick_label(tick), cls="tick", anchor="middle")
         svg.text(left - 6, y(tick) + 4, tick_label(tick), cls="tick", anchor="end")
-    for level in (0.2, 0.4, 0.6, 0.8, 0.9):
+    for level in (0.2, 0.4, 0.6, 0.8, 0.9) if has_contours(models) else ():
         start = level / (2 - level)
         forget = np.linspace(start, 1, 40)
         kept = level * forget / (2 * forget - level)
