@@ -1,0 +1,265 @@
+"""Is the model broken? Repetition, emptiness and nonsense in generated texts.
+
+A model that answers "6 6 6 6" to everything forgets perfectly: it scores about .40 on the SemEval
+aggregate (share 0 on tasks, near 1 on membership, chance on MMLU). These functions look at the
+outputs themselves. Everything works on text, so models with different tokenizers compare.
+
+Thresholds were set between real texts and broken ones. Over 2780 outputs, 2780 prompts and 2780
+whole documents of LUME and 3600 answers of TOFU, the most frequent token makes up at most .40 of
+a text of 8 or more tokens, the most frequent 4-gram covers at most .35, at least .83 of the
+4-grams differ, and 200 bytes or more compress to no less than .38. A loop of up to 16 tokens
+repeated over 72 has .23 distinct 4-grams or fewer and compresses below .25.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+#: An output is dominated when one token, or the tokens inside one 4-gram, are more than this.
+DOMINATED = 0.5
+#: Outputs with fewer tokens are never called dominated: "900 900 900" may be an answer.
+MIN_TOKENS = 8
+#: An output loops when fewer of its 4-grams than this are different ...
+DISTINCT_4 = 0.5
+MIN_LOOP_TOKENS = 16
+#: ... or when it compresses below this share of its bytes.
+COMPRESSION = 0.3
+MIN_COMPRESSION_BYTES = 200
+#: A model collapsed when the share of broken outputs exceeds that of the reference by this much.
+COLLAPSED_SHARE = 0.25
+#: Share of outputs that are empty, or all the same, from which a model is collapsed.
+CONSTANT_SHARE = 0.9
+EMPTY_SHARE = 0.5
+#: Least diversity, as a share of that of the reference over equally many bigrams.
+DIVERSITY = 0.3
+#: An output is nonsense when its loss under the original exceeds ordinary texts' by this (nats).
+NONSENSE_NATS = 1.0
+#: Fewer outputs than this are described but not judged on constancy and diversity.
+MIN_OUTPUTS = 10
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_LONGEST_WORD = 24
+
+
+def tokens(text: str) -> list[str]:
+    """Words and punctuation marks; a "word" of more than 24 characters is cut into characters.
+
+    The cut finds "aaaaaa..." and serves scripts that are written without spaces.
+    """
+    found: list[str] = []
+    for word in _WORD.findall(text):
+        found.extend(word if len(word) > _LONGEST_WORD else [word])
+    return found
+
+
+def top_token_share(words: Sequence[str]) -> float:
+    """Share of the most frequent token; 0 for no tokens."""
+    return max(Counter(words).values()) / len(words) if words else 0.0
+
+
+def top_ngram_cover(words: Sequence[str], n: int = 4) -> float:
+    """Share of tokens inside the most frequent n-gram, if it occurs more than once, else 0.
+
+    "a b c d a b c d e f": the 4-gram a b c d covers 8 of 10. A loop of period P > n is covered
+    to n / P.
+    """
+    grams = list(_ngrams(words, n))
+    if not grams:
+        return 0.0
+    # The earliest of equally frequent ones, so that the value does not depend on hashing.
+    best, count = Counter(grams).most_common(1)[0]
+    if count < 2:
+        return 0.0
+    covered: set[int] = set()
+    for start, gram in enumerate(grams):
+        if gram == best:
+            covered.update(range(start, start + n))
+    return len(covered) / len(words)
+
+
+def distinct(texts: Iterable[str], n: int, limit: int | None = None) -> float | None:
+    """Distinct-n: different n-grams / n-grams over all texts (Li et al., arXiv 1510.03055).
+
+    The value falls with the number of n-grams, so two sets of texts compare only at the same
+    ``limit``: then the n-grams nearest to the starts of the texts are taken.
+
+    Returns:
+        None if no text has n tokens.
+    """
+    grams = [(place, gram) for text in texts for place, gram in enumerate(_ngrams(tokens(text), n))]
+    if limit is not None:
+        grams = sorted(grams)[:limit]
+    return len({gram for _, gram in grams}) / len(grams) if grams else None
+
+
+def compression_ratio(text: str) -> float:
+    """Bytes after zlib (level 9) / bytes; above 1 for short texts, 1 for none."""
+    raw = text.encode("utf-8", errors="replace")
+    return len(zlib.compress(raw, 9)) / len(raw) if raw else 1.0
+
+
+def _ngrams(words: Sequence[str], n: int) -> Iterable[tuple[str, ...]]:
+    return zip(*(words[i:] for i in range(n)), strict=False)
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """Which kinds of repetition one output shows."""
+
+    dominated: bool
+    looping: bool
+
+    @property
+    def broken(self) -> bool:
+        return self.dominated or self.looping
+
+
+def repetition(text: str) -> Repetition:
+    """Judge one output by the thresholds of this module."""
+    words = tokens(text)
+    dominated = len(words) >= MIN_TOKENS and (
+        top_token_share(words) > DOMINATED or top_ngram_cover(words) > DOMINATED
+    )
+    grams = list(_ngrams(words, 4))
+    looping = len(words) >= MIN_LOOP_TOKENS and len(set(grams)) / len(grams) < DISTINCT_4
+    if not looping and len(text.encode("utf-8", errors="replace")) >= MIN_COMPRESSION_BYTES:
+        looping = compression_ratio(text) < COMPRESSION
+    return Repetition(dominated, looping)
+
+
+def collapse_report(
+    texts: Sequence[str],
+    reference: Sequence[str] | None = None,
+    *,
+    groups: Sequence[str] | None = None,
+    nll: Sequence[float] | None = None,
+    ordinary_nll: Sequence[float] | None = None,
+) -> dict[str, Any]:
+    """Describe the outputs of a model and say whether it collapsed, and why.
+
+    Args:
+        texts: What the model generated.
+        reference: What it should look like: outputs of the original model to the same prompts,
+            or the expected texts. A pretrained model that never stops loops before unlearning,
+            and only what was added counts. None: compared with nothing.
+        groups: A name a text (e.g. "forget", "retain"); a group that broke as a whole counts
+            as collapse though the rest is fine.
+        nll: Mean loss of each output under the *original* model, nats a token; nonsense without
+            repetition is found only with it.
+        ordinary_nll: Mean losses of ordinary unseen texts under the original model, e.g. of the
+            non-members. Texts that it memorised are no measure of ordinary.
+
+    Returns:
+        ``collapsed`` and its ``reasons``; ``n``; shares of outputs ``dominated`` by one token or
+        4-gram, ``looping``, ``broken`` (either), ``empty``, ``constant`` (equal to the most
+        frequent output); ``distinct_1``, ``distinct_2``, median ``compression`` of outputs of
+        200 bytes or more, ``nonsense`` (share of outputs of 8 or more tokens whose loss is
+        out of the ordinary) and ``perplexity`` (median); ``by_group``; ``reference`` (the same
+        figures). None where there is nothing to compute from.
+
+    Raises:
+        ValueError: if lists of different lengths are given, or ``nll`` without ``ordinary_nll``.
+    """
+    for name, values in (("groups", groups), ("nll", nll)):
+        if values is not None and len(values) != len(texts):
+            raise ValueError(f"{len(texts)} texts but {len(values)} {name}: give one a text.")
+    if (nll is None) != (ordinary_nll is None):
+        raise ValueError("`nll` says nothing without `ordinary_nll`, and the reverse: give both.")
+    report = _figures(texts)
+    against = _figures(reference) if reference else None
+    judged = list(map(repetition, texts))
+    report["by_group"] = _by_group(judged, groups)
+    report["reference"] = against
+    report |= {"nonsense": None, "perplexity": None}
+    if nll is not None and len(texts):
+        report |= _nonsense(texts, nll, ordinary_nll)
+    report["reasons"] = list(_reasons(report, against, texts, reference))
+    report["collapsed"] = bool(report["reasons"])
+    return report
+
+
+def _figures(texts: Sequence[str]) -> dict[str, Any]:
+    n = len(texts)
+    judged = list(map(repetition, texts))
+    stripped = [text.strip() for text in texts]
+    long = [t for t in texts if len(t.encode("utf-8", errors="replace")) >= MIN_COMPRESSION_BYTES]
+
+    def share(count: int) -> float:
+        return count / n if n else 0.0
+
+    return {
+        "n": n,
+        "dominated": share(sum(j.dominated for j in judged)),
+        "looping": share(sum(j.looping for j in judged)),
+        "broken": share(sum(j.broken for j in judged)),
+        "empty": share(stripped.count("")),
+        "constant": share(Counter(stripped).most_common(1)[0][1]) if n else 0.0,
+        "distinct_1": distinct(texts, 1),
+        "distinct_2": distinct(texts, 2),
+        "compression": float(np.median([compression_ratio(t) for t in long])) if long else None,
+    }
+
+
+def _by_group(
+    judged: Sequence[Repetition], groups: Sequence[str] | None
+) -> dict[str, dict[str, float]]:
+    found: dict[str, list[Repetition]] = {}
+    for name, verdict in zip(groups or [], judged, strict=bool(groups)):
+        found.setdefault(name, []).append(verdict)
+    return {
+        name: {"n": len(rows), "broken": sum(row.broken for row in rows) / len(rows)}
+        for name, rows in found.items()
+    }
+
+
+def _nonsense(
+    texts: Sequence[str], nll: Sequence[float], ordinary_nll: Sequence[float]
+) -> dict[str, float | None]:
+    # Losses of a few tokens vary too much to call one of them strange.
+    long = [x for x, text in zip(nll, texts, strict=True) if len(tokens(text)) >= MIN_TOKENS]
+    if not long:
+        return {}
+    limit = float(np.quantile(ordinary_nll, 0.95)) + NONSENSE_NATS
+    finite = [x for x in long if np.isfinite(x)]
+    return {
+        "nonsense": float(np.mean([not x <= limit for x in long])),  # NaN is no ordinary loss
+        "perplexity": float(np.exp(min(np.median(finite), 700.0))) if finite else None,
+    }
+
+
+def _reasons(
+    report: dict[str, Any],
+    against: dict[str, Any] | None,
+    texts: Sequence[str],
+    reference: Sequence[str] | None,
+) -> Iterable[str]:
+    before = against or {"broken": 0.0, "empty": 0.0, "constant": 0.0}
+    if report["broken"] > before["broken"] + COLLAPSED_SHARE:
+        kind = "one token or 4-gram" if report["dominated"] >= report["looping"] else "loops"
+        yield f"{report['broken']:.0%} of outputs are repetition ({kind})" + (
+            f", {before['broken']:.0%} before" if against else ""
+        )
+    else:
+        for name, group in report["by_group"].items():
+            if group["n"] >= MIN_OUTPUTS and group["broken"] > before["broken"] + 0.5:
+                yield f"{group['broken']:.0%} of {name} outputs are repetition"
+    if report["empty"] > before["empty"] + EMPTY_SHARE:
+        yield f"{report['empty']:.0%} of outputs are empty"
+    elif report["n"] >= MIN_OUTPUTS and report["constant"] > max(
+        CONSTANT_SHARE, before["constant"]
+    ):
+        yield f"{report['constant']:.0%} of outputs are one and the same text"
+    elif reference and min(len(texts), len(reference)) >= MIN_OUTPUTS:
+        grams = [sum(max(0, len(tokens(t)) - 1) for t in some) for some in (texts, reference)]
+        now, then = (distinct(some, 2, min(grams)) for some in (texts, reference))
+        if now is not None and then and now < DIVERSITY * then:
+            yield f"outputs have {now:.2f} distinct bigrams, the reference {then:.2f}"
+    if (report["nonsense"] or 0.0) > COLLAPSED_SHARE:
+        yield f"{report['nonsense']:.0%} of longer outputs make no sense to the original model"

@@ -1,0 +1,201 @@
+"""Collapse: real short and long texts pass, every known way to break is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from axolotl_unlearn.metrics.fluency import (
+    collapse_report,
+    compression_ratio,
+    distinct,
+    repetition,
+    tokens,
+    top_ngram_cover,
+    top_token_share,
+)
+
+LUME = Path(__file__).parents[2] / "shared" / "lume"
+
+SENTENCES = [
+    f"{who} walked to the {place} on {day} and bought {n} small {what} for the long winter."
+    for who, place, day, n, what in zip(
+        "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jun Kai Lea".split(),
+        "mill harbour market chapel school castle bridge garden inn forge farm quay".split(),
+        "Monday Tuesday Friday Sunday Easter Midsummer Thursday Christmas May June July "
+        "Saturday".split(),
+        range(3, 15),
+        "lamps boats apples candles books swords ropes roses mugs nails eggs nets".split(),
+        strict=True,
+    )
+]
+
+
+def test_shares_by_hand():
+    """6 of 8 tokens are "6"; a b c d twice covers 8 of 10; a loop of period 8 is covered to 4/8."""
+    assert top_token_share(tokens("6 6 6 , 6 6 6 .")) == 6 / 8
+    assert top_ngram_cover("a b c d a b c d e f".split()) == 8 / 10
+    assert top_ngram_cover("a b c d e f g h".split() * 4) == 4 / 8
+    assert top_ngram_cover("a b c".split()) == top_ngram_cover("a b c d e".split()) == 0
+    assert top_token_share([]) == 0
+
+
+def test_overlapping_occurrences_are_counted_once():
+    """x x x x x: the 4-gram occurs at 0 and 1 and covers all 5 tokens, not 8."""
+    assert top_ngram_cover(["x"] * 5) == 1
+
+
+def test_tokens_cut_what_has_no_spaces():
+    assert tokens("Don't, 42!") == ["Don", "'", "t", ",", "42", "!"]
+    assert tokens("a" * 30) == ["a"] * 30
+    assert len(tokens("harri_coral@me.com")) == 5
+
+
+def test_distinct_by_hand():
+    """Bigrams: ab, bc | ab, bd: 3 of 4 differ. The first bigram of each text: ab, ab: 1 of 2."""
+    assert distinct(["a b c", "a b d"], 2) == 3 / 4
+    assert distinct(["a b c", "a b d"], 2, limit=2) == 1 / 2
+    assert distinct(["a"], 2) is None
+
+
+def test_compression_ratio():
+    text = "6 " * 100
+    assert compression_ratio(text) == len(zlib.compress(text.encode(), 9)) / 200
+    assert compression_ratio("") == 1 and compression_ratio("é") > 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "6 " * 30,
+        "!" * 60,
+        "ha" * 50,
+        "in the city of " * 8,
+        "I am not sure about that. " * 6,
+        "the quick brown fox jumps over the lazy dog while nine old cats sleep on it. " * 5,
+        "。" * 40,
+    ],
+)
+def test_loops_are_broken(text):
+    assert repetition(text).broken
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Paris",
+        "Jack",
+        "900000000",
+        "1994-04-04",
+        "No, no, no.",
+        "29 Church Street, D, Arvada, CO, 80004.",
+        "a a a",
+    ],
+)
+def test_short_answers_are_never_broken(text):
+    assert not repetition(text).broken
+
+
+@pytest.mark.skipif(not LUME.is_dir(), reason="LUME is not beside the repository")
+def test_no_real_text_is_broken():
+    """Every output, prompt and document of LUME, 1 to 300 words, passes."""
+    texts = []
+    for path in sorted(LUME.glob("*/*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            texts += [row["output"], row["input"], f"{row['input']} {row['output']}"]
+    assert len(texts) == 3 * 2780
+    assert sum(repetition(text).broken for text in texts) == 0
+    outputs = texts[::3]
+    report = collapse_report(outputs, random.Random(0).sample(outputs, len(outputs)))
+    assert not report["collapsed"] and report["broken"] == 0
+
+
+def test_an_honest_model_is_not_flagged():
+    report = collapse_report(SENTENCES, SENTENCES[::-1], groups=["forget", "retain"] * 6)
+    assert report["collapsed"] is False and report["reasons"] == []
+    assert report["n"] == 12 and report["dominated"] == 0
+    assert report["by_group"] == {
+        "forget": {"n": 6, "broken": 0.0},
+        "retain": {"n": 6, "broken": 0.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reason"),
+    [
+        (["6 " * 30] * 6 + SENTENCES[:6], "50% of outputs are repetition"),
+        ([""] * 8 + SENTENCES[:4], "67% of outputs are empty"),
+        (["I cannot say."] * 12, "one and the same text"),
+        ([f"the the of of {i % 2}" for i in range(12)], "distinct bigrams"),
+    ],
+)
+def test_every_way_to_break_is_named(outputs, reason):
+    report = collapse_report(outputs, SENTENCES)
+    assert report["collapsed"] and reason in " ".join(report["reasons"])
+
+
+def test_only_what_unlearning_added_counts():
+    """A pretrained model that never stops loops before, too."""
+    loops = ["in the city of " * 10] * 6
+    assert collapse_report(loops + SENTENCES[:6])["collapsed"]
+    assert not collapse_report(loops + SENTENCES[:6], loops + SENTENCES[6:])["collapsed"]
+
+
+def test_a_broken_side_is_not_hidden_by_the_other():
+    """10 of 50 outputs are broken, all of them answers to forget prompts."""
+    texts = ["9 " * 20] * 10 + SENTENCES[:10] * 4
+    quiet = collapse_report(texts)
+    assert quiet["broken"] == 0.2 and not quiet["collapsed"]
+    named = collapse_report(texts, groups=["forget"] * 10 + ["retain"] * 40)
+    assert named["reasons"] == ["100% of forget outputs are repetition"]
+
+
+def test_nonsense_without_repetition_needs_the_loss():
+    """Word salad repeats nothing. Ordinary losses 2.0 to 2.9: their 95 % quantile + 1 is 3.855.
+    perplexity = e^9."""
+    rng = random.Random(1)
+    words = " ".join(SENTENCES).split()
+    salad = [" ".join(rng.sample(words, 20)) for _ in range(12)]
+    assert not collapse_report(salad, SENTENCES)["collapsed"]
+    ordinary = [2 + i / 10 for i in range(10)]
+    report = collapse_report(salad, SENTENCES, nll=[9.0] * 12, ordinary_nll=ordinary)
+    assert report["collapsed"] and report["nonsense"] == 1
+    assert report["perplexity"] == pytest.approx(math.exp(9))
+    calm = collapse_report(salad, SENTENCES, nll=[3.8] * 12, ordinary_nll=ordinary)
+    assert not calm["collapsed"] and calm["nonsense"] == 0
+    broken = collapse_report(salad, nll=[math.nan] * 12, ordinary_nll=ordinary)
+    assert broken["nonsense"] == 1 and broken["perplexity"] is None
+
+
+def test_the_loss_of_short_answers_is_not_judged():
+    report = collapse_report(["Paris"] * 3, nll=[20.0] * 3, ordinary_nll=[2.0])
+    assert report["nonsense"] is None and not report["collapsed"]
+
+
+@given(st.lists(st.text(max_size=60), min_size=1, max_size=8), st.randoms())
+def test_order_of_outputs_changes_nothing(texts, rng):
+    before = collapse_report(texts * 5, SENTENCES)
+    rng.shuffle(texts)
+    after = collapse_report(texts * 5, SENTENCES)
+    assert before == after
+
+
+def test_no_outputs():
+    report = collapse_report([])
+    assert report["n"] == 0 and not report["collapsed"] and report["distinct_2"] is None
+
+
+def test_faults_are_named():
+    with pytest.raises(ValueError, match="2 texts but 1 groups"):
+        collapse_report(["a", "b"], groups=["x"])
+    with pytest.raises(ValueError, match="ordinary_nll"):
+        collapse_report(["a"], nll=[1.0])
