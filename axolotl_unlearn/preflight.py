@@ -193,6 +193,10 @@ def prepare(cfg: dict) -> None:
     if found:
         raise UnlearnError(" ".join(found))
     _cpu_settings(cfg)
+    # Axolotl keys its cache of tokenised data by path and a few settings, not by content.
+    folder = Path(cfg.get("dataset_prepared_path") or "last_run_prepared")
+    if not folder.name.startswith("unlearn-"):
+        cfg["dataset_prepared_path"] = str(folder / f"unlearn-{content_key(cfg)}")
     args = None if block is None else parse_unlearn(block)
     if args is None or not args.trains:
         return
@@ -205,10 +209,8 @@ def prepare(cfg: dict) -> None:
         cfg["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     if cfg.get("seed") is None:
         cfg["seed"] = 42
-    # Axolotl keys its cache of tokenised data by path and a few settings, not by content.
-    folder = Path(cfg.get("dataset_prepared_path") or "last_run_prepared")
-    if not folder.name.startswith("unlearn-"):
-        cfg["dataset_prepared_path"] = str(folder / f"unlearn-{content_key(cfg)}")
+    if cfg.get("pad_to_sequence_len") is None:
+        cfg["pad_to_sequence_len"] = False  # else batches are padded to a multiple of 64
 
 
 def make_demo_data(folder: str) -> None:
