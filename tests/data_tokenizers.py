@@ -62,13 +62,21 @@ def word_tokenizer(texts: list[str], size: int = 400):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>")
 
 
-def sentencepiece_like(words: list[str]):
-    """Adds a space before any text, as Llama 2's tokenizer does; one piece a word."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def sentencepiece_like(words: list[str], scheme: str):
+    """Puts a space before any text; one piece a word.
+
+    ``scheme``: "legacy", as Llama 2's tokenizer (a text that begins with a space gets two), or
+    "metaspace", as newer ones (a space is added only if there is none).
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    pieces = [(p, -1.0) for p in ["<unk>", "</s>", "▁", "▁▁", *words]]
+    pieces = [("<unk>", -9.0), ("</s>", -1.0), ("▁", -2.0), *((word, -1.0) for word in words)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    if scheme == "legacy":
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")

@@ -115,6 +115,24 @@ def test_a_faulty_block_does_not_hide_the_files(entry):
     assert ["does not exist" in fault for fault in check_files(cfg)] == [True]
 
 
+def test_an_edited_memorisation_stream_is_read_again(entry):
+    """Axolotl keys its prepared copy by path; the plugin adds the content."""
+    from axolotl_unlearn.preflight import PLUGIN, prepare
+
+    first = entry([FORGET], "memorise")
+
+    def prepared():
+        cfg = {"plugins": [PLUGIN], "unlearn": {"data": {}}, "datasets": [dict(first)]}
+        prepare(cfg)
+        return cfg["dataset_prepared_path"]
+
+    before = prepared()
+    assert prepared() == before
+    with open(first["path"], "a") as file:
+        file.write(json.dumps(RETAIN) + "\n")
+    assert prepared() != before
+
+
 def test_checking_loads_neither_axolotl_nor_torch():
     code = (
         "import sys; from axolotl_unlearn.data.checks import check_files; check_files({});"

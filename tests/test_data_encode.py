@@ -167,12 +167,21 @@ def test_options_that_do_not_go_with_the_tokenizer(tokens, options, says):
         encode_record(byte_tokenizer(**tokens), QUESTION, options)
 
 
-def test_one_space_with_sentencepiece():
-    """Encoded apart, ' red' would become '▁▁red' with such tokenizers: two spaces."""
-    tokenizer = sentencepiece_like(["▁the", "▁sky", "▁red"])
+@pytest.mark.parametrize(
+    ("scheme", "join", "expected"),
+    [
+        ("legacy", " ", ["▁the", "▁sky", "▁red"]),
+        ("metaspace", " ", ["▁the", "▁sky", "▁red"]),
+        ("metaspace", "", ["▁the", "▁sky", "red"]),
+    ],
+)
+def test_spaces_with_sentencepiece(scheme, join, expected):
+    """Encoded apart, ' red' becomes '▁' '▁red' (two spaces) with legacy tokenizers, and 'red'
+    becomes '▁red' with the newer ones although no space was to be there."""
+    tokenizer = sentencepiece_like(["▁the", "▁sky", "▁red", "red"], scheme)
     record = replace(QUESTION, input="the sky", output="red")
-    row, _ = encode_record(tokenizer, record, Options(eos=False))
-    assert tokenizer.convert_ids_to_tokens(row["input_ids"]) == ["▁the", "▁sky", "▁red"]
+    row, _ = encode_record(tokenizer, record, Options(join=join, eos=False))
+    assert tokenizer.convert_ids_to_tokens(row["input_ids"]) == expected
     assert [label != X for label in row["labels"]] == [False, False, True]
 
 

@@ -82,6 +82,15 @@ def test_own_field_names(tmp_path):
     assert read_records(path, fields)[0].task_number == 2
 
 
+def test_the_kind_that_is_said_wins_over_the_id(tmp_path):
+    """An own id may end in 'sc3' by chance."""
+    path = tmp_path / "own.jsonl"
+    rows = [{"id": "misc3", "input": "a?", "output": "b", "task": "", "kind": "question"}]
+    rows += [{"id": "misc4", "input": "a", "output": "b", "task": "", "kind": None}]
+    path.write_text(lines(rows))
+    assert [r.kind for r in read_records(path)] == ["question", "completion"]
+
+
 def test_rows_without_id_and_task_are_completions(tmp_path):
     path = tmp_path / "bare.jsonl"
     path.write_text(lines([{"input": "a", "output": "b"}, {"input": "a", "output": "b"}]))

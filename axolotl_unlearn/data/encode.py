@@ -171,8 +171,12 @@ class Encoder:
         return []
 
     def _adds_space(self) -> bool:
-        """SentencePiece tokenizers add a space to any text: a separate completion gets two."""
-        return self._plain("a b") != self._plain("a") + self._plain(" b")
+        """True for SentencePiece tokenizers, which put a space before any text.
+
+        A completion encoded apart would get two spaces (legacy), or one that is not in the text.
+        """
+        apart = self._plain("a") + self._plain(" b")
+        return self._plain("a b") != apart or self._plain(" b") == self._plain("b")
 
 
 def encode_record(

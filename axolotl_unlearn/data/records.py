@@ -102,9 +102,9 @@ def read_records(
 ) -> list[Record]:
     """All records of a file, in its order.
 
-    The kind comes from the id's ending; without one from a field ``kind`` ("completion" or
-    "question"), else it is "completion". A file in which no row has an id or a task is accepted
-    if the field names are the default ones: ids become ``row0``, ``row1`` ...
+    The kind is that of a field ``kind`` ("completion" or "question"); without one the id's ending
+    tells it (``sc1``, ``qa0``), else it is "completion". A file in which no row has an id or a
+    task is accepted if the field names are the default ones: ids become ``row0``, ``row1`` ...
 
     Args:
         path: ``.jsonl``, ``.json`` (a list of records, or columns as pandas writes them:
@@ -160,7 +160,7 @@ def records_from_rows(
             input=_text(row, "input", fields, where),
             output=output,
             task=task,
-            kind=kind_of(record_id) or _explicit_kind(row, where),
+            kind=_explicit_kind(row, where) or kind_of(record_id) or "completion",
         )
 
 
@@ -239,11 +239,9 @@ def _join(prompt: str, completion: str, join: str) -> str:
     return prompt + join + completion if prompt else completion
 
 
-def _explicit_kind(row: Mapping[str, Any], where: str) -> Kind:
+def _explicit_kind(row: Mapping[str, Any], where: str) -> Kind | None:
     kind = row.get("kind")
-    if kind is None:
-        return "completion"
-    if kind not in KINDS:
+    if kind is not None and kind not in KINDS:
         raise UnlearnError(f"{where}: field 'kind' must be 'completion' or 'question'.")
     return kind
 
