@@ -379,7 +379,7 @@ def auc_interval(members: ArrayLike, nonmembers: ArrayLike, level: float = LEVEL
         pairs = min(np.size(members), np.size(nonmembers))
         bound = ((1 - level) / 2) ** (1 / pairs)
         return (bound, 1.0) if value else (0.0, 1 - bound)
-    half = norm.ppf((1 + level) / 2) * math.sqrt(max(variance, 0.0))
+    half = float(norm.ppf((1 + level) / 2)) * math.sqrt(max(variance, 0.0))
     return (max(0.0, value - half), min(1.0, value + half))
 
 
@@ -399,7 +399,7 @@ def auc_difference(
     values, covariance = delong(members, nonmembers)
     gap = float(values[0] - values[1])
     error = math.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], 0.0))
-    half = norm.ppf((1 + level) / 2) * error
+    half = float(norm.ppf((1 + level) / 2)) * error
     p = 2 * norm.sf(abs(gap) / error) if error else float(gap == 0)
     return Difference(gap, gap - half, gap + half, float(p))
 
