@@ -1,0 +1,261 @@
+"""Time and memory of merges at the shapes of OLMo-7B (random weights, nothing downloaded).
+
+    OMP_NUM_THREADS=2 python benchmarks/merging.py            # writes merging.json and merging.md
+
+Targets (issue: the merging lab): factor TIES of two rank-32 adapters <= 90 s and 3 GB on 2 cores;
+delta TIES: peak memory <= 3 of the largest tensors + 2 GB, whatever the model size.
+Each merge runs through `axolotl_unlearn.merging.merge` in a process of its own; memory is that
+process's peak resident set (ru_maxrss), which counts mapped files too. Delta merges are run on
+embedding, one layer and head; a whole model is that layer 32 times (estimated, not run).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+HIDDEN, MLP, LAYERS, VOCABULARY, RANK = 4096, 11008, 32, 50304, 32
+HERE = Path(__file__).parent
+LINEARS = {
+    "self_attn.q_proj": (HIDDEN, HIDDEN),
+    "self_attn.k_proj": (HIDDEN, HIDDEN),
+    "self_attn.v_proj": (HIDDEN, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, HIDDEN),
+    "mlp.gate_proj": (MLP, HIDDEN),
+    "mlp.up_proj": (MLP, HIDDEN),
+    "mlp.down_proj": (HIDDEN, MLP),
+}
+
+
+def shapes(layers: int) -> dict[str, tuple[int, int]]:
+    """Tensors of an OLMo (its norms have no weights)."""
+    named = {
+        "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
+        "lm_head.weight": (VOCABULARY, HIDDEN),
+    }
+    for layer in range(layers):
+        for name, shape in LINEARS.items():
+            named[f"model.layers.{layer}.{name}.weight"] = shape
+    return named
+
+
+def write_sparse_model(folder: Path, layers: int) -> None:
+    """A checkpoint of zeros that takes no disk: only its layout is read by a factor merge."""
+    folder.mkdir(parents=True)
+    shards: list[dict] = [{}]
+    for name, shape in shapes(layers).items():
+        if sum(4 * rows * columns for rows, columns in shards[-1].values()) > 4_000_000_000:
+            shards.append({})
+        shards[-1][name] = shape
+    weight_map = {}
+    for number, shard in enumerate(shards, 1):
+        header, position = {}, 0
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        for name, shape in shard.items():
+            end = position + 4 * shape[0] * shape[1]
+            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [position, end]}
+            position = end
+            weight_map[name] = file
+        text = json.dumps(header).encode()
+        with open(folder / file, "wb") as handle:
+            handle.write(struct.pack("<Q", len(text)) + text)
+            handle.truncate(8 + len(text) + position)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    write_config(folder, layers)
+
+
+def write_config(folder: Path, layers: int) -> None:
+    config = {
+        "architectures": ["OlmoForCausalLM"],
+        "model_type": "olmo",
+        "hidden_size": HIDDEN,
+        "intermediate_size": MLP,
+        "num_hidden_layers": layers,
+        "vocab_size": VOCABULARY,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def write_model(folder: Path, layers: int, seed: int, near: Path | None = None) -> None:
+    """Random weights of std .02, or the weights of ``near`` moved by std 1e-4."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in shapes(layers).items():
+        if near is None:
+            tensors[name] = torch.randn(shape, generator=generator).mul_(0.02)
+        else:
+            with safe_open(near / "model.safetensors", "pt") as handle:
+                change = torch.randn(shape, generator=generator).mul_(1e-4)
+                tensors[name] = change.add_(handle.get_tensor(name))
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_config(folder, layers)
+
+
+def write_adapter(folder: Path, base: Path, layers: int, seed: int) -> None:
+    """Rank-32 factors on all linear layers; A of both parents from one draw, moved a little."""
+    import torch
+    from safetensors.torch import save_file
+
+    same, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(layers):
+        for name, (rows, columns) in LINEARS.items():
+            stem = f"base_model.model.model.layers.{layer}.{name}."
+            a = torch.rand(RANK, columns, generator=same).sub_(0.5).mul_(0.03)
+            a.add_(torch.randn(a.shape, generator=own), alpha=2e-3)
+            tensors[stem + "lora_A.weight"] = a
+            tensors[stem + "lora_B.weight"] = torch.randn(rows, RANK, generator=own).mul_(2e-3)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": RANK,
+        "base_model_name_or_path": str(base),
+        "target_modules": sorted(name.split(".")[1] for name in LINEARS),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+MERGE = """
+import json, resource, sys, time
+from axolotl_unlearn.merging import merge
+start = time.perf_counter()
+options = json.loads(sys.argv[1])
+merge(**options)
+print(json.dumps({"seconds": time.perf_counter() - start,
+                  "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+"""
+
+
+def measure(**options) -> dict:
+    """Run one merge in a fresh process."""
+    done = subprocess.run(
+        [sys.executable, "-c", MERGE, json.dumps(options, default=str)],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-3000:])
+    measured = json.loads(done.stdout.strip().splitlines()[-1])
+    return {key: round(value, 1) for key, value in measured.items()}
+
+
+def parameters(layers: int) -> int:
+    return sum(rows * columns for rows, columns in shapes(layers).values())
+
+
+def run(scratch: Path) -> list[dict]:
+    rows = []
+    largest = 4 * VOCABULARY * HIDDEN
+    base = scratch / "base"
+    write_sparse_model(base, LAYERS)
+    parents = [scratch / "over", scratch / "under"]
+    for seed, parent in enumerate(parents, 1):
+        write_adapter(parent, base, LAYERS, seed)
+    measured = measure(parents=parents, base=base, out=scratch / "out", space="factors")
+    rows.append(
+        {
+            "merge": "factor TIES, two rank-32 adapters, 32 layers",
+            **measured,
+            "target_seconds": 90,
+            "target_bytes": 3_000_000_000,
+        }
+    )
+    print(rows[-1], flush=True)
+
+    one = scratch / "one"
+    write_model(one, 1, seed=0)
+    for seed, parent in enumerate(parents, 1):
+        parent = scratch / f"small_{parent.name}"
+        write_adapter(parent, one, 1, seed)
+    small = [scratch / f"small_{parent.name}" for parent in parents]
+    measured = measure(parents=small, base=one, out=scratch / "delta")
+    rows.append(
+        {
+            "merge": "delta TIES, two rank-32 adapters, embedding + 1 layer + head",
+            **measured,
+            "target_bytes": 3 * largest + 2_000_000_000,
+        }
+    )
+    print(rows[-1], flush=True)
+    full = []
+    for seed in (1, 2):
+        full.append(scratch / f"full_{seed}")
+        write_model(full[-1], 1, seed=seed, near=one)
+    measured = measure(parents=full, base=one, out=scratch / "full")
+    rows.append(
+        {
+            "merge": "delta TIES, two full models, embedding + 1 layer + head (all tensors move)",
+            **measured,
+            "seconds_per_billion": round(measured["seconds"] / parameters(1) * 1e9, 1),
+            "target_bytes": 3 * largest + 2_000_000_000,
+        }
+    )
+    print(rows[-1], flush=True)
+    return rows
+
+
+def report(rows: list[dict], facts: dict) -> str:
+    lines = [
+        "# Merging at the shapes of OLMo-7B",
+        "",
+        f"`OMP_NUM_THREADS={facts['threads']} python benchmarks/merging.py` on {facts['machine']}, "
+        f"{facts['cores']} cores; torch {facts['torch']}, mergekit {facts['mergekit']}; "
+        f"{facts['date']}.",
+        "",
+        "| merge | seconds | peak memory | target |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        target = f"{row['target_bytes'] / 1e9:.2f} GB"
+        if "target_seconds" in row:
+            target = f"{row['target_seconds']} s, {target}"
+        peak = f"{row['peak_bytes'] / 1e9:.2f} GB"
+        lines.append(f"| {row['merge']} | {row['seconds']:.1f} | {peak} | {target} |")
+    per_billion = next(row["seconds_per_billion"] for row in rows if "seconds_per_billion" in row)
+    lines += [
+        "",
+        f"Delta TIES costs {per_billion:.0f} s a billion weights that move, so a full OLMo-7B "
+        f"(6.9 billion) would take about {6.9 * per_billion / 60:.0f} minutes: an estimate from "
+        "one layer, not a run. Reading, checking and writing are included; generating the random "
+        "weights is not. Other work ran on the machine at the same time.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scratch", type=Path, help="folder with 12 GB free (default: temporary)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
+        rows = run(Path(scratch))
+    facts = {
+        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": version("torch"),
+        "mergekit": version("mergekit"),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    (HERE / "merging.json").write_text(json.dumps({"facts": facts, "rows": rows}, indent=2) + "\n")
+    (HERE / "merging.md").write_text(report(rows, facts))
+
+
+if __name__ == "__main__":
+    main()
