@@ -24,15 +24,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.head import Head, output_head, output_vocabulary
+from axolotl_unlearn.packing import Pick
 from axolotl_unlearn.scoring import (
     DEFAULT_PLAN,
     IGNORE,
     ChunkPlan,
     Entry,
-    Head,
     Positions,
-    output_head,
-    output_vocabulary,
     position_statistics,
     run_to_head,
     targets,
@@ -120,16 +119,19 @@ class Reference:
         vocabulary = output_vocabulary(unwrapped)
         grabbed: dict[str, Tensor] = {}
 
-        def program(hidden: Tensor, head: Head) -> Tensor:
-            grabbed["distributions"] = hidden[mask]
-            grabbed["logp"] = position_statistics(
-                hidden[positions.row, positions.time],
+        def program(pick: Pick, head: Head) -> Tensor:
+            row, time = mask.nonzero(as_tuple=True)
+            grabbed["distributions"] = pick(row, time)
+            found = position_statistics(
+                pick(positions.row, positions.time),
                 positions,
                 head,
                 plan=self.plan,
                 vocabulary=vocabulary,
-            )[:, 0]
-            return hidden[:1, :1, :1]
+                frozen_head=True,  # no gradient is wanted
+            )
+            grabbed["logp"] = found[:, 0]
+            return found
 
         was_training = unwrapped.training
         unwrapped.eval()

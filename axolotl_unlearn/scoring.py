@@ -7,14 +7,19 @@ logits. No ``[row, time, vocabulary]`` tensor exists at any time. Because this h
 head's own ``forward``, wrappers that gather or hook parameters there (DDP, FSDP2, ZeRO-3, PEFT)
 keep working.
 
+Where the head is frozen (every LoRA run that leaves it alone), the gradient of each statistic with
+respect to the hidden state is formed in the same pass, so a chunk's logits are dropped at once and
+nothing is recomputed in the backward pass (`axolotl_unlearn.fused`). Where the model can take rows
+laid end to end, padding is not computed at all (`axolotl_unlearn.packing`).
+
 Shape letters: R rows, T time, D hidden, V vocabulary, P selected positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,16 +28,22 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from axolotl_unlearn.args import ObjectiveArgs
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.fused import Linearised, linearised_statistics
+from axolotl_unlearn.head import (
+    Head,
+    after_head,
+    finished,
+    head_is_frozen,
+    intercept_head,
+    output_head,
+    output_vocabulary,
+)
 from axolotl_unlearn.objectives import OBJECTIVES, LabelScores, Objective, Terms
+from axolotl_unlearn.packing import Pick, can_pack, packed_layout, padded_layout
 
 IGNORE = -100
 ROLES = {"forget": 0, "retain": 1}
 KINDS = {"completion": 0, "question": 1}
-Head = Callable[[Tensor], Tensor]
-
-#: Config keys of models that change the logits after the head; for them the plain way is taken.
-_LOGIT_CHANGERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
 @dataclass(frozen=True)
@@ -175,6 +186,7 @@ def position_statistics(
     ref_head: Head | None = None,
     plan: ChunkPlan = DEFAULT_PLAN,
     vocabulary: int,
+    frozen_head: bool = False,
 ) -> Tensor:
     """Log-prob of each target and value of each distribution entry, chunk by chunk.
 
@@ -186,114 +198,132 @@ def position_statistics(
             positions; needed if an entry's objective compares with the reference.
         ref_head: logits of the reference.
         vocabulary: V, to plan the chunks.
+        frozen_head: the head has no trainable weight, so gradients stop at ``hidden``.
 
     Returns:
         ``[P, 1 + E]`` float32; 0 where there is no target or the entry does not look.
     """
     size = plan.size(vocabulary)
     n_first, n_all = positions.n_label_only, len(positions.row)
-
-    def label_chunk(h: Tensor, target: Tensor) -> Tensor:
-        logp = -F.cross_entropy(head(h).float(), target, ignore_index=IGNORE, reduction="none")
-        return F.pad(logp[:, None], (0, len(entries)))
-
-    def distribution_chunk(h, ref_h, target, member) -> Tensor:
-        logp = head(h).float().log_softmax(-1)
-        known = target != IGNORE
-        picked = logp.gather(1, target.clamp(min=0)[:, None])[:, 0]
-        columns = [torch.where(known, picked, torch.zeros_like(picked))]
-        ref_logp = None
-        if ref_h is not None:
-            with torch.no_grad():
-                ref_logp = ref_head(ref_h).float().log_softmax(-1)
-        for number, entry in enumerate(entries):
-            where = member[:, number]
-            if bool(where.all()):
-                values = entry.objective.function(logp, ref_logp, target, **entry.args.parameters)
-            else:
-                some = entry.objective.function(
-                    logp[where],
-                    None if ref_logp is None else ref_logp[where],
-                    target[where],
-                    **entry.args.parameters,
-                )
-                values = torch.zeros_like(picked).masked_scatter(where, some)
-            columns.append(values)
-        return torch.stack(columns, -1)
-
     # Distribution chunks hold policy and reference, so they are cut smaller.
-    pieces: list[tuple[Callable, tuple]] = []
-    for start in range(0, n_first, size):
-        stop = min(start + size, n_first)
-        pieces.append((label_chunk, (hidden[start:stop], positions.target[start:stop])))
-    for start in range(n_first, n_all, max(1, size // 2)):
-        stop = min(start + max(1, size // 2), n_all)
-        ref = None if ref_hidden is None else ref_hidden[start - n_first : stop - n_first]
-        arguments = (
-            hidden[start:stop],
-            ref,
-            positions.target[start:stop],
-            positions.member[start:stop],
-        )
-        pieces.append((distribution_chunk, arguments))
-    if not pieces:
+    cuts = [(start, min(start + size, n_first), False) for start in range(0, n_first, size)]
+    half = max(1, size // 2)
+    cuts += [(start, min(start + half, n_all), True) for start in range(n_first, n_all, half)]
+    if not cuts:
         return hidden.new_zeros(0, 1 + len(entries), dtype=torch.float32)
+
+    def chunk(h: Tensor, start: int, stop: int, distributions: bool, statistics: Callable):
+        return statistics(
+            h,
+            positions.target[start:stop],
+            head,
+            entries if distributions else (),
+            positions.member[start:stop],
+            None
+            if ref_hidden is None or not distributions
+            else ref_hidden[start - n_first : stop - n_first],
+            ref_head,
+        )
+
+    if frozen_head:
+        with_gradient = torch.is_grad_enabled() and hidden.requires_grad
+        statistics = partial(linearised_statistics, with_gradient=with_gradient)
+        found = [
+            chunk(hidden.detach()[start:stop], start, stop, kind, statistics)
+            for start, stop, kind in cuts
+        ]
+        values = torch.cat([_widen(values, len(entries)) for values, _ in found])
+        if not with_gradient:
+            return values
+        slopes = torch.cat([_widen(slopes, len(entries)) for _, slopes in found])
+        return Linearised.apply(hidden, values, slopes)
     # With few chunks their logits may stay; with many, each is recomputed in the backward pass.
-    recompute = torch.is_grad_enabled() and len(pieces) > 2
-    parts = [
-        checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-        if recompute
-        else function(*arguments)
-        for function, arguments in pieces
-    ]
+    recompute = torch.is_grad_enabled() and len(cuts) > 2
+    parts = []
+    for start, stop, kind in cuts:
+        arguments = (hidden[start:stop], start, stop, kind, chunk_statistics)
+        part = (
+            checkpoint(chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
+            if recompute
+            else chunk(*arguments)
+        )
+        parts.append(_widen(part, len(entries)))
     return torch.cat(parts)
 
 
-@contextmanager
-def intercept_head(head: nn.Module, program: Callable[[Tensor, Head], Tensor]) -> Iterator[None]:
-    """While inside, calling ``head(hidden)`` runs ``program(hidden, original_forward)``."""
-    had_own = "forward" in vars(head)
-    original = head.forward
-    head.forward = lambda hidden, *args, **kwargs: program(hidden, original)
-    try:
-        yield
-    finally:
-        if had_own:
-            head.forward = original
+def _widen(columns: Tensor, entries: int) -> Tensor:
+    """Zero columns for the entries that a label-only chunk did not ask, ``[p, C] -> [p, 1 + E]``
+    (or with a trailing D)."""
+    missing = 1 + entries - columns.shape[1]
+    if not missing:
+        return columns
+    return F.pad(columns, (0, 0) * (columns.dim() - 2) + (0, missing))
+
+
+def chunk_statistics(
+    hidden: Tensor,
+    target: Tensor,
+    head: Head,
+    entries: Sequence[Entry],
+    member: Tensor,
+    ref_hidden: Tensor | None,
+    ref_head: Head | None,
+) -> Tensor:
+    """Statistics of one chunk by plain autograd, ``[p, 1 + E]``: for heads that are trained."""
+    if not entries:
+        logits = head(hidden).float()
+        return -F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="none")[:, None]
+    logp = head(hidden).float().log_softmax(-1)
+    known = target != IGNORE
+    picked = logp.gather(1, target.clamp(min=0)[:, None])[:, 0]
+    columns = [torch.where(known, picked, torch.zeros_like(picked))]
+    ref_logp = None
+    if ref_hidden is not None:
+        with torch.no_grad():
+            ref_logp = ref_head(ref_hidden).float().log_softmax(-1)
+    for number, entry in enumerate(entries):
+        where = member[:, number]
+        if bool(where.all()):
+            values = entry.objective.function(logp, ref_logp, target, **entry.args.parameters)
         else:
-            del head.forward
-
-
-def output_head(model: nn.Module) -> nn.Module:
-    """The LM head of a (PEFT-wrapped) causal language model."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    head = base.get_output_embeddings()
-    if head is None:
-        raise UnlearnError(
-            f"{type(base).__name__} has no output embeddings; unlearning needs a causal language "
-            "model with an LM head."
-        )
-    return head
-
-
-def changes_logits(model: nn.Module) -> bool:
-    """Whether the model scales or caps its logits after the head (Gemma 2, Cohere, Granite)."""
-    config = getattr(model, "config", None)
-    get_text = getattr(config, "get_text_config", None)
-    config = get_text() if callable(get_text) else config
-    return any(getattr(config, key, None) not in (None, 0, 1, 1.0) for key in _LOGIT_CHANGERS)
+            some = entry.objective.function(
+                logp[where],
+                None if ref_logp is None else ref_logp[where],
+                target[where],
+                **entry.args.parameters,
+            )
+            values = torch.zeros_like(picked).masked_scatter(where, some)
+        columns.append(values)
+    return torch.stack(columns, -1)
 
 
 def run_to_head(
     model: nn.Module,
     batch: dict[str, Tensor],
-    program: Callable[[Tensor, Head], Tensor],
+    program: Callable[[Pick, Head], Tensor],
     unwrapped: nn.Module,
 ) -> Tensor:
-    """One forward of ``model`` whose head runs ``program``; returns what the program returned."""
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-    with intercept_head(output_head(unwrapped), program):
-        return model(**inputs, use_cache=False, return_dict=True).logits
+    """One forward of ``model`` whose head runs ``program``.
+
+    Args:
+        program: gets ``pick(row, time) -> [P, D]`` hidden states and the head (hidden states to
+            the logits that the model would give); returns ``[P, C]``.
+
+    Returns:
+        What the program returned.
+    """
+    layout = packed_layout(batch) if can_pack(model, unwrapped, batch) else padded_layout(batch)
+    results: list[Tensor] = []
+
+    def at_head(hidden: Tensor, head: Head) -> Tensor:
+        results.append(program(partial(layout.pick, hidden), finished(head, unwrapped)))
+        return results[0][None]
+
+    with intercept_head(output_head(unwrapped), at_head):
+        output = model(**layout.inputs, use_cache=False, return_dict=True).logits
+    # Wrappers act on the output (FSDP2 hooks its gradient); models that treat logits after the
+    # head would treat our statistics too, so there the program's own result is taken.
+    return results[0] if after_head(unwrapped) else output[0]
 
 
 def score_rows(
@@ -323,10 +353,11 @@ def score_rows(
     positions = Positions.select(batch, seen, targets(batch["labels"]) != IGNORE)
     reference = ref_hidden(positions) if ref_hidden is not None else None
     vocabulary = output_vocabulary(unwrapped)
+    frozen = head_is_frozen(unwrapped)
 
-    def statistics(hidden: Tensor, head: Head) -> Tensor:
+    def statistics(pick: Pick, head: Head) -> Tensor:
         return position_statistics(
-            hidden[positions.row, positions.time],
+            pick(positions.row, positions.time),
             positions,
             head,
             entries,
@@ -334,27 +365,13 @@ def score_rows(
             ref_head=ref_head,
             plan=plan,
             vocabulary=vocabulary,
-        )[None]
+            frozen_head=frozen,
+        )
 
-    if changes_logits(unwrapped):
-        # The model treats its logits further, so they must exist; the head is then the identity.
-        logits = run_to_head(model, batch, lambda hidden, head: head(hidden), unwrapped)
-        packed = statistics(logits, lambda picked: picked)[0]
-    else:
-        packed = run_to_head(model, batch, statistics, unwrapped)[0]
+    packed = run_to_head(model, batch, statistics, unwrapped)
     logp = packed.new_zeros(batch["labels"].shape)
     logp = logp.index_put((positions.row, positions.time), packed[:, 0])
     return logp, packed, positions
-
-
-def output_vocabulary(model: nn.Module) -> int:
-    """V of the LM head."""
-    head = output_head(model)
-    weight = getattr(head, "weight", None)
-    if weight is None:
-        weight = head.base_layer.weight
-    out = getattr(head, "out_features", None)
-    return int(out if out else weight.shape[0])
 
 
 def entry_terms(

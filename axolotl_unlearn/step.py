@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from axolotl_unlearn.head import finished
 from axolotl_unlearn.reference import Reference
 from axolotl_unlearn.scoring import (
     DEFAULT_PLAN,
@@ -115,7 +116,7 @@ def _reference_side(model, unwrapped, batch, entries, reference):
     )
     if not compares or not mask.any():
         return logp, None, None
-    return logp, hidden, reference.head(unwrapped)
+    return logp, hidden, finished(reference.head(unwrapped), unwrapped)
 
 
 def _add(parts: dict, name: str, value: Tensor, count: Tensor) -> None:

@@ -11,6 +11,7 @@ from conftest import random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
 from axolotl_unlearn.args import ObjectiveArgs
+from axolotl_unlearn.packing import can_pack
 from axolotl_unlearn.reference import make_reference
 from axolotl_unlearn.scoring import ChunkPlan, make_entries
 from axolotl_unlearn.step import step_loss, unit_counts
@@ -187,6 +188,7 @@ def test_one_policy_forward_and_one_reference_forward():
     for mode, later in (("auto", 1), ("cached", 0)):
         model, batch, entries = lora_model(), random_batch(seed=3), all_entries()
         reference = reference_for(model, mode)
+        can_pack(model, model, batch)  # the probe's few tokens, once a model
         runs: list[object] = []
         model.get_base_model().model.register_forward_hook(lambda *a, seen=runs: seen.append(a[0]))
         first = step_loss(model, batch, entries, reference=reference).total
