@@ -1,0 +1,209 @@
+"""Batched greedy generation with exactly the result of one prompt at a time.
+
+Prompts are sorted by length, padded on the left, and a row leaves its batch when it has stopped,
+so that one row that never stops does not keep the others busy. In float32 the tokens are those of
+``model.generate`` on each prompt alone (float32 rounding of padded batches only matters where two
+tokens are equally probable to about 1e-6); in bfloat16 use batch size 1 for that.
+
+Shape letters: R rows of the batch, T time, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Settings of a generation config that do not change greedy tokens. With any other one (for
+#: example a repetition penalty) the model's own ``generate`` is used.
+_HARMLESS = {
+    "bos_token_id",
+    "cache_implementation",
+    "chat_format",
+    "do_sample",
+    "eos_token_id",
+    "max_length",
+    "max_new_tokens",
+    "max_window_size",
+    "min_p",
+    "pad_token_id",
+    "temperature",
+    "top_k",
+    "top_p",
+    "transformers_version",
+    "typical_p",
+    "use_cache",
+}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a model wrote.
+
+    Attributes:
+        text: decoded without special tokens.
+        tokens: number of new tokens, the end-of-sequence token included.
+        stopped: whether it ended by itself, before the limit.
+    """
+
+    text: str
+    tokens: int
+    stopped: bool
+
+
+OnBatch = Callable[[list[int], list[Generation]], None]
+
+
+@torch.inference_mode()
+def generate_greedily(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 256,
+    batch_size: int = 64,
+    on_batch: OnBatch | None = None,
+) -> list[Generation]:
+    """Greedy continuations of raw prompts (no chat template; BOS only if the tokenizer adds one).
+
+    Args:
+        model: a causal language model in evaluation mode, on its device.
+        on_batch: called with the numbers of the prompts of a finished batch and their results, so
+            that a caller can store them and show progress.
+
+    Returns:
+        One `Generation` a prompt, in the order of `prompts`.
+    """
+    encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    for number, ids in enumerate(encoded):
+        if not ids:
+            raise ValueError(f"prompt {number} has no tokens")
+    stop = stop_tokens(model, tokenizer)
+    own = _only_greedy(model)
+    results: list[Generation | None] = [None] * len(prompts)
+    # Longest first: what does not fit into memory shows at once.
+    order = sorted(range(len(prompts)), key=lambda i: (-len(encoded[i]), i))
+    todo = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    while todo:
+        numbers = todo.pop(0)
+        rows = [encoded[i] for i in numbers]
+        try:
+            new = (_decode if own else _generate)(model, tokenizer, rows, max_new_tokens, stop)
+        except torch.OutOfMemoryError:
+            if len(numbers) == 1:
+                raise
+            torch.cuda.empty_cache()
+            half = len(numbers) // 2
+            todo[:0] = [numbers[:half], numbers[half:]]
+            continue
+        texts = tokenizer.batch_decode(new, skip_special_tokens=True)
+        batch = [
+            Generation(text, len(ids), bool(ids) and ids[-1] in stop)
+            for text, ids in zip(texts, new, strict=True)
+        ]
+        for i, generation in zip(numbers, batch, strict=True):
+            results[i] = generation
+        if on_batch is not None:
+            on_batch(numbers, batch)
+    return results
+
+
+def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
+    """Ids that end a generation: those of the model's generation config, else the tokenizer's."""
+    config = getattr(model, "generation_config", None)
+    ids = getattr(config, "eos_token_id", None)
+    if ids is None:
+        ids = tokenizer.eos_token_id
+    if ids is None:
+        return set()
+    return {ids} if isinstance(ids, int) else set(ids)
+
+
+def _only_greedy(model: Any) -> bool:
+    """Whether plain arg max reproduces the model's own ``generate`` and our cache handling fits."""
+    config = getattr(model, "generation_config", None)
+    changed = {k for k in config.to_diff_dict() if k[0] != "_"} if config is not None else set()
+    parameters = inspect.signature(model.forward).parameters
+    return (
+        changed <= _HARMLESS
+        and getattr(config, "cache_implementation", None) is None
+        and {"position_ids", "past_key_values", "attention_mask"} <= set(parameters)
+        and not getattr(model, "_is_stateful", False)
+    )
+
+
+def _left_padded(rows: Sequence[Sequence[int]], pad: int, device) -> tuple[Tensor, Tensor]:
+    """``[R, T]`` ids and mask."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+    return ids, mask
+
+
+def _decode(
+    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], limit: int, stop: set[int]
+) -> list[list[int]]:
+    """New tokens of each row; finished rows leave the batch."""
+    from transformers import DynamicCache
+
+    device = model.device
+    ids, mask = _left_padded(rows, _pad_id(tokenizer, stop), device)
+    padded = not bool(mask.all())
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    stop_ids = torch.tensor(sorted(stop), dtype=torch.long, device=device)
+    options: dict[str, Any] = {"past_key_values": DynamicCache(config=model.config)}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        options["logits_to_keep"] = 1
+    new: list[list[int]] = [[] for _ in rows]
+    alive = list(range(len(rows)))
+    while True:
+        # Without padding the mask says nothing, and without a mask attention is cheaper.
+        seen = mask if padded else None
+        output = model(
+            input_ids=ids, attention_mask=seen, position_ids=positions, use_cache=True, **options
+        )
+        following = output.logits[:, -1].float().argmax(-1)
+        for row, token in zip(alive, following.tolist(), strict=True):
+            new[row].append(token)
+        going = (~torch.isin(following, stop_ids)).nonzero()[:, 0]
+        if len(going) == 0 or len(new[alive[0]]) == limit:
+            return new
+        positions = positions[:, -1:] + 1
+        if len(going) < len(alive):
+            options["past_key_values"].batch_select_indices(going)
+            alive = [alive[i] for i in going.tolist()]
+            following, mask, positions = following[going], mask[going], positions[going]
+        ids = following[:, None]
+        mask = torch.cat([mask, mask.new_ones(len(alive), 1)], -1)
+
+
+def _generate(
+    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], limit: int, stop: set[int]
+) -> list[list[int]]:
+    """The same through the model's own ``generate``, which knows its special settings."""
+    pad = _pad_id(tokenizer, stop)
+    ids, mask = _left_padded(rows, pad, model.device)
+    output = model.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        max_new_tokens=limit,
+        do_sample=False,
+        pad_token_id=pad,
+        eos_token_id=sorted(stop) or None,
+    )
+    return [_until_stop(row, stop) for row in output[:, ids.shape[1] :].tolist()]
+
+
+def _until_stop(tokens: list[int], stop: set[int]) -> list[int]:
+    end = next((i for i, token in enumerate(tokens) if token in stop), len(tokens) - 1)
+    return tokens[: end + 1]
+
+
+def _pad_id(tokenizer: Any, stop: set[int]) -> int:
+    if tokenizer.pad_token_id is not None:
+        return tokenizer.pad_token_id
+    return min(stop) if stop else 0

@@ -1,0 +1,452 @@
+"""What a data folder for evaluation holds, read and checked before any model is loaded.
+
+    forget, retain      records (id, input, output, task)
+    member, nonmember   documents (id, document): members were memorised, non-members never seen
+    general             four-option questions (question, choices, answer): utility without MMLU
+    mmlu/               instead: dev/ and test/ of MMLU in their original CSV layout
+
+Files may end in .jsonl, .json or .parquet. Only forget, retain, member and nonmember are needed.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TypeVar
+
+from axolotl_unlearn.data.records import (
+    SUFFIXES,
+    Record,
+    check_disjoint,
+    kind_of,
+    read_documents,
+    read_records,
+    read_rows,
+)
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
+
+DEFAULT_DATA_DIR = "out/demo/data"
+#: With fewer texts a side an AUC is noise: its standard error is about .1 at 20 against 20.
+MIN_MEMBERS = 20
+LETTERS = ("A", "B", "C", "D")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One generated row: its cell and its record."""
+
+    cell: str
+    side: str
+    record: Record
+
+    @property
+    def key(self) -> str:
+        return f"{self.side}/{self.record.id}"
+
+
+@dataclass(frozen=True)
+class Option:
+    """A question with options; the option with the highest log-probability is the answer given.
+
+    Attributes:
+        continuations: the texts whose log-probability after `context` is compared.
+    """
+
+    id: str
+    context: str
+    continuations: tuple[str, ...]
+    answer: int
+    subject: str = ""
+
+
+@dataclass(frozen=True)
+class EvaluationSets:
+    """Everything that is evaluated, in the order of the files."""
+
+    folder: Path
+    forget: list[Record]
+    retain: list[Record]
+    member: list[tuple[str, str]]
+    nonmember: list[tuple[str, str]]
+    utility: list[Option] = field(default_factory=list)
+    utility_source: str = ""
+    synthetic: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """All generated rows, interleaved over the cells, so that a prefix has rows of each."""
+        groups: dict[str, list[Row]] = {name: [] for name in CELLS}
+        for side in ("forget", "retain"):
+            for record in getattr(self, side):
+                name = cell(side, task_of(record), record.kind)
+                groups[name].append(Row(name, side, record))
+        return interleave(groups.values())
+
+    @functools.cached_property
+    def documents(self) -> list[tuple[str, str, str]]:
+        """("member" or "nonmember", id, text), interleaved."""
+        return interleave(
+            [(side, name, text) for name, text in getattr(self, side)]
+            for side in ("member", "nonmember")
+        )
+
+    def limited(self, limit: int | None) -> EvaluationSets:
+        """The first `limit` generated rows, documents and utility questions (for trying out)."""
+        if limit is None:
+            return self
+        if limit < 1:
+            raise UnlearnError(f"--limit is {limit}; it must be 1 or more.")
+        rows, documents = self.rows[:limit], self.documents[:limit]
+        return EvaluationSets(
+            folder=self.folder,
+            forget=[row.record for row in rows if row.side == "forget"],
+            retain=[row.record for row in rows if row.side == "retain"],
+            member=[(name, text) for side, name, text in documents if side == "member"],
+            nonmember=[(name, text) for side, name, text in documents if side == "nonmember"],
+            utility=self.utility[:limit],
+            utility_source=self.utility_source,
+            synthetic=self.synthetic,
+            notes=[*self.notes, f"limited to {limit} rows of each part: scores are rough"],
+        )
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the content: the same rows in other files give the same digest."""
+        content = [
+            [(r.id, r.input, r.output, task_of(r), r.kind) for r in side]
+            for side in (self.forget, self.retain)
+        ]
+        content += [self.member, self.nonmember]
+        content += [[(o.context, o.continuations, o.answer) for o in self.utility]]
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def interleave(groups: Iterable[Sequence[T]]) -> list[T]:
+    """One of each group in turn: [a1, b1, c1, a2, b2, ...]; groups may have unequal length."""
+    missing = object()
+    rounds = zip_longest(*groups, fillvalue=missing)
+    return [item for one in rounds for item in one if item is not missing]
+
+
+def task_of(record: Record) -> int:
+    """Task number of a record; rows of a file that names no tasks count as task 1."""
+    return record.task_number if record.task.strip() else 1
+
+
+def load_sets(
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    mmlu_dir: str | os.PathLike[str] | None = None,
+    mmlu_shots: int = 0,
+    min_members: int = MIN_MEMBERS,
+    parts: Sequence[str] = ("tasks", "mia", "mmlu"),
+) -> EvaluationSets:
+    """Read and check a data folder.
+
+    Args:
+        data_dir: the folder; default the demo's (``out/demo/data``).
+        mmlu_dir: folder with ``dev/`` and ``test/`` of MMLU, or "hub" for the hub's ``cais/mmlu``;
+            takes the place of what the data folder holds.
+        mmlu_shots: solved examples of the subject before each MMLU question (0 to 5).
+        min_members: refuse fewer members or non-members than this.
+        parts: which of tasks, mia, mmlu are needed; files of the others are not read.
+
+    Raises:
+        UnlearnError: The first fault found: file, row or key, and the cure.
+    """
+    folder = Path(data_dir or DEFAULT_DATA_DIR)
+    if not folder.is_dir():
+        raise UnlearnError(_no_folder(folder, given=data_dir is not None))
+    notes: list[str] = []
+    forget: list[Record] = []
+    retain: list[Record] = []
+    if "tasks" in parts:
+        forget, forget_path = _records(folder, "forget", notes)
+        retain, retain_path = _records(folder, "retain", notes)
+        check_disjoint(forget, retain, str(forget_path), str(retain_path))
+    member: list[tuple[str, str]] = []
+    nonmember: list[tuple[str, str]] = []
+    if "mia" in parts:
+        member = _documents(folder, "member", min_members)
+        nonmember = _documents(folder, "nonmember", min_members)
+        _check_distinct(member, nonmember, folder)
+    utility: list[Option] = []
+    source = ""
+    if "mmlu" in parts:
+        utility, source = _utility(folder, mmlu_dir, mmlu_shots)
+        if not utility:
+            notes.append(no_utility(folder))
+    sets = EvaluationSets(
+        folder=folder,
+        forget=forget,
+        retain=retain,
+        member=member,
+        nonmember=nonmember,
+        utility=utility,
+        utility_source=source,
+        synthetic=_is_generated(folder),
+        notes=notes,
+    )
+    if "tasks" in parts:
+        present = {row.cell for row in sets.rows}
+        absent = [name for name in CELLS if name not in present]
+        if absent:
+            notes.append(
+                f"no rows for {', '.join(absent)}: n/a; the harmonic mean runs over "
+                f"{len(present)} of 12 cells"
+            )
+    return sets
+
+
+def no_utility(folder: Path) -> str:
+    return (
+        f"no utility: {folder} has neither general.jsonl nor mmlu/; put one there, or give the "
+        "folder of MMLU's original CSV files (dev/, test/) as `mmlu_dir`; until then utility and "
+        "Aggregate are n/a"
+    )
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """``folder/name`` with any readable ending."""
+    for suffix in SUFFIXES:
+        if (path := folder / f"{name}{suffix}").is_file():
+            return path
+    return None
+
+
+def _no_folder(folder: Path, given: bool) -> str:
+    if not given or folder == Path(DEFAULT_DATA_DIR):
+        return (
+            f"{folder} does not exist in the working folder; make the demo's data with "
+            "`axolotl unlearn make-data`, or name your own folder: `--data DIR` (in lm_eval "
+            '`--metadata \'{"data_dir": "DIR"}\'`).'
+        )
+    what = "is a file" if folder.is_file() else "does not exist"
+    return (
+        f"the data folder {folder} {what}; name a folder with forget.jsonl, retain.jsonl, "
+        "member.jsonl and nonmember.jsonl (relative paths start from the working folder)."
+    )
+
+
+def _need(folder: Path, name: str) -> Path:
+    path = find_file(folder, name)
+    if path is None:
+        needed = {
+            "forget": "records with id, input, output, task",
+            "retain": "records with id, input, output, task",
+            "member": "documents that the model memorised (id, document)",
+            "nonmember": "documents it has never seen (id, document)",
+        }[name]
+        raise UnlearnError(f"{folder} has no {name}.jsonl (.json, .parquet): {needed}.")
+    return path
+
+
+def _records(folder: Path, side: str, notes: list[str]) -> tuple[list[Record], Path]:
+    path = _need(folder, side)
+    records = read_records(path)
+    places = list(read_rows(path))
+    without_task = all(not record.task.strip() for record in records)
+    if without_task:
+        notes.append(f"{path} names no tasks: all its rows count as task 1")
+    for record, (place, row) in zip(records, places, strict=True):
+        if kind_of(record.id) is None and row.get("kind") is None:
+            raise UnlearnError(
+                f"{path}, {place}: the id {record.id!r} ends in neither sc<number> (sentence "
+                "completion) nor qa<number> (question), so its score is unknown; end the id so, "
+                'or add a field `kind` ("completion" or "question").'
+            )
+        if not without_task and record.task_number not in TASKS:
+            raise UnlearnError(
+                f"{path}, {place}: task {record.task!r} is none of Task1, Task2, Task3, which "
+                "the official cells are made of; rename it."
+            )
+    return records, path
+
+
+def _documents(folder: Path, name: str, least: int) -> list[tuple[str, str]]:
+    path = _need(folder, name)
+    documents = read_documents(path)
+    if len(documents) < least:
+        raise UnlearnError(
+            f"{path} has {len(documents)} documents; an AUC needs at least {least} a side to mean "
+            "anything: add documents of the same kind."
+        )
+    for identifier, text in documents:
+        if text != text.lstrip():
+            raise UnlearnError(
+                f"{path}: document {identifier!r} starts with white space, which is not what a "
+                "model memorised; strip it."
+            )
+    return documents
+
+
+def _check_distinct(member, nonmember, folder: Path) -> None:
+    texts = {text: identifier for identifier, text in member}
+    twins = [(texts[text], identifier) for identifier, text in nonmember if text in texts]
+    if twins:
+        first, second = twins[0]
+        raise UnlearnError(
+            f"{folder}: {len(twins)} texts are both member and non-member (first: {first!r} and "
+            f"{second!r}); a text that was memorised is no non-member: remove it from nonmember."
+        )
+
+
+def _utility(folder: Path, mmlu_dir, shots: int) -> tuple[list[Option], str]:
+    if mmlu_dir == "hub":
+        return _mmlu_from_hub(shots), "mmlu"
+    if mmlu_dir is not None:
+        return read_mmlu(Path(mmlu_dir), shots), "mmlu"
+    path = find_file(folder, "general")
+    if path is not None:
+        return read_options(path), "general"
+    if (folder / "mmlu").is_dir():
+        return read_mmlu(folder / "mmlu", shots), "mmlu"
+    return [], ""
+
+
+def read_options(path: str | os.PathLike[str]) -> list[Option]:
+    """Four-option questions: question, choices (texts), answer (0-based index).
+
+    The options' texts are compared, ``question + " " + option``, not letters: a small model that
+    knows an answer has never learned to name it by a letter.
+    """
+    options = []
+    for place, row in read_rows(path):
+        where = f"{path}, {place}"
+        question, choices, answer = (row.get(k) for k in ("question", "choices", "answer"))
+        if not isinstance(question, str) or not question.strip():
+            raise UnlearnError(f"{where}: field 'question' must be a text that is not empty.")
+        if (
+            not isinstance(choices, list)
+            or len(choices) < 2
+            or not all(isinstance(choice, str) and choice.strip() for choice in choices)
+        ):
+            raise UnlearnError(f"{where}: field 'choices' must be a list of two or more texts.")
+        if len(set(choices)) != len(choices):
+            raise UnlearnError(f"{where}: two of the 'choices' are the same; make them differ.")
+        if isinstance(answer, bool) or not isinstance(answer, int):
+            raise UnlearnError(f"{where}: field 'answer' must be the number of a choice, from 0.")
+        if not 0 <= answer < len(choices):
+            raise UnlearnError(
+                f"{where}: 'answer' is {answer} but the choices are numbered 0 to "
+                f"{len(choices) - 1}."
+            )
+        texts = tuple(f" {choice.strip()}" for choice in choices)
+        name = str(row.get("id", f"row{len(options)}"))
+        options.append(Option(name, question.strip(), texts, answer))
+    if not options:
+        raise UnlearnError(f"{path} has no rows; remove it or fill it.")
+    return options
+
+
+def read_mmlu(folder: Path, shots: int = 0) -> list[Option]:
+    """MMLU (arXiv 2009.03300) from its CSV files, ``dev/<subject>_dev.csv`` and ``test/``.
+
+    The prompt is the paper's: a line with the subject, `shots` solved examples of ``dev``, the
+    question with its options, ``Answer:``; the letters' probabilities are compared.
+    """
+    test = folder / "test"
+    files = sorted(test.glob("*_test.csv")) if test.is_dir() else []
+    if not files:
+        raise UnlearnError(
+            f"{folder} holds no test/<subject>_test.csv; MMLU is read in its original layout "
+            "(folders dev and test with one CSV file a subject), or as general.jsonl."
+        )
+    options = []
+    for path in files:
+        subject = path.name.removesuffix("_test.csv")
+        solved: list[list[str]] = []
+        if shots:
+            dev = folder / "dev" / f"{subject}_dev.csv"
+            if not dev.is_file():
+                raise UnlearnError(f"{dev} does not exist; {shots} solved examples need it.")
+            solved = list(_mmlu_rows(dev))[:shots]
+            if len(solved) < shots:
+                raise UnlearnError(f"{dev} has {len(solved)} rows but mmlu_shots is {shots}.")
+        options += _mmlu_options(subject, _mmlu_rows(path), solved)
+    return options
+
+
+def _mmlu_rows(path: Path) -> Iterator[list[str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        for number, row in enumerate(csv.reader(file), start=1):
+            if len(row) != 6 or row[5].strip() not in LETTERS:
+                raise UnlearnError(
+                    f"{path}, row {number}: expected question, four options and a letter A to D."
+                )
+            yield row
+
+
+def _mmlu_options(
+    subject: str, rows: Iterable[Sequence[str]], solved: Iterable[Sequence[str]]
+) -> Iterator[Option]:
+    title = subject.replace("_", " ")
+    head = f"The following are multiple choice questions (with answers) about {title}.\n\n"
+    head += "".join(f"{_mmlu_question(row)} {row[5].strip()}\n\n" for row in solved)
+    continuations = tuple(f" {letter}" for letter in LETTERS)
+    for number, row in enumerate(rows):
+        answer = LETTERS.index(row[5].strip())
+        text = head + _mmlu_question(row)
+        yield Option(f"{subject}/{number}", text, continuations, answer, subject)
+
+
+def _mmlu_question(row: Sequence[str]) -> str:
+    lines = [row[0].strip()]
+    lines += [f"{letter}. {text}" for letter, text in zip(LETTERS, row[1:5], strict=True)]
+    return "\n".join([*lines, "Answer:"])
+
+
+def _mmlu_from_hub(shots: int) -> list[Option]:
+    from datasets import load_dataset
+
+    try:
+        data = load_dataset("cais/mmlu", "all")
+    except Exception as error:  # the hub answers with many kinds of errors
+        raise UnlearnError(
+            "MMLU cannot be loaded from the hub (offline?); give the folder of its original CSV "
+            f"files as `mmlu_dir`, or put a general.jsonl into the data folder ({error})."
+        ) from error
+
+    def as_row(row: Mapping[str, Any]) -> list[str]:
+        return [row["question"], *row["choices"], LETTERS[row["answer"]]]
+
+    subjects: dict[str, list[list[str]]] = {}
+    for row in data["test"]:
+        subjects.setdefault(row["subject"], []).append(as_row(row))
+    solved: dict[str, list[list[str]]] = {}
+    for row in data["dev"]:
+        solved.setdefault(row["subject"], []).append(as_row(row))
+    return [
+        option
+        for subject in sorted(subjects)
+        for option in _mmlu_options(subject, subjects[subject], solved[subject][:shots])
+    ]
+
+
+def _is_generated(folder: Path) -> bool:
+    """True if a manifest of `make-data` lists exactly this forget file, so its text is made up."""
+    forget = find_file(folder, "forget")
+    if forget is None:
+        return False
+    for home, prefix in ((folder, ""), (folder.parent, f"{folder.name}/")):
+        manifest = home / "manifest.json"
+        if manifest.is_file():
+            try:
+                files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+                listed = files[f"{prefix}forget"]["sha256"]
+            except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
+                continue
+            return listed == hashlib.sha256(forget.read_bytes()).hexdigest()
+    return False

@@ -1,0 +1,171 @@
+"""How well a model knows a text: pure functions of per-token facts and of texts.
+
+All come from one forward (`axolotl_unlearn.evaluation.scorer`). Unless said otherwise a higher
+value means "known better". Conventions differ between repositories; ours are named in each
+docstring and listed in docs/metrics.md.
+
+Shape letter: n scored tokens of one text.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+#: Share of the lowest tokens that Min-K% looks at: .2 in its paper, .4 in OpenUnlearning and MUSE.
+MIN_K = (0.1, 0.2, 0.4)
+
+
+@dataclass(frozen=True)
+class TokenFacts:
+    """What one forward tells about the scored tokens of a text.
+
+    Attributes:
+        logp: ``[n]`` log-probability of each token, nats.
+        greedy: ``[n]`` whether the token is the arg max.
+        mean, sd: ``[n]`` mean and standard deviation of ``log p(v)`` over the vocabulary, v drawn
+            from the model's distribution.
+    """
+
+    logp: Array
+    greedy: NDArray[np.bool_]
+    mean: Array
+    sd: Array
+
+    @classmethod
+    def from_columns(cls, columns: np.ndarray) -> TokenFacts:
+        """From ``[n, 4]``."""
+        values = np.asarray(columns, dtype=np.float64)
+        return cls(values[:, 0], values[:, 1] == 1, values[:, 2], values[:, 3])
+
+    def __len__(self) -> int:
+        return len(self.logp)
+
+
+def loss(facts: TokenFacts) -> float:
+    """Mean cross-entropy, nats a token; *lower* means known better (the official attack)."""
+    return float(-facts.logp.mean())
+
+
+def probability(facts: TokenFacts) -> float:
+    """``p ** (1/n)``: geometric mean of the tokens' probabilities (TOFU, arXiv 2401.06121)."""
+    return math.exp(facts.logp.mean())
+
+
+def exact_memorisation(facts: TokenFacts) -> float:
+    """Share of tokens that are the arg max given the true tokens before (arXiv 2205.10770)."""
+    return float(facts.greedy.mean())
+
+
+def extraction_strength(facts: TokenFacts, floor: str = "zero") -> float:
+    """1 - (shortest prefix of the answer after which greedy decoding gives all the rest) / n.
+
+    Carlini et al., arXiv 2012.07805; arXiv 2406.09179. Teacher-forced, which is the same as free
+    greedy decoding: up to the first error both see the same tokens.
+
+    Args:
+        floor: "zero": the whole answer may be needed, so nothing known gives 0. "one_over_n": the
+            last token is never asked for, so nothing known gives 1/n (OpenUnlearning).
+    """
+    n = len(facts)
+    wrong = np.flatnonzero(~facts.greedy)
+    prefix = int(wrong[-1]) + 1 if len(wrong) else 0
+    if floor == "one_over_n":
+        prefix = min(prefix, n - 1)
+    elif floor != "zero":
+        raise ValueError(f"floor must be 'zero' or 'one_over_n', not {floor!r}")
+    return 1 - prefix / n
+
+
+def _lowest(values: Array, k: float) -> float:
+    """Mean of the lowest share `k` of the values, at least one of them."""
+    if not 0 < k <= 1:
+        raise ValueError(f"k is a share of the tokens, 0 < k <= 1, not {k}")
+    count = max(1, int(k * len(values)))
+    return float(np.partition(values, count - 1)[:count].mean())
+
+
+def min_k(facts: TokenFacts, k: float = 0.2) -> float:
+    """Min-K%: mean of the lowest share `k` of log-probabilities (arXiv 2310.16789)."""
+    return _lowest(facts.logp, k)
+
+
+def min_k_plus(facts: TokenFacts, k: float = 0.2) -> float:
+    """Min-K%++: the same of ``(log p - mean) / sd`` over the vocabulary (arXiv 2404.02936).
+
+    Where the model is certain (sd under 1e-6) there is nothing to compare with: 0 if the token is
+    the one it is certain of.
+    """
+    gap = facts.logp - facts.mean
+    flat = facts.sd < 1e-6
+    z = np.where(flat, np.where(facts.greedy, 0.0, gap / 1e-6), gap / np.where(flat, 1, facts.sd))
+    return _lowest(z, k)
+
+
+def zlib_ratio(facts: TokenFacts, text: str) -> float:
+    """Mean loss / bytes after zlib; *lower* means known better (arXiv 2012.07805)."""
+    return loss(facts) / len(zlib.compress(text.encode("utf-8")))
+
+
+def reference_difference(facts: TokenFacts, reference: TokenFacts) -> float:
+    """Loss - loss under a reference model; *lower* means known better (arXiv 2012.07805).
+
+    Different tokenizers are compared a text, not a token: use the same one.
+    """
+    return loss(facts) - loss(reference)
+
+
+def truth_ratio(
+    right: TokenFacts, wrong: Sequence[TokenFacts], combine: str = "geometric"
+) -> float:
+    """P(wrong answers) / P(right answer), each ``p ** (1/n)`` (TOFU, arXiv 2401.06121, eq. 1).
+
+    Args:
+        right: the paraphrased right answer; wrong: the perturbed ones.
+        combine: mean over the wrong answers: "geometric" (mean of losses: TOFU's forget quality,
+            OpenUnlearning) or "arithmetic" (mean of probabilities: TOFU's model utility).
+
+    Returns:
+        0 to infinity; above 1 where the model prefers wrong answers.
+    """
+    if not wrong:
+        raise ValueError("a truth ratio needs at least one wrong answer")
+    logs = np.array([facts.logp.mean() for facts in wrong])
+    if combine == "geometric":
+        top = logs.mean()
+    elif combine == "arithmetic":
+        top = float(np.logaddexp.reduce(logs)) - math.log(len(logs))
+    else:
+        raise ValueError(f"combine must be 'geometric' or 'arithmetic', not {combine!r}")
+    return math.exp(min(top - float(right.logp.mean()), 700.0))
+
+
+def truth_ratio_score(ratio: float, side: str) -> float:
+    """A truth ratio as a score: forget ``min(r, 1/r)``, otherwise ``max(0, 1 - r)`` (TOFU)."""
+    if side == "forget":
+        return min(ratio, 1 / ratio) if ratio > 0 else 0.0
+    return max(0.0, 1 - ratio)
+
+
+def all_likelihood_metrics(
+    facts: TokenFacts, text: str, ks: Iterable[float] = MIN_K
+) -> dict[str, float]:
+    """Every metric that one text and one model give, by name."""
+    values = {
+        "loss": loss(facts),
+        "probability": probability(facts),
+        "exact_memorisation": exact_memorisation(facts),
+        "extraction_strength": extraction_strength(facts),
+        "extraction_strength_one_over_n": extraction_strength(facts, "one_over_n"),
+        "zlib_ratio": zlib_ratio(facts, text),
+    }
+    for k in ks:
+        values[f"min_k_{k:g}"] = min_k(facts, k)
+        values[f"min_k_plus_{k:g}"] = min_k_plus(facts, k)
+    return values
