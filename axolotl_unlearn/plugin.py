@@ -47,12 +47,11 @@ class UnlearnPlugin(BasePlugin):
         return arguments
 
     def pre_model_load(self, cfg: DictDefault) -> None:
-        if _trains(cfg):
-            from transformers import set_seed
+        from transformers import set_seed
 
-            # A fresh LoRA is drawn from the global generator, which Axolotl does not seed; both
-            # parents of a factor-wise merge must start from the same draw.
-            set_seed(cfg.seed if cfg.seed is not None else 42)
+        # A fresh LoRA (and `reinit_weights`) is drawn from the global generator, which Axolotl
+        # does not seed; both parents of a factor-wise merge must start from the same draw.
+        set_seed(cfg.seed if cfg.seed is not None else 42)
 
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:
         if preprocess or not _trains(cfg):
