@@ -146,11 +146,39 @@ def test_missing_cells_are_said_and_not_drawn_as_zero(tmp_path):
 def test_numbers_unknown_to_the_report_are_shown_all_the_same(tmp_path):
     results = make_results(("original", "merged"))
     results["models"][1]["collapse"]["distinct_2"] = 0.8125
-    results["models"][1]["membership"] = {"min_k": {"auc": 0.53125}}
+    results["models"][1]["answers"] = {"capital": {"share": 0.53125}}
     page = write_report(results, tmp_path / "r.html").read_text()
     assert '<th scope="row">collapse.distinct_2</th><td>n/a</td><td>0.812</td>' in page
-    assert '<th scope="row">membership.min_k.auc</th><td>n/a</td><td>0.531</td>' in page
+    assert '<th scope="row">answers.capital.share</th><td>n/a</td><td>0.531</td>' in page
     assert '<th scope="row">gate' not in page
+
+
+def lab_of_two_sets(shift):
+    """The real membership lab on losses, and on texts that differ in one word if shift."""
+    import numpy as np
+
+    from axolotl_unlearn.evaluation.membership_lab import membership_lab
+
+    rng = np.random.default_rng(1)
+    words = [" ".join(rng.choice(["ash", "oak", "elm", "fir", "yew"], 9)) for _ in range(120)]
+    words = [f"{text} {number}" for number, text in enumerate(words, start=100)]
+    rng.shuffle(words)
+    members, others = words[:60], [text + " beech" * shift for text in words[60:]]
+    losses = rng.gamma(6, 0.3, 60).tolist(), rng.gamma(6, 0.3, 60).tolist()
+    return membership_lab(*losses, members, others)
+
+
+@pytest.mark.parametrize("shift", [1, 0])
+def test_blind_baselines_stand_beside_membership(tmp_path, shift):
+    results = make_results(("original", "merged"))
+    lab = json.loads(json.dumps(lab_of_two_sets(shift)))
+    results["models"][1]["membership"] = lab
+    page = write_report(results, tmp_path / "r.html").read_text()
+    assert page.count("membership figure means nothing") == (2 if shift else 0)
+    assert ('<span class="badge bad">separates</span>' in page) == bool(shift)
+    assert f"<td>{lab['attacks']['zlib']['auc']:.3f}<small>" in page
+    for name, figures in lab["blind"].items():
+        assert f"blind: {name}" in page and f"<td>{figures['auc']:.3f}<small>" in page
 
 
 def test_a_training_log_that_is_none_gets_a_sentence(tmp_path):

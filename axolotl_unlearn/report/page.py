@@ -18,8 +18,10 @@ from axolotl_unlearn.report.results import (
     find,
     flags,
     interval,
+    lab,
     load_results,
     membership_sizes,
+    membership_warning,
     number,
     role_of,
     show,
@@ -69,7 +71,7 @@ def write_report(
     models = results["models"]
     page = _Page(results)
     page.section("Verdicts", _verdicts(page))
-    page.section("Scores", _score_table(page), note=_caption(results))
+    page.section("Scores", _warning(results) + _score_table(page), note=_caption(results))
     page.section(
         "Forgotten, kept, recognised",
         _grid(
@@ -93,6 +95,13 @@ def write_report(
                 "guesses; under it members stand out by high loss.",
             ),
         ),
+    )
+    page.section(
+        "Membership",
+        _membership(page),
+        note="AUC of each way to recognise members, ideal 0.5; then the share of members found "
+        "when 1 % of non-members are accused. Blind baselines never ask a model: where they "
+        "separate the sets, the figures above them mean nothing.",
     )
     page.section(
         "The twelve cells",
@@ -323,6 +332,52 @@ def _score_table(page: _Page) -> str:
     )
 
 
+def _warning(results: Mapping[str, Any]) -> str:
+    text = membership_warning(results)
+    return f'<p class="banner bad">{escape(text)}</p>' if text else ""
+
+
+def _membership(page: _Page) -> str:
+    """Attacks against models, then the blind baselines, which are the same for all models."""
+    labs = {model["name"]: lab(model) for model in page.models if lab(model)}
+    if not labs:
+        return ""
+    models = [model for model in page.models if model["name"] in labs]
+    head = "".join(f'<th scope="col">{page.tag(model)}</th>' for model in models)
+    rows = []
+    attacks = list(dict.fromkeys(name for found in labs.values() for name in found["attacks"]))
+    for attack in attacks:
+        cells = [labs[model["name"]]["attacks"].get(attack, {}) for model in models]
+        shown = "".join(_ranged(cell.get("auc"), cell.get("interval")) for cell in cells)
+        rows.append(f'<tr><th scope="row">{escape(attack)}</th>{shown}</tr>')
+    cells = [((labs[model["name"]].get("tpr") or {}).get("0.01") or {}) for model in models]
+    if any(cells):
+        shown = "".join(_ranged(cell.get("value"), cell.get("interval")) for cell in cells)
+        rows.append(f'<tr><th scope="row">loss, found at 1\u00a0% false alarms</th>{shown}</tr>')
+    blind = next((found["blind"] for found in labs.values() if found.get("blind")), {})
+    for name, figures in blind.items():
+        mark = ' <span class="badge bad">separates</span>' if figures.get("separates") else ""
+        pair = (figures.get("low"), figures.get("high"))
+        rows.append(
+            f'<tr><th scope="row">blind: {escape(name)}{mark}</th>'
+            f"{_ranged(figures.get('auc'), pair, span=len(models))}</tr>"
+        )
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Membership attacks">'
+        f'<table class="dense"><thead><tr><th scope="col">Attack</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _ranged(value: Any, around: Any = None, *, span: int = 1) -> str:
+    """A table cell with a number and, where finite, its interval."""
+    small = ""
+    if around is not None and None not in map(number, around):
+        small = f"<small>{around[0]:.2f} to {around[1]:.2f}</small>"
+    across = f' colspan="{span}"' if span > 1 else ""
+    return f"<td{across}>{show(value)}{small}</td>"
+
+
 def _distances(page: _Page) -> str:
     """Every headline and cell minus the retrained model's; says what is missing without one."""
     if page.retrained is None:
@@ -366,7 +421,7 @@ def _value(model: Mapping[str, Any], metric: str) -> float | None:
 _SHOWN = {
     *("name", "model", "role", "cells", "n", "intervals", "examples", "likelihood", "forgetting"),
     *("gate", "seconds", "distance", "config", "settings", "aggregate", "task_aggregate"),
-    *("mia_auc", "mia_score", "utility", "mmlu", "general"),
+    *("mia_auc", "mia_score", "utility", "mmlu", "general", "membership"),
 }
 
 

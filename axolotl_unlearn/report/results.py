@@ -236,6 +236,20 @@ def membership_sizes(model: Mapping[str, Any]) -> tuple[int, int] | None:
     return (int(pair[0]), int(pair[1])) if all(pair) else None
 
 
+def lab(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The membership lab's answer for this model (`evaluation.membership_lab`), or {}."""
+    found = model.get("membership")
+    return found if isinstance(found, Mapping) and "attacks" in found else {}
+
+
+def membership_warning(results: Mapping[str, Any]) -> str | None:
+    """Why the membership figures mean nothing on these data, if a blind baseline separates."""
+    for model in results["models"]:
+        if lab(model).get("meaningful") is False:
+            return str(lab(model).get("sentence"))
+    return None
+
+
 def auc_standard_error(members: int, nonmembers: int) -> float:
     """Standard error of the AUC when nothing separates the sets (Mann-Whitney, no ties)."""
     return math.sqrt((members + nonmembers + 1) / (12 * members * nonmembers))

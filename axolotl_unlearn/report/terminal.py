@@ -18,6 +18,7 @@ from axolotl_unlearn.report.results import (
     interval,
     load_results,
     membership_sizes,
+    membership_warning,
     role_of,
     show,
     sizes_sentence,
@@ -97,6 +98,9 @@ def caption(results: Mapping[str, Any]) -> str:
             f"With this n even a perfect model is expected to get a MIA score of only "
             f"{ideal_mia_score(*pair):.2f}."
         )
+    warning = membership_warning(results)
+    if warning:
+        lines.append(warning)
     partial = [model["name"] for model in results["models"] if 0 < cell_count(model) < 12]
     if partial:
         counts = ", ".join(
