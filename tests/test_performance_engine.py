@@ -1,0 +1,260 @@
+"""Packing, linearised statistics and heads that change their logits, against plain computation."""
+
+from __future__ import annotations
+
+import copy
+
+import plain
+import pytest
+import torch
+from conftest import random_batch, tiny_llama, with_lora
+from torch.testing import assert_close
+
+from axolotl_unlearn import packing
+from axolotl_unlearn.args import ObjectiveArgs
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.fused import Linearised, kl_and_gradient
+from axolotl_unlearn.head import after_head, finished, intercept_head, output_head
+from axolotl_unlearn.reference import make_reference
+from axolotl_unlearn.scoring import ChunkPlan, make_entries
+from axolotl_unlearn.step import step_loss
+
+CONFIGS = (
+    ("forget", {"objective": "npo", "weight": 0.4}),
+    ("retain", {"objective": "nll", "weight": 0.4}),
+    ("retain", {"objective": "kl", "weight": 0.2}),
+)
+
+
+def entries_for(*pairs):
+    return make_entries([(side, ObjectiveArgs(**config)) for side, config in pairs])
+
+
+def loss_and_gradients(model, batch, entries=None):
+    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    total = step_loss(model, batch, entries or entries_for(*CONFIGS), reference=reference).total
+    return total, torch.autograd.grad(total, [p for p in model.parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_kl_gradient_equals_autograd(direction):
+    """In float64 against autograd through log_softmax and the textbook sums."""
+    torch.manual_seed(0)
+    logits = torch.randn(5, 17, dtype=torch.float64, requires_grad=True)
+    ref_logp = torch.randn(5, 17, dtype=torch.float64).log_softmax(-1)
+    logp = logits.log_softmax(-1)
+    if direction == "reverse":
+        expected = (logp.exp() * (logp - ref_logp)).sum(-1)
+    else:
+        expected = (ref_logp.exp() * (ref_logp - logp)).sum(-1)
+    (want,) = torch.autograd.grad(expected.sum(), logits)
+    value, got = kl_and_gradient(logp.detach().exp(), logp.detach(), ref_logp, direction)
+    assert_close(value, expected.detach())
+    assert_close(got, want)
+
+
+def test_linearised_multiplies_what_comes_back_with_the_slopes():
+    """Two statistics of one position, slopes (1, 2) and (10, 20), weights 3 and .5:
+    gradient 3 * (1, 2) + .5 * (10, 20) = (8, 16)."""
+    hidden = torch.zeros(1, 2, requires_grad=True)
+    slopes = torch.tensor([[[1.0, 2.0], [10.0, 20.0]]])
+    out = Linearised.apply(hidden, torch.tensor([[7.0, 9.0]]), slopes)
+    (3 * out[0, 0] + 0.5 * out[0, 1]).backward()
+    assert_close(out, torch.tensor([[7.0, 9.0]]))
+    assert_close(hidden.grad, torch.tensor([[8.0, 16.0]]))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packed_rows_give_the_padded_result(attention, checkpointing):
+    """Loss and gradients with rows end to end equal those with padding, right or left."""
+    model = with_lora(tiny_llama(seed=1, attn_implementation=attention).double()).double().train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    batch = random_batch(seed=3, forget=4, retain=4, time=24)
+    assert packing.can_pack(model, model, batch)
+    left = {k: v.clone() for k, v in batch.items()}
+    for row, length in enumerate(batch["attention_mask"].sum(-1).tolist()):
+        for key in ("input_ids", "attention_mask", "labels"):
+            left[key][row] = batch[key][row].roll(24 - length)
+    packed = [loss_and_gradients(model, b) for b in (batch, left)]
+    packing.refuse_packing(model)
+    assert not packing.can_pack(model, model, batch)
+    total, gradients = loss_and_gradients(model, batch)
+    for got, got_gradients in packed:
+        assert_close(got, total, rtol=1e-6, atol=1e-7)
+        for g, w in zip(got_gradients, gradients, strict=True):
+            assert_close(g, w, rtol=1e-5, atol=1e-7)
+
+
+def test_packing_runs_only_over_real_tokens():
+    batch = random_batch(seed=3, forget=4, retain=4, time=24)
+    layout = packing.packed_layout(batch)
+    real = int(batch["attention_mask"].sum())
+    assert layout.inputs["input_ids"].shape == (1, real) and real < 8 * 24
+    hidden = torch.arange(real)[None, :, None]  # each token's own place
+    row, time = batch["attention_mask"].nonzero(as_tuple=True)
+    assert_close(layout.pick(hidden, row, time)[:, 0], torch.arange(real))
+
+
+def test_packing_pays_only_where_padding_is_large():
+    """Equal lengths: nothing saved. One row of 100 and seven of 10 (hidden 64): 170 tokens
+    against 800 positions. Very long rows: the mask over all pairs of the one row would cost more
+    than the padding, except with a kernel that knows blocks."""
+
+    def mask(*lengths):
+        width = max(lengths)
+        return {"attention_mask": (torch.arange(width) < torch.tensor(lengths)[:, None]).long()}
+
+    assert not packing.is_worthwhile(mask(10, 10), 64, blockwise=True)
+    assert not packing.is_worthwhile(mask(10), 64, blockwise=True)
+    assert packing.is_worthwhile(mask(100, *[10] * 7), 64, blockwise=False)
+    assert not packing.is_worthwhile(mask(*[5000] * 7, 4000), 64, blockwise=False)
+
+
+def test_a_model_that_mixes_packed_rows_is_padded(monkeypatch):
+    """Take the block mask away (as in a model that ignores position ids): the probe sees it."""
+    from transformers import masking_utils
+
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+    batch = random_batch(seed=3, forget=4, retain=4, time=24)
+    model = with_lora(tiny_llama(seed=1))
+    assert not packing.can_pack(model, model, batch)
+    assert packing.is_worthwhile(batch, 32, blockwise=False)
+
+
+def changed_logits_model(name: str):
+    """Tiny models whose logits are capped (Gemma 2), multiplied (Cohere) or divided (Granite)."""
+    import transformers
+
+    classes = {
+        "gemma2": ("Gemma2", {"final_logit_softcapping": 3.0, "head_dim": 8}),
+        "cohere": ("Cohere", {"logit_scale": 0.25}),
+        "granite": ("Granite", {"logits_scaling": 0.5}),
+    }
+    prefix, extra = classes[name]
+    config = getattr(transformers, f"{prefix}Config")(
+        vocab_size=23, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0, attn_implementation="eager", **extra,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+    return model.double()
+
+
+@pytest.mark.parametrize("name", ["gemma2", "cohere", "granite"])
+@pytest.mark.parametrize("full", [False, True])
+def test_models_that_change_their_logits(name, full):
+    """Policy and reference alike: loss and gradients against the model's own full logits."""
+    base = changed_logits_model(name)
+    assert after_head(base) is not None
+    start = copy.deepcopy(base)
+    model = base if full else with_lora(base).double()
+    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan(positions=4))
+    if full:
+        with torch.no_grad():
+            torch.manual_seed(1)
+            for parameter in model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+    batch = random_batch(seed=3)
+    got = step_loss(
+        model, batch, entries_for(*CONFIGS), reference=reference, plan=ChunkPlan(positions=4)
+    ).total
+    expected = (
+        0.4 * plain.npo(model, start, batch, [0, 1, 2], 0.1, "sum")
+        + 0.4 * plain.nll(model, batch, [3, 4])
+        + 0.2 * plain.kl(model, start, batch, [3, 4], "reverse", "answer")
+    )
+    assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for g, w in zip(
+        torch.autograd.grad(got, trained), torch.autograd.grad(expected, trained), strict=True
+    ):
+        assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+
+def test_an_unknown_change_of_logits_is_an_error(monkeypatch):
+    model = tiny_llama(seed=1)
+    forward = model.forward
+    monkeypatch.setattr(
+        model, "forward", lambda **kw: (lambda o: o.__setitem__("logits", o.logits * 7) or o)(
+            forward(**kw)
+        ),
+    )  # fmt: skip
+    with pytest.raises(UnlearnError, match="changes its logits"):
+        packing.can_pack(model, model, random_batch(seed=3))
+
+
+def test_several_distribution_objectives_on_the_same_positions():
+    """Two directions of KL and one at all positions: the reference's buffer is not spoilt."""
+    base = tiny_llama(seed=1).double()
+    model, batch = with_lora(copy.deepcopy(base)).double(), random_batch(seed=3)
+    entries = entries_for(
+        ("retain", {"objective": "kl", "direction": "forward", "weight": 0.5}),
+        ("retain", {"objective": "kl", "direction": "reverse", "weight": 0.7}),
+        ("retain", {"objective": "kl", "positions": "all", "kinds": "question"}),
+    )
+    total, gradients = loss_and_gradients(model, batch, entries)
+    questions = [r for r in (3, 4) if int(batch["kind"][r]) == 1]
+    expected = (
+        0.5 * plain.kl(model, base, batch, [3, 4], "forward", "answer")
+        + 0.7 * plain.kl(model, base, batch, [3, 4], "reverse", "answer")
+        + plain.kl(model, base, batch, questions, "reverse", "all")
+    )
+    assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
+    wanted = torch.autograd.grad(expected, [p for p in model.parameters() if p.requires_grad])
+    for g, w in zip(gradients, wanted, strict=True):
+        assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+
+def test_bf16_autocast_stays_near_float32():
+    """bf16 matrix products with a float32 log-softmax: the loss to 2 %, gradients to cosine .99."""
+    model = with_lora(tiny_llama(seed=1))
+    batch = random_batch(seed=3)
+    exact, exact_gradients = loss_and_gradients(model, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        low, low_gradients = loss_and_gradients(model, batch)
+    assert low.dtype == torch.float32
+    assert_close(low, exact, rtol=2e-2, atol=1e-2)
+    a = torch.cat([g.flatten() for g in exact_gradients])
+    b = torch.cat([g.flatten() for g in low_gradients])
+    assert torch.cosine_similarity(a, b, dim=0) > 0.99
+
+
+def test_nothing_of_vocabulary_size_stays_for_the_backward_pass():
+    """LoRA, V = 5000: no tensor saved between forward and backward has V columns."""
+    model = with_lora(tiny_llama(seed=1, vocabulary=5000))
+    batch = random_batch(seed=3, vocabulary=5000)
+    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    saved = []
+
+    def pack(tensor):
+        saved.append(tuple(tensor.shape))
+        return tensor
+
+    packing.can_pack(model, model, batch)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        total = step_loss(model, batch, entries_for(*CONFIGS), reference=reference).total
+    total.backward()
+    weights = {(5000, 32), (32, 5000)}
+    assert saved and not [s for s in saved if 5000 in s and s not in weights]
+
+
+def test_finished_head_gives_the_models_logits():
+    model = changed_logits_model("gemma2").float()
+    ids = torch.randint(3, 23, (1, 6))
+    seen = []
+
+    def program(hidden, head):
+        seen.append(finished(head, model)(hidden))
+        return head(hidden)
+
+    with intercept_head(output_head(model), program):
+        logits = model(input_ids=ids).logits
+    assert_close(seen[0], logits)
