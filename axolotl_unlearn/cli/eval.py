@@ -1,0 +1,52 @@
+"""`axolotl unlearn eval`: official scores, intervals and flags of several models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("eval")
+@click.argument("models", nargs=-1, required=True)
+@click.option("--data", "data_dir", type=click.Path(path_type=Path), help="[out/demo/data]")
+@click.option(
+    "--out", "out_dir", type=click.Path(path_type=Path), default="out/eval", show_default=True
+)
+@click.option("--original", help="Which model is the one before unlearning [original, memorised].")
+@click.option("--batch-size", default=64, show_default=True)
+@click.option("--limit", type=int, help="Only so many rows of each part, to try out.")
+@click.option("--device", help="[cuda where there is one, else cpu]")
+@click.option("--dtype", help="float32, bfloat16, float16 or auto [float32 on cpu, else auto]")
+@click.option("--max-gen-toks", default=256, show_default=True, help="New tokens a row.")
+@click.option(
+    "--mmlu-dir", help="MMLU's CSV folder (dev/, test/), or `hub`, instead of general.jsonl."
+)
+@click.option("--mmlu-shots", default=0, show_default=True)
+@click.option("--min-members", default=20, show_default=True)
+@click.option("--resamples", default=10_000, show_default=True, help="For the intervals; 0: none.")
+@click.option("--with-text", is_flag=True, help="Keep generated texts in cache and results.")
+@click.option("--no-cache", is_flag=True, help="Measure again and store nothing but results.")
+@click.option("--quiet", is_flag=True, help="No progress bars.")
+def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options) -> None:
+    """Evaluate MODELS on a data folder; write OUT/results.json and print the table.
+
+    A model is a folder with weights, an adapter folder, base+adapter, or name=one of these. The
+    data folder holds forget, retain, member and nonmember (.jsonl, .json or .parquet), and
+    general or mmlu/ for utility. Results are cached by content; an interrupted run goes on.
+
+    \b
+    Example:
+      axolotl unlearn eval original=out/memorised out/over out/under out/merged \\
+        --data out/demo/data --out out/eval
+      axolotl unlearn report out/eval
+    """
+    from rich.console import Console
+
+    from axolotl_unlearn.evaluation.run import evaluate
+    from axolotl_unlearn.report import table
+
+    evaluate(list(models), use_cache=not no_cache, progress=not quiet, **options)
+    out = options["out_dir"]
+    Console().print(table(out))
+    click.echo(f"Results: {out / 'results.json'} (page: axolotl unlearn report {out})")

@@ -1,0 +1,264 @@
+"""Which models are evaluated, how they are loaded, and the digest of their weights.
+
+A model is a folder with weights, a folder with a LoRA adapter (its base is read from
+adapter_config.json), ``base+adapter``, or any of these as ``name=...``. A name on the hub works
+where the hub does. Everything that can be wrong with a folder is said before weights are loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.errors import UnlearnError
+
+ADAPTER_CONFIG = "adapter_config.json"
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "*.gguf")
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+)
+_CONFIG = ("config.json", "generation_config.json", ADAPTER_CONFIG)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model to evaluate.
+
+    Attributes:
+        name: how the results call it.
+        model: folder (or hub name) of the full model.
+        adapter: folder of a PEFT adapter on top of it, or None.
+    """
+
+    name: str
+    model: str
+    adapter: str | None = None
+
+    @property
+    def source(self) -> str:
+        """ "base+adapter" or the model."""
+        return f"{self.model}+{self.adapter}" if self.adapter else self.model
+
+    @property
+    def folders(self) -> list[Path]:
+        return [Path(p) for p in (self.model, self.adapter) if p]
+
+
+def parse_models(
+    models: Sequence[str | ModelSpec], names: Sequence[str] | None = None
+) -> list[ModelSpec]:
+    """Model specs with different names, checked as far as files allow.
+
+    Raises:
+        UnlearnError: A missing folder, an adapter without its base, two equal names.
+    """
+    if not models:
+        raise UnlearnError("no model given; name at least one: `axolotl unlearn eval out/merged`.")
+    if names is not None and len(names) != len(models):
+        raise UnlearnError(f"{len(models)} models but {len(names)} names; give one a model.")
+    specs = []
+    for number, entry in enumerate(models):
+        spec = entry if isinstance(entry, ModelSpec) else _parse(entry)
+        if names is not None:
+            spec = ModelSpec(names[number], spec.model, spec.adapter)
+        specs.append(_checked(spec))
+    return _distinct(specs)
+
+
+def _parse(text: str) -> ModelSpec:
+    name, equals, source = text.partition("=")
+    # A path may hold "=", but then what stands before it is no plain name.
+    if not equals or "/" in name or os.sep in name or Path(text).exists():
+        name, source = "", text
+    if equals and not name and not Path(text).exists() and text.startswith("="):
+        raise UnlearnError(f"{text!r} has no name before '='; write name=path.")
+    base, plus, adapter = source.partition("+")
+    if plus and not Path(source).exists():
+        if not base or not adapter:
+            raise UnlearnError(f"{text!r}: write base+adapter, two folders joined by '+'.")
+        return ModelSpec(name or _name_of(adapter), base, adapter)
+    return ModelSpec(name or _name_of(source), source)
+
+
+def _name_of(source: str) -> str:
+    """Last part of a path; "merged" of an adapter run is named after the run."""
+    path = Path(source.rstrip("/"))
+    if path.name == "merged" and (path.parent / ADAPTER_CONFIG).is_file():
+        return path.parent.name
+    return path.name or source
+
+
+def _checked(spec: ModelSpec) -> ModelSpec:
+    folder = Path(spec.model)
+    if folder.is_file():
+        raise UnlearnError(f"model {spec.name!r}: {folder} is a file; name the model's folder.")
+    if not folder.is_dir():
+        if _looks_like_path(spec.model):
+            raise UnlearnError(
+                f"model {spec.name!r}: {spec.model} does not exist; train or merge it first, or "
+                "correct the path (relative paths start from the working folder)."
+            )
+        return spec  # a name on the hub
+    has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+        if spec.adapter:
+            raise UnlearnError(
+                f"model {spec.name!r}: {folder} is an adapter, but base+adapter needs a full "
+                "model in front; merge it first (`axolotl merge-lora CONFIG`)."
+            )
+        return _checked(ModelSpec(spec.name, _base_of(folder, spec.name), str(folder)))
+    if not (folder / "config.json").is_file():
+        raise UnlearnError(
+            f"model {spec.name!r}: {folder} has no config.json, so it is no model folder; name "
+            "the folder that holds config.json and the weights, or an adapter folder."
+        )
+    if not any(folder.glob("*.safetensors")) and not has_weights:
+        raise UnlearnError(f"model {spec.name!r}: {folder} has no weights; train it first.")
+    if spec.adapter and not (Path(spec.adapter) / ADAPTER_CONFIG).is_file():
+        raise UnlearnError(
+            f"model {spec.name!r}: {spec.adapter} has no {ADAPTER_CONFIG}, so it is no adapter; "
+            "write base+adapter with a PEFT adapter folder behind the '+'."
+        )
+    return spec
+
+
+def _base_of(adapter: Path, name: str) -> str:
+    config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    base = config.get("base_model_name_or_path")
+    if not base:
+        raise UnlearnError(
+            f"model {name!r}: {adapter / ADAPTER_CONFIG} names no base model; write base+adapter."
+        )
+    if _looks_like_path(base) and not Path(base).is_dir():
+        raise UnlearnError(
+            f"model {name!r}: the base {base} of the adapter {adapter} does not exist; make it "
+            "again, or write base+adapter with the folder where it is now."
+        )
+    return base
+
+
+def _looks_like_path(name: str) -> bool:
+    """A hub name is "name" or "owner/name"; anything else, or what starts like one here, a path."""
+    return (
+        name.startswith((".", "/", "~"))
+        or name.count("/") != 1
+        or Path(name).parts[0] in ("out", "outputs", "models")
+        or Path(name).parent.is_dir()
+    )
+
+
+def _distinct(specs: list[ModelSpec]) -> list[ModelSpec]:
+    names = [spec.name for spec in specs]
+    for spec in specs:
+        if names.count(spec.name) > 1:
+            raise UnlearnError(
+                f"two models are called {spec.name!r}; give them names: "
+                f"`{spec.name}-1={spec.source}`."
+            )
+    return specs
+
+
+def weights_digest(
+    spec: ModelSpec, seen: dict[str, str], on_bytes: Callable[[int], None] | None = None
+) -> str:
+    """SHA-256 over weights, configs and tokenizer of a model.
+
+    Args:
+        seen: digests of files by "path:size:mtime", read and added to, so that big files are read
+            once.
+    """
+    total = hashlib.sha256()
+    for folder in spec.folders:
+        if not folder.is_dir():
+            total.update(f"hub:{folder}".encode())
+            continue
+        files = {path for pattern in _WEIGHTS for path in folder.glob(pattern)}
+        files |= {folder / name for name in (*_CONFIG, *_TOKENIZER) if (folder / name).is_file()}
+        for path in sorted(files):
+            total.update(f"{path.name}:{_file_digest(path, seen, on_bytes)}\n".encode())
+    return total.hexdigest()
+
+
+def _file_digest(path: Path, seen: dict[str, str], on_bytes) -> str:
+    state = path.stat()
+    key = f"{path.resolve()}:{state.st_size}:{state.st_mtime_ns}"
+    if key not in seen:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(2**22):
+                digest.update(block)
+                if on_bytes is not None:
+                    on_bytes(len(block))
+        seen[key] = digest.hexdigest()
+    return seen[key]
+
+
+def load_tokenizer(spec: ModelSpec) -> Any:
+    """The model's tokenizer; the adapter's own where the base has none."""
+    from transformers import AutoTokenizer
+
+    places = [folder for folder in spec.folders if (folder / "tokenizer_config.json").is_file()]
+    try:
+        return AutoTokenizer.from_pretrained(str(places[0]) if places else spec.model)
+    except (OSError, ValueError) as error:
+        raise UnlearnError(
+            f"model {spec.name!r}: no tokenizer in {spec.model} ({_first_line(error)}); copy the "
+            "tokenizer files of the base model there."
+        ) from error
+
+
+def load_model(spec: ModelSpec, *, dtype: Any, device: Any) -> Any:
+    """The model in evaluation mode on `device`, its adapter merged into the weights.
+
+    Raises:
+        UnlearnError: It cannot be loaded, or a weight is NaN or infinite.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(spec.model, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnlearnError(
+            f"model {spec.name!r}: {spec.model} cannot be loaded ({_first_line(error)})."
+        ) from error
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+    if spec.adapter:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, spec.adapter).merge_and_unload()
+    check_finite(model, spec.name)
+    return model.to(device).eval()
+
+
+def check_finite(model: Any, name: str) -> None:
+    """Refuse a model with a NaN or infinite weight; its scores would mean nothing."""
+    import torch
+
+    for key, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
+            count = int((~torch.isfinite(parameter)).sum())
+            raise UnlearnError(
+                f"model {name!r}: {count} values of {key} are NaN or infinite; the run or merge "
+                "that made it failed: make it again (lower learning rate, float32)."
+            )
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0].rstrip(".") if text else type(error).__name__

@@ -1,0 +1,510 @@
+"""Several models, all metrics, one results.json: `axolotl unlearn eval` as a function.
+
+What was measured of a model is cached under the digest of its weights, of the data and of the
+task version, so a second run only does what is new, and an interrupted one goes on where it was.
+Scores, losses and ids are stored; generated texts only of made-up data or with ``with_text``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.models import (
+    ModelSpec,
+    load_model,
+    load_tokenizer,
+    parse_models,
+    weights_digest,
+)
+from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, Row, load_sets
+from axolotl_unlearn.evaluation.summary import summarise
+from axolotl_unlearn.evaluation.tasks import TASK_VERSION
+
+SCHEMA = 1
+#: Raised when what is measured or how it is stored changes.
+_CACHE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How models are run; part of the cache key where it can change a score."""
+
+    device: str
+    dtype: str
+    batch_size: int
+    max_gen_toks: int
+    join: str = " "
+    keep_texts: bool = False
+
+    @property
+    def key(self) -> list[Any]:
+        # In float32 the batch size changes nothing; in half precision it can.
+        batch = None if self.dtype == "float32" else self.batch_size
+        return [self.device.split(":")[0], self.dtype, batch, self.max_gen_toks, self.join]
+
+
+@dataclass
+class Measured:
+    """What one model did: everything that the summary is computed from.
+
+    Attributes:
+        values: score of each generated row, by its key ("forget/<id>").
+        texts: generations by row key; empty for rows that come from a cache without texts.
+        options: 1 where the most probable option is the right one, 0 elsewhere.
+        extraction: extraction strength (floor 0) of each forget row, in file order.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    stopped: dict[str, bool] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    member_loss: list[float] = field(default_factory=list)
+    nonmember_loss: list[float] = field(default_factory=list)
+    options: list[int] = field(default_factory=list)
+    extraction: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def stored(self, keep_texts: bool) -> dict[str, Any]:
+        data = dict(vars(self))
+        if not keep_texts:
+            data["texts"] = {}
+        return data
+
+
+class _Bars:
+    """Rich progress bars on stderr; silent where `show` is false."""
+
+    def __init__(self, show: bool) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not show,
+        )
+
+    @contextmanager
+    def bar(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        task = self.progress.add_task(name, total=total)
+        yield lambda n: self.progress.advance(task, n)
+        self.progress.update(task, completed=total)
+
+    def note(self, text: str) -> None:
+        self.progress.console.print(text, soft_wrap=True, highlight=False)
+
+
+def evaluate(
+    models: Sequence[str | ModelSpec],
+    data_dir: str | os.PathLike[str] | None = None,
+    out_dir: str | os.PathLike[str] = "out/eval",
+    names: Sequence[str] | None = None,
+    *,
+    batch_size: int = 64,
+    limit: int | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    max_gen_toks: int = 256,
+    with_text: bool = False,
+    mmlu_dir: str | os.PathLike[str] | None = None,
+    mmlu_shots: int = 0,
+    min_members: int = MIN_MEMBERS,
+    original: str | None = None,
+    resamples: int = 10_000,
+    seed: int = 0,
+    use_cache: bool = True,
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Evaluate models on a data folder and write ``out_dir/results.json``.
+
+    The scores are exactly those of the official script (and of the lm-eval group): greedy, at
+    most `max_gen_toks` new tokens, raw prompts. In half precision that needs ``batch_size=1``.
+
+    Args:
+        models: folders, ``base+adapter``, or ``name=...`` (see `evaluation.models`).
+        data_dir: forget, retain, member, nonmember and optionally general or mmlu.
+        names: how the results call the models; default: from their folders.
+        limit: only the first rows of each part, interleaved over the cells (to try out).
+        device: default "cuda" where there is one, else "cpu".
+        dtype: default "float32" on a CPU and the checkpoint's own elsewhere.
+        with_text: keep generated texts of data that were not made up.
+        original: name of the model before unlearning, for the utility gate and as reference of
+            the collapse check; default: the model called "original", else "memorised".
+        resamples: bootstrap resamples for the intervals; 0 for none.
+
+    Returns:
+        The entries of ``models`` in results.json.
+
+    Raises:
+        UnlearnError: Something is wrong with data or models; said before weights are loaded.
+    """
+    specs = parse_models(models, names)
+    sets = load_sets(
+        data_dir, mmlu_dir=mmlu_dir, mmlu_shots=mmlu_shots, min_members=min_members
+    ).limited(limit)
+    before = _original_of(specs, original)
+    if batch_size < 1 or max_gen_toks < 1:
+        raise UnlearnError("batch size and max-gen-toks must be 1 or more.")
+    device = device or _default_device()
+    settings = Settings(
+        device=device,
+        dtype=dtype or ("float32" if device == "cpu" else "auto"),
+        batch_size=batch_size,
+        max_gen_toks=max_gen_toks,
+        keep_texts=with_text or sets.synthetic,
+    )
+    out = Path(out_dir)
+    cache = Cache(out / "cache" if use_cache else None)
+    bars = _Bars(progress)
+    with bars.progress:
+        for note in sets.notes:
+            bars.note(f"note: {note}")
+        measured: dict[str, Measured] = {}
+        keys: dict[str, str] = {}
+        for spec in specs:
+            keys[spec.name] = cache.key(spec, sets, settings)
+            found = cache.load(keys[spec.name], sets, settings)
+            if found is None:
+                found = _measure(spec, sets, settings, cache, keys[spec.name], bars)
+                cache.save(keys[spec.name], found, settings)
+            measured[spec.name] = found
+        collapse = _collapse(specs, before, measured, sets, settings, cache, keys, bars)
+    results = [
+        summarise(
+            spec,
+            measured[spec.name],
+            sets,
+            original=measured[before.name] if before else None,
+            is_original=before is not None and spec.name == before.name,
+            collapse=collapse[spec.name],
+            resamples=resamples,
+            seed=seed,
+            with_text=settings.keep_texts,
+        )
+        for spec in specs
+    ]
+    _write(out / "results.json", results, sets, settings)
+    return results
+
+
+def _default_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _original_of(specs: Sequence[ModelSpec], name: str | None) -> ModelSpec | None:
+    by_name = {spec.name: spec for spec in specs}
+    if name is not None:
+        if name not in by_name:
+            raise UnlearnError(f"--original {name!r} is none of the models ({', '.join(by_name)}).")
+        return by_name[name]
+    return by_name.get("original") or by_name.get("memorised")
+
+
+class Cache:
+    """Measurements by content. Without a folder nothing is stored."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.files: dict[str, str] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.files = _read_json(folder / "files.json") or {}
+
+    def key(self, spec: ModelSpec, sets: EvaluationSets, settings: Settings) -> str:
+        if self.folder is None:
+            return ""
+        weights = weights_digest(spec, self.files)
+        _write_json(self.folder / "files.json", self.files)
+        parts = [_CACHE_VERSION, TASK_VERSION, weights, sets.digest, settings.key]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+    def load(self, key: str, sets: EvaluationSets, settings: Settings) -> Measured | None:
+        stored = self.get(key)
+        if stored is None:
+            return None
+        found = Measured(**stored)
+        if settings.keep_texts and len(found.texts) < len(sets.rows):
+            return None  # texts are asked for now but were not stored then
+        return found
+
+    def save(self, key: str, found: Measured, settings: Settings) -> None:
+        self.put(key, found.stored(settings.keep_texts))
+        if self.folder is not None:
+            self.partial(key).unlink(missing_ok=True)
+
+    def get(self, key: str) -> Any:
+        return None if self.folder is None else _read_json(self.folder / f"{key}.json")
+
+    def put(self, key: str, data: Any) -> None:
+        if self.folder is not None:
+            _write_json(self.folder / f"{key}.json", data)
+
+    def partial(self, key: str) -> Path:
+        """Rows of a model that is being generated, one JSON line each."""
+        return self.folder / f"{key}.partial.jsonl"
+
+    def rows_so_far(self, key: str, need_texts: bool) -> Iterator[dict[str, Any]]:
+        if self.folder is None or not self.partial(key).is_file():
+            return
+        for line in self.partial(key).read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:  # the last line of a run that was killed
+                continue
+            if not need_texts or row.get("text") is not None:
+                yield row
+
+    def add_rows(self, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self.folder is None:
+            return
+        with self.partial(key).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+
+
+def _write_json(path: Path, data: Any) -> None:
+    """Whole or not at all: a killed run leaves no half file."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    draft.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
+    draft.replace(path)
+
+
+def _measure(
+    spec: ModelSpec,
+    sets: EvaluationSets,
+    settings: Settings,
+    cache: Cache,
+    key: str,
+    bars: _Bars,
+) -> Measured:
+    """Load a model and do everything with it."""
+    started = time.perf_counter()
+    found = Measured()
+    tokenizer = load_tokenizer(spec)
+    model = load_model(spec, dtype=_dtype(settings.dtype), device=settings.device)
+    _measure_likelihoods(model, tokenizer, sets, settings, found, bars, spec.name)
+    _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spec.name)
+    found.seconds = time.perf_counter() - started
+    return found
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    if name == "auto":
+        return "auto"
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnlearnError(f"--dtype {name!r}: use float32, bfloat16, float16 or auto.")
+    return dtype
+
+
+def _measure_likelihoods(model, tokenizer, sets, settings, found, bars, name) -> None:
+    from axolotl_unlearn.evaluation.continuations import encode_pairs
+    from axolotl_unlearn.evaluation.scorer import Query, score_options, score_queries, score_texts
+    from axolotl_unlearn.metrics.memorisation import extraction_strength, loss
+
+    texts = [text for _, text in [*sets.member, *sets.nonmember]]
+    with bars.bar(f"{name}: documents", len(texts)) as advance:
+        facts = score_texts(
+            model, tokenizer, texts, loss_only=True, on_batch=lambda done: advance(len(done))
+        )
+    losses = [loss(one) for one in facts]
+    found.member_loss = losses[: len(sets.member)]
+    found.nonmember_loss = losses[len(sets.member) :]
+    if not all(map(_finite, losses)):
+        raise UnlearnError(
+            f"model {name!r}: the loss of a document is not finite; its weights are broken."
+        )
+    if sets.utility:
+        questions = [(option.context, option.continuations) for option in sets.utility]
+        with bars.bar(f"{name}: utility", len(questions)):
+            sums = score_options(model, tokenizer, questions)
+        found.options = [
+            int(_best(row) == option.answer) for row, option in zip(sums, sets.utility, strict=True)
+        ]
+    from axolotl_unlearn.args import DataArgs
+
+    pairs = [(record.input, record.output) for record in sets.forget]
+    encoded = encode_pairs(tokenizer, pairs, DataArgs(join=settings.join))
+    queries = [Query.of([*prompt, *answer], len(prompt)) for prompt, answer in encoded]
+    with bars.bar(f"{name}: extraction", len(queries)) as advance:
+        facts = score_queries(model, queries, on_batch=lambda done: advance(len(done)))
+    found.extraction = [extraction_strength(one) for one in facts]
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")
+
+
+def _best(values: Sequence[float]) -> int:
+    return max(range(len(values)), key=lambda i: (values[i], -i))
+
+
+def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name) -> None:
+    from axolotl_unlearn.evaluation.generate import generate_greedily
+    from axolotl_unlearn.metrics.semeval import row_score
+
+    rows: dict[str, Row] = {row.key: row for row in sets.rows}
+
+    def take(stored: Mapping[str, Any]) -> None:
+        row_key = stored["key"]
+        found.values[row_key] = stored["value"]
+        found.tokens[row_key] = stored["tokens"]
+        found.stopped[row_key] = stored["stopped"]
+        if stored.get("text") is not None:
+            found.texts[row_key] = stored["text"]
+
+    for stored in cache.rows_so_far(key, settings.keep_texts):
+        if stored.get("key") in rows:
+            take(stored)
+    todo = [row for row in sets.rows if row.key not in found.values]
+    with bars.bar(f"{name}: rows", len(sets.rows)) as advance:
+        advance(len(sets.rows) - len(todo))
+
+        def on_batch(numbers, generations) -> None:
+            done = []
+            for number, generation in zip(numbers, generations, strict=True):
+                row = todo[number]
+                record = row.record
+                stored = {
+                    "key": row.key,
+                    "value": row_score(record.kind, generation.text, record.output),
+                    "tokens": generation.tokens,
+                    "stopped": generation.stopped,
+                }
+                take({**stored, "text": generation.text})
+                done.append({**stored, "text": generation.text if settings.keep_texts else None})
+            cache.add_rows(key, done)
+            advance(len(numbers))
+
+        generate_greedily(
+            model,
+            tokenizer,
+            [row.record.input for row in todo],
+            max_new_tokens=settings.max_gen_toks,
+            batch_size=settings.batch_size,
+            on_batch=on_batch,
+        )
+
+
+def _collapse(
+    specs, before, measured, sets, settings, cache, keys, bars
+) -> dict[str, dict[str, Any] | None]:
+    """The collapse report of each model, against the original's outputs where they are known."""
+    from axolotl_unlearn.evaluation.scorer import score_texts
+    from axolotl_unlearn.metrics.fluency import collapse_report
+    from axolotl_unlearn.metrics.memorisation import loss
+
+    reports: dict[str, dict[str, Any] | None] = {}
+    todo = []
+    for spec in specs:
+        key = f"{keys[spec.name]}-collapse-{keys[before.name] if before else 'none'}"
+        reports[spec.name] = cache.get(key) if keys[spec.name] else None
+        if reports[spec.name] is None:
+            todo.append((spec, key))
+    if not todo:
+        return reports
+    judge = tokenizer = None
+    for spec, key in todo:
+        found = measured[spec.name]
+        rows = [row for row in sets.rows if row.key in found.texts]
+        if not rows:
+            reports[spec.name] = None  # cached without texts, and without this report
+            continue
+        texts = [found.texts[row.key] for row in rows]
+        reference = [row.record.output for row in rows]
+        against = "expected answers"
+        nll = ordinary = None
+        if before is not None and spec.name != before.name:
+            known = measured[before.name].texts
+            if all(row.key in known for row in rows):
+                reference, against = [known[row.key] for row in rows], "original's outputs"
+            if judge is None:
+                tokenizer = load_tokenizer(before)
+                judge = load_model(before, dtype=_dtype(settings.dtype), device=settings.device)
+            with bars.bar(f"{spec.name}: fluency", len(rows)) as advance:
+                long = [i for i, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) > 1]
+                facts = score_texts(
+                    judge,
+                    tokenizer,
+                    [texts[i] for i in long],
+                    loss_only=True,
+                    on_batch=lambda done, advance=advance: advance(len(done)),
+                )
+            nll = [0.0] * len(texts)
+            for i, one in zip(long, facts, strict=True):
+                nll[i] = loss(one)
+            ordinary = measured[before.name].nonmember_loss
+        report = collapse_report(
+            texts, reference, groups=[row.side for row in rows], nll=nll, ordinary_nll=ordinary
+        )
+        report["against"] = against
+        reports[spec.name] = report
+        if keys[spec.name]:
+            cache.put(key, report)
+    return reports
+
+
+def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Settings) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results = {
+        "schema": SCHEMA,
+        "data_dir": str(sets.folder),
+        "data_digest": sets.digest,
+        "synthetic": sets.synthetic,
+        "notes": sets.notes,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "settings": {
+            "device": settings.device,
+            "dtype": settings.dtype,
+            "batch_size": settings.batch_size,
+            "max_gen_toks": settings.max_gen_toks,
+        },
+        "versions": _versions(),
+        "models": models,
+    }
+    draft = path.with_name(f"{path.name}.tmp")
+    text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
+    draft.write_text(text + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def _versions() -> dict[str, str]:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version(), "task": TASK_VERSION}
+    for package in ("axolotl-unlearn", "torch", "transformers", "peft", "rouge-score", "lm_eval"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,163 @@
+"""From what a model did to what the results say of it: pure, no model and no file."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from axolotl_unlearn.data.records import document_id
+from axolotl_unlearn.evaluation.models import ModelSpec
+from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.metrics import semeval
+from axolotl_unlearn.metrics.statistics import (
+    Area,
+    Mean,
+    auc_interval,
+    ideal_membership,
+    interval,
+    semeval_draws,
+    widened,
+)
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.evaluation.run import Measured
+
+
+def summarise(
+    spec: ModelSpec,
+    found: Measured,
+    sets: EvaluationSets,
+    *,
+    original: Measured | None = None,
+    is_original: bool = False,
+    collapse: dict[str, Any] | None = None,
+    resamples: int = 10_000,
+    seed: int = 0,
+    with_text: bool = False,
+) -> dict[str, Any]:
+    """One entry of ``models`` in results.json."""
+    rows = [row for row in sets.rows if row.key in found.values]
+    cells, counts = semeval.cell_values((row.cell, found.values[row.key]) for row in rows)
+    auc = semeval.mia_auc(found.member_loss, found.nonmember_loss)
+    task = semeval.task_aggregate(cells)
+    score = semeval.mia_score(auc)
+    utility = semeval.mean(found.options)
+    auc_bounds = _auc_bounds(found)
+    intervals = {}
+    if resamples:
+        intervals = _intervals(found, sets, resamples, seed)
+    intervals["mia_auc"] = list(auc_bounds)
+    ideal = ideal_membership(len(sets.member), len(sets.nonmember))
+    before = semeval.mean(original.options) if original is not None else None
+    result = {
+        "name": spec.name,
+        "model": spec.source,
+        "role": "original" if is_original else _role(spec.name),
+        "cells": cells,
+        "n": {
+            **counts,
+            "cells": sum(count > 0 for count in counts.values()),
+            "member": len(sets.member),
+            "nonmember": len(sets.nonmember),
+            "utility": len(found.options),
+        },
+        "intervals": intervals,
+        "task_aggregate": task,
+        "mia_auc": auc,
+        "mia_score": score,
+        "utility": utility,
+        "utility_source": sets.utility_source,
+        "aggregate": semeval.aggregate(task, score, utility),
+        "ideal": {"mia_score": ideal.expected, "mia_score_tail": ideal.tail},
+        "collapse": collapse,
+        "gate": semeval.gate(utility, before),
+        "forgetting": semeval.forgetting(auc, auc_bounds),
+        "stopped": semeval.mean([float(value) for value in found.stopped.values()]),
+        "seconds": found.seconds,
+        "likelihood": {
+            "member_loss": found.member_loss,
+            "nonmember_loss": found.nonmember_loss,
+            "extraction_strength_forget": found.extraction,
+        },
+    }
+    if with_text:
+        result["examples"] = _examples(found, sets)
+    return result
+
+
+def _role(name: str) -> str:
+    return "retrained" if name == "retrained" else "candidate"
+
+
+def _auc_bounds(found: Measured) -> tuple[float, float]:
+    members = [-value for value in found.member_loss]
+    nonmembers = [-value for value in found.nonmember_loss]
+    if min(len(members), len(nonmembers)) < 2:
+        return (0.0, 1.0)
+    return auc_interval(members, nonmembers)
+
+
+def _intervals(
+    found: Measured, sets: EvaluationSets, resamples: int, seed: int
+) -> dict[str, list[float]]:
+    """Percentile intervals over documents: rows of one document are drawn together."""
+    cells, membership, utility = bootstrap_scores(found, sets)
+    draws = semeval_draws(cells, membership, utility, n=resamples, seed=seed)
+    bounds = {}
+    for name, values in draws.items():
+        low, high = interval(values)
+        if name in cells:
+            low, high = widened(cells[name], (low, high))
+        elif name == "utility" and utility is not None:
+            low, high = widened(utility, (low, high))
+        if math.isfinite(low) and math.isfinite(high):
+            bounds[name] = [low, high]
+    return bounds
+
+
+def bootstrap_scores(
+    found: Measured, sets: EvaluationSets
+) -> tuple[dict[str, Mean], Area, Mean | None]:
+    """Row values with their documents, for intervals and for paired comparison of models."""
+    grouped: dict[str, tuple[list[float], list[tuple[str, str]]]] = {}
+    for row in sets.rows:
+        if row.key not in found.values:
+            continue
+        value = found.values[row.key]
+        values, clusters = grouped.setdefault(row.cell, ([], []))
+        values.append(1 - value if row.side == "forget" else value)
+        clusters.append((row.side, row.record.document))
+    cells = {name: Mean(*grouped[name]) for name in semeval.CELLS if name in grouped}
+    membership = Area(
+        [-value for value in found.member_loss],
+        [-value for value in found.nonmember_loss],
+        # A member that is a forget document is drawn together with its rows.
+        [("forget", document_id(name)) for name, _ in sets.member],
+        [("nonmember", document_id(name)) for name, _ in sets.nonmember],
+    )
+    utility = None
+    if found.options:
+        questions = [("utility", number) for number in range(len(found.options))]
+        utility = Mean([float(value) for value in found.options], questions)
+    return cells, membership, utility
+
+
+def _examples(found: Measured, sets: EvaluationSets, per_cell: int = 2) -> list[dict[str, Any]]:
+    """The first rows of each cell with what the model wrote."""
+    counts = dict.fromkeys(semeval.CELLS, 0)
+    examples = []
+    for row in sets.rows:
+        if row.key not in found.texts or counts[row.cell] == per_cell:
+            continue
+        counts[row.cell] += 1
+        examples.append(
+            {
+                "id": row.record.id,
+                "kind": row.record.kind,
+                "side": row.side,
+                "prompt": row.record.input,
+                "expected": row.record.output,
+                "generated": found.texts[row.key],
+            }
+        )
+    return examples
