@@ -144,15 +144,15 @@ def test_any_text_is_judged(text):
 def test_continuations_equal_one_forward_each(blank, tokenizer):
     """Batched and padded against one pair at a time on full logits."""
     pairs = [("What is", " the capital of Peru"), ("A", " b"), ("Who was born in Rome", ", then?")]
-    got = continuation_logps(blank, tokenizer, pairs, options=DataArgs(join=""), batch_size=3)
+    got = continuation_logps(blank, tokenizer, pairs, options=DataArgs(join=""))
     for (prompt, answer), logps in zip(pairs, got, strict=True):
         head, tail = tokenizer(prompt)["input_ids"], tokenizer(answer)["input_ids"]
         logits = blank(torch.tensor([head + tail])).logits[0].detach().double().log_softmax(-1)
         expected = [float(logits[len(head) + i - 1, t]) for i, t in enumerate(tail)]
         np.testing.assert_allclose(logps, expected, atol=1e-5)
-    for size in (1, 2):
+    for size in (1, 16):
         other = continuation_logps(
-            blank, tokenizer, pairs, options=DataArgs(join=""), batch_size=size
+            blank, tokenizer, pairs, options=DataArgs(join=""), batch_tokens=size
         )
         for a, b in zip(got, other, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)

@@ -177,6 +177,7 @@ def score_generic(
         items: Default: `builtin_items`.
         options: How a question becomes a prompt (``template``, ``chat_template``, ``join``);
             default: the raw question, as in the forget set.
+        batch_size: Prompts that are generated from at once.
         generate: Leave False to save time; then ``generation`` is None.
         with_text: Keep what was generated.
 
@@ -189,9 +190,7 @@ def score_generic(
         raise UnlearnError("there are no questions to ask; give at least one.")
     options = options or DataArgs()
     pairs = [(item.question, option) for item in items for option in item.options]
-    logps = iter(
-        continuation_logps(model, tokenizer, pairs, options=options, batch_size=batch_size)
-    )
+    logps = iter(continuation_logps(model, tokenizer, pairs, options=options))
     rows: list[dict[str, Any]] = []
     for item in items:
         means = np.array([next(logps).mean() for _ in item.options])
