@@ -145,11 +145,16 @@ def test_the_same_seed_gives_the_same_adapter_start(stage, straight):
     ],
 )
 def test_accumulation_equals_one_big_batch(stage, unlearn):
-    """4 pairs at once against 4 times 1: rows of unequal length, entries limited to a kind."""
-    base = config(stage, "x")["unlearn"] | unlearn
-    one = train(stage, "big", unlearn=base, micro_batch_size=4)
-    cut = train(stage, "cut", unlearn=base, micro_batch_size=1, gradient_accumulation_steps=4)
-    assert_same(one, cut, atol=2e-5)
+    """4 pairs at once against 4 times 1: rows of unequal length, entries limited to a kind. With
+    SGD, since Adam divides tiny gradients by their size and so shows float32 rounding."""
+    base = {"unlearn": config(stage, "x")["unlearn"] | unlearn}
+    base |= {"optimizer": "sgd", "learning_rate": 0.1}
+    one = train(stage, "big", **base, micro_batch_size=4)
+    cut = train(stage, "cut", **base, micro_batch_size=1, gradient_accumulation_steps=4)
+    start = train(stage, "none", **base | {"learning_rate": 1e-12}, max_steps=1)
+    assert_same(one, cut, atol=1e-6)
+    moved = max((adapter(one)[n] - w).abs().max().item() for n, w in adapter(start).items())
+    assert moved > 1e-3
 
 
 def test_cached_reference_gives_the_same_run(stage, straight):
