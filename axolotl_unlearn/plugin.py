@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axolotl.integrations.base import BasePlugin
@@ -50,6 +51,15 @@ class UnlearnPlugin(BasePlugin):
         # A fresh LoRA (and `reinit_weights`) is drawn from the global generator, which Axolotl
         # does not seed; both parents of a factor-wise merge must start from the same draw.
         set_seed(cfg.seed if cfg.seed is not None else 42)
+
+    def post_train(self, cfg: DictDefault, model: Any) -> None:
+        """Record the base by content, so that a merge of models from other bases is refused."""
+        from axolotl.utils.distributed import is_main_process
+
+        if _trains(cfg) and is_main_process() and Path(cfg.base_model).is_dir():
+            from axolotl_unlearn.merging import record_base
+
+            record_base(cfg.output_dir, cfg.base_model)
 
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:
         if preprocess or not _trains(cfg):

@@ -172,6 +172,14 @@ def test_starting_adapter_is_its_own_reference(stage, straight):
     assert first["kl"] == pytest.approx(0, abs=1e-5)
 
 
+def test_the_base_is_recorded_for_the_merge(stage, straight):
+    """By content: sha256 over the weights of the folder it was trained from."""
+    from axolotl_unlearn.merging.checks import RECORD
+
+    record = json.loads((straight / RECORD).read_text())
+    assert record["base"] == str(stage / "base") and len(record["sha256"]) == 64
+
+
 def test_full_fine_tuning(stage):
     """No adapter: the reference is a copy of the start, and the weights move."""
     changes = {"adapter": None, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 6}
