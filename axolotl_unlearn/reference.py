@@ -10,14 +10,19 @@ starting adapter. Two sources give it without a second model in memory:
 Either remembers the log-probs of labels it has computed: the reference never changes, so a row is
 computed once. Only distribution objectives (KL) need a reference forward in later epochs, and with
 ``cached`` not even they: the reference's hidden states are kept, from which the exact distribution
-follows through the head (hidden_size numbers a position instead of the vocabulary).
+follows through the head (hidden_size numbers a position instead of the vocabulary, and no error as
+with the k most likely tokens).
+
+`precompute` does all of that before training and keeps it in a folder named by the weights' hash.
+Afterwards full fine-tuning needs no copy of the weights, apart from a trained head's for KL.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -36,17 +41,37 @@ from axolotl_unlearn.scoring import (
     run_to_head,
     targets,
 )
+from axolotl_unlearn.store import RowStore, weights_digest
 
 
 class Reference:
     """Base: remembers label log-probs (and hidden states if asked) by the content of a row."""
 
+    #: Whether the reference is the model without its adapter.
+    without_adapter = False
+
     def __init__(self, plan: ChunkPlan = DEFAULT_PLAN, remember_hidden: bool = False) -> None:
         self.plan = plan
         self.remember_hidden = remember_hidden
         self.forwards = 0  # reference forwards so far, for tests and the log
-        self._logp: dict[bytes, Tensor] = {}
-        self._hidden: dict[bytes, Tensor] = {}
+        self.complete = False  # after `release`, when nothing more can be computed
+        self._logp: MutableMapping[bytes, Tensor] | RowStore = {}
+        self._hidden: MutableMapping[bytes, Tensor] | RowStore = {}
+
+    def keep_in(self, folder: Path, part: int = 0) -> None:
+        """Remember in files of this folder instead of in memory, and know what they hold."""
+        self._logp = RowStore(folder, "logp", part)
+        self._hidden = RowStore(folder, "hidden", part)
+
+    def refresh(self) -> None:
+        """Flush this process's files and read those of all."""
+        for store in (self._logp, self._hidden):
+            if isinstance(store, RowStore):
+                store.refresh()
+
+    def release(self, model: nn.Module, keep_head: bool) -> None:
+        """Give up the means to compute more; a row that is not known is an error from now on."""
+        self.complete = True
 
     @contextmanager
     def active(self, model: nn.Module) -> Iterator[None]:
@@ -79,17 +104,25 @@ class Reference:
             the order of ``distribution_mask.nonzero()``.
         """
         keys = _row_keys(batch)
-        wants_hidden = distribution_mask.any(-1)
+        hidden_keys = _row_keys(batch, distribution_mask)
+        wants_logp, wants_hidden = label_rows.tolist(), distribution_mask.any(-1).tolist()
         todo = torch.tensor(
             [
-                bool(label_rows[i])
-                and key not in self._logp
-                or bool(wants_hidden[i])
-                and key not in self._hidden
-                for i, key in enumerate(keys)
+                wants_logp[i]
+                and keys[i] not in self._logp
+                or wants_hidden[i]
+                and hidden_keys[i] not in self._hidden
+                for i in range(len(keys))
             ],
             dtype=torch.bool,
         )
+        if self.complete and todo.any():
+            raise UnlearnError(
+                f"the reference has not seen {int(todo.sum())} rows of this batch: with "
+                "`unlearn.reference: cached` all rows must be in `datasets:` or `test_datasets:`."
+            )
+        if not self.complete and _is_sharded(unwrapped) and _anyone(todo.any(), batch):
+            todo[0] |= not todo.any()  # a forward gathers weights, so all processes take part
         fresh_hidden: dict[bytes, Tensor] = {}
         if todo.any():
             index = todo.nonzero()[:, 0].to(batch["input_ids"].device)
@@ -98,7 +131,8 @@ class Reference:
                 k: batch[k][index][:, :length] for k in ("input_ids", "attention_mask", "labels")
             }
             self._forward(
-                model, unwrapped, part, [keys[i] for i in index.tolist()],
+                _callable(model), unwrapped, part,
+                [(keys[i], hidden_keys[i]) for i in index.tolist()],
                 label_rows[index], distribution_mask[index][:, :length], fresh_hidden,
             )  # fmt: skip
         logp = torch.zeros(batch["labels"].shape, device=batch["input_ids"].device)
@@ -106,8 +140,9 @@ class Reference:
         for i in label_rows.nonzero()[:, 0].tolist():
             logp[i, where[i]] = self._logp[keys[i]].to(logp.device)
         hidden = [
-            (fresh_hidden.get(keys[i]) if keys[i] in fresh_hidden else self._hidden[keys[i]])
-            for i in wants_hidden.nonzero()[:, 0].tolist()
+            fresh_hidden[key] if key in fresh_hidden else self._hidden[key]
+            for key, wanted in zip(hidden_keys, wants_hidden, strict=True)
+            if wanted
         ]
         packed = torch.cat([h.to(logp.device) for h in hidden]) if hidden else logp.new_zeros(0)
         return logp, packed
@@ -141,13 +176,13 @@ class Reference:
         finally:
             unwrapped.train(was_training)
         counts = labels.sum(-1).tolist()
-        for key, wanted, logp in zip(
+        for (key, _), wanted, logp in zip(
             keys, label_rows.tolist(), grabbed["logp"].split(counts), strict=True
         ):
             if wanted:
                 self._logp[key] = logp.cpu()
         pieces = grabbed["distributions"].split(mask.sum(-1).tolist())
-        for key, hidden in zip(keys, pieces, strict=True):
+        for (_, key), hidden in zip(keys, pieces, strict=True):
             if len(hidden):
                 fresh_hidden[key] = hidden
                 if self.remember_hidden:
@@ -156,6 +191,8 @@ class Reference:
 
 class AdapterOff(Reference):
     """The base model under a LoRA adapter that started fresh."""
+
+    without_adapter = True
 
     @contextmanager
     def active(self, model: nn.Module) -> Iterator[None]:
@@ -179,18 +216,33 @@ class FrozenCopy(Reference):
     """
 
     def __init__(
-        self, model: nn.Module, plan: ChunkPlan = DEFAULT_PLAN, remember_hidden: bool = False
+        self,
+        model: nn.Module,
+        plan: ChunkPlan = DEFAULT_PLAN,
+        remember_hidden: bool = False,
+        copy: bool = True,
     ) -> None:
+        """``copy=False``: `precompute` and `release` follow before any weight has moved."""
         super().__init__(plan, remember_hidden)
-        self._frozen = {
-            name: parameter.detach().clone()
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
-        if not self._frozen:
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not trained:
             raise UnlearnError(
                 "no parameter is trained; check `adapter:` and `unfrozen_parameters`."
             )
+        self._frozen = {n: p.detach().clone() for n, p in trained.items()} if copy else {}
+
+    def release(self, model: nn.Module, keep_head: bool) -> None:
+        """Drop the copy; of a trained head keep one, from which distributions are formed."""
+        super().release(model, keep_head)
+        if not keep_head:
+            self._frozen = {}
+            return
+        head = {id(parameter) for parameter in output_head(model).parameters()}
+        self._frozen = {
+            name: self._frozen.get(name, parameter.detach().clone())
+            for name, parameter in model.named_parameters()
+            if id(parameter) in head and parameter.requires_grad
+        }
 
     @contextmanager
     def active(self, model: nn.Module) -> Iterator[None]:
@@ -219,17 +271,40 @@ class FrozenCopy(Reference):
         return lambda hidden: F.linear(hidden, weight.to(hidden.dtype), bias)
 
 
-def _row_keys(batch: dict[str, Tensor]) -> list[bytes]:
-    """A key for each row from its tokens and labels, independent of padding."""
-    ids, labels = batch["input_ids"].cpu(), batch["labels"].cpu()
+def _row_keys(batch: dict[str, Tensor], mask: Tensor | None = None) -> list[bytes]:
+    """A key for each row from its tokens, labels and ``mask``, independent of padding."""
     real = batch["attention_mask"].bool().cpu()
+    parts = [batch["input_ids"].cpu(), batch["labels"].cpu()]
+    if mask is not None:
+        parts.append(mask.cpu())
     return [
         hashlib.blake2b(
-            ids[i, real[i]].numpy().tobytes() + b"|" + labels[i, real[i]].numpy().tobytes(),
-            digest_size=16,
+            b"|".join(part[i, real[i]].numpy().tobytes() for part in parts), digest_size=16
         ).digest()
-        for i in range(len(ids))
+        for i in range(len(real))
     ]
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether a forward gathers weights from other processes (FSDP, ZeRO-3)."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    return any(hasattr(p, "ds_id") or hasattr(p, "placements") for p in model.parameters()) or any(
+        type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
+    )
+
+
+def _anyone(mine: Tensor, batch: dict[str, Tensor]) -> bool:
+    flag = mine.to(batch["input_ids"].device, torch.float32)
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+    return bool(flag)
+
+
+def _callable(model: nn.Module) -> nn.Module:
+    """The model to call without a gradient: DDP's own forward would synchronise buffers, and not
+    every process computes a reference at the same time."""
+    is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+    return model.module if is_ddp else model
 
 
 def needs_reference(entries: Sequence[Entry]) -> bool:
@@ -237,14 +312,83 @@ def needs_reference(entries: Sequence[Entry]) -> bool:
     return any(entry.objective.reference for entry in entries)
 
 
+def wanted(entries: Sequence[Entry], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """What the entries ask the reference: ``[R]`` rows (label log-probs), ``[R, T]`` positions
+    (distributions)."""
+    rows = torch.zeros_like(batch["role"], dtype=torch.bool)
+    mask = torch.zeros_like(batch["labels"], dtype=torch.bool)
+    compares = any(entry.sees_distributions and entry.objective.reference for entry in entries)
+    for entry in entries:
+        if entry.sees_distributions:
+            # All of them, as the engine asks the reference for the union of what entries see.
+            if compares:
+                mask |= entry.positions(batch)
+        elif entry.objective.reference:
+            rows |= entry.rows(batch)
+    return rows, mask
+
+
+def precompute(
+    reference: Reference,
+    model: nn.Module,
+    batches: Iterable[dict[str, Tensor]],
+    entries: Sequence[Entry],
+    folder: Path,
+    *,
+    unwrapped: nn.Module | None = None,
+    precision: str = "float32",
+    part: int = 0,
+    total: int | None = None,
+    progress: bool = True,
+) -> int:
+    """Compute and store what ``entries`` will ask, before training; what is stored is kept.
+
+    The folder gets a subfolder named by a hash of the weights, config and precision; in it, rows
+    are found by a hash of their tokens, labels and positions, so other weights, data, template or
+    tokenizer can never meet these numbers. An interrupted run goes on where it stopped.
+
+    Args:
+        model: at its starting weights. ``unwrapped``: the bare (PEFT) model.
+        batches: collated batches of all rows (or of this process's share), see `step_loss`.
+        precision: name of the precision of the forward (autocast is the caller's).
+        part: number of this process.
+        total: number of batches, for the progress bar.
+
+    Returns:
+        Number of forwards it took.
+    """
+    from rich.progress import Progress
+
+    unwrapped = model if unwrapped is None else unwrapped
+    digest = weights_digest(unwrapped, without_adapter=reference.without_adapter, also=precision)
+    reference.remember_hidden = True
+    reference.keep_in(Path(folder) / digest, part)
+    before = reference.forwards
+    with Progress(disable=not progress, transient=True) as bar:
+        task = bar.add_task("reference", total=total)
+        for batch in batches:
+            rows, mask = wanted(entries, batch)
+            if rows.any() or mask.any():
+                reference.look_up(model, unwrapped, batch, label_rows=rows, distribution_mask=mask)
+            bar.advance(task)
+    reference.refresh()
+    return reference.forwards - before
+
+
 def make_reference(
-    mode: str, model: nn.Module, *, starting_adapter: bool, plan: ChunkPlan
+    mode: str,
+    model: nn.Module,
+    *,
+    starting_adapter: bool,
+    plan: ChunkPlan,
+    will_precompute: bool = False,
 ) -> Reference:
     """Take the reference from the model as it stands now (call before any resume).
 
     Args:
         mode: ``auto``, ``adapter_off``, ``frozen_copy`` or ``cached``.
         starting_adapter: whether the adapter was loaded from ``lora_model_dir``.
+        will_precompute: `precompute` comes before the first training step, so nothing is copied.
 
     Raises:
         UnlearnError: If the adapter cannot simply be switched off.
@@ -260,4 +404,4 @@ def make_reference(
     remember = mode == "cached"
     if fresh_adapter and mode != "frozen_copy":
         return AdapterOff(plan, remember)
-    return FrozenCopy(model, plan, remember)
+    return FrozenCopy(model, plan, remember, copy=not (remember and will_precompute))

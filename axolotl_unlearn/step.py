@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.head import finished
-from axolotl_unlearn.reference import Reference
+from axolotl_unlearn.reference import Reference, wanted
 from axolotl_unlearn.scoring import (
     DEFAULT_PLAN,
     IGNORE,
@@ -100,21 +100,11 @@ def step_loss(
 def _reference_side(model, unwrapped, batch, entries, reference):
     if reference is None:
         return None, None, None
-    label_rows = torch.zeros_like(batch["role"], dtype=torch.bool)
-    mask = torch.zeros_like(batch["labels"], dtype=torch.bool)
-    compares = False
-    for entry in entries:
-        if entry.sees_distributions:
-            mask |= entry.positions(batch)
-            compares |= entry.objective.reference
-        elif entry.objective.reference:
-            label_rows |= entry.rows(batch)
-    if not compares:
-        mask = torch.zeros_like(mask)
+    label_rows, mask = wanted(entries, batch)
     logp, hidden = reference.look_up(
         model, unwrapped, batch, label_rows=label_rows, distribution_mask=mask
     )
-    if not compares or not mask.any():
+    if not mask.any():
         return logp, None, None
     return logp, hidden, finished(reference.head(unwrapped), unwrapped)
 

@@ -1,0 +1,205 @@
+"""The precomputed reference: on disk, resumable, never stale, and without a second model."""
+
+from __future__ import annotations
+
+import copy
+
+import plain
+import pytest
+import torch
+from conftest import random_batch, tiny_llama, with_lora
+from torch.testing import assert_close
+
+from axolotl_unlearn.args import ObjectiveArgs
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.reference import FrozenCopy, make_reference, precompute
+from axolotl_unlearn.scoring import ChunkPlan, make_entries
+from axolotl_unlearn.step import step_loss
+from axolotl_unlearn.store import RowStore, weights_digest
+
+CONFIGS = (
+    ("forget", {"objective": "npo", "weight": 0.4}),
+    ("retain", {"objective": "nll", "weight": 0.4}),
+    ("retain", {"objective": "kl", "weight": 0.2}),
+)
+
+
+def entries_for(*pairs):
+    return make_entries([(side, ObjectiveArgs(**config)) for side, config in pairs])
+
+
+def move(model, seed=0):
+    """As after some training steps."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.02 * torch.randn_like(parameter))
+
+
+def expected_loss(model, start, batch):
+    return (
+        0.4 * plain.npo(model, start, batch, [0, 1, 2], 0.1, "sum")
+        + 0.4 * plain.nll(model, batch, [3, 4])
+        + 0.2 * plain.kl(model, start, batch, [3, 4], "reverse", "answer")
+    )
+
+
+def cached(model, starting_adapter=False):
+    return make_reference(
+        "cached", model, starting_adapter=starting_adapter, plan=ChunkPlan(), will_precompute=True
+    )
+
+
+@pytest.mark.parametrize("kind", ["fresh adapter", "starting adapter", "full", "full, tied head"])
+@pytest.mark.parametrize("training", ["plain", "dropout", "checkpointing"])
+def test_precomputed_reference_gives_the_loss_of_a_second_model(kind, training, tmp_path):
+    """Precompute, train on, resume in a new process (a new object): always the start model's."""
+    model = tiny_llama(seed=1, tie="tied" in kind).double()
+    if "adapter" in kind:
+        dropout = 0.5 if training == "dropout" else 0.0
+        model = with_lora(model, dropout=dropout, trained=kind == "starting adapter").double()
+    if training == "checkpointing":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    start = copy.deepcopy(model).eval()
+    entries, batch = entries_for(*CONFIGS), random_batch(seed=3)
+    for run in range(2):
+        reference = cached(model, kind == "starting adapter")
+        forwards = precompute(reference, model, [batch], entries, tmp_path, progress=False)
+        assert forwards == (1 if run == 0 else 0)
+        reference.release(model, keep_head=True)
+        trained = copy.deepcopy(model)
+        move(trained)
+        if kind.startswith("full"):  # the head's own copy is the only one
+            assert len(reference._frozen) == 1
+        else:
+            assert not getattr(reference, "_frozen", {})
+        trained.eval()  # the oracle cannot repeat dropout; the reference never has any
+        got = step_loss(trained, batch, entries, reference=reference)
+        want = expected_loss(trained, start, batch)
+        assert_close(got.total.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_are_not_stored_are_an_error_once_released(tmp_path):
+    model, entries = tiny_llama(seed=1), entries_for(*CONFIGS)
+    reference = cached(model)
+    precompute(reference, model, [random_batch(seed=3)], entries, tmp_path, progress=False)
+    reference.release(model, keep_head=True)
+    with pytest.raises(UnlearnError, match="has not seen"):
+        step_loss(model, random_batch(seed=4), entries, reference=reference)
+
+
+def test_without_kl_nothing_is_kept_in_memory(tmp_path):
+    model, batch = tiny_llama(seed=1), random_batch(seed=3)
+    reference = cached(model)
+    assert isinstance(reference, FrozenCopy) and not reference._frozen
+    entries = entries_for(*CONFIGS[:2])
+    precompute(reference, model, [batch], entries, tmp_path, progress=False)
+    reference.release(model, keep_head=False)
+    assert not reference._frozen and len(reference._hidden) == 0
+    assert torch.isfinite(step_loss(model, batch, entries, reference=reference).total)
+
+
+def test_interrupted_precomputation_goes_on(tmp_path):
+    """Of three batches two are done; the index of the second is cut in the middle of a record."""
+    model, entries = tiny_llama(seed=1), entries_for(*CONFIGS)
+    batches = [random_batch(seed=s) for s in range(3)]
+    assert precompute(cached(model), model, batches[:2], entries, tmp_path, progress=False) == 2
+    (index,) = tmp_path.glob("*/logp-0.index")
+    index.write_bytes(index.read_bytes()[:-3])
+    reference = cached(model)
+    assert precompute(reference, model, batches, entries, tmp_path, progress=False) == 2
+    again = cached(model)
+    assert precompute(again, model, batches, entries, tmp_path, progress=False) == 0
+    for key in reference._logp:
+        assert_close(again._logp[key], reference._logp[key])
+
+
+@pytest.mark.parametrize(
+    "change", ["weight", "config", "precision", "tokens", "labels", "positions"]
+)
+def test_nothing_stale_is_ever_used(change, tmp_path):
+    """Whatever changes what the reference would say makes it say it again."""
+    model, batch = tiny_llama(seed=1), random_batch(seed=3)
+    entries, precision = entries_for(*CONFIGS), "float32"
+    precompute(cached(model), model, [batch], entries, tmp_path, progress=False)
+    if change == "weight":
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight[0, 0] += 1e-3
+    elif change == "config":
+        model.config.rms_norm_eps = 1e-3
+    elif change == "precision":
+        precision = "bf16"
+    elif change == "tokens":
+        batch["input_ids"][3, 0] += 1
+    elif change == "labels":
+        batch["labels"][3, : int(batch["attention_mask"][3].sum())] = batch["input_ids"][
+            3, : int(batch["attention_mask"][3].sum())
+        ]
+    else:
+        entries = entries_for(*CONFIGS[:2], ("retain", {"objective": "kl", "positions": "all"}))
+    reference = cached(model)
+    assert (
+        precompute(
+            reference, model, [batch], entries, tmp_path, precision=precision, progress=False
+        )
+        == 1
+    )
+
+
+def test_two_processes_share_the_work(tmp_path):
+    """Each computes every second batch into files of its own; both read all."""
+    model, entries = tiny_llama(seed=1), entries_for(*CONFIGS)
+    batches = [random_batch(seed=s) for s in range(4)]
+    parts = [cached(model), cached(model)]
+    for number, reference in enumerate(parts):
+        precompute(
+            reference, model, batches[number::2], entries, tmp_path, part=number, progress=False
+        )
+    for reference in parts:
+        reference.refresh()
+        reference.release(model, keep_head=True)
+        for batch in batches:
+            step_loss(model, batch, entries, reference=reference)
+    assert parts[0].forwards == parts[1].forwards == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_store_returns_what_was_put_in(dtype, tmp_path):
+    store = RowStore(tmp_path, "hidden")
+    values = {bytes([i]) * 16: torch.randn(i, 5).to(dtype) for i in range(1, 6)}
+    for key, value in values.items():
+        store[key] = value
+    store.close()
+    again = RowStore(tmp_path, "hidden", part=1)
+    assert set(again) == set(values)
+    for key, value in values.items():
+        assert_close(again[key], value)
+        assert_close(store[key], value)
+
+
+def test_damaged_store_is_an_error(tmp_path):
+    store = RowStore(tmp_path, "logp")
+    store[b"k" * 16] = torch.arange(4.0)
+    store.close()
+    data = tmp_path / "logp-0.bin"
+    raw = bytearray(data.read_bytes())
+    raw[5] ^= 1
+    data.write_bytes(raw)
+    with pytest.raises(UnlearnError, match="damaged"):
+        RowStore(tmp_path, "logp")[b"k" * 16]
+
+
+def test_digest_of_a_fresh_adapter_is_that_of_its_base():
+    """The adapter is off in the reference, so its (unseeded) start does not matter."""
+    digests = {
+        seed: weights_digest(with_lora(tiny_llama(seed=1), seed=seed), without_adapter=True)
+        for seed in (0, 1)
+    }
+    assert digests[0] == digests[1]
+    with_adapter = {
+        weights_digest(with_lora(tiny_llama(seed=1), seed=seed), without_adapter=False)
+        for seed in (0, 1)
+    }
+    assert len(with_adapter) == 2
