@@ -175,6 +175,11 @@ class UnlearnArgs(Strict):
         description="positions per chunk of the LM head; default: as many as fit chunk_mib",
     )
     chunk_mib: int = Field(256, gt=0, description="memory for one chunk of float32 logits")
+    padding_free: bool = Field(
+        True,
+        description="lay rows end to end instead of padding them, where the model is found to "
+        "keep them apart and it saves computation",
+    )
     demo_data: str | None = Field(
         None, description="make the embedded demo data in this folder if it is not there"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 from axolotl_unlearn.args import UnlearnArgs
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.reference import make_reference, needs_reference
+from axolotl_unlearn.packing import refuse_packing
+from axolotl_unlearn.reference import make_reference, needs_reference, precompute
 from axolotl_unlearn.scoring import ROLES, ChunkPlan, Entry, make_entries
 from axolotl_unlearn.step import step_loss, unit_counts
 
@@ -40,6 +42,8 @@ class UnlearnTrainer(AxolotlTrainer):
         if not self.entries:
             raise UnlearnError("`unlearn:` names no objective; add `forget:` and `retain:`.")
         self.chunk_plan = ChunkPlan(self.unlearn_args.chunk_positions, self.unlearn_args.chunk_mib)
+        if not self.unlearn_args.padding_free:
+            refuse_packing(self.accelerator.unwrap_model(self.model))
         # Now, not at the first step: on resume the weights are no longer those of the start.
         self.reference = (
             make_reference(
@@ -47,6 +51,7 @@ class UnlearnTrainer(AxolotlTrainer):
                 self.model,
                 starting_adapter=self.starting_adapter,
                 plan=self.chunk_plan,
+                will_precompute=self._precomputes(),
             )
             if needs_reference(self.entries)
             else None
@@ -56,6 +61,51 @@ class UnlearnTrainer(AxolotlTrainer):
             "train": defaultdict(lambda: [0.0, 0.0]),
             "eval": defaultdict(lambda: [0.0, 0.0]),
         }
+
+    # -- reference ---------------------------------------------------------------------------
+
+    def _precomputes(self) -> bool:
+        """Sharded models cannot run before training; there, rows are remembered as they come."""
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        return self.unlearn_args.reference == "cached" and not sharded
+
+    def train(self, *args: Any, **kwargs: Any):
+        """With ``reference: cached``, ask the reference about all rows before a weight moves."""
+        if self.reference is not None and self._precomputes():
+            self._precompute()
+        return super().train(*args, **kwargs)
+
+    def _precompute(self) -> None:
+        sets = [self.train_dataset]
+        if self.eval_dataset is not None:
+            several = isinstance(self.eval_dataset, dict)
+            sets += self.eval_dataset.values() if several else [self.eval_dataset]
+        size = max(8, self.args.per_device_train_batch_size)
+        chunks = []
+        for rows in sets:
+            order = sorted(range(len(rows)), key=rows["length"][:].__getitem__)
+            chunks += [(rows, order[i : i + size]) for i in range(0, len(order), size)]
+        mine = chunks[self.args.process_index :: self.args.world_size]
+        loaded = (
+            self._prepare_inputs(self.data_collator([rows[i] for i in chosen]))
+            for rows, chosen in mine
+        )
+        with self.accelerator.autocast():
+            precompute(
+                self.reference,
+                self.model,
+                loaded,
+                self.entries,
+                Path(self.args.output_dir) / "reference",
+                precision=f"{self.accelerator.mixed_precision} {self.args.device.type}",
+                part=self.args.process_index,
+                total=len(mine),
+                progress=self.args.process_index == 0,
+            )
+        self.accelerator.wait_for_everyone()
+        self.reference.refresh()
+        compares = any(e.sees_distributions and e.objective.reference for e in self.entries)
+        self.reference.release(self.model, keep_head=compares)
 
     # -- pairs -------------------------------------------------------------------------------
 
