@@ -145,12 +145,14 @@ def test_missing_cells_are_said_and_not_drawn_as_zero(tmp_path):
 
 def test_numbers_unknown_to_the_report_are_shown_all_the_same(tmp_path):
     results = make_results(("original", "merged"))
+    results["notes"] = ["no rows for task 3"]
     results["models"][1]["collapse"]["distinct_2"] = 0.8125
     results["models"][1]["answers"] = {"capital": {"share": 0.53125}}
     page = write_report(results, tmp_path / "r.html").read_text()
     assert '<th scope="row">collapse.distinct_2</th><td>n/a</td><td>0.812</td>' in page
     assert '<th scope="row">answers.capital.share</th><td>n/a</td><td>0.531</td>' in page
     assert '<th scope="row">gate' not in page
+    assert "<li>no rows for task 3</li>" in page
 
 
 def lab_of_two_sets(shift):
@@ -224,6 +226,30 @@ def test_command_finds_logs_beside_the_models_and_prints_table_and_path(tmp_path
     assert len(re.findall("Total loss over step: ([a-z]+) from", page)) == 1
 
 
+def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
+    """Written by the attack's own `figures_row` and `save`: 3 of 4 rows recalled after 10 steps,
+    1 before, so the gain is .5."""
+    from axolotl_unlearn.attacks.probes import Scores
+    from axolotl_unlearn.attacks.results import curve, figures_row, save
+
+    ids = [f"row{i}" for i in range(4)]
+
+    def scores(recalled):
+        return Scores(ids=ids, documents=ids, recalled=recalled, probability=recalled)
+
+    before, after = scores([1.0, 0, 0, 0]), scores([1.0, 1, 1, 0])
+    rows = [figures_row("0 steps", 0, before, before), figures_row("10 steps", 10, after, before)]
+    result = {"attack": "relearn", "title": "Relearning", "model": "merged", "rows": rows}
+    save(tmp_path / "a", result, [curve("relearn", "merged", "step", rows, "recalled")])
+    folder = tmp_path / "eval"
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(make_results(("original", "merged"))))
+    outcome = run(folder, "--attacks", tmp_path / "a")
+    assert outcome.exit_code == 0, outcome.output
+    page = (folder / "report.html").read_text()
+    assert "relearn on merged" in page and "+0.500" in page and 'data-plot="attack"' in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -231,6 +257,7 @@ def test_command_finds_logs_beside_the_models_and_prints_table_and_path(tmp_path
         (["{folder}/broken", "--log", "over"], "NAME=PATH"),
         (["{folder}/broken", "--log", "over={folder}"], "no trainer_state.json"),
         (["{folder}/broken", "--config", "{folder}/none.yml"], "does not exist"),
+        (["{folder}/broken", "--attacks", "{folder}"], "no attacks.json there"),
         (["{folder}/schema"], "schema 2"),
     ],
 )

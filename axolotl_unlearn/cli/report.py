@@ -25,8 +25,17 @@ import click
     type=click.Path(path_type=Path),
     help="A config to print in the page; may be repeated.",
 )
+@click.option(
+    "--attacks",
+    type=click.Path(path_type=Path),
+    help="Folder of `axolotl unlearn attack` [FOLDER].",
+)
 def command(
-    folder: Path, out: Path | None, logs: tuple[str, ...], configs: tuple[Path, ...]
+    folder: Path,
+    out: Path | None,
+    logs: tuple[str, ...],
+    configs: tuple[Path, ...],
+    attacks: Path | None,
 ) -> None:
     """Write the HTML report of an evaluation and print its table.
 
@@ -35,6 +44,7 @@ def command(
     \b
     Example:
       axolotl unlearn report out/eval
+      axolotl unlearn report out/eval --attacks out/attacks
       axolotl unlearn report out/eval --log over=out/over --config examples/npo_over.yml
     """
     from rich.console import Console
@@ -42,7 +52,7 @@ def command(
     from axolotl_unlearn.report import find_inputs, load_results, table, write_report
 
     results = load_results(folder)
-    inputs = find_inputs(results, folder, logs=logs, configs=configs)
+    inputs = find_inputs(results, folder, logs=logs, configs=configs, attacks=attacks)
     out = out or (folder if folder.is_dir() else folder.parent) / "report.html"
     page = write_report(results, out, **inputs)
     console = Console()

@@ -18,13 +18,15 @@ def find_inputs(
     *,
     logs: Iterable[str] = (),
     configs: Iterable[str | Path] = (),
+    attacks: str | Path | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments for `write_report`, found beside the models and the results.
 
     Training logs of all but the original and the retrained model: the newest
     trainer_state.json in the model's folder or its checkpoints, or in the run it lies in (a merged
-    adapter is saved inside its run). In the results' folder: trajectory.json, attacks.json,
-    depth.json. `logs` are NAME=PATH and come first.
+    adapter is saved inside its run). In the results' folder: trajectory.json, depth.json, and
+    attacks.json with one file an attack (or in the folder `attacks`). `logs` are NAME=PATH and come
+    first.
     """
     home = Path(folder)
     home = home if home.is_dir() else home.parent
@@ -46,9 +48,17 @@ def find_inputs(
             found[model["name"]] = log
             used.add(log)
     extras: dict[str, Any] = {}
-    for name in ("attacks", "depth"):
-        if (home / f"{name}.json").is_file():
-            extras[name] = _json(home / f"{name}.json")
+    if (home / "depth.json").is_file():
+        extras["depth"] = _json(home / "depth.json")
+    place = Path(attacks) if attacks else home
+    if (place / "attacks.json").is_file():
+        extras["attacks"] = _json(place / "attacks.json")
+        extras["attack_sentences"] = _attack_sentences(place)
+    elif attacks:
+        raise UnlearnError(
+            f"--attacks {place}: no attacks.json there; `axolotl unlearn attack ... --out {place}` "
+            "makes it."
+        )
     texts = {}
     for path in map(Path, configs):
         if not path.is_file():
@@ -60,6 +70,18 @@ def find_inputs(
     if (home / "trajectory.json").is_file():
         trajectory = _json(home / "trajectory.json")
     return {"training_logs": found, "trajectory": trajectory, "extras": extras}
+
+
+def _attack_sentences(folder: Path) -> dict[str, str]:
+    """What each attack's own file says, by "attack on model"."""
+    from axolotl_unlearn.attacks.results import sentence
+
+    found = {}
+    for path in sorted(folder.glob("*-*.json")):
+        result = _json(path)
+        if isinstance(result, dict) and result.get("rows") and "attack" in result:
+            found[f"{result['attack']} on {result['model']}"] = sentence(result)
+    return found
 
 
 def _json(path: Path) -> Any:

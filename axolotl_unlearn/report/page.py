@@ -60,8 +60,9 @@ def write_report(
         training_logs: run name -> trainer_state.json (path) or its log_history.
         trajectory: `[{"step": s, "scores": {metric: value}, "run": name?}, ...]`, or such a list
             under each run's name.
-        extras: `attacks` (list of curves, see `_attacks`), `depth` (list of curves), `configs`
-            ({file name: text}); whatever else is printed as JSON under "How this was made".
+        extras: `attacks` and `depth` (lists of curves, see `_curves`), `attack_sentences`
+            ({model: text}), `configs` ({file name: text}); whatever else is printed as JSON under
+            "How this was made".
 
     Texts appear only where `results` carries `examples`; this function never reads the data.
     """
@@ -71,7 +72,9 @@ def write_report(
     models = results["models"]
     page = _Page(results)
     page.section("Verdicts", _verdicts(page))
-    page.section("Scores", _warning(results) + _score_table(page), note=_caption(results))
+    page.section(
+        "Scores", _warning(results) + _score_table(page) + _notes(results), note=_caption(results)
+    )
     page.section(
         "Forgotten, kept, recognised",
         _grid(
@@ -158,7 +161,8 @@ def write_report(
     page.section("Scores through training", _trajectory(trajectory, page))
     page.section(
         "Attacks",
-        _curves(extras.pop("attacks", None), "attack", page),
+        _sentences(extras.pop("attack_sentences", None))
+        + _curves(extras.pop("attacks", None), "attack", page),
         note="What comes back when the model is quantised, trained again or prompted otherwise.",
     )
     page.section(
@@ -206,7 +210,8 @@ class _Page:
 
     def html(self) -> str:
         css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-        facts = [f"{len(self.models)} models"]
+        count = len(self.models)
+        facts = [f"{count} model{'s' if count > 1 else ''}"]
         if self.results.get("data_dir"):
             facts.append(f"data {self.results['data_dir']}")
         if self.results.get("created"):
@@ -337,6 +342,12 @@ def _warning(results: Mapping[str, Any]) -> str:
     return f'<p class="banner bad">{escape(text)}</p>' if text else ""
 
 
+def _notes(results: Mapping[str, Any]) -> str:
+    """What the evaluation has to say about these data."""
+    notes = "".join(f"<li>{_words(str(note))}</li>" for note in results.get("notes") or ())
+    return f'<ul class="notes">{notes}</ul>' if notes else ""
+
+
 def _membership(page: _Page) -> str:
     """Attacks against models, then the blind baselines, which are the same for all models."""
     labs = {model["name"]: lab(model) for model in page.models if lab(model)}
@@ -421,7 +432,7 @@ def _value(model: Mapping[str, Any], metric: str) -> float | None:
 _SHOWN = {
     *("name", "model", "role", "cells", "n", "intervals", "examples", "likelihood", "forgetting"),
     *("gate", "seconds", "distance", "config", "settings", "aggregate", "task_aggregate"),
-    *("mia_auc", "mia_score", "utility", "mmlu", "general", "membership"),
+    *("mia_auc", "mia_score", "utility", "mmlu", "general", "membership", "ideal"),
 }
 
 
@@ -453,7 +464,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]
     """Numbers of nested dicts as ("a.b", value), without what `_SHOWN` names on the top level."""
     out: list[tuple[str, float]] = []
     for key, value in values.items():
-        if not prefix and key in _SHOWN:
+        # The fluency of the original's outputs is its own row's; counts are no measurements.
+        if key in (_SHOWN if not prefix else ("reference", "by_group", "n")):
             continue
         if isinstance(value, Mapping):
             out += _flat(value, f"{prefix}{key}.")
@@ -597,6 +609,14 @@ def _trajectory(trajectory: Any, page: _Page) -> str:
     return _grid(*figures)
 
 
+def _sentences(found: Mapping[str, str] | None) -> str:
+    """What each attack showed, under the model's name."""
+    rows = "".join(
+        f"<li><b>{escape(name)}</b>: {_words(text)}</li>" for name, text in (found or {}).items()
+    )
+    return f'<ul class="notes">{rows}</ul>' if rows else ""
+
+
 def _curves(curves: Any, name: str, page: _Page) -> str:
     """Panels from curves `{"title"|"attack", "model", "metric", "x_label", "points"}`.
 
@@ -671,18 +691,20 @@ def _provenance(results: Mapping[str, Any], extras: Mapping[str, Any]) -> str:
     blocks = []
     models = "".join(
         f'<tr><th scope="row">{escape(str(model["name"]))}</th>'
-        f"<td><code>{escape(str(model.get('model', '')))}</code></td>"
+        f"<td class='left'><code>{escape(str(model.get('model', '')))}</code></td>"
         f"<td>{show(model.get('seconds'), 0)} s</td></tr>"
         for model in results["models"]
     )
     blocks.append(
-        '<div class="scroll"><table><thead><tr><th scope="col">Model</th><th scope="col">Weights'
-        f'</th><th scope="col">Evaluated in</th></tr></thead><tbody>{models}</tbody></table></div>'
+        '<div class="scroll"><table><thead><tr><th scope="col">Model</th>'
+        '<th scope="col" class="left">Weights</th>'
+        f'<th scope="col">Evaluated in</th></tr></thead><tbody>{models}</tbody></table></div>'
     )
     facts = {
         key: value
         for key, value in results.items()
-        if key not in ("models", "label", "trajectory", "examples") and value not in (None, {}, [])
+        if key not in ("models", "label", "trajectory", "examples", "notes")
+        and value not in (None, {}, [])
     }
     if facts:
         blocks.append(_details("Data, versions, settings", facts, is_open=True))
