@@ -29,12 +29,24 @@ def test_every_number_of_the_results_is_in_the_table():
     results = make_results()
     lines = printed(results).splitlines()
     for model in results["models"]:
-        line = next(line for line in lines if line.startswith(f"│ {model['name']} "))
+        line = next(line for line in lines if line.startswith(f"  {model['name']} "))
         for metric in ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility"):
             assert f" {model[metric]:.3f} " in line
     text = " ".join(printed(results).split())
     assert "80 members against 160 non-members" in text
     assert "364 forget rows, 364 retain rows" in text  # 24 + 60 + 20 + 100 + 80 + 80
+
+
+def test_nothing_is_cut_at_80_columns():
+    """Every score, and intervals as .xx-.yy, even with all intervals and a long name."""
+    results = make_results()
+    results["models"][1]["name"] = "npo-over-beta-0.03"
+    for model in results["models"]:
+        for metric in ("task_aggregate", "mia_score", "utility"):
+            model["intervals"][metric] = [0.125, 1.0]
+    text = printed(results, width=80)
+    assert "\u2026" not in text and text.count(".12-1.0") == 18
+    assert all(f"{model['utility']:.3f}" in text for model in results["models"])
 
 
 def test_flags_are_red_and_the_best_row_is_bold():
@@ -47,14 +59,14 @@ def test_flags_are_red_and_the_best_row_is_bold():
 
 def test_over_and_under_forgetting_are_named():
     lines = printed(make_results()).splitlines()
-    words = {"over": "over-forgetting", "under": "under-forgetting", "merged": "balanced"}
+    words = {"over": "over-forgets", "under": "under-forgets", "merged": "balanced"}
     for name, word in words.items():
-        assert word in next(line for line in lines if line.startswith(f"│ {name} "))
+        assert word in next(line for line in lines if line.startswith(f"  {name} "))
 
 
 def test_narrow_terminals_and_missing_scores():
     """A model with nothing but a name prints n/a, not 0 and not an error."""
-    text = printed({"models": [{"name": "bare"}]}, width=60)
+    text = printed({"models": [{"name": "bare"}]}, width=70)
     assert text.count("n/a") == 5 and "n not recorded" in " ".join(text.split())
 
 

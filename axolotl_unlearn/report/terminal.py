@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +25,7 @@ from axolotl_unlearn.report.results import (
     sizes_sentence,
 )
 
-FORGETTING_WORDS = {"over": "over-forgetting", "under": "under-forgetting", "balanced": "balanced"}
+FORGETTING_WORDS = {"over": "over-forgets", "under": "under-forgets", "balanced": "balanced"}
 _FORGETTING_STYLE = {"over": "yellow", "under": "yellow", "balanced": "green"}
 
 
@@ -36,11 +37,17 @@ def table(results: Mapping[str, Any] | str | Path) -> Table:
     """
     results = load_results(results)
     winner = best(results)
-    out = Table(title="Unlearning scores", caption=caption(results), caption_justify="left")
-    out.add_column("Model", no_wrap=True)
-    for heading in ("Aggregate", "Task Agg.", "AUC (ideal .5)", "MIA score", "Utility"):
-        out.add_column(heading, justify="right")
-    out.add_column("Reading")
+    out = Table(
+        title="Unlearning scores",
+        box=box.SIMPLE_HEAD,
+        caption=caption(results),
+        caption_justify="left",
+    )
+    # Fits 80 columns with nothing cut: numbers never wrap, names and words do.
+    out.add_column("Model", overflow="fold", min_width=8)
+    for heading in ("Aggregate", "Task\nAgg.", "AUC\n(ideal\n.5)", "MIA\nscore", "Utility"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    out.add_column("Reading", min_width=13)
     for model in results["models"]:
         marks = flags(model)
         style = "red" if marks else "bold" if model["name"] == winner else ""
@@ -67,8 +74,14 @@ def _cell(model: Mapping[str, Any], metric: str, style: str) -> Text:
     text = Text(show(model.get(metric)), style=style)
     around = interval(model, metric)
     if around:
-        text.append(f"\n{around[0]:.2f}-{around[1]:.2f}", style="dim")
+        text.append("\n" + "-".join(map(_short, around)), style="dim")
     return text
+
+
+def _short(value: float) -> str:
+    """.87, 1.0: an end of an interval in three characters."""
+    text = f"{value:.2f}"
+    return text[1:] if text.startswith("0.") else text[:3]
 
 
 def _reading(model: Mapping[str, Any], marks: list[str], is_best: bool) -> Text:
