@@ -137,8 +137,10 @@ from axolotl_unlearn.merging import merge
 start = time.perf_counter()
 options = json.loads(sys.argv[1])
 merge(**options)
+used = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps({"seconds": time.perf_counter() - start,
-                  "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+                  "cpu_seconds": used.ru_utime + used.ru_stime,
+                  "peak_bytes": used.ru_maxrss * 1024}))
 """
 
 
@@ -202,7 +204,7 @@ def run(scratch: Path) -> list[dict]:
         {
             "merge": "delta TIES, two full models, embedding + 1 layer + head (all tensors move)",
             **measured,
-            "seconds_per_billion": round(measured["seconds"] / parameters(1) * 1e9, 1),
+            "cpu_seconds_per_billion": round(measured["cpu_seconds"] / parameters(1) * 1e9, 1),
             "target_bytes": 3 * largest + 2_000_000_000,
         }
     )
@@ -218,22 +220,25 @@ def report(rows: list[dict], facts: dict) -> str:
         f"{facts['cores']} cores; torch {facts['torch']}, mergekit {facts['mergekit']}; "
         f"{facts['date']}.",
         "",
-        "| merge | seconds | peak memory | target |",
-        "|---|---|---|---|",
+        "| merge | seconds | CPU seconds | peak memory | target |",
+        "|---|---|---|---|---|",
     ]
     for row in rows:
         target = f"{row['target_bytes'] / 1e9:.2f} GB"
         if "target_seconds" in row:
             target = f"{row['target_seconds']} s, {target}"
         peak = f"{row['peak_bytes'] / 1e9:.2f} GB"
-        lines.append(f"| {row['merge']} | {row['seconds']:.1f} | {peak} | {target} |")
-    per_billion = next(row["seconds_per_billion"] for row in rows if "seconds_per_billion" in row)
+        times = f"{row['seconds']:.1f} | {row['cpu_seconds']:.1f}"
+        lines.append(f"| {row['merge']} | {times} | {peak} | {target} |")
+    name = "cpu_seconds_per_billion"
+    per_billion = next(row[name] for row in rows if name in row)
     lines += [
         "",
-        f"Delta TIES costs {per_billion:.0f} s a billion weights that move, so a full OLMo-7B "
+        f"Delta TIES costs {per_billion:.0f} CPU s a billion weights that move, so a full OLMo-7B "
         f"(6.9 billion) would take about {6.9 * per_billion / 60:.0f} minutes: an estimate from "
         "one layer, not a run. Reading, checking and writing are included; generating the random "
-        "weights is not. Other work ran on the machine at the same time.",
+        "weights is not. Other work kept the machine busy (load "
+        f"{facts['load']:.1f} on {facts['cores']} cores at the end): judge by CPU seconds.",
         "",
     ]
     return "\n".join(lines)
@@ -251,6 +256,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "torch": version("torch"),
         "mergekit": version("mergekit"),
+        "load": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d"),
     }
     (HERE / "merging.json").write_text(json.dumps({"facts": facts, "rows": rows}, indent=2) + "\n")

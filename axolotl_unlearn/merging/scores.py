@@ -1,0 +1,141 @@
+"""Scores of a resident model: teacher-forced (cheap) and generated (official definitions).
+
+Teacher forcing one forward over prompt and answer gives everything but the free generations, and
+most of it is not even an approximation: an answer is generated exactly when every one of its tokens
+(the end of sequence included) is the most probable one, membership and options are likelihoods
+anyway. Only ROUGE of completions is a proxy: it takes the answer's tokens that are the arg max
+after the true ones before them for what would be generated.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from typing import Any
+
+from torch import nn
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.scorer import Query, score_options, score_queries
+from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.metrics import memorisation, semeval
+
+
+class Scorer:
+    """Scores of models with one tokenizer on one set; everything is tokenised once.
+
+    ``proxy(model)`` and ``full(model)`` return the 12 cells (None without rows), task_aggregate,
+    mia_auc, mia_score, utility, aggregate, and ``forget`` and ``retain``: the harmonic means of
+    either side's cells. High is good in all but mia_auc (.5 is the aim).
+    """
+
+    def __init__(
+        self,
+        sets: EvaluationSets,
+        tokenizer: Any,
+        *,
+        join: str = " ",
+        max_new_tokens: int = 256,
+        batch_size: int = 64,
+        batch_tokens: int = 8192,
+    ):
+        self.sets, self.tokenizer = sets, tokenizer
+        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
+        self.batch_tokens = batch_tokens
+        self.seconds = 0.0
+        eos = tokenizer.eos_token_id
+        if eos is None:
+            raise UnlearnError("The tokenizer has no end-of-sequence token: answers never end.")
+        self.rows = []
+        for row in sets.rows:
+            prompt = tokenizer(row.record.input)["input_ids"]
+            answer = tokenizer(join + row.record.output, add_special_tokens=False)["input_ids"]
+            self.rows.append(Query.of([*prompt, *answer, eos], len(prompt)))
+        self.documents = [Query.of(tokenizer(text)["input_ids"]) for _, _, text in sets.documents]
+
+    def proxy(self, model: nn.Module) -> dict[str, float | None]:
+        """One forward over rows, documents and options."""
+        started = time.perf_counter()
+        model.eval()
+        facts = score_queries(model, self.rows, batch_tokens=self.batch_tokens)
+        values = []
+        for row, query, fact in zip(self.sets.rows, self.rows, facts, strict=True):
+            greedy = [bool(flag) for flag in fact.greedy]
+            if row.record.kind == "question":
+                value = float(all(greedy))
+            else:
+                right = [token for token, hit in zip(query.targets, greedy, strict=True) if hit]
+                text = self.tokenizer.decode(right, skip_special_tokens=True)
+                value = semeval.row_score("completion", text, row.record.output)
+            values.append((row.cell, value))
+        scores = self._scores(values, model)
+        self.seconds = time.perf_counter() - started
+        return scores
+
+    def full(self, model: nn.Module) -> dict[str, float | None]:
+        """With free greedy generation, as the official evaluation has it."""
+        from axolotl_unlearn.evaluation.generate import generate_greedily
+
+        started = time.perf_counter()
+        model.eval()
+        generations = generate_greedily(
+            model,
+            self.tokenizer,
+            [row.record.input for row in self.sets.rows],
+            max_new_tokens=self.max_new_tokens,
+            batch_size=self.batch_size,
+        )
+        values = [
+            (row.cell, semeval.row_score(row.record.kind, generation.text, row.record.output))
+            for row, generation in zip(self.sets.rows, generations, strict=True)
+        ]
+        scores = self._scores(values, model)
+        self.seconds = time.perf_counter() - started
+        return scores
+
+    def losses(self, model: nn.Module) -> dict[str, list[float]]:
+        """Mean loss of each document in nats a token, the first token not scored."""
+        losses: dict[str, list[float]] = defaultdict(list)
+        facts = score_queries(model, self.documents, batch_tokens=self.batch_tokens, loss_only=True)
+        for (side, _, _), fact in zip(self.sets.documents, facts, strict=True):
+            losses[side].append(memorisation.loss(fact))
+        return losses
+
+    def utility(self, model: nn.Module) -> float | None:
+        """Share of questions whose right option has the highest log-probability."""
+        options = self.sets.utility
+        if not options:
+            return None
+        sums = score_options(
+            model,
+            self.tokenizer,
+            [(option.context, option.continuations) for option in options],
+            batch_tokens=self.batch_tokens,
+        )
+        right = [
+            part.index(max(part)) == option.answer
+            for option, part in zip(options, sums, strict=True)
+        ]
+        return sum(right) / len(right)
+
+    def _scores(self, values, model: nn.Module) -> dict[str, float | None]:
+        cells, _ = semeval.cell_values(values)
+        task = semeval.task_aggregate(cells)
+        scores: dict[str, float | None] = {**cells, "task_aggregate": task}
+        auc = mia = None
+        if self.documents:
+            losses = self.losses(model)
+            finite = all(math.isfinite(loss) for side in losses.values() for loss in side)
+            # A model that broke altogether is a bad candidate, not the end of a search.
+            auc = semeval.mia_auc(losses["member"], losses["nonmember"]) if finite else 0.0
+            mia = semeval.mia_score(auc)
+            scores["member_loss"] = math.fsum(losses["member"]) / len(losses["member"])
+            scores["nonmember_loss"] = math.fsum(losses["nonmember"]) / len(losses["nonmember"])
+        scores["mia_auc"], scores["mia_score"] = auc, mia
+        scores["utility"] = self.utility(model)
+        scores["aggregate"] = semeval.aggregate(task, mia, scores["utility"])
+        for side in ("forget", "retain"):
+            names = [name for name in semeval.CELLS if name.startswith(side)]
+            scores[side] = semeval.harmonic_mean(cells[name] for name in names)
+        return scores

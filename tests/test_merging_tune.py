@@ -1,0 +1,329 @@
+"""tune-merge on a tiny OLMo that memorised made-up rows, with two LoRA parents that forget them."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from click.testing import CliRunner
+from eval_model import made_up_rows, train_model, write_folder
+from merging_models import weights
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.sets import load_sets
+from axolotl_unlearn.merging import Recipe
+from axolotl_unlearn.merging.lab import Lab
+from axolotl_unlearn.merging.scores import Scorer
+from axolotl_unlearn.merging.tune import (
+    FIXED,
+    Objective,
+    key_of,
+    starting_points,
+    suggest,
+    tune,
+)
+from axolotl_unlearn.metrics import semeval
+
+NAMES = 8  # documents a task and side; the first half is validation
+
+
+def forget_run(base, folder, rows, *, strength: float, steps: int = 25):
+    """A LoRA run (seed 0) that lowers log p of the forget rows and keeps the retain rows."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    torch.manual_seed(0)
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base),
+        LoraConfig(r=8, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"]),
+    )
+    batches = {}
+    for side in ("forget", "retain"):
+        texts = [f"{row['input']} {row['output']}{tokenizer.eos_token}" for row in rows[side]]
+        batches[side] = tokenizer(texts, return_tensors="pt", padding=True)
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    for _ in range(steps):
+        losses = {}
+        for side, batch in batches.items():
+            labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+            inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+            losses[side] = model(**inputs, labels=labels).loss
+        (losses["retain"] - strength * losses["forget"].clamp(max=4.0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+
+
+def texts_of(rows) -> dict[str, list[str]]:
+    """All forget texts as members; retain texts stand in for non-members."""
+    joined = {k: [f"{r['input']} {r['output']}" for r in given] for k, given in rows.items()}
+    return {"member": joined["forget"], "nonmember": joined["retain"]}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tune")
+    rows = made_up_rows(NAMES)
+    train_model(root / "base", [*rows["forget"], *rows["retain"]], steps=150)
+    for name, strength in (("over", 0.5), ("under", 0.02)):
+        forget_run(root / "base", root / name, rows, strength=strength)
+    for half, first in (("validation", True), ("test", False)):
+        part = {
+            side: [
+                r for r in given if (int(r["id"].split("-")[2].split('"')[0]) < NAMES / 2) == first
+            ]
+            for side, given in rows.items()
+        }
+        write_folder(root / "data" / half, part, texts_of(part), general=4)
+    return root
+
+
+def options(made, **changes):
+    return {
+        "parents": [made / "over", made / "under"],
+        "base": made / "base",
+        "data_dir": made / "data",
+        "trials": 8,
+        "finalists": 2,
+        "max_new_tokens": 24,
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def tuned(made, tmp_path_factory):
+    out = tmp_path_factory.mktemp("result") / "tuned"
+    lines: list[str] = []
+    return out, tune(**options(made), out=out, log=lines.append), lines
+
+
+def test_proxy_is_exact_where_it_claims_to_be(made):
+    """Questions, membership and utility teacher-forced equal the generated evaluation."""
+    from transformers import AutoTokenizer
+
+    lab = Lab(made / "base", [made / "over", made / "under"])
+    sets = load_sets(made / "data/validation")
+    scorer = Scorer(sets, AutoTokenizer.from_pretrained(made / "base"), max_new_tokens=48)
+    model = lab.resident_model()
+    spread = set()
+    torch.manual_seed(0)
+    partly = [  # noise spoils some answers and not others
+        {name: own + size * torch.randn_like(own) for name, own in lab.base_weights.items()}
+        for size in (0.03, 0.06, 0.1, 0.15, 0.2)
+    ]
+    for source in (None, 0, 1, Recipe(), *partly):
+        lab.load(model, source)
+        proxy, full = scorer.proxy(model), scorer.full(model)
+        for name in semeval.CELLS:
+            if name.endswith("knowledge"):
+                assert proxy[name] == full[name], name
+                spread.add(full[name])
+        for name in ("mia_auc", "mia_score", "utility"):
+            assert proxy[name] == full[name]
+        assert full["aggregate"] == pytest.approx(
+            (full["task_aggregate"] + full["mia_score"] + full["utility"]) / 3
+        )
+        retain = [full[name] for name in semeval.CELLS if name.startswith("retain")]
+        expected = 0.0 if min(retain) == 0 else 6 / sum(1 / value for value in retain)
+        assert full["retain"] == pytest.approx(expected)
+    assert len(spread) > 2  # the models do differ
+
+    lab.load(model, None)
+    memorised = scorer.full(model)
+    assert memorised["retain"] == 1.0 and memorised["task_aggregate"] == 0.0
+    assert memorised == {**scorer.proxy(model)}
+
+
+def test_membership_is_the_loss_without_the_first_token(made):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(made / "base")
+    model = AutoModelForCausalLM.from_pretrained(made / "base")
+    sets = load_sets(made / "data/validation")
+    losses = Scorer(sets, tokenizer).losses(model)
+    text = sets.member[0][1]
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected = model(input_ids=ids, labels=ids).loss
+    assert losses["member"][0] == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_search_writes_what_it_promises(made, tuned):
+    out, result, lines = tuned
+    assert {path.name for path in out.iterdir()} >= {
+        "best", "tune.json", "candidates.jsonl", "pareto.png", "study.journal", "settings.json",
+    }  # fmt: skip
+    assert json.loads((out / "tune.json").read_text())["winner"] == result["winner"]
+    assert set(result["test"]) == {"original", "over", "under", "fixed", "winner"}
+    assert len(result["candidates"]) >= 6
+    assert any("wants 80 a side" in line for line in lines)
+    low, high = result["test"]["winner"]["mia_auc_interval"]
+    assert low <= result["test"]["winner"]["mia_auc"] <= high
+
+    # the winner is the best finalist by the generated validation score, and the fixed recipe is one
+    values = [row["value"] for row in result["finalists"]]
+    assert result["winner"]["value"] == max(values)
+    finalists = [Recipe.from_dict(row["recipe"]) for row in result["finalists"]]
+    assert FIXED.for_parents(2) in finalists
+
+    # best/ is the winning recipe
+    lab = Lab(made / "base", [made / "over", made / "under"])
+    model = lab.load(lab.resident_model(), Recipe.from_dict(result["winner"]["recipe"]))
+    best = weights(out / "best")
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(best[name], tensor, rtol=0, atol=1e-6)
+    assert (out / "best/mergekit_config.yml").exists()
+
+
+def test_the_same_seed_gives_the_same_search(made, tuned, tmp_path):
+    _, first, _ = tuned
+    again = tune(**options(made), out=tmp_path / "again")
+    assert [c["recipe"] for c in again["candidates"]] == [c["recipe"] for c in first["candidates"]]
+    assert again["test"] == first["test"]
+
+
+def test_a_killed_search_goes_on(made, tuned, tmp_path):
+    """Killed in the fifth candidate: what was scored is not scored again, the rest is."""
+    calls = []
+    real = Scorer.proxy
+
+    class Kill(Exception):
+        pass
+
+    def counted(self, model):
+        calls.append(1)
+        if len(calls) == 8:  # over, under, original, fixed and three more are on disk
+            raise Kill
+        return real(self, model)
+
+    out = tmp_path / "killed"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scorer, "proxy", counted)
+        with pytest.raises(Kill):
+            tune(**options(made), out=out)
+    before = (out / "candidates.jsonl").read_text().splitlines()
+    assert len(before) == 4
+    with open(out / "candidates.jsonl", "a") as file:
+        file.write('{"key": "half a li')
+    result = tune(**options(made), out=out)
+    lines = (out / "candidates.jsonl").read_text()
+    assert lines.startswith("\n".join(before))
+    assert result["stopped"] == "all trials done"
+    keys = [key_of(Recipe.from_dict(c["recipe"])) for c in result["candidates"]]
+    assert len(keys) == len(set(keys)) >= 6
+
+    # a finished search answers at once and is the same
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scorer, "full", None)
+        patch.setattr(Scorer, "proxy", None)
+        assert tune(**options(made), out=out)["test"] == result["test"]
+
+    with pytest.raises(UnlearnError, match="other models, data or settings"):
+        tune(**options(made, seed=5), out=out)
+
+
+def test_time_budget_and_patience_stop_early(made, tmp_path):
+    result = tune(**options(made, seconds=0.0), out=tmp_path / "budget")
+    assert result["stopped"] == "time budget" and result["trials"] == 0
+    assert result["winner"]["recipe"] == FIXED.for_parents(2).to_dict()
+    result = tune(**options(made, patience=1, methods=["linear"]), out=tmp_path / "patience")
+    assert "no better candidate in 1 trials" in result["stopped"]
+
+
+# --- objective ------------------------------------------------------------------------------------
+
+
+def test_objective_by_hand():
+    """(1 * .8 + 3 * .4) / 4 = .5; utility .5 is below .75 * .8 = .6, which costs 1."""
+    objective = Objective.parse("task_aggregate, mia_score=3")
+    scores = {"task_aggregate": 0.8, "mia_score": 0.4, "utility": 0.5}
+    assert objective.value(scores, original=0.6) == pytest.approx(0.5)
+    assert objective.value(scores, original=0.8) == pytest.approx(-0.5)
+    assert objective.value({**scores, "utility": None}, original=0.8) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mia_auc", "best at .5"),
+        ("aggregate=x", "not name=number"),
+        ("aggregate=-1", "0 or more"),
+        ("aggregate=0", "all objective weights are 0"),
+    ],
+)
+def test_bad_objectives(text, message):
+    with pytest.raises(UnlearnError, match=message):
+        Objective.parse(text)
+
+
+def test_an_unknown_score_ends_before_the_search(made, tmp_path):
+    with pytest.raises(UnlearnError, match="give no 'mmlu': choose from aggregate"):
+        tune(**options(made, objective=Objective({"mmlu": 1.0})), out=tmp_path / "x")
+
+
+def test_choice_and_report_share_nothing(made, tmp_path):
+    with pytest.raises(UnlearnError, match="share .* documents, for example"):
+        tune(**options(made, test=made / "data/validation"), out=tmp_path / "x")
+    with pytest.raises(UnlearnError, match="does not exist: tune-merge chooses on"):
+        tune(**options(made, data_dir=made), out=tmp_path / "x")
+    with pytest.raises(UnlearnError, match="unknown method 'tie'"):
+        tune(**options(made, methods=["tie"]), out=tmp_path / "x")
+
+
+# --- candidates -----------------------------------------------------------------------------------
+
+
+def test_suggested_recipes_are_valid_and_starting_points_are_what_they_say():
+    import optuna
+
+    from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    points = starting_points(3, METHODS, SPACES, SCALES)
+    for point in points:
+        study.enqueue_trial(point)
+    recipes = []
+    for _ in range(60):
+        trial = study.ask()
+        recipes.append(suggest(trial, 3, METHODS, SPACES, SCALES, 4).for_parents(3))
+        study.tell(trial, 0.0)
+    assert recipes[0] == Recipe(weights=(1.0, 1.0, 1.0), seed=4)
+    assert recipes[4].weights == (0.75, 0.75, 0.75) and recipes[4].scale == "sum"
+    for recipe in recipes:
+        mean = sum(recipe.weights) / 3
+        assert math.isclose(mean, 1.0, abs_tol=1e-5) or recipe.scale == "sum"
+    assert {recipe.method for recipe in recipes} == set(METHODS)
+
+
+def test_equal_merges_share_a_key():
+    one = Recipe(method="linear", density=0.3, seed=1).for_parents(2)
+    two = Recipe(method="linear", density=0.9, seed=2).for_parents(2)
+    assert key_of(one) == key_of(two)
+    assert key_of(Recipe(seed=1)) == key_of(Recipe(seed=2))
+    dare = Recipe(method="dare_ties")
+    assert key_of(dare) != key_of(Recipe(method="dare_ties", seed=2))
+
+
+def test_command_line(made, tmp_path):
+    from axolotl_unlearn.cli import unlearn
+
+    arguments = ["tune-merge", "--parents", made / "over", made / "under", "--base", made / "base",
+                 "--data", made / "data", "--out", tmp_path / "out", "--trials", "2",
+                 "--finalists", "1", "--methods", "ties", "linear", "--spaces", "delta",
+                 "--max-new-tokens", "16"]  # fmt: skip
+    result = CliRunner().invoke(unlearn, [str(word) for word in arguments])
+    assert result.exit_code == 0, result.output
+    assert "winner" in result.output and "Best merge:" in result.output
+    methods = {
+        c["recipe"]["method"]
+        for c in json.loads((tmp_path / "out/tune.json").read_text())["candidates"]
+    }
+    assert methods <= {"ties", "linear"}
+    assert "axolotl unlearn tune-merge --parents" in " ".join(
+        CliRunner().invoke(unlearn, ["tune-merge", "--help"]).output.split()
+    )
+    result = CliRunner().invoke(unlearn, ["tune-merge", "--out", str(tmp_path / "y")])
+    assert result.exit_code == 2 and "--parents and --base" in result.output
