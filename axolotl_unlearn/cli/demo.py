@@ -1,0 +1,48 @@
+"""``axolotl unlearn demo``: the whole job on embedded data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("out/demo"),
+    show_default=True,
+    help="Folder of the job.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of data, weights and orders.")
+@click.option("--full", is_flag=True, help="With the single run, however long it takes.")
+@click.option("--force", is_flag=True, help="Merge parents that have lost the retain set.")
+@click.option("--jobs", type=int, help="Commands side by side [one for each core].")
+def command(out: Path, seed: int, full: bool, force: bool, jobs: int | None) -> None:
+    """Memorise, forget too much and too little, merge, evaluate and report.
+
+    A tiny OLMo learns made-up stories, personal data and facts by heart; two NPO runs forget a
+    part of them too deeply and not deeply enough; TIES merges the two. Beside them stand one run
+    tuned in between and a model that never saw the forget set. A second call goes on where the
+    first one ended. The logs of the commands lie in OUT/logs.
+
+    \b
+    axolotl unlearn demo
+    axolotl unlearn demo --seed 3 --full --out out/demo-3
+    """
+    from rich.console import Console
+
+    from axolotl_unlearn.demo.run import Settings, report_demo, run_demo
+    from axolotl_unlearn.report import table
+
+    console = Console()
+    settings = Settings(out=out, seed=seed, full=full, force=force, slots=jobs)
+    results = run_demo(settings, console)
+    page = report_demo(settings, results)
+    console.print(table(results))
+    console.print(f"{results['seconds']:.0f} s. Scores: {out / 'results.json'}", soft_wrap=True)
+    console.print(f"Page: {page}", soft_wrap=True)
+    if results["gate"]:
+        console.print(f"Not merged: {results['gate']}", style="red", soft_wrap=True)
+        click.get_current_context().exit(1)
