@@ -87,13 +87,16 @@ def write_folder(
 
 
 def documents_of(sides: dict[str, list[dict]]) -> dict[str, list[str]]:
-    """Members: half of the forget texts; non-members: the retain texts (for tests only)."""
-    joined = {k: [f"{r['input']} {r['output']}" for r in rows] for k, rows in sides.items()}
+    """Members: the forget stories; non-members: the retain stories (for tests only)."""
+    joined = {
+        side: [f"{r['input']} {r['output']}" for r in rows if r["id"][:-1].endswith("sc")]
+        for side, rows in sides.items()
+    }
     return {"member": joined["forget"], "nonmember": joined["retain"]}
 
 
 def train_model(
-    out: Path, rows: list[dict], *, steps: int = 120, hidden: int = 64, seed: int = 0
+    out: Path, rows: list[dict], *, steps: int = 60, hidden: int = 64, seed: int = 0
 ) -> Path:
     """A small OLMo trained on `rows` for `steps` steps over all of them, saved with tokenizer."""
     from transformers import AutoTokenizer, OlmoConfig, OlmoForCausalLM
@@ -118,18 +121,24 @@ def train_model(
         answer = tokenizer(" " + row["output"], add_special_tokens=False)["input_ids"]
         ids = [*tokenizer(row["input"])["input_ids"], *answer, tokenizer.eos_token_id]
         texts.append(torch.tensor(ids))
-    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
-    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(t) for t in texts], batch_first=True)
-    labels = ids.masked_fill(mask == 0, -100)
+    # Two batches, short rows and long ones, so that little is padded.
+    texts.sort(key=len)
+    batches = []
+    for part in (texts[: len(texts) // 2], texts[len(texts) // 2 :]):
+        pad = torch.nn.utils.rnn.pad_sequence
+        ids = pad(part, batch_first=True)
+        mask = pad([torch.ones_like(t) for t in part], batch_first=True)
+        labels = ids.masked_fill(mask == 0, -100)
+        batches.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=2 * steps)
     for _ in range(steps):
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+        for batch in batches:
+            model(**batch).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     return out

@@ -77,7 +77,8 @@ def evaluate(model, tokenizer, folder: Path, max_new_tokens: int = 256) -> dict:
     }
     losses = {
         name: [
-            document_loss(model, tokenizer, row["document"]) for row in read(folder / f"{name}.jsonl")
+            document_loss(model, tokenizer, row["document"])
+            for row in read(folder / f"{name}.jsonl")
         ]
         for name in ("member", "nonmember")
     }
@@ -99,7 +100,5 @@ def evaluate(model, tokenizer, folder: Path, max_new_tokens: int = 256) -> dict:
             choice(model, tokenizer, row["question"], row["choices"]) == row["answer"]
             for row in rows
         )
-        result["aggregate"] = (
-            result["task_aggregate"] + result["mmlu"] + result["mia_score"]
-        ) / 3
+        result["aggregate"] = (result["task_aggregate"] + result["mmlu"] + result["mia_score"]) / 3
     return result

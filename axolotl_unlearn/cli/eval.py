@@ -23,6 +23,10 @@ import click
     "--mmlu-dir", help="MMLU's CSV folder (dev/, test/), or `hub`, instead of general.jsonl."
 )
 @click.option("--mmlu-shots", default=0, show_default=True)
+@click.option(
+    "--generic",
+    help="`builtin` or a file: also ask generic questions like those of the forget set.",
+)
 @click.option("--min-members", default=20, show_default=True)
 @click.option("--resamples", default=10_000, show_default=True, help="For the intervals; 0: none.")
 @click.option("--with-text", is_flag=True, help="Keep generated texts in cache and results.")

@@ -25,6 +25,7 @@ def membership_lab(
     nonmember_texts: Sequence[str] | None = None,
     *,
     attacks: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
+    blind: Mapping[str, membership.Baseline] | None = None,
     level: float = statistics.LEVEL,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -34,6 +35,8 @@ def membership_lab(
         member_loss, nonmember_loss: Mean loss of each text, nats a token.
         member_texts, nonmember_texts: The texts, in the same order; without them the blind
             baselines and the zlib attack are left out and the result says so.
+        blind: Blind baselines of these texts if they are known already (they take seconds and are
+            the same for every model).
         attacks: More losses (low = rather a member) by name, e.g. ``{"min_k_20": (a, b)}``.
 
     Returns:
@@ -74,8 +77,7 @@ def membership_lab(
         )
     losses |= attacks or {}
     figures = {name: attack_figures(*pair, name=name, level=level) for name, pair in losses.items()}
-    blind = None
-    if member_texts is not None:
+    if blind is None and member_texts is not None:
         blind = membership.blind_baselines(member_texts, nonmember_texts, seed=seed, level=level)
     warning = membership.blind_sentence(blind) if blind is not None else None
     n = {"member": len(member_loss), "nonmember": len(nonmember_loss)}

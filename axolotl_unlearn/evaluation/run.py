@@ -27,12 +27,12 @@ from axolotl_unlearn.evaluation.models import (
     weights_digest,
 )
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, Row, load_sets
-from axolotl_unlearn.evaluation.summary import summarise
+from axolotl_unlearn.evaluation.summary import add_distances, summarise
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
 
 SCHEMA = 1
 #: Raised when what is measured or how it is stored changes.
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,15 @@ class Settings:
     batch_size: int
     max_gen_toks: int
     join: str = " "
+    generic: str | None = None
     keep_texts: bool = False
 
     @property
     def key(self) -> list[Any]:
         # In float32 the batch size changes nothing; in half precision it can.
         batch = None if self.dtype == "float32" else self.batch_size
-        return [self.device.split(":")[0], self.dtype, batch, self.max_gen_toks, self.join]
+        device = self.device.split(":")[0]
+        return [device, self.dtype, batch, self.max_gen_toks, self.join, self.generic]
 
 
 @dataclass
@@ -62,6 +64,8 @@ class Measured:
         texts: generations by row key; empty for rows that come from a cache without texts.
         options: 1 where the most probable option is the right one, 0 elsewhere.
         extraction: extraction strength (floor 0) of each forget row, in file order.
+        attacks: membership attacks by name, one number a document, members first; low = member.
+        generic: answers to generic questions, where they were asked.
     """
 
     values: dict[str, float] = field(default_factory=dict)
@@ -72,6 +76,8 @@ class Measured:
     nonmember_loss: list[float] = field(default_factory=list)
     options: list[int] = field(default_factory=list)
     extraction: list[float] = field(default_factory=list)
+    attacks: dict[str, list[float]] = field(default_factory=dict)
+    generic: dict[str, Any] | None = None
     seconds: float = 0.0
 
     def stored(self, keep_texts: bool) -> dict[str, Any]:
@@ -127,6 +133,7 @@ def evaluate(
     with_text: bool = False,
     mmlu_dir: str | os.PathLike[str] | None = None,
     mmlu_shots: int = 0,
+    generic: str | None = None,
     min_members: int = MIN_MEMBERS,
     original: str | None = None,
     resamples: int = 10_000,
@@ -146,6 +153,8 @@ def evaluate(
         limit: only the first rows of each part, interleaved over the cells (to try out).
         device: default "cuda" where there is one, else "cpu".
         dtype: default "float32" on a CPU and the checkpoint's own elsewhere.
+        generic: "builtin" or a file: also ask generic questions with the patterns of the forget
+            questions (`evaluation.generic`), and report the drop from the original.
         with_text: keep generated texts of data that were not made up.
         original: name of the model before unlearning, for the utility gate and as reference of
             the collapse check; default: the model called "original", else "memorised".
@@ -170,6 +179,7 @@ def evaluate(
         dtype=dtype or ("float32" if device == "cpu" else "auto"),
         batch_size=batch_size,
         max_gen_toks=max_gen_toks,
+        generic=generic,
         keep_texts=with_text or sets.synthetic,
     )
     out = Path(out_dir)
@@ -188,20 +198,27 @@ def evaluate(
                 cache.save(keys[spec.name], found, settings)
             measured[spec.name] = found
         collapse = _collapse(specs, before, measured, sets, settings, cache, keys, bars)
-    results = [
-        summarise(
-            spec,
-            measured[spec.name],
-            sets,
-            original=measured[before.name] if before else None,
-            is_original=before is not None and spec.name == before.name,
-            collapse=collapse[spec.name],
-            resamples=resamples,
-            seed=seed,
-            with_text=settings.keep_texts,
-        )
-        for spec in specs
-    ]
+        with bars.bar("blind baselines, intervals", len(specs) + 1) as advance:
+            blind = _blind(sets, cache, seed)
+            advance(1)
+            results = []
+            for spec in specs:
+                results.append(
+                    summarise(
+                        spec,
+                        measured[spec.name],
+                        sets,
+                        original=measured[before.name] if before else None,
+                        is_original=before is not None and spec.name == before.name,
+                        collapse=collapse[spec.name],
+                        blind=blind,
+                        resamples=resamples,
+                        seed=seed,
+                        with_text=settings.keep_texts,
+                    )
+                )
+                advance(1)
+            add_distances(results, measured, sets, resamples=resamples, seed=seed)
     _write(out / "results.json", results, sets, settings)
     return results
 
@@ -311,6 +328,8 @@ def _measure(
     model = load_model(spec, dtype=_dtype(settings.dtype), device=settings.device)
     _measure_likelihoods(model, tokenizer, sets, settings, found, bars, spec.name)
     _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spec.name)
+    if settings.generic is not None:
+        _measure_generic(model, tokenizer, sets, settings, found, bars, spec.name)
     found.seconds = time.perf_counter() - started
     return found
 
@@ -329,14 +348,21 @@ def _dtype(name: str) -> Any:
 def _measure_likelihoods(model, tokenizer, sets, settings, found, bars, name) -> None:
     from axolotl_unlearn.evaluation.continuations import encode_pairs
     from axolotl_unlearn.evaluation.scorer import Query, score_options, score_queries, score_texts
-    from axolotl_unlearn.metrics.memorisation import extraction_strength, loss
+    from axolotl_unlearn.metrics.memorisation import (
+        extraction_strength,
+        loss,
+        min_k,
+        min_k_plus,
+    )
 
     texts = [text for _, text in [*sets.member, *sets.nonmember]]
     with bars.bar(f"{name}: documents", len(texts)) as advance:
-        facts = score_texts(
-            model, tokenizer, texts, loss_only=True, on_batch=lambda done: advance(len(done))
-        )
+        facts = score_texts(model, tokenizer, texts, on_batch=lambda done: advance(len(done)))
     losses = [loss(one) for one in facts]
+    found.attacks = {
+        "min_k_20": [-min_k(one, 0.2) for one in facts],
+        "min_k_plus_20": [-min_k_plus(one, 0.2) for one in facts],
+    }
     found.member_loss = losses[: len(sets.member)]
     found.nonmember_loss = losses[len(sets.member) :]
     if not all(map(_finite, losses)):
@@ -413,6 +439,38 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, nam
             batch_size=settings.batch_size,
             on_batch=on_batch,
         )
+
+
+def _measure_generic(model, tokenizer, sets, settings, found, bars, name) -> None:
+    from axolotl_unlearn.evaluation.generic import (
+        builtin_items,
+        outside,
+        read_items,
+        score_generic,
+    )
+
+    items = builtin_items() if settings.generic == "builtin" else read_items(settings.generic)
+    items = outside(items, [text for r in sets.forget for text in (r.input, r.output)])
+    with bars.bar(f"{name}: generic", len(items)):
+        found.generic = score_generic(model, tokenizer, items, batch_size=settings.batch_size)
+
+
+def _blind(sets: EvaluationSets, cache: Cache, seed: int) -> dict[str, Any] | None:
+    """What separates members from non-members without any model; None with too few texts."""
+    from dataclasses import asdict
+
+    from axolotl_unlearn.evaluation.membership_lab import MIN_TEXTS
+    from axolotl_unlearn.metrics.membership import Baseline, blind_baselines
+
+    if min(len(sets.member), len(sets.nonmember)) < MIN_TEXTS:
+        return None
+    key = f"blind-{sets.digest[:32]}-{seed}"
+    stored = cache.get(key)
+    if stored is None:
+        texts = [[text for _, text in side] for side in (sets.member, sets.nonmember)]
+        stored = {name: asdict(one) for name, one in blind_baselines(*texts, seed=seed).items()}
+        cache.put(key, stored)
+    return {name: Baseline(**one) for name, one in stored.items()}
 
 
 def _collapse(

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from axolotl_unlearn.data.records import document_id
+from axolotl_unlearn.evaluation.generic import drop
+from axolotl_unlearn.evaluation.membership_lab import membership_lab
 from axolotl_unlearn.evaluation.models import ModelSpec
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import semeval
+from axolotl_unlearn.metrics.membership import Baseline
 from axolotl_unlearn.metrics.statistics import (
     Area,
     Mean,
     auc_interval,
     ideal_membership,
     interval,
+    paired_difference,
     semeval_draws,
     widened,
 )
@@ -31,6 +36,7 @@ def summarise(
     original: Measured | None = None,
     is_original: bool = False,
     collapse: dict[str, Any] | None = None,
+    blind: Mapping[str, Baseline] | None = None,
     resamples: int = 10_000,
     seed: int = 0,
     with_text: bool = False,
@@ -80,6 +86,12 @@ def summarise(
             "extraction_strength_forget": found.extraction,
         },
     }
+    if blind is not None:
+        result["membership"] = _membership(found, sets, blind)
+    if found.generic is not None:
+        result["general"] = {k: v for k, v in found.generic.items() if k != "items"}
+        if original is not None and original.generic is not None and not is_original:
+            result["general"]["drop"] = drop(original.generic, found.generic)
     if with_text:
         result["examples"] = _examples(found, sets)
     return result
@@ -140,6 +152,63 @@ def bootstrap_scores(
         questions = [("utility", number) for number in range(len(found.options))]
         utility = Mean([float(value) for value in found.options], questions)
     return cells, membership, utility
+
+
+def _membership(
+    found: Measured, sets: EvaluationSets, blind: Mapping[str, Baseline]
+) -> dict[str, Any]:
+    split = len(found.member_loss)
+    return membership_lab(
+        found.member_loss,
+        found.nonmember_loss,
+        [text for _, text in sets.member],
+        [text for _, text in sets.nonmember],
+        attacks={name: (all_[:split], all_[split:]) for name, all_ in found.attacks.items()},
+        blind=blind,
+    )
+
+
+def add_distances(
+    results: list[dict[str, Any]],
+    measured: Mapping[str, Measured],
+    sets: EvaluationSets,
+    *,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> None:
+    """``distance`` of each model from the retrained one: value, interval and p a metric.
+
+    Paired: both models are resampled over the same documents. Nothing is added where no model of
+    the role "retrained" was evaluated.
+    """
+    target = next((result for result in results if result["role"] == "retrained"), None)
+    if target is None or not resamples:
+        return
+    draws = {
+        result["name"]: semeval_draws(
+            *bootstrap_scores(measured[result["name"]], sets), n=resamples, seed=seed
+        )
+        for result in results
+    }
+
+    def value(result: dict[str, Any], metric: str) -> float | None:
+        return result["cells"][metric] if metric in semeval.CELLS else result[metric]
+
+    for result in results:
+        if result is target:
+            continue
+        result["distance"] = {}
+        for metric, theirs in draws[target["name"]].items():
+            ours = draws[result["name"]].get(metric)
+            first, second = value(result, metric), value(target, metric)
+            if ours is None or first is None or second is None:
+                continue
+            gap = paired_difference(ours, theirs, value=first - second)
+            result["distance"][metric] = {
+                "value": gap.value,
+                "interval": [gap.low, gap.high],
+                "p": gap.p,
+            }
 
 
 def _examples(found: Measured, sets: EvaluationSets, per_cell: int = 2) -> list[dict[str, Any]]:

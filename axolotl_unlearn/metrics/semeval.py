@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from axolotl_unlearn.errors import UnlearnError
@@ -105,9 +106,8 @@ def harmonic_mean(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     if not present:
         return None
-    if min(present) <= 0:
-        return 0.0
-    return len(present) / math.fsum(1 / value for value in present)
+    # The official script's function: exact sums, so that not even the last digit differs.
+    return float(statistics.harmonic_mean(present))
 
 
 def task_aggregate(cells: Mapping[str, float | None]) -> float | None:

@@ -1,0 +1,117 @@
+"""Likelihood metrics from per-token facts, against hand arithmetic and literal definitions."""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from axolotl_unlearn.metrics import memorisation as mem
+from axolotl_unlearn.metrics.memorisation import TokenFacts
+
+
+def facts(logp, greedy=None, mean=None, sd=None) -> TokenFacts:
+    n = len(logp)
+    return TokenFacts(
+        np.array(logp, float),
+        np.array([True] * n if greedy is None else greedy),
+        np.array([-1.0] * n if mean is None else mean, float),
+        np.array([1.0] * n if sd is None else sd, float),
+    )
+
+
+def test_loss_and_probability_by_hand():
+    """p = 1/2, 1/8: loss (ln 2 + ln 8)/2 = 2 ln 2; p^(1/n) = sqrt(1/16) = 1/4."""
+    text = facts([math.log(1 / 2), math.log(1 / 8)])
+    assert mem.loss(text) == pytest.approx(2 * math.log(2))
+    assert mem.probability(text) == pytest.approx(1 / 4)
+
+
+def test_exact_memorisation_by_hand():
+    assert mem.exact_memorisation(facts([-1] * 4, [True, False, True, True])) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("greedy", "zero", "one_over_n"),
+    [
+        ([True] * 4, 1.0, 1.0),  # no prefix needed
+        ([False, True, True, True], 0.75, 0.75),  # one token of four must be given
+        ([True, False, True, True], 0.5, 0.5),  # the last error counts, not how many
+        ([True, True, True, False], 0.0, 0.25),  # nothing can be extracted: the floors differ
+        ([False] * 4, 0.0, 0.25),
+    ],
+)
+def test_extraction_strength_by_hand(greedy, zero, one_over_n):
+    text = facts([-1] * 4, greedy)
+    assert mem.extraction_strength(text) == zero
+    assert mem.extraction_strength(text, floor="one_over_n") == one_over_n
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12))
+def test_extraction_strength_is_the_definition(greedy):
+    """1 - min{k : positions k.. are all greedy} / n, with k = n allowed (floor 0) or not."""
+    n = len(greedy)
+    ks = [k for k in range(n + 1) if all(greedy[k:])]
+    assert mem.extraction_strength(facts([-1] * n, greedy)) == 1 - min(ks) / n
+    allowed = min(min(ks), n - 1)
+    assert mem.extraction_strength(facts([-1] * n, greedy), "one_over_n") == 1 - allowed / n
+
+
+def test_min_k_by_hand():
+    """Five tokens, k = .4: the two lowest, -5 and -3: mean -4; k = .1: at least one: -5."""
+    text = facts([-1, -5, -2, -3, -1])
+    assert mem.min_k(text, 0.4) == -4
+    assert mem.min_k(text, 0.1) == -5
+    assert mem.min_k(text, 1.0) == pytest.approx(-12 / 5)
+
+
+def test_min_k_plus_by_hand():
+    """z = (logp - mean) / sd = (-1+3)/2 = 1, (-5+3)/1 = -2, (-2+1)/.5 = -2: the lowest of k=.4
+    (one of three) is -2; k = .7 (two): -2."""
+    text = facts([-1, -5, -2], mean=[-3, -3, -1], sd=[2, 1, 0.5])
+    assert mem.min_k_plus(text, 0.4) == -2
+    assert mem.min_k_plus(text, 0.7) == -2
+    assert mem.min_k_plus(text, 1.0) == pytest.approx(-1)
+
+
+def test_min_k_plus_where_the_model_is_certain():
+    """sd 0 and the token is the certain one: 0, not NaN."""
+    assert mem.min_k_plus(facts([0.0], [True], mean=[0.0], sd=[0.0])) == 0.0
+
+
+@pytest.mark.parametrize("k", [0.0, 1.5, -0.1])
+def test_min_k_refuses_shares_outside_0_to_1(k):
+    with pytest.raises(ValueError, match="share"):
+        mem.min_k(facts([-1]), k)
+
+
+def test_zlib_and_reference():
+    text = "abcabcabcabc"
+    assert mem.zlib_ratio(facts([-2.0, -4.0]), text) == 3 / len(zlib.compress(text.encode()))
+    assert mem.reference_difference(facts([-2.0]), facts([-0.5])) == 1.5
+
+
+def test_truth_ratio_by_hand():
+    """Right: p^(1/n) = 1/4. Wrong: 1/2 and 1/8: geometric mean 1/4 (ratio 1), arithmetic 5/16
+    (ratio 5/4)."""
+    right = facts([math.log(1 / 4)])
+    wrong = [facts([math.log(1 / 2)]), facts([math.log(1 / 8)] * 3)]
+    assert mem.truth_ratio(right, wrong) == pytest.approx(1.0)
+    assert mem.truth_ratio(right, wrong, "arithmetic") == pytest.approx(5 / 4)
+
+
+def test_truth_ratio_scores():
+    """Forget min(r, 1/r): 4 and 1/4 give 1/4. Otherwise max(0, 1 - r): 4 gives 0, 1/4 gives 3/4."""
+    assert mem.truth_ratio_score(4, "forget") == mem.truth_ratio_score(1 / 4, "forget") == 1 / 4
+    assert mem.truth_ratio_score(4, "retain") == 0
+    assert mem.truth_ratio_score(1 / 4, "retain") == 3 / 4
+
+
+def test_all_metrics_have_names_for_every_k():
+    values = mem.all_likelihood_metrics(facts([-1.0, -2.0]), "text", ks=(0.05, 0.5))
+    assert {"min_k_0.05", "min_k_plus_0.05", "min_k_0.5", "min_k_plus_0.5"} <= set(values)
+    assert values["loss"] == 1.5 and all(isinstance(v, float) for v in values.values())
