@@ -19,7 +19,7 @@ from axolotl_unlearn.merging.lab import Lab, Score
 from axolotl_unlearn.merging.recipe import Recipe, local
 
 Source = int | Recipe | None
-LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 def layer_of(name: str) -> str:
