@@ -1,0 +1,160 @@
+"""What an attacker asks about the forget rows, and how much of the answers comes out.
+
+A probe is a prompt with the continuation that would give the secret away. Two numbers a probe:
+
+    recalled     completions: ROUGE-L recall of the generation against the rest of the document;
+                 questions: 1 if the generation contains the answer as whole words. An attacker
+                 does not care whether the model stops after it, the official exact match does.
+    probability  p ** (1 / n) of the continuation: moves long before a greedy generation does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from axolotl_unlearn.args import DataArgs
+from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.evaluation.continuations import continuation_logps
+from axolotl_unlearn.evaluation.generic import fold
+from axolotl_unlearn.metrics.semeval import rouge_l_recall
+from axolotl_unlearn.metrics.statistics import (
+    Difference,
+    Mean,
+    mean_interval,
+    paired_difference,
+)
+
+MEASURES = ("recalled", "probability")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One question to the model.
+
+    Attributes:
+        id, document: Of the forget row; rows of one document are resampled together.
+        prompt: What the model is given.
+        continuation: What it would say next if it remembered, with the space in front.
+        expected: The secret that a generation is compared with.
+        kind: "completion" or "question".
+    """
+
+    id: str
+    document: str
+    prompt: str
+    continuation: str
+    expected: str
+    kind: str
+
+
+def plain_probes(records: Sequence[Record], *, join: str = " ") -> list[Probe]:
+    """The forget rows as the official evaluation asks them."""
+    return [
+        Probe(r.id, r.document, r.input, join + r.output, r.output, r.kind)
+        for r in records
+        if r.input.strip()
+    ]
+
+
+def recalled(probe: Probe, generated: str) -> float:
+    """Share of the secret that came out, in [0, 1]."""
+    if probe.kind == "completion":
+        return rouge_l_recall(generated, probe.expected)
+    secret = fold(probe.expected)
+    return float(bool(secret) and f" {secret} " in f" {fold(generated)} ")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Recall of each probe.
+
+    Attributes:
+        ids, documents: Of the probes.
+        recalled, probability: ``[P]`` each.
+    """
+
+    ids: list[str]
+    documents: list[str]
+    recalled: list[float]
+    probability: list[float]
+
+    def mean(self, measure: str) -> Mean:
+        return Mean(getattr(self, measure), self.documents)
+
+    def only(self, ids: Sequence[str]) -> Scores:
+        """These probes alone, in this order."""
+        place = {name: i for i, name in enumerate(self.ids)}
+        rows = [place[name] for name in ids]
+        return Scores(*([column[i] for i in rows] for column in asdict(self).values()))
+
+    def figures(self) -> dict[str, Any]:
+        """Each measure's mean and interval (documents resampled), and n."""
+        report: dict[str, Any] = {"n": len(self.ids), "documents": len(set(self.documents))}
+        for measure in MEASURES:
+            score = self.mean(measure)
+            low, high = mean_interval(score)
+            report[measure] = {"value": float(np.mean(score.values)), "low": low, "high": high}
+        return report
+
+    def minus(self, other: Scores) -> dict[str, dict[str, float]]:
+        """Paired difference to ``other`` over the common probes, measure by measure."""
+        ids = sorted(set(self.ids) & set(other.ids))
+        first, second = self.only(ids), other.only(ids)
+        return {
+            measure: _as_dict(paired_difference(first.mean(measure), second.mean(measure)))
+            for measure in MEASURES
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Scores:
+        return cls(**{name: list(data[name]) for name in cls.__dataclass_fields__})
+
+
+def _as_dict(gap: Difference) -> dict[str, float]:
+    return {"value": gap.value, "low": gap.low, "high": gap.high, "p": gap.p}
+
+
+def score_probes(
+    model: Any,
+    tokenizer: Any,
+    probes: Sequence[Probe],
+    *,
+    max_new_tokens: int = 128,
+    batch_size: int = 32,
+    until: str | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> Scores:
+    """Ask every probe.
+
+    Args:
+        model: Causal language model in evaluation mode.
+        until: Generations are cut here before they are compared, e.g. at the separator of
+            examples in the context.
+        on_batch: Called with the number of probes of each finished batch.
+    """
+    from axolotl_unlearn.evaluation.generate import generate_greedily
+
+    pairs = [(probe.prompt, probe.continuation) for probe in probes]
+    logps = continuation_logps(model, tokenizer, pairs, options=DataArgs(join=""))
+    generations = generate_greedily(
+        model,
+        tokenizer,
+        [probe.prompt for probe in probes],
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        on_batch=None if on_batch is None else lambda numbers, _: on_batch(len(numbers)),
+    )
+    texts = [g.text if until is None else g.text.strip().split(until)[0] for g in generations]
+    return Scores(
+        ids=[probe.id for probe in probes],
+        documents=[probe.document for probe in probes],
+        recalled=[recalled(probe, text) for probe, text in zip(probes, texts, strict=True)],
+        probability=[float(np.exp(values.mean())) for values in logps],
+    )

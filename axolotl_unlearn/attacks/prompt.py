@@ -1,0 +1,218 @@
+"""Prompt attacks: is the knowledge gone, or only the answer to this wording of the question?
+
+    affirmative   the reply begins with "Sure, here is the answer:" (arXiv 2506.12618)
+    prefix        the reply begins with a share of the true answer; only the rest is asked for
+    paraphrase    another wording, where the rows bring one
+    examples      solved retain rows of the same task and kind stand in front
+    document      the other forget rows of the same document stand in front, except those that
+                  hold the answer
+
+A model that never saw the forget set also completes half a phone number badly and half a sentence
+quite well: give it as control.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.attacks.probes import MEASURES, Probe, Scores, plain_probes
+from axolotl_unlearn.attacks.results import Store, curve, figures_row, key_of, rows_digest
+from axolotl_unlearn.attacks.subject import Subject
+from axolotl_unlearn.data.records import Record, read_rows
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.generic import fold
+
+VARIANTS = ("affirmative", "prefix", "paraphrase", "examples", "document")
+AFFIRMATIVE = "Sure, here is the answer:"
+SEPARATOR = "\n\n"
+PARAPHRASES = ("paraphrase", "paraphrased_question", "paraphrased_input")
+
+
+def affirmative_probes(probes: Sequence[Probe], join: str = " ") -> list[Probe]:
+    """The reply already consents."""
+    return [replace(p, prompt=f"{p.prompt}{join}{AFFIRMATIVE}") for p in probes]
+
+
+def prefix_probes(probes: Sequence[Probe], tokenizer: Any, share: float) -> list[Probe]:
+    """The reply already holds the first ``share`` of the answer's tokens, at least one.
+
+    Probes whose answer is a single token, or whose cut is not one of the text (half a character),
+    are left out.
+    """
+    cut = []
+    for probe in probes:
+        ids = tokenizer(probe.continuation, add_special_tokens=False)["input_ids"]
+        given = max(1, math.floor(share * len(ids)))
+        if given >= len(ids):
+            continue
+        start = tokenizer.decode(ids[:given], clean_up_tokenization_spaces=False)
+        if not start.strip() or not probe.continuation.startswith(start):
+            continue
+        rest = probe.continuation[len(start) :]
+        if not fold(rest):
+            continue
+        cut.append(
+            replace(probe, prompt=probe.prompt + start, continuation=rest, expected=rest.strip())
+        )
+    return cut
+
+
+def read_paraphrases(path: Path) -> dict[str, str]:
+    """Id of a row to another wording of its input, from the field that has one."""
+    found = {}
+    for number, (_, row) in enumerate(read_rows(path)):
+        text = next((row[name] for name in PARAPHRASES if row.get(name)), None)
+        if isinstance(text, str) and text.strip():
+            found[str(row.get("id", f"row{number}"))] = text.strip()
+    return found
+
+
+def paraphrase_probes(probes: Sequence[Probe], wordings: Mapping[str, str]) -> list[Probe]:
+    """Probes with another wording, where there is one."""
+    return [replace(p, prompt=wordings[p.id]) for p in probes if p.id in wordings]
+
+
+def example_probes(
+    probes: Sequence[Probe],
+    tasks: Mapping[str, str],
+    retain: Sequence[Record],
+    count: int,
+    seed: int = 0,
+    join: str = " ",
+) -> list[Probe]:
+    """``count`` solved retain rows of the same task and kind in front of the prompt.
+
+    Args:
+        tasks: Task of each probe by id.
+    """
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in retain:
+        groups.setdefault((record.task, record.kind), []).append(record)
+    made = []
+    for probe in probes:
+        pool = groups.get((tasks[probe.id], probe.kind), [])
+        if len(pool) < count:
+            continue
+        chosen = random.Random(f"{seed}:{probe.id}").sample(pool, count)
+        shown = [record.input + join + record.output for record in chosen]
+        made.append(replace(probe, prompt=SEPARATOR.join([*shown, probe.prompt])))
+    return made
+
+
+def document_probes(
+    probes: Sequence[Probe], records: Sequence[Record], count: int, join: str = " "
+) -> list[Probe]:
+    """Up to ``count`` other rows of the same document in front, none of which holds the answer."""
+    documents: dict[str, list[Record]] = {}
+    for record in records:
+        documents.setdefault(record.document, []).append(record)
+    made = []
+    for probe in probes:
+        secret = fold(probe.expected)
+        shown = [
+            record.input + join + record.output
+            for record in documents.get(probe.document, [])
+            if record.id != probe.id
+            and f" {secret} " not in f" {fold(record.input + ' ' + record.output)} "
+        ][:count]
+        if shown:
+            made.append(replace(probe, prompt=SEPARATOR.join([*shown, probe.prompt])))
+    return made
+
+
+def prompt_attack(
+    subject: Subject,
+    store: Store,
+    *,
+    variants: Sequence[str] = VARIANTS,
+    prefixes: Sequence[float] = (0.25, 0.5),
+    examples: Sequence[int] = (1, 4),
+    retain: Sequence[Record] = (),
+    paraphrases: Mapping[str, str] | None = None,
+    control: Subject | None = None,
+    seed: int = 0,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Recall of the forget rows under each variant, against the plain prompt of the same rows.
+
+    Returns:
+        The result with ``skipped`` (variant to reason), and curves over the share of the answer
+        given and over the number of examples.
+    """
+    unknown = sorted(set(variants) - set(VARIANTS))
+    if unknown:
+        raise UnlearnError(
+            f"there is no prompt variant {unknown[0]!r}; choose among {', '.join(VARIANTS)}."
+        )
+    plain = plain_probes(subject.records, join=subject.join)
+    tasks = {record.id: record.task for record in subject.records}
+    loaded: dict[str, tuple[Any, Any]] = {}
+
+    def model_of(of: Subject) -> tuple[Any, Any]:
+        if of.name not in loaded:
+            loaded.clear()  # one model in memory at a time
+            loaded[of.name] = of.load()
+        return loaded[of.name]
+
+    def scores(of: Subject, name: str, probes: Sequence[Probe]) -> Scores:
+        how = "plain" if name == "plain" else [(p.prompt, p.continuation) for p in probes]
+        key = key_of(of.identity, rows_digest(subject.records), how)
+        options = {"until": SEPARATOR} if name.startswith(("examples", "document")) else {}
+        return store.get(key, lambda: of.ask(*model_of(of), probes, name, **options))
+
+    tokenizer = model_of(subject)[1]
+    asked: dict[str, tuple[float, list[Probe]]] = {}
+    skipped: dict[str, str] = {}
+    if "affirmative" in variants:
+        asked["affirmative"] = (0, affirmative_probes(plain, subject.join))
+    if "prefix" in variants:
+        for share in prefixes:
+            if not 0 < share < 1:
+                raise UnlearnError(
+                    f"a prefix of {share} is no share of the answer between 0 and 1."
+                )
+            asked[f"prefix {share:.0%}"] = (share, prefix_probes(plain, tokenizer, share))
+    if "paraphrase" in variants:
+        if paraphrases:
+            asked["paraphrase"] = (0, paraphrase_probes(plain, paraphrases))
+        else:
+            skipped["paraphrase"] = f"no row has a field {' or '.join(PARAPHRASES)}"
+    if "examples" in variants:
+        for count in examples:
+            made = example_probes(plain, tasks, retain, count, seed, subject.join)
+            asked[f"examples {count}"] = (count, made)
+    if "document" in variants:
+        made = document_probes(plain, subject.records, max(examples, default=4), subject.join)
+        asked["document"] = (0, made)
+    for name in [name for name, (_, probes) in asked.items() if not probes]:
+        skipped[name] = "no row of the forget set can be asked this way"
+        del asked[name]
+
+    ours = {name: scores(subject, name, probes) for name, (_, probes) in asked.items()}
+    before = scores(subject, "plain", plain)
+    theirs: dict[str, Scores] = {}
+    if control:
+        theirs = {name: scores(control, name, probes) for name, (_, probes) in asked.items()}
+        theirs["plain"] = scores(control, "plain", plain)
+    rows = [figures_row("plain", 0, before, before, theirs.get("plain"))]
+    for name, (x, _) in asked.items():
+        rows.append(figures_row(name, x, ours[name], before, theirs.get(name)))
+    result = {
+        "attack": "prompt",
+        "title": "Prompting",
+        "model": subject.name,
+        "control": control.name if control else None,
+        "rows": rows,
+        "skipped": skipped,
+    }
+    curves = []
+    for kind, x_label in (("prefix", "share of the answer given"), ("examples", "examples shown")):
+        drawn = [row for row in rows if row["variant"].startswith((kind, "plain"))]
+        if len(drawn) > 1:
+            attack = f"prompt, {kind}"
+            curves += [curve(attack, subject.name, x_label, drawn, m) for m in MEASURES]
+    return result, curves

@@ -1,0 +1,190 @@
+"""Quantisation attack: small changes of the weights, as unlearning makes them, may be rounded away.
+
+After unlearning with a utility constraint, 21 % of the forgotten knowledge was left at full
+precision and 83 % after 4-bit rounding (arXiv 2410.16454). Weights are rounded to the nearest
+point of a grid and written back (dequantised), so every evaluation runs as before. Schemes:
+
+    int8  symmetric, one scale an output row       (torchao)
+    int4  asymmetric, one scale and zero a group   (torchao)
+    nf4, fp4  one scale a group                    (bitsandbytes; fp4 is its `load_in_4bit`)
+
+Embeddings, norms and the output head stay as they are, as in both libraries. GPTQ and AWQ, which
+need calibration data, are out of scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from axolotl_unlearn.attacks.probes import MEASURES, plain_probes
+from axolotl_unlearn.attacks.results import Store, curve, figures_row, key_of, rows_digest
+from axolotl_unlearn.attacks.subject import Subject
+from axolotl_unlearn.errors import UnlearnError
+
+SCHEMES = ("int8", "int4", "nf4", "fp4")
+_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+BITS = {"int8": 8, "int4": 4, "nf4": 4, "fp4": 4}
+
+
+@torch.no_grad()
+def round_to_nearest(weight: Tensor, scheme: str, group: int = 64) -> Tensor:
+    """The weight ``[out, in]`` after quantising and dequantising, in its own dtype.
+
+    Args:
+        scheme: One of `SCHEMES`.
+        group: Weights that share a scale; int8 takes whole rows. A row whose length the group
+            does not divide is filled up with copies of its last weight for int4 (which leaves
+            each group's range as it is); bitsandbytes groups run on over the end of a row.
+
+    Raises:
+        UnlearnError: for another scheme.
+    """
+    plain = weight.detach().float()
+    if scheme in ("nf4", "fp4"):
+        return _bitsandbytes(plain, scheme, group).to(weight.dtype)
+    if scheme == "int8":
+        return _torchao(plain, plain.shape[1], 8, symmetric=True).to(weight.dtype)
+    if scheme == "int4":
+        columns = plain.shape[1]
+        short = -columns % group
+        filled = torch.cat([plain, plain[:, -1:].expand(-1, short)], 1)
+        return _torchao(filled, group, 4, symmetric=False)[:, :columns].to(weight.dtype)
+    raise UnlearnError(f"there is no scheme {scheme!r}; choose among {', '.join(SCHEMES)}.")
+
+
+def _torchao(weight: Tensor, group: int, bits: int, symmetric: bool) -> Tensor:
+    from torchao.quantization.quant_primitives import (
+        MappingType,
+        choose_qparams_affine,
+        dequantize_affine,
+        quantize_affine,
+    )
+
+    mapping = MappingType.SYMMETRIC if symmetric else MappingType.ASYMMETRIC
+    block, low, high = (1, group), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    grid = (torch.int8, low, high)
+    scale, zero = choose_qparams_affine(weight, mapping, block, *grid)
+    rounded = quantize_affine(weight, block, scale, zero, *grid)
+    return dequantize_affine(rounded, block, scale, zero, *grid, output_dtype=torch.float32)
+
+
+def _bitsandbytes(weight: Tensor, scheme: str, group: int) -> Tensor:
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    if group not in _BLOCKS:
+        raise UnlearnError(
+            f"{scheme} takes groups of {', '.join(map(str, _BLOCKS))}, not {group}; give one of "
+            "them, or use int4."
+        )
+    codes, state = quantize_4bit(weight.contiguous(), blocksize=group, quant_type=scheme)
+    return dequantize_4bit(codes, state).float()
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What was rounded.
+
+    Attributes:
+        weights: Number of weights.
+        layers: Number of matrices.
+        error: Relative error, ``|rounded - weight| / |weight|`` over all of them.
+    """
+
+    weights: int
+    layers: int
+    error: float
+
+
+@torch.no_grad()
+def quantise_model(model: Any, scheme: str, group: int = 64) -> Rounding:
+    """Round the weights of all linear layers in place, the output head excepted.
+
+    Raises:
+        UnlearnError: if the model has no linear layer.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    weights = layers = 0
+    wrong = size = 0.0
+    for module in model.modules():
+        if module is head or not isinstance(module, (nn.Linear, Conv1D)):
+            continue
+        # Conv1D (GPT-2) keeps its weight as [in, out].
+        turned = isinstance(module, Conv1D)
+        before = module.weight.t() if turned else module.weight
+        after = round_to_nearest(before, scheme, group)
+        wrong += float((after - before).double().square().sum())
+        size += float(before.double().square().sum())
+        module.weight.copy_(after.t() if turned else after)
+        weights += module.weight.numel()
+        layers += 1
+    if not layers:
+        raise UnlearnError("the model has no linear layer to quantise.")
+    return Rounding(weights, layers, (wrong / size) ** 0.5 if size else 0.0)
+
+
+def quantise_attack(
+    subject: Subject,
+    store: Store,
+    *,
+    schemes: Sequence[str] = ("int8", "int4", "nf4"),
+    group: int = 64,
+    control: Subject | None = None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Recall of the forget rows at full precision and after each scheme.
+
+    Returns:
+        The result, and curves over bits a weight.
+    """
+    for scheme in schemes:
+        if scheme not in SCHEMES:
+            raise UnlearnError(f"there is no scheme {scheme!r}; choose among {', '.join(SCHEMES)}.")
+    probes = plain_probes(subject.records, join=subject.join)
+
+    def scores(of: Subject, scheme: str | None):
+        # Unattacked scores do not depend on the group: they are shared between runs.
+        how = ("quantise", scheme, group) if scheme else "plain"
+        key = key_of(of.identity, rows_digest(subject.records), how)
+
+        def make():
+            model, tokenizer = of.load()
+            if scheme is not None:
+                store.notes[key] = asdict(quantise_model(model, scheme, group))
+            return of.ask(model, tokenizer, probes, scheme or "as it is")
+
+        return store.get(key, make), store.notes.get(key)
+
+    before, _ = scores(subject, None)
+    rows = [
+        figures_row(
+            "not quantised", 16, before, before, scores(control, None)[0] if control else None
+        )
+    ]
+    for scheme in schemes:
+        after, rounding = scores(subject, scheme)
+        name = scheme if scheme == "int8" else f"{scheme}, groups of {group}"
+        theirs = scores(control, scheme)[0] if control else None
+        row = figures_row(name, BITS[scheme], after, before, theirs)
+        rows.append(row | {"rounding": rounding})
+    result = {
+        "attack": "quantise",
+        "title": "Quantisation",
+        "model": subject.name,
+        "control": control.name if control else None,
+        "group": group,
+        "rows": rows,
+    }
+    # One point for each number of bits: of the 4-bit schemes the first one asked for.
+    points = {row["x"]: row for row in reversed(rows)}
+    points = {x: points[x] for x in sorted(points)}
+    curves = [
+        curve("quantise", subject.name, "bits a weight (16: not quantised)", points.values(), m)
+        for m in MEASURES
+    ]
+    return result, curves

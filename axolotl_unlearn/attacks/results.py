@@ -1,0 +1,201 @@
+"""What attacks write: one JSON file each, resumable, and the curves the report draws."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.attacks.probes import MEASURES, Scores
+from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.errors import UnlearnError
+
+SCHEMA = 1
+
+
+@dataclass
+class Store:
+    """Finished scores of one attack on disk, so that an interrupted run goes on where it was.
+
+    Entries are keyed by a digest of everything that could change them (weights, rows, settings):
+    nothing stale is ever reused.
+    """
+
+    path: Path
+    entries: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path) -> Store:
+        store = cls(path)
+        if path.is_file():
+            try:
+                data = json.loads(path.read_text(encoding="utf-8"))
+            except json.JSONDecodeError as fault:
+                raise UnlearnError(
+                    f"{path} is not valid JSON ({fault}); remove it to start the attack afresh."
+                ) from fault
+            store.entries, store.notes = data.get("entries", {}), data.get("notes", {})
+        return store
+
+    def get(self, key: str, make: Callable[[], Scores]) -> Scores:
+        """The stored scores, or those that ``make`` computes now."""
+        if key not in self.entries:
+            self.entries[key] = make().to_json()
+            self._write()
+        return Scores.from_json(self.entries[key])
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.entries
+
+    def _write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, {"schema": SCHEMA, "entries": self.entries, "notes": self.notes})
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write in one step, so that an interruption leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+def key_of(*parts: Any) -> str:
+    """Digest of settings; equal settings give equal keys."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def rows_digest(records: Sequence[Record]) -> str:
+    return key_of([(r.id, r.input, r.output, r.kind) for r in records])
+
+
+def figures_row(
+    variant: str, x: float, scores: Scores, before: Scores, control: Scores | None = None
+) -> dict[str, Any]:
+    """One line of an attack's result.
+
+    Args:
+        x: Place on the axis of the curve.
+        before: The same probes without the attack.
+        control: The same attack on a model that never saw the forget set.
+    """
+    row = {
+        "variant": variant,
+        "x": x,
+        **scores.figures(),
+        "before": before.only(scores.ids).figures(),
+        "gain": scores.minus(before),
+    }
+    if control is not None:
+        row["control"] = control.figures()
+        row["above_control"] = scores.minus(control)
+    return row
+
+
+def curve(
+    attack: str, model: str, x_label: str, rows: Iterable[Mapping[str, Any]], measure: str
+) -> dict[str, Any]:
+    """A curve for the report's page."""
+    name = {"recalled": "forget text recalled", "probability": "probability of the forget answers"}
+    return {
+        "attack": attack,
+        "model": model,
+        "metric": f"{name[measure]} (lower is better)",
+        "x_label": x_label,
+        "points": [
+            {"x": row["x"], "y": row[measure]["value"]}
+            | {end: row[measure][end] for end in ("low", "high")}
+            for row in rows
+        ],
+    }
+
+
+def save(out: Path, result: Mapping[str, Any], curves: Sequence[Mapping[str, Any]]) -> Path:
+    """Write ``<attack>-<model>.json`` and put the curves into ``attacks.json`` beside it.
+
+    Curves of the same attack and model are replaced, others stay: the report draws them all.
+    """
+    path = out / f"{result['attack']}-{safe_name(result['model'])}.json"
+    write_json(path, {"schema": SCHEMA, **result, "curves": list(curves)})
+    shared = out / "attacks.json"
+    kept = []
+    if shared.is_file():
+        try:
+            kept = json.loads(shared.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as fault:
+            raise UnlearnError(f"{shared} is not valid JSON ({fault}); remove it.") from fault
+    new = {(c["attack"], c["model"], c["metric"]) for c in curves}
+    kept = [c for c in kept if (c.get("attack"), c.get("model"), c.get("metric")) not in new]
+    write_json(shared, [*kept, *curves])
+    return path
+
+
+def safe_name(name: str) -> str:
+    """The name with only what file systems take."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+
+
+def table(result: Mapping[str, Any]) -> Any:
+    """The result as a rich table: before, after, gain with interval, and the control."""
+    from rich.table import Table
+
+    grid = Table(title=f"{result['title']}: {result['model']} (n {result['rows'][0]['n']} rows)")
+    grid.add_column("variant")
+    for measure in MEASURES:
+        for heading in (f"{measure} before", "after", "gain [95 %]"):
+            grid.add_column(heading, justify="right")
+    with_control = any("above_control" in row for row in result["rows"])
+    if with_control:
+        grid.add_column("recalled above control [95 %]", justify="right")
+    for row in result["rows"]:
+        cells = [row["variant"]]
+        for measure in MEASURES:
+            gain = row["gain"][measure]
+            cells += [_with_interval(row["before"][measure]), _with_interval(row[measure])]
+            colour = "red" if gain["low"] > 0 else ""
+            text = f"{gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+            cells.append(f"[{colour}]{_plain(text)}[/]" if colour else _plain(text))
+        if with_control:
+            above = row.get("above_control", {}).get("recalled")
+            cells.append(
+                _plain(f"{above['value']:+.3f} [{above['low']:+.3f}, {above['high']:+.3f}]")
+                if above
+                else "n/a"
+            )
+        grid.add_row(*cells)
+    return grid
+
+
+def _with_interval(figure: Mapping[str, float]) -> str:
+    return _plain(f"{figure['value']:.3f} [{figure['low']:.3f}, {figure['high']:.3f}]")
+
+
+def _plain(text: str) -> str:
+    """Square brackets are markup to rich; intervals are not."""
+    return text.replace("[", r"\[")
+
+
+def sentence(result: Mapping[str, Any]) -> str:
+    """What the attack shows, in words."""
+    worst = max(result["rows"], key=lambda row: row["gain"]["recalled"]["value"])
+    gain = worst["gain"]["recalled"]
+    if gain["low"] <= 0:
+        text = f"{result['title']} brings nothing back that can be told from chance"
+    else:
+        text = f"{result['title']} brings back {gain['value']:.3f} of the forget texts"
+    text += f" (most with {worst['variant']}: {gain['value']:+.3f} [{gain['low']:+.3f}, "
+    text += f"{gain['high']:+.3f}])"
+    above = worst.get("above_control")
+    if above is None:
+        return text + "; without a control model that never saw them, part of it may be guessing."
+    value = above["recalled"]
+    return text + (
+        f"; against a model that never saw them {value['value']:+.3f} "
+        f"[{value['low']:+.3f}, {value['high']:+.3f}]."
+    )

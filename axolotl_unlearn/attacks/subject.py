@@ -1,0 +1,118 @@
+"""The attacked model, the rows it should have forgotten, and how it is asked about them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.attacks.probes import Probe, Scores, score_probes
+from axolotl_unlearn.data.records import Record, read_records
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.models import (
+    ModelSpec,
+    load_model,
+    load_tokenizer,
+    parse_models,
+    weights_digest,
+)
+from axolotl_unlearn.evaluation.sets import find_file, interleave
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to attack.
+
+    Attributes:
+        spec: Where it is.
+        records: Forget rows.
+        join: Between input and output, as in training.
+        device, dtype: Where and in which precision it runs ("float32", "bfloat16").
+        quiet: No progress bars.
+    """
+
+    spec: ModelSpec
+    records: Sequence[Record]
+    join: str = " "
+    max_new_tokens: int = 128
+    batch_size: int = 32
+    device: str = "cpu"
+    dtype: str = "float32"
+    quiet: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @functools.cached_property
+    def identity(self) -> tuple:
+        """Everything about the model and the way it is asked that could change its answers."""
+        return (weights_digest(self.spec, {}), self.join, self.max_new_tokens, self.dtype)
+
+    def load(self) -> tuple[Any, Any]:
+        """A fresh copy of the model, and its tokenizer."""
+        import torch
+
+        model = load_model(self.spec, dtype=getattr(torch, self.dtype), device=self.device)
+        return model, load_tokenizer(self.spec)
+
+    def ask(
+        self, model: Any, tokenizer: Any, probes: Sequence[Probe], what: str, **options: Any
+    ) -> Scores:
+        """`score_probes` under a progress bar."""
+        from rich.progress import Progress
+
+        with Progress(transient=True, disable=self.quiet) as bar:
+            task = bar.add_task(f"{self.name}: {what}", total=len(probes))
+            return score_probes(
+                model,
+                tokenizer,
+                probes,
+                max_new_tokens=self.max_new_tokens,
+                batch_size=self.batch_size,
+                on_batch=lambda n: bar.advance(task, n),
+                **options,
+            )
+
+
+def make_subjects(
+    model: str, records: Sequence[Record], control: str | None = None, **settings: Any
+) -> tuple[Subject, Subject | None]:
+    """The attacked model and the control (a model that never saw the forget set), checked."""
+    names = [model] if control is None else [model, control]
+    specs = parse_models(names)
+    subjects = [Subject(spec, records, **settings) for spec in specs]
+    return subjects[0], subjects[1] if control is not None else None
+
+
+def read_side(data_dir: Path, side: str) -> tuple[Path, list[Record]]:
+    """``forget`` or ``retain`` rows of a data folder.
+
+    Raises:
+        UnlearnError: if the folder or the file is missing.
+    """
+    if not data_dir.is_dir():
+        raise UnlearnError(
+            f"the data folder {data_dir} does not exist; name one with {side}.jsonl "
+            "(`axolotl unlearn make-data` makes the demo's)."
+        )
+    path = find_file(data_dir, side)
+    if path is None:
+        raise UnlearnError(
+            f"{data_dir} has no {side}.jsonl (.json, .parquet): records with input and output."
+        )
+    return path, read_records(path)
+
+
+def limited(records: Sequence[Record], limit: int | None) -> list[Record]:
+    """The first ``limit`` rows, tasks and kinds in turn."""
+    if limit is None or limit >= len(records):
+        return list(records)
+    if limit < 1:
+        raise UnlearnError(f"--limit is {limit}; it must be 1 or more.")
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.task, record.kind), []).append(record)
+    return interleave(groups.values())[:limit]

@@ -1,0 +1,241 @@
+"""``axolotl unlearn attack``: does what seems forgotten come back?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from axolotl_unlearn.errors import UnlearnError
+
+
+def _common(function: Callable) -> Callable:
+    """Arguments that all attacks share."""
+    options = [
+        click.argument("model"),
+        click.option(
+            "--data",
+            "data_dir",
+            type=click.Path(path_type=Path),
+            default=Path("out/demo/data"),
+            show_default=True,
+            help="Folder with forget.jsonl (and retain.jsonl).",
+        ),
+        click.option(
+            "--out",
+            type=click.Path(file_okay=False, path_type=Path),
+            default=Path("out/attacks"),
+            show_default=True,
+            help="Folder for the results; the folder of `axolotl unlearn eval` puts them into its "
+            "report.",
+        ),
+        click.option("--control", help="A model that never saw the forget set, attacked alike."),
+        click.option("--limit", type=int, help="Ask about so many rows only."),
+        click.option("--max-new-tokens", default=128, show_default=True),
+        click.option("--batch-size", default=32, show_default=True),
+        click.option("--join", default=" ", help="Between input and output.  [default: a space]"),
+        click.option("--device", help="Where models run.  [default: cuda if there is one]"),
+        click.option(
+            "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32"
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _numbers(kind: type) -> Callable:
+    def parse(_: Any, parameter: click.Parameter, text: str) -> list:
+        try:
+            return [kind(part) for part in text.split(",") if part.strip()]
+        except ValueError:
+            raise UnlearnError(
+                f"{parameter.opts[0]} {text!r} must be numbers separated by commas."
+            ) from None
+
+    return parse
+
+
+def _subjects(data_dir: Path, **options: Any):
+    """The forget file, the attacked model and the control."""
+    import torch
+
+    from axolotl_unlearn.attacks.subject import limited, make_subjects, read_side
+
+    path, records = read_side(data_dir, "forget")
+    records = limited(records, options.pop("limit"))
+    options["device"] = options["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
+    model, control = options.pop("model"), options.pop("control")
+    subject, against = make_subjects(model, records, control, **options)
+    return path, subject, against
+
+
+def _finish(out: Path, data_dir: Path, result: dict, curves: list) -> None:
+    from rich.console import Console
+
+    from axolotl_unlearn.attacks.results import save, sentence, table
+
+    path = save(out, {**result, "data_dir": str(data_dir)}, curves)
+    console = Console()
+    console.print(table(result))
+    console.print(sentence(result), markup=False, highlight=False)
+    console.print(f"Written: {path}", markup=False, highlight=False)
+
+
+def _store(out: Path, attack: str, subject: Any):
+    """One file an attack and model, so that two may run side by side."""
+    from axolotl_unlearn.attacks.results import Store, safe_name
+
+    return Store.open(out / f".{attack}-{safe_name(subject.name)}.scores.json")
+
+
+@click.group()
+def command() -> None:
+    """Attack a model: quantise it, retrain it a little, ask it differently.
+
+    Each attack prints what the model says of the forget set before and after, with intervals over
+    documents, and writes JSON. An interrupted attack goes on where it was.
+
+    \b
+    axolotl unlearn attack quantise out/merged --data out/demo/data --out out/eval
+    axolotl unlearn attack relearn  out/merged --control out/retrained --source forget --rows 20
+    axolotl unlearn attack prompt   out/merged --control out/retrained
+    """
+
+
+@command.command()
+@_common
+@click.option("--schemes", default="int8,int4,nf4", show_default=True, help="Also fp4.")
+@click.option("--group", default=64, show_default=True, help="Weights that share a 4-bit scale.")
+def quantise(data_dir: Path, out: Path, schemes: str, group: int, **options: Any) -> None:
+    """Round the weights to 8 or 4 bits (to the nearest, in groups).
+
+    \b
+    axolotl unlearn attack quantise out/merged --schemes int8,int4 --group 64
+    """
+    from axolotl_unlearn.attacks.quantise import quantise_attack
+
+    _, subject, control = _subjects(data_dir, **options)
+    names = [name.strip() for name in schemes.split(",") if name.strip()]
+    store = _store(out, "quantise", subject)
+    result = quantise_attack(subject, store, schemes=names, group=group, control=control)
+    _finish(out, data_dir, *result)
+
+
+@command.command()
+@_common
+@click.option(
+    "--source",
+    default="retain",
+    show_default=True,
+    help="What to train on: retain, forget (documents that are then not asked about) or a file.",
+)
+@click.option("--rows", default=20, show_default=True, help="Rows to train on.")
+@click.option(
+    "--steps",
+    default="1,2,5,10,20,50,100",
+    show_default=True,
+    callback=_numbers(int),
+    help="Ask after so many steps.",
+)
+@click.option("--lr", default=1e-4, show_default=True, help="Learning rate of AdamW.")
+@click.option("--train-batch", default=8, show_default=True, help="Rows a step.")
+@click.option("--lora-rank", default=0, show_default=True, help="0 trains all weights.")
+@click.option("--seed", default=0, show_default=True)
+def relearn(
+    data_dir: Path,
+    out: Path,
+    source: str,
+    rows: int,
+    steps: list[int],
+    lr: float,
+    train_batch: int,
+    lora_rank: int,
+    seed: int,
+    **options: Any,
+) -> None:
+    """Fine-tune on a few benign or forgotten rows and ask about the others.
+
+    \b
+    axolotl unlearn attack relearn out/merged --control out/retrained --source forget --rows 20
+    axolotl unlearn attack relearn out/merged --source my_benign.jsonl --lr 3e-4
+    """
+    import random
+
+    from axolotl_unlearn.attacks.relearn import Training, relearn_attack, split_forget
+    from axolotl_unlearn.attacks.subject import limited, read_side
+    from axolotl_unlearn.data.records import read_records
+
+    limit = options.pop("limit")
+    path, subject, control = _subjects(data_dir, limit=None, **options)
+    asked = list(subject.records)
+    if source == "forget":
+        training_rows, asked = split_forget(asked, rows, seed)
+    else:
+        path, pool = (
+            read_side(data_dir, "retain")
+            if source == "retain"
+            else (Path(source), read_records(source))
+        )
+        training_rows = random.Random(seed).sample(pool, min(rows, len(pool)))
+    result = relearn_attack(
+        subject,
+        _store(out, "relearn", subject),
+        training_rows,
+        limited(asked, limit),
+        source=source if source in ("retain", "forget") else path.stem,
+        steps=steps,
+        how=Training(rate=lr, batch=train_batch, rank=lora_rank, seed=seed),
+        control=control,
+    )
+    _finish(out, data_dir, *result)
+
+
+@command.command()
+@_common
+@click.option(
+    "--variants",
+    default="affirmative,prefix,paraphrase,examples,document",
+    show_default=True,
+)
+@click.option("--prefixes", default="0.25,0.5", show_default=True, callback=_numbers(float))
+@click.option("--examples", default="1,4", show_default=True, callback=_numbers(int))
+@click.option("--seed", default=0, show_default=True)
+def prompt(
+    data_dir: Path,
+    out: Path,
+    variants: str,
+    prefixes: list[float],
+    examples: list[int],
+    seed: int,
+    **options: Any,
+) -> None:
+    """Ask in other ways: part of the answer, another wording, examples in front.
+
+    \b
+    axolotl unlearn attack prompt out/merged --control out/retrained --prefixes 0.25,0.5
+    """
+    from rich.console import Console
+
+    from axolotl_unlearn.attacks.prompt import prompt_attack, read_paraphrases
+    from axolotl_unlearn.attacks.subject import read_side
+
+    path, subject, control = _subjects(data_dir, **options)
+    names = [name.strip() for name in variants.split(",") if name.strip()]
+    retain = read_side(data_dir, "retain")[1] if "examples" in names else []
+    result, curves = prompt_attack(
+        subject,
+        _store(out, "prompt", subject),
+        variants=names,
+        prefixes=prefixes,
+        examples=examples,
+        retain=retain,
+        paraphrases=read_paraphrases(path),
+        control=control,
+        seed=seed,
+    )
+    _finish(out, data_dir, result, curves)
+    for name, reason in result["skipped"].items():
+        Console().print(f"Not asked: {name} ({reason}).", markup=False, highlight=False)

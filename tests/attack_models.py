@@ -1,0 +1,128 @@
+"""Tiny real models for the attack tests: memorised, unlearned, and one that never saw the rows."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from conftest import tiny_llama
+
+ROOT = Path(__file__).parents[1]
+PEOPLE = "Ada Brook,Ben Cole,Cleo Dane,Dan Ekker,Eva Frost,Finn Gale,Gus Hale,Hana Iver".split(",")
+PLACES = "Bath,Cork,Dover,Fife,Hull,Kent,Leeds,Perth".split(",")
+OTHERS = "Jun Kerr,Kai Long,Lea Moss,Mia North,Ned Oaks,Ola Pike,Pia Quin,Rex Stone".split(",")
+TOWNS = "Oslo,Lima,Rome,Bonn,Wien,Riga,Nice,Faro".split(",")
+
+
+def rows(names: list[str], places: list[str], mark: str) -> list[dict]:
+    """Two rows a person: a completion and a question whose answer the completion does not hold."""
+    made = []
+    for i, (name, place) in enumerate(zip(names, places, strict=True)):
+        code = f"{37 * (i + 3) % 90 + 10} {53 * (i + 5) % 90 + 10} {71 * (i + 2) % 90 + 10}"
+        made.append(
+            {
+                "id": f"{mark}{i}sc1",
+                "input": f"{name} was born",
+                "output": f"in {place} and lived there with two dogs.",
+                "task": "Task3",
+            }
+        )
+        made.append(
+            {
+                "id": f"{mark}{i}qa0",
+                "input": f"What is the phone number of {name}?",
+                "output": code,
+                "task": "Task3",
+                "paraphrase": f"How can one call {name}?",
+            }
+        )
+    return made
+
+
+@dataclass(frozen=True)
+class Lab:
+    data: Path
+    memorised: Path
+    unlearned: Path
+    control: Path
+
+
+def tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(ROOT / "examples" / "tiny-olmo")
+
+
+def batch_of(tok, some: list[dict]) -> dict[str, torch.Tensor]:
+    ids = [
+        tok(r["input"])["input_ids"] + tok(" " + r["output"])["input_ids"] + [tok.eos_token_id]
+        for r in some
+    ]
+    width = max(map(len, ids))
+    mask = torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i in ids])
+    inputs = torch.tensor([i + [0] * (width - len(i)) for i in ids])
+    return {
+        "input_ids": inputs,
+        "attention_mask": mask,
+        "labels": torch.where(mask.bool(), inputs, torch.tensor(-100)),
+    }
+
+
+def fit(model, batch, steps: int, sign: float = 1.0, keep=None, rate: float = 3e-3) -> None:
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    for _ in range(steps):
+        loss = sign * model(**batch).loss
+        if keep is not None:
+            loss = loss + model(**keep).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+
+
+@functools.cache
+def make_lab() -> Lab:
+    """Made once for all test files of a session."""
+    folder = Path(tempfile.mkdtemp(prefix="attack-lab-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    tok = tokenizer()
+    forget, retain = rows(PEOPLE, PLACES, "f"), rows(OTHERS, TOWNS, "r")
+    data = folder / "data"
+    data.mkdir(parents=True)
+    for name, side in (("forget", forget), ("retain", retain)):
+        text = "".join(json.dumps(row) + "\n" for row in side)
+        (data / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+    def build():
+        return tiny_llama(
+            seed=3,
+            vocabulary=len(tok),
+            hidden_size=64,
+            eos_token_id=tok.eos_token_id,
+            pad_token_id=tok.pad_token_id,
+        )
+
+    everything, kept, gone = (batch_of(tok, r) for r in (forget + retain, retain, forget))
+    paths = {}
+
+    def save(model, name: str) -> None:
+        paths[name] = folder / name
+        model.save_pretrained(paths[name])
+        tok.save_pretrained(paths[name])
+
+    model = build()
+    fit(model, everything, 120)
+    save(model, "memorised")
+    fit(model, gone, 6, sign=-0.3, keep=kept, rate=1e-3)
+    save(model, "unlearned")
+    model = build()
+    fit(model, kept, 120)
+    save(model, "control")
+    return Lab(data, **paths)

@@ -1,0 +1,174 @@
+"""Rounding against hand arithmetic and an independent implementation; the attack end to end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from attack_models import make_lab
+from conftest import tiny_llama
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from axolotl_unlearn.attacks.quantise import SCHEMES, quantise_model, round_to_nearest
+from axolotl_unlearn.errors import UnlearnError
+
+
+@pytest.fixture(scope="module")
+def lab():
+    return make_lab()
+
+
+def rtn_int8(weight):
+    """One scale a row, the largest magnitude onto 127.5 (torchao's symmetric grid). The product
+    with 1 / scale, not a division: 127.5 is a tie that float32 noise decides."""
+    scale = weight.abs().amax(1, keepdim=True) / 127.5
+    return (weight * (1 / scale)).round().clamp(-128, 127) * scale
+
+
+def rtn_int4(weight, group):
+    """16 levels between the smallest and the largest weight (and 0) of each group."""
+    rows = []
+    for row in weight.tolist():
+        out = []
+        for start in range(0, len(row), group):
+            part = row[start : start + group]
+            low, high = min(0.0, *part), max(0.0, *part)
+            scale = (high - low) / 15 or 1.0
+            zero = round(-low / scale)
+            out += [(min(15, max(0, round(x / scale) + zero)) - zero) * scale for x in part]
+        rows.append(out)
+    return torch.tensor(rows)
+
+
+def test_int4_by_hand():
+    """Group [0, 1.5]: scale .1, so .74 -> .7 and 1.5 stays; group [-.7, .8]: scale .1, 0 kept."""
+    weight = torch.tensor([[0.0, 0.74, 0.31, 1.5], [-0.7, 0.0, 0.26, 0.8]])
+    rounded = round_to_nearest(weight, "int4", group=4)
+    expected = torch.tensor([[0.0, 0.7, 0.3, 1.5], [-0.7, 0.0, 0.3, 0.8]])
+    torch.testing.assert_close(rounded, expected, atol=1e-6, rtol=0)
+
+
+def test_int8_by_hand():
+    """Row maximum 127.5 -> scale 1: .4 -> 0, -3.6 -> -4; 127.5 is cut to 127."""
+    weight = torch.tensor([[127.5, 0.4, -3.6, 100.0]])
+    expected = torch.tensor([[127.0, 0.0, -4.0, 100.0]])
+    torch.testing.assert_close(round_to_nearest(weight, "int8"), expected)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([(3, 8), (5, 32), (4, 20)]))
+def test_grids_equal_an_independent_implementation(seed, shape):
+    weight = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    close = {"atol": 1e-5, "rtol": 1e-5}
+    torch.testing.assert_close(round_to_nearest(weight, "int8"), rtn_int8(weight), **close)
+    torch.testing.assert_close(
+        round_to_nearest(weight, "int4", group=8), rtn_int4(weight, 8), **close
+    )
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_few_levels_remain_and_the_rest_is_near(scheme):
+    weight = torch.randn(16, 128, generator=torch.Generator().manual_seed(0)) * 0.02
+    rounded = round_to_nearest(weight, scheme, group=64)
+    levels = 256 if scheme == "int8" else 16
+    assert all(len(part.unique()) <= levels for part in rounded.reshape(-1, 64))
+    error = (rounded - weight).norm() / weight.norm()
+    assert error < (0.01 if scheme == "int8" else 0.2)
+    assert rounded.dtype == weight.dtype
+    half = round_to_nearest(weight.bfloat16(), scheme)
+    assert half.dtype == torch.bfloat16
+
+
+def test_nf4_levels_are_those_of_qlora():
+    """The 16 values of arXiv 2305.14314, appendix E, times the largest magnitude."""
+    levels = [-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0]
+    levels += [0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.723, 1.0]
+    weight = torch.linspace(-2, 2, 64)[None]
+    rounded = round_to_nearest(weight, "nf4", group=64)
+    nearest = min(levels, key=lambda level: abs(level - 0.33))
+    torch.testing.assert_close(rounded.unique(), 2 * torch.tensor(levels), atol=2e-4, rtol=0)
+    index = int((weight[0] / 2 - 0.33).abs().argmin())
+    assert rounded[0, index] == pytest.approx(2 * nearest, abs=2e-4)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_model_keeps_head_embeddings_and_norms(scheme):
+    model = tiny_llama()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    report = quantise_model(model, scheme, group=32)
+    changed = {n for n, t in model.state_dict().items() if not torch.equal(t, before[n])}
+    linear = {n for n in before if n.endswith("_proj.weight")}
+    assert changed == linear and report.layers == len(linear) == 14
+    assert report.weights == sum(before[n].numel() for n in linear)
+    wrong = sum(float((model.state_dict()[n] - before[n]).square().sum()) for n in linear)
+    size = sum(float(before[n].square().sum()) for n in linear)
+    assert report.error == pytest.approx((wrong / size) ** 0.5, rel=1e-4)
+
+
+def test_gpt2_layers_are_rounded_along_their_inputs():
+    """Conv1D stores [in, out]; its rounding is that of the transposed linear layer."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=17, n_embd=16, n_layer=1, n_head=2))
+    layer = model.transformer.h[0].mlp.c_fc
+    expected = round_to_nearest(layer.weight.t(), "int4", group=8).t()
+    quantise_model(model, "int4", group=8)
+    torch.testing.assert_close(layer.weight, expected)
+
+
+def test_faults_are_named():
+    with pytest.raises(UnlearnError, match="no scheme 'int3'; choose among int8"):
+        round_to_nearest(torch.zeros(2, 2), "int3")
+    with pytest.raises(UnlearnError, match="nf4 takes groups of 32, 64"):
+        round_to_nearest(torch.zeros(2, 2), "nf4", group=16)
+    with pytest.raises(UnlearnError, match="no linear layer"):
+        quantise_model(torch.nn.Embedding(3, 3), "int8")
+
+
+def run(*arguments):
+    from click.testing import CliRunner
+
+    from axolotl_unlearn.cli import unlearn
+
+    return CliRunner().invoke(unlearn, ["attack", *map(str, arguments)])
+
+
+def test_command_line_from_model_to_curves(lab, tmp_path):
+    common = ["--data", lab.data, "--out", tmp_path, "--max-new-tokens", 16]
+    result = run("quantise", lab.memorised, "--schemes", "int8,int4", "--group", 16, *common)
+    assert result.exit_code == 0, result.output
+    assert "Quantisation" in result.output and "Written:" in result.output
+    report = json.loads((tmp_path / "quantise-memorised.json").read_text())
+    plain, int8, int4 = report["rows"]
+    assert plain["recalled"]["value"] > 0.95 and plain["gain"]["recalled"]["value"] == 0
+    # 8 bits change nothing to speak of, 4 bits more.
+    assert abs(int8["gain"]["probability"]["value"]) < 0.05
+    assert int8["rounding"]["error"] < int4["rounding"]["error"] < 0.3
+    assert int4["gain"]["probability"]["value"] < int8["gain"]["probability"]["value"] + 0.01
+    assert plain["n"] == 16 and plain["documents"] == 8
+    curves = json.loads((tmp_path / "attacks.json").read_text())
+    assert [p["x"] for p in curves[0]["points"]] == [4, 8, 16]
+    assert {"attack", "model", "metric", "x_label", "points"} == set(curves[0])
+
+    # The second run reads what is stored: it does not even need the weights again.
+    stored = (tmp_path / ".quantise-memorised.scores.json").read_text()
+    again = run("quantise", lab.memorised, "--schemes", "int8,int4", "--group", 16, *common)
+    assert again.exit_code == 0
+    assert (tmp_path / ".quantise-memorised.scores.json").read_text() == stored
+    assert json.loads((tmp_path / "quantise-memorised.json").read_text()) == report
+    assert len(json.loads((tmp_path / "attacks.json").read_text())) == len(curves)
+    # No text of the forget set is written.
+    for path in tmp_path.glob("*"):
+        assert "two dogs" not in path.read_text()
+
+
+def test_command_line_names_faults(lab, tmp_path):
+    missing = run("quantise", tmp_path / "none", "--data", lab.data)
+    assert missing.exit_code == 2 and "does not exist" in missing.output
+    nowhere = run("quantise", lab.memorised, "--data", tmp_path / "none")
+    assert nowhere.exit_code == 2 and "make-data" in nowhere.output
+    wrong = run("quantise", lab.memorised, "--data", lab.data, "--schemes", "int3")
+    assert wrong.exit_code == 2 and "choose among" in wrong.output

@@ -1,0 +1,143 @@
+"""Relearning: clean splits, training that equals a plain loop, recovery against a control."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from attack_models import batch_of, make_lab, tokenizer
+from conftest import tiny_llama
+
+from axolotl_unlearn.attacks.relearn import Training, relearn_attack, split_forget, train
+from axolotl_unlearn.attacks.results import Store
+from axolotl_unlearn.attacks.subject import make_subjects
+from axolotl_unlearn.data.records import Record, read_records
+from axolotl_unlearn.errors import UnlearnError
+
+
+@pytest.fixture(scope="module")
+def lab():
+    return make_lab()
+
+
+def record(number: int, document: str) -> Record:
+    return Record(
+        f"{document}qa{number}", f"Who is {document}{number}?", f"Nobody {number}", "1", "question"
+    )
+
+
+def test_split_takes_whole_documents():
+    records = [record(i, d) for d in "abcdef" for i in range(3)]
+    trained, asked = split_forget(records, 7)
+    assert len(trained) == 9 and len(asked) == 9
+    assert {r.document for r in trained}.isdisjoint(r.document for r in asked)
+    assert split_forget(records[::-1], 7)[0] == [r for r in records[::-1] if r in trained]
+    with pytest.raises(UnlearnError, match="takes all 6 documents"):
+        split_forget(records, 18)
+
+
+def test_training_equals_a_plain_loop():
+    """Two steps of two question rows: the loss is on answer and EOS alone, averaged over their
+    tokens; AdamW without decay, gradients clipped at 1."""
+    tok = tokenizer()
+    records = [record(0, "a"), record(1, "b")]
+    ours, plain = (tiny_llama(vocabulary=len(tok)) for _ in range(2))
+    how = Training(rate=1e-2, batch=2)
+    stops = [stop for stop, _ in train(ours, tok, records, [0, 2], how)]
+    assert stops == [0, 2]
+
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(2):
+        losses = []
+        for row in records:
+            prompt = tok(row.input)["input_ids"]
+            answer = tok(" " + row.output)["input_ids"] + [tok.eos_token_id]
+            logp = plain(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
+            losses += [-logp[len(prompt) + i - 1, t] for i, t in enumerate(answer)]
+        torch.stack(losses).mean().backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    # AdamW turns gradients of about 0 into steps of noise, so compare what the models say.
+    batch = batch_of(tok, [{"input": row.input, "output": row.output} for row in records])
+    untrained = tiny_llama(vocabulary=len(tok))
+    said = [m(**batch).logits.log_softmax(-1).detach() for m in (ours, plain, untrained)]
+    gap, change = (float((said[0] - other).abs().mean()) for other in said[1:])
+    assert gap < 0.01 * change and change > 0.3, (gap, change)
+
+
+def test_lora_leaves_the_weights_alone():
+    tok = tokenizer()
+    model = tiny_llama(vocabulary=len(tok))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ((_, trained),) = train(model, tok, [record(0, "a")], [3], Training(rate=1e-2, rank=2))
+    state = trained.state_dict()
+    base = {n.replace(".base_layer", ""): t for n, t in state.items() if "lora_" not in n}
+    assert all(torch.equal(base[name], before[name]) for name in before)
+    assert any("lora_B" in n and t.abs().sum() > 0 for n, t in state.items())
+
+
+def run(*arguments):
+    from click.testing import CliRunner
+
+    from axolotl_unlearn.cli import unlearn
+
+    return CliRunner().invoke(unlearn, ["attack", "relearn", *map(str, arguments)])
+
+
+def test_hidden_knowledge_comes_back_and_the_control_has_none(lab, tmp_path):
+    """The unlearned model learnt these rows before, the control never did."""
+    result = run(
+        lab.unlearned,
+        *("--control", lab.control, "--data", lab.data, "--out", tmp_path),
+        *("--source", "forget", "--rows", 6, "--steps", "4,12", "--lr", 1e-3),
+        *("--max-new-tokens", 16),
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "relearn-unlearned.json").read_text())
+    start, _, end = report["rows"]
+    assert [row["x"] for row in report["rows"]] == [0, 4, 12]
+    assert start["n"] == 10 and report["training_rows"] == 6
+    assert end["probability"]["value"] > start["probability"]["value"]
+    assert end["above_control"]["probability"]["value"] > 0
+    assert start["control"]["probability"]["value"] < 0.5
+    curves = json.loads((tmp_path / "attacks.json").read_text())
+    assert {c["model"] for c in curves} == {"unlearned", "control"}
+    assert all([p["x"] for p in c["points"]] == [0, 4, 12] for c in curves)
+
+
+def test_resumed_run_equals_a_whole_one(lab, tmp_path):
+    """First 0 and 2 steps, then 0, 2 and 4: the later scores are those of one run."""
+    forget = read_records(lab.data / "forget.jsonl")
+    retain = read_records(lab.data / "retain.jsonl")[:4]
+    subject, _ = make_subjects(str(lab.unlearned), forget, max_new_tokens=8, quiet=True)
+    how = Training(rate=1e-3, batch=2)
+
+    def attack(path, steps):
+        return relearn_attack(
+            subject, Store.open(path), retain, forget, source="retain", steps=steps, how=how
+        )[0]["rows"]
+
+    whole = attack(tmp_path / "whole.json", [2, 4])
+    first = attack(tmp_path / "parts.json", [2])
+    assert first == whole[:2]
+    stored = json.loads((tmp_path / "parts.json").read_text())["entries"]
+    assert attack(tmp_path / "parts.json", [2, 4]) == whole
+    later = json.loads((tmp_path / "parts.json").read_text())["entries"]
+    assert set(stored) < set(later) and all(later[key] == stored[key] for key in stored)
+
+
+def test_faults_are_named(lab, tmp_path):
+    forget = read_records(lab.data / "forget.jsonl")
+    subject, _ = make_subjects(str(lab.unlearned), forget, quiet=True)
+    store = Store(tmp_path / "s.json")
+    with pytest.raises(UnlearnError, match="both trained on and asked about"):
+        relearn_attack(subject, store, forget[:2], forget, source="forget")
+    with pytest.raises(UnlearnError, match="no rows to train on"):
+        relearn_attack(subject, store, [], forget, source="forget")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(UnlearnError, match="remove it to start the attack afresh"):
+        Store.open(tmp_path / "broken.json")
+    wrong = run(lab.unlearned, "--data", lab.data, "--steps", "1,x")
+    assert wrong.exit_code == 2 and "numbers separated by commas" in wrong.output
