@@ -1,0 +1,179 @@
+"""Stages: order, reuse, keys that follow content, failures that show the log."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from axolotl_unlearn.demo.stages import Job, Stage, last_lines, stage_key, training_progress
+from axolotl_unlearn.errors import UnlearnError
+
+
+def python(code: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+WRITE = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
+
+
+def make_job(folder: Path, said: list[str], *stages: Stage, slots: int = 2) -> Job:
+    job = Job(folder, slots=slots, environment={}, say=said.append)
+    for stage in stages:
+        job.add(stage)
+    return job
+
+
+def states(job: Job) -> dict[str, str]:
+    return {name: outcome.state for name, outcome in job.outcomes.items()}
+
+
+def two_stages(folder: Path, word: str = "a") -> list[Stage]:
+    source = folder / "source.txt"
+    first = folder / "first.txt"
+    copy = (
+        "import sys; from pathlib import Path as P;"
+        "P(sys.argv[2]).write_text(P(sys.argv[1]).read_text() * 2)"
+    )
+    return [
+        Stage("first", "write", python(WRITE, first, word), first, inputs=[source]),
+        Stage(
+            "second",
+            "double",
+            python(copy, first, folder / "second.txt"),
+            folder / "second.txt",
+            needs=["first"],
+        ),
+    ]
+
+
+def test_stages_run_in_order_and_are_kept_until_an_input_changes(tmp_path):
+    (tmp_path / "source.txt").write_text("1")
+    said: list[str] = []
+    job = make_job(tmp_path, said, *two_stages(tmp_path))
+    job.run()
+    assert states(job) == {"first": "done", "second": "done"}
+    assert (tmp_path / "second.txt").read_text() == "aa"
+
+    again = make_job(tmp_path, said, *two_stages(tmp_path))
+    again.run()
+    assert states(again) == {"first": "reused", "second": "reused"}
+    assert any("double" in line and "kept" in line for line in said)
+
+    # Other content of an input changes the key of its stage and of those after it.
+    (tmp_path / "source.txt").write_text("2")
+    changed = make_job(tmp_path, said, *two_stages(tmp_path))
+    changed.run()
+    assert states(changed) == {"first": "done", "second": "done"}
+
+    # A missing output is made again although its stamp is there.
+    (tmp_path / "second.txt").unlink()
+    remade = make_job(tmp_path, said, *two_stages(tmp_path))
+    remade.run()
+    assert states(remade) == {"first": "reused", "second": "done"}
+
+    other = make_job(tmp_path, said, *two_stages(tmp_path, word="b"))
+    other.run()
+    assert states(other) == {"first": "done", "second": "done"}
+    assert (tmp_path / "second.txt").read_text() == "bb"
+
+
+def test_a_stage_killed_half_way_is_run_again(tmp_path):
+    """The old stamp goes before the command starts, so half an output is never taken for whole."""
+    (tmp_path / "source.txt").write_text("1")
+    make_job(tmp_path, [], *two_stages(tmp_path)).run()
+    (tmp_path / "source.txt").write_text("2")
+    broken = two_stages(tmp_path)
+    broken[0].command = python("import sys; sys.exit(1)")
+    with pytest.raises(UnlearnError):
+        make_job(tmp_path, [], *broken).run()
+    (tmp_path / "source.txt").write_text("1")
+    job = make_job(tmp_path, [], *two_stages(tmp_path))
+    job.run()
+    assert states(job)["first"] == "done"
+
+
+def test_independent_stages_run_side_by_side_up_to_the_slots(tmp_path):
+    code = (
+        "import sys, time, pathlib; s=time.time(); time.sleep(.6);"
+        "pathlib.Path(sys.argv[1]).write_text(f'{s} {time.time()}')"
+    )
+
+    def overlapping(slots: int, folder: Path) -> bool:
+        folder.mkdir()
+        outputs = [folder / "a", folder / "b"]
+        stages = [Stage(o.name, o.name, python(code, o), o) for o in outputs]
+        make_job(folder, [], *stages, slots=slots).run()
+        (a, b), (c, d) = (map(float, o.read_text().split()) for o in outputs)
+        return max(a, c) < min(b, d)
+
+    assert overlapping(2, tmp_path / "two")
+    assert not overlapping(1, tmp_path / "one")
+
+
+def test_failure_names_the_command_and_shows_the_end_of_its_log(tmp_path):
+    code = (
+        "import sys; print('x' * 10); print('\\r5/10 [00:01, 3.0it/s]'); sys.exit('no such file')"
+    )
+    stage = Stage("bad", "train", python(code), tmp_path / "never")
+    slow = Stage("slow", "wait", python("import time; time.sleep(60)"), tmp_path / "slow")
+    began = time.monotonic()
+    with pytest.raises(UnlearnError) as error:
+        make_job(tmp_path, [], slow, stage).run()
+    message = str(error.value)
+    assert "train" in message and "exit code 1" in message and "bad.log" in message
+    assert message.partition("ends with:")[2] == "\nxxxxxxxxxx\nno such file"
+    assert time.monotonic() - began < 30  # the other stage was ended
+
+
+def test_command_that_writes_nothing_is_a_failure(tmp_path):
+    stage = Stage("idle", "train", python("pass"), tmp_path / "missing.txt")
+    with pytest.raises(UnlearnError, match="did not write"):
+        make_job(tmp_path, [], stage).run()
+
+
+def test_left_out_stage_says_why_and_does_not_block(tmp_path):
+    said: list[str] = []
+    gate = Stage("gate", "merge", python("1/0"), tmp_path / "m", skip_if=lambda: "No parent.")
+    after = Stage(
+        "after", "score", lambda: python(WRITE, tmp_path / "o", "x"), tmp_path / "o", needs=["gate"]
+    )
+    job = make_job(tmp_path, said, gate, after)
+    job.run()
+    assert states(job) == {"gate": "left out", "after": "done"}
+    assert said == ["merge: left out. No parent."]
+
+
+def test_key_depends_on_command_settings_inputs_and_stages_before(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("1")
+    stage = Stage("s", "s", ["c"], tmp_path / "o", inputs=[path], settings={"seed": 0})
+    keys = {stage_key(stage, ["c"], ["k"]), stage_key(stage, ["d"], ["k"])}
+    keys.add(stage_key(stage, ["c"], ["other"]))
+    path.write_text("2")
+    keys.add(stage_key(stage, ["c"], ["k"]))
+    stage.settings = {"seed": 1}
+    keys.add(stage_key(stage, ["c"], ["k"]))
+    assert len(keys) == 5
+    assert stage_key(stage, ["c"], ["a", "b"]) == stage_key(stage, ["c"], ["b", "a"])
+
+
+def test_progress_is_read_from_training_not_from_tokenisation(tmp_path):
+    log = tmp_path / "train.log"
+    assert training_progress(log) is None
+    log.write_text("Saving the dataset: 44%| 10000/22944 [00:08<00:11, 1120 examples/s]\n")
+    assert training_progress(log) is None
+    with log.open("a") as file:
+        file.write("[INFO] Starting trainer...\n\r  0%| 0/1434 [00:00<?, ?it/s]")
+        file.write("\r  3%| 40/1434 [00:09<05:00, 5.3it/s]")
+    assert training_progress(log) == (40, 1434)
+    assert "it/s" not in last_lines(log)
+
+
+def test_stamps_hold_key_and_seconds(tmp_path):
+    (tmp_path / "source.txt").write_text("1")
+    job = make_job(tmp_path, [], *two_stages(tmp_path))
+    job.run()
+    stamp = json.loads((tmp_path / "stamps" / "first.json").read_text())
+    assert stamp["key"] == job.outcomes["first"].key and stamp["seconds"] >= 0
