@@ -95,13 +95,15 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES), *, texts: bool = False
         if texts:
             model["examples"] = [
                 {
-                    "id": "a1sc1",
-                    "kind": "completion",
-                    "side": "forget",
-                    "prompt": SECRET,
+                    "id": f"{side}{number}",
+                    "kind": kind,
+                    "side": side,
+                    "prompt": f"{SECRET}, {number}",
                     "expected": "under the third stone & tells <nobody>.",
                     "generated": "under the third stone" if name == "original" else "by the river",
                 }
+                for side in ("forget", "retain")
+                for number, kind in enumerate(("completion", "question", "completion"))
             ]
         models.append(model)
     return {

@@ -105,6 +105,8 @@ def test_texts_appear_only_when_the_results_carry_them(tmp_path):
     page = everything(tmp_path, results=make_results(texts=True)).read_text()
     assert SECRET in page
     assert "&lt;nobody&gt;" in page and "<nobody>" not in page
+    # Six examples: one completion and one question a side are open, two more are folded away.
+    assert page.count('class="example"') == 6 and "<summary>2 more</summary>" in page
 
 
 def test_names_from_outside_cannot_write_markup(tmp_path):
@@ -321,7 +323,7 @@ def chromium(tmp_path, *arguments):
         [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,  # seconds; a browser on a busy two-core machine takes long to start
     )
 
 

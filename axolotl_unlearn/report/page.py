@@ -662,28 +662,43 @@ def _curves(curves: Any, name: str, page: _Page) -> str:
 
 
 def _examples(page: _Page) -> str:
-    """Prompt, expected and generated text, one table an example row, one line a model."""
+    """Prompt, expected and generated text, one table an example row, one line a model.
+
+    One example of each side and kind is open, the others are folded away.
+    """
     rows: dict[str, dict[str, Any]] = {}
     for model in page.models:
         for example in model.get("examples") or ():
             key = f"{example.get('side', '')}|{example.get('id', '')}"
             row = rows.setdefault(key, {"first": example, "said": []})
             row["said"].append((model, str(example.get("generated", ""))))
-    blocks = []
+    blocks: dict[bool, list[str]] = {True: [], False: []}
+    seen = set()
     for row in rows.values():
         first = row["first"]
+        sort = (first.get("side"), first.get("kind"))
+        shown = sort not in seen
+        seen.add(sort)
         what = f"{first.get('side', '')} · {first.get('kind', '')}".strip(" ·")
         said = "".join(
             f"<tr><th scope='row'>{page.tag(model)}</th><td>{escape(text)}</td></tr>"
             for model, text in row["said"]
         )
-        blocks.append(
+        blocks[shown].append(
             f'<div class="example"><p class="what">{escape(what)}</p>'
             f'<p class="prompt">{escape(str(first.get("prompt", "")))}</p>'
             f"<table><tr class='expected'><th scope='row'>expected</th>"
             f"<td>{escape(str(first.get('expected', '')))}</td></tr>{said}</table></div>"
         )
-    return f'<div class="examples">{"".join(blocks)}</div>' if blocks else ""
+    if not rows:
+        return ""
+    out = f'<div class="examples">{"".join(blocks[True])}</div>'
+    if blocks[False]:
+        out += (
+            f"<details><summary>{len(blocks[False])} more</summary>"
+            f'<div class="examples">{"".join(blocks[False])}</div></details>'
+        )
+    return out
 
 
 def _provenance(results: Mapping[str, Any], extras: Mapping[str, Any]) -> str:
