@@ -137,7 +137,7 @@ def make_log(depth: float, steps: int = 369) -> list[dict[str, float]]:
                 "retain_nll": 0.15 + 0.6 * gone * math.exp(-3 * t) * depth + abs(noise) / 2,
                 "kl": 0.4 * gone * depth + abs(noise) / 3,
                 "log_ratio": -60 * gone * depth,
-                "npo_weight": 2 * math.exp(-4 * t),
+                "npo_weight": math.exp(-4 * t),
                 "saturated": gone**3,
             }
         )

@@ -495,7 +495,7 @@ _LOG_TITLES = {
     "retain_nll": ("Retain NLL", "nats per token, lower = better kept"),
     "kl": ("KL to the reference", "nats per token, lower = closer"),
     "log_ratio": ("Log-ratio on the forget rows", "policy to reference, lower = more forgotten"),
-    "npo_weight": ("NPO gradient weight", "2 = at the start, 0 = stopped by itself"),
+    "npo_weight": ("NPO gradient weight", "1 = at the start, 0 = stopped by itself"),
     "saturated": ("Saturated forget rows", "share that no longer pulls"),
 }
 
