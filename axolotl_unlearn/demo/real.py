@@ -61,7 +61,7 @@ class RealSizes:
     facts_retain: int = 25
     nonmembers: int = 120
     words: int = 50
-    passes: int = 5
+    passes: int = 8
     pii_repeats: int = 2
 
     def counts(self, side: str) -> dict[str, int]:
@@ -462,7 +462,7 @@ def make_job(settings: Settings, say: Callable[[str], None] = print) -> Job:
                 f"{folder}-merged",
                 f"merge the adapter of {folder}",
                 # In float32: bfloat16 would round most of a LoRA-sized change away.
-                [axolotl, "merge-lora", str(config[name]), "--bf16=false", "--fp16=false"],
+                [axolotl, "merge-lora", str(config[name]), "--bf16=false"],
                 output=out / folder / "merged" / "config.json",
                 needs=[folder],
             )
