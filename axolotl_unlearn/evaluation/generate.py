@@ -30,13 +30,16 @@ _HARMLESS = {
     "max_new_tokens",
     "max_window_size",
     "min_p",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
     "pad_token_id",
     "temperature",
     "top_k",
     "top_p",
     "transformers_version",
+    "use_cache",  # Axolotl saves false; without a cache generation is quadratic
     "typical_p",
-    "use_cache",
 }
 
 
@@ -185,17 +188,22 @@ def _generate(
     model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], limit: int, stop: set[int]
 ) -> list[list[int]]:
     """The same through the model's own ``generate``, which knows its special settings."""
-    pad = _pad_id(tokenizer, stop)
-    ids, mask = _left_padded(rows, pad, model.device)
-    output = model.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        max_new_tokens=limit,
-        do_sample=False,
-        pad_token_id=pad,
-        eos_token_id=sorted(stop) or None,
-    )
-    return [_until_stop(row, stop) for row in output[:, ids.shape[1] :].tolist()]
+    # Prompts of one length at a time: a repetition penalty would count the padding too.
+    new: list[list[int]] = [[] for _ in rows]
+    for length in sorted({len(row) for row in rows}):
+        numbers = [i for i, row in enumerate(rows) if len(row) == length]
+        ids = torch.tensor([list(rows[i]) for i in numbers], device=model.device)
+        output = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=limit,
+            do_sample=False,
+            pad_token_id=_pad_id(tokenizer, stop),
+            eos_token_id=sorted(stop) or None,
+        )
+        for i, row in zip(numbers, output[:, length:].tolist(), strict=True):
+            new[i] = _until_stop(row, stop)
+    return new
 
 
 def _until_stop(tokens: list[int], stop: set[int]) -> list[int]:
