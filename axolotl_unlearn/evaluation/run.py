@@ -476,7 +476,12 @@ def _blind(sets: EvaluationSets, cache: Cache, seed: int) -> dict[str, Any] | No
 def _collapse(
     specs, before, measured, sets, settings, cache, keys, bars
 ) -> dict[str, dict[str, Any] | None]:
-    """The collapse report of each model, against the original's outputs where they are known."""
+    """The collapse report of each model, against the original's outputs where they are known.
+
+    A model has collapsed if it breaks where it should still answer: on the retain rows. What it
+    says to forgotten prompts is reported beside it (``forget``): repetition there is a flaw of
+    the method (arXiv 2503.21088, 6.1), not of the whole model.
+    """
     from axolotl_unlearn.evaluation.scorer import score_texts
     from axolotl_unlearn.metrics.fluency import collapse_report
     from axolotl_unlearn.metrics.memorisation import loss
@@ -484,7 +489,7 @@ def _collapse(
     reports: dict[str, dict[str, Any] | None] = {}
     todo = []
     for spec in specs:
-        key = f"{keys[spec.name]}-collapse-{keys[before.name] if before else 'none'}"
+        key = f"{keys[spec.name]}-collapse2-{keys[before.name] if before else 'none'}"
         reports[spec.name] = cache.get(key) if keys[spec.name] else None
         if reports[spec.name] is None:
             todo.append((spec, key))
@@ -521,9 +526,18 @@ def _collapse(
             for i, one in zip(long, facts, strict=True):
                 nll[i] = loss(one)
             ordinary = measured[before.name].nonmember_loss
-        report = collapse_report(
-            texts, reference, groups=[row.side for row in rows], nll=nll, ordinary_nll=ordinary
-        )
+        sides = {
+            side: collapse_report(
+                [texts[i] for i in where],
+                [reference[i] for i in where],
+                nll=None if nll is None else [nll[i] for i in where],
+                ordinary_nll=ordinary,
+            )
+            for side in ("retain", "forget")
+            if (where := [i for i, row in enumerate(rows) if row.side == side])
+        }
+        report = dict(sides.get("retain") or sides["forget"])
+        report["forget"] = sides.get("forget")
         report["against"] = against
         reports[spec.name] = report
         if keys[spec.name]:
