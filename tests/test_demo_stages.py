@@ -177,3 +177,4 @@ def test_stamps_hold_key_and_seconds(tmp_path):
     job.run()
     stamp = json.loads((tmp_path / "stamps" / "first.json").read_text())
     assert stamp["key"] == job.outcomes["first"].key and stamp["seconds"] >= 0
+    assert job.cpu_seconds() > 0

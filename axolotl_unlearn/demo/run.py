@@ -154,8 +154,9 @@ def retain_fault(model: dict[str, Any]) -> str | None:
     """Why a parent may not be merged, or None.
 
     A parent that lost what it should retain drags the merge down with it: the harmonic mean of
-    the merge is 0 once one of its cells is. Refused are a retain cell below `LEAST_CELL`, a mean
-    of the six below `LEAST_MEAN`, and a collapse.
+    the merge is 0 once one of its cells is. Refused are a retain cell below `LEAST_CELL` and a
+    mean of the six below `LEAST_MEAN`. What it says to forget prompts is no reason: an
+    over-forgetting parent may well babble there.
     """
     kept = {name: v for name, v in model["cells"].items() if name.startswith("retain_")}
     kept = {name: v for name, v in kept.items() if v is not None}
@@ -165,8 +166,6 @@ def retain_fault(model: dict[str, Any]) -> str | None:
     mean = statistics.mean(kept.values())
     if mean < LEAST_MEAN:
         return f"{model['name']} keeps {mean:.2f} of the retain set on average ({LEAST_MEAN})"
-    if (model.get("collapse") or {}).get("collapsed"):
-        return f"{model['name']} has collapsed ({'; '.join(model['collapse']['reasons'])})"
     return None
 
 
@@ -336,7 +335,7 @@ def run_demo(settings: Settings, console=None) -> dict[str, Any]:
 
     Returns:
         The content of ``results.json``: that of the evaluation, with ``seed``, ``seconds`` (wall
-        clock of this call), ``stages`` (name -> state and seconds) and ``gate`` (the sentence if
+        clock of this call), ``cpu_seconds`` (of its commands), ``stages`` (name -> state and seconds) and ``gate`` (the sentence if
         the merge was left out, else None).
 
     Raises:
@@ -354,6 +353,7 @@ def run_demo(settings: Settings, console=None) -> dict[str, Any]:
     results |= {
         "seed": settings.seed,
         "seconds": round(job.seconds(), 1),
+        "cpu_seconds": round(job.cpu_seconds(), 1),
         "stages": {n: {"state": o.state, "seconds": o.seconds} for n, o in outcomes.items()},
         "gate": outcomes["merged"].reason or None,
     }

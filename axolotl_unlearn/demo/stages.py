@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -113,6 +114,11 @@ def training_progress(log: Path) -> tuple[int, int] | None:
     return done, total
 
 
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 class Job:
     """Stages, their stamps and logs under one folder.
 
@@ -138,6 +144,7 @@ class Job:
         self.outcomes: dict[str, Outcome] = {}
         self.stages: list[Stage] = []
         self.started = time.monotonic()
+        self._cpu_before = _cpu_of_children()
 
     def add(self, stage: Stage) -> None:
         """Add a stage; the order of adding is the order of preference for a free slot."""
@@ -149,6 +156,10 @@ class Job:
     def seconds(self) -> float:
         """Wall clock since the job was made."""
         return time.monotonic() - self.started
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the commands that have ended; tells more than `seconds` on a busy machine."""
+        return _cpu_of_children() - self._cpu_before
 
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
