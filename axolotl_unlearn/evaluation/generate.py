@@ -41,6 +41,7 @@ _HARMLESS = {
     "use_cache",  # Axolotl saves false; without a cache generation is quadratic
     "typical_p",
 }
+_FACTORS = ("_penalty", "num_beams", "num_beam_groups", "num_return_sequences")
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,10 @@ def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
 def _only_greedy(model: Any) -> bool:
     """Whether plain arg max reproduces the model's own ``generate`` and our cache handling fits."""
     config = getattr(model, "generation_config", None)
-    changed = {k for k in config.to_diff_dict() if k[0] != "_"} if config is not None else set()
+    settings = config.to_diff_dict() if config is not None else {}
+    # Values that say "off": null, false, 0, and 1 for a factor or a number of beams.
+    off = {k for k, v in settings.items() if not v or (v == 1 and k.endswith(_FACTORS))}
+    changed = {k for k in settings if k[0] != "_"} - off
     parameters = inspect.signature(model.forward).parameters
     return (
         changed <= _HARMLESS
