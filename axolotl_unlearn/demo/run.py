@@ -335,8 +335,8 @@ def run_demo(settings: Settings, console=None) -> dict[str, Any]:
 
     Returns:
         The content of ``results.json``: that of the evaluation, with ``seed``, ``seconds`` (wall
-        clock of this call), ``cpu_seconds`` (of its commands), ``stages`` (name -> state and seconds) and ``gate`` (the sentence if
-        the merge was left out, else None).
+        clock of this call), ``cpu_seconds`` (of its commands), ``stages`` (name -> state and
+        seconds) and ``gate`` (the sentence if the merge was left out, else None).
 
     Raises:
         UnlearnError: A stage failed, or the examples are not there.
