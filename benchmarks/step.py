@@ -238,17 +238,17 @@ def measure(variant: str, *, steps: int, labels: str, precision: str, pairs: int
     }
 
 
-def run_apart(arguments: list[str]) -> dict:
-    """Run this module with ``arguments`` in a process of its own; its last line is the result."""
+def run_apart(module: str, arguments: list[str]) -> dict:
+    """Run a module with ``arguments`` in a process of its own; its last line is the result."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.step", *arguments],
+        [sys.executable, "-m", module, *arguments],
         capture_output=True,
         text=True,
         cwd=models.ROOT,
         env={**os.environ, "PYTHONPATH": str(models.ROOT)},
     )
     if done.returncode:
-        raise RuntimeError(f"benchmarks.step {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -272,10 +272,11 @@ def compare(
     for _ in range(rounds):
         for variant in variants:
             got = run_apart(
+                "benchmarks.step",
                 [
                     *("--variant", variant, "--steps", str(steps), "--labels", labels),
                     *("--precision", precision, "--threads", str(threads)),
-                ]
+                ],
             )
             kept = results.setdefault(
                 variant, {"all": [], "cpu": [], "peak_mb": 0.0, "tokens": [], "padded": []}
