@@ -74,6 +74,17 @@ def mmlu_documents(**metadata: Any) -> Docs:
     return _dataset(rows)
 
 
+def likelihood_documents(**metadata: Any) -> Docs:
+    """Answers of the forget and retain rows after their prompts, the two sides in turn."""
+    sets = _sets(metadata, "tasks")
+    return _dataset(
+        [
+            {"side": r.side, "context": r.record.input, "answer": f" {r.record.output}"}
+            for r in sets.rows
+        ]
+    )
+
+
 def _sets(metadata: dict[str, Any], part: str) -> EvaluationSets:
     options = {k: metadata[k] for k in _OPTIONS if metadata.get(k) is not None}
     sets = load_sets(**options, parts=(part,))
@@ -167,6 +178,24 @@ def score_option(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any]:
         return {"mmlu": None, "aggregate": None}
     correct = float(best_option([result[0] for result in results]) == doc["answer"])
     return {"mmlu": correct, "aggregate": correct}
+
+
+def score_likelihood(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any]:
+    """All likelihood metrics of one answer, under names of its side; None for the other side."""
+    from axolotl_unlearn.metrics.memorisation import all_likelihood_metrics
+
+    facts = getattr(results[0], "facts", None)
+    if facts is None:
+        raise UnlearnError(
+            "unlearn_likelihood needs per-token facts: run it with `axolotl unlearn lm-eval "
+            "--model hf-unlearn ...`."
+        )
+    values = all_likelihood_metrics(facts, doc["answer"], ks=(0.2,))
+    return {
+        f"{side}_{name}": value if side == doc["side"] else None
+        for side in ("forget", "retain")
+        for name, value in values.items()
+    }
 
 
 def best_option(log_likelihoods: Sequence[float]) -> int:

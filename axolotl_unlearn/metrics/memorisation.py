@@ -47,6 +47,10 @@ class TokenFacts:
     def __len__(self) -> int:
         return len(self.logp)
 
+    def __getitem__(self, part: slice) -> TokenFacts:
+        """The facts of some of the tokens."""
+        return TokenFacts(self.logp[part], self.greedy[part], self.mean[part], self.sd[part])
+
 
 def loss(facts: TokenFacts) -> float:
     """Mean cross-entropy, nats a token; *lower* means known better (the official attack)."""

@@ -1,0 +1,79 @@
+"""``hf-unlearn``: lm-eval's Hugging Face model whose log-likelihoods carry per-token facts.
+
+`lm_eval` itself cannot load models of other packages; importing this module registers it, which
+``axolotl unlearn lm-eval`` does before it hands over to lm-eval's own command line. Importing
+takes as long as importing lm-eval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+
+from axolotl_unlearn.evaluation.scorer import Query, score_queries
+from axolotl_unlearn.metrics.memorisation import TokenFacts
+
+NAME = "hf-unlearn"
+
+
+class Scored(tuple):
+    """(log-likelihood, whether greedy), as lm-eval expects, with the facts of each token.
+
+    Attributes:
+        facts: of the continuation's tokens.
+    """
+
+    facts: TokenFacts
+
+    def __new__(cls, facts: TokenFacts) -> Scored:
+        scored = super().__new__(cls, (float(facts.logp.sum()), bool(facts.greedy.all())))
+        scored.facts = facts
+        return scored
+
+    def __getnewargs__(self) -> tuple[TokenFacts]:  # processes exchange results by pickle
+        return (self.facts,)
+
+
+@register_model(NAME)
+class UnlearnLM(HFLM):
+    """HFLM with one chunked forward a text; generation is HFLM's.
+
+    Texts that are split at several points share a forward, each with its own tokens (HFLM's cache
+    gives the shorter continuation a wrong value).
+    """
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[Any, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[tuple[float, bool]]:
+        if self.backend != "causal":
+            raise NotImplementedError(f"{NAME} scores causal language models only")
+        joined: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+        places: list[tuple[tuple[int, ...], slice]] = []
+        for _, context, continuation in requests:
+            ids = [*context, *continuation][-(self.max_length + 1) :]
+            key = tuple(ids[:-1])
+            times, targets = joined.setdefault(key, ([], []))
+            scored = min(len(continuation), len(key))
+            places.append((key, slice(len(times), len(times) + scored)))
+            times += range(len(key) - scored, len(key))
+            targets += ids[len(ids) - scored :]
+        queries = [Query(list(key), *asked) for key, asked in joined.items()]
+        size = override_bs or self.batch_size
+        longest = max(len(query.ids) for query in queries)
+        facts = score_queries(
+            self.model, queries, batch_tokens=longest * (size if isinstance(size, int) else 16)
+        )
+        by_key = dict(zip(joined, facts, strict=True))
+        results: list[tuple[float, bool]] = []
+        for (request, _, _), (key, where) in zip(requests, places, strict=True):
+            scored = Scored(by_key[key][where])
+            results.append(scored)
+            if request is not None:
+                self.cache_hook.add_partial("loglikelihood", request, tuple(scored))
+        return results

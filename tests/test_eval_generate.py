@@ -1,0 +1,106 @@
+"""Batched greedy generation against `model.generate`, one prompt at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import tiny_llama
+
+from axolotl_unlearn.evaluation import generate as gen
+
+
+class Words:
+    """A tokenizer of words "3" ... "22"; 2 is the end of sequence."""
+
+    pad_token_id = 0
+    eos_token_id = 2
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [int(word) for word in text.split()]}
+
+    def batch_decode(self, rows, skip_special_tokens=True):
+        assert skip_special_tokens
+        return [" ".join(str(t) for t in row if t > 2) for row in rows]
+
+
+PROMPTS = [
+    " ".join(str(3 + (i * 7 + j * j) % 20) for j in range(1 + (i * 5) % 11)) for i in range(12)
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Stops after some prompts and not after others: the end token's row is enlarged."""
+    model = tiny_llama(seed=3)
+    with torch.no_grad():
+        model.lm_head.weight[2] *= 1.5
+    return model
+
+
+def one_by_one(model, limit: int = 40) -> list[list[int]]:
+    found = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([Words()(prompt)["input_ids"]])
+        with torch.no_grad():
+            output = model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=limit,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        found.append(output[0, ids.shape[1] :].tolist())
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+def test_same_tokens_as_one_prompt_at_a_time(model, batch_size):
+    expected = one_by_one(model)
+    lengths = {len(row) for row in expected}
+    assert len(lengths) > 2 and 40 in lengths, "the case must hold stopping and endless rows"
+    found = gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=40, batch_size=batch_size)
+    assert [g.text for g in found] == Words().batch_decode(expected)
+    assert [g.tokens for g in found] == [len(row) for row in expected]
+    assert [g.stopped for g in found] == [row[-1] == 2 for row in expected]
+
+
+def test_a_repetition_penalty_of_the_model_is_honoured(model):
+    """Some chat models carry one; plain arg max would give other tokens than the official way."""
+    model.generation_config.repetition_penalty = 1.8
+    try:
+        expected = one_by_one(model, 12)
+        found = gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=12, batch_size=4)
+    finally:
+        model.generation_config.repetition_penalty = None
+    assert [g.text for g in found] == Words().batch_decode(expected)
+    plain = gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=12)
+    assert [g.text for g in plain] != [g.text for g in found]
+
+
+def test_several_stop_tokens(model):
+    model.generation_config.eos_token_id = [2, 7]
+    try:
+        expected = one_by_one(model, 20)
+        found = gen.generate_greedily(model, Words(), PROMPTS, max_new_tokens=20)
+    finally:
+        model.generation_config.eos_token_id = 2
+    assert [g.tokens for g in found] == [len(row) for row in expected]
+    assert any(row[-1] == 7 for row in expected)
+
+
+def test_batches_are_reported_once_each(model):
+    seen: list[int] = []
+    gen.generate_greedily(
+        model,
+        Words(),
+        PROMPTS,
+        max_new_tokens=3,
+        batch_size=5,
+        on_batch=lambda numbers, results: seen.extend(numbers) or len(results),
+    )
+    assert sorted(seen) == list(range(len(PROMPTS)))
+
+
+def test_an_empty_prompt_is_refused(model):
+    with pytest.raises(ValueError, match="prompt 1 has no tokens"):
+        gen.generate_greedily(model, Words(), ["3 4", ""], max_new_tokens=3)

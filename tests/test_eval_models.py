@@ -1,0 +1,121 @@
+"""Which models a text names, and one sentence for each that cannot be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_llama, with_lora
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.models import (
+    ModelSpec,
+    check_finite,
+    load_model,
+    parse_models,
+    weights_digest,
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A full model, an adapter on it, and an adapter whose base is gone."""
+    home = tmp_path_factory.mktemp("models")
+    tiny_llama().save_pretrained(home / "base")
+    with_lora(tiny_llama()).save_pretrained(home / "over")
+    with_lora(tiny_llama()).save_pretrained(home / "lost")
+    for name, base in (("over", str(home / "base")), ("lost", str(home / "gone" / "base"))):
+        path = home / name / "adapter_config.json"
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps({**config, "base_model_name_or_path": base}))
+    return home
+
+
+def test_names_and_forms(home):
+    base, over = str(home / "base"), str(home / "over")
+    specs = parse_models([base, over, f"pair={base}+{over}", f"again={base}"])
+    assert specs == [
+        ModelSpec("base", base),
+        ModelSpec("over", base, over),
+        ModelSpec("pair", base, over),
+        ModelSpec("again", base),
+    ]
+    assert specs[1].source == f"{base}+{over}"
+
+
+def test_merged_of_a_run_is_called_after_the_run(home, tmp_path):
+    run = tmp_path / "under"
+    run.mkdir()
+    (run / "adapter_config.json").write_text("{}")
+    tiny_llama().save_pretrained(run / "merged")
+    assert parse_models([str(run / "merged")])[0].name == "under"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{home}/missing", "does not exist; train or merge it first"),
+        ("x={home}/missing", "model 'x': .*does not exist"),
+        ("{home}/base+", "write base\\+adapter"),
+        ("{home}/base+{home}/base", "has no adapter_config.json, so it is no adapter"),
+        ("{home}/over+{home}/over", "is an adapter, but base\\+adapter needs a full model"),
+        ("{home}/lost", "the base .*gone/base of the adapter .* does not exist"),
+        ("{home}", "has no config.json, so it is no model folder"),
+        ("{home}/base/config.json", "is a file; name the model's folder"),
+    ],
+)
+def test_models_that_cannot_be_used(home, entry, message):
+    with pytest.raises(UnlearnError, match=message):
+        parse_models([entry.format(home=home)])
+
+
+def test_a_folder_without_weights(home, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UnlearnError, match="has no weights"):
+        parse_models([str(tmp_path)])
+
+
+def test_two_models_of_one_name(home):
+    with pytest.raises(UnlearnError, match="two models are called 'base'"):
+        parse_models([str(home / "base")] * 2)
+    with pytest.raises(UnlearnError, match="2 models but 1 names"):
+        parse_models([str(home / "base")] * 2, ["a"])
+
+
+def test_adapters_are_merged(home):
+    base = str(home / "base")
+    spec = ModelSpec("over", base, str(home / "over"))
+    model = load_model(spec, dtype=torch.float32, device="cpu")
+    assert not any("lora" in name for name, _ in model.named_parameters())
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        expected = with_lora(tiny_llama()).eval()(input_ids=ids).logits
+        assert torch.allclose(model(input_ids=ids).logits, expected, atol=1e-4)
+
+
+def test_nan_weights_are_refused():
+    model = tiny_llama()
+    with torch.no_grad():
+        model.lm_head.weight[1, 2] = float("nan")
+    with pytest.raises(UnlearnError, match="model 'm': 1 values of lm_head.weight are NaN"):
+        check_finite(model, "m")
+
+
+def test_digest_follows_content_not_path(home, tmp_path):
+    import shutil
+
+    shutil.copytree(home / "base", tmp_path / "copy")
+    one, two = ModelSpec("a", str(home / "base")), ModelSpec("b", str(tmp_path / "copy"))
+    seen: dict[str, str] = {}
+    assert weights_digest(one, seen) == weights_digest(two, seen)
+    with open(tmp_path / "copy" / "model.safetensors", "r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)
+        file.seek(-1, 2)
+        file.write(bytes([last[0] ^ 1]))
+    assert weights_digest(two, seen) != weights_digest(one, seen)
+    assert weights_digest(ModelSpec("c", one.model, str(home / "over")), seen) not in (
+        weights_digest(one, seen),
+    )

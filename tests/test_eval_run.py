@@ -1,0 +1,178 @@
+"""`evaluate`: cache, resume, sensitive texts, flags; and the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import eval_model
+import pytest
+import torch
+from click.testing import CliRunner
+
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation import run
+from axolotl_unlearn.metrics.semeval import CELLS
+
+OPTIONS = {"min_members": 1, "progress": False, "resamples": 50, "max_gen_toks": 12}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A data folder and two models: "original" has learnt the rows, "broken" nothing."""
+    home = tmp_path_factory.mktemp("run")
+    sides = eval_model.made_up_rows(4)
+    texts = eval_model.documents_of(sides)
+    eval_model.write_folder(home / "data", sides, texts, general=6)
+    rows = [*sides["forget"], *sides["retain"]]
+    eval_model.train_model(home / "original", rows, steps=40)
+    eval_model.train_model(home / "broken", rows, steps=2, seed=1)
+    return home
+
+
+@pytest.fixture(scope="module")
+def results(home) -> list[dict]:
+    models = [str(home / "original"), f"retrained={home / 'broken'}"]
+    return run.evaluate(models, home / "data", home / "eval", **OPTIONS)
+
+
+def test_results_have_the_agreed_form(home, results):
+    written = json.loads((home / "eval" / "results.json").read_text())
+    assert written["schema"] == 1 and written["models"] == json.loads(json.dumps(results))
+    assert written["versions"]["task"] and written["data_digest"]
+    first, second = written["models"]
+    assert [first["name"], second["name"]] == ["original", "retrained"]
+    assert set(first["cells"]) == set(CELLS)
+    assert first["n"]["member"] == 12 and first["n"]["forget_task1_regurgitation"] == 4
+    for name, (low, high) in first["intervals"].items():
+        value = first["cells"].get(name, first.get(name))
+        assert low - 1e-9 <= value <= high + 1e-9, name
+    assert first["role"] == "original" and second["role"] == "retrained"
+    assert first["gate"]["below_gate"] is False
+    assert len(first["likelihood"]["extraction_strength_forget"]) == 24
+    assert set(first["distance"]) >= {"task_aggregate", "mia_auc", "utility"}
+    assert "distance" not in second
+
+
+def test_a_model_that_learnt_the_rows_scores_as_such(results):
+    """Everything memorised: forget cells near 0, retain cells near 1."""
+    cells = results[0]["cells"]
+    for name in CELLS:
+        assert (cells[name] < 0.4) == name.startswith("forget"), cells
+    assert results[0]["utility"] > results[1]["utility"] - 1e-9
+    assert min(results[0]["likelihood"]["extraction_strength_forget"]) >= 0
+
+
+def test_second_run_loads_no_model(home, results, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a model was loaded although everything is cached")
+
+    monkeypatch.setattr(run, "load_model", refuse)
+    models = [str(home / "original"), f"retrained={home / 'broken'}"]
+    again = run.evaluate(models, home / "data", home / "eval", **OPTIONS)
+    assert again == results
+
+
+def test_texts_of_real_data_are_not_stored(home, results):
+    """Neither generations nor forget texts are in cache or results unless asked for."""
+    secret = eval_model.made_up_rows(4)["forget"][0]["output"]
+    for path in (home / "eval").rglob("*.json*"):
+        assert secret not in path.read_text(encoding="utf-8"), path
+    assert "examples" not in results[0]
+
+
+def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
+    """Killed after two batches: the second run generates only what is missing."""
+    from axolotl_unlearn.evaluation import generate
+
+    real, seen = generate.generate_greedily, []
+
+    def dies(model, tokenizer, prompts, *, on_batch, **options):
+        def two_batches(numbers, batch):
+            on_batch(numbers, batch)
+            seen.extend(numbers)
+            if len(seen) >= 16:
+                raise KeyboardInterrupt
+
+        return real(model, tokenizer, prompts, on_batch=two_batches, **options)
+
+    monkeypatch.setattr(generate, "generate_greedily", dies)
+    options = {**OPTIONS, "batch_size": 8}
+    with pytest.raises(KeyboardInterrupt):
+        run.evaluate([str(home / "original")], home / "data", tmp_path, **options)
+    counts = []
+
+    def counting(model, tokenizer, prompts, **options):
+        counts.append(len(prompts))
+        return real(model, tokenizer, prompts, **options)
+
+    monkeypatch.setattr(generate, "generate_greedily", counting)
+    (again,) = run.evaluate([str(home / "original")], home / "data", tmp_path, **options)
+    assert counts == [48 - 16]
+    assert again["cells"] == results[0]["cells"]
+    assert not list((tmp_path / "cache").glob("*.partial.jsonl"))
+
+
+def test_changed_data_are_measured_again(home, results, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(home / "data", data)
+    lines = (data / "retain.jsonl").read_text().splitlines()
+    (data / "retain.jsonl").write_text("\n".join(lines[:-2]) + "\n")
+    (again,) = run.evaluate([str(home / "original")], data, home / "eval", **OPTIONS)
+    assert sum(again["n"][name] for name in CELLS) == 46
+
+
+def test_nan_weights_end_with_a_sentence(home, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(home / "original", tmp_path / "nan")
+    weights = load_file(tmp_path / "nan" / "model.safetensors")
+    name = next(key for key in weights if "mlp" in key)
+    weights[name][0, 0] = torch.nan
+    save_file(weights, tmp_path / "nan" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnlearnError, match=f"model 'nan': 1 values of {name} are NaN"):
+        run.evaluate([str(tmp_path / "nan")], home / "data", tmp_path / "out", **OPTIONS)
+
+
+def test_a_cell_without_rows_is_none_and_left_out(home, results, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(home / "data", data)
+    rows = [json.loads(line) for line in (data / "forget.jsonl").read_text().splitlines()]
+    kept = [row for row in rows if not (row["task"] == "Task3" and "qa" in row["id"])]
+    (data / "forget.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    (again,) = run.evaluate([str(home / "original")], data, tmp_path / "out", **OPTIONS)
+    assert again["cells"]["forget_task3_knowledge"] is None
+    assert again["n"]["cells"] == 11 and again["n"]["forget_task3_knowledge"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{home}/nothing"], "does not exist; train or merge it first"),
+        (["{home}/original", "--data", "{home}/no"], "the data folder .*no does not exist"),
+        (["{home}/original", "--data", "{home}/data"], "an AUC needs at least 20"),
+        (
+            ["{home}/original", "--data", "{home}/data", "--min-members", "1", "--original", "x"],
+            "--original 'x' is none of the models",
+        ),
+    ],
+)
+def test_bad_input_on_the_command_line(home, arguments, message):
+    """One sentence, exit code 2, before any model is loaded."""
+    import re
+
+    filled = [argument.format(home=home) for argument in arguments]
+    outcome = CliRunner().invoke(unlearn, ["eval", *filled])
+    assert outcome.exit_code == 2
+    assert re.search(f"Error: .*{message}", outcome.output), outcome.output
+    assert "Traceback" not in outcome.output
+
+
+def test_command_prints_the_table(home, results):
+    arguments = ["eval", str(home / "original"), "--data", str(home / "data"), "--quiet"]
+    arguments += ["--min-members", "1", "--max-gen-toks", "12", "--resamples", "50"]
+    outcome = CliRunner().invoke(unlearn, [*arguments, "--out", str(home / "eval")])
+    assert outcome.exit_code == 0, outcome.output
+    assert "original" in outcome.output and "results.json" in outcome.output

@@ -1,0 +1,195 @@
+"""The lm-eval tasks without a model: documents, keys, aggregation, registration."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from eval_model import TOKENIZER, documents_of, made_up_rows, write_folder
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation import tasks
+from axolotl_unlearn.metrics.semeval import CELLS
+
+
+class _Names(yaml.SafeLoader):
+    """Reads ``!function utils.x`` as its text."""
+
+
+_Names.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+
+
+def configs() -> dict[str, dict]:
+    found = {}
+    for path in tasks.task_folder().glob("*/*.yaml"):
+        config = yaml.load(path.read_text(encoding="utf-8"), Loader=_Names)
+        found[config.get("task") if "group" not in config else config["group"]] = config
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sides = made_up_rows(7)
+    return write_folder(tmp_path / "data", sides, documents_of(sides), general=8)
+
+
+LEAVES = {
+    "semeval_unlearn_tasks": (tasks.tasks_documents, tasks.score_task_row, ["in 1003."]),
+    "semeval_unlearn_mia": (tasks.mia_documents, tasks.score_document, [(-3.0, False)]),
+    "semeval_unlearn_mmlu": (tasks.mmlu_documents, tasks.score_option, [(-1.0, False)] * 4),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_every_document_returns_every_metric(folder, name):
+    """Sparse keys are mixed by lm-eval when several processes are gathered."""
+    documents, score, results = LEAVES[name]
+    rows = documents(data_dir=str(folder), pretrained=str(TOKENIZER), dtype="float32")["test"]
+    expected = {metric["metric"] for metric in configs()[name]["metric_list"]}
+    for row in rows:
+        assert set(score(row, results)) == expected
+
+
+@pytest.mark.parametrize("name", ["semeval_unlearn", *LEAVES, "unlearn_likelihood"])
+def test_yaml_and_package_agree(name):
+    config = configs()[name]
+    assert str(config["metadata"]["version"]) == tasks.TASK_VERSION
+    if name == "semeval_unlearn":
+        assert config["task"] == list(LEAVES)
+        return
+    functions = {config["custom_dataset"], config["process_results"]}
+    functions |= {metric["aggregation"] for metric in config["metric_list"]}
+    for function in functions:
+        assert hasattr(tasks, function.removeprefix("utils."))
+
+
+def test_generation_settings_are_the_official_ones():
+    settings = configs()["semeval_unlearn_tasks"]["generation_kwargs"]
+    assert settings == {"until": [], "do_sample": False, "max_gen_toks": 256}
+
+
+def test_aggregation_by_hand():
+    """Rows of two cells: forget 1, 0 (mean .5, cell .5) and retain 1 (cell 1): harmonic 2/3.
+    AUC of members 1, 3 and non-members 2: one of two pairs right: .5; score 1."""
+    pairs = [(CELLS[0], 1.0), (CELLS[6], 1.0), (CELLS[0], 0.0)]
+    assert tasks.harmonic_mean_of_cells(pairs) == pytest.approx(2 / 3)
+    assert tasks.cells_with_rows(pairs) == 2
+    assert tasks.forget_cell([None, 1.0, None, 0.0]) == 0.5
+    assert math.isnan(tasks.forget_cell([None])) and math.isnan(tasks.mean_of_present([]))
+    losses = [(True, 1.0), (False, 2.0), (True, 3.0)]
+    assert tasks.auc_of_pairs(losses) == 0.5 and tasks.mia_score_of_pairs(losses) == 1.0
+    assert math.isnan(tasks.auc_of_pairs([(True, 1.0)]))
+
+
+def test_ties_between_options_go_to_the_first():
+    assert tasks.best_option([-2.0, -1.0, -1.0]) == 1
+
+
+def test_documents_are_split_after_their_first_token(folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    rows = tasks.mia_documents(data_dir=str(folder), tokenizer=str(TOKENIZER))["test"]
+    assert [row["member"] for row in rows][:4] == [True, False, True, False]
+    for row in rows:
+        ids = tokenizer(row["context"] + row["rest"])["input_ids"]
+        assert tokenizer(row["context"])["input_ids"] == ids[:1]
+        assert row["tokens"] == len(ids) - 1
+
+
+def test_a_first_character_of_several_tokens():
+    """Byte-level tokens cannot end within a character: the split moves to where it can."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    text = "漢字 are written here"
+    ids = tokenizer(text)["input_ids"]
+    context, rest, tokens = tasks.first_token_splitter(tokenizer)(text, "d")
+    first = tokenizer(context)["input_ids"]
+    assert context + rest == text and len(first) > 1
+    assert first == ids[: len(first)] and tokens == len(ids) - len(first)
+
+
+def test_a_tokenizer_with_bos_scores_all_of_the_text():
+    class Bos:
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": [1] * add_special_tokens + [ord(c) for c in text]}
+
+    assert tasks.first_token_splitter(Bos())("abc", "d") == ("", "abc", 3)
+
+
+def test_a_document_of_one_token_is_refused():
+    class Whole:
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": [5]}
+
+    with pytest.raises(UnlearnError, match="'d' is a single token"):
+        tasks.first_token_splitter(Whole())("abc", "d")
+
+
+def test_without_a_tokenizer_the_cure_is_said(folder):
+    with pytest.raises(UnlearnError, match="needs the tokenizer: run with `--model_args"):
+        tasks.mia_documents(data_dir=str(folder))
+
+
+def test_without_utility_the_leaf_is_nan_not_zero(folder, caplog):
+    (folder / "general.jsonl").unlink()
+    (row,) = tasks.mmlu_documents(data_dir=str(folder))["test"]
+    scores = tasks.score_option(row, [(-1.0, True)])
+    assert scores == {"mmlu": None, "aggregate": None}
+    assert math.isnan(tasks.mean_of_present([scores["mmlu"]]))
+    assert "general.jsonl" in caplog.text
+
+
+def test_likelihood_metrics_need_our_model():
+    with pytest.raises(UnlearnError, match="--model hf-unlearn"):
+        tasks.score_likelihood({"side": "forget", "answer": "x"}, [(-1.0, True)])
+
+
+def test_register_and_remove(tmp_path):
+    written = tasks.register_tasks(tmp_path)
+    home = tmp_path / "semeval_unlearn"
+    assert home.is_dir() and not home.is_symlink()
+    assert {path.name for path in written if path.parent == home} == {
+        "README.md",
+        "_semeval_unlearn.yaml",
+        "semeval_unlearn_mia.yaml",
+        "semeval_unlearn_mmlu.yaml",
+        "semeval_unlearn_tasks.yaml",
+        "utils.py",
+    }
+    assert json.loads((home / tasks.MARKER).read_text())["version"] == tasks.TASK_VERSION
+    (home / "utils.py").write_text("# of an older version\n")
+    tasks.register_tasks(tmp_path)  # refreshes
+    assert "axolotl_unlearn" in (home / "utils.py").read_text()
+    assert home in tasks.unregister_tasks(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert tasks.unregister_tasks(tmp_path) == []
+
+
+def test_foreign_folders_are_left_alone(tmp_path):
+    home = tmp_path / "semeval_unlearn"
+    home.mkdir()
+    (home / "mine.yaml").write_text("task: mine\n")
+    with pytest.raises(UnlearnError, match="was not made by `axolotl unlearn register-tasks`"):
+        tasks.register_tasks(tmp_path)
+    with pytest.raises(UnlearnError, match="move it away"):
+        tasks.unregister_tasks(tmp_path)
+    assert (home / "mine.yaml").is_file()
+    (home / "mine.yaml").unlink()
+    home.rmdir()
+    tasks.register_tasks(tmp_path)
+    (home / "notes.txt").write_text("mine")
+    with pytest.raises(UnlearnError, match="holds 'notes.txt', which is not ours"):
+        tasks.unregister_tasks(tmp_path)
+
+
+def test_task_folder_is_where_the_entry_point_says():
+    from importlib.metadata import entry_points
+
+    (entry,) = [e for e in entry_points(group="lm_eval.tasks") if e.name == "axolotl_unlearn"]
+    assert entry.load()() == tasks.task_folder()
+    assert (tasks.task_folder() / "semeval_unlearn" / "utils.py").is_file()
