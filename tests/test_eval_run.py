@@ -47,8 +47,10 @@ def test_results_have_the_agreed_form(home, results):
     assert set(first["cells"]) == set(CELLS)
     assert first["n"]["member"] == 12 and first["n"]["forget_task1_regurgitation"] == 4
     for name, (low, high) in first["intervals"].items():
-        value = first["cells"].get(name, first.get(name))
-        assert low - 1e-9 <= value <= high + 1e-9, name
+        assert 0 <= low <= high <= 1 + 1e-9, name
+    for name in CELLS:
+        low, high = first["intervals"][name]
+        assert low - 1e-9 <= first["cells"][name] <= high + 1e-9, name
     assert first["role"] == "original" and second["role"] == "retrained"
     assert first["gate"]["below_gate"] is False
     assert len(first["likelihood"]["extraction_strength_forget"]) == 24

@@ -1,0 +1,93 @@
+"""hf-unlearn: HFLM's log-likelihoods, plus the facts of each token."""
+
+from __future__ import annotations
+
+import pickle
+
+import eval_model
+import numpy as np
+import pytest
+import torch
+
+from axolotl_unlearn.metrics.memorisation import all_likelihood_metrics, loss
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("lm")
+    sides = eval_model.made_up_rows(2)
+    eval_model.train_model(home / "model", sides["retain"], steps=8)
+    texts = eval_model.documents_of(sides)
+    eval_model.write_folder(home / "data", sides, texts)
+    return home
+
+
+def requests():
+    from lm_eval.api.instance import Instance
+
+    text = "When did Ada R1 begin? In the year 1001 by a river."
+    pairs = [(text[:cut], text[cut:]) for cut in (4, 13, 22, 27)]
+    pairs += [("Ada", " began"), ("Ada", " R1"), ("", "Ada R1 began")]
+    return [
+        Instance("loglikelihood", doc={}, arguments=pair, idx=i) for i, pair in enumerate(pairs)
+    ]
+
+
+def test_same_values_as_lm_eval_without_its_cache(home):
+    """With its logits cache HFLM gives texts that are split at several points wrong values."""
+    from lm_eval.models.huggingface import HFLM
+
+    from axolotl_unlearn.evaluation.lm import UnlearnLM
+
+    options = {"pretrained": str(home / "model"), "device": "cpu", "dtype": "float32"}
+    theirs = HFLM(**options, batch_size=4, logits_cache=False).loglikelihood(requests())
+    ours = UnlearnLM(**options, batch_size=4).loglikelihood(requests())
+    assert [value for value, _ in ours] == pytest.approx([v for v, _ in theirs], abs=1e-4)
+    assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
+    for scored in ours:
+        assert float(scored.facts.logp.sum()) == scored[0]
+        assert bool(scored.facts.greedy.all()) == scored[1]
+        assert np.isfinite(scored.facts.sd).all()
+    again = pickle.loads(pickle.dumps(ours[0]))  # processes exchange results
+    assert again == ours[0] and again.facts.logp.tolist() == ours[0].facts.logp.tolist()
+
+
+def test_likelihood_task_equals_the_scorer(home):
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
+    from axolotl_unlearn.evaluation.scorer import Query, score_queries
+    from axolotl_unlearn.evaluation.sets import load_sets
+    from axolotl_unlearn.evaluation.tasks import task_folder
+
+    path, data = str(home / "model"), str(home / "data")
+    metadata = {"data_dir": data, "min_members": 1}
+    results = simple_evaluate(
+        "hf-unlearn",
+        model_args={"pretrained": path, "dtype": "float32"},
+        tasks=["unlearn_likelihood"],
+        task_manager=TaskManager(include_path=str(task_folder()), metadata=metadata),
+        device="cpu",
+        batch_size=4,
+        bootstrap_iters=0,
+    )["results"]["unlearn_likelihood"]
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    values: dict[str, list[float]] = {}
+    for row in load_sets(data, min_members=1).rows:
+        context, answer = row.record.input, f" {row.record.output}"
+        ids = tokenizer(context + answer)["input_ids"]
+        (facts,) = score_queries(model, [Query.of(ids, len(tokenizer(context)["input_ids"]))])
+        for name, value in all_likelihood_metrics(facts, answer, ks=(0.2,)).items():
+            values.setdefault(f"{row.side}_{name}", []).append(value)
+        with torch.no_grad():
+            labels = torch.tensor([ids])
+            labels = labels.masked_fill(torch.arange(len(ids)) < len(ids) - len(facts), -100)
+            own = model(input_ids=torch.tensor([ids]), labels=labels).loss.item()
+        assert loss(facts) == pytest.approx(own, abs=1e-5)
+    for name, expected in values.items():
+        assert results[f"{name},none"] == pytest.approx(np.mean(expected), abs=1e-5), name
