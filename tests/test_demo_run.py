@@ -14,6 +14,7 @@ from axolotl_unlearn.demo.run import (
     repository,
     retain_fault,
     write_configs,
+    write_trajectory,
 )
 from axolotl_unlearn.errors import UnlearnError
 
@@ -41,6 +42,8 @@ def test_configs_differ_from_the_examples_only_in_paths_seed_and_beta(at_root, t
     ):
         ours, theirs = load(configs[name]), load(ROOT / "examples" / example)
         moved = {"base_model", "output_dir", "dataset_prepared_path", "datasets", "unlearn", "seed"}
+        if name in ("over", "under"):  # which checkpoints are kept
+            moved |= {"save_strategy", "save_steps", "save_total_limit"}
         assert {k: v for k, v in ours.items() if k not in moved} == {
             k: v for k, v in theirs.items() if k not in moved
         }
@@ -50,8 +53,8 @@ def test_configs_differ_from_the_examples_only_in_paths_seed_and_beta(at_root, t
     assert over["unlearn"]["forget"].pop("beta") < SINGLE_BETA
     assert under["unlearn"]["forget"].pop("beta") > SINGLE_BETA
     assert single["unlearn"]["forget"].pop("beta") == SINGLE_BETA
-    for other in (under, single):  # same start, data and order, else the merge means nothing
-        assert other | {"output_dir": 0} == over | {"output_dir": 0}
+    # Same start, data and order, else the merge means nothing.
+    assert under | {"output_dir": 0} == over | {"output_dir": 0}
     assert load(configs["retrained"])["datasets"][0]["path"].endswith("retrain.jsonl")
     ties = load(configs["ties"])
     assert [Path(m["model"]) for m in ties["models"]] == [
@@ -85,6 +88,33 @@ def test_gate_looks_at_retain_cells_only():
 
 def test_gate_ignores_cells_without_rows():
     assert retain_fault(model(retain_task1_knowledge=None)) is None
+
+
+def test_trajectory_goes_from_the_original_over_checkpoints_to_the_end(tmp_path):
+    """Steps 0 and 20 come from the parents' scores, step 9 from those on the way; 9 < 20 as
+    numbers though not as text."""
+
+    def scored(name, value):
+        metrics = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
+        return {"name": name} | dict.fromkeys(metrics, value)
+
+    for run in ("over", "under"):
+        for step in (9, 20):
+            (tmp_path / run / f"checkpoint-{step}").mkdir(parents=True)
+    (tmp_path / "eval").mkdir()
+    parents = [scored("original", 0.1), scored("over", 0.8), scored("under", 0.7)]
+    between = [scored("over@9", 0.5), scored("under@9", 0.4)]
+    for name, models in (("parents", parents), ("results", between)):
+        (tmp_path / "eval" / f"{name}.json").write_text(json.dumps({"models": models}))
+    points = json.loads(write_trajectory(tmp_path).read_text())
+    assert [(p["run"], p["step"], p["scores"]["mia_auc"]) for p in points] == [
+        ("over", 0, 0.1),
+        ("over", 9, 0.5),
+        ("over", 20, 0.8),
+        ("under", 0, 0.1),
+        ("under", 9, 0.4),
+        ("under", 20, 0.7),
+    ]
 
 
 def test_outside_a_checkout_the_sentence_says_so(monkeypatch, tmp_path):
@@ -130,8 +160,11 @@ def test_small_job_from_end_to_end(monkeypatch, tmp_path):
     forced = Settings(out=tmp_path / "demo", full=True, force=True, sizes=sizes)
     results = run_demo(forced, console)
     states = {name: stage["state"] for name, stage in results["stages"].items()}
-    assert states.pop("merged") == states.pop("eval") == "done"
+    # The scores on the way come after the merge, because both write into one folder.
+    assert states.pop("merged") == states.pop("eval") == states.pop("path") == "done"
     assert set(states.values()) == {"reused"}
+    trajectory = json.loads((tmp_path / "demo" / "trajectory.json").read_text())
+    assert {point["run"] for point in trajectory} == {"over", "under"} and len(trajectory) >= 6
     assert results["gate"] is None and results["seconds"] > 0
     written = json.loads((tmp_path / "demo" / "results.json").read_text())
     assert [m["name"] for m in written["models"]] == [

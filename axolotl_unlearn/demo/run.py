@@ -38,6 +38,7 @@ SINGLE_BETA = 0.045
 TIME_BUDGET = 600.0  # seconds; beyond it the single run waits for --full
 AFTER_SINGLE = 60.0  # seconds for what follows the single run
 LEAST_CELL, LEAST_MEAN = 0.1, 0.5
+SAVE_EVERY = 0.34  # of the steps: two adapters on the way and the last
 MAX_NEW_TOKENS = 96  # the longest answer of the data has 51 tokens
 
 
@@ -89,7 +90,9 @@ def _near(path: Path) -> str:
 
 
 def write_configs(settings: Settings, home: Path) -> dict[str, Path]:
-    """Derive the run's configs from the examples; nothing but paths, seed and beta changes.
+    """Derive the run's configs from the examples.
+
+    Nothing changes but paths, seed, the beta of the single run, and which checkpoints are kept.
 
     Returns:
         Name (memorise, retrained, over, under, single, ties) -> path in ``out/configs``.
@@ -120,11 +123,12 @@ def write_configs(settings: Settings, home: Path) -> dict[str, Path]:
 
     tiny = _near(home / "examples" / "tiny-olmo")
     memorised = _near(out / "memorised")
+    way = {"save_strategy": "steps", "save_steps": SAVE_EVERY, "save_total_limit": None}
     configs = {
         "memorised": derived("memorise.yml", "memorised", base_model=tiny),
         "retrained": derived("memorise.yml", "retrained", base_model=tiny),
-        "over": derived("npo_over.yml", "over", base_model=memorised),
-        "under": derived("npo_under.yml", "under", base_model=memorised),
+        "over": derived("npo_over.yml", "over", base_model=memorised, **way),
+        "under": derived("npo_under.yml", "under", base_model=memorised, **way),
         "single": derived("npo_over.yml", "single", base_model=memorised),
     }
     _edit(
@@ -217,6 +221,8 @@ def make_job(settings: Settings, say=print) -> Job:
                 inputs=[configs[name]],
                 needs=needs,
                 settings=__version__,
+                # Checkpoints of an earlier run must not be taken for this one's.
+                before=lambda: shutil.rmtree(out / name, ignore_errors=True),
                 **more,
             )
         )
@@ -310,6 +316,26 @@ def make_job(settings: Settings, say=print) -> Job:
         models["retrained"] = out / "retrained"
         return evaluation(models)
 
+    def on_the_way() -> dict[str, Path | str]:
+        return {
+            f"{name}@{folder.name.partition('-')[2]}": f"{_near(out / 'memorised')}+{_near(folder)}"
+            for name in ("over", "under")
+            for folder in _checkpoints(out / name)[:-1]
+        }
+
+    job.add(
+        Stage(
+            "path",
+            "score checkpoints on the way",
+            lambda: evaluation(on_the_way()),
+            output=out / "trajectory.json",
+            inputs=[data / f"{part}.jsonl" for part in _PARTS],
+            needs=["data", "parents", "over", "under", "merged"],
+            before=lambda: found.unlink(missing_ok=True),
+            action=lambda: write_trajectory(out),
+            skip_if=lambda: None if settings.full else "`--full` (make demo FULL=1) includes it.",
+        )
+    )
     job.add(
         Stage(
             "eval",
@@ -317,12 +343,39 @@ def make_job(settings: Settings, say=print) -> Job:
             all_models,
             output=found,
             inputs=[data / f"{part}.jsonl" for part in _PARTS],
-            needs=["data", "parents", "merged", "single", "retrained"],
+            needs=["data", "parents", "merged", "single", "retrained", "path"],
         )
     )
     return job
 
 
+def _checkpoints(run: Path) -> list[Path]:
+    """Checkpoints of a training run, first to last."""
+    return sorted(run.glob("checkpoint-*"), key=lambda folder: int(folder.name.partition("-")[2]))
+
+
+def write_trajectory(out: Path) -> Path:
+    """Scores of both parents from the original over their checkpoints to the end.
+
+    Reads ``eval/parents.json`` and ``eval/results.json`` (models named ``run@step``) and writes
+    ``trajectory.json``, a list of ``{"run", "step", "scores"}`` that the report draws.
+    """
+    parents = json.loads((out / "eval" / "parents.json").read_text("utf-8"))["models"]
+    between = json.loads((out / "eval" / "results.json").read_text("utf-8"))["models"]
+    known = {model["name"]: model for model in parents + between}
+    points = []
+    for run in ("over", "under"):
+        steps = [int(folder.name.partition("-")[2]) for folder in _checkpoints(out / run)]
+        named = [(0, "original"), *((s, f"{run}@{s}") for s in steps[:-1]), (steps[-1], run)]
+        for step, name in named:
+            scores = {metric: known[name][metric] for metric in _METRICS}
+            points.append({"run": run, "step": step, "scores": scores})
+    path = out / "trajectory.json"
+    path.write_text(json.dumps(points, indent=1) + "\n", "utf-8")
+    return path
+
+
+_METRICS = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 _PARTS = ("forget", "retain", "member", "nonmember", "general")
 
 
