@@ -15,7 +15,7 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test test-quick quality format bench clean
+.PHONY: help setup demo demo-real test test-quick quality format bench bench-gpu clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ format: setup  ## format in place
 
 bench: setup  ## step time and memory against other ways (CPU)
 	python benchmarks/run.py
+
+bench-gpu: setup  ## the paper's recipe at full size on one GPU
+	python -m benchmarks.gpu
 
 clean:  ## remove what runs have written
 	rm -rf out

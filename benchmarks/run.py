@@ -105,6 +105,16 @@ def as_markdown(results: dict) -> str:
                 f"{'yes' if row['met'] else '**no**'} |"
             )
         lines.append("")
+    if "head" in results:
+        lines += [
+            "## Head: NLL and KL of 512 positions",
+            "",
+            "| way | processor seconds | peak MB |",
+            "|---|---|---|",
+        ]
+        for way, row in results["head"].items():
+            lines.append(f"| {way} | {row['cpu_seconds']} | {row['peak_mb']} |")
+        lines.append("")
     if "memory" in results:
         lines += ["## Tensors alive at once", "", "| way | peak MB | largest MB |", "|---|---|---|"]
         for way, row in results["memory"]["parts"].items():
@@ -205,6 +215,7 @@ def main() -> None:
         write(results, options.out)  # whatever comes later, this much is kept
     if not options.quick:
         arguments = ["--threads", str(options.threads)]
+        results["head"] = step.run_apart("benchmarks.head", arguments)
         results["memory"] = step.run_apart("benchmarks.memory", arguments)
         results["scaling"] = scaling.sweep()
     results["minutes"] = round((time.monotonic() - start) / 60, 1)

@@ -1,0 +1,122 @@
+"""The head alone: NLL and KL of the same positions through torch, Liger and our own way.
+
+    python -m benchmarks.head
+
+512 positions of hidden size 512, vocabulary 50304, frozen head, float32, NLL and KL(policy ||
+reference) at every position, forward and backward. Only the ways that give one value a position
+can serve NPO, whose gradient weighs whole sequences; a fixed mean cannot, and is timed for
+comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import torch
+from torch.nn import functional as F
+
+from axolotl_unlearn.args import ObjectiveArgs
+from axolotl_unlearn.scoring import ChunkPlan, Positions, make_entries, position_statistics
+from benchmarks.memory import Alive
+
+P, D, V = 512, 512, 50304
+
+
+def ways(plan: ChunkPlan) -> dict:
+    """name -> function of (hidden, weight, reference hidden, reference weight, target) to loss."""
+    entries = make_entries([("retain", ObjectiveArgs(objective="kl"))])
+
+    def positions(target):
+        member = torch.ones(len(target), 1, dtype=torch.bool)
+        index = torch.arange(len(target))
+        return Positions(index, index, target, member, 0)
+
+    def ours(frozen):
+        def loss(h, w, ref_h, ref_w, target):
+            found = position_statistics(
+                h, positions(target), lambda x: F.linear(x, w), entries, ref_hidden=ref_h,
+                ref_head=lambda x: F.linear(x, ref_w), plan=plan, vocabulary=len(w),
+                frozen_head=frozen,
+            )  # fmt: skip
+            return -found[:, 0].mean() + found[:, 1].mean()
+
+        return loss
+
+    def whole(h, w, ref_h, ref_w, target):
+        logp = F.linear(h, w).log_softmax(-1)
+        with torch.no_grad():
+            ref_logp = F.linear(ref_h, ref_w).log_softmax(-1)
+        nll = F.nll_loss(logp, target)
+        return nll + F.kl_div(ref_logp, logp, reduction="batchmean", log_target=True)
+
+    def nll_only(h, w, ref_h, ref_w, target):
+        found = position_statistics(
+            h, Positions(target, target, target, torch.zeros(len(target), 0), len(target)),
+            lambda x: F.linear(x, w), plan=plan, vocabulary=len(w), frozen_head=True,
+        )  # fmt: skip
+        return -found[:, 0].mean()
+
+    def torch_nll_only(h, w, ref_h, ref_w, target):
+        return F.linear_cross_entropy(h, w, target, reduction="none").mean()
+
+    found = {
+        "whole logits, autograd": whole,
+        "chunks, recomputed": ours(False),
+        "chunks, linearised (ours)": ours(True),
+        "NLL only: linearised (ours)": nll_only,
+        "NLL only: torch linear_cross_entropy": torch_nll_only,
+    }
+    try:
+        from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
+    except ImportError:
+        return found
+
+    def liger(h, w, ref_h, ref_w, target):
+        # beta 1 is KL(student || teacher); weights of 1 each would need a sum, halves a mean.
+        loss = LigerFusedLinearJSDLoss(beta=1.0, compiled=False, chunk_size=plan.size(V))
+        return 2 * loss(h, w, ref_h, ref_w, target)
+
+    return {**found, "Liger chunked JSD, beta 1": liger}
+
+
+def measure(repeats: int = 3) -> dict[str, dict[str, float]]:
+    """Processor seconds (least of ``repeats``), MB alive, loss and norm of its gradient."""
+    torch.manual_seed(0)
+    weight, ref_weight = (0.05 * torch.randn(V, D) for _ in range(2))
+    hidden, ref_hidden = torch.randn(P, D), torch.randn(P, D)
+    target = torch.randint(0, V, (P,))
+    results = {}
+    for name, function in ways(ChunkPlan()).items():
+        seconds = []
+        for _ in range(repeats):
+            leaf = hidden.clone().requires_grad_()
+            start = time.process_time()
+            loss = function(leaf, weight, ref_hidden, ref_weight, target)
+            loss.backward()
+            seconds.append(time.process_time() - start)
+        leaf = hidden.clone().requires_grad_()
+        count = Alive()
+        for tensor in (weight, ref_weight, hidden, ref_hidden, target, leaf):
+            count.known.add(tensor.untyped_storage().data_ptr())
+        with count:
+            function(leaf, weight, ref_hidden, ref_weight, target).backward()
+        results[name] = {
+            "cpu_seconds": round(min(seconds), 3),
+            "peak_mb": round(count.peak / 1e6, 1),
+            "loss": round(float(loss.detach()), 4),
+            "gradient_norm": round(float(leaf.grad.norm()), 6),
+        }
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--threads", type=int, default=2)
+    torch.set_num_threads(parser.parse_args().threads)
+    print(json.dumps(measure()))
+
+
+if __name__ == "__main__":
+    main()

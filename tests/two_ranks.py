@@ -1,0 +1,97 @@
+"""The engine in two gloo processes: ``torchrun --nproc_per_node=2 two_ranks.py OUT``.
+
+Each process gets some rows of one batch, only the first gets rows that KL is for. Written to OUT:
+the largest difference of any adapter gradient from one process with the whole batch, under DDP and
+under FSDP2, and what the comparison is worth (the largest gradient).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+from conftest import random_batch, tiny_llama, with_lora  # noqa: E402
+
+from axolotl_unlearn.args import ObjectiveArgs  # noqa: E402
+from axolotl_unlearn.reference import make_reference  # noqa: E402
+from axolotl_unlearn.scoring import ChunkPlan, make_entries  # noqa: E402
+from axolotl_unlearn.step import step_loss, unit_counts  # noqa: E402
+
+CONFIGS = (
+    ("forget", {"objective": "npo", "weight": 0.4}),
+    ("retain", {"objective": "nll", "weight": 0.4}),
+    ("retain", {"objective": "kl", "weight": 0.2, "kinds": "question"}),
+)
+ROWS = ([0, 3], [1, 2, 4])  # row 3 is the only retained question
+
+
+def gradients(model, wrapped, batch, entries, counts, scale):
+    """Two steps without an update: the second has the forget rows' reference in memory."""
+    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = None
+        step_loss(
+            wrapped,
+            batch,
+            entries,
+            reference=reference,
+            unwrapped=model,
+            counts=counts,
+            scale=scale,
+        ).total.backward()
+    return {
+        name: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad.clone()
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def main(out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    entries = make_entries([(side, ObjectiveArgs(**config)) for side, config in CONFIGS])
+    batch = random_batch(seed=3)
+    mine = {key: value[ROWS[rank]] for key, value in batch.items()}
+    counts = unit_counts(entries, mine)
+    dist.all_reduce(counts)
+    start = with_lora(tiny_llama(seed=1)).train()
+    whole = copy.deepcopy(start)
+    found = {}
+
+    model = copy.deepcopy(start)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    found["ddp"] = gradients(model, ddp, mine, entries, counts, 2)
+
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = copy.deepcopy(start)
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in model.get_base_model().model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    found["fsdp2"] = gradients(model, model, mine, entries, counts, 2)
+
+    if rank == 0:
+        # No process group matters here: the whole batch in one process.
+        expected = gradients(whole, whole, batch, entries, None, 1)
+        result = {
+            way: max((got[n] - expected[n]).abs().max().item() for n in expected)
+            for way, got in found.items()
+        }
+        result["largest"] = max(g.abs().max().item() for g in expected.values())
+        Path(out).write_text(json.dumps(result), "utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
