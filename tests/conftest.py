@@ -15,8 +15,12 @@ for _key, _value in {
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 torch.set_num_threads(1)
+# Time limits of single examples fail on a busy machine; pytest-timeout guards whole tests.
+settings.register_profile("steady", deadline=None)
+settings.load_profile("steady")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,155 @@
+"""Is one model better than another, or is it chance? Paired differences of every score.
+
+Both models answered the same rows, so whole documents are resampled for both at once: what is hard
+in a document is hard for both and cancels. The intervals are much narrower than those of the two
+scores side by side suggest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics import semeval
+from axolotl_unlearn.metrics.statistics import (
+    RESAMPLES,
+    Difference,
+    paired_difference,
+    point,
+    semeval_draws,
+)
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.evaluation.run import Measured
+    from axolotl_unlearn.evaluation.sets import EvaluationSets
+
+
+def compare_measured(
+    first: Measured,
+    second: Measured,
+    sets: EvaluationSets,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> dict[str, Difference]:
+    """First minus second for the 12 cells, Task Aggregate, AUC, MIA score, utility, Aggregate.
+
+    Scores that one of the two lacks are left out. All are high = good except ``mia_auc``, whose
+    ideal is .5: read ``mia_score`` instead.
+    """
+    from axolotl_unlearn.evaluation.summary import bootstrap_scores
+
+    parts = [bootstrap_scores(found, sets) for found in (first, second)]
+    draws = [semeval_draws(*part, n=resamples, seed=seed) for part in parts]
+    points = [_points(*part) for part in parts]
+    return {
+        metric: paired_difference(
+            draws[0][metric], draws[1][metric], value=points[0][metric] - points[1][metric]
+        )
+        for metric in draws[0]
+        if metric in draws[1]
+    }
+
+
+def _points(cells, membership, utility) -> dict[str, float]:
+    """The scores themselves, by the names of `semeval_draws`."""
+    found = {name: point(score) for name, score in cells.items()}
+    task = semeval.harmonic_mean(found.values())
+    auc = point(membership)
+    mia = semeval.mia_score(auc)
+    if task is not None:
+        found["task_aggregate"] = task
+    found |= {"mia_auc": auc, "mia_score": mia}
+    if utility is not None:
+        found["utility"] = point(utility)
+        if task is not None:
+            found["aggregate"] = semeval.aggregate(task, mia, found["utility"])
+    return found
+
+
+def compare(
+    first: str,
+    second: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    out_dir: str | os.PathLike[str] = "out/eval",
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    limit: int | None = None,
+    generic: str | None = None,
+) -> dict[str, Any]:
+    """Compare two models that `evaluate` has measured, from its cache; no model is loaded.
+
+    Args:
+        first, second: As for `evaluate`: paths, or names in its results.
+        data_dir: Default: the data of that evaluation.
+        out_dir: Folder of that evaluation.
+        limit, generic: As in that evaluation.
+
+    Returns:
+        ``{"first", "second", "differences": {metric: {"value", "low", "high", "p"}},
+        "sentence"}``.
+
+    Raises:
+        UnlearnError: if one of them was not evaluated in this way.
+    """
+    from axolotl_unlearn.evaluation.models import parse_models
+    from axolotl_unlearn.evaluation.run import Cache, Settings
+    from axolotl_unlearn.evaluation.sets import load_sets
+
+    path = Path(out_dir) / "results.json"
+    if not path.is_file():
+        raise UnlearnError(
+            f"{path} does not exist; run `axolotl unlearn eval {first} {second} --out {out_dir}` "
+            "first."
+        )
+    results = json.loads(path.read_text(encoding="utf-8"))
+    known = {model["name"]: f"{model['name']}={model['model']}" for model in results["models"]}
+    specs = parse_models([known.get(name, name) for name in (first, second)])
+    sets = load_sets(data_dir or results["data_dir"]).limited(limit)
+    shape = Settings(**results["settings"], generic=generic)
+    cache = Cache(Path(out_dir) / "cache")
+    found = []
+    for spec in specs:
+        measured = cache.load(cache.key(spec, sets, shape), sets, shape)
+        if measured is None:
+            raise UnlearnError(
+                f"{out_dir} holds no evaluation of {spec.name!r} on these data; run "
+                f"`axolotl unlearn eval {spec.source} --data {sets.folder} --out {out_dir}` first "
+                "(with the same options)."
+            )
+        found.append(measured)
+    gaps = compare_measured(*found, sets, resamples=resamples, seed=seed)
+    names = [spec.name for spec in specs]
+    return {
+        "first": names[0],
+        "second": names[1],
+        "resamples": resamples,
+        "differences": {
+            metric: {"value": gap.value, "low": gap.low, "high": gap.high, "p": gap.p}
+            for metric, gap in gaps.items()
+        },
+        "sentence": sentence(*names, gaps),
+    }
+
+
+def sentence(
+    first: str,
+    second: str,
+    gaps: Mapping[str, Difference],
+    metrics: Sequence[str] = ("aggregate", "task_aggregate", "mia_score", "utility"),
+) -> str:
+    """In words which headline scores differ."""
+    differ = [m for m in metrics if m in gaps and gaps[m].significant]
+    if not differ:
+        return f"No headline score tells {first} from {second}: every interval holds 0."
+    parts = []
+    for metric in differ:
+        gap = gaps[metric]
+        word = "higher" if gap.value > 0 else "lower"
+        parts.append(f"{word} in {metric} ({gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}])")
+    return f"{first} is {', '.join(parts)} than {second}; the other headline scores do not differ."

@@ -1,0 +1,99 @@
+"""Paired comparison of two models: differences by hand, pairing, and what is said when it is
+missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.compare import compare, compare_measured, sentence
+from axolotl_unlearn.evaluation.run import Measured
+from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.metrics.statistics import Difference
+
+
+def make_sets(documents: int = 8) -> EvaluationSets:
+    def side(mark: str) -> list[Record]:
+        return [
+            Record(f"{mark}{i}{kind}", f"p{i}", f"o{i}", "Task1", name)
+            for i in range(documents)
+            for kind, name in (("sc1", "completion"), ("qa0", "question"))
+        ]
+
+    return EvaluationSets(
+        folder=Path("data"),
+        forget=side("f"),
+        retain=side("r"),
+        member=[(f"f{i}sc1", f"member {i}") for i in range(documents)],
+        nonmember=[(f"n{i}", f"other {i}") for i in range(documents)],
+    )
+
+
+def make_measured(sets: EvaluationSets, forget: float, retain: float, seed: int = 0) -> Measured:
+    rng = np.random.default_rng(seed)
+    n = len(sets.member)
+    return Measured(
+        values={row.key: forget if row.side == "forget" else retain for row in sets.rows},
+        member_loss=rng.random(n).tolist(),
+        nonmember_loss=rng.random(n).tolist(),
+        options=[1, 1, 0, 0],
+    )
+
+
+def test_differences_by_hand():
+    """Forget cells are 1 - v: .75 against .5; retain .8 against .8. Task Aggregate: harmonic
+    means of (.75, .75, .8, .8) and (.5, .5, .8, .8)."""
+    sets = make_sets()
+    gaps = compare_measured(
+        make_measured(sets, 0.25, 0.8), make_measured(sets, 0.5, 0.8), sets, resamples=200
+    )
+    assert gaps["forget_task1_knowledge"].value == pytest.approx(0.25)
+    assert gaps["retain_task1_regurgitation"].value == pytest.approx(0)
+    expected = 4 / (2 / 0.75 + 2 / 0.8) - 4 / (2 / 0.5 + 2 / 0.8)
+    task = gaps["task_aggregate"]
+    # Every row of a cell has one value, so no resample can differ.
+    assert (task.value, task.low, task.high) == pytest.approx((expected,) * 3)
+    assert gaps["aggregate"].value == pytest.approx(expected / 3)
+    # The same losses: membership is paired away.
+    assert (gaps["mia_auc"].low, gaps["mia_auc"].high) == (0, 0)
+    text = sentence("a", "b", gaps)
+    assert text.startswith("a is higher in aggregate") and "task_aggregate" in text
+
+
+def test_the_reverse_comparison_is_the_mirror_image():
+    sets = make_sets()
+    first, second = make_measured(sets, 0.2, 0.9, seed=1), make_measured(sets, 0.3, 0.7, seed=2)
+    there = compare_measured(first, second, sets, resamples=300)
+    back = compare_measured(second, first, sets, resamples=300)
+    for metric, gap in there.items():
+        assert gap.value == pytest.approx(-back[metric].value)
+        assert (gap.low, gap.high) == pytest.approx((-back[metric].high, -back[metric].low))
+
+
+def test_scores_that_one_model_lacks_are_left_out():
+    sets = make_sets()
+    first, second = make_measured(sets, 0.2, 0.9), make_measured(sets, 0.3, 0.7)
+    second.options = []
+    gaps = compare_measured(first, second, sets, resamples=50)
+    assert "utility" not in gaps and "aggregate" not in gaps and "task_aggregate" in gaps
+
+
+def test_sentence_without_a_difference():
+    gaps = {"aggregate": Difference(0.1, -0.1, 0.3, 0.2)}
+    assert "No headline score tells a from b" in sentence("a", "b", gaps)
+
+
+def test_missing_evaluation_is_named(tmp_path):
+    with pytest.raises(
+        UnlearnError, match="results.json does not exist; run `axolotl unlearn eval"
+    ):
+        compare("a", "b", out_dir=tmp_path)
+    results = {"settings": {}, "data_dir": str(tmp_path / "none"), "models": []}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(UnlearnError, match="does not exist"):
+        compare("a/b/c", "d/e/f", out_dir=tmp_path)
