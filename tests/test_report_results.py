@@ -12,12 +12,14 @@ from axolotl_unlearn.report.results import (
     auc_standard_error,
     bars,
     best,
+    broken,
     find,
     flags,
     forgetting,
     ideal_mia_score,
     load_results,
     membership_sizes,
+    recognised,
     show,
     side_mean,
     status,
@@ -122,6 +124,54 @@ def test_low_retain_and_low_forget_are_named(results):
     knows = {**merged, "cells": {**merged["cells"], "forget_task2_knowledge": 0.05}}
     assert status(lost) == "lost knowledge"
     assert status(knows) == "still knows"
+
+
+def spread_losses(low, high):
+    """100 members against 100 non-members at 1.00 .. 1.99: `low` members below all of them,
+    `high` above all, the others in the middle."""
+    others = [1 + i / 100 for i in range(100)]
+    members = [0.1] * low + [5.0] * high + [1.5] * (100 - low - high)
+    return {"name": "m", "likelihood": {"member_loss": members, "nonmember_loss": others}}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (30, 30, ("low", 0.3)),
+        (0, 20, ("high", 0.2)),
+        # 3 of 100: the Clopper-Pearson bound is .0062, under 1 %; 5 of 100: .0164, above it.
+        (3, 0, None),
+        (5, 0, ("low", 0.05)),
+        (0, 0, None),
+    ],
+)
+def test_single_members_are_found_where_the_auc_is_one_half(low, high, expected):
+    """30 far below and 30 far above leave the AUC at about .5, yet a third can be named."""
+    assert recognised(spread_losses(low, high)) == expected
+
+
+def test_recognition_is_read_against_the_retrained_model(results):
+    """10 of 100 (lower bound .049) is nothing special where the target itself has 6 of 100."""
+    model, target = spread_losses(10, 0), spread_losses(6, 0)
+    assert recognised(model) == ("low", 0.1)
+    assert recognised(model, target) is None
+    assert recognised({"name": "m"}) is None
+    merged = {**by_name(results, "merged"), "likelihood": spread_losses(30, 30)["likelihood"]}
+    assert status(merged, find(results, "original"), find(results, "retrained")) == "recognisable"
+
+
+def test_broken_answers_on_the_forget_set_are_not_good(results):
+    """.34 is over .1 and over .1 + .2 of the target, not over .1 + .3."""
+
+    def with_broken(model, share):
+        return {**model, "collapse": {"collapsed": False, "forget": {"broken": share}}}
+
+    merged, retrained = by_name(results, "merged"), find(results, "retrained")
+    original = find(results, "original")
+    assert status(with_broken(merged, 0.34), original, retrained) == "broken answers"
+    assert broken(with_broken(merged, 0.34), with_broken(retrained, 0.2)) == 0.34
+    assert broken(with_broken(merged, 0.34), with_broken(retrained, 0.3)) is None
+    assert broken(with_broken(merged, 0.05)) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from axolotl_unlearn.report.plots import colours, loss_limit, roc_points
+from axolotl_unlearn.report.plots import colours, loss_limit, roc_points, running_mean
 from axolotl_unlearn.report.svg import Svg, fit, nice_ticks, place_labels, scale, spread
 
 
@@ -90,6 +90,13 @@ def test_text_is_escaped():
     svg.rect(0, 0, 1, 1, title="<b>")
     markup = svg.render()
     assert "<script>" not in markup and "<b>" not in markup and 'a "quoted"' not in markup
+
+
+def test_running_mean_keeps_length_and_shortens_at_the_ends():
+    """Window 3 over 0, 3, 6, 9: (0+3)/2, 3, 6, (6+9)/2."""
+    points = [(1, 0.0), (2, 3.0), (3, 6.0), (4, 9.0)]
+    assert running_mean(points, 3) == [(1, 1.5), (2, 3.0), (3, 6.0), (4, 7.5)]
+    assert running_mean(points, 1) == points
 
 
 def test_long_names_are_cut_in_the_middle():

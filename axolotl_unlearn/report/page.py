@@ -156,7 +156,10 @@ def write_report(
             "word for word: 1 means no prefix is needed, 0 means nothing comes back.",
         )
     page.section(
-        "Training", _training(logs, page), note="One line a run, as logged. Unweighted parts."
+        "Training",
+        _training(logs, page),
+        note="Parts of the loss, unweighted. Faint: as logged; bold: running mean over a twentieth "
+        "of the run.",
     )
     page.section("Scores through training", _trajectory(trajectory, page))
     page.section(
@@ -320,7 +323,7 @@ def _score_table(page: _Page) -> str:
         if marks:
             words = "".join(f'<span class="badge bad">{mark}</span> ' for mark in marks)
         else:
-            words = escape(reading(model))
+            words = escape(reading(model, page.original, page.retrained))
             if model["name"] == winner:
                 words += ' <span class="badge plain">best</span>'
         if cell_count(model) != len(CELLS):
@@ -538,6 +541,7 @@ def _training(logs: Mapping[str, Log], page: _Page) -> str:
                     x_label="step",
                     y_label=unit,
                     domain=domain,
+                    smooth=True,
                 )
             )
         )

@@ -216,6 +216,8 @@ def plane_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     for (model, a, b), (px, py), (tx, ty, anchor) in zip(rows, spots, places, strict=True):
         color = palette[model["name"]]
         tip = f"{model['name']}: forgotten {a:.3f}, kept {b:.3f}"
+        if abs(tx - px) + abs(ty - py) > 34:
+            svg.line(px, py, tx, ty - 4, cls="leader")
         svg.dot(px, py, color=color, shape=_shape(model), title=tip, r=6)
         svg.text(tx, ty, fit(model["name"], 150), cls="name halo", color=color, anchor=anchor)
     svg.text(
@@ -310,7 +312,7 @@ def _losses(model: Model) -> tuple[list[float], list[float]] | None:
 
 
 def loss_limit(models: Sequence[Model]) -> float:
-    """Right end of the shared loss axis: the pooled 99th percentile, rounded up.
+    """Right end of the shared loss axis: the pooled 95th percentile, rounded up.
 
     Flagged models do not stretch it, or the losses of a collapsed one would flatten the others.
     """
@@ -318,7 +320,7 @@ def loss_limit(models: Sequence[Model]) -> float:
     pooled = [
         value for model in models if (pair := _losses(model)) for part in pair for value in part
     ]
-    return nice_ticks(0, float(np.quantile(pooled, 0.99)), 9)[-1] if pooled else 1.0
+    return nice_ticks(0, float(np.quantile(pooled, 0.95)), 9)[-1] if pooled else 1.0
 
 
 def loss_histogram(model: Model, color: str, limit: float) -> str:
@@ -469,6 +471,7 @@ def curves_chart(
     ideal: float | None = None,
     bands: Mapping[str, Sequence[tuple[float, float, float]]] | None = None,
     markers: bool = False,
+    smooth: bool = False,
 ) -> str:
     """Lines over steps, labelled at their right ends; `bands` = (x, low, high) per curve."""
     curves = {key: _thin(sorted(points), 250) for key, points in curves.items() if points}
@@ -507,15 +510,34 @@ def curves_chart(
             edge = [(x(a), y(low)) for a, low, _ in band]
             edge += [(x(a), y(high)) for a, _, high in reversed(band)]
             svg.area(edge, cls="bandarea", color=palette.get(key, "var(--ink)"))
-    ends = spread([y(points[-1][1]) for points in curves.values()], 14, top + 2, bottom)
+    last_values = [
+        running_mean(points, len(points) // 20)[-1][1]
+        if smooth and len(points) > 60
+        else points[-1][1]
+        for points in curves.values()
+    ]
+    ends = spread([y(value) for value in last_values], 14, top + 2, bottom)
     for (key, points), end in zip(curves.items(), ends, strict=True):
         color = palette.get(key, "var(--ink)")
+        if smooth and len(points) > 60:
+            svg.path(((x(a), y(b)) for a, b in points), cls="raw", color=color)
+            points = running_mean(points, len(points) // 20)
         svg.path(((x(a), y(b)) for a, b in points), color=color)
         if markers or len(points) == 1:
             for a, b in points:
                 svg.dot(x(a), y(b), color=color, r=3, title=f"{key}: {b:.3f} at {tick_label(a)}")
         svg.text(right + 6, end + 4, fit(key, label_width - 6), cls="name", color=color)
     return svg.render()
+
+
+def running_mean(points: Sequence[Point], window: int) -> list[Point]:
+    """Mean over `window` points around each, fewer at both ends."""
+    values = np.array([value for _, value in points], float)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    start, stop = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(values))
+    means = (sums[stop] - sums[start]) / (stop - start)
+    return [(x, float(mean)) for (x, _), mean in zip(points, means, strict=True)]
 
 
 def _thin(points: Sequence[Point], most: int) -> list[Point]:

@@ -30,6 +30,10 @@ FORGET_BAR = 0.8
 # model in the table, both bars become "at most this far below the retrained model".
 KEEP_SHARE = 0.8
 RETRAINED_TOLERANCE = 0.1
+# False positive rate at which single members are looked for, and the largest share of broken
+# outputs on the forget set of a model that may be called good.
+LOW_FPR = 0.01
+BROKEN_LIMIT = 0.1
 
 
 def load_results(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
@@ -172,7 +176,8 @@ def status(
     retrained: Mapping[str, Any] | None = None,
 ) -> str:
     """One of: collapsed, below gate, before, target, no membership, over-forgets, under-forgets,
-    still knows, lost knowledge, utility unknown, good. The first that applies, in this order.
+    recognisable, still knows, lost knowledge, broken answers, utility unknown, good. The first
+    that applies, in this order.
     """
     marks = flags(model)
     if marks:
@@ -185,15 +190,72 @@ def status(
         return "no membership"
     if name != "balanced":
         return f"{name}-forgets"
+    if recognised(model, retrained):
+        return "recognisable"
     forget, retain = side_mean(model, "forget"), side_mean(model, "retain")
     forget_bar, retain_bar = bars(original, retrained)
     if forget is None or forget < forget_bar:
         return "still knows"
     if retain is None or retain < retain_bar:
         return "lost knowledge"
+    if broken(model, retrained):
+        return "broken answers"
     if number(model.get("utility")) is None or not model.get("gate"):
         return "utility unknown"
     return "good"
+
+
+def recognised(
+    model: Mapping[str, Any], retrained: Mapping[str, Any] | None = None
+) -> tuple[str, float] | None:
+    """("low" or "high" loss, share of members found by it at 1 % false positives), or None.
+
+    An AUC of .5 can hide it: a third of the members far below and the others far above the
+    non-members average out. Needs the loss arrays. Counts only where the 95 % interval of the
+    share (Clopper-Pearson) lies above 1 % and above the retrained model's own share.
+    """
+    found = {}
+    for side in ("low", "high"):
+        share = _share_found(model, side)
+        if share is None:
+            return None
+        target = _share_found(retrained, side) if retrained is not None else None
+        floor = max(LOW_FPR, target[0] if target else 0.0)
+        if share[1] > floor:
+            found[side] = share[0]
+    return max(found.items(), key=lambda item: item[1]) if found else None
+
+
+def _share_found(model: Mapping[str, Any], side: str) -> tuple[float, float] | None:
+    """Share of members beyond all but 1 % of the non-members, and its lower 95 % bound."""
+    from scipy.stats import beta
+
+    likelihood = model.get("likelihood") or {}
+    members, others = (
+        [
+            v if side == "low" else -v
+            for v in map(number, likelihood.get(key) or ())
+            if v is not None
+        ]
+        for key in ("member_loss", "nonmember_loss")
+    )
+    if not members or not others:
+        return None
+    cut = sorted(others)[int(LOW_FPR * len(others))]  # accuses at most 1 % of the non-members
+    hits = sum(value < cut for value in members)
+    low = float(beta.ppf(0.025, hits, len(members) - hits + 1)) if hits else 0.0
+    return hits / len(members), low
+
+
+def broken(model: Mapping[str, Any], retrained: Mapping[str, Any] | None = None) -> float | None:
+    """Share of broken outputs on the forget set where it is over the limit and the target's."""
+    share = _broken_share(model)
+    floor = BROKEN_LIMIT + (_broken_share(retrained) or 0.0)
+    return share if share is not None and share > floor else None
+
+
+def _broken_share(model: Mapping[str, Any] | None) -> float | None:
+    return number((((model or {}).get("collapse") or {}).get("forget") or {}).get("broken"))
 
 
 def bars(

@@ -185,6 +185,22 @@ def spread(targets: Sequence[float], gap: float, low: float, high: float) -> lis
     return out
 
 
+# Places of a label around its point: close ones first, then, for crowds, further out below and to
+# the sides (a leader line is drawn to those).
+_PLACES = [
+    (10, 4, "start"),
+    (-10, 4, "end"),
+    (0, -11, "middle"),
+    (0, 20, "middle"),
+    (9, -9, "start"),
+    (-9, -9, "end"),
+    (9, 17, "start"),
+    (-9, 17, "end"),
+    *((dx, dy, "middle") for dy in (36, 52, 68, 84) for dx in (0, -30, 30, -60, 60, -90)),
+    *((dx, dy, "middle") for dy in (-27, -43) for dx in (0, -30, 30)),
+]
+
+
 def place_labels(
     points: Sequence[tuple[float, float]],
     labels: Sequence[str],
@@ -193,27 +209,14 @@ def place_labels(
 ) -> list[tuple[float, float, str]]:
     """For each point a label position (x, baseline y, anchor) that overlaps as little as it can.
 
-    `bounds` = (left, top, right, bottom). Greedy over ten places around each point.
+    `bounds` = (left, top, right, bottom). Greedy over fixed places around each point.
     """
     taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in points]
     out = []
     for index, ((x, y), label) in enumerate(zip(points, labels, strict=True)):
         width = text_width(label, size)
         best_cost, best_place, best_box = math.inf, (x, y, "start"), (x, y, x, y)
-        for rank, (dx, dy, anchor) in enumerate(
-            [
-                (10, 4, "start"),
-                (-10, 4, "end"),
-                (0, -11, "middle"),
-                (0, 20, "middle"),
-                (9, -9, "start"),
-                (-9, -9, "end"),
-                (9, 17, "start"),
-                (-9, 17, "end"),
-                (0, 34, "middle"),
-                (0, -25, "middle"),
-            ]
-        ):
+        for rank, (dx, dy, anchor) in enumerate(_PLACES):
             left = x + dx - {"start": 0, "middle": width / 2, "end": width}[anchor]
             box = (left, y + dy - size * 0.8, left + width, y + dy + size * 0.25)
             outside = (
@@ -225,7 +228,7 @@ def place_labels(
             overlap = sum(
                 _overlap(box, other) for other_i, other in enumerate(taken) if other_i != index
             )
-            cost = 50 * outside + overlap + rank
+            cost = 50 * outside + 3 * overlap + rank
             if cost < best_cost:
                 best_cost, best_place, best_box = cost, (x + dx, y + dy, anchor), box
         taken.append(best_box)

@@ -13,6 +13,7 @@ from rich.text import Text
 from axolotl_unlearn.report.results import (
     best,
     cell_count,
+    find,
     flags,
     forgetting,
     ideal_mia_score,
@@ -23,10 +24,10 @@ from axolotl_unlearn.report.results import (
     role_of,
     show,
     sizes_sentence,
+    status,
 )
 
 FORGETTING_WORDS = {"over": "over-forgets", "under": "under-forgets", "balanced": "balanced"}
-_FORGETTING_STYLE = {"over": "yellow", "under": "yellow", "balanced": "green"}
 
 
 def table(results: Mapping[str, Any] | str | Path) -> Table:
@@ -37,6 +38,7 @@ def table(results: Mapping[str, Any] | str | Path) -> Table:
     """
     results = load_results(results)
     winner = best(results)
+    original, retrained = find(results, "original"), find(results, "retrained")
     out = Table(
         title="Unlearning scores",
         box=box.SIMPLE_HEAD,
@@ -57,17 +59,25 @@ def table(results: Mapping[str, Any] | str | Path) -> Table:
                 _cell(model, metric, style)
                 for metric in ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
             ),
-            _reading(model, marks, model["name"] == winner),
+            _reading(model, marks, model["name"] == winner, original, retrained),
         )
     return out
 
 
-def reading(model: Mapping[str, Any]) -> str:
-    """What an unflagged row is, in a few words: its forgetting, or its part in the comparison."""
+def reading(
+    model: Mapping[str, Any],
+    original: Mapping[str, Any] | None = None,
+    retrained: Mapping[str, Any] | None = None,
+) -> str:
+    """What an unflagged row is, in a few words: its forgetting, or its part in the comparison.
+
+    A balanced row that is not good says why.
+    """
     words = FORGETTING_WORDS.get(forgetting(model), "no AUC")
-    return {"original": "before unlearning", "retrained": f"target, {words}"}.get(
-        role_of(model), words
-    )
+    kind = status(model, original, retrained)
+    if kind in ("before", "target"):
+        return "before unlearning" if kind == "before" else f"target, {words}"
+    return f"{words}, {kind}" if words == "balanced" and kind != "good" else words
 
 
 def _cell(model: Mapping[str, Any], metric: str, style: str) -> Text:
@@ -84,12 +94,19 @@ def _short(value: float) -> str:
     return text[1:] if text.startswith("0.") else text[:3]
 
 
-def _reading(model: Mapping[str, Any], marks: list[str], is_best: bool) -> Text:
+def _reading(
+    model: Mapping[str, Any],
+    marks: list[str],
+    is_best: bool,
+    original: Mapping[str, Any] | None,
+    retrained: Mapping[str, Any] | None,
+) -> Text:
     if marks:
         return Text(", ".join(mark.upper() for mark in marks), style="bold red")
-    name = forgetting(model)
-    style = _FORGETTING_STYLE.get(name, "dim") if role_of(model) == "candidate" else "dim"
-    text = Text(reading(model), style=style)
+    words = reading(model, original, retrained)
+    good = status(model, original, retrained) == "good"
+    style = "green" if good else "yellow" if role_of(model) == "candidate" else "dim"
+    text = Text(words, style=style)
     if is_best:
         text.append(", best", style="bold")
     return text

@@ -7,9 +7,12 @@ from typing import Any
 
 from axolotl_unlearn.report.results import (
     CELLS,
+    LOW_FPR,
+    broken,
     forgetting,
     interval,
     number,
+    recognised,
     show,
     side_mean,
     status,
@@ -64,6 +67,8 @@ def reading_of(
         "no membership": "No membership score, so forgetting is only half measured",
         "over-forgets": "Over-forgets",
         "under-forgets": "Under-forgets",
+        "recognisable": "Balanced on average only",
+        "broken answers": "Balanced, but it answers the forget set with broken text",
         "still knows": "Balanced on membership, but still knows part of the forget set",
         "lost knowledge": "Balanced on membership, but lost part of what it should keep",
         "utility unknown": "Balanced, but its utility was not gated, so it is not called good",
@@ -71,12 +76,18 @@ def reading_of(
     }[kind]
     parts = [f"{opening}: "]
     if number(model.get("mia_auc")) is not None:
-        parts.append(f"{_membership(model)}; ")
+        parts.append(f"{_membership(model, retrained)}; ")
     parts.append(f"{_sides(model)}")
     weakest = _weakest(model)
     if kind != "good" and weakest:
         parts.append(f" (weakest cell {weakest})")
     parts.append(f"; {_utility(model, original)}.")
+    share = broken(model, retrained)
+    if share is not None:
+        parts.append(
+            f" {100 * share:.0f} % of its outputs on the forget set are broken text, which tells "
+            "an observer what was removed."
+        )
     if retrained is not None and retrained is not model:
         distance = _distance(model, retrained)
         parts.append(f" {distance}" if distance else "")
@@ -94,13 +105,19 @@ def _auc(model: Mapping[str, Any]) -> str:
     return f"{text} [{pair[0]:.2f}, {pair[1]:.2f}]" if pair else text
 
 
-def _membership(model: Mapping[str, Any]) -> str:
+def _membership(model: Mapping[str, Any], retrained: Mapping[str, Any] | None = None) -> str:
     meaning = {
         "over": "members stand out by unusually high loss, which itself tells what was removed",
         "under": "members can still be recognised by their low loss",
         "balanced": "members cannot be told from texts it never saw",
         None: "membership was not measured",
     }[forgetting(model)]
+    tail = recognised(model, retrained)
+    if tail and forgetting(model) == "balanced":
+        return (
+            f"{100 * tail[1]:.0f} % of the members can be picked out by their {tail[0]} loss at "
+            f"{100 * LOW_FPR:.0f} % false alarms, although the AUC is {_auc(model)} (ideal 0.5)"
+        )
     return f"{meaning} (AUC {_auc(model)}, ideal 0.5)" if forgetting(model) else meaning
 
 
