@@ -1,6 +1,9 @@
 """Stages: order, reuse, keys that follow content, failures that show the log."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -178,3 +181,27 @@ def test_stamps_hold_key_and_seconds(tmp_path):
     stamp = json.loads((tmp_path / "stamps" / "first.json").read_text())
     assert stamp["key"] == job.outcomes["first"].key and stamp["seconds"] >= 0
     assert job.cpu_seconds() > 0
+
+
+def test_no_command_outlives_a_terminated_driver(tmp_path):
+    """The child writes its number and sleeps; SIGTERM to the driver must end it too."""
+    child = (
+        "import os, sys, time, pathlib; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); "
+    )
+    driver = (
+        "import sys; from pathlib import Path; from axolotl_unlearn.demo.stages import Job, Stage\n"
+        "folder = Path(sys.argv[1])\n"
+        f"command = [sys.executable, '-c', {child + 'time.sleep(120)'!r}, str(folder / 'pid')]\n"
+        "job = Job(folder, slots=1, environment={})\n"
+        "job.add(Stage('s', 's', command, folder / 'never'))\n"
+        "job.run()\n"
+    )
+    process = subprocess.Popen(python(driver, tmp_path))
+    pid = tmp_path / "pid"
+    deadline = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)

@@ -12,7 +12,9 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -119,6 +121,18 @@ def _cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def _end_on_sigterm() -> Callable[[], None]:
+    """Let SIGTERM unwind the stack, so that no command outlives us; returns the way back."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    return lambda: signal.signal(signal.SIGTERM, before) and None
+
+
 class Job:
     """Stages, their stamps and logs under one folder.
 
@@ -185,6 +199,7 @@ class Job:
             }
         waiting = list(self.stages)
         running: list[_Running] = []
+        restore = _end_on_sigterm()
         try:
             while waiting or running:
                 started_any = self._start_ready(waiting, running, progress, bars)
@@ -198,7 +213,8 @@ class Job:
                 if not started_any:
                     time.sleep(POLL_SECONDS)
         finally:
-            for entry in running:  # after an error or Ctrl-C
+            restore()
+            for entry in running:  # after an error, Ctrl-C or a termination
                 entry.process.terminate()
             for entry in running:
                 entry.process.wait()
