@@ -85,6 +85,17 @@ def test_texts_of_real_data_are_not_stored(home, results):
     assert "examples" not in results[0]
 
 
+def test_a_new_original_is_measured_not_left_unjudged(home, results, tmp_path):
+    """Cached without texts and never compared with this original: its outputs are made again,
+    because otherwise nobody could say whether it collapsed."""
+    shutil.copytree(home / "eval", tmp_path / "eval")
+    models = [str(home / "original"), f"after={home / 'broken'}"]
+    again = run.evaluate(models, home / "data", tmp_path / "eval", **OPTIONS, original="after")
+    assert all(model["collapse"] is not None for model in again)
+    assert again[0]["collapse"]["against"] == "original's outputs"
+    assert again[0]["cells"] == results[0]["cells"]
+
+
 def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
     """Killed after two batches: the second run generates only what is missing."""
     from axolotl_unlearn.evaluation import generate

@@ -189,10 +189,12 @@ def evaluate(
         for note in sets.notes:
             bars.note(f"note: {note}")
         measured: dict[str, Measured] = {}
-        keys: dict[str, str] = {}
+        keys = {spec.name: cache.key(spec, sets, settings) for spec in specs}
         for spec in specs:
-            keys[spec.name] = cache.key(spec, sets, settings)
             found = cache.load(keys[spec.name], sets, settings)
+            judged = cache.get(_collapse_key(keys, spec, before))
+            if found is not None and judged is None and len(found.texts) < len(sets.rows):
+                found = None  # without its texts nobody could say whether it collapsed
             if found is None:
                 found = _measure(spec, sets, settings, cache, keys[spec.name], bars)
                 cache.save(keys[spec.name], found, settings)
@@ -473,6 +475,10 @@ def _blind(sets: EvaluationSets, cache: Cache, seed: int) -> dict[str, Any] | No
     return {name: Baseline(**one) for name, one in stored.items()}
 
 
+def _collapse_key(keys: Mapping[str, str], spec: ModelSpec, before: ModelSpec | None) -> str:
+    return f"{keys[spec.name]}-collapse2-{keys[before.name] if before else 'none'}"
+
+
 def _collapse(
     specs, before, measured, sets, settings, cache, keys, bars
 ) -> dict[str, dict[str, Any] | None]:
@@ -489,7 +495,7 @@ def _collapse(
     reports: dict[str, dict[str, Any] | None] = {}
     todo = []
     for spec in specs:
-        key = f"{keys[spec.name]}-collapse2-{keys[before.name] if before else 'none'}"
+        key = _collapse_key(keys, spec, before)
         reports[spec.name] = cache.get(key) if keys[spec.name] else None
         if reports[spec.name] is None:
             todo.append((spec, key))
@@ -500,7 +506,6 @@ def _collapse(
         found = measured[spec.name]
         rows = [row for row in sets.rows if row.key in found.texts]
         if not rows:
-            reports[spec.name] = None  # cached without texts, and without this report
             continue
         texts = [found.texts[row.key] for row in rows]
         reference = [row.record.output for row in rows]

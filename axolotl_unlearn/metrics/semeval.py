@@ -116,7 +116,8 @@ def task_aggregate(cells: Mapping[str, float | None]) -> float | None:
 
 
 def mia_auc(member_loss: Sequence[float], nonmember_loss: Sequence[float]) -> float:
-    """AUC of "a member has the lower loss": Mann-Whitney U / (m n), ties count half.
+    """AUC of "a member has the lower loss", ties count half: scikit-learn's, as in the official
+    script, because the rank formula may differ in the last digit.
 
     1: members are recognised (under-forgetting); 0: members have the *higher* loss
     (over-forgetting); .5: nothing to tell them apart.
@@ -125,7 +126,7 @@ def mia_auc(member_loss: Sequence[float], nonmember_loss: Sequence[float]) -> fl
         UnlearnError: An empty set, or a loss that is not finite.
     """
     import numpy as np
-    from scipy.stats import rankdata
+    from sklearn.metrics import roc_auc_score
 
     members, nonmembers = np.asarray(member_loss, float), np.asarray(nonmember_loss, float)
     for name, losses in (("members", members), ("non-members", nonmembers)):
@@ -136,10 +137,8 @@ def mia_auc(member_loss: Sequence[float], nonmember_loss: Sequence[float]) -> fl
                 f"{int((~np.isfinite(losses)).sum())} of the {name} have a loss that is not "
                 "finite; check the model's weights."
             )
-    ranks = rankdata(-np.concatenate([members, nonmembers]))
-    m, n = len(members), len(nonmembers)
-    # Ranks are multiples of 1/2, so this is exact up to one division.
-    return float((ranks[:m].sum() - m * (m + 1) / 2) / (m * n))
+    labels = np.repeat([1, 0], [len(members), len(nonmembers)])
+    return float(roc_auc_score(labels, -np.concatenate([members, nonmembers])))
 
 
 def mia_score(auc: float) -> float:
