@@ -301,6 +301,12 @@ def test_output_is_not_overwritten_without_asking(project, tmp_path):
     assert not (out / "mine.txt").exists()
     with pytest.raises(UnlearnError, match="is also an input"):
         merge(both(project), project / "memorised", project / "over", overwrite=True)
+    with pytest.raises(UnlearnError, match="holds .*memorised, an input"):
+        merge(both(project), project / "memorised", project, overwrite=True)
+    (tmp_path / "diary").mkdir()
+    (tmp_path / "diary/today.txt").write_text("keep")
+    with pytest.raises(UnlearnError, match="no result of a merge"):
+        merge(both(project), project / "memorised", tmp_path / "diary", overwrite=True)
 
 
 def test_a_failed_merge_leaves_the_old_result(project, tmp_path):

@@ -59,14 +59,22 @@ def check(
 
 
 def check_output(out: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> None:
-    """The result may not land on something that exists, and never on its own input."""
+    """The result may not land on something else: --overwrite replaces earlier merges only."""
     for path in inputs:
-        if out.resolve() == path.resolve():
+        if path.resolve() == out.resolve():
             raise UnlearnError(f"--out {out} is also an input of the merge: choose another folder.")
+        if path.resolve().is_relative_to(out.resolve()):
+            raise UnlearnError(f"--out {out} holds {path}, an input: choose another folder.")
     if out.exists() and not out.is_dir():
         raise UnlearnError(f"--out {out} is a file: choose a folder.")
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not overwrite:
         raise UnlearnError(f"{out} already exists and is not empty: add --overwrite to replace it.")
+    if not (out / "mergekit_config.yml").exists():
+        raise UnlearnError(
+            f"{out} is no result of a merge, --overwrite would delete it: choose another --out."
+        )
 
 
 def check_resources(out: Path, disk_bytes: int, memory_bytes: int) -> str:

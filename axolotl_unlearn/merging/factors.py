@@ -36,10 +36,10 @@ def merge_factors(
     return merged
 
 
-def adapter_config(parent: Adapter, rank: int) -> dict:
-    """The first parent's config at this rank with scaling 1."""
+def adapter_config(template: dict, rank: int) -> dict:
+    """A parent's config at this rank with scaling 1."""
     return {
-        **parent.config,
+        **template,
         "r": rank,
         "lora_alpha": rank,
         "rank_pattern": {},

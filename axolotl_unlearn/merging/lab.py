@@ -55,10 +55,10 @@ class Lab:
         size = 4 * sum(tensor.numel() for tensor in self.base_weights.values())
         if size * len(self.parents) > CACHE_LIMIT:
             self._cache = None
-        for parent in self.parents:
+        for index, parent in enumerate(self.parents):
             for name in self.names:
                 if parent.touches(name):
-                    check_finite(self._weight(self.parents.index(parent), name), name, parent.path)
+                    check_finite(self._weight(index, name), name, parent.path)
         # Full models are written whole: weights that no run changed need no merging.
         self.names = [name for name in self.names if self._moved(name)]
         self.base_weights = {name: self.base_weights[name] for name in self.names}

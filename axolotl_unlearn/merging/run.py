@@ -102,10 +102,10 @@ def merge(
             recipe, opened, _count(progress, len(opened[0].factors))
         )
         if output == "adapter":
-            _write_adapter(partial, merged, opened[0], opened[0].rank)
+            _write_adapter(partial, merged, opened[0].config, opened[0].rank)
         else:
             folder = partial / "factors"
-            _write_adapter(folder, merged, opened[0], opened[0].rank)
+            _write_adapter(folder, merged, opened[0].config, opened[0].rank)
             _write_model(partial, Recipe(method="linear", weights=(1.0,)), model, [Adapter(folder)])
             shutil.rmtree(folder)
     elif output == "model":
@@ -278,13 +278,13 @@ def _write_model(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _write_adapter(folder: Path, tensors: dict, parent: Adapter, rank: int) -> None:
+def _write_adapter(folder: Path, tensors: dict, template: dict, rank: int) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = factor_merge.adapter_config(parent, rank)
+    config = factor_merge.adapter_config(template, rank)
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -322,9 +322,7 @@ def _write_svd(
     modules = sorted({name.split(".")[-2] for name in energies})
     template = adapters[0].config if adapters else _lora_config(base.path)
     template = {**template, "target_modules": modules, "fan_in_fan_out": False}
-    holder = Adapter(folder)
-    holder.__dict__["config"] = template
-    _write_adapter(folder, tensors, holder, rank)
+    _write_adapter(folder, tensors, template, rank)
     return {"all": kept / total if total else 1.0, **energies}
 
 

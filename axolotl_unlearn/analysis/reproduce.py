@@ -1,0 +1,192 @@
+"""Table 2 and figures 2 to 5 of arXiv 2503.21088 from two finished runs of our own.
+
+    python -m axolotl_unlearn.analysis.reproduce --base out/demo/memorised --over out/demo/over \\
+        --under out/demo/under --data out/demo/data --out out/reproduce
+
+Writes results.json, reproduction.md and one PNG a figure. Nothing is chosen here, so all rows of
+the data folder are scored; figures that need checkpoints are left out, by name, without them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from axolotl_unlearn.analysis import figures
+from axolotl_unlearn.analysis.geometry import task_vectors, update_angles
+from axolotl_unlearn.analysis.sweep import densities, path, sweep, table_two
+from axolotl_unlearn.analysis.trajectory import checkpoints, losses, trajectory
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.merging.lab import Lab
+from axolotl_unlearn.merging.recipe import Recipe
+
+#: Table 2 of the paper (OLMo-7B, factors, PEFT's scale of each method).
+PAPER = {
+    "linear": 0.244,
+    "dare_linear": 0.440,
+    "dare_ties": 0.561,
+    "magnitude_prune": 0.558,
+    "ties": 0.806,
+}
+PEFT_SCALE = {"linear": "sum", "dare_linear": "sum", "magnitude_prune": "sum"}
+COLUMNS = ("task_aggregate", "mia_auc", "mia_score", "utility", "aggregate")
+
+
+def reproduce(
+    base: str | Path,
+    over: str | Path,
+    under: str | Path,
+    data_dir: str | Path,
+    out: str | Path,
+    *,
+    generate: bool = False,
+    seed: int = 0,
+    max_new_tokens: int = 256,
+    device: str = "cpu",
+    log: Callable[[str], None] = lambda line: None,
+) -> dict:
+    """Run everything that the two runs allow; returns what results.json holds.
+
+    ``generate``: free generation for every score (the official definition) instead of the
+    teacher-forced one, about ten times as long.
+    """
+    from transformers import AutoTokenizer
+
+    from axolotl_unlearn.evaluation.sets import load_sets
+    from axolotl_unlearn.merging.scores import Scorer
+
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    lab = Lab(base, [over, under])
+    tokenizer = AutoTokenizer.from_pretrained(lab.base.path)
+    scorer = Scorer(load_sets(data_dir), tokenizer, max_new_tokens=max_new_tokens)
+    score = scorer.full if generate else scorer.proxy
+    model = lab.resident_model(device)
+    recipe = Recipe(seed=seed)
+    result: dict = {
+        "scores": "generated" if generate else "teacher-forced",
+        "left_out": [],
+        "parents": {
+            name: score(lab.load(model, source))
+            for name, source in (("original", None), ("over", 0), ("under", 1))
+        },
+    }
+    log("table 2")
+    grid = table_two(recipe, factors=lab.factors_possible)
+    result["table_2"] = sweep(lab, model, score, grid, log=log)
+    log("figure 5")
+    result["figure_5"] = sweep(lab, model, score, densities(recipe), log=log)
+    log("path")
+    result["path"] = path(lab, model, score, [0, recipe, 1], names=["over", "TIES", "under"])
+    result["geometry"] = task_vectors(base, [over, under])
+    drawn = {
+        "figure_5_density": figures.density_figure(result["figure_5"]),
+        "path": figures.path_figure(result["path"]),
+        "layers": figures.layer_figure(result["geometry"]),
+    }
+    for run, name in ((over, "over"), (under, "under")):
+        _run_figures(base, run, name, score, model, result, drawn, log)
+    curves = {name: result["figure_3"][name] for name in result.get("figure_3", {})}
+    if curves:
+        drawn["figure_3_losses"] = figures.loss_figure(curves)
+    for name, figure in drawn.items():
+        figure.savefig(out / f"{name}.png", dpi=130)
+    result["figures"] = sorted(drawn)
+    (out / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / "reproduction.md").write_text(page(result))
+    return result
+
+
+def _run_figures(base, run, name, score, model, result, drawn, log) -> None:
+    """Figures 2 to 4 of one run, as far as it kept checkpoints and logs."""
+    try:
+        result.setdefault("figure_3", {})[name] = losses(run)
+    except UnlearnError as error:
+        result["left_out"].append(f"figure 3, {name}: {error}")
+    try:
+        steps = checkpoints(run)
+        log(f"figures 2 and 4, {name}")
+        rows = trajectory(base, run, score, name=name, model=model)
+        result.setdefault("figure_2", []).extend(rows)
+        drawn[f"figure_2_{name}"] = figures.trajectory_figure(rows)
+        angles = update_angles(base, steps)
+        result.setdefault("figure_4", {})[name] = angles
+        drawn[f"figure_4_{name}"] = figures.angle_figure(angles)
+    except UnlearnError as error:
+        result["left_out"].append(f"figures 2 and 4, {name}: {error}")
+
+
+def page(result: Mapping) -> str:
+    """The tables beside the paper's values, as markdown."""
+    lines = [
+        "# Table 2 and figures 2 to 5 from our own runs",
+        "",
+        f"Scores are {result['scores']}; our model, data and n differ from the paper's OLMo-7B, so "
+        "patterns can be compared, values cannot.",
+        "",
+        "| merge | space | scale | " + " | ".join(COLUMNS) + " | paper's Aggregate |",
+        "|---|---|---|" + "---|" * (len(COLUMNS) + 1),
+    ]
+    for name, scores in result["parents"].items():
+        lines.append(f"| {name} | | | {_cells(scores)} | |")
+    for row in result["table_2"]:
+        recipe = row["recipe"]
+        as_paper = (
+            recipe["space"] == "factors"
+            and PEFT_SCALE.get(recipe["method"], "average") == recipe["scale"]
+        )
+        paper = f"{PAPER[recipe['method']]:.3f}" if as_paper else ""
+        cells = _cells(row["scores"])
+        lines.append(
+            f"| {recipe['method']} | {recipe['space']} | {recipe['scale']} | {cells} | {paper} |"
+        )
+    geometry = result["geometry"]
+    cosine = geometry["cosine"]["0,1"]
+    lines += [
+        "",
+        "Changes of over and under: norms "
+        f"{geometry['norm'][0]:.3g} and {geometry['norm'][1]:.3g}, "
+        f"cosine {'n/a' if cosine is None else f'{cosine:.2f}'}, opposite signs in "
+        f"{geometry['sign_conflict'] or 0:.0%} of the entries that both change.",
+        "",
+        *[f"![{name}]({name}.png)" for name in result["figures"]],
+        *[f"\nLeft out: {line}" for line in result["left_out"]],
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cells(scores: Mapping) -> str:
+    values = [scores.get(name) for name in COLUMNS]
+    return " | ".join("n/a" if value is None else f"{value:.3f}" for value in values)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("base", "over", "under", "data", "out"):
+        parser.add_argument(f"--{name}", required=True, type=Path)
+    parser.add_argument("--generate", action="store_true", help="score by free generation")
+    parser.add_argument("--seed", type=int, default=0, help="of the random drops")
+    parser.add_argument("--device", default="cpu")
+    given = parser.parse_args(arguments)
+    try:
+        reproduce(
+            given.base,
+            given.over,
+            given.under,
+            given.data,
+            given.out,
+            generate=given.generate,
+            seed=given.seed,
+            device=given.device,
+            log=lambda line: print(line, flush=True),
+        )
+    except UnlearnError as error:
+        parser.exit(2, f"Error: {error}\n")
+    print(given.out / "reproduction.md")
+
+
+if __name__ == "__main__":
+    main()
