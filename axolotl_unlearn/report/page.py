@@ -27,7 +27,7 @@ from axolotl_unlearn.report.results import (
     show,
     status,
 )
-from axolotl_unlearn.report.terminal import caption, reading
+from axolotl_unlearn.report.terminal import caption, reading, winner_word
 from axolotl_unlearn.report.verdict import reading_of
 
 TONES = {
@@ -80,8 +80,8 @@ def write_report(
         _grid(
             _figure(
                 plots.auc_chart(models, page.palette),
-                "Can training on the forget set still be noticed? Dots in the shaded band look "
-                "like a model that never saw it"
+                "Can training on the forget set still be noticed, on average? The band is where "
+                "models fall that never saw it"
                 + (
                     "." if any(map(membership_sizes, models)) else " (n unknown: band is .4 to .6)."
                 ),
@@ -95,7 +95,8 @@ def write_report(
             _figure(
                 plots.roc_chart(models, page.palette),
                 "The attack calls a text a member when its loss is low. On the diagonal it "
-                "guesses; under it members stand out by high loss.",
+                "guesses. A curve that rises at the left edge finds some members for sure, "
+                "whatever its AUC.",
             ),
         ),
     )
@@ -325,7 +326,8 @@ def _score_table(page: _Page) -> str:
         else:
             words = escape(reading(model, page.original, page.retrained))
             if model["name"] == winner:
-                words += ' <span class="badge plain">best</span>'
+                good = status(model, page.original, page.retrained) == "good"
+                words += f' <span class="badge plain">{winner_word(good)}</span>'
         if cell_count(model) != len(CELLS):
             words += f"<small>{cell_count(model)} of 12 cells</small>"
         name = escape(str(model["name"]))

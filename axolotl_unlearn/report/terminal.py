@@ -80,6 +80,11 @@ def reading(
     return f"{words}, {kind}" if words == "balanced" and kind != "good" else words
 
 
+def winner_word(good: bool) -> str:
+    """The row with the highest Aggregate is only called best when it is good as well."""
+    return "best" if good else "highest"
+
+
 def _cell(model: Mapping[str, Any], metric: str, style: str) -> Text:
     text = Text(show(model.get(metric)), style=style)
     around = interval(model, metric)
@@ -108,7 +113,7 @@ def _reading(
     style = "green" if good else "yellow" if role_of(model) == "candidate" else "dim"
     text = Text(words, style=style)
     if is_best:
-        text.append(", best", style="bold")
+        text.append(f", {winner_word(good)}", style="bold")
     return text
 
 
