@@ -211,6 +211,9 @@ def test_a_killed_search_goes_on(made, tuned, tmp_path):
     result = tune(**options(made), out=out)
     lines = (out / "candidates.jsonl").read_text()
     assert lines.startswith("\n".join(before))
+    assert len([line for line in lines.splitlines() if line.endswith("}")]) == len(
+        result["candidates"]
+    )
     assert result["stopped"] == "all trials done"
     keys = [key_of(Recipe.from_dict(c["recipe"])) for c in result["candidates"]]
     assert len(keys) == len(set(keys)) >= 6

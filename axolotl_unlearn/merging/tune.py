@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,9 @@ class Candidate:
     value: float
     merge_seconds: float
     score_seconds: float
+
+    def row(self) -> dict:
+        return {**asdict(self), "recipe": self.recipe.to_dict()}
 
 
 def key_of(recipe: Recipe) -> str:
@@ -190,44 +194,19 @@ def tune(
     interrupted goes on when it is called again with the same settings.
     Returns what tune.json holds. The fixed recipe is always a candidate and a finalist.
     """
-    import torch
-
-    from axolotl_unlearn.evaluation.sets import load_sets
     from axolotl_unlearn.merging.run import merge
-    from axolotl_unlearn.merging.scores import Scorer
 
     out, objective = Path(out), objective or Objective()
     if trials < 1 or finalists < 1:
         raise UnlearnError("tune-merge needs at least 1 trial and 1 finalist.")
-    for given, allowed, what in (
-        (methods, METHODS, "method"),
-        (spaces or (), SPACES, "space"),
-        (scales, SCALES, "scale"),
-    ):
-        for value in given:
-            if value not in allowed:
-                raise UnlearnError(f"unknown {what} {value!r}: use {', '.join(allowed)}.")
-    folders = {
+    _known(methods, METHODS, "method")
+    _known(spaces or (), SPACES, "space")
+    _known(scales, SCALES, "scale")
+    halves = {
         "validation": Path(validation or Path(data_dir) / "validation"),
         "test": Path(test or Path(data_dir) / "test"),
     }
-    for name, folder in folders.items():
-        if not folder.is_dir():
-            raise UnlearnError(
-                f"{folder} does not exist: tune-merge chooses on validation/ and reports on test/, "
-                f"`axolotl unlearn make-data` writes both, or give --{name}."
-            )
-    sets = {name: load_sets(folder) for name, folder in folders.items()}
-    check_apart(sets["validation"], sets["test"], folders)
-    for name, given in sets.items():
-        few = min(len(given.member), len(given.nonmember))
-        if few < ADVISED_MEMBERS:
-            log(
-                f"Warning: {folders[name]} has {few} members or non-members; a choice made on "
-                f"membership wants {ADVISED_MEMBERS} a side (its AUC has an error of about "
-                f"{0.5 / math.sqrt(few):.2f})."
-            )
-
+    sets = load_halves(halves, log)
     lab = Lab(base, parents, force=force)
     for warning in lab.warnings:
         log(f"Warning: {warning}")
@@ -244,120 +223,32 @@ def tune(
         "scales": list(scales),
         "seed": seed,
     }
-    store = _Store(out, settings, overwrite)
+    search = _Search(
+        lab=lab,
+        model=lab.resident_model(device),
+        store=_Store(out, settings, overwrite),
+        objective=objective,
+        names=names,
+        options={"max_new_tokens": max_new_tokens, "batch_size": batch_size},
+        log=log,
+    )
+    search.open(sets["validation"])
+    started = time.perf_counter()
 
-    from transformers import AutoTokenizer
+    def draw(trial) -> Recipe:
+        return suggest(trial, len(parents), methods, spaces, scales, seed)
 
-    tokenizer = AutoTokenizer.from_pretrained(lab.base.path)
-    options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
-    scorer = Scorer(sets["validation"], tokenizer, **options)
-    model = lab.resident_model(device)
-    parent_scores = {
-        name: store.remember(f"proxy {name}", lambda i=i: scorer.proxy(lab.load(model, i)))
-        for i, name in enumerate(names)
-    }
-    original = store.remember("proxy original", lambda: scorer.proxy(lab.load(model, None)))
-    gate_of = original.get("utility")
-    objective.value(original, gate_of)  # a missing score ends here, not after the search
-
-    # --- search -----------------------------------------------------------------------------------
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = store.study(seed)
-    for point in starting_points(len(parents), methods, spaces, scales):
-        study.enqueue_trial(point, skip_if_exists=True)
-    candidates: dict[str, Candidate] = {}
-    started, since_best, best = time.perf_counter(), 0, -math.inf
-
-    def consider(recipe: Recipe) -> Candidate:
-        recipe = recipe.for_parents(len(parents))
-        key = key_of(recipe)
-        if key in candidates:
-            return candidates[key]
-        row = store.known.get(key)
-        if row is None:
-            begun = time.perf_counter()
-            lab.load(model, recipe)
-            merged = time.perf_counter()
-            scores = scorer.proxy(model)
-            row = {
-                "key": key,
-                "recipe": recipe.to_dict(),
-                "scores": scores,
-                "merge_seconds": merged - begun,
-                "score_seconds": time.perf_counter() - merged,
-            }
-            store.add(row)
-        candidates[key] = Candidate(
-            name=label(recipe),
-            recipe=recipe,
-            scores=row["scores"],
-            value=objective.value(row["scores"], gate_of),
-            merge_seconds=row["merge_seconds"],
-            score_seconds=row["score_seconds"],
-        )
-        return candidates[key]
-
-    fixed = consider(FIXED)
-    done = sum(trial.state.is_finished() for trial in study.trials)
-    stopped = "all trials done"
-    while done < trials:
-        if seconds is not None and time.perf_counter() - started > seconds:
-            stopped = "time budget"
-            break
-        if patience is not None and since_best >= patience:
-            stopped = f"no better candidate in {patience} trials"
-            break
-        trial = study.ask()
-        candidate = consider(suggest(trial, len(parents), methods, spaces, scales, seed))
-        study.tell(trial, candidate.value)
-        done += 1
-        if candidate.value > best:
-            best, since_best = candidate.value, 0
-        else:
-            since_best += 1
-        progress(done, trials, f"best {best:.3f}")
-    # Trials of an earlier, interrupted call count too.
-    for row in store.known.values():
-        consider(Recipe.from_dict(row["recipe"]))
-
-    # --- finalists, then the one look at the test half ------------------------------------------
-    ranked = sorted(candidates.values(), key=lambda c: -c.value)
-    chosen = ranked[:finalists] + ([fixed] if fixed not in ranked[:finalists] else [])
-    rows = []
-    for candidate in chosen:
-        scores = store.remember(
-            f"full {key_of(candidate.recipe)}",
-            lambda c=candidate: scorer.full(lab.load(model, c.recipe)),
-        )
-        value = objective.value(scores, gate_of)
-        rows.append({"candidate": candidate, "scores": scores, "value": value})
-        log(f"finalist {candidate.name}: {value:.3f} with generation, {candidate.value:.3f} proxy")
-    winner = max(rows, key=lambda row: row["value"])
+    starts = starting_points(len(parents), methods, spaces, scales)
+    done, stopped = search.run(draw, starts, seed, trials, seconds, patience, progress)
+    finals = search.finals(finalists)
+    winner = max(finals, key=lambda row: row["value"])
     recipe = winner["candidate"].recipe
-
-    tester = Scorer(sets["test"], tokenizer, **options)
-    reported = {"original": None, **{name: i for i, name in enumerate(names)}}
-    reported |= {"fixed": FIXED.for_parents(len(parents)), "winner": recipe}
-    test_scores = {
-        name: store.remember(
-            f"test {name} {key_of(source) if isinstance(source, Recipe) else ''}",
-            lambda s=source: _with_interval(tester, lab.load(model, s)),
-        )
-        for name, source in reported.items()
-    }
+    test_scores = search.report(sets["test"], recipe)
     merge(
         parents, base, out / "best", output="model", overwrite=True, force=force,
         **recipe.to_dict(),
     )  # fmt: skip
-    points = [
-        {"name": c.name, "kind": "candidate", "scores": c.scores} for c in candidates.values()
-    ]
-    points += [{"name": n, "kind": "parent", "scores": s} for n, s in parent_scores.items()]
-    points.append({"name": "fixed", "kind": "fixed", "scores": fixed.scores})
-    points.append({"name": "winner", "kind": "winner", "scores": winner["candidate"].scores})
-    _plot(points, out / PLOT)
+    search.plot(winner["candidate"], out / PLOT)
     result = {
         "settings": settings,
         "parents": {name: str(parent) for name, parent in zip(names, parents, strict=True)},
@@ -377,25 +268,199 @@ def tune(
                 "value": row["value"],
                 "proxy_value": row["candidate"].value,
             }
-            for row in rows
+            for row in finals
         ],
-        "validation_proxy": {"original": original, **parent_scores},
+        "validation_proxy": {"original": search.original, **search.parent_scores},
         "test": test_scores,
-        "candidates": [
-            {
-                "recipe": c.recipe.to_dict(),
-                "value": c.value,
-                "scores": c.scores,
-                "merge_seconds": round(c.merge_seconds, 4),
-                "score_seconds": round(c.score_seconds, 4),
-            }
-            for c in ranked
-        ],
+        "candidates": [candidate.row() for candidate in search.ranked()],
         "seconds": round(time.perf_counter() - started, 1),
-        "versions": {"torch": torch.__version__, "optuna": optuna.__version__},
+        "versions": {name: version(name) for name in ("torch", "optuna", "mergekit")},
     }
     (out / RESULT).write_text(json.dumps(result, indent=1) + "\n")
     return result
+
+
+def _known(given: Sequence[str], allowed: Sequence[str], what: str) -> None:
+    for value in given:
+        if value not in allowed:
+            raise UnlearnError(f"unknown {what} {value!r}: use {', '.join(allowed)}.")
+
+
+def load_halves(folders: Mapping[str, Path], log: Callable[[str], None]) -> dict:
+    """The validation and the test set, checked to be apart."""
+    from axolotl_unlearn.evaluation.sets import load_sets
+
+    for name, folder in folders.items():
+        if not folder.is_dir():
+            raise UnlearnError(
+                f"{folder} does not exist: tune-merge chooses on validation/ and reports on test/, "
+                f"`axolotl unlearn make-data` writes both, or give --{name}."
+            )
+    sets = {name: load_sets(folder) for name, folder in folders.items()}
+    check_apart(sets["validation"], sets["test"], folders)
+    for name, given in sets.items():
+        few = min(len(given.member), len(given.nonmember))
+        if few < ADVISED_MEMBERS:
+            log(
+                f"Warning: {folders[name]} has {few} members or non-members; a choice made on "
+                f"membership wants {ADVISED_MEMBERS} a side (its AUC has an error of about "
+                f"{0.5 / math.sqrt(few):.2f})."
+            )
+    return sets
+
+
+@dataclass
+class _Search:
+    """One resident model, its candidates so far, and what is known of parents and original."""
+
+    lab: Lab
+    model: Any
+    store: _Store
+    objective: Objective
+    names: list[str]
+    options: dict
+    log: Callable[[str], None]
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+
+    def open(self, validation) -> None:
+        """Score original and parents; end here if the objective needs a score that is missing."""
+        from transformers import AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(self.lab.base.path)
+        self.scorer = self._scorer(validation)
+        self.original = self._remember("proxy original", None)
+        self.gate_of = self.original.get("utility")
+        self.objective.value(self.original, self.gate_of)
+        self.parent_scores = {
+            name: self._remember(f"proxy {name}", i) for i, name in enumerate(self.names)
+        }
+        self.fixed = self.consider(FIXED)
+
+    def _scorer(self, sets):
+        from axolotl_unlearn.merging.scores import Scorer
+
+        return Scorer(sets, self.tokenizer, **self.options)
+
+    def _remember(self, what: str, source) -> dict:
+        return self.store.remember(
+            what, lambda: self.scorer.proxy(self.lab.load(self.model, source))
+        )
+
+    def consider(self, recipe: Recipe) -> Candidate:
+        """The candidate of a recipe: merged and scored now unless it is known."""
+        recipe = recipe.for_parents(len(self.lab.parents))
+        key = key_of(recipe)
+        if key in self.candidates:
+            return self.candidates[key]
+        row = self.store.known.get(key)
+        if row is None:
+            begun = time.perf_counter()
+            self.lab.load(self.model, recipe)
+            merged = time.perf_counter()
+            row = {
+                "key": key,
+                "recipe": recipe.to_dict(),
+                "scores": self.scorer.proxy(self.model),
+                "merge_seconds": round(merged - begun, 4),
+            }
+            row["score_seconds"] = round(time.perf_counter() - merged, 4)
+            self.store.add(row)
+        self.candidates[key] = Candidate(
+            name=label(recipe),
+            recipe=recipe,
+            scores=row["scores"],
+            value=self.objective.value(row["scores"], self.gate_of),
+            merge_seconds=row["merge_seconds"],
+            score_seconds=row["score_seconds"],
+        )
+        return self.candidates[key]
+
+    def run(
+        self,
+        draw: Callable[[Any], Recipe],
+        starts: Sequence[dict],
+        seed: int,
+        trials: int,
+        seconds: float | None,
+        patience: int | None,
+        progress: Callable[[int, int, str], None],
+    ) -> tuple[int, str]:
+        """Ask, merge, score, tell; returns the number of trials done and why it stopped."""
+        study = self.store.study(seed)
+        for point in starts:
+            study.enqueue_trial(point, skip_if_exists=True)
+        finished = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+        best = max((trial.value for trial in finished), default=-math.inf)
+        done, since_best, started = len(finished), 0, time.perf_counter()
+        stopped = "all trials done"
+        while done < trials:
+            if seconds is not None and time.perf_counter() - started > seconds:
+                stopped = "time budget"
+                break
+            if patience is not None and since_best >= patience:
+                stopped = f"no better candidate in {patience} trials"
+                break
+            trial = study.ask()
+            candidate = self.consider(draw(trial))
+            study.tell(trial, candidate.value)
+            done += 1
+            since_best = 0 if candidate.value > best else since_best + 1
+            best = max(best, candidate.value)
+            progress(done, trials, f"best {best:.3f}")
+        # Candidates of an earlier, interrupted call count too.
+        for row in list(self.store.known.values()):
+            self.consider(Recipe.from_dict(row["recipe"]))
+        return done, stopped
+
+    def ranked(self) -> list[Candidate]:
+        return sorted(self.candidates.values(), key=lambda candidate: -candidate.value)
+
+    def finals(self, count: int) -> list[dict]:
+        """The best few and the fixed recipe with free generation, on validation."""
+        chosen = self.ranked()[:count]
+        chosen += [] if self.fixed in chosen else [self.fixed]
+        rows = []
+        for candidate in chosen:
+            scores = self.store.remember(
+                f"full {key_of(candidate.recipe)}",
+                lambda c=candidate: self.scorer.full(self.lab.load(self.model, c.recipe)),
+            )
+            value = self.objective.value(scores, self.gate_of)
+            rows.append({"candidate": candidate, "scores": scores, "value": value})
+            self.log(
+                f"finalist {candidate.name}: {value:.3f} with generation, "
+                f"{candidate.value:.3f} teacher-forced"
+            )
+        return rows
+
+    def report(self, test, winner: Recipe) -> dict[str, dict]:
+        """The one look at the test half: original, parents, fixed recipe, winner."""
+        scorer = self._scorer(test)
+        sources: dict[str, Any] = {"original": None}
+        sources |= {name: number for number, name in enumerate(self.names)}
+        sources |= {"fixed": self.fixed.recipe, "winner": winner}
+        return {
+            name: self.store.remember(
+                f"test {name} {key_of(source) if isinstance(source, Recipe) else ''}",
+                lambda s=source: _with_interval(scorer, self.lab.load(self.model, s)),
+            )
+            for name, source in sources.items()
+        }
+
+    def plot(self, winner: Candidate, path: Path) -> None:
+        from axolotl_unlearn.analysis.figures import pareto_figure
+
+        points = [
+            {"name": c.name, "kind": "candidate", "scores": c.scores}
+            for c in self.candidates.values()
+        ]
+        points += [
+            {"name": name, "kind": "parent", "scores": scores}
+            for name, scores in self.parent_scores.items()
+        ]
+        points.append({"name": "fixed", "kind": "fixed", "scores": self.fixed.scores})
+        points.append({"name": "winner", "kind": "winner", "scores": winner.scores})
+        pareto_figure(points).savefig(path, dpi=130)
 
 
 def label(recipe: Recipe) -> str:
@@ -439,20 +504,14 @@ def _with_interval(scorer, model) -> dict:
     return scores
 
 
-def _plot(points: Sequence[Mapping], path: Path) -> None:
-    from axolotl_unlearn.analysis.figures import pareto_figure
-
-    pareto_figure(points).savefig(path, dpi=130)
-
-
 class _Store:
     """What survives a kill: settings, candidates one a line, other scores, Optuna's journal."""
 
     def __init__(self, out: Path, settings: dict, overwrite: bool):
         self.out = out
-        if overwrite and out.exists():
-            shutil.rmtree(out)
         mark = out / "settings.json"
+        if overwrite and mark.exists():
+            shutil.rmtree(out)
         text = json.dumps(settings, indent=1, sort_keys=True) + "\n"
         if out.is_dir() and any(out.iterdir()):
             if not mark.exists():
@@ -479,8 +538,11 @@ class _Store:
         return rows
 
     def _append(self, name: str, row: dict) -> None:
-        with open(self.out / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        path = self.out / name
+        # A killed run may have left half a line: end it, so that this one stays whole.
+        torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(("\n" if torn else "") + json.dumps(row) + "\n")
 
     def add(self, row: dict) -> None:
         self.known[row["key"]] = row
@@ -500,6 +562,7 @@ class _Store:
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # multivariate sampling is marked experimental
             storage = JournalStorage(JournalFileBackend(str(self.out / STUDY)))
