@@ -34,7 +34,20 @@ def everything(tmp_path, **changes):
         trajectory=make_trajectory(),
         extras={
             "attacks": make_attacks(),
-            "depth": [{"title": "log-prob drop", "model": "merged", "points": [[0, 0.1], [1, 2]]}],
+            "depth": [
+                {
+                    "title": "Depth: what each layer no longer knows",
+                    "metric": "fall of the answers' log-prob, nats a token (retrained: complete "
+                    "forgetting)",
+                    "x_label": "layer",
+                    "model": name,
+                    "points": [
+                        {"x": layer, "y": layer * top / 3, "low": 0, "high": top}
+                        for layer in range(4)
+                    ],
+                }
+                for name, top in (("merged", 2.0), ("retrained (never saw it)", 3.0))
+            ],
             "configs": {"npo_over.yml": "base_model: out/memorised\nhub_token: hf_abc\n"},
         },
     )
@@ -226,6 +239,24 @@ def test_command_finds_logs_beside_the_models_and_prints_table_and_path(tmp_path
     page = (folder / "report.html").read_text()
     assert 'data-plot="training"' in page and 'data-plot="attack"' in page
     assert len(re.findall("Total loss over step: ([a-z]+) from", page)) == 1
+
+
+def test_depth_files_are_found(tmp_path):
+    """As `axolotl unlearn depth` writes them; the reference keeps its colour."""
+    point = {"x": 0, "y": 1.0, "low": 0.5, "high": 1.5}
+    curves = [
+        {"title": "Depth", "metric": "m", "x_label": "layer", "model": name, "points": [point]}
+        for name in ("merged", "retrained (never saw it)")
+    ]
+    (tmp_path / "depth.json").write_text(json.dumps(curves))
+    report = {"models": {"merged": {"uds": 0.5, "sentence": "merged: half gone."}}}
+    (tmp_path / "uds.json").write_text(json.dumps(report))
+    (tmp_path / "results.json").write_text(json.dumps(make_results(("merged", "retrained"))))
+    assert run(tmp_path).exit_code == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "<b>merged</b>: half gone." in page
+    plot = re.search(r'<svg data-plot="depth".*?</svg>', page)[0]
+    assert "var(--m5)" in plot and "var(--m3)" in plot
 
 
 def test_attack_files_are_found_and_their_sentences_shown(tmp_path):

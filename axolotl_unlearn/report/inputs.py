@@ -24,9 +24,9 @@ def find_inputs(
 
     Training logs of all but the original and the retrained model: the newest
     trainer_state.json in the model's folder or its checkpoints, or in the run it lies in (a merged
-    adapter is saved inside its run). In the results' folder: trajectory.json, depth.json, and
-    attacks.json with one file an attack (or in the folder `attacks`). `logs` are NAME=PATH and come
-    first.
+    adapter is saved inside its run). In the results' folder: trajectory.json,
+    depth.json with uds.json, and (there or in `attacks`) attacks.json with one file an attack.
+    `logs` are NAME=PATH and come first.
     """
     home = Path(folder)
     home = home if home.is_dir() else home.parent
@@ -50,6 +50,13 @@ def find_inputs(
     extras: dict[str, Any] = {}
     if (home / "depth.json").is_file():
         extras["depth"] = _json(home / "depth.json")
+        if (home / "uds.json").is_file():
+            found_depth = _json(home / "uds.json").get("models") or {}
+            extras["depth_sentences"] = {
+                name: figures["sentence"]
+                for name, figures in found_depth.items()
+                if "sentence" in figures
+            }
     place = Path(attacks) if attacks else home
     if (place / "attacks.json").is_file():
         extras["attacks"] = _json(place / "attacks.json")

@@ -60,9 +60,9 @@ def write_report(
         training_logs: run name -> trainer_state.json (path) or its log_history.
         trajectory: `[{"step": s, "scores": {metric: value}, "run": name?}, ...]`, or such a list
             under each run's name.
-        extras: `attacks` and `depth` (lists of curves, see `_curves`), `attack_sentences`
-            ({model: text}), `configs` ({file name: text}); whatever else is printed as JSON under
-            "How this was made".
+        extras: `attacks` and `depth` (lists of curves, see `_curves`), `attack_sentences` and
+            `depth_sentences` ({model: text}), `configs` ({file name: text}); whatever else is
+            printed as JSON under "How this was made".
 
     Texts appear only where `results` carries `examples`; this function never reads the data.
     """
@@ -171,7 +171,8 @@ def write_report(
     )
     page.section(
         "Depth",
-        _curves(extras.pop("depth", None), "depth", page),
+        _sentences(extras.pop("depth_sentences", None))
+        + _curves(extras.pop("depth", None), "depth", page),
         note="Activation patching layer by layer: whether the knowledge is gone or only unspoken.",
     )
     page.section("Other measurements", _others(page))
@@ -618,7 +619,8 @@ def _trajectory(trajectory: Any, page: _Page) -> str:
 def _sentences(found: Mapping[str, str] | None) -> str:
     """What each attack showed, under the model's name."""
     rows = "".join(
-        f"<li><b>{escape(name)}</b>: {_words(text)}</li>" for name, text in (found or {}).items()
+        f"<li><b>{escape(name)}</b>: {_words(text.removeprefix(f'{name}: '))}</li>"
+        for name, text in (found or {}).items()
     )
     return f'<ul class="notes">{rows}</ul>' if rows else ""
 
@@ -643,6 +645,9 @@ def _curves(curves: Any, name: str, page: _Page) -> str:
             points.append(point)
         panels.setdefault(key, {})[str(curve.get("model", title))] = points
     figures = []
+    drawn = {key for lines in panels.values() for key in lines}
+    # "retrained (never saw it)" is drawn in the colour of "retrained".
+    palette = page.palette | {key: page.color(key.partition(" (")[0]) for key in drawn}
     for (title, metric, x_label), lines in panels.items():
         low_high = [edge for points in lines.values() for p in points for edge in p[1:]]
         inside = bool(low_high) and all(0 <= edge <= 1 for edge in low_high)
@@ -651,7 +656,7 @@ def _curves(curves: Any, name: str, page: _Page) -> str:
                 plots.curves_chart(
                     name,
                     {key: [(p[0], p[1]) for p in points] for key, points in lines.items()},
-                    page.palette,
+                    palette,
                     title=title,
                     x_label=x_label,
                     y_label=metric,

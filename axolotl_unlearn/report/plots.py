@@ -6,6 +6,7 @@ about 360 px wide so that a phone shows them unscaled; the page puts several sid
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -483,7 +484,9 @@ def curves_chart(
     ys += [edge for band in bands.values() for _, low, high in band for edge in (low, high)]
     label_width = min(110, max(text_width(key) for key in curves) + 8)
     ticks = nice_ticks(*(domain or (min(0.0, min(ys)), max(ys))), 5)
-    top = 46 if y_label else 32
+    # A generous line of small text holds 60 characters; the metric of a curve may need two.
+    subtitle = textwrap.wrap(y_label, 60)
+    top = 32 + 14 * len(subtitle)
     left, right, bottom = 40, WIDTH - label_width, top + 142
     last = max(xs) if max(xs) > min(xs) else min(xs) + 1
     x = scale((min(xs), last), (left, right))
@@ -493,8 +496,8 @@ def curves_chart(
     )
     svg = Svg(name, WIDTH, bottom + 36, f"{title} over {x_label}: {told}.")
     svg.text(0, 12, title, cls="head")
-    if y_label:
-        svg.text(0, 27, y_label, cls="tick")
+    for row, words in enumerate(subtitle):
+        svg.text(0, 27 + 13 * row, words, cls="tick")
     for tick in ticks:
         svg.line(left, y(tick), right, y(tick), cls="grid")
         svg.text(left - 5, y(tick) + 4, tick_label(tick), cls="tick", anchor="end")
