@@ -51,6 +51,12 @@ class UnlearnPlugin(BasePlugin):
         # A fresh LoRA (and `reinit_weights`) is drawn from the global generator, which Axolotl
         # does not seed; both parents of a factor-wise merge must start from the same draw.
         set_seed(cfg.seed if cfg.seed is not None else 42)
+        import torch
+
+        devices = (cfg.device_map or {}).values() if isinstance(cfg.device_map, dict) else ()
+        if not torch.cuda.is_available() and any(isinstance(d, int) for d in devices):
+            # With several processes Axolotl maps the model to accelerator LOCAL_RANK.
+            cfg.device_map = {"": "cpu"}
 
     def post_train(self, cfg: DictDefault, model: Any) -> None:
         """Record the base by content, so that a merge of models from other bases is refused."""

@@ -317,7 +317,7 @@ def run_to_head(
 
     def at_head(hidden: Tensor, head: Head) -> Tensor:
         results.append(program(partial(layout.pick, hidden), finished(head, unwrapped)))
-        return results[0][None]
+        return results[0][None].clone()  # no view: FSDP2 hooks its gradient
 
     with intercept_head(output_head(unwrapped), at_head):
         output = model(**layout.inputs, use_cache=False, return_dict=True).logits
