@@ -155,14 +155,12 @@ def _decode(
     model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], limit: int, stop: set[int]
 ) -> list[list[int]]:
     """New tokens of each row; finished rows leave the batch."""
-    from transformers import DynamicCache
-
     device = model.device
     ids, mask = _left_padded(rows, _pad_id(tokenizer, stop), device)
     padded = not bool(mask.all())
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     stop_ids = torch.tensor(sorted(stop), dtype=torch.long, device=device)
-    options: dict[str, Any] = {"past_key_values": DynamicCache(config=model.config)}
+    options: dict[str, Any] = {"past_key_values": _cache(model.config, limit)}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         options["logits_to_keep"] = 1
     new: list[list[int]] = [[] for _ in rows]
@@ -186,6 +184,45 @@ def _decode(
             following, mask, positions = following[going], mask[going], positions[going]
         ids = following[:, None]
         mask = torch.cat([mask, mask.new_ones(len(alive), 1)], -1)
+
+
+def _cache(config: Any, limit: int) -> Any:
+    """A key-value cache whose plain layers have room for `limit` new tokens from the start.
+
+    Transformers' own layer copies all keys and values at every token, which on a small model takes
+    most of the time. Layers of other kinds (sliding windows ...) stay as they are.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    class RoomyLayer(DynamicLayer):
+        def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
+            if not self.is_initialized:
+                self.lazy_initialization(key_states, value_states)
+                self.room = None
+            start = self.get_seq_length()
+            end = start + key_states.shape[-2]
+            if self.room is None or end > self.room[0].shape[-2]:
+                states = (key_states, value_states)
+                self.room = [x.new_empty(*x.shape[:-2], end + limit, x.shape[-1]) for x in states]
+                if start:
+                    for room, old in zip(self.room, (self.keys, self.values), strict=True):
+                        room[..., :start, :] = old
+            for room, new in zip(self.room, (key_states, value_states), strict=True):
+                room[..., start:end, :] = new
+            self.keys, self.values = (room[..., :end, :] for room in self.room)
+            return self.keys, self.values
+
+        def batch_select_indices(self, indices: Tensor) -> None:
+            end = self.get_seq_length()
+            self.room = [room[indices] for room in self.room]
+            self.keys, self.values = (room[..., :end, :] for room in self.room)
+
+    cache = DynamicCache(config=config)
+    cache.layers = [
+        RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers
+    ]
+    return cache
 
 
 def _generate(
