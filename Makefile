@@ -36,10 +36,10 @@ demo-real: setup  ## the same on SmolLM2-135M and LUME (LUME_DIR=...)
 	LUME_DIR=$(LUME_DIR) axolotl unlearn demo-real
 
 test: setup  ## the whole test suite
-	OMP_NUM_THREADS=1 python -m pytest
+	OMP_NUM_THREADS=1 python tests/each_file.py
 
 test-quick: setup  ## without the slow tests
-	OMP_NUM_THREADS=1 python -m pytest -m 'not slow'
+	OMP_NUM_THREADS=1 python tests/each_file.py -m 'not slow'
 
 quality: setup  ## format and lint check
 	ruff format --check .
