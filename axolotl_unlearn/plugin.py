@@ -51,12 +51,6 @@ class UnlearnPlugin(BasePlugin):
         # A fresh LoRA (and `reinit_weights`) is drawn from the global generator, which Axolotl
         # does not seed; both parents of a factor-wise merge must start from the same draw.
         set_seed(cfg.seed if cfg.seed is not None else 42)
-        import torch
-
-        devices = (cfg.device_map or {}).values() if isinstance(cfg.device_map, dict) else ()
-        if not torch.cuda.is_available() and any(isinstance(d, int) for d in devices):
-            # With several processes Axolotl maps the model to accelerator LOCAL_RANK.
-            cfg.device_map = {"": "cpu"}
 
     def post_train(self, cfg: DictDefault, model: Any) -> None:
         """Record the base by content, so that a merge of models from other bases is refused."""
@@ -68,6 +62,7 @@ class UnlearnPlugin(BasePlugin):
             record_base(cfg.output_dir, cfg.base_model)
 
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:
+        _stay_on_cpu(cfg)
         if preprocess or not _trains(cfg):
             return None
         from axolotl.common.datasets import load_datasets
@@ -100,6 +95,16 @@ class UnlearnPlugin(BasePlugin):
         from axolotl_unlearn.trainer import trainer_class
 
         return trainer_class(unlearn_config(cfg), starting_adapter=bool(cfg.lora_model_dir))
+
+
+def _stay_on_cpu(cfg: DictDefault) -> None:
+    """With several processes Axolotl maps each one's model to an accelerator, present or not; this
+    hook comes after that and before the model is loaded."""
+    import torch
+
+    devices = cfg.device_map.values() if isinstance(cfg.device_map, dict) else ()
+    if not torch.accelerator.is_available() and any(isinstance(d, int) for d in devices):
+        cfg.device_map = {"": "cpu"}
 
 
 def _trains(cfg: Any) -> bool:
