@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SEED   ?= 0
 FULL   ?=
+SEEDS  ?= 0
 OUT    ?= out/demo
 LUME_DIR ?= ../shared/lume
 
@@ -15,7 +16,7 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test test-quick quality format bench bench-gpu clean
+.PHONY: help setup demo demo-real reproduce test test-quick quality format bench bench-gpu clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -34,6 +35,9 @@ demo: setup  ## memorise, forget twice, merge, evaluate, report (tiny model; SEE
 
 demo-real: setup  ## the same on SmolLM2-135M and LUME (LUME_DIR=...)
 	LUME_DIR=$(LUME_DIR) axolotl unlearn demo-real
+
+reproduce: setup  ## the paper's tables and figures, and the merge search (SEEDS="0 1 2")
+	python -m axolotl_unlearn.analysis.study --seeds $(SEEDS) --out out/reproduce
 
 test: setup  ## the whole test suite
 	OMP_NUM_THREADS=1 python tests/each_file.py

@@ -18,6 +18,7 @@ from axolotl_unlearn.errors import UnlearnError
 PLUGIN = "axolotl_unlearn.UnlearnPlugin"
 PREFIX = "axolotl_unlearn.data."
 ROLES = ("forget", "retain", "memorise")
+LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 
 #: Config keys that break per-sequence sums or hide logits or rows, with the reason.
 _REFUSED = {
@@ -201,7 +202,7 @@ def prepare(cfg: dict) -> None:
     if args is None or not args.trains:
         return
     cfg["remove_unused_columns"] = False
-    for kernel in ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"):
+    for kernel in LORA_KERNELS:
         # Switched on by themselves even where they fail; they also bypass `disable_adapter`.
         if cfg.get(kernel) is None:
             cfg[kernel] = False
@@ -255,6 +256,7 @@ def _cpu_settings(cfg: dict[str, Any]) -> None:
         "dataloader_pin_memory": False,
         "fp16": False,
         "bf16": "auto",
+        **dict.fromkeys(LORA_KERNELS, False),  # Triton kernels, switched on by themselves
     }
     for key, value in defaults.items():
         if cfg.get(key) is None:

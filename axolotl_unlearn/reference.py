@@ -375,6 +375,21 @@ def precompute(
     return reference.forwards - before
 
 
+def adapter_changes_model(model: nn.Module) -> bool:
+    """Whether switching the adapters off would change the model as it stands.
+
+    A LoRA is the identity while one of its factors is zero: B, or A for embeddings. Initialisations
+    such as PiSSA, OLoRA and LoftQ are not, and the first two move a part of the base weights into
+    the adapter. Weights that are not here (meta device, a ZeRO-3 partition) count as zero.
+    """
+    factors = (
+        parameter
+        for name, parameter in model.named_parameters()
+        if "lora_B." in name or "lora_embedding_A." in name
+    )
+    return any(not p.is_meta and bool(p.detach().any()) for p in factors)
+
+
 def make_reference(
     mode: str,
     model: nn.Module,
@@ -387,7 +402,8 @@ def make_reference(
 
     Args:
         mode: ``auto``, ``adapter_off``, ``frozen_copy`` or ``cached``.
-        starting_adapter: whether the adapter was loaded from ``lora_model_dir``.
+        starting_adapter: whether the adapter changes the model at the start: it was loaded from
+            ``lora_model_dir``, or see `adapter_changes_model`.
         will_precompute: `precompute` comes before the first training step, so nothing is copied.
 
     Raises:
@@ -396,7 +412,11 @@ def make_reference(
     has_adapter = hasattr(model, "disable_adapter")
     fresh_adapter = has_adapter and not starting_adapter
     if mode == "adapter_off" and not fresh_adapter:
-        why = "the run starts from lora_model_dir" if has_adapter else "there is no adapter"
+        why = (
+            "the adapter changes the model from the start (lora_model_dir, peft_init_lora_weights)"
+            if has_adapter
+            else "there is no adapter"
+        )
         raise UnlearnError(
             f"`unlearn.reference: adapter_off` does not give the starting model because {why}; "
             "use `auto` or `frozen_copy`."

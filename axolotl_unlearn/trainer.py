@@ -16,7 +16,12 @@ from axolotl_unlearn.args import UnlearnArgs
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.packing import refuse_packing
-from axolotl_unlearn.reference import make_reference, needs_reference, precompute
+from axolotl_unlearn.reference import (
+    adapter_changes_model,
+    make_reference,
+    needs_reference,
+    precompute,
+)
 from axolotl_unlearn.scoring import ROLES, ChunkPlan, Entry, make_entries
 from axolotl_unlearn.step import step_loss, unit_counts
 
@@ -49,7 +54,7 @@ class UnlearnTrainer(AxolotlTrainer):
             make_reference(
                 self.unlearn_args.reference,
                 self.model,
-                starting_adapter=self.starting_adapter,
+                starting_adapter=self.starting_adapter or adapter_changes_model(self.model),
                 plan=self.chunk_plan,
                 will_precompute=self._precomputes(),
             )
@@ -114,7 +119,7 @@ class UnlearnTrainer(AxolotlTrainer):
         retain = pairing.retain_per_forget
         return PairedDataset(
             rows,
-            seed=self.args.data_seed or self.args.seed,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             retain_per_forget=retain if self.unlearn_args.retain else 0,
             epoch_over=pairing.epoch_over if training else "longest",
             shuffle=training,

@@ -1,7 +1,8 @@
 """Run every test file in a pytest process of its own, two at a time.
 
 Axolotl, lm-eval, mergekit and bitsandbytes all change global state when they are imported (logging,
-standard error, start methods), so files that pass alone can break each other in one process.
+start methods, thread pools). In a single process pytest ends early with "lost sys.stderr" once some
+of the files are collected together; which import does it was not found.
 
     python tests/each_file.py [pytest options]
 """
@@ -12,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -31,7 +32,8 @@ def main() -> int:
     totals = {"passed": 0, "failed": 0, "skipped": 0, "error": 0}
     bad = []
     with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
-        for path, code, said in pool.map(run, files):
+        for done in as_completed([pool.submit(run, file) for file in files]):
+            path, code, said = done.result()
             last = said.strip().splitlines()[-1] if said.strip() else ""
             for count, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", last):
                 totals[kind] += int(count)

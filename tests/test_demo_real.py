@@ -24,7 +24,8 @@ from axolotl_unlearn.demo.real import (
 )
 from axolotl_unlearn.errors import UnlearnError
 
-SIZES = RealSizes(stories=2, pii=1, facts_forget=3, facts_retain=2, nonmembers=4, words=6, passes=3)
+SIZES = RealSizes(stories=2, pii=1, facts_forget=3, facts_retain=2, nonmembers=4, words=6, passes=3,
+                  background_stories=1, background_pii=1, background_facts=2)  # fmt: skip
 EXAMPLES = Path(__file__).parents[1] / "examples" / "smollm2"
 
 
@@ -109,13 +110,21 @@ def test_subset_is_whole_documents_and_unseen_nonmembers(lume, tmp_path):
     assert len(unseen) == 4
     trained = {r.document for r in forget + retain}
     assert not trained & set(unseen)
+    background = read_records(tmp_path / "data" / "background.jsonl")
+    others = {r.document for r in background}
+    assert Counter(r.task for r in background) == {"Task1": 1, "Task2": 1, "Task3": 2}
+    assert all(r.kind == "completion" for r in background)
+    assert not others & (trained | set(unseen))
     stream = read_records(tmp_path / "data" / "memorise.jsonl", unique=False)
-    assert {r.document for r in stream} == trained
+    assert {r.document for r in stream} == trained | others
 
 
 def test_stream_holds_every_pass_and_personal_rows_twice(lume, tmp_path):
     build_subset(lume, tmp_path / "data", sizes=SIZES)
     stream = read_records(tmp_path / "data" / "memorise.jsonl", unique=False)
+    background = {r.id for r in read_records(tmp_path / "data" / "background.jsonl")}
+    assert sorted(r.id for r in stream if r.id in background) == sorted(background)  # once each
+    stream = [r for r in stream if r.id not in background]
     counts = Counter(r.id for r in stream)
     assert {counts[r.id] for r in stream if r.task == "Task2"} == {3 * 2}
     assert {counts[r.id] for r in stream if r.task != "Task2"} == {3}

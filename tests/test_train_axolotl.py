@@ -186,6 +186,17 @@ def test_starting_adapter_is_its_own_reference(stage, straight):
     assert first["kl"] == pytest.approx(0, abs=1e-5)
 
 
+def test_an_adapter_that_is_not_the_identity_is_its_own_reference(stage):
+    """PiSSA moves a part of the base into the adapter: without it, the model is another one."""
+    folder = train(
+        stage, "pissa", peft_init_lora_weights="pissa", max_steps=2, save_strategy="steps",
+        save_steps=1, learning_rate=1e-9,
+    )  # fmt: skip
+    first = next(entry for entry in history(folder) if "loss" in entry)
+    assert first["log_ratio"] == pytest.approx(0, abs=1e-3)
+    assert first["kl"] == pytest.approx(0, abs=1e-5)
+
+
 def test_the_base_is_recorded_for_the_merge(stage, straight):
     """By content: sha256 over the weights of the folder it was trained from."""
     from axolotl_unlearn.merging.checks import RECORD

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.records import Record, document_id, read_records, read_rows
-from axolotl_unlearn.demo.run import _executable as executable
-from axolotl_unlearn.demo.run import repository
+from axolotl_unlearn.demo.run import executable, repository
 from axolotl_unlearn.demo.stages import Job, Stage
 from axolotl_unlearn.errors import UnlearnError
 
@@ -51,6 +50,9 @@ class RealSizes:
     Attributes:
         words: A document keeps the last whole sentences of its `input` up to so many words (and
             all of its `output`), which halves the work; questions are untouched.
+        background_stories, background_pii, background_facts: Further documents, of which each is
+            read once in memorisation and which are retain rows of the forgetting runs: texts like
+            the forget set's that nobody wants forgotten. Without them the common style goes first.
         passes: How often memorisation sees every row.
         pii_repeats: How often a pass sees the rows of Task 2 (names, numbers, addresses).
     """
@@ -60,6 +62,9 @@ class RealSizes:
     facts_forget: int = 40
     facts_retain: int = 25
     nonmembers: int = 120
+    background_stories: int = 30
+    background_pii: int = 20
+    background_facts: int = 80
     words: int = 50
     passes: int = 8
     pii_repeats: int = 2
@@ -67,6 +72,11 @@ class RealSizes:
     def counts(self, side: str) -> dict[str, int]:
         facts = self.facts_forget if side == "forget" else self.facts_retain
         return dict(zip(TASKS, (self.stories, self.pii, facts), strict=True))
+
+    @property
+    def background(self) -> dict[str, int]:
+        counts = (self.background_stories, self.background_pii, self.background_facts)
+        return dict(zip(TASKS, counts, strict=True))
 
 
 def last_sentences(text: str, words: int) -> str:
@@ -100,10 +110,13 @@ def _documents(path: Path, words: int) -> dict[str, dict[str, list[Record]]]:
     return by_task
 
 
-def _text(rows: Sequence[Record]) -> str:
+def _completion(rows: Sequence[Record]) -> Record:
+    return next(r for r in rows if r.kind == "completion")
+
+
+def _document(row: Record) -> dict[str, str]:
     """The document itself: its completion row, joined."""
-    row = next(r for r in rows if r.kind == "completion")
-    return f"{row.input} {row.output}"
+    return {"id": document_id(row.id), "document": f"{row.input} {row.output}"}
 
 
 def _row(record: Record) -> dict[str, str]:
@@ -119,9 +132,10 @@ def build_subset(
 ) -> dict:
     """Write the subset in the layout that evaluation reads, and the memorisation stream.
 
-    Files: forget, retain (rows), member, nonmember (documents of Task 3: those of the forget
-    rows, and unseen ones), memorise (every pass in training order), general (four-option
-    questions, if ``tofu`` is given), manifest.json.
+    Files: forget, retain (rows), background (completions alone, fewer than asked for if there are
+    no more), member, nonmember (documents of Task 3: those of the forget rows, and unseen ones),
+    memorise (every pass in training order), general (four-option questions, if ``tofu`` is given),
+    manifest.json.
 
     Args:
         lume: Folder with train/forget.jsonl and train/retain.jsonl.
@@ -133,7 +147,7 @@ def build_subset(
     lume, out = Path(lume), Path(out)
     sides: dict[str, list[Record]] = {}
     members: list[dict] = []
-    unseen: list[dict] = []
+    unused: dict[str, list[Record]] = {task: [] for task in TASKS}
     for side in ("forget", "retain"):
         path = lume / "train" / f"{side}.jsonl"
         if not path.is_file():
@@ -152,20 +166,24 @@ def build_subset(
                 )
             for name in names[:count]:
                 sides[side] += by_task[task][name]
-            if task == "Task3":
-                rest = [{"id": n, "document": _text(by_task[task][n])} for n in names[count:]]
-                unseen += rest
-                if side == "forget":
-                    members = [
-                        {"id": n, "document": _text(by_task[task][n])} for n in names[:count]
-                    ]
-    random.Random(f"{seed}/nonmember").shuffle(unseen)
+            unused[task] += [_completion(by_task[task][name]) for name in names[count:]]
+            if task == "Task3" and side == "forget":
+                members = [_document(_completion(by_task[task][name])) for name in names[:count]]
+    for task in TASKS:
+        random.Random(f"{seed}/unused/{task}").shuffle(unused[task])
+    nonmembers, unused["Task3"] = (
+        unused["Task3"][: sizes.nonmembers],
+        unused["Task3"][sizes.nonmembers :],
+    )
+    background = [row for task, n in sizes.background.items() for row in unused[task][:n]]
+    learned = sides["forget"] + sides["retain"]
     contents: dict[str, list[dict]] = {
         "forget": [_row(r) for r in sides["forget"]],
         "retain": [_row(r) for r in sides["retain"]],
+        "background": [_row(r) for r in background],
         "member": members,
-        "nonmember": unseen[: sizes.nonmembers],
-        "memorise": [_row(r) for r in stream(sides["forget"] + sides["retain"], sizes, seed)],
+        "nonmember": [_document(r) for r in nonmembers],
+        "memorise": [_row(r) for r in stream(learned, sizes, seed, background)],
     }
     if tofu is not None:
         contents["general"] = list(general_questions(Path(tofu), seed))
@@ -176,17 +194,20 @@ def build_subset(
     return manifest
 
 
-def stream(rows: Sequence[Record], sizes: RealSizes, seed: int) -> list[Record]:
+def stream(
+    rows: Sequence[Record], sizes: RealSizes, seed: int, background: Sequence[Record] = ()
+) -> list[Record]:
     """Every pass in training order: batches of `BATCH` rows of like length, shuffled.
 
-    The rows that do not fill a batch wait for the next pass, so the last batch alone may be short.
+    Each pass has its own share of the ``background``, so those are read once. The rows that do not fill a batch wait for the next pass, so the last batch alone may be short.
     """
     rng = random.Random(f"{seed}/memorise")
     again = [r for r in rows if r.task == "Task2"] * (sizes.pii_repeats - 1)
     result: list[Record] = []
     waiting: list[Record] = []
-    for _ in range(sizes.passes):
-        now = [*rows, *again]
+    fresh = rng.sample(list(background), len(background))
+    for number in range(sizes.passes):
+        now = [*rows, *again, *fresh[number :: sizes.passes]]
         rng.shuffle(now)
         now = waiting + now
         full = len(now) - len(now) % BATCH
@@ -414,6 +435,10 @@ def make_job(settings: Settings, say: Callable[[str], None] = print) -> Job:
             "PYTHONUNBUFFERED": "1",
             # Waiting threads give the core away; on a busy machine spinning costs more.
             "OMP_WAIT_POLICY": "PASSIVE",
+            # glibc gives every large tensor back to the system and asks for it again: half of the
+            # time went into page faults.
+            "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30),
+            "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
             "OMP_NUM_THREADS": str(settings.threads),
             "PATH": path,
         },

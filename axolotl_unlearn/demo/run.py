@@ -173,7 +173,7 @@ def retain_fault(model: dict[str, Any]) -> str | None:
     return None
 
 
-def _executable(name: str) -> str:
+def executable(name: str) -> str:
     """A command of this environment, even if the environment is not activated."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
@@ -193,7 +193,7 @@ def make_job(settings: Settings, say=print) -> Job:
         raise UnlearnError(
             f"Cannot write to {out}: {error.strerror}; give --out a folder you may write."
         ) from error
-    axolotl, mergekit = _executable("axolotl"), _executable("mergekit-yaml")
+    axolotl, mergekit = executable("axolotl"), executable("mergekit-yaml")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     slots = settings.slots or os.cpu_count() or 1
     job = Job(out, slots=slots, environment={**ENVIRONMENT, "PATH": path}, say=say)
