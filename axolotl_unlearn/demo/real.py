@@ -199,7 +199,8 @@ def stream(
 ) -> list[Record]:
     """Every pass in training order: batches of `BATCH` rows of like length, shuffled.
 
-    Each pass has its own share of the ``background``, so those are read once. The rows that do not fill a batch wait for the next pass, so the last batch alone may be short.
+    Each pass has its own share of the ``background``, so those are read once. The rows that do not
+    fill a batch wait for the next pass, so the last batch alone may be short.
     """
     rng = random.Random(f"{seed}/memorise")
     again = [r for r in rows if r.task == "Task2"] * (sizes.pii_repeats - 1)
