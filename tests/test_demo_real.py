@@ -225,8 +225,8 @@ def test_parents_share_seed_and_start():
 def test_stages_in_order(tmp_path):
     job = make_job(Settings(lume=Path("lume"), out=tmp_path, bf16=False, threads=2))
     assert [stage.name for stage in job.stages] == [
-        "model", "data", "memorised", "memorised-merged", "over", "over-merged", "under",
-        "under-merged", "merged", "eval",
+        "model", "data", "memorised", "memorised-merged", "retrained", "retrained-merged", "over",
+        "over-merged", "under", "under-merged", "merged", "eval",
     ]  # fmt: skip
     by_name = {stage.name: stage for stage in job.stages}
     for name in ("memorised", "over", "under", "over-merged"):
@@ -235,6 +235,24 @@ def test_stages_in_order(tmp_path):
     assert "OMP_NUM_THREADS=1" in by_name["over"].command
     assert "OMP_NUM_THREADS=2" in by_name["memorised"].command
     assert by_name["over"].needs == by_name["under"].needs == ["memorised-merged"]
+    assert by_name["over"].after == by_name["under"].after == ["retrained"]
+
+
+def test_retrained_is_memorised_without_the_forget_set(lume, tmp_path):
+    import yaml
+
+    paths = write_configs(tmp_path / "run", EXAMPLES.parents[1])
+    one, other = (yaml.safe_load(paths[n].read_text()) for n in ("memorise", "retrained"))
+    assert one.pop("output_dir") != other.pop("output_dir")
+    assert Path(one["datasets"][0].pop("path")).name == "memorise.jsonl"
+    assert Path(other["datasets"][0].pop("path")).name == "retrain.jsonl"
+    assert one == other
+
+    build_subset(lume, tmp_path / "data", sizes=SIZES)
+    stream = read_records(tmp_path / "data" / "retrain.jsonl", unique=False)
+    kept = read_records(tmp_path / "data" / "retain.jsonl")
+    kept += read_records(tmp_path / "data" / "background.jsonl")
+    assert {r.document for r in stream} == {r.document for r in kept}
 
 
 def test_folder_of_lume_comes_from_the_environment(tmp_path, monkeypatch):

@@ -115,6 +115,28 @@ def test_independent_stages_run_side_by_side_up_to_the_slots(tmp_path):
     assert not overlapping(1, tmp_path / "one")
 
 
+def test_after_orders_stages_without_being_part_of_the_key(tmp_path):
+    code = "import sys, time, pathlib; time.sleep(.3); pathlib.Path(sys.argv[1]).write_text('')"
+    copy = (
+        "import sys; from pathlib import Path as P;"
+        "P(sys.argv[2]).write_text(str(P(sys.argv[1]).exists()))"
+    )
+
+    def stages(command):
+        first = Stage("first", "first", command, tmp_path / "first")
+        second = Stage(
+            "second", "second", python(copy, tmp_path / "first", tmp_path / "second"),
+            tmp_path / "second", after=["first"],
+        )  # fmt: skip
+        return first, second
+
+    make_job(tmp_path, [], *stages(python(code, tmp_path / "first"))).run()
+    assert (tmp_path / "second").read_text() == "True"
+    again = make_job(tmp_path, [], *stages(python(code + "# edited", tmp_path / "first")))
+    again.run()
+    assert states(again) == {"first": "done", "second": "reused"}
+
+
 def test_failure_names_the_command_and_shows_the_end_of_its_log(tmp_path):
     code = (
         "import sys; print('x' * 10); print('\\r5/10 [00:01, 3.0it/s]'); sys.exit('no such file')"

@@ -134,8 +134,8 @@ def build_subset(
 
     Files: forget, retain (rows), background (completions alone, fewer than asked for if there are
     no more), member, nonmember (documents of Task 3: those of the forget rows, and unseen ones),
-    memorise (every pass in training order), general (four-option questions, if ``tofu`` is given),
-    manifest.json.
+    memorise (every pass in training order), retrain (the same without the forget set), general
+    (four-option questions, if ``tofu`` is given), manifest.json.
 
     Args:
         lume: Folder with train/forget.jsonl and train/retain.jsonl.
@@ -184,6 +184,7 @@ def build_subset(
         "member": members,
         "nonmember": [_document(r) for r in nonmembers],
         "memorise": [_row(r) for r in stream(learned, sizes, seed, background)],
+        "retrain": [_row(r) for r in stream(sides["retain"], sizes, seed, background)],
     }
     if tofu is not None:
         contents["general"] = list(general_questions(Path(tofu), seed))
@@ -353,6 +354,7 @@ MODELS = {
     "over": "over/merged",
     "under": "under/merged",
     "merged": "merged",
+    "retrained": "retrained/merged",
 }
 MAX_NEW_TOKENS = 96  # the longest answer of the subset has 81
 
@@ -407,12 +409,19 @@ def find_settings(
 
 
 def write_configs(out: Path, home: Path) -> dict[str, Path]:
-    """Copies of examples/smollm2/*.yml whose paths lead into ``out``; nothing else changes."""
+    """Copies of examples/smollm2/*.yml whose paths lead into ``out``; nothing else changes.
+
+    ``retrained`` is ``memorise`` without the forget set.
+    """
     folder = out / "configs"
     folder.mkdir(parents=True, exist_ok=True)
     copies = {}
-    for name in ("memorise", "over", "under"):
-        text = (home / "examples" / "smollm2" / f"{name}.yml").read_text("utf-8")
+    for name in ("memorise", "retrained", "over", "under"):
+        example = "memorise" if name == "retrained" else name
+        text = (home / "examples" / "smollm2" / f"{example}.yml").read_text("utf-8")
+        if name == "retrained":
+            text = text.replace("data/memorise.jsonl", "data/retrain.jsonl")
+            text = text.replace("output_dir: out/real/memorised", "output_dir: out/real/retrained")
         copies[name] = folder / f"{name}.yml"
         copies[name].write_text(text.replace("out/real", out.as_posix()), "utf-8")
     return copies
@@ -468,7 +477,14 @@ def make_job(settings: Settings, say: Callable[[str], None] = print) -> Job:
         )
     )
 
-    def train(name: str, folder: str, title: str, needs: list[str], threads: int) -> None:
+    def train(
+        name: str,
+        folder: str,
+        title: str,
+        needs: list[str],
+        threads: int,
+        after: Sequence[str] = (),
+    ) -> None:
         precision = [] if settings.bf16 else ["--bf16=false"]
         job.add(
             Stage(
@@ -481,6 +497,7 @@ def make_job(settings: Settings, say: Callable[[str], None] = print) -> Job:
                 output=out / folder / "adapter_model.safetensors",
                 inputs=[config[name]],
                 needs=needs,
+                after=list(after),
             )
         )
         job.add(
@@ -495,8 +512,16 @@ def make_job(settings: Settings, say: Callable[[str], None] = print) -> Job:
         )
 
     train("memorise", "memorised", "memorise", ["model", "data"], settings.threads)
-    train("over", "over", "forget too much", ["memorised-merged"], side)
-    train("under", "under", "forget too little", ["memorised-merged"], side)
+    train(
+        "retrained",
+        "retrained",
+        "retrain without the forget set",
+        ["model", "data"],
+        settings.threads,
+        after=["memorised"],
+    )
+    for name, title in (("over", "forget too much"), ("under", "forget too little")):
+        train(name, name, title, ["memorised-merged"], side, after=["retrained"])
     job.add(
         Stage(
             "merged",
@@ -522,7 +547,7 @@ def make_job(settings: Settings, say: Callable[[str], None] = print) -> Job:
                 *("--max-gen-toks", str(MAX_NEW_TOKENS)),
             ],
             output=out / "eval" / "results.json",
-            needs=["merged"],
+            needs=["merged", "retrained-merged"],
         )
     )
     return job

@@ -42,6 +42,7 @@ class Stage:
         output: File or folder that must exist afterwards.
         inputs: Files whose content is part of the key.
         needs: Names of stages that must have ended (done, reused or left out).
+        after: Names of stages to wait for although nothing of theirs is used.
         before: Called in this process just before the command.
         action: Called in this process instead of, or after, the command.
         skip_if: Called when the stage could start; a sentence means that it is left out.
@@ -54,6 +55,7 @@ class Stage:
     output: Path
     inputs: list[Path] = field(default_factory=list)
     needs: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
     before: Callable[[], None] | None = None
     action: Callable[[], None] | None = None
     skip_if: Callable[[], str | None] | None = None
@@ -162,7 +164,7 @@ class Job:
 
     def add(self, stage: Stage) -> None:
         """Add a stage; the order of adding is the order of preference for a free slot."""
-        unknown = set(stage.needs) - {s.name for s in self.stages}
+        unknown = {*stage.needs, *stage.after} - {s.name for s in self.stages}
         if unknown:
             raise ValueError(f"stage {stage.name} needs unknown stages {sorted(unknown)}")
         self.stages.append(stage)
@@ -223,7 +225,7 @@ class Job:
     def _start_ready(self, waiting, running, progress, bars) -> bool:
         changed = False
         for stage in list(waiting):
-            if any(name not in self.outcomes for name in stage.needs):
+            if any(name not in self.outcomes for name in (*stage.needs, *stage.after)):
                 continue
             if stage.command is not None and len(running) >= self.slots:
                 continue

@@ -216,17 +216,21 @@ def token_statistics(logits: Tensor, targets: Tensor, loss_only: bool = False) -
     """
     logits = logits.float()
     picked = logits.gather(1, targets[:, None])[:, 0]
-    normaliser = logits.logsumexp(-1)
     result = logits.new_full((len(targets), COLUMNS), float("nan"))
-    result[:, 0] = picked - normaliser
     if loss_only:
+        result[:, 0] = picked - logits.logsumexp(-1)
         return result
-    result[:, 1] = logits.argmax(-1) == targets
-    logp = logits.sub_(normaliser[:, None])
-    p = logp.exp()
-    mean = torch.linalg.vecdot(p, logp)
-    centred = logp.sub_(mean[:, None])
-    variance = torch.linalg.vecdot(p.mul_(centred), centred)
-    result[:, 2] = mean
+    # One pass of exp for everything: passes over the vocabulary are all that this costs.
+    largest, where = logits.max(-1)
+    shifted = logits.sub_(largest[:, None])
+    p = shifted.exp()
+    total = p.sum(-1)
+    log_total = total.log()
+    result[:, 0] = (picked - largest) - log_total
+    result[:, 1] = where == targets
+    mean = torch.linalg.vecdot(p, shifted) / total
+    centred = shifted.sub_(mean[:, None])
+    variance = torch.linalg.vecdot(p.mul_(centred), centred) / total
+    result[:, 2] = mean - log_total
     result[:, 3] = variance.clamp(min=0).sqrt()
     return result
