@@ -349,7 +349,6 @@ def default_folder(variable: str, fallback: str) -> Path | None:
 
 #: Name in the results -> folder below the output folder, in the order of the table.
 MODELS = {
-    "pretrained": "smollm2",
     "original": "memorised/merged",
     "over": "over/merged",
     "under": "under/merged",
@@ -557,8 +556,8 @@ def run_real(settings: Settings, console=None) -> dict[str, Any]:
     """Run or resume the job; write ``results.json`` and ``report.html`` into its folder.
 
     Returns:
-        The content of ``results.json``: that of the evaluation, with ``seconds`` (the sum over
-        stages, those kept from earlier calls included) and ``stages``.
+        The content of ``results.json``: that of the evaluation, with ``stages`` and ``seconds``:
+        wall clock, or the sum over stages if some were kept from earlier calls.
 
     Raises:
         UnlearnError: An input is missing or a stage failed.
@@ -575,8 +574,10 @@ def run_real(settings: Settings, console=None) -> dict[str, Any]:
         outcomes = job.run(progress)
     out = settings.out
     results = json.loads((out / "eval" / "results.json").read_text("utf-8"))
+    kept = any(outcome.state == "reused" for outcome in outcomes.values())
+    seconds = sum(o.seconds for o in outcomes.values()) if kept else job.seconds()
     results |= {
-        "seconds": round(sum(o.seconds for o in outcomes.values()), 1),
+        "seconds": round(seconds, 1),
         "stages": {n: {"state": o.state, "seconds": o.seconds} for n, o in outcomes.items()},
     }
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
