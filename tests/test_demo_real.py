@@ -110,6 +110,7 @@ def test_subset_is_whole_documents_and_unseen_nonmembers(lume, tmp_path):
     assert len(unseen) == 4
     trained = {r.document for r in forget + retain}
     assert not trained & set(unseen)
+    assert "synthetic" not in manifest  # or the report would show its texts
     background = read_records(tmp_path / "data" / "background.jsonl")
     others = {r.document for r in background}
     assert Counter(r.task for r in background) == {"Task1": 1, "Task2": 1, "Task3": 2}

@@ -245,12 +245,14 @@ def test_mmlu_from_the_hub_offline_says_so(folder):
 
 
 def test_only_the_embedded_data_count_as_made_up(folder):
-    """A manifest that lists another forget file does not make data synthetic."""
+    """Neither a manifest of another forget file, nor one that does not say so (demo-real's)."""
     import hashlib
 
-    manifest = {"files": {"forget": {"sha256": "0" * 64}}}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert not load_sets(folder).synthetic
+    def synthetic(**manifest) -> bool:
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        return load_sets(folder).synthetic
+
     digest = hashlib.sha256((folder / "forget.jsonl").read_bytes()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps({"files": {"forget": {"sha256": digest}}}))
-    assert load_sets(folder).synthetic
+    assert not synthetic(synthetic=True, files={"forget": {"sha256": "0" * 64}})
+    assert not synthetic(files={"forget": {"sha256": digest}})
+    assert synthetic(synthetic=True, files={"forget": {"sha256": digest}})

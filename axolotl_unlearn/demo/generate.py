@@ -416,7 +416,8 @@ def make_data(out: Path | str, seed: int = 0, sizes: Sizes = Sizes()) -> dict:  
         sizes: How many of each kind.
 
     Returns:
-        ``{"seed", "sizes", "files": {name: {"rows", "sha256"}}}`` as in ``manifest.json``.
+        The content of ``manifest.json``: ``{"synthetic": True, "seed", "sizes",
+        "files": {name: {"rows", "sha256"}}}``.
 
     Raises:
         UnlearnError: If the sizes cannot be made or `out` cannot be written.
@@ -471,7 +472,7 @@ def make_data(out: Path | str, seed: int = 0, sizes: Sizes = Sizes()) -> dict:  
         )
     try:
         files = {name: _write(out / f"{name}.jsonl", rows) for name, rows in contents.items()}
-        manifest = {"seed": seed, "sizes": asdict(sizes), "files": files}
+        manifest = {"synthetic": True, "seed": seed, "sizes": asdict(sizes), "files": files}
         (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     except OSError as error:
         raise UnlearnError(

@@ -436,7 +436,8 @@ def _mmlu_from_hub(shots: int) -> list[Option]:
 
 
 def _is_generated(folder: Path) -> bool:
-    """True if a manifest of `make-data` lists exactly this forget file, so its text is made up."""
+    """True if a manifest says ``synthetic`` (that of `make-data` does, that of demo-real does not)
+    and lists exactly this forget file: only made-up text may be shown without being asked for."""
     forget = find_file(folder, "forget")
     if forget is None:
         return False
@@ -444,8 +445,8 @@ def _is_generated(folder: Path) -> bool:
         manifest = home / "manifest.json"
         if manifest.is_file():
             try:
-                files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-                listed = files[f"{prefix}forget"]["sha256"]
+                said = json.loads(manifest.read_text(encoding="utf-8"))
+                listed = said["files"][f"{prefix}forget"]["sha256"] if said["synthetic"] else None
             except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
                 continue
             return listed == hashlib.sha256(forget.read_bytes()).hexdigest()
