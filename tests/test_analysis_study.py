@@ -79,6 +79,8 @@ def test_differences_are_paired_by_seed():
     row = summarise(seeds)["differences"]["fixed"]
     assert row["mean"][0] == pytest.approx(0.05)
     assert (row["above"], row["level"], row["of"]) == (1, 1, 2)
+    seeds[0]["over"]["intervals"] = {"aggregate": [0.4, 0.62]}
     text = page(seeds, summarise(seeds), {})
+    assert "| 0 | 0.500 | 0.500 (0.40-0.62) |" in text
     assert "| fixed | +0.050 ± 0.635 | 1 of 2 (level in 1) |" in text
     assert "| 1 | 0.500 | 0.500 | 0.500 | 0.600 | 0.600 | 0.500 | 0.500 |" in text

@@ -151,7 +151,8 @@ def read_seed(folder: Path) -> dict[str, dict[str, float]]:
     named = {name: m for name, m in models["test"].items() if name not in SINGLE_BETAS}
     named["single"] = models["test"][chosen]
     return {
-        name: {column: named[name][column] for column in COLUMNS} | {"cells": named[name]["cells"]}
+        name: {column: named[name][column] for column in COLUMNS}
+        | {"cells": named[name]["cells"], "intervals": named[name].get("intervals", {})}
         for name in ORDER
     }
 
@@ -211,8 +212,8 @@ def page(seeds: Mapping[int, Mapping], summary: Mapping, reproduced: Mapping[int
         )
     lines += ["", "| seed | " + " | ".join(ORDER) + " |", "|---|" + "---|" * len(ORDER)]
     for number, models in seeds.items():
-        values = " | ".join(f"{models[name]['aggregate']:.3f}" for name in ORDER)
-        lines.append(f"| {number} | {values} |")
+        lines.append(f"| {number} | {' | '.join(_aggregate(models[n]) for n in ORDER)} |")
+    lines += ["", "Ranges: 95 % bootstrap intervals of one seed (documents resampled)."]
     if reproduced:
         lines += ["", f"## Table 2 of the paper ({count} seeds, teacher-forced scores)", ""]
         lines += [
@@ -241,6 +242,12 @@ def page(seeds: Mapping[int, Mapping], summary: Mapping, reproduced: Mapping[int
         cosines = [result["geometry"]["cosine"]["0,1"] for result in reproduced.values()]
         lines += ["", f"Cosine of the two changes: {', '.join(f'{c:.2f}' for c in cosines)}."]
     return "\n".join(lines) + "\n"
+
+
+def _aggregate(model: Mapping) -> str:
+    bounds = model.get("intervals", {}).get("aggregate")
+    shown = f"{model['aggregate']:.3f}"
+    return f"{shown} ({bounds[0]:.2f}-{bounds[1]:.2f})" if bounds else shown
 
 
 def _pair(value: tuple[float, float], sign: bool = False) -> str:
