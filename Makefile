@@ -16,7 +16,7 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real reproduce test test-quick quality format bench bench-gpu clean
+.PHONY: help setup demo demo-real reproduce reproduce-real test test-quick quality format bench bench-gpu clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -38,6 +38,10 @@ demo-real: setup  ## the same on SmolLM2-135M and LUME (LUME_DIR=...)
 
 reproduce: setup  ## the paper's tables and figures, and the merge search (SEEDS="0 1 2")
 	python -m axolotl_unlearn.analysis.study --seeds $(SEEDS) --out out/reproduce
+
+reproduce-real: setup  ## the same with SmolLM2-135M after demo-real (SEEDS="42 1 2")
+	python -m axolotl_unlearn.analysis.study_real --source out/real --out out/reproduce-real \
+		$(if $(filter-out 0,$(SEEDS)),--seeds $(SEEDS))
 
 test: setup  ## the whole test suite
 	OMP_NUM_THREADS=1 python tests/each_file.py

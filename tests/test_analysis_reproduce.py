@@ -9,7 +9,7 @@ import pytest
 from eval_model import TOKENIZER, made_up_rows, write_folder
 from merging_models import tiny_adapter, tiny_model
 
-from axolotl_unlearn.analysis.reproduce import main, page
+from axolotl_unlearn.analysis.reproduce import PAPER, Known, main, page
 from axolotl_unlearn.merging.recipe import METHODS
 
 
@@ -48,7 +48,13 @@ def test_everything_that_the_runs_allow(made):
     assert [row["step"] for row in result["figure_2"]] == [0, 5, 10]
     assert [row["step"] for row in result["figure_4"]["over"]] == [5]
     assert sum("under" in line for line in result["left_out"]) == 2
+    kept = result["equal_retention"]
+    assert [row["name"] for row in kept["rows"]] == ["over", "under", "TIES"]
+    original = result["parents"]["original"]["utility"]
+    for row in kept["rows"]:
+        assert row["scores"]["utility"] >= kept["keep"] * original and 0 <= row["amount"] <= 1
     text = (made / "out/reproduction.md").read_text()
+    assert "| TIES | " in text
     assert "| ties | factors | average |" in text and "0.806" in text
     # the paper's value stands only beside PEFT's scale in factor space
     assert text.count("0.244") == 1 and page(result) == text
@@ -59,3 +65,34 @@ def test_faults_end_with_a_sentence(made, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*arguments, f"--under={made / 'nothing'}"])
     assert stop.value.code == 2 and "axolotl train" in capsys.readouterr().err
+
+
+def test_short_has_the_merges_of_the_paper_alone(made, tmp_path):
+    words = [f"--{name}={made / name}" for name in ("base", "over", "under", "data")]
+    main([*words, f"--out={tmp_path}", "--short", "--limit=30"])
+    result = json.loads((tmp_path / "results.json").read_text())
+    assert {row["recipe"]["method"] for row in result["table_2"]} == set(PAPER)
+    assert len(result["table_2"]) == 5
+    assert {row["recipe"]["space"] for row in result["table_2"]} == {"factors"}
+    assert [row["recipe"]["density"] for row in result["figure_5"]] == [0.6, 0.8, 1.0]
+    assert "path" not in result and "equal_retention" not in result
+    assert "figure_2" in result  # the run with checkpoints has it all the same
+
+
+def test_scores_are_known_after_an_interruption(tmp_path):
+    calls = []
+
+    def score(model):
+        calls.append(model)
+        return {"aggregate": model / 10}
+
+    path = tmp_path / "scores.jsonl"
+    first = Known(score, path, ["a", 1])
+    assert [first(model) for model in (1, 2)] == [{"aggregate": 0.1}, {"aggregate": 0.2}]
+    with path.open("a") as file:
+        file.write('{"aggregate": 0.')  # killed while writing
+    again = Known(score, path, ["a", 1])
+    assert [again(m)["aggregate"] for m in (1, 2, 3)] == [0.1, 0.2, 0.3] and calls == [1, 2, 3]
+    assert Known(score, path, ["a", 1]).rows == again.rows
+    other = Known(score, path, ["b", 1])
+    assert other(1) == {"aggregate": 0.1} and calls == [1, 2, 3, 1]

@@ -8,14 +8,19 @@ import yaml
 
 from axolotl_unlearn.analysis.study import (
     COLUMNS,
+    EPOCHS,
+    FOUR,
     ORDER,
-    SINGLE_BETAS,
+    OTHERS,
+    PAIRS,
+    SINGLES,
     SIZES,
     make_study,
     mean_interval,
     page,
     read_seed,
     summarise,
+    told_apart,
 )
 from axolotl_unlearn.errors import UnlearnError
 
@@ -34,22 +39,39 @@ def test_halves_are_large_enough():
 
 
 def test_stages_of_a_seed(tmp_path):
-    job = make_study(tmp_path / "seed-7", 7, trials=5)
+    out = tmp_path / "seed-7"
+    job = make_study(out, 7, trials=5)
     stages = {stage.name: stage for stage in job.stages}
     assert set(stages) >= {"over", "under", "merged", "tuned", "reproduction", "test", "retrained"}
+    assert set(stages) >= {"tuned_four", "pairs", *SINGLES, *OTHERS}
     assert not {"eval", "path", "single"} & set(stages)
     assert "--data" in stages["tuned"].command and "--trials" in stages["tuned"].command
     for name, half in (("validation", "validation"), ("test", "test")):
         command = stages[name].command
-        assert command[command.index("--data") + 1] == str(tmp_path / "seed-7" / "data" / half)
-    # The single runs differ from the over-run in beta and output alone.
-    over = yaml.safe_load((tmp_path / "seed-7" / "configs" / "over.yml").read_text())
-    for name, beta in SINGLE_BETAS.items():
-        config = yaml.safe_load((tmp_path / "seed-7" / "configs" / f"{name}.yml").read_text())
-        assert config["unlearn"]["forget"]["beta"] == beta
-        config["unlearn"]["forget"]["beta"] = over["unlearn"]["forget"]["beta"]
-        same = set(over) - {"output_dir", "save_strategy", "save_steps", "save_total_limit"}
-        assert {key: config[key] for key in same} == {key: over[key] for key in same}
+        assert command[command.index("--data") + 1] == str(out / "data" / half)
+    assert any(word.startswith("tuned_four=") for word in stages["test"].command)
+    # The other runs differ from the over-run in what their name says alone.
+    over = yaml.safe_load((out / "configs" / "over.yml").read_text())
+    under = yaml.safe_load((out / "configs" / "under.yml").read_text())
+    assert over["num_epochs"] == under["num_epochs"] == EPOCHS
+    for name, changes in (SINGLES | OTHERS).items():
+        config = yaml.safe_load((out / "configs" / f"{name}.yml").read_text())
+        shift = changes.get("seed", 0)
+        assert config["seed"] == over["seed"] + shift == 7 + shift
+        expected = over["unlearn"]["forget"] | {k: v for k, v in changes.items() if k != "seed"}
+        assert config["unlearn"]["forget"] == expected
+        same = set(over) - {"output_dir", "save_strategy", "save_steps", "save_total_limit", "seed"}
+        for key in same - {"unlearn"}:
+            assert config[key] == over[key]
+    # The twins are the parents with another seed.
+    for name, parent in (("over", over), ("under", under)):
+        assert OTHERS[f"{name}_twin"]["beta"] == parent["unlearn"]["forget"]["beta"]
+    runs = {"over", "under", *SINGLES, *OTHERS}
+    assert {name for pair in PAIRS for name in pair.split("+")} <= runs and set(FOUR) <= runs
+
+    few = {stage.name for stage in make_study(out, 7, tables=False).stages}
+    assert not {"reproduction", "pairs", "tuned_four", *OTHERS} & few
+    assert few >= {"tuned", "test", *SINGLES}
 
 
 def test_the_single_run_is_chosen_on_validation(tmp_path):
@@ -81,6 +103,59 @@ def test_differences_are_paired_by_seed():
     assert (row["above"], row["level"], row["of"]) == (1, 1, 2)
     seeds[0]["over"]["intervals"] = {"aggregate": [0.4, 0.62]}
     text = page(seeds, summarise(seeds), {})
+    assert "## Who wins, on the test half (2 seeds)" in text and "Told from" not in text
     assert "| 0 | 0.500 | 0.500 (0.40-0.62) |" in text
     assert "| fixed | +0.050 ± 0.635 | 1 of 2 (level in 1) |" in text
-    assert "| 1 | 0.500 | 0.500 | 0.500 | 0.600 | 0.600 | 0.500 | 0.500 |" in text
+    assert "| 1 | 0.500 | 0.500 | 0.500 | 0.600 | 0.600 | 0.500 | 0.500 | 0.500 |" in text
+
+
+def test_four_parents_in_some_seeds_only():
+    seeds = {0: _seed(tuned_four=0.7), 1: _seed()}
+    del seeds[1]["tuned_four"]
+    summary = summarise(seeds)
+    assert summary["models"]["tuned_four"]["seeds"] == 1
+    assert summary["differences"]["tuned_four"]["of"] == 1
+    text = page(seeds, summary, {})
+    assert "| tuned_four (1 seed) | 0.700 |" in text
+    assert "| 1 | 0.500 | 0.500 | 0.500 | 0.500 | 0.500 |  | 0.500 | 0.500 |" in text
+
+
+def test_told_apart_by_holm():
+    """p .01, .02, .03 of three: .01 <= .05/3 is found, .02 <= .05/2 too, .03 <= .05/1 too;
+    with .03 for the second, .03 > .025 ends it although the third is .03 <= .05."""
+
+    def model(**ps):
+        # Sums of others are not tests of their own.
+        return {"distance": {n: {"p": p} for n, p in {**ps, "aggregate": 0.0}.items()}}
+
+    assert told_apart(model(mia_auc=0.02, utility=0.01, forget_task1_knowledge=0.03)) == [
+        "utility", "mia_auc", "forget_task1_knowledge",
+    ]  # fmt: skip
+    assert told_apart(model(mia_auc=0.03, utility=0.01, forget_task1_knowledge=0.03)) == ["utility"]
+    assert told_apart(model(mia_auc=0.03, utility=0.02, forget_task1_knowledge=0.5)) == []
+    seeds = {3: _seed()}
+    seeds[3]["over"] |= model(mia_auc=0.001, utility=0.5)
+    seeds[3]["under"] |= model(mia_auc=0.5)
+    text = page(seeds, summarise(seeds), {})
+    assert "| seed | over | under |" in text and "| 3 | 1: mia_auc | none |" in text
+
+
+def test_page_of_pairs():
+    def scores(aggregate):
+        return {"aggregate": aggregate, "mia_auc": 0.5}
+
+    def seed(value):
+        row = {
+            "pair": ["over", "under"],
+            "cosine": 0.1,
+            "initialisation": 0.6,
+            "sign_conflict": 0.4,
+            "merges": {"mean": scores(value)},
+        }
+        return {"runs": {"over": scores(value - 0.2)}, "pairs": [row]}
+
+    seeds = {0: _seed(), 1: _seed()}
+    text = page(seeds, summarise(seeds), {}, {0: seed(0.6), 1: seed(0.8)})
+    assert "## Which pairs merge well (2 seeds" in text
+    assert "| over | 0.500 (0.50) |" in text
+    assert "| over x under | 0.10 | 0.60 | 0.40 | 0.700 (0.50) |" in text

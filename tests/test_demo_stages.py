@@ -203,6 +203,15 @@ def test_stamps_hold_key_and_seconds(tmp_path):
     stamp = json.loads((tmp_path / "stamps" / "first.json").read_text())
     assert stamp["key"] == job.outcomes["first"].key and stamp["seconds"] >= 0
     assert job.cpu_seconds() > 0
+    assert job.total_seconds() == pytest.approx(job.seconds(), abs=0.1)
+
+    # Of stages that were kept, the time that they took then counts.
+    for name, seconds in (("first", 40.0), ("second", 2.5)):
+        path = tmp_path / "stamps" / f"{name}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": seconds}))
+    again = make_job(tmp_path, [], *two_stages(tmp_path))
+    again.run()
+    assert again.total_seconds() == 42.5
 
 
 def test_no_command_outlives_a_terminated_driver(tmp_path):

@@ -77,6 +77,33 @@ def test_second_run_loads_no_model(home, results, monkeypatch):
     assert again == results
 
 
+def test_generic_questions_are_added_to_what_is_known(home, results, tmp_path, monkeypatch):
+    """Asked later, they alone are measured; another list of the same name is another list."""
+    out = tmp_path / "eval"
+    shutil.copytree(home / "eval", out)
+    models = [str(home / "original"), f"retrained={home / 'broken'}"]
+    items = tmp_path / "questions.jsonl"
+    row = {"question": "Where was Ada Lovelace born?", "answer": "London"}
+    wrong = {"distractors": ["Paris", "Rome", "Oslo"]}
+    items.write_text(json.dumps(row | wrong) + "\n")
+
+    def refuse(*_, **__):
+        raise AssertionError("measured although it is known")
+
+    monkeypatch.setattr(run, "_measure", refuse)
+    again = run.evaluate(models, home / "data", out, generic=str(items), **OPTIONS)
+    assert [model["general"]["n"] for model in again] == [1, 1]
+    assert "drop" in again[1]["general"]
+    for new, old in zip(again, results, strict=True):
+        assert {k: v for k, v in new.items() if k != "general"} == old
+    monkeypatch.setattr(run, "load_model", refuse)
+    assert run.evaluate(models, home / "data", out, generic=str(items), **OPTIONS) == again
+    assert run.evaluate(models, home / "data", out, **OPTIONS) == results
+    items.write_text(json.dumps(row | {"distractors": ["Bonn", "Rome", "Oslo"]}) + "\n")
+    with pytest.raises(AssertionError, match="although it is known"):
+        run.evaluate(models, home / "data", out, generic=str(items), **OPTIONS)
+
+
 def test_texts_of_real_data_are_not_stored(home, results):
     """Neither generations nor forget texts are in cache or results unless asked for."""
     secret = eval_model.made_up_rows(4)["forget"][0]["output"]

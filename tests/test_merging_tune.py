@@ -15,10 +15,11 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.merging import Recipe
 from axolotl_unlearn.merging.lab import Lab
-from axolotl_unlearn.merging.scores import Scorer
+from axolotl_unlearn.merging.scores import Scorer, corrected
 from axolotl_unlearn.merging.tune import (
     FIXED,
     Objective,
+    alone,
     key_of,
     starting_points,
     suggest,
@@ -137,6 +138,31 @@ def test_proxy_is_exact_where_it_claims_to_be(made):
     assert memorised == {**scorer.proxy(model)}
 
 
+def test_correction_by_hand():
+    """Points (0, 0), (.5, .8): .25 -> .4 on the line, .7 -> .8 beyond its end. Points that fall
+    ((.2, .6), (.4, .4)) are pooled to their mean .5. Knowledge cells stay."""
+
+    def scores(regurgitation, knowledge=0.5):
+        return dict.fromkeys(semeval.CELLS) | {
+            "forget_task1_regurgitation": regurgitation,
+            "forget_task1_knowledge": knowledge,
+            "mia_score": 0.9,
+            "utility": 0.6,
+        }
+
+    both = [(scores(0.0), scores(0.0)), (scores(0.5), scores(0.8))]
+    result = corrected(scores(0.25), both)
+    assert result["forget_task1_regurgitation"] == pytest.approx(0.4)
+    assert result["forget_task1_knowledge"] == 0.5 and result["forget_task2_knowledge"] is None
+    task = 2 / (1 / 0.4 + 1 / 0.5)
+    assert result["task_aggregate"] == result["forget"] == pytest.approx(task)
+    assert result["aggregate"] == pytest.approx((task + 0.9 + 0.6) / 3)
+    assert corrected(scores(0.7), both)["forget_task1_regurgitation"] == pytest.approx(0.8)
+    pooled = [(scores(0.2), scores(0.6)), (scores(0.4), scores(0.4))]
+    assert corrected(scores(0.3), pooled)["forget_task1_regurgitation"] == pytest.approx(0.5)
+    assert corrected(scores(0.3), [])["forget_task1_regurgitation"] == 0.3
+
+
 def test_membership_is_the_loss_without_the_first_token(made):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -168,6 +194,8 @@ def test_search_writes_what_it_promises(made, tuned):
     assert result["winner"]["value"] == max(values)
     finalists = [Recipe.from_dict(row["recipe"]) for row in result["finalists"]]
     assert FIXED.for_parents(2) in finalists
+    assert {alone(0, 2), alone(1, 2)} <= set(finalists)
+    assert len(finalists) == len(set(finalists)) == 2 + 3  # options(finalists=2), and those
 
     # best/ is the winning recipe
     lab = Lab(made / "base", [made / "over", made / "under"])
@@ -195,7 +223,7 @@ def test_a_killed_search_goes_on(made, tuned, tmp_path):
 
     def counted(self, model):
         calls.append(1)
-        if len(calls) == 8:  # over, under, original, fixed and three more are on disk
+        if len(calls) == 8:  # original, over, under, fixed and three more are on disk
             raise Kill
         return real(self, model)
 
@@ -205,7 +233,7 @@ def test_a_killed_search_goes_on(made, tuned, tmp_path):
         with pytest.raises(Kill):
             tune(**options(made), out=out)
     before = (out / "candidates.jsonl").read_text().splitlines()
-    assert len(before) == 4
+    assert len(before) == 6
     with open(out / "candidates.jsonl", "a") as file:
         file.write('{"key": "half a li')
     result = tune(**options(made), out=out)
@@ -228,10 +256,50 @@ def test_a_killed_search_goes_on(made, tuned, tmp_path):
         tune(**options(made, seed=5), out=out)
 
 
+def test_overwrite_keeps_what_an_interrupted_search_has(made, tmp_path):
+    out = tmp_path / "search"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scorer, "full", None)  # killed by a TypeError after the teacher-forced ones
+        with pytest.raises(TypeError):
+            tune(**options(made, trials=1), out=out, overwrite=True)
+    kept = (out / "candidates.jsonl").read_text()
+    assert len(kept.splitlines()) == 3
+    tune(**options(made, trials=1), out=out, overwrite=True)
+    assert (out / "candidates.jsonl").read_text().startswith(kept)
+    # finished, or of other settings: from the start
+    (out / "candidates.jsonl").write_text("")
+    tune(**options(made, trials=1), out=out, overwrite=True)
+    assert (out / "candidates.jsonl").read_text() != ""
+    tune(**options(made, trials=1, seed=5), out=out, overwrite=True)
+    assert json.loads((out / "settings.json").read_text())["seed"] == 5
+
+
+def test_a_parent_may_win(made, tmp_path):
+    """Merged with the memorised model itself, a mean can only forget less than its parent."""
+    lines: list[str] = []
+    weak = [made / "over", made / "base"]
+    result = tune(
+        **options(
+            made, parents=weak, trials=3, methods=["linear"], scales=["average"],
+            objective=Objective({"forget": 1.0}, gate=0.0),
+        ),
+        out=tmp_path / "x",
+        log=lines.append,
+    )  # fmt: skip
+    assert result["winner"]["recipe"] == alone(0, 2).to_dict()
+    assert any("no merge is better on validation than the parent 'over'" in line for line in lines)
+    assert result["test"]["winner"]["aggregate"] == pytest.approx(
+        result["test"]["over"]["aggregate"], abs=0.02
+    )
+
+
 def test_time_budget_and_patience_stop_early(made, tmp_path):
     result = tune(**options(made, seconds=0.0), out=tmp_path / "budget")
     assert result["stopped"] == "time budget" and result["trials"] == 0
-    assert result["winner"]["recipe"] == FIXED.for_parents(2).to_dict()
+    # What no search is needed for: the fixed recipe and the parents.
+    assert {key_of(Recipe.from_dict(c["recipe"])) for c in result["candidates"]} == {
+        key_of(recipe.for_parents(2)) for recipe in (FIXED, alone(0, 2), alone(1, 2))
+    }
     result = tune(**options(made, patience=1, methods=["linear"]), out=tmp_path / "patience")
     assert "no better candidate in 1 trials" in result["stopped"]
 

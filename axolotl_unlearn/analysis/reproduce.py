@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from axolotl_unlearn.analysis.geometry import task_vectors, update_angles
 from axolotl_unlearn.analysis.sweep import densities, path, sweep, table_two
 from axolotl_unlearn.analysis.trajectory import checkpoints, losses, trajectory
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.merging.calibrate import equal_retention
 from axolotl_unlearn.merging.lab import Lab
 from axolotl_unlearn.merging.recipe import Recipe
 
@@ -31,6 +33,7 @@ PAPER = {
     "ties": 0.806,
 }
 PEFT_SCALE = {"linear": "sum", "dare_linear": "sum", "magnitude_prune": "sum"}
+KEEP = 0.9  # methods at equal retention (UWC, arXiv 2406.09179)
 COLUMNS = ("task_aggregate", "mia_auc", "mia_score", "utility", "aggregate")
 
 
@@ -42,6 +45,8 @@ def reproduce(
     out: str | Path,
     *,
     generate: bool = False,
+    short: bool = False,
+    limit: int | None = None,
     seed: int = 0,
     max_new_tokens: int = 256,
     device: str = "cpu",
@@ -49,8 +54,14 @@ def reproduce(
 ) -> dict:
     """Run everything that the two runs allow; returns what results.json holds.
 
-    ``generate``: free generation for every score (the official definition) instead of the
-    teacher-forced one, about ten times as long.
+    Args:
+        generate: free generation for every score (the official definition) instead of the
+            teacher-forced one, about ten times as long.
+        short: the rows of table 2 and the densities of figure 5 that the paper has, and neither
+            path nor equal retention.
+        limit: score the first so many rows, documents and questions only.
+
+    Called again after an interruption with the same runs and settings, it goes on.
     """
     from transformers import AutoTokenizer
 
@@ -61,8 +72,11 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     lab = Lab(base, [over, under])
     tokenizer = AutoTokenizer.from_pretrained(lab.base.path)
-    scorer = Scorer(load_sets(data_dir), tokenizer, max_new_tokens=max_new_tokens)
-    score = scorer.full if generate else scorer.proxy
+    sets = load_sets(data_dir).limited(limit)
+    scorer = Scorer(sets, tokenizer, max_new_tokens=max_new_tokens)
+    models = [lab.base.fingerprint, *(parent.fingerprint for parent in lab.parents)]
+    settings = [models, sets.digest, generate, short, limit, seed, max_new_tokens]
+    score = Known(scorer.full if generate else scorer.proxy, out / "scores.jsonl", settings)
     model = lab.resident_model(device)
     recipe = Recipe(seed=seed)
     result: dict = {
@@ -75,17 +89,23 @@ def reproduce(
     }
     log("table 2")
     grid = table_two(recipe, factors=lab.factors_possible)
-    result["table_2"] = sweep(lab, model, score, grid, log=log)
+    result["table_2"] = sweep(lab, model, score, filter(as_paper, grid) if short else grid, log=log)
     log("figure 5")
-    result["figure_5"] = sweep(lab, model, score, densities(recipe), log=log)
-    log("path")
-    result["path"] = path(lab, model, score, [0, recipe, 1], names=["over", "TIES", "under"])
+    dense = densities(recipe, (0.6, 0.8, 1.0)) if short else densities(recipe)
+    result["figure_5"] = sweep(lab, model, score, dense, log=log)
+    drawn = {"figure_5_density": figures.density_figure(result["figure_5"])}
+    if not short:
+        log("path")
+        result["path"] = path(lab, model, score, [0, recipe, 1], names=["over", "TIES", "under"])
+        drawn["path"] = figures.path_figure(result["path"])
+        log("equal retention")
+        kept = "retain" if result["parents"]["original"]["utility"] is None else "utility"
+        targets = {"over": 0, "under": 1, "TIES": recipe}
+        options = {"metric": kept, "keep": KEEP, "tolerance": 0.05, "slack": 0.02}
+        rows = equal_retention(lab, model, score, targets, **options)
+        result["equal_retention"] = {"metric": kept, "keep": KEEP, "rows": rows}
     result["geometry"] = task_vectors(base, [over, under])
-    drawn = {
-        "figure_5_density": figures.density_figure(result["figure_5"]),
-        "path": figures.path_figure(result["path"]),
-        "layers": figures.layer_figure(result["geometry"]),
-    }
+    drawn["layers"] = figures.layer_figure(result["geometry"])
     for run, name in ((over, "over"), (under, "under")):
         _run_figures(base, run, name, score, model, result, drawn, log)
     curves = {name: result["figure_3"][name] for name in result.get("figure_3", {})}
@@ -97,6 +117,39 @@ def reproduce(
     (out / "results.json").write_text(json.dumps(result, indent=1) + "\n")
     (out / "reproduction.md").write_text(page(result))
     return result
+
+
+class Known:
+    """A score function that remembers its calls in a file, in their order.
+
+    The calls of one job are the same each time, so after an interruption the first ones are
+    answered from the file. A file of other ``settings`` is begun anew.
+    """
+
+    def __init__(self, score: Callable, path: Path, settings: Sequence) -> None:
+        self.score, self.path, self.number = score, path, 0
+        head = json.dumps(settings)
+        lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
+        if not lines or lines[0].rstrip("\n") != head:
+            lines = [head + "\n"]
+        if not lines[-1].endswith("\n"):  # a killed run's half line
+            lines.pop()
+        path.write_text("".join(lines), "utf-8")
+        self.rows = [json.loads(line) for line in lines[1:]]
+
+    def __call__(self, model) -> dict:
+        self.number += 1
+        if self.number > len(self.rows):
+            self.rows.append(dict(self.score(model)))
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(self.rows[-1]) + "\n")
+        return dict(self.rows[self.number - 1])
+
+
+def as_paper(recipe: Recipe) -> bool:
+    """Whether a merge is one of the paper's table 2: on factors, at PEFT's scale."""
+    scale = PEFT_SCALE.get(recipe.method, "average")
+    return recipe.space == "factors" and recipe.scale == scale
 
 
 def _run_figures(base, run, name, score, model, result, drawn, log) -> None:
@@ -133,15 +186,13 @@ def page(result: Mapping) -> str:
         lines.append(f"| {name} | | | {_cells(scores)} | |")
     for row in result["table_2"]:
         recipe = row["recipe"]
-        as_paper = (
-            recipe["space"] == "factors"
-            and PEFT_SCALE.get(recipe["method"], "average") == recipe["scale"]
-        )
-        paper = f"{PAPER[recipe['method']]:.3f}" if as_paper else ""
+        paper = f"{PAPER[recipe['method']]:.3f}" if as_paper(Recipe.from_dict(recipe)) else ""
         cells = _cells(row["scores"])
         lines.append(
             f"| {recipe['method']} | {recipe['space']} | {recipe['scale']} | {cells} | {paper} |"
         )
+    if "equal_retention" in result:
+        lines += ["", *equal_retention_table([result["equal_retention"]])]
     geometry = result["geometry"]
     cosine = geometry["cosine"]["0,1"]
     lines += [
@@ -158,6 +209,28 @@ def page(result: Mapping) -> str:
     return "\n".join(lines)
 
 
+def equal_retention_table(results: Sequence[Mapping]) -> list[str]:
+    """Methods mixed with the original until they keep as much: means over results (seeds)."""
+    first = results[0]
+    lines = [
+        f"Mixed with the original until {first['metric']} is {first['keep']:.0%} of its own "
+        "(`amount`: share of the unlearned model):",
+        "",
+        "| model | amount | " + " | ".join(COLUMNS) + " |",
+        "|---|---|" + "---|" * len(COLUMNS),
+    ]
+    for rows in zip(*(result["rows"] for result in results), strict=True):
+        scores = {
+            name: None
+            if any(row["scores"].get(name) is None for row in rows)
+            else statistics.fmean(row["scores"][name] for row in rows)
+            for name in COLUMNS
+        }
+        amount = statistics.fmean(row["amount"] for row in rows)
+        lines.append(f"| {rows[0]['name']} | {amount:.2f} | {_cells(scores)} |")
+    return lines
+
+
 def _cells(scores: Mapping) -> str:
     values = [scores.get(name) for name in COLUMNS]
     return " | ".join("n/a" if value is None else f"{value:.3f}" for value in values)
@@ -168,6 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("base", "over", "under", "data", "out"):
         parser.add_argument(f"--{name}", required=True, type=Path)
     parser.add_argument("--generate", action="store_true", help="score by free generation")
+    parser.add_argument("--short", action="store_true", help="the paper's merges only")
+    parser.add_argument("--limit", type=int, help="the first so many rows only")
     parser.add_argument("--seed", type=int, default=0, help="of the random drops")
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args(arguments)
@@ -179,6 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             given.data,
             given.out,
             generate=given.generate,
+            short=given.short,
+            limit=given.limit,
             seed=given.seed,
             device=given.device,
             log=lambda line: print(line, flush=True),

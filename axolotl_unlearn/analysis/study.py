@@ -3,9 +3,12 @@
     python -m axolotl_unlearn.analysis.study --seeds 0 1 2 --out out/reproduce
 
 Each seed is a demo of its own with 160 members and 320 non-members, so that either half has at
-least 80 of both. The search (`tune-merge`) and the choice between single runs see the validation
-half alone; every number of the comparison is of the test half, from `axolotl unlearn eval`. The
-single runs together have the budget of the two parents. Finished stages are kept.
+least 80 of both, and with 6 epochs instead of 9, so that a forgetting run has the demo's number of
+steps. The search (`tune-merge`) and the choice between single runs see the validation half alone;
+every number of the comparison is of the test half, from `axolotl unlearn eval`. The single runs
+together have the budget of the two parents. The first seeds (`--tables`) also make the paper's
+tables and figures, merge other pairs of runs, and search over four parents. Finished stages are
+kept.
 """
 
 from __future__ import annotations
@@ -25,63 +28,89 @@ from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.demo.run import MAX_NEW_TOKENS, Settings, executable, make_job, repository
 from axolotl_unlearn.demo.stages import Job, Stage
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.merging.recipe import Recipe
 
 SIZES = Sizes(facts_forget=160, nonmembers=320)
-SINGLE_BETAS = {"single_a": 0.045, "single_b": 0.065}
+EPOCHS = 6  # 366 steps on 488 forget rows; the demo has 9 epochs, 369 steps on 328 rows
+#: Runs beside over and under: what differs from the over-run, and from the seed of the others.
+SINGLES = {"single_a": {"beta": 0.045}, "single_b": {"beta": 0.065}}
+OTHERS = {
+    "over_twin": {"beta": 0.03, "seed": 1000},
+    "under_twin": {"beta": 0.1, "seed": 1000},
+    "heavy": {"beta": 0.055, "weight": 0.2},
+    "light": {"beta": 0.055, "weight": 0.05},
+}
+#: Which of them are merged to see why merging works: the usual pair; other LoRA draws (and data
+#: orders); two of a kind; parents that are nearer in beta; parents that differ in weight.
+PAIRS = (
+    "over+under",
+    "over+under_twin",
+    "over_twin+under",
+    "over+over_twin",
+    "under+under_twin",
+    "single_a+single_b",
+    "heavy+light",
+)
+FOUR = ("over", "under", "over_twin", "under_twin")
 COLUMNS = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 #: The models of the comparison, in the order of the tables.
-ORDER = ("original", "over", "under", "fixed", "tuned", "single", "retrained")
+ORDER = ("original", "over", "under", "fixed", "tuned", "tuned_four", "single", "retrained")
 
 
 def make_study(
-    out: Path, seed: int, *, trials: int = 24, slots: int | None = None, sizes: Sizes = SIZES
+    out: Path,
+    seed: int,
+    *,
+    tables: bool = True,
+    trials: int = 24,
+    slots: int | None = None,
+    sizes: Sizes = SIZES,
 ) -> Job:
-    """The stages of one seed, not yet started: the demo's, and those of the comparison."""
+    """The stages of one seed, not yet started: the demo's, and those of the comparison.
+
+    ``tables``: also the paper's tables and figures, the other pairs, the search over four parents.
+    """
     settings = Settings(out=out, seed=seed, full=True, force=True, slots=slots, sizes=sizes)
     job = make_job(settings)
     job.stages = [s for s in job.stages if s.name not in ("path", "eval", "single")]
-    axolotl, data = executable("axolotl"), out / "data"
-    for name, beta in SINGLE_BETAS.items():
-        config = _single_config(out, name, beta)
+    axolotl, data, memorised = executable("axolotl"), out / "data", out / "memorised"
+    for name in ("over", "under"):
+        _edit(out / "configs" / f"{name}.yml", lambda config: config.update(num_epochs=EPOCHS))
+
+    def train(name: str, seed_shift: int = 0, **changes: float) -> None:
+        config = _run_config(out, name, seed + seed_shift, changes)
+        told = ", ".join(f"{key} {value}" for key, value in changes.items())
         job.add(
             Stage(
                 name,
-                f"forget in between, beta {beta}",
+                f"forget as {name} ({told})",
                 [axolotl, "train", str(config), "--launcher", "python"],
                 output=out / name / "adapter_model.safetensors",
                 inputs=[config],
                 needs=["memorised"],
             )
         )
-    job.add(
-        Stage(
-            "tuned",
-            "search the best merge on validation",
-            [
-                *(axolotl, "unlearn", "tune-merge", "--parents"),
-                *(str(out / "over"), str(out / "under")),
-                *("--base", str(out / "memorised"), "--data", str(data)),
-                *("--out", str(out / "tuned"), "--trials", str(trials), "--overwrite"),
-                *("--max-new-tokens", str(MAX_NEW_TOKENS)),
-            ],
-            output=out / "tuned" / "tune.json",
-            needs=["parents"],
+
+    def search(name: str, title: str, runs: Sequence[str], needs: Sequence[str]) -> None:
+        job.add(
+            Stage(
+                name,
+                title,
+                [
+                    *(axolotl, "unlearn", "tune-merge", "--parents"),
+                    *(str(out / run) for run in runs),
+                    *("--base", str(memorised), "--data", str(data)),
+                    *("--out", str(out / name), "--trials", str(trials), "--overwrite"),
+                    *("--max-new-tokens", str(MAX_NEW_TOKENS)),
+                ],
+                output=out / name / "tune.json",
+                needs=list(needs),
+            )
         )
-    )
-    job.add(
-        Stage(
-            "reproduction",
-            "tables and figures of the paper",
-            [
-                *(sys.executable, "-m", "axolotl_unlearn.analysis.reproduce"),
-                *("--base", str(out / "memorised"), "--over", str(out / "over")),
-                *("--under", str(out / "under"), "--data", str(data)),
-                *("--out", str(out / "reproduction"), "--seed", str(seed)),
-            ],
-            output=out / "reproduction" / "results.json",
-            needs=["parents"],
-        )
-    )
+
+    def module(name: str, title: str, needs: list[str], output: Path, *words: str | Path) -> None:
+        command = [sys.executable, "-m", f"axolotl_unlearn.analysis.{name}", *map(str, words)]
+        job.add(Stage(output.parent.name, title, command, output=output, needs=needs))
 
     def evaluation(half: str, models: Mapping[str, str | Path]) -> list[str]:
         return [
@@ -90,44 +119,79 @@ def make_study(
             *("--max-gen-toks", str(MAX_NEW_TOKENS)),
         ]
 
-    memorised = out / "memorised"
-    singles = {name: f"{memorised}+{out / name}" for name in SINGLE_BETAS}
-    job.add(
-        Stage(
-            "validation",
-            "score the single runs on validation",
-            evaluation("validation", {"original": memorised, **singles}),
-            output=out / "validation" / "results.json",
-            needs=list(SINGLE_BETAS),
-        )
-    )
+    for name, changes in (SINGLES | (OTHERS if tables else {})).items():
+        shift = int(changes.get("seed", 0))
+        train(name, shift, **{key: v for key, v in changes.items() if key != "seed"})
+    search("tuned", "search the best merge on validation", ("over", "under"), ["parents"])
     models: dict[str, str | Path] = {
         "original": memorised,
         "over": out / "over" / "merged",
         "under": out / "under" / "merged",
         "fixed": out / "merged",
         "tuned": out / "tuned" / "best",
-        **singles,
-        "retrained": out / "retrained",
     }
+    needs = ["merged", "tuned", "validation", "retrained"]
+    if tables:
+        search(
+            "tuned_four",
+            "search the best merge of four runs on validation",
+            FOUR,
+            ["parents", "over_twin", "under_twin"],
+        )
+        models["tuned_four"] = out / "tuned_four" / "best"
+        needs.append("tuned_four")
+        module(
+            "reproduce",
+            "tables and figures of the paper",
+            ["parents"],
+            out / "reproduction" / "results.json",
+            *("--base", memorised, "--over", out / "over", "--under", out / "under"),
+            *("--data", data, "--out", out / "reproduction", "--seed", str(seed)),
+        )
+        runs = ["over", "under", *SINGLES, *OTHERS]
+        module(
+            "pairs",
+            "merge other pairs of runs",
+            ["parents", *SINGLES, *OTHERS],
+            out / "pairs" / "pairs.json",
+            *("--base", memorised, "--data", data / "test", "--out", out / "pairs"),
+            *("--runs", *(f"{name}={out / name}" for name in runs), "--pairs", *PAIRS),
+        )
+    singles = {name: f"{memorised}+{out / name}" for name in SINGLES}
+    job.add(
+        Stage(
+            "validation",
+            "score the single runs on validation",
+            evaluation("validation", {"original": memorised, **singles}),
+            output=out / "validation" / "results.json",
+            needs=list(SINGLES),
+        )
+    )
     job.add(
         Stage(
             "test",
             "score all models on test",
-            evaluation("test", models),
+            evaluation("test", models | singles | {"retrained": out / "retrained"}),
             output=out / "test" / "results.json",
-            needs=["merged", "tuned", "validation", "retrained"],
+            needs=needs,
         )
     )
     return job
 
 
-def _single_config(out: Path, name: str, beta: float) -> Path:
-    """The over-run's config with another beta and output."""
+def _edit(path: Path, change) -> None:
+    config = yaml.safe_load(path.read_text("utf-8"))
+    change(config)
+    path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
+
+
+def _run_config(out: Path, name: str, seed: int, forget: Mapping[str, float]) -> Path:
+    """The over-run's config with another seed, output, and beta or weight of its forget term."""
     config = yaml.safe_load((out / "configs" / "over.yml").read_text("utf-8"))
     config["output_dir"] = str(out / name)
-    config["unlearn"]["forget"]["beta"] = beta
-    for key in ("save_strategy", "save_steps", "save_total_limit"):
+    config["seed"] = seed
+    config["unlearn"]["forget"] |= forget
+    for key in ("save_steps", "save_total_limit"):
         config.pop(key, None)
     config["save_strategy"] = "no"
     path = out / "configs" / f"{name}.yml"
@@ -147,14 +211,34 @@ def read_seed(folder: Path) -> dict[str, dict[str, float]]:
         if not path.is_file():
             raise UnlearnError(f"{path} does not exist: run this seed to its end first.")
         models[half] = {m["name"]: m for m in json.loads(path.read_text("utf-8"))["models"]}
-    chosen = max(SINGLE_BETAS, key=lambda name: models["validation"][name]["aggregate"])
-    named = {name: m for name, m in models["test"].items() if name not in SINGLE_BETAS}
+    chosen = max(SINGLES, key=lambda name: models["validation"][name]["aggregate"])
+    named = {name: m for name, m in models["test"].items() if name not in SINGLES}
     named["single"] = models["test"][chosen]
     return {
         name: {column: named[name][column] for column in COLUMNS}
-        | {"cells": named[name]["cells"], "intervals": named[name].get("intervals", {})}
+        | {key: named[name].get(key, {}) for key in ("cells", "intervals", "distance")}
         for name in ORDER
+        if name in named
     }
+
+
+def told_apart(model: Mapping, level: float = 0.05) -> list[str]:
+    """Cells, AUC and utility in which a model can be told from the retrained one.
+
+    Holm's step-down procedure over them (family-wise error ``level``), on the p of the paired
+    bootstrap over documents.
+    """
+    tested = [
+        (gap["p"], name)
+        for name, gap in model.get("distance", {}).items()
+        if name not in ("task_aggregate", "mia_score", "aggregate")
+    ]
+    found = []
+    for number, (p, name) in enumerate(sorted(tested)):
+        if p > level / (len(tested) - number):
+            break
+        found.append(name)
+    return found
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -176,12 +260,16 @@ def summarise(seeds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[st
     """
     result: dict[str, Any] = {"seeds": sorted(seeds), "models": {}, "differences": {}}
     for name in ORDER:
-        result["models"][name] = {
-            column: mean_interval([seed[name][column] for seed in seeds.values()])
-            for column in COLUMNS
-        }
-    for other in ("fixed", "over", "under", "single", "retrained"):
-        differences = [s["tuned"]["aggregate"] - s[other]["aggregate"] for s in seeds.values()]
+        those = [seed[name] for seed in seeds.values() if name in seed]
+        if those:
+            result["models"][name] = {
+                column: mean_interval([one[column] for one in those]) for column in COLUMNS
+            } | {"seeds": len(those)}
+    for other in ("fixed", "over", "under", "tuned_four", "single", "retrained"):
+        those = [seed for seed in seeds.values() if other in seed]
+        if not those:
+            continue
+        differences = [s["tuned"]["aggregate"] - s[other]["aggregate"] for s in those]
         result["differences"][other] = {
             "mean": mean_interval(differences),
             "above": sum(d > 0 for d in differences),
@@ -191,66 +279,148 @@ def summarise(seeds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[st
     return result
 
 
-def page(seeds: Mapping[int, Mapping], summary: Mapping, reproduced: Mapping[int, Mapping]) -> str:
-    """The comparison and the paper's table 2 over seeds, as markdown."""
-    from axolotl_unlearn.analysis.reproduce import PAPER, PEFT_SCALE
-
-    count = len(seeds)
+def page(
+    seeds: Mapping[int, Mapping],
+    summary: Mapping,
+    reproduced: Mapping[int, Mapping],
+    paired: Mapping[int, Mapping] | None = None,
+) -> str:
+    """The comparison, the paper's table 2, and the pairs over seeds, as markdown."""
+    names = list(summary["models"])
     lines = [
-        f"## Who wins, on the test half ({count} seeds)",
+        f"## Who wins, on the test half ({_seeds(len(seeds))})",
         "",
         "| model | " + " | ".join(COLUMNS) + " |",
         "|---|" + "---|" * len(COLUMNS),
     ]
     for name, row in summary["models"].items():
-        lines.append(f"| {name} | " + " | ".join(_pair(row[c]) for c in COLUMNS) + " |")
+        few = "" if row["seeds"] == len(seeds) else f" ({_seeds(row['seeds'])})"
+        lines.append(
+            f"| {name}{few} | " + " | ".join(with_half_width(row[c]) for c in COLUMNS) + " |"
+        )
     lines += ["", "| tuned merge against | difference in Aggregate | above in |", "|---|---|---|"]
     for other, row in summary["differences"].items():
         level = f" (level in {row['level']})" if row["level"] else ""
-        lines.append(
-            f"| {other} | {_pair(row['mean'], sign=True)} | {row['above']} of {row['of']}{level} |"
-        )
-    lines += ["", "| seed | " + " | ".join(ORDER) + " |", "|---|" + "---|" * len(ORDER)]
+        mean = with_half_width(row["mean"], sign=True)
+        lines.append(f"| {other} | {mean} | {row['above']} of {row['of']}{level} |")
+    lines += ["", "| seed | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     for number, models in seeds.items():
-        lines.append(f"| {number} | {' | '.join(_aggregate(models[n]) for n in ORDER)} |")
+        shown = [aggregate_with_interval(models[n]) if n in models else "" for n in names]
+        lines.append(f"| {number} | {' | '.join(shown)} |")
     lines += ["", "Ranges: 95 % bootstrap intervals of one seed (documents resampled)."]
+    lines += told_apart_table(seeds)
     if reproduced:
-        lines += ["", f"## Table 2 of the paper ({count} seeds, teacher-forced scores)", ""]
-        lines += [
-            "| merge | space | scale | Aggregate | Task Aggregate | AUC | paper's Aggregate |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        tables = [result["table_2"] for result in reproduced.values()]
-        for rows in zip(*tables, strict=True):
-            recipe = rows[0]["recipe"]
-            method, space, scale = (recipe[k] for k in ("method", "space", "scale"))
-            values = [
-                _pair(mean_interval([row["scores"][c] for row in rows]))
-                for c in ("aggregate", "task_aggregate", "mia_auc")
-            ]
-            same = space == "factors" and PEFT_SCALE.get(method, "average") == scale
-            paper = f"{PAPER[method]:.3f}" if same else ""
-            lines.append(f"| {method} | {space} | {scale} | {' | '.join(values)} | {paper} |")
-        lines += ["", "## Figure 5: density of TIES (delta space, average)", ""]
-        lines += ["| density | Aggregate | AUC |", "|---|---|---|"]
-        for rows in zip(*(result["figure_5"] for result in reproduced.values()), strict=True):
-            values = [
-                _pair(mean_interval([row["scores"][c] for row in rows]))
-                for c in ("aggregate", "mia_auc")
-            ]
-            lines.append(f"| {rows[0]['recipe']['density']:g} | {' | '.join(values)} |")
-        cosines = [result["geometry"]["cosine"]["0,1"] for result in reproduced.values()]
-        lines += ["", f"Cosine of the two changes: {', '.join(f'{c:.2f}' for c in cosines)}."]
+        lines += table_two(reproduced)
+    if paired:
+        lines += _pairs_table(paired)
     return "\n".join(lines) + "\n"
 
 
-def _aggregate(model: Mapping) -> str:
+def _seeds(count: int) -> str:
+    return f"{count} seed" if count == 1 else f"{count} seeds"
+
+
+def told_apart_table(seeds: Mapping[int, Mapping], order: Sequence[str] = ORDER) -> list[str]:
+    """What tells each model from the retrained one."""
+    names = [n for n in order if any(m.get(n, {}).get("distance") for m in seeds.values())]
+    if not names:
+        return []
+    lines = ["", "## Told from the retrained model", ""]
+    lines += [
+        "Of the 12 cells, AUC and utility, those that differ from the retrained model's (paired "
+        "bootstrap over documents, Holm at .05).",
+        "",
+        "| seed | " + " | ".join(names) + " |",
+        "|---|" + "---|" * len(names),
+    ]
+    for number, models in seeds.items():
+        shown = []
+        for name in names:
+            found = told_apart(models[name]) if name in models else None
+            count = "" if found is None else "none" if not found else str(len(found))
+            few = f": {', '.join(found)}" if found and len(found) <= 3 else ""
+            shown.append(count + few)
+        lines.append(f"| {number} | {' | '.join(shown)} |")
+    return lines
+
+
+def table_two(reproduced: Mapping[int, Mapping]) -> list[str]:
+    from axolotl_unlearn.analysis.reproduce import PAPER, as_paper, equal_retention_table
+
+    count = len(reproduced)
+    lines = ["", f"## Table 2 of the paper ({_seeds(count)}, teacher-forced scores)", ""]
+    lines += [
+        "| merge | space | scale | Aggregate | Task Aggregate | AUC | paper's Aggregate |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    tables = [result["table_2"] for result in reproduced.values()]
+    for rows in zip(*tables, strict=True):
+        recipe = rows[0]["recipe"]
+        method, space, scale = (recipe[k] for k in ("method", "space", "scale"))
+        values = [
+            with_half_width(mean_interval([row["scores"][c] for row in rows]))
+            for c in ("aggregate", "task_aggregate", "mia_auc")
+        ]
+        paper = f"{PAPER[method]:.3f}" if as_paper(Recipe.from_dict(recipe)) else ""
+        lines.append(f"| {method} | {space} | {scale} | {' | '.join(values)} | {paper} |")
+    lines += ["", f"## Figure 5: density of TIES (delta space, average; {_seeds(count)})", ""]
+    lines += ["| density | Aggregate | AUC |", "|---|---|---|"]
+    for rows in zip(*(result["figure_5"] for result in reproduced.values()), strict=True):
+        values = [
+            with_half_width(mean_interval([row["scores"][c] for row in rows]))
+            for c in ("aggregate", "mia_auc")
+        ]
+        lines.append(f"| {rows[0]['recipe']['density']:g} | {' | '.join(values)} |")
+    kept = [r["equal_retention"] for r in reproduced.values() if "equal_retention" in r]
+    if kept:
+        lines += ["", f"## Methods at equal retention ({_seeds(len(kept))}, teacher-forced)", ""]
+        lines += equal_retention_table(kept)
+    cosines = [result["geometry"]["cosine"]["0,1"] for result in reproduced.values()]
+    lines += ["", f"Cosine of the two changes: {', '.join(f'{c:.2f}' for c in cosines)}."]
+    return lines
+
+
+def _pairs_table(paired: Mapping[int, Mapping]) -> list[str]:
+    """Aggregate (AUC) of each run and of each pair by each recipe, means over seeds."""
+    results = list(paired.values())
+
+    def shown(scores: Sequence[Mapping]) -> str:
+        aggregate, auc = (
+            statistics.fmean(one[c] for one in scores) for c in ("aggregate", "mia_auc")
+        )
+        return f"{aggregate:.3f} ({auc:.2f})"
+
+    count = _seeds(len(results))
+    lines = ["", f"## Which pairs merge well ({count}, test half, teacher-forced)", ""]
+    lines += ["Aggregate, AUC in brackets.", "", "| run | by itself |", "|---|---|"]
+    for name in results[0]["runs"]:
+        lines.append(f"| {name} | {shown([result['runs'][name] for result in results])} |")
+    recipes = list(results[0]["pairs"][0]["merges"])
+    lines += [
+        "",
+        "| pair | cosine of the changes | of the LoRA draws | opposite signs | "
+        + " | ".join(recipes)
+        + " |",
+        "|---|---|---|---|" + "---|" * len(recipes),
+    ]
+    for rows in zip(*(result["pairs"] for result in results), strict=True):
+        facts = [
+            statistics.fmean(row[key] for row in rows)
+            for key in ("cosine", "initialisation", "sign_conflict")
+        ]
+        merges = [shown([row["merges"][name] for row in rows]) for name in recipes]
+        pair = " x ".join(rows[0]["pair"])
+        lines.append(f"| {pair} | {' | '.join(f'{v:.2f}' for v in facts)} | {' | '.join(merges)} |")
+    return lines
+
+
+def aggregate_with_interval(model: Mapping) -> str:
     bounds = model.get("intervals", {}).get("aggregate")
     shown = f"{model['aggregate']:.3f}"
     return f"{shown} ({bounds[0]:.2f}-{bounds[1]:.2f})" if bounds else shown
 
 
-def _pair(value: tuple[float, float], sign: bool = False) -> str:
+def with_half_width(value: tuple[float, float], sign: bool = False) -> str:
     mean, half = value
     shown = f"{mean:+.3f}" if sign else f"{mean:.3f}"
     return shown if math.isnan(half) else f"{shown} ± {half:.3f}"
@@ -264,30 +434,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=Path("out/reproduce"))
     parser.add_argument("--trials", type=int, default=24, help="candidates of the search")
+    parser.add_argument("--tables", type=int, default=3, help="so many seeds with tables [3]")
     parser.add_argument("--jobs", type=int, help="commands side by side [one for each core]")
     given = parser.parse_args(arguments)
     console = Console()
     try:
         repository()
-        for seed in given.seeds:
+        for number, seed in enumerate(given.seeds):
             console.print(f"seed {seed}")
-            folder = given.out / f"seed-{seed}"
-            job = make_study(folder, seed, trials=given.trials, slots=given.jobs)
+            folder, tables = given.out / f"seed-{seed}", number < given.tables
+            job = make_study(folder, seed, tables=tables, trials=given.trials, slots=given.jobs)
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
             with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
                 job.run(progress)
-        seeds, reproduced = {}, {}
-        for seed in given.seeds:
-            folder = given.out / f"seed-{seed}"
-            seeds[seed] = read_seed(folder)
-            text = (folder / "reproduction" / "results.json").read_text("utf-8")
-            reproduced[seed] = json.loads(text)
+        seeds = {seed: read_seed(given.out / f"seed-{seed}") for seed in given.seeds}
+        reproduced, paired = (
+            {
+                seed: json.loads((given.out / f"seed-{seed}" / where).read_text("utf-8"))
+                for seed in given.seeds[: given.tables]
+            }
+            for where in ("reproduction/results.json", "pairs/pairs.json")
+        )
     except UnlearnError as error:
         parser.exit(2, f"Error: {error}\n")
     summary = summarise(seeds)
     content = {"summary": summary, "seeds": seeds}
     (given.out / "results.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    (given.out / "reproduction.md").write_text(page(seeds, summary, reproduced), "utf-8")
+    text = page(seeds, summary, reproduced, paired)
+    (given.out / "reproduction.md").write_text(text, "utf-8")
     console.print(f"{given.out / 'reproduction.md'}; figures in {given.out}/seed-*/reproduction")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -15,7 +15,7 @@ def sweep(
     lab: Lab,
     model: nn.Module,
     score: Score,
-    recipes: Sequence[Recipe],
+    recipes: Iterable[Recipe],
     *,
     log: Callable[[str], None] = lambda line: None,
 ) -> list[dict]:

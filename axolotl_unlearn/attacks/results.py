@@ -142,43 +142,45 @@ def safe_name(name: str) -> str:
 
 
 def table(result: Mapping[str, Any]) -> Any:
-    """The result as a rich table: before, after, gain with interval, and the control."""
+    """The result as a rich table: before, after, gain with interval, and the control.
+
+    A line for each variant and measure, intervals below their figures: it fits 80 columns.
+    """
+    from rich import box
     from rich.table import Table
 
-    grid = Table(title=f"{result['title']}: {result['model']} (n {result['rows'][0]['n']} rows)")
+    title = f"{result['title']}: {result['model']} (n {result['rows'][0]['n']} rows)"
+    grid = Table(title=title, box=box.SIMPLE_HEAD)
     grid.add_column("variant")
-    for measure in MEASURES:
-        for heading in (f"{measure} before", "after", "gain [95 %]"):
-            grid.add_column(heading, justify="right")
-    with_control = any("above_control" in row for row in result["rows"])
-    if with_control:
-        grid.add_column("recalled above control [95 %]", justify="right")
+    grid.add_column("measure", no_wrap=True)
+    headings = ["before", "after", "gain"]
+    if any("above_control" in row for row in result["rows"]):
+        headings.append("above\ncontrol")
+    for heading in headings:
+        grid.add_column(heading, justify="right", no_wrap=True)
     for row in result["rows"]:
-        cells = [row["variant"]]
         for measure in MEASURES:
             gain = row["gain"][measure]
-            cells += [_with_interval(row["before"][measure]), _with_interval(row[measure])]
-            colour = "red" if gain["low"] > 0 else ""
-            text = f"{gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
-            cells.append(f"[{colour}]{_plain(text)}[/]" if colour else _plain(text))
-        if with_control:
-            above = row.get("above_control", {}).get("recalled")
-            cells.append(
-                _plain(f"{above['value']:+.3f} [{above['low']:+.3f}, {above['high']:+.3f}]")
-                if above
-                else "n/a"
-            )
-        grid.add_row(*cells)
+            shown = _with_interval(gain, "+")
+            cells = [
+                row["variant"] if measure == MEASURES[0] else "",
+                measure,
+                _with_interval(row["before"][measure]),
+                _with_interval(row[measure]),
+                f"[red]{shown}[/]" if gain["low"] > 0 else shown,
+            ]
+            above = row.get("above_control", {}).get(measure)
+            if len(grid.columns) > len(cells):
+                cells.append(_with_interval(above, "+") if above else "n/a")
+            grid.add_row(*cells, end_section=measure == MEASURES[-1])
+    grid.caption = "Below each figure its 95 % interval over documents."
     return grid
 
 
-def _with_interval(figure: Mapping[str, float]) -> str:
-    return _plain(f"{figure['value']:.3f} [{figure['low']:.3f}, {figure['high']:.3f}]")
-
-
-def _plain(text: str) -> str:
-    """Square brackets are markup to rich; intervals are not."""
-    return text.replace("[", r"\[")
+def _with_interval(figure: Mapping[str, float], sign: str = "") -> str:
+    """Two lines: the figure, and its interval without the leading zeros."""
+    low, high = (f"{figure[end]:{sign}.2f}".replace("0.", ".") for end in ("low", "high"))
+    return f"{figure['value']:{sign}.3f}\n{low}{', ' if sign else '-'}{high}"
 
 
 def sentence(result: Mapping[str, Any]) -> str:

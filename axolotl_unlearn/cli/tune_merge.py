@@ -38,7 +38,7 @@ from axolotl_unlearn.merging.recipe import METHODS, SCALES
 @click.option("--max-new-tokens", default=256, show_default=True, help="Of the finalists' answers.")
 @click.option("--batch-size", default=64, show_default=True, help="Of generation.")
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda")
-@click.option("--overwrite", is_flag=True, help="Forget an earlier search in --out.")
+@click.option("--overwrite", is_flag=True, help="Replace a finished or different search in --out.")
 @click.option("--force", is_flag=True, help="Merge despite another base or LoRA initialisation.")
 def command(parents, base, data, out, objective, gate, methods, spaces, scales, **options) -> None:
     """Find the best merge on validation data, write it, and report it on test data.

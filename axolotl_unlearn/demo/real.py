@@ -426,31 +426,36 @@ def write_configs(out: Path, home: Path) -> dict[str, Path]:
     return copies
 
 
+def environment(threads: int) -> dict[str, str]:
+    """Variables of the commands: offline, quiet, and without waste on a CPU."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "AXOLOTL_DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",
+        # Waiting threads give the core away; on a busy machine spinning costs more.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        # glibc gives every large tensor back to the system and asks for it again: half of the
+        # time went into page faults.
+        "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
+        "OMP_NUM_THREADS": str(threads),
+        "PATH": path,
+    }
+
+
 def make_job(settings: Settings, say: Callable[[str], None] = print) -> Job:
     """The stages, not yet started; each is a command that a user could type."""
     out, home = settings.out, repository()
     config = write_configs(out, home)
     axolotl = executable("axolotl")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     side = max(1, settings.threads // 2)
     job = Job(
         out,
         slots=2 if settings.threads > 1 else 1,
-        environment={
-            "HF_HUB_OFFLINE": "1",
-            "HF_DATASETS_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "AXOLOTL_DO_NOT_TRACK": "1",
-            "PYTHONUNBUFFERED": "1",
-            # Waiting threads give the core away; on a busy machine spinning costs more.
-            "OMP_WAIT_POLICY": "PASSIVE",
-            # glibc gives every large tensor back to the system and asks for it again: half of the
-            # time went into page faults.
-            "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30),
-            "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
-            "OMP_NUM_THREADS": str(settings.threads),
-            "PATH": path,
-        },
+        environment=environment(settings.threads),
         say=say,
     )
     data = out / "data"
@@ -574,10 +579,8 @@ def run_real(settings: Settings, console=None) -> dict[str, Any]:
         outcomes = job.run(progress)
     out = settings.out
     results = json.loads((out / "eval" / "results.json").read_text("utf-8"))
-    kept = any(outcome.state == "reused" for outcome in outcomes.values())
-    seconds = sum(o.seconds for o in outcomes.values()) if kept else job.seconds()
     results |= {
-        "seconds": round(seconds, 1),
+        "seconds": round(job.total_seconds(), 1),
         "stages": {n: {"state": o.state, "seconds": o.seconds} for n, o in outcomes.items()},
     }
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")

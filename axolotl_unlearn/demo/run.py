@@ -388,7 +388,8 @@ def run_demo(settings: Settings, console=None) -> dict[str, Any]:
 
     Returns:
         The content of ``results.json``: that of the evaluation, with ``seed``, ``seconds`` (wall
-        clock of this call), ``cpu_seconds`` (of its commands), ``stages`` (name -> state and
+        clock, or the sum over stages if earlier calls did some), ``cpu_seconds`` (of the commands
+        of this call), ``stages`` (name -> state and
         seconds) and ``gate`` (the sentence if the merge was left out, else None).
 
     Raises:
@@ -405,7 +406,7 @@ def run_demo(settings: Settings, console=None) -> dict[str, Any]:
     results = json.loads((settings.out / "eval" / "results.json").read_text("utf-8"))
     results |= {
         "seed": settings.seed,
-        "seconds": round(job.seconds(), 1),
+        "seconds": round(job.total_seconds(), 1),
         "cpu_seconds": round(job.cpu_seconds(), 1),
         "stages": {n: {"state": o.state, "seconds": o.seconds} for n, o in outcomes.items()},
         "gate": outcomes["merged"].reason or None,

@@ -173,6 +173,12 @@ class Job:
         """Wall clock since the job was made."""
         return time.monotonic() - self.started
 
+    def total_seconds(self) -> float:
+        """Wall clock of the run, or the sum over its stages if earlier calls did some of them."""
+        if any(outcome.state == "reused" for outcome in self.outcomes.values()):
+            return sum(outcome.seconds for outcome in self.outcomes.values())
+        return self.seconds()
+
     def cpu_seconds(self) -> float:
         """CPU time of the commands that have ended; tells more than `seconds` on a busy machine."""
         return _cpu_of_children() - self._cpu_before

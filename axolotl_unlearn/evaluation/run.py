@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ class Settings:
     batch_size: int
     max_gen_toks: int
     join: str = " "
-    generic: str | None = None
     keep_texts: bool = False
 
     @property
@@ -52,7 +51,8 @@ class Settings:
         # In float32 the batch size changes nothing; in half precision it can.
         batch = None if self.dtype == "float32" else self.batch_size
         device = self.device.split(":")[0]
-        return [device, self.dtype, batch, self.max_gen_toks, self.join, self.generic]
+        # None stands where the generic questions were, which now have a key of their own.
+        return [device, self.dtype, batch, self.max_gen_toks, self.join, None]
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Measured:
         options: 1 where the most probable option is the right one, 0 elsewhere.
         extraction: extraction strength (floor 0) of each forget row, in file order.
         attacks: membership attacks by name, one number a document, members first; low = member.
-        generic: answers to generic questions, where they were asked.
+        generic: answers to generic questions, where they were asked; cached by itself.
     """
 
     values: dict[str, float] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Measured:
     seconds: float = 0.0
 
     def stored(self, keep_texts: bool) -> dict[str, Any]:
-        data = dict(vars(self))
+        data = {name: value for name, value in vars(self).items() if name != "generic"}
         if not keep_texts:
             data["texts"] = {}
         return data
@@ -179,9 +179,9 @@ def evaluate(
         dtype=dtype or ("float32" if device == "cpu" else "auto"),
         batch_size=batch_size,
         max_gen_toks=max_gen_toks,
-        generic=generic,
         keep_texts=with_text or sets.synthetic,
     )
+    questions = _questions(generic, sets)
     out = Path(out_dir)
     cache = Cache(out / "cache" if use_cache else None)
     bars = _Bars(progress)
@@ -195,9 +195,23 @@ def evaluate(
             judged = cache.get(_collapse_key(keys, spec, before))
             if found is not None and judged is None and len(found.texts) < len(sets.rows):
                 found = None  # without its texts nobody could say whether it collapsed
-            if found is None:
-                found = _measure(spec, sets, settings, cache, keys[spec.name], bars)
-                cache.save(keys[spec.name], found, settings)
+            asked = _generic_key(keys[spec.name], questions)
+            known = cache.get(asked) if questions else None
+            if found is None or (questions and known is None):
+                started = time.perf_counter()
+                tokenizer = load_tokenizer(spec)
+                model = load_model(spec, dtype=_dtype(settings.dtype), device=settings.device)
+                if found is None:
+                    found = _measure(
+                        model, tokenizer, sets, settings, cache, keys[spec.name], bars, spec.name
+                    )
+                    found.seconds = time.perf_counter() - started
+                    cache.save(keys[spec.name], found, settings)
+                if questions and known is None:
+                    known = _ask(model, tokenizer, questions, settings, bars, spec.name)
+                    cache.put(asked, known)
+                del model
+            found.generic = known
             measured[spec.name] = found
         collapse = _collapse(specs, before, measured, sets, settings, cache, keys, bars)
         with bars.bar("blind baselines, intervals", len(specs) + 1) as advance:
@@ -316,23 +330,12 @@ def _write_json(path: Path, data: Any) -> None:
 
 
 def _measure(
-    spec: ModelSpec,
-    sets: EvaluationSets,
-    settings: Settings,
-    cache: Cache,
-    key: str,
-    bars: _Bars,
+    model, tokenizer, sets, settings: Settings, cache: Cache, key: str, bars: _Bars, name: str
 ) -> Measured:
-    """Load a model and do everything with it."""
-    started = time.perf_counter()
+    """Everything but the generic questions."""
     found = Measured()
-    tokenizer = load_tokenizer(spec)
-    model = load_model(spec, dtype=_dtype(settings.dtype), device=settings.device)
-    _measure_likelihoods(model, tokenizer, sets, settings, found, bars, spec.name)
-    _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spec.name)
-    if settings.generic is not None:
-        _measure_generic(model, tokenizer, sets, settings, found, bars, spec.name)
-    found.seconds = time.perf_counter() - started
+    _measure_likelihoods(model, tokenizer, sets, settings, found, bars, name)
+    _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name)
     return found
 
 
@@ -443,24 +446,30 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, nam
         )
 
 
-def _measure_generic(model, tokenizer, sets, settings, found, bars, name) -> None:
-    from axolotl_unlearn.evaluation.generic import (
-        builtin_items,
-        outside,
-        read_items,
-        score_generic,
-    )
+def _questions(generic: str | None, sets: EvaluationSets) -> list[Any]:
+    """The generic questions whose answers are not in the forget set; none unless asked for."""
+    from axolotl_unlearn.evaluation.generic import builtin_items, outside, read_items
 
-    items = builtin_items() if settings.generic == "builtin" else read_items(settings.generic)
-    items = outside(items, [text for r in sets.forget for text in (r.input, r.output)])
-    with bars.bar(f"{name}: generic", len(items)):
-        found.generic = score_generic(model, tokenizer, items, batch_size=settings.batch_size)
+    if generic is None:
+        return []
+    items = builtin_items() if generic == "builtin" else read_items(generic)
+    return outside(items, [text for r in sets.forget for text in (r.input, r.output)])
+
+
+def _generic_key(key: str, questions: Sequence[Any]) -> str:
+    content = json.dumps([asdict(item) for item in questions]).encode()
+    return f"{key}-generic-{hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def _ask(model, tokenizer, questions, settings, bars, name) -> dict[str, Any]:
+    from axolotl_unlearn.evaluation.generic import score_generic
+
+    with bars.bar(f"{name}: generic", len(questions)):
+        return score_generic(model, tokenizer, questions, batch_size=settings.batch_size)
 
 
 def _blind(sets: EvaluationSets, cache: Cache, seed: int) -> dict[str, Any] | None:
     """What separates members from non-members without any model; None with too few texts."""
-    from dataclasses import asdict
-
     from axolotl_unlearn.evaluation.membership_lab import MIN_TEXTS
     from axolotl_unlearn.metrics.membership import Baseline, blind_baselines
 

@@ -234,7 +234,10 @@ def auc_of_pairs(pairs: Sequence[tuple[bool, float]]) -> float:
     nonmembers = [loss for is_member, loss in pairs if not is_member]
     if not members or not nonmembers:
         return math.nan
-    return semeval.mia_auc(members, nonmembers)
+    try:
+        return semeval.mia_auc(members, nonmembers)
+    except ValueError as error:
+        raise UnlearnError(str(error)) from None
 
 
 def mia_score_of_pairs(pairs: Sequence[tuple[bool, float]]) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -121,8 +122,7 @@ class Scorer:
 
     def _scores(self, values, model: nn.Module) -> dict[str, float | None]:
         cells, _ = semeval.cell_values(values)
-        task = semeval.task_aggregate(cells)
-        scores: dict[str, float | None] = {**cells, "task_aggregate": task}
+        scores: dict[str, float | None] = dict(cells)
         auc = mia = None
         if self.documents:
             losses = self.losses(model)
@@ -134,8 +134,40 @@ class Scorer:
             scores["nonmember_loss"] = math.fsum(losses["nonmember"]) / len(losses["nonmember"])
         scores["mia_auc"], scores["mia_score"] = auc, mia
         scores["utility"] = self.utility(model)
-        scores["aggregate"] = semeval.aggregate(task, mia, scores["utility"])
-        for side in ("forget", "retain"):
-            names = [name for name in semeval.CELLS if name.startswith(side)]
-            scores[side] = semeval.harmonic_mean(cells[name] for name in names)
-        return scores
+        return scores | _totals(scores)
+
+
+def _totals(scores: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The scores that follow from cells, membership and utility."""
+    task = semeval.task_aggregate(scores)
+    totals: dict[str, float | None] = {
+        "task_aggregate": task,
+        "aggregate": semeval.aggregate(task, scores["mia_score"], scores["utility"]),
+    }
+    for side in ("forget", "retain"):
+        names = [name for name in semeval.CELLS if name.startswith(side)]
+        totals[side] = semeval.harmonic_mean(scores[name] for name in names)
+    return totals
+
+
+def corrected(
+    proxy: Mapping[str, float | None],
+    both: Sequence[tuple[Mapping[str, float | None], Mapping[str, float | None]]],
+) -> dict[str, float | None]:
+    """Teacher-forced scores with their ROUGE cells put on the scale of generated ones.
+
+    Teacher forcing gives a model the true words before each token, so it makes forgetting look
+    smaller than it is, and most so in models that forgot much. Each ROUGE cell goes through the
+    isotonic regression (least squares, straight between its points, level outside) of the models
+    in ``both``, which were scored (teacher-forced, generated). All else is exact and stays.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    result = dict(proxy)
+    for name in semeval.CELLS:
+        known = [(one[name], two[name]) for one, two in both]
+        if not name.endswith("regurgitation") or proxy[name] is None or not known:
+            continue
+        fit = IsotonicRegression(out_of_bounds="clip").fit(*zip(*known, strict=True))
+        result[name] = float(fit.predict([proxy[name]])[0])
+    return result | _totals(result)

@@ -1,8 +1,9 @@
 """Search for the best merge: chosen on the validation half, reported on the test half.
 
-Candidates are merged in memory on one resident model and scored teacher-forced; the best few and
-the fixed recipe (TIES, density .8, 1:1) are then scored with free generation on validation, the
-winner among them is written, and only then the test half is looked at, once.
+Candidates are merged in memory on one resident model and scored teacher-forced, with ROUGE put on
+the scale of generated text (`scores.corrected`); the best few are then scored with free generation
+on validation, as are the fixed recipe (TIES, density .8, 1:1) and each parent by itself. The winner
+among them is written, and only then the test half is looked at, once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,12 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.lab import Lab
 from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES, Recipe
+from axolotl_unlearn.merging.scores import Scorer, corrected
 
 FIXED = Recipe(method="ties", space="delta", density=0.8, scale="average")
 ADVISED_MEMBERS = 80
+#: Raised when what a search stores changes its meaning.
+_VERSION = 2
 CANDIDATES, STUDY, RESULT, PLOT = "candidates.jsonl", "study.journal", "tune.json", "pareto.png"
 
 
@@ -86,7 +90,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A recipe with its proxy scores and what it cost."""
+    """A recipe with its teacher-forced scores, the value they promise, and what it cost."""
 
     name: str
     recipe: Recipe
@@ -107,6 +111,12 @@ def key_of(recipe: Recipe) -> str:
     if not recipe.random:
         values["seed"] = 0
     return json.dumps(values, sort_keys=True)
+
+
+def alone(parent: int, parents: int) -> Recipe:
+    """The merge that is one of its parents."""
+    weights = tuple(float(number == parent) for number in range(parents))
+    return Recipe(method="linear", scale="sum", density=1.0, weights=weights)
 
 
 def suggest(
@@ -192,7 +202,8 @@ def tune(
     ``data_dir`` holds validation/ and test/ (or give both folders). ``seconds``: time budget of the
     search; ``patience``: stop after that many candidates without a better one. A search that was
     interrupted goes on when it is called again with the same settings.
-    Returns what tune.json holds. The fixed recipe is always a candidate and a finalist.
+    Returns what tune.json holds. The fixed recipe and each parent by itself are always finalists,
+    so the winner is a parent if no merge was better on validation; ``log`` says so.
     """
     from axolotl_unlearn.merging.run import merge
 
@@ -214,6 +225,7 @@ def tune(
     names = list(names or [Path(str(parent).removeprefix("negate:")).name for parent in parents])
     settings = {
         "base": lab.base.fingerprint,
+        "version": _VERSION,
         "parents": [f"{'-' if p.negated else ''}{p.fingerprint}" for p in lab.parents],
         "validation": sets["validation"].digest,
         "test": sets["test"].digest,
@@ -243,6 +255,9 @@ def tune(
     finals = search.finals(finalists)
     winner = max(finals, key=lambda row: row["value"])
     recipe = winner["candidate"].recipe
+    for name, candidate in search.parents.items():
+        if candidate is winner["candidate"]:
+            log(f"Warning: no merge is better on validation than the parent {name!r} by itself.")
     test_scores = search.report(sets["test"], recipe)
     merge(
         parents, base, out / "best", output="model", overwrite=True, force=force,
@@ -266,11 +281,14 @@ def tune(
                 "recipe": row["candidate"].recipe.to_dict(),
                 "validation": row["scores"],
                 "value": row["value"],
-                "proxy_value": row["candidate"].value,
+                "expected_value": row["candidate"].value,
             }
             for row in finals
         ],
-        "validation_proxy": {"original": search.original, **search.parent_scores},
+        "validation_proxy": {
+            "original": search.original,
+            **{name: parent.scores for name, parent in search.parents.items()},
+        },
         "test": test_scores,
         "candidates": [candidate.row() for candidate in search.ranked()],
         "seconds": round(time.perf_counter() - started, 1),
@@ -321,30 +339,41 @@ class _Search:
     options: dict
     log: Callable[[str], None]
     candidates: dict[str, Candidate] = field(default_factory=dict)
+    both: list[tuple[dict, dict]] = field(default_factory=list)
 
     def open(self, validation) -> None:
-        """Score original and parents; end here if the objective needs a score that is missing."""
+        """Score original, parents and fixed recipe both ways.
+
+        Ends here if the objective needs a score that is missing.
+        """
         from transformers import AutoTokenizer
 
         self.tokenizer = AutoTokenizer.from_pretrained(self.lab.base.path)
         self.scorer = self._scorer(validation)
-        self.original = self._remember("proxy original", None)
+        self.original = self._remember("proxy original", self.scorer.proxy)
         self.gate_of = self.original.get("utility")
         self.objective.value(self.original, self.gate_of)
-        self.parent_scores = {
-            name: self._remember(f"proxy {name}", i) for i, name in enumerate(self.names)
-        }
+        count = len(self.names)
+        self.parents = {n: self.consider(alone(i, count)) for i, n in enumerate(self.names)}
         self.fixed = self.consider(FIXED)
+        self.both = [(self.original, self._remember("full original", self.scorer.full))]
+        always = [*self.parents.values(), self.fixed]
+        self.both += [(candidate.scores, self.full(candidate)) for candidate in always]
 
     def _scorer(self, sets):
-        from axolotl_unlearn.merging.scores import Scorer
-
         return Scorer(sets, self.tokenizer, **self.options)
 
-    def _remember(self, what: str, source) -> dict:
-        return self.store.remember(
-            what, lambda: self.scorer.proxy(self.lab.load(self.model, source))
-        )
+    def _remember(self, what: str, score: Callable[[Any], dict], source=None) -> dict:
+        return self.store.remember(what, lambda: score(self.lab.load(self.model, source)))
+
+    def full(self, candidate: Candidate) -> dict:
+        """Scores with free generation on validation."""
+        what = f"full {key_of(candidate.recipe)}"
+        return self._remember(what, self.scorer.full, candidate.recipe)
+
+    def value(self, scores: Mapping[str, float | None]) -> float:
+        """What teacher-forced scores promise, by what is known of models scored both ways."""
+        return self.objective.value(corrected(scores, self.both), self.gate_of)
 
     def consider(self, recipe: Recipe) -> Candidate:
         """The candidate of a recipe: merged and scored now unless it is known."""
@@ -369,7 +398,7 @@ class _Search:
             name=label(recipe),
             recipe=recipe,
             scores=row["scores"],
-            value=self.objective.value(row["scores"], self.gate_of),
+            value=self.value(row["scores"]),
             merge_seconds=row["merge_seconds"],
             score_seconds=row["score_seconds"],
         )
@@ -413,24 +442,37 @@ class _Search:
         return done, stopped
 
     def ranked(self) -> list[Candidate]:
-        return sorted(self.candidates.values(), key=lambda candidate: -candidate.value)
+        """All candidates by the value that their scores promise now, the best first."""
+        known = [replace(one, value=self.value(one.scores)) for one in self.candidates.values()]
+        # Level ones in an order of their own: an interrupted search met them in another.
+        return sorted(known, key=lambda candidate: (-candidate.value, key_of(candidate.recipe)))
 
     def finals(self, count: int) -> list[dict]:
-        """The best few and the fixed recipe with free generation, on validation."""
-        chosen = self.ranked()[:count]
-        chosen += [] if self.fixed in chosen else [self.fixed]
-        rows = []
-        for candidate in chosen:
-            scores = self.store.remember(
-                f"full {key_of(candidate.recipe)}",
-                lambda c=candidate: self.scorer.full(self.lab.load(self.model, c.recipe)),
-            )
+        """The most promising few, the fixed recipe and the parents, generated on validation.
+
+        One after the other: each tells more of what teacher-forced scores promise.
+        """
+        rows: list[dict] = []
+
+        def add(candidate: Candidate) -> None:
+            scores = self.full(candidate)
             value = self.objective.value(scores, self.gate_of)
             rows.append({"candidate": candidate, "scores": scores, "value": value})
             self.log(
                 f"finalist {candidate.name}: {value:.3f} with generation, "
-                f"{candidate.value:.3f} teacher-forced"
+                f"{candidate.value:.3f} expected"
             )
+
+        for candidate in (*self.parents.values(), self.fixed):
+            add(candidate)
+        chosen = {key_of(row["candidate"].recipe) for row in rows}
+        for _ in range(count):
+            rest = [one for one in self.ranked() if key_of(one.recipe) not in chosen]
+            if not rest:
+                break
+            chosen.add(key_of(rest[0].recipe))
+            add(rest[0])
+            self.both.append((rest[0].scores, rows[-1]["scores"]))
         return rows
 
     def report(self, test, winner: Recipe) -> dict[str, dict]:
@@ -453,10 +495,11 @@ class _Search:
         points = [
             {"name": c.name, "kind": "candidate", "scores": c.scores}
             for c in self.candidates.values()
+            if c.name not in {parent.name for parent in self.parents.values()}
         ]
         points += [
-            {"name": name, "kind": "parent", "scores": scores}
-            for name, scores in self.parent_scores.items()
+            {"name": name, "kind": "parent", "scores": parent.scores}
+            for name, parent in self.parents.items()
         ]
         points.append({"name": "fixed", "kind": "fixed", "scores": self.fixed.scores})
         points.append({"name": "winner", "kind": "winner", "scores": winner.scores})
@@ -510,9 +553,10 @@ class _Store:
     def __init__(self, out: Path, settings: dict, overwrite: bool):
         self.out = out
         mark = out / "settings.json"
-        if overwrite and mark.exists():
-            shutil.rmtree(out)
         text = json.dumps(settings, indent=1, sort_keys=True) + "\n"
+        # One that was interrupted is not thrown away: the same search would find the same.
+        if overwrite and mark.exists() and (mark.read_text() != text or (out / RESULT).exists()):
+            shutil.rmtree(out)
         if out.is_dir() and any(out.iterdir()):
             if not mark.exists():
                 raise UnlearnError(f"{out} is not empty and holds no search: choose another --out.")

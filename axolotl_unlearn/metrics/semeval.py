@@ -25,8 +25,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from axolotl_unlearn.errors import UnlearnError
-
 SIDES = ("forget", "retain")
 TASKS = (1, 2, 3)
 #: Kind of row to the name of the score it gets.
@@ -71,7 +69,7 @@ def cell(side: str, task: int, kind: str) -> str:
     """Name of the cell of a row: ("forget", 1, "completion") to "forget_task1_regurgitation"."""
     name = f"{side}_task{task}_{SCORES[kind]}"
     if name not in CELLS:
-        raise UnlearnError(f"there is no cell {name!r}; tasks are 1, 2 and 3.")
+        raise ValueError(f"there is no cell {name!r}; tasks are 1, 2 and 3.")
     return name
 
 
@@ -123,7 +121,7 @@ def mia_auc(member_loss: Sequence[float], nonmember_loss: Sequence[float]) -> fl
     (over-forgetting); .5: nothing to tell them apart.
 
     Raises:
-        UnlearnError: An empty set, or a loss that is not finite.
+        ValueError: An empty set, or a loss that is not finite.
     """
     import numpy as np
     from sklearn.metrics import roc_auc_score
@@ -131,9 +129,9 @@ def mia_auc(member_loss: Sequence[float], nonmember_loss: Sequence[float]) -> fl
     members, nonmembers = np.asarray(member_loss, float), np.asarray(nonmember_loss, float)
     for name, losses in (("members", members), ("non-members", nonmembers)):
         if losses.size == 0:
-            raise UnlearnError(f"there are no {name}; an AUC needs both sets.")
+            raise ValueError(f"there are no {name}; an AUC needs both sets.")
         if not np.isfinite(losses).all():
-            raise UnlearnError(
+            raise ValueError(
                 f"{int((~np.isfinite(losses)).sum())} of the {name} have a loss that is not "
                 "finite; check the model's weights."
             )

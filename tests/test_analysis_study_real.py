@@ -1,0 +1,98 @@
+"""The real model's study over seeds: its stages, its configs, its page. No training here."""
+
+import pytest
+import yaml
+
+from axolotl_unlearn.analysis.study import COLUMNS
+from axolotl_unlearn.analysis.study_real import (
+    MODELS,
+    OWN_SEED,
+    main,
+    make_study,
+    page,
+    read_seed,
+)
+from axolotl_unlearn.demo.real import write_configs
+from axolotl_unlearn.demo.run import repository
+from axolotl_unlearn.errors import UnlearnError
+
+
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "real"
+    for part in ("memorised/merged", "retrained/merged", "data", "eval/cache"):
+        (folder / part).mkdir(parents=True)
+    write_configs(folder, repository())
+    return folder
+
+
+def test_stages_of_a_new_seed(source, tmp_path):
+    out = tmp_path / "seed-1"
+    stages = {stage.name: stage for stage in make_study(source, out, 1, bf16=True).stages}
+    assert list(stages) == [
+        "over", "over-merged", "under", "under-merged", "merged", "eval", "reproduction",
+    ]  # fmt: skip
+    words = stages["eval"].command
+    assert [w.partition("=")[0] for w in words if "=" in w] == list(MODELS)
+    assert f"original={source / 'memorised' / 'merged'}" in words
+    assert f"merged={out / 'merged'}" in words
+    assert f"retrained={source / 'retrained' / 'merged'}" in words
+    for name in ("over", "under"):
+        config = yaml.safe_load((out / "configs" / f"{name}.yml").read_text())
+        theirs = yaml.safe_load((source / "configs" / f"{name}.yml").read_text())
+        assert config["seed"] == 1 and config["output_dir"] == str(out / name)
+        changed = {key for key in config if config.get(key) != theirs.get(key)}
+        assert changed == {"seed", "output_dir", "save_strategy", "save_steps", "save_only_model"}
+        assert "--bf16=false" not in stages[name].command
+    (source / "eval" / "cache" / "abc.json").write_text("{}")
+    stages["eval"].before()
+    assert (out / "eval" / "cache" / "abc.json").is_file()
+
+
+def test_its_own_seed_is_not_trained_again(source, tmp_path):
+    out = tmp_path / "seed-42"
+    stages = {stage.name: stage for stage in make_study(source, out, OWN_SEED, bf16=True).stages}
+    assert list(stages) == ["eval", "reproduction"]
+    assert f"over={source / 'over' / 'merged'}" in stages["eval"].command
+    assert str(source / "over") in stages["reproduction"].command
+
+
+def test_what_is_missing_is_named(source, tmp_path, capsys):
+    with pytest.raises(UnlearnError, match="run this seed to its end"):
+        read_seed(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["--source", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")])
+    assert "run `make demo-real` first" in capsys.readouterr().err
+
+
+def test_page_by_hand():
+    """.5, .6, .7: mean .6, half width t(2) * .1 / sqrt(3) = .248; the shared models have one."""
+
+    def seed(value):
+        scores = dict.fromkeys(COLUMNS, value)
+        models = {name: {**scores, "cells": {}, "intervals": {}} for name in MODELS}
+        models["original"] = models["retrained"] = {**dict.fromkeys(COLUMNS, 0.9), "cells": {}}
+        models["over"]["distance"] = {"mia_auc": {"p": 0.001}}
+        return models
+
+    def merge(value):
+        scores = {"aggregate": value, "task_aggregate": 0.5, "mia_auc": 0.5}
+        recipe = {"method": "ties", "space": "factors", "scale": "average", "density": 0.8}
+        return {"recipe": recipe, "scores": scores}
+
+    reproduced = {
+        n: {
+            "table_2": [merge(value)],
+            "figure_5": [merge(value)],
+            "geometry": {"cosine": {"0,1": 0.25}},
+        }
+        for n, value in ((42, 0.4), (1, 0.5), (2, 0.6))
+    }
+    text = page({42: seed(0.5), 1: seed(0.6), 2: seed(0.7)}, reproduced)
+    assert "| over | 0.600 ± 0.248 |" in text and "| retrained | 0.900 | 0.900 |" in text
+    assert "| 42 | 0.900 | 0.500 | 0.500 | 0.500 | 0.900 |" in text
+    assert "| 42 | 1: mia_auc |" in text
+    assert (
+        "| ties | factors | average | 0.500 ± 0.248 | 0.500 ± 0.000 | 0.500 ± 0.000 | 0.806 |"
+        in text
+    )

@@ -1,0 +1,34 @@
+"""The table of an attack."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from axolotl_unlearn.attacks.results import table
+
+
+def figure(value: float, half: float = 0.05) -> dict[str, float]:
+    return {"value": value, "low": value - half, "high": value + half}
+
+
+@pytest.mark.parametrize("control", [True, False])
+def test_every_figure_is_readable_in_80_columns(control, capsys):
+    row = {
+        "variant": "in-context neighbours",
+        "n": 80,
+        "before": {"recalled": figure(0.1), "probability": figure(0.2)},
+        "recalled": figure(0.3),
+        "probability": figure(0.18),
+        "gain": {"recalled": figure(0.2), "probability": figure(-0.02)},
+    }
+    if control:
+        row["above_control"] = {"recalled": figure(0.23), "probability": figure(0.01)}
+    Console(width=80).print(table({"title": "Prompting", "model": "merged", "rows": [row]}))
+    text = capsys.readouterr().out
+    shown = ["0.100", ".05-.15", "0.300", ".25-.35", "+0.200", "+.15, +.25", "probability", "0.180",
+             "-0.020", "-.07, +.03"]  # fmt: skip
+    shown += ["+0.230", "+.18, +.28", "+0.010", "-.04, +.06"] if control else []
+    for part in shown:
+        assert part in text, text
+    assert "…" not in text and ("control" in text) == control
