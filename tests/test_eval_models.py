@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,19 @@ def test_names_and_forms(home):
         ModelSpec("again", base),
     ]
     assert specs[1].source == f"{base}+{over}"
+
+
+def test_the_output_folder_of_an_axolotl_run_is_an_adapter(home, tmp_path):
+    """Axolotl saves the base's config.json (and a tokenizer) beside the adapter."""
+    run = tmp_path / "over"
+    shutil.copytree(home / "over", run)
+    shutil.copy(home / "base" / "config.json", run)
+    assert parse_models([str(run)]) == [ModelSpec("over", str(home / "base"), str(run))]
+    with pytest.raises(UnlearnError, match="is an adapter, but base\\+adapter needs a full model"):
+        parse_models([f"{run}+{home / 'over'}"])
+    # A full model in which an adapter_config.json was left is a full model.
+    shutil.copy(home / "base" / "model.safetensors", run)
+    assert parse_models([str(run)]) == [ModelSpec("over", str(run))]
 
 
 def test_merged_of_a_run_is_called_after_the_run(home, tmp_path):

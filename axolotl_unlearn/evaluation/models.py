@@ -110,8 +110,10 @@ def _checked(spec: ModelSpec) -> ModelSpec:
                 "correct the path (relative paths start from the working folder)."
             )
         return spec  # a name on the hub
-    has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
-    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+    weights = [path.name for pattern in _WEIGHTS for path in folder.glob(pattern)]
+    # Axolotl saves the base's config.json beside an adapter: only the weights tell them apart.
+    full = any(not name.startswith("adapter_") for name in weights)
+    if (folder / ADAPTER_CONFIG).is_file() and not full:
         if spec.adapter:
             raise UnlearnError(
                 f"model {spec.name!r}: {folder} is an adapter, but base+adapter needs a full "
@@ -123,7 +125,7 @@ def _checked(spec: ModelSpec) -> ModelSpec:
             f"model {spec.name!r}: {folder} has no config.json, so it is no model folder; name "
             "the folder that holds config.json and the weights, or an adapter folder."
         )
-    if not any(folder.glob("*.safetensors")) and not has_weights:
+    if not full:
         raise UnlearnError(f"model {spec.name!r}: {folder} has no weights; train it first.")
     if spec.adapter and not (Path(spec.adapter) / ADAPTER_CONFIG).is_file():
         raise UnlearnError(
