@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from axolotl_unlearn.attacks.results import table
+from axolotl_unlearn.attacks.results import sentence, table
 
 
 def figure(value: float, half: float = 0.05) -> dict[str, float]:
@@ -32,3 +32,15 @@ def test_every_figure_is_readable_in_80_columns(control, capsys):
     for part in shown:
         assert part in text, text
     assert "…" not in text and ("control" in text) == control
+
+
+def test_the_sentence_names_an_attack_not_the_model_as_it_is():
+    plain, attacked = (
+        {"variant": name, "gain": {"recalled": figure(gain)}}
+        for name, gain in (("not quantised", 0.0), ("int8", -0.01))
+    )
+    result = {"title": "Quantisation", "rows": [plain, attacked]}
+    assert "(most with int8: -0.010 [-0.060, +0.040])" in sentence(result)
+    assert sentence(result).startswith("Quantisation brings nothing back")
+    attacked["gain"]["recalled"] = figure(0.2)
+    assert sentence(result).startswith("Quantisation brings back 0.200 of the forget texts")

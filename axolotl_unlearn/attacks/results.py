@@ -185,7 +185,8 @@ def _with_interval(figure: Mapping[str, float], sign: str = "") -> str:
 
 def sentence(result: Mapping[str, Any]) -> str:
     """What the attack shows, in words."""
-    worst = max(result["rows"], key=lambda row: row["gain"]["recalled"]["value"])
+    attacked = result["rows"][1:] or result["rows"]  # the first is the model as it is
+    worst = max(attacked, key=lambda row: row["gain"]["recalled"]["value"])
     gain = worst["gain"]["recalled"]
     if gain["low"] <= 0:
         text = f"{result['title']} brings nothing back that can be told from chance"
