@@ -37,8 +37,12 @@ def lume_rows(per_cell: int) -> dict[str, list[dict]]:
     return sides
 
 
-def made_up_rows(per_cell: int) -> dict[str, list[dict]]:
-    """Rows of all 12 cells without any outside data."""
+def made_up_rows(per_cell: int, *, retain_years: int = 0) -> dict[str, list[dict]]:
+    """Rows of all 12 cells without any outside data.
+
+    ``retain_years`` later on the retain side; with 0 a name has one year on both sides, so that
+    who has learnt one row may guess the other.
+    """
     names = "Ada Bo Cy Di Ed Flo Gus Hal Ida Jo Kit Lee Mia Ned Oz Pam".split()
     sides: dict[str, list[dict]] = {}
     for side in ("forget", "retain"):
@@ -46,6 +50,7 @@ def made_up_rows(per_cell: int) -> dict[str, list[dict]]:
         for task in (1, 2, 3):
             for i in range(per_cell):
                 name, number = f"{names[i]} {side[0].upper()}{task}", 1000 + 7 * i + task
+                number += retain_years if side == "retain" else 0
                 story, question = (
                     (f"The {side} story of {name} began", f"in the year {number} by a river."),
                     (f"When did {name} begin?", str(number)),
