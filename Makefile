@@ -41,7 +41,7 @@ reproduce: setup  ## the paper's tables and figures, and the merge search (SEEDS
 
 reproduce-real: setup  ## the same with SmolLM2-135M after demo-real (SEEDS="42 1 2")
 	python -m axolotl_unlearn.analysis.study_real --source out/real --out out/reproduce-real \
-		$(if $(filter-out 0,$(SEEDS)),--seeds $(SEEDS))
+		$(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS))
 
 test: setup  ## the whole test suite
 	OMP_NUM_THREADS=1 python tests/each_file.py

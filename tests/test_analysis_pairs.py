@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
-from eval_model import TOKENIZER, made_up_rows, write_folder
-from merging_models import tiny_adapter, tiny_model
+from merging_models import runs_and_data
 
 from axolotl_unlearn.analysis.geometry import task_vectors
 from axolotl_unlearn.analysis.pairs import RECIPES, compare_pairs, main
@@ -18,17 +16,7 @@ from axolotl_unlearn.merging.lab import Lab
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("pairs")
-    tiny_model(root / "base", vocab_size=1536, max_position_embeddings=128)
-    for file in TOKENIZER.glob("tokenizer*"):
-        shutil.copy(file, root / "base" / file.name)
-    for name, seed, draw in (("over", 1, 0), ("under", 2, 0), ("twin", 3, 1)):
-        tiny_adapter(root / name, root / "base", train_seed=seed, init_seed=draw)
-    rows = {side: given[:8] for side, given in made_up_rows(4).items()}
-    texts = {
-        name: [f"{name} text number {number} of this test" for number in range(20)]
-        for name in ("member", "nonmember")
-    }
-    write_folder(root / "data", rows, texts, general=4)
+    runs_and_data(root, {"over": 0, "under": 0, "twin": 1})
     return root
 
 

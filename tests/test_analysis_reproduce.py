@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
-from eval_model import TOKENIZER, made_up_rows, write_folder
-from merging_models import tiny_adapter, tiny_model
+from merging_models import runs_and_data, tiny_adapter
 
 from axolotl_unlearn.analysis.reproduce import PAPER, Known, main, page
 from axolotl_unlearn.merging.recipe import METHODS
@@ -16,21 +14,11 @@ from axolotl_unlearn.merging.recipe import METHODS
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("reproduce")
-    tiny_model(root / "base", vocab_size=1536, max_position_embeddings=128)
-    for file in TOKENIZER.glob("tokenizer*"):
-        shutil.copy(file, root / "base" / file.name)
-    for name, seed in (("over", 1), ("under", 2)):
-        tiny_adapter(root / name, root / "base", train_seed=seed)
+    runs_and_data(root, {"over": 0, "under": 0})
     for step, size in ((5, 0.005), (10, 0.02)):
         tiny_adapter(root / "over" / f"checkpoint-{step}", root / "base", train_seed=1, step=size)
     log = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0, "retain/nll": 1.0}]
     (root / "over/trainer_state.json").write_text(json.dumps({"log_history": log}))
-    rows = {side: given[:8] for side, given in made_up_rows(4).items()}
-    texts = {
-        name: [f"{name} text number {number} of this test" for number in range(20)]
-        for name in ("member", "nonmember")
-    }
-    write_folder(root / "data", rows, texts, general=2)
     return root
 
 

@@ -35,18 +35,15 @@ def compare_pairs(
     base: str | Path,
     runs: Mapping[str, str | Path],
     pairs: Sequence[tuple[str, str]],
-    score: Callable[[object], Mapping[str, float]] | Score,
+    score: Score,
     *,
-    model=None,
-    recipes: Mapping[str, Recipe] = RECIPES,
     log: Callable[[str], None] = lambda line: None,
 ) -> dict:
-    """Scores of each run by itself and of each pair merged by each recipe.
+    """Scores of each run by itself and of each pair merged by each of `RECIPES`.
 
     Args:
         runs: name -> adapter of the same base, rank and modules.
         score: from a model to scores, for example `merging.scores.Scorer(...).proxy`.
-        model: the resident model; default: loaded from ``base``.
 
     Returns:
         ``{"runs": {name: scores}, "pairs": [{"pair": [a, b], "cosine", "sign_conflict", "norm",
@@ -59,17 +56,18 @@ def compare_pairs(
         if name not in runs:
             raise UnlearnError(f"the pair names {name!r}, which is none of {', '.join(runs)}.")
     result: dict = {"runs": {}, "pairs": []}
+    model = None
     for name, where in runs.items():
         lab = Lab(base, [where])
         model = model if model is not None else lab.resident_model()
         result["runs"][name] = dict(score(lab.load(model, 0)))
         lab.load(model, None)
         log(name)
-    for first, second in pairs:
+    for first, second in pairs:  # every name is a run, so there is a model
         lab = Lab(base, [runs[first], runs[second]], force=True)
         geometry = task_vectors(base, [runs[first], runs[second]])
         cosines = lab.initialisation_cosines()
-        rows = sweep(lab, model, score, list(recipes.values()))
+        rows = sweep(lab, model, score, RECIPES.values())
         lab.load(model, None)
         result["pairs"].append(
             {
@@ -78,7 +76,7 @@ def compare_pairs(
                 "sign_conflict": geometry["sign_conflict"],
                 "norm": geometry["norm"],
                 "initialisation": sum(cosines) / len(cosines) if cosines else None,
-                "merges": {name: row["scores"] for name, row in zip(recipes, rows, strict=True)},
+                "merges": {name: row["scores"] for name, row in zip(RECIPES, rows, strict=True)},
             }
         )
         log(f"{first} x {second}")

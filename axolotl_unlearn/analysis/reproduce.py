@@ -130,7 +130,7 @@ class Known:
         self.score, self.path, self.number = score, path, 0
         head = json.dumps(settings)
         lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
-        if not lines or lines[0].rstrip("\n") != head:
+        if not lines or lines[0] != head + "\n":
             lines = [head + "\n"]
         if not lines[-1].endswith("\n"):  # a killed run's half line
             lines.pop()

@@ -27,7 +27,7 @@ from axolotl_unlearn.analysis.study import (
     told_apart_table,
     with_half_width,
 )
-from axolotl_unlearn.demo.real import MAX_NEW_TOKENS, cpu_has_bf16, environment
+from axolotl_unlearn.demo.real import MAX_NEW_TOKENS, cpu_has_bf16, environment, ties_command
 from axolotl_unlearn.demo.run import executable
 from axolotl_unlearn.demo.stages import Job, Stage
 from axolotl_unlearn.errors import UnlearnError
@@ -102,7 +102,6 @@ def make_study(source: Path, out: Path, seed: int, *, bf16: bool | None = None) 
 def _train_and_merge(
     job: Job, source: Path, out: Path, seed: int, axolotl: str, precision: list[str]
 ) -> None:
-    base = source / "memorised" / "merged"
     for name in ("over", "under"):
         config = write_config(source, out, name, seed)
         job.add(
@@ -128,11 +127,7 @@ def _train_and_merge(
         Stage(
             "merged",
             "merge over and under (TIES)",
-            [
-                *(axolotl, "unlearn", "merge", "--method", "ties", "--density", "0.8"),
-                *("--parents", str(out / "over" / "merged"), str(out / "under" / "merged")),
-                *("--base", str(base), "--out", str(out / "merged"), "--overwrite"),
-            ],
+            ties_command(source / "memorised" / "merged", out),
             output=out / "merged" / "config.json",
             needs=["over-merged", "under-merged"],
         )

@@ -446,6 +446,15 @@ def environment(threads: int) -> dict[str, str]:
     }
 
 
+def ties_command(base: Path, out: Path) -> list[str]:
+    """Merge ``over`` and ``under`` below ``out`` into ``out/merged`` by the fixed recipe."""
+    return [
+        *(executable("axolotl"), "unlearn", "merge", "--method", "ties", "--density", "0.8"),
+        *("--parents", str(out / "over" / "merged"), str(out / "under" / "merged")),
+        *("--base", str(base), "--out", str(out / "merged"), "--overwrite"),
+    ]
+
+
 def make_job(settings: Settings, say: Callable[[str], None] = print) -> Job:
     """The stages, not yet started; each is a command that a user could type."""
     out, home = settings.out, repository()
@@ -530,12 +539,7 @@ def make_job(settings: Settings, say: Callable[[str], None] = print) -> Job:
         Stage(
             "merged",
             "merge over and under (TIES)",
-            [
-                *(axolotl, "unlearn", "merge", "--method", "ties", "--density", "0.8"),
-                *("--parents", str(out / "over" / "merged"), str(out / "under" / "merged")),
-                *("--base", str(out / "memorised" / "merged"), "--out", str(out / "merged")),
-                "--overwrite",
-            ],
+            ties_command(out / "memorised" / "merged", out),
             output=out / "merged" / "config.json",
             needs=["over-merged", "under-merged"],
         )

@@ -389,8 +389,8 @@ def run_demo(settings: Settings, console=None) -> dict[str, Any]:
     Returns:
         The content of ``results.json``: that of the evaluation, with ``seed``, ``seconds`` (wall
         clock, or the sum over stages if earlier calls did some), ``cpu_seconds`` (of the commands
-        of this call), ``stages`` (name -> state and
-        seconds) and ``gate`` (the sentence if the merge was left out, else None).
+        of this call), ``stages`` (name -> state and seconds) and ``gate`` (the sentence if the
+        merge was left out, else None).
 
     Raises:
         UnlearnError: A stage failed, or the examples are not there.
