@@ -25,7 +25,12 @@ from axolotl_unlearn.merging.recipe import METHODS, SCALES
 @click.option("--test", type=click.Path(path_type=Path), help="Instead of DATA/test.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the search and its result.")
 @click.option("--trials", default=40, show_default=True, help="Candidates in all.")
-@click.option("--finalists", default=3, show_default=True, help="Scored with free generation.")
+@click.option(
+    "--finalists",
+    default=3,
+    show_default=True,
+    help="Generated on validation, beside the fixed recipe and each parent by itself.",
+)
 @click.option("--seconds", type=float, help="Time budget of the search.")
 @click.option("--patience", type=int, help="Stop after so many candidates without a better one.")
 @click.option("--seed", default=0, show_default=True, help="Of the search and of random drops.")
