@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -34,8 +36,8 @@ def _seed(**aggregates):
 
 
 def test_halves_are_large_enough():
-    """At least 80 members and 80 non-members a half."""
-    assert SIZES.facts_forget // 2 >= 80 and SIZES.nonmembers // 2 >= 80
+    """At least 80 members, 80 non-members and 80 utility questions a half."""
+    assert min(SIZES.facts_forget, SIZES.nonmembers, SIZES.general) // 2 >= 80
 
 
 def test_stages_of_a_seed(tmp_path):
@@ -54,6 +56,10 @@ def test_stages_of_a_seed(tmp_path):
     over = yaml.safe_load((out / "configs" / "over.yml").read_text())
     under = yaml.safe_load((out / "configs" / "under.yml").read_text())
     assert over["num_epochs"] == under["num_epochs"] == EPOCHS
+    assert [Path(entry["path"]).name for entry in over["datasets"]] == [
+        "forget.jsonl", "retain.jsonl", "replay.jsonl",
+    ]  # fmt: skip
+    assert over["datasets"][2]["type"] == over["datasets"][1]["type"]
     for name, changes in (SINGLES | OTHERS).items():
         config = yaml.safe_load((out / "configs" / f"{name}.yml").read_text())
         shift = changes.get("seed", 0)
@@ -68,6 +74,9 @@ def test_stages_of_a_seed(tmp_path):
         assert OTHERS[f"{name}_twin"]["beta"] == parent["unlearn"]["forget"]["beta"]
     runs = {"over", "under", *SINGLES, *OTHERS}
     assert {name for pair in PAIRS for name in pair.split("+")} <= runs and set(FOUR) <= runs
+
+    make_study(tmp_path / "none", 7, sizes=replace(SIZES, replay=0))
+    assert len(yaml.safe_load((tmp_path / "none/configs/over.yml").read_text())["datasets"]) == 2
 
     few = {stage.name for stage in make_study(out, 7, tables=False).stages}
     assert not {"reproduction", "pairs", "tuned_four", *OTHERS} & few

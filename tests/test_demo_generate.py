@@ -4,6 +4,7 @@ import collections
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -129,6 +130,23 @@ def test_general_knowledge_has_one_right_answer(tmp_path):
     assert france is None or france["choices"][france["answer"]] == "Paris"
 
 
+def test_replay_rows_are_facts_that_no_question_asks(tmp_path):
+    """200 + 40 facts, more than the small world's 110; the model knows all, the retain run 40."""
+    sizes = replace(SMALL, general=200, replay=40)
+    files = make_data(tmp_path, sizes=sizes)["files"]
+    assert files["general"]["rows"] == 200 and files["replay"]["rows"] == 40
+    replay = rows(tmp_path / "replay.jsonl")
+    asked = {item["question"] for item in rows(tmp_path / "general.jsonl")}
+    assert len(asked) == 200 and not asked & {row["input"] for row in replay}
+    pasts = {row["input"]: row["output"] for row in replay if "past tense" in row["input"]}
+    assert pasts.get("What is the past tense of go?", "went") == "went" and pasts
+    for part in ("memorise", "retrain"):
+        ids = collections.Counter(row["id"] for row in rows(tmp_path / f"{part}.jsonl"))
+        assert all(ids[row["id"]] == sizes.passes for row in replay)
+    assert "replay" not in make_data(tmp_path / "none", sizes=SMALL)["files"]
+    assert not (tmp_path / "none" / "replay.jsonl").exists()
+
+
 def test_stream_reads_every_row_in_each_pass_and_batches_like_lengths(tmp_path):
     make_data(tmp_path, sizes=SMALL)
     stream = rows(tmp_path / "memorise.jsonl")
@@ -158,6 +176,7 @@ def test_stream_reads_every_row_in_each_pass_and_batches_like_lengths(tmp_path):
     [
         (Sizes(background=100), ("background", "960")),
         (Sizes(general=5000), ("general", "closed world")),
+        (Sizes(replay=250), ("replay", "closed world")),
         (Sizes(background=30000), ("names of their own",)),
         (Sizes(stories=0), ("stories",)),
     ],

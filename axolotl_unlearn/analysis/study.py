@@ -2,13 +2,13 @@
 
     python -m axolotl_unlearn.analysis.study --seeds 0 1 2 --out out/reproduce
 
-Each seed is a demo of its own with 160 members and 320 non-members, so that either half has at
-least 80 of both, and with 6 epochs instead of 9, so that a forgetting run has the demo's number of
-steps. The search (`tune-merge`) and the choice between single runs see the validation half alone;
-every number of the comparison is of the test half, from `axolotl unlearn eval`. The single runs
-together have the budget of the two parents. The first seeds (`--tables`) also make the paper's
-tables and figures, merge other pairs of runs, and search over four parents. Finished stages are
-kept.
+Each seed is a demo of its own with 160 members, 320 non-members and 160 utility questions, so that
+either half has at least 80 of each, with 80 other facts of general knowledge among the retain rows,
+and with 6 epochs instead of 9, so that a forgetting run has the demo's number of steps. The search
+(`tune-merge`) and the choice between single runs see the validation half alone; every number of the
+comparison is of the test half, from `axolotl unlearn eval`. The single runs together have the
+budget of the two parents. The first seeds (`--tables`) also make the paper's tables and figures,
+merge other pairs of runs, and search over four parents. Finished stages are kept.
 """
 
 from __future__ import annotations
@@ -25,12 +25,19 @@ from typing import Any
 import yaml
 
 from axolotl_unlearn.demo.generate import Sizes
-from axolotl_unlearn.demo.run import MAX_NEW_TOKENS, Settings, executable, make_job, repository
+from axolotl_unlearn.demo.run import (
+    MAX_NEW_TOKENS,
+    Settings,
+    executable,
+    make_job,
+    near,
+    repository,
+)
 from axolotl_unlearn.demo.stages import Job, Stage
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.recipe import Recipe
 
-SIZES = Sizes(facts_forget=160, nonmembers=320)
+SIZES = Sizes(facts_forget=160, nonmembers=320, general=160, replay=80)
 EPOCHS = 6  # 366 steps on 488 forget rows; the demo has 9 epochs, 369 steps on 328 rows
 #: Runs beside over and under: what differs from the over-run, and from the seed of the others.
 SINGLES = {"single_a": {"beta": 0.045}, "single_b": {"beta": 0.065}}
@@ -74,8 +81,15 @@ def make_study(
     job = make_job(settings)
     job.stages = [s for s in job.stages if s.name not in ("path", "eval", "single")]
     axolotl, data, memorised = executable("axolotl"), out / "data", out / "memorised"
+
+    def longer(config: dict) -> None:
+        config["num_epochs"] = EPOCHS
+        if sizes.replay:
+            retain = config["datasets"][1]
+            config["datasets"].append(retain | {"path": near(data / "replay.jsonl")})
+
     for name in ("over", "under"):
-        _edit(out / "configs" / f"{name}.yml", lambda config: config.update(num_epochs=EPOCHS))
+        _edit(out / "configs" / f"{name}.yml", longer)
 
     def train(name: str, seed_shift: int = 0, **changes: float) -> None:
         config = _run_config(out, name, seed + seed_shift, changes)

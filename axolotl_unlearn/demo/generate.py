@@ -24,6 +24,19 @@ JOIN = " "
 BATCH = 16
 
 
+SMALL_WORLD = (
+    (words.CAPITALS, "What is the capital of {}?"),
+    (words.SYMBOLS, "What is the chemical symbol of {}?"),
+    (words.YOUNG, "What is the young of a {} called?"),
+)
+LARGE_WORLD = (
+    (words.MORE_CAPITALS, "What is the capital of {}?"),
+    (words.MORE_SYMBOLS, "What is the chemical symbol of {}?"),
+    (words.YOUNG, "What is the young of a {} called?"),
+    (words.PASTS, "What is the past tense of {}?"),
+)
+
+
 @dataclass(frozen=True)
 class Sizes:
     """How many documents of each kind are made, and how often memorisation reads them.
@@ -33,6 +46,8 @@ class Sizes:
         facts_forget, facts_retain: Task3 documents; the forget ones are the members.
         nonmembers: Task3 documents that no training ever sees.
         general: Four-option questions of general knowledge (the utility of the demo).
+        replay: Further facts of those kinds as retain rows of their own (`replay.jsonl`), as
+            instructions of a general kind are in practice; no utility question asks them.
         background: Pool of fresh documents; each pass of memorisation reads
             `background_per_pass` others, so that the model learns the language of the
             documents and a non-member is unseen but not strange.
@@ -46,6 +61,7 @@ class Sizes:
     facts_retain: int = 60
     nonmembers: int = 160
     general: int = 60
+    replay: int = 0
     background: int = 3000
     passes: int = 24
     background_per_pass: int = 40
@@ -54,14 +70,18 @@ class Sizes:
     def check(self) -> None:
         """Raise `UnlearnError` for sizes that cannot be made."""
         for name, value in asdict(self).items():
-            least = 4 if name == "general" else 0 if name.startswith("background") else 2
+            none = name == "replay" or name.startswith("background")
+            least = 4 if name == "general" else 0 if none else 2
             if name in ("passes", "pii_repeats"):
                 least = 1
             if value < least:
                 raise UnlearnError(f"Size `{name}` is {value}; give at least {least}.")
-        most = len(words.CAPITALS) + len(words.SYMBOLS) + len(words.YOUNG)
-        if self.general > most:
-            raise UnlearnError(f"Size `general` is {self.general}; the closed world holds {most}.")
+        most = sum(len(pairs) for pairs, _ in LARGE_WORLD)
+        if self.general + self.replay > most:
+            raise UnlearnError(
+                f"Size `general` is {self.general} and `replay` {self.replay}; the closed world "
+                f"holds {most} facts."
+            )
         if self.background < self.passes * self.background_per_pass:
             raise UnlearnError(
                 f"Size `background` is {self.background} but {self.passes} passes read "
@@ -273,13 +293,9 @@ def biography(rng: random.Random, person: Person) -> Document:
 
 def general_knowledge(rng: random.Random, count: int) -> list[dict]:
     """`count` four-option questions ``{id, question, choices, answer}`` on real common facts."""
-    kinds = (
-        (words.CAPITALS, "What is the capital of {}?"),
-        (words.SYMBOLS, "What is the chemical symbol of {}?"),
-        (words.YOUNG, "What is the young of a {} called?"),
-    )
+    small = sum(len(pairs) for pairs, _ in SMALL_WORLD)
     items = []
-    for pairs, question in kinds:
+    for pairs, question in SMALL_WORLD if count <= small else LARGE_WORLD:
         answers = [answer for _, answer in pairs]
         for thing, answer in pairs:
             choices = rng.sample([other for other in answers if other != answer], 3)
@@ -333,6 +349,7 @@ class Corpus:
     nonmembers: list[Document]
     background: list[Document]
     general: list[dict]
+    replay: list[dict]
 
 
 def make_corpus(seed: int = 0, sizes: Sizes = Sizes()) -> Corpus:  # noqa: B008 (frozen)
@@ -364,8 +381,9 @@ def make_corpus(seed: int = 0, sizes: Sizes = Sizes()) -> Corpus:  # noqa: B008 
     )
     nonmembers = make("nonmember", biography, sizes.nonmembers)
     background = make("background", biography, sizes.background)
-    general = general_knowledge(random.Random(f"{seed}/general"), sizes.general)
-    return Corpus(forget, retain, nonmembers, background, general)
+    facts = general_knowledge(random.Random(f"{seed}/general"), sizes.general + sizes.replay)
+    general, replay = facts[: sizes.general], facts[sizes.general :]
+    return Corpus(forget, retain, nonmembers, background, general, replay)
 
 
 def _rows(documents: list[Document]) -> list[dict[str, str]]:
@@ -406,7 +424,8 @@ def make_data(out: Path | str, seed: int = 0, sizes: Sizes = Sizes()) -> dict:  
 
     Files: forget, retain (rows ``{id, input, output, task}``), member, nonmember (documents
     ``{id, document}``; the members are the forget side's Task3 documents), general
-    (four-option questions), background (fresh documents as rows), memorise and retrain (the
+    (four-option questions), replay (rows of further such facts, if asked for), background (fresh
+    documents as rows), memorise and retrain (the
     whole training stream in order, one epoch; retrain holds no forget document), the same
     evaluation files in ``validation/`` and ``test/`` (halves by document), ``manifest.json``.
 
@@ -430,18 +449,17 @@ def make_data(out: Path | str, seed: int = 0, sizes: Sizes = Sizes()) -> dict:  
         [d.completion() for d in corpus.background[i * per_pass : (i + 1) * per_pass]]
         for i in range(sizes.passes)
     ]
-    general_rows = [
-        _row(item["id"], item["question"], item["choices"][item["answer"]], "general")
-        for item in corpus.general
-    ]
+    general_rows, replay_rows = (
+        [_row(i["id"], i["question"], i["choices"][i["answer"]], "general") for i in items]
+        for items in (corpus.general, corpus.replay)
+    )
+    known = general_rows + replay_rows
     forget, retain = _rows(corpus.forget), _rows(corpus.retain)
     streams = {
         "memorise": _stream(
-            random.Random(f"{seed}/memorise"), sizes, forget + retain + general_rows, background
+            random.Random(f"{seed}/memorise"), sizes, forget + retain + known, background
         ),
-        "retrain": _stream(
-            random.Random(f"{seed}/retrain"), sizes, retain + general_rows, background
-        ),
+        "retrain": _stream(random.Random(f"{seed}/retrain"), sizes, retain + known, background),
     }
     forget_halves = _split_by_task(seed, "forget", corpus.forget)
     retain_halves = _split_by_task(seed, "retain", corpus.retain)
@@ -466,6 +484,8 @@ def make_data(out: Path | str, seed: int = 0, sizes: Sizes = Sizes()) -> dict:  
         "background": [d.completion() for d in corpus.background],
         **streams,
     }
+    if replay_rows:
+        contents["replay"] = replay_rows
     for i, half in enumerate(("validation/", "test/")):
         contents |= evaluation(
             half, forget_halves[i], retain_halves[i], nonmember_halves[i], general_halves[i]

@@ -80,7 +80,7 @@ def repository() -> Path:
     )
 
 
-def _near(path: Path) -> str:
+def near(path: Path) -> str:
     """`path` relative to the working folder where it lies inside, else absolute."""
     absolute = Path(os.path.abspath(path))
     try:
@@ -105,8 +105,8 @@ def write_configs(settings: Settings, home: Path) -> dict[str, Path]:
     def derived(example: str, name: str, **changes: Any) -> Path:
         config = yaml.safe_load((home / "examples" / example).read_text("utf-8"))
         config |= {
-            "output_dir": _near(out / name),
-            "dataset_prepared_path": _near(out / "prepared"),
+            "output_dir": near(out / name),
+            "dataset_prepared_path": near(out / "prepared"),
             "seed": settings.seed,
         }
         config |= changes
@@ -115,14 +115,14 @@ def write_configs(settings: Settings, home: Path) -> dict[str, Path]:
         if not config["unlearn"]:
             del config["unlearn"]
         for entry in config["datasets"]:
-            entry["path"] = _near(data / Path(entry["path"]).name)
+            entry["path"] = near(data / Path(entry["path"]).name)
         path = folder / f"{name}.yml"
         head = f"# Written by `axolotl unlearn demo` from examples/{example}.\n"
         path.write_text(head + yaml.safe_dump(config, sort_keys=False), "utf-8")
         return path
 
-    tiny = _near(home / "examples" / "tiny-olmo")
-    memorised = _near(out / "memorised")
+    tiny = near(home / "examples" / "tiny-olmo")
+    memorised = near(out / "memorised")
     way = {"save_strategy": "steps", "save_steps": SAVE_EVERY, "save_total_limit": None}
     configs = {
         "memorised": derived("memorise.yml", "memorised", base_model=tiny),
@@ -132,7 +132,7 @@ def write_configs(settings: Settings, home: Path) -> dict[str, Path]:
         "single": derived("npo_over.yml", "single", base_model=memorised),
     }
     _edit(
-        configs["retrained"], lambda c: c["datasets"][0].update(path=_near(data / "retrain.jsonl"))
+        configs["retrained"], lambda c: c["datasets"][0].update(path=near(data / "retrain.jsonl"))
     )
     _edit(configs["single"], lambda c: c["unlearn"]["forget"].update(beta=SINGLE_BETA))
     ties = (home / "mergekit_configs" / "ties.yml").read_text("utf-8")
@@ -216,7 +216,7 @@ def make_job(settings: Settings, say=print) -> Job:
                 name,
                 title,
                 # `python` spares the second start of Python under `accelerate launch`.
-                [axolotl, "train", _near(configs[name]), "--launcher", "python"],
+                [axolotl, "train", near(configs[name]), "--launcher", "python"],
                 output=out / name / weights,
                 inputs=[configs[name]],
                 needs=needs,
@@ -232,7 +232,7 @@ def make_job(settings: Settings, say=print) -> Job:
             Stage(
                 f"{name}-merged",
                 f"merge the adapter of {name}",
-                [axolotl, "merge-lora", _near(configs[name])],
+                [axolotl, "merge-lora", near(configs[name])],
                 output=out / name / "merged" / "model.safetensors",
                 needs=["memorised", name],
             )
@@ -246,10 +246,10 @@ def make_job(settings: Settings, say=print) -> Job:
     merge_lora("under")
 
     def evaluation(models: dict[str, Path | str]) -> list[str]:
-        found = [f"{name}={_near(where)}" for name, where in models.items()]
+        found = [f"{name}={near(where)}" for name, where in models.items()]
         return [
-            *(axolotl, "unlearn", "eval", *found, "--data", _near(data)),
-            *("--out", _near(out / "eval"), "--quiet"),
+            *(axolotl, "unlearn", "eval", *found, "--data", near(data)),
+            *("--out", near(out / "eval"), "--quiet"),
             *("--max-gen-toks", str(MAX_NEW_TOKENS), "--min-members", "10"),
         ]
 
@@ -299,7 +299,7 @@ def make_job(settings: Settings, say=print) -> Job:
         Stage(
             "merged",
             "merge over and under (TIES)",
-            [mergekit, _near(configs["ties"]), _near(out / "merged")],
+            [mergekit, near(configs["ties"]), near(out / "merged")],
             output=out / "merged" / "config.json",
             inputs=[configs["ties"]],
             needs=["parents"],
@@ -312,13 +312,13 @@ def make_job(settings: Settings, say=print) -> Job:
         if job.outcomes["merged"].state != "left out":
             models["merged"] = out / "merged"
         if job.outcomes["single"].state != "left out":
-            models["single"] = f"{_near(out / 'memorised')}+{_near(out / 'single')}"
+            models["single"] = f"{near(out / 'memorised')}+{near(out / 'single')}"
         models["retrained"] = out / "retrained"
         return evaluation(models)
 
     def on_the_way() -> dict[str, Path | str]:
         return {
-            f"{name}@{folder.name.partition('-')[2]}": f"{_near(out / 'memorised')}+{_near(folder)}"
+            f"{name}@{folder.name.partition('-')[2]}": f"{near(out / 'memorised')}+{near(folder)}"
             for name in ("over", "under")
             for folder in _checkpoints(out / name)[:-1]
         }

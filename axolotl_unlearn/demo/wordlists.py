@@ -198,3 +198,44 @@ YOUNG = tuple(
     "bear:cub deer:fawn duck:duckling goose:gosling hen:chick swan:cygnet owl:owlet "
     "frog:tadpole kangaroo:joey hare:leveret eagle:eaglet eel:elver hedgehog:hoglet".split()
 )
+
+#: The same kinds of facts for a larger closed world; the lists above stay as they are, and with
+#: them the data of a demo that asks for no more.
+MORE_CAPITALS = CAPITALS + tuple(
+    tuple(pair.split(":"))
+    for pair in "Albania:Tirana Algeria:Algiers Angola:Luanda Argentina:Buenos-Aires "
+    "Armenia:Yerevan Azerbaijan:Baku Bahrain:Manama Bangladesh:Dhaka Belarus:Minsk Belize:Belmopan "
+    "Bhutan:Thimphu Botswana:Gaborone Brazil:Brasilia Cambodia:Phnom-Penh Cameroon:Yaounde "
+    "Chad:Ndjamena Colombia:Bogota Cyprus:Nicosia Eritrea:Asmara Fiji:Suva Gabon:Libreville "
+    "Georgia:Tbilisi Guinea:Conakry Guyana:Georgetown Haiti:Port-au-Prince Honduras:Tegucigalpa "
+    "Jamaica:Kingston Kazakhstan:Astana Laos:Vientiane Lebanon:Beirut Liberia:Monrovia "
+    "Libya:Tripoli Lithuania:Vilnius Madagascar:Antananarivo Malawi:Lilongwe Mali:Bamako "
+    "Malta:Valletta Mauritania:Nouakchott Moldova:Chisinau Mongolia:Ulaanbaatar "
+    "Montenegro:Podgorica Mozambique:Maputo Myanmar:Naypyidaw Namibia:Windhoek Nicaragua:Managua "
+    "Niger:Niamey Nigeria:Abuja Oman:Muscat Pakistan:Islamabad Paraguay:Asuncion "
+    "Philippines:Manila Rwanda:Kigali Slovakia:Bratislava Slovenia:Ljubljana Somalia:Mogadishu "
+    "Sudan:Khartoum Suriname:Paramaribo Syria:Damascus Tajikistan:Dushanbe Tanzania:Dodoma "
+    "Togo:Lome Uganda:Kampala Uzbekistan:Tashkent Venezuela:Caracas Yemen:Sanaa Zambia:Lusaka "
+    "Zimbabwe:Harare".split()
+)
+MORE_SYMBOLS = SYMBOLS + tuple(
+    tuple(pair.split(":"))
+    for pair in "beryllium:Be boron:B scandium:Sc vanadium:V gallium:Ga germanium:Ge selenium:Se "
+    "krypton:Kr rubidium:Rb strontium:Sr yttrium:Y zirconium:Zr niobium:Nb molybdenum:Mo "
+    "ruthenium:Ru rhodium:Rh palladium:Pd cadmium:Cd indium:In antimony:Sb tellurium:Te "
+    "caesium:Cs lanthanum:La cerium:Ce neodymium:Nd samarium:Sm europium:Eu gadolinium:Gd "
+    "terbium:Tb holmium:Ho erbium:Er ytterbium:Yb hafnium:Hf tantalum:Ta rhenium:Re osmium:Os "
+    "iridium:Ir thallium:Tl bismuth:Bi polonium:Po radon:Rn thorium:Th plutonium:Pu".split()
+)
+PASTS = tuple(
+    tuple(pair.split(":"))
+    for pair in "go:went see:saw take:took give:gave know:knew write:wrote speak:spoke break:broke "
+    "drive:drove eat:ate fall:fell fly:flew grow:grew hide:hid ride:rode rise:rose shake:shook "
+    "sing:sang sink:sank swim:swam throw:threw wear:wore begin:began blow:blew choose:chose "
+    "draw:drew drink:drank forget:forgot freeze:froze ring:rang steal:stole swear:swore tear:tore "
+    "bring:brought build:built buy:bought catch:caught creep:crept dig:dug feed:fed fight:fought "
+    "find:found hold:held keep:kept lead:led leave:left lose:lost make:made mean:meant meet:met "
+    "pay:paid seek:sought sell:sold send:sent shine:shone shoot:shot sit:sat sleep:slept "
+    "spend:spent stand:stood stick:stuck strike:struck sweep:swept teach:taught tell:told "
+    "think:thought understand:understood weep:wept win:won".split()
+)
