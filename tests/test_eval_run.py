@@ -123,6 +123,18 @@ def test_a_new_original_is_measured_not_left_unjudged(home, results, tmp_path):
     assert again[0]["cells"] == results[0]["cells"]
 
 
+def test_a_model_added_later_is_judged_against_the_original(home, results, tmp_path):
+    """The original's texts are made again for it; what it collapsed from does not depend on when
+    it was added."""
+    first = run.evaluate([str(home / "original")], home / "data", tmp_path, **OPTIONS)
+    models = [str(home / "original"), f"retrained={home / 'broken'}"]
+    both = run.evaluate(models, home / "data", tmp_path, **OPTIONS)
+    for new, old in zip(both, results, strict=True):
+        assert {k for k in new if new[k] != old[k]} <= {"seconds"}
+    assert both[1]["collapse"]["against"] == "original's outputs"
+    assert first[0]["cells"] == both[0]["cells"]
+
+
 def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
     """Killed after two batches: the second run generates only what is missing."""
     from axolotl_unlearn.evaluation import generate

@@ -190,11 +190,13 @@ def evaluate(
             bars.note(f"note: {note}")
         measured: dict[str, Measured] = {}
         keys = {spec.name: cache.key(spec, sets, settings) for spec in specs}
+        unjudged = [s for s in specs if cache.get(_collapse_key(keys, s, before)) is None]
         for spec in specs:
             found = cache.load(keys[spec.name], sets, settings)
-            judged = cache.get(_collapse_key(keys, spec, before))
-            if found is not None and judged is None and len(found.texts) < len(sets.rows):
-                found = None  # without its texts nobody could say whether it collapsed
+            # Without its texts, or those of the original, nobody could say whether it collapsed.
+            wanted = spec in unjudged or (unjudged and spec is before)
+            if found is not None and wanted and len(found.texts) < len(sets.rows):
+                found = None
             asked = _generic_key(keys[spec.name], questions)
             known = cache.get(asked) if questions else None
             if found is None or (questions and known is None):
