@@ -7,8 +7,8 @@ either half has at least 80 of each, with 80 other facts of general knowledge am
 and with 6 epochs instead of 9, so that a forgetting run has the demo's number of steps. The search
 (`tune-merge`) and the choice between single runs see the validation half alone; every number of the
 comparison is of the test half, from `axolotl unlearn eval`. The single runs together have the
-budget of the two parents. The first seeds (`--tables`) also make the paper's tables and figures,
-merge other pairs of runs, and search over four parents. Finished stages are kept.
+budget of the two parents; a second search merges all four. The first seeds (`--tables`) also make
+the paper's tables and figures, and merge other pairs of runs. Finished stages are kept.
 """
 
 from __future__ import annotations
@@ -56,9 +56,11 @@ PAIRS = (
     "over+over_twin",
     "under+under_twin",
     "single_a+single_b",
+    "over+single_b",
     "heavy+light",
 )
-FOUR = ("over", "under", "over_twin", "under_twin")
+#: All runs of a seed that differ in beta alone, for the search over more parents than two.
+FOUR = ("over", "single_a", "single_b", "under")
 COLUMNS = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 #: The models of the comparison, in the order of the tables.
 ORDER = ("original", "over", "under", "fixed", "tuned", "tuned_four", "single", "retrained")
@@ -75,7 +77,7 @@ def make_study(
 ) -> Job:
     """The stages of one seed, not yet started: the demo's, and those of the comparison.
 
-    ``tables``: also the paper's tables and figures, the other pairs, the search over four parents.
+    ``tables``: also the paper's tables and figures, and the other pairs.
     """
     settings = Settings(out=out, seed=seed, full=True, force=True, slots=slots, sizes=sizes)
     job = make_job(settings)
@@ -136,24 +138,19 @@ def make_study(
     for name, changes in (SINGLES | (OTHERS if tables else {})).items():
         shift = int(changes.get("seed", 0))
         train(name, shift, **{key: v for key, v in changes.items() if key != "seed"})
-    search("tuned", "search the best merge on validation", ("over", "under"), ["parents"])
+    title = "search the best merge on validation"
+    search("tuned", title, ("over", "under"), ["parents"])
+    search("tuned_four", f"{title}, four runs", FOUR, ["parents", *SINGLES])
     models: dict[str, str | Path] = {
         "original": memorised,
         "over": out / "over" / "merged",
         "under": out / "under" / "merged",
         "fixed": out / "merged",
         "tuned": out / "tuned" / "best",
+        "tuned_four": out / "tuned_four" / "best",
     }
-    needs = ["merged", "tuned", "validation", "retrained"]
+    needs = ["merged", "tuned", "tuned_four", "validation", "retrained"]
     if tables:
-        search(
-            "tuned_four",
-            "search the best merge of four runs on validation",
-            FOUR,
-            ["parents", "over_twin", "under_twin"],
-        )
-        models["tuned_four"] = out / "tuned_four" / "best"
-        needs.append("tuned_four")
         module(
             "reproduce",
             "tables and figures of the paper",
