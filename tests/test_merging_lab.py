@@ -9,7 +9,7 @@ import torch
 import yaml
 from merging_models import merged_copy, tiny_adapter, tiny_model, weights
 
-from axolotl_unlearn.analysis.sweep import densities, path, sweep, table_two
+from axolotl_unlearn.analysis.sweep import densities, path, sweep, table_two_recipes
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging import Recipe, merge
 from axolotl_unlearn.merging.calibrate import best_amount, calibrate, equal_retention
@@ -234,5 +234,5 @@ def test_sweep_scores_each_recipe(lab, model):
     assert [row["recipe"]["density"] for row in rows] == [0.5, 1.0]
     lab.load(model, recipes[0])
     assert rows[0]["scores"] == distance_score(lab)(model)
-    assert len(table_two(Recipe(), factors=True)) == 20
-    assert len(table_two(Recipe(), factors=False)) == 10
+    assert len(table_two_recipes(Recipe(), factors=True)) == 20
+    assert len(table_two_recipes(Recipe(), factors=False)) == 10

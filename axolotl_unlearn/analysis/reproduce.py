@@ -17,21 +17,14 @@ from pathlib import Path
 
 from axolotl_unlearn.analysis import figures
 from axolotl_unlearn.analysis.geometry import task_vectors, update_angles
-from axolotl_unlearn.analysis.sweep import densities, path, sweep, table_two
+from axolotl_unlearn.analysis.paper import TABLE_2
+from axolotl_unlearn.analysis.sweep import densities, path, sweep, table_two_recipes
 from axolotl_unlearn.analysis.trajectory import checkpoints, losses, trajectory
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.calibrate import equal_retention
 from axolotl_unlearn.merging.lab import Lab
 from axolotl_unlearn.merging.recipe import Recipe
 
-#: Table 2 of the paper (OLMo-7B, factors, PEFT's scale of each method).
-PAPER = {
-    "linear": 0.244,
-    "dare_linear": 0.440,
-    "dare_ties": 0.561,
-    "magnitude_prune": 0.558,
-    "ties": 0.806,
-}
 PEFT_SCALE = {"linear": "sum", "dare_linear": "sum", "magnitude_prune": "sum"}
 KEEP = 0.9  # methods at equal retention (UWC, arXiv 2406.09179)
 COLUMNS = ("task_aggregate", "mia_auc", "mia_score", "utility", "aggregate")
@@ -88,7 +81,7 @@ def reproduce(
         },
     }
     log("table 2")
-    grid = table_two(recipe, factors=lab.factors_possible)
+    grid = table_two_recipes(recipe, factors=lab.factors_possible)
     result["table_2"] = sweep(lab, model, score, filter(as_paper, grid) if short else grid, log=log)
     log("figure 5")
     dense = densities(recipe, (0.6, 0.8, 1.0)) if short else densities(recipe)
@@ -186,7 +179,7 @@ def page(result: Mapping) -> str:
         lines.append(f"| {name} | | | {_cells(scores)} | |")
     for row in result["table_2"]:
         recipe = row["recipe"]
-        paper = f"{PAPER[recipe['method']]:.3f}" if as_paper(Recipe.from_dict(recipe)) else ""
+        paper = f"{TABLE_2[recipe['method']]:.3f}" if as_paper(Recipe.from_dict(recipe)) else ""
         cells = _cells(row["scores"])
         lines.append(
             f"| {recipe['method']} | {recipe['space']} | {recipe['scale']} | {cells} | {paper} |"

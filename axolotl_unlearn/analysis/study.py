@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,15 @@ from typing import Any
 
 import yaml
 
+from axolotl_unlearn.analysis.paper import (
+    COLUMNS,
+    TABLE_2,
+    count_of_seeds,
+    mean_interval,
+    table_one,
+    table_three,
+    with_half_width,
+)
 from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.demo.run import (
     MAX_NEW_TOKENS,
@@ -61,7 +69,6 @@ PAIRS = (
 )
 #: All runs of a seed that differ in beta alone, for the search over more parents than two.
 FOUR = ("over", "single_a", "single_b", "under")
-COLUMNS = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 #: The models of the comparison, in the order of the tables.
 ORDER = ("original", "over", "under", "fixed", "tuned", "tuned_four", "single", "retrained")
 
@@ -252,17 +259,6 @@ def told_apart(model: Mapping, level: float = 0.05) -> list[str]:
     return found
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half width of its 95 % interval over seeds (Student's t); nan for one seed."""
-    from scipy.stats import t
-
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return mean, math.nan
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return mean, float(t.ppf(0.975, len(values) - 1)) * error
-
-
 def summarise(seeds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
     """Means over seeds, and the differences that the claims are about, paired by seed.
 
@@ -295,17 +291,18 @@ def page(
     summary: Mapping,
     reproduced: Mapping[int, Mapping],
     paired: Mapping[int, Mapping] | None = None,
+    hyperparameters: Sequence[str] = (),
 ) -> str:
-    """The comparison, the paper's table 2, and the pairs over seeds, as markdown."""
+    """The comparison, the paper's tables, and the pairs over seeds, as markdown."""
     names = list(summary["models"])
     lines = [
-        f"## Who wins, on the test half ({_seeds(len(seeds))})",
+        f"## Who wins, on the test half ({count_of_seeds(len(seeds))})",
         "",
         "| model | " + " | ".join(COLUMNS) + " |",
         "|---|" + "---|" * len(COLUMNS),
     ]
     for name, row in summary["models"].items():
-        few = "" if row["seeds"] == len(seeds) else f" ({_seeds(row['seeds'])})"
+        few = "" if row["seeds"] == len(seeds) else f" ({count_of_seeds(row['seeds'])})"
         lines.append(
             f"| {name}{few} | " + " | ".join(with_half_width(row[c]) for c in COLUMNS) + " |"
         )
@@ -320,15 +317,13 @@ def page(
         lines.append(f"| {number} | {' | '.join(shown)} |")
     lines += ["", "Ranges: 95 % bootstrap intervals of one seed (documents resampled)."]
     lines += told_apart_table(seeds)
+    lines += table_one(seeds, merged="fixed")
+    lines += hyperparameters
     if reproduced:
         lines += table_two(reproduced)
     if paired:
         lines += _pairs_table(paired)
     return "\n".join(lines) + "\n"
-
-
-def _seeds(count: int) -> str:
-    return f"{count} seed" if count == 1 else f"{count} seeds"
 
 
 def told_apart_table(seeds: Mapping[int, Mapping], order: Sequence[str] = ORDER) -> list[str]:
@@ -356,10 +351,10 @@ def told_apart_table(seeds: Mapping[int, Mapping], order: Sequence[str] = ORDER)
 
 
 def table_two(reproduced: Mapping[int, Mapping]) -> list[str]:
-    from axolotl_unlearn.analysis.reproduce import PAPER, as_paper, equal_retention_table
+    from axolotl_unlearn.analysis.reproduce import as_paper, equal_retention_table
 
     count = len(reproduced)
-    lines = ["", f"## Table 2 of the paper ({_seeds(count)}, teacher-forced scores)", ""]
+    lines = ["", f"## Table 2 of the paper ({count_of_seeds(count)}, teacher-forced scores)", ""]
     lines += [
         "| merge | space | scale | Aggregate | Task Aggregate | AUC | paper's Aggregate |",
         "|---|---|---|---|---|---|---|",
@@ -372,9 +367,13 @@ def table_two(reproduced: Mapping[int, Mapping]) -> list[str]:
             with_half_width(mean_interval([row["scores"][c] for row in rows]))
             for c in ("aggregate", "task_aggregate", "mia_auc")
         ]
-        paper = f"{PAPER[method]:.3f}" if as_paper(Recipe.from_dict(recipe)) else ""
+        paper = f"{TABLE_2[method]:.3f}" if as_paper(Recipe.from_dict(recipe)) else ""
         lines.append(f"| {method} | {space} | {scale} | {' | '.join(values)} | {paper} |")
-    lines += ["", f"## Figure 5: density of TIES (delta space, average; {_seeds(count)})", ""]
+    lines += [
+        "",
+        f"## Figure 5: density of TIES (delta space, average; {count_of_seeds(count)})",
+        "",
+    ]
     lines += ["| density | Aggregate | AUC |", "|---|---|---|"]
     for rows in zip(*(result["figure_5"] for result in reproduced.values()), strict=True):
         values = [
@@ -384,7 +383,11 @@ def table_two(reproduced: Mapping[int, Mapping]) -> list[str]:
         lines.append(f"| {rows[0]['recipe']['density']:g} | {' | '.join(values)} |")
     kept = [r["equal_retention"] for r in reproduced.values() if "equal_retention" in r]
     if kept:
-        lines += ["", f"## Methods at equal retention ({_seeds(len(kept))}, teacher-forced)", ""]
+        lines += [
+            "",
+            f"## Methods at equal retention ({count_of_seeds(len(kept))}, teacher-forced)",
+            "",
+        ]
         lines += equal_retention_table(kept)
     cosines = [result["geometry"]["cosine"]["0,1"] for result in reproduced.values()]
     lines += ["", f"Cosine of the two changes: {', '.join(f'{c:.2f}' for c in cosines)}."]
@@ -401,7 +404,7 @@ def _pairs_table(paired: Mapping[int, Mapping]) -> list[str]:
         )
         return f"{aggregate:.3f} ({auc:.2f})"
 
-    count = _seeds(len(results))
+    count = count_of_seeds(len(results))
     lines = ["", f"## Which pairs merge well ({count}, test half, teacher-forced)", ""]
     lines += ["Aggregate, AUC in brackets.", "", "| run | by itself |", "|---|---|"]
     for name in results[0]["runs"]:
@@ -429,12 +432,6 @@ def aggregate_with_interval(model: Mapping) -> str:
     bounds = model.get("intervals", {}).get("aggregate")
     shown = f"{model['aggregate']:.3f}"
     return f"{shown} ({bounds[0]:.2f}-{bounds[1]:.2f})" if bounds else shown
-
-
-def with_half_width(value: tuple[float, float], sign: bool = False) -> str:
-    mean, half = value
-    shown = f"{mean:+.3f}" if sign else f"{mean:.3f}"
-    return shown if math.isnan(half) else f"{shown} ± {half:.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -471,7 +468,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     summary = summarise(seeds)
     content = {"summary": summary, "seeds": seeds}
     (given.out / "results.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    text = page(seeds, summary, reproduced, paired)
+    configs = given.out / f"seed-{given.seeds[0]}" / "configs"
+    hyperparameters = table_three(configs / "over.yml", configs / "under.yml")
+    text = page(seeds, summary, reproduced, paired, hyperparameters)
     (given.out / "reproduction.md").write_text(text, "utf-8")
     console.print(f"{given.out / 'reproduction.md'}; figures in {given.out}/seed-*/reproduction")
 

@@ -19,14 +19,14 @@ from typing import Any
 
 import yaml
 
-from axolotl_unlearn.analysis.study import (
+from axolotl_unlearn.analysis.paper import (
     COLUMNS,
-    aggregate_with_interval,
     mean_interval,
-    table_two,
-    told_apart_table,
+    table_one,
+    table_three,
     with_half_width,
 )
+from axolotl_unlearn.analysis.study import aggregate_with_interval, table_two, told_apart_table
 from axolotl_unlearn.demo.real import MAX_NEW_TOKENS, cpu_has_bf16, environment, ties_command
 from axolotl_unlearn.demo.run import executable
 from axolotl_unlearn.demo.stages import Job, Stage
@@ -153,8 +153,12 @@ def read_seed(folder: Path) -> dict[str, dict[str, Any]]:
     return {m["name"]: m for m in json.loads(path.read_text("utf-8"))["models"]}
 
 
-def page(seeds: Mapping[int, Mapping], reproduced: Mapping[int, Mapping]) -> str:
-    """Table 1 with intervals over seeds, table 2 and figure 5, as markdown."""
+def page(
+    seeds: Mapping[int, Mapping],
+    reproduced: Mapping[int, Mapping],
+    hyperparameters: Sequence[str] = (),
+) -> str:
+    """Tables 1 to 3 with intervals over seeds, and figure 5, as markdown."""
     lines = [
         f"## SmolLM2-135M and LUME ({len(seeds)} seeds of the forgetting runs)",
         "",
@@ -175,6 +179,8 @@ def page(seeds: Mapping[int, Mapping], reproduced: Mapping[int, Mapping]) -> str
         lines.append(f"| {seed} | {' | '.join(shown)} |")
     lines += ["", "Ranges: 95 % bootstrap intervals of one seed (documents resampled)."]
     lines += told_apart_table(seeds, MODELS)
+    lines += table_one(seeds)
+    lines += hyperparameters
     lines += table_two(reproduced)
     return "\n".join(lines) + "\n"
 
@@ -203,8 +209,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             reproduced[seed] = json.loads(text)
     except UnlearnError as error:
         parser.exit(2, f"Error: {error}\n")
+    configs = given.source / "configs"
+    hyperparameters = table_three(configs / "over.yml", configs / "under.yml")
     (given.out / "results.json").write_text(json.dumps(seeds, indent=1) + "\n", "utf-8")
-    (given.out / "reproduction.md").write_text(page(seeds, reproduced), "utf-8")
+    (given.out / "reproduction.md").write_text(page(seeds, reproduced, hyperparameters), "utf-8")
     console.print(f"{given.out / 'reproduction.md'}; figures in {given.out}/seed-*/reproduction")
 
 

@@ -33,7 +33,7 @@ def densities(recipe: Recipe, values: Sequence[float] = (0.2, 0.4, 0.6, 0.8, 1.0
     return [replace(recipe, density=value) for value in values]
 
 
-def table_two(recipe: Recipe, *, factors: bool) -> list[Recipe]:
+def table_two_recipes(recipe: Recipe, *, factors: bool) -> list[Recipe]:
     """The five methods of the paper's table 2, in each space and at both scales."""
     from axolotl_unlearn.merging.recipe import METHODS, SCALES
 
