@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from eval_model import made_up_rows, train_model, write_folder
 from merging_models import weights
 
+from axolotl_unlearn.cli.tune_merge import verdict
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.merging import Recipe
@@ -189,6 +190,20 @@ def test_search_writes_what_it_promises(made, tuned):
     low, high = result["test"]["winner"]["mia_auc_interval"]
     assert low <= result["test"]["winner"]["mia_auc"] <= high
 
+    # by how much the winner differs on the test half, paired by document
+    assert set(result["test_differences"]) == {"original", "over", "under", "fixed"}
+    for name, gaps in result["test_differences"].items():
+        for metric in (
+            "aggregate",
+            "task_aggregate",
+            "mia_auc",
+            "utility",
+            "retain_task1_knowledge",
+        ):
+            gap = result["test"]["winner"][metric] - result["test"][name][metric]
+            assert gaps[metric]["value"] == pytest.approx(gap, abs=1e-12)
+            assert gaps[metric]["low"] <= gaps[metric]["high"]
+
     # the winner is the best finalist by the generated validation score, and the fixed recipe is one
     values = [row["value"] for row in result["finalists"]]
     assert result["winner"]["value"] == max(values)
@@ -248,8 +263,8 @@ def test_a_killed_search_goes_on(made, tuned, tmp_path):
 
     # a finished search answers at once and is the same
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scorer, "full", None)
-        patch.setattr(Scorer, "proxy", None)
+        for name in ("full", "measure", "proxy"):
+            patch.setattr(Scorer, name, None)
         assert tune(**options(made), out=out)["test"] == result["test"]
 
     with pytest.raises(UnlearnError, match="other models, data or settings"):
@@ -302,6 +317,19 @@ def test_time_budget_and_patience_stop_early(made, tmp_path):
     }
     result = tune(**options(made, patience=1, methods=["linear"]), out=tmp_path / "patience")
     assert "no better candidate in 1 trials" in result["stopped"]
+
+
+def test_verdict_in_words(tuned):
+    _, result, _ = tuned
+    assert "the winner" in verdict(result).lower()
+    fixed = FIXED.for_parents(2).to_dict()
+    assert verdict({**result, "winner": {"recipe": fixed}}) == "The winner is the fixed recipe."
+    other = {**result, "winner": {"recipe": alone(0, 2).to_dict()}}
+    sure = {"aggregate": {"value": 0.2, "low": 0.1, "high": 0.3, "p": 0.01}}
+    assert "the winner is higher in aggregate (+0.200 [+0.100, +0.300])" in verdict(
+        {**other, "test_differences": {"fixed": sure}}
+    )
+    assert "nobody can say" in verdict({**other, "test_differences": {}})
 
 
 # --- objective ------------------------------------------------------------------------------------

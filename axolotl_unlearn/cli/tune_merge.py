@@ -83,8 +83,25 @@ def command(parents, base, data, out, objective, gate, methods, spaces, scales, 
     from axolotl_unlearn.merging.recipe import Recipe
 
     click.echo(table(result))
+    click.echo(verdict(result))
     click.echo(f"Best merge: {label(Recipe.from_dict(result['winner']['recipe']))}")
     click.echo(f"Written to {out}/best; all candidates in {out}/tune.json, plot {out}/pareto.png")
+
+
+def verdict(result: dict) -> str:
+    """Whether the winner is told from the fixed recipe on the test half, in words."""
+    from axolotl_unlearn.evaluation.compare import sentence
+    from axolotl_unlearn.merging.tune import FIXED
+    from axolotl_unlearn.metrics.statistics import Difference
+
+    fixed = FIXED.for_parents(len(result["parents"]))
+    if result["winner"]["recipe"] == fixed.to_dict():
+        return "The winner is the fixed recipe."
+    gaps = result["test_differences"].get("fixed")
+    if not gaps:
+        return "Without members and non-members nobody can say how sure the differences are."
+    differences = {metric: Difference(**gap) for metric, gap in gaps.items()}
+    return f"Test half: {sentence('the winner', 'the fixed recipe', differences)}"
 
 
 def table(result: dict) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.run import Measured
 from axolotl_unlearn.evaluation.scorer import Query, score_options, score_queries
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import memorisation, semeval
@@ -69,13 +70,17 @@ class Scorer:
                 right = [token for token, hit in zip(query.targets, greedy, strict=True) if hit]
                 text = self.tokenizer.decode(right, skip_special_tokens=True)
                 value = semeval.row_score("completion", text, row.record.output)
-            values.append((row.cell, value))
-        scores = self._scores(values, model)
+            values.append(value)
+        scores = self.scores_of(self._measured(values, model))
         self.seconds = time.perf_counter() - started
         return scores
 
     def full(self, model: nn.Module) -> dict[str, float | None]:
         """With free greedy generation, as the official evaluation has it."""
+        return self.scores_of(self.measure(model))
+
+    def measure(self, model: nn.Module) -> Measured:
+        """What the scores of `full` and paired comparisons of models are computed from."""
         from axolotl_unlearn.evaluation.generate import generate_greedily
 
         started = time.perf_counter()
@@ -88,12 +93,29 @@ class Scorer:
             batch_size=self.batch_size,
         )
         values = [
-            (row.cell, semeval.row_score(row.record.kind, generation.text, row.record.output))
+            semeval.row_score(row.record.kind, generation.text, row.record.output)
             for row, generation in zip(self.sets.rows, generations, strict=True)
         ]
-        scores = self._scores(values, model)
-        self.seconds = time.perf_counter() - started
-        return scores
+        found = self._measured(values, model)
+        self.seconds = found.seconds = time.perf_counter() - started
+        return found
+
+    def scores_of(self, found: Measured) -> dict[str, float | None]:
+        """All scores from what was measured."""
+        cells, _ = semeval.cell_values((row.cell, found.values[row.key]) for row in self.sets.rows)
+        scores: dict[str, float | None] = dict(cells)
+        auc = mia = None
+        if self.documents:
+            sides = found.member_loss, found.nonmember_loss
+            finite = all(math.isfinite(loss) for side in sides for loss in side)
+            # A model that broke altogether is a bad candidate, not the end of a search.
+            auc = semeval.mia_auc(*sides) if finite else 0.0
+            mia = semeval.mia_score(auc)
+            for name, side in zip(("member_loss", "nonmember_loss"), sides, strict=True):
+                scores[name] = math.fsum(side) / len(side)
+        scores["mia_auc"], scores["mia_score"] = auc, mia
+        scores["utility"] = sum(found.options) / len(found.options) if found.options else None
+        return scores | _totals(scores)
 
     def losses(self, model: nn.Module) -> dict[str, list[float]]:
         """Mean loss of each document in nats a token, the first token not scored."""
@@ -103,38 +125,30 @@ class Scorer:
             losses[side].append(memorisation.loss(fact))
         return losses
 
-    def utility(self, model: nn.Module) -> float | None:
-        """Share of questions whose right option has the highest log-probability."""
+    def options(self, model: nn.Module) -> list[int]:
+        """1 for each question whose right option has the highest log-probability, else 0."""
         options = self.sets.utility
         if not options:
-            return None
+            return []
         sums = score_options(
             model,
             self.tokenizer,
             [(option.context, option.continuations) for option in options],
             batch_tokens=self.batch_tokens,
         )
-        right = [
-            part.index(max(part)) == option.answer
+        return [
+            int(part.index(max(part)) == option.answer)
             for option, part in zip(options, sums, strict=True)
         ]
-        return sum(right) / len(right)
 
-    def _scores(self, values, model: nn.Module) -> dict[str, float | None]:
-        cells, _ = semeval.cell_values(values)
-        scores: dict[str, float | None] = dict(cells)
-        auc = mia = None
-        if self.documents:
-            losses = self.losses(model)
-            finite = all(math.isfinite(loss) for side in losses.values() for loss in side)
-            # A model that broke altogether is a bad candidate, not the end of a search.
-            auc = semeval.mia_auc(losses["member"], losses["nonmember"]) if finite else 0.0
-            mia = semeval.mia_score(auc)
-            scores["member_loss"] = math.fsum(losses["member"]) / len(losses["member"])
-            scores["nonmember_loss"] = math.fsum(losses["nonmember"]) / len(losses["nonmember"])
-        scores["mia_auc"], scores["mia_score"] = auc, mia
-        scores["utility"] = self.utility(model)
-        return scores | _totals(scores)
+    def _measured(self, values: Sequence[float], model: nn.Module) -> Measured:
+        losses = self.losses(model) if self.documents else {}
+        return Measured(
+            values={row.key: value for row, value in zip(self.sets.rows, values, strict=True)},
+            member_loss=losses.get("member", []),
+            nonmember_loss=losses.get("nonmember", []),
+            options=self.options(model),
+        )
 
 
 def _totals(scores: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -23,6 +23,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.lab import Lab
 from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES, Recipe
 from axolotl_unlearn.merging.scores import Scorer, corrected
+from axolotl_unlearn.metrics.statistics import auc_interval
 
 FIXED = Recipe(method="ties", space="delta", density=0.8, scale="average")
 ADVISED_MEMBERS = 80
@@ -258,7 +259,7 @@ def tune(
     for name, candidate in search.parents.items():
         if candidate is winner["candidate"]:
             log(f"Warning: no merge is better on validation than the parent {name!r} by itself.")
-    test_scores = search.report(sets["test"], recipe)
+    test_scores, differences = search.report(sets["test"], recipe)
     merge(
         parents, base, out / "best", output="model", overwrite=True, force=force,
         **recipe.to_dict(),
@@ -290,6 +291,7 @@ def tune(
             **{name: parent.scores for name, parent in search.parents.items()},
         },
         "test": test_scores,
+        "test_differences": differences,
         "candidates": [candidate.row() for candidate in search.ranked()],
         "seconds": round(time.perf_counter() - started, 1),
         "versions": {name: version(name) for name in ("torch", "optuna", "mergekit")},
@@ -475,19 +477,33 @@ class _Search:
             self.both.append((rest[0].scores, rows[-1]["scores"]))
         return rows
 
-    def report(self, test, winner: Recipe) -> dict[str, dict]:
-        """The one look at the test half: original, parents, fixed recipe, winner."""
+    def report(self, test, winner: Recipe) -> tuple[dict[str, dict], dict[str, dict]]:
+        """The one look at the test half: original, parents, fixed recipe, winner.
+
+        Returns:
+            Their scores, and by how much the winner differs from each (paired by document).
+        """
+        from axolotl_unlearn.evaluation.compare import compare_measured
+        from axolotl_unlearn.evaluation.run import Measured
+
         scorer = self._scorer(test)
         sources: dict[str, Any] = {"original": None}
         sources |= {name: number for number, name in enumerate(self.names)}
         sources |= {"fixed": self.fixed.recipe, "winner": winner}
-        return {
-            name: self.store.remember(
-                f"test {name} {key_of(source) if isinstance(source, Recipe) else ''}",
-                lambda s=source: _with_interval(scorer, self.lab.load(self.model, s)),
+        found = {}
+        for name, source in sources.items():
+            what = f"measured on test {key_of(source) if isinstance(source, Recipe) else name}"
+            found[name] = Measured(
+                **self._remember(what, lambda m: vars(scorer.measure(m)), source)
             )
-            for name, source in sources.items()
-        }
+        scores = {name: _with_interval(scorer, one) for name, one in found.items()}
+        differences = {}
+        for name, one in found.items():
+            # Without documents of one side, or with a model that broke, nothing is paired.
+            if name != "winner" and all("mia_auc_interval" in scores[n] for n in (name, "winner")):
+                gaps = compare_measured(found["winner"], one, test)
+                differences[name] = {metric: asdict(gap) for metric, gap in gaps.items()}
+        return scores, differences
 
     def plot(self, winner: Candidate, path: Path) -> None:
         from axolotl_unlearn.analysis.figures import pareto_figure
@@ -534,16 +550,13 @@ def check_apart(validation, test, folders: Mapping[str, Path]) -> None:
             )
 
 
-def _with_interval(scorer, model) -> dict:
-    """Full scores with the DeLong interval of the AUC."""
-    from axolotl_unlearn.metrics.statistics import auc_interval
-
-    scores = scorer.full(model)
-    if scorer.documents:
-        losses = scorer.losses(model)
-        if all(math.isfinite(loss) for side in losses.values() for loss in side):
-            members, nonmembers = ([-v for v in losses[s]] for s in ("member", "nonmember"))
-            scores["mia_auc_interval"] = list(auc_interval(members, nonmembers))
+def _with_interval(scorer: Scorer, found: Any) -> dict:
+    """Scores with the DeLong interval of the AUC, where there is an AUC."""
+    scores = scorer.scores_of(found)
+    sides = found.member_loss, found.nonmember_loss
+    if all(sides) and all(math.isfinite(loss) for side in sides for loss in side):
+        members, nonmembers = ([-loss for loss in side] for side in sides)
+        scores["mia_auc_interval"] = list(auc_interval(members, nonmembers))
     return scores
 
 
