@@ -7,8 +7,9 @@ either half has at least 80 of each, with 80 other facts of general knowledge am
 and with 6 epochs instead of 9, so that a forgetting run has the demo's number of steps. The search
 (`tune-merge`) and the choice between single runs see the validation half alone; every number of the
 comparison is of the test half, from `axolotl unlearn eval`. The single runs together have the
-budget of the two parents; a second search merges all four. The first seeds (`--tables`) also make
-the paper's tables and figures, and merge other pairs of runs. Finished stages are kept.
+budget of the two parents. The first seeds (`--tables`) also make the paper's tables and figures,
+merge other pairs of runs, and search over parents and single runs together. Finished stages are
+kept.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def make_study(
 ) -> Job:
     """The stages of one seed, not yet started: the demo's, and those of the comparison.
 
-    ``tables``: also the paper's tables and figures, and the other pairs.
+    ``tables``: also the paper's tables and figures, the other pairs, the search over four parents.
     """
     settings = Settings(out=out, seed=seed, full=True, force=True, slots=slots, sizes=sizes)
     job = make_job(settings)
@@ -147,17 +148,18 @@ def make_study(
         train(name, shift, **{key: v for key, v in changes.items() if key != "seed"})
     title = "search the best merge on validation"
     search("tuned", title, ("over", "under"), ["parents"])
-    search("tuned_four", f"{title}, four runs", FOUR, ["parents", *SINGLES])
     models: dict[str, str | Path] = {
         "original": memorised,
         "over": out / "over" / "merged",
         "under": out / "under" / "merged",
         "fixed": out / "merged",
         "tuned": out / "tuned" / "best",
-        "tuned_four": out / "tuned_four" / "best",
     }
-    needs = ["merged", "tuned", "tuned_four", "validation", "retrained"]
+    needs = ["merged", "tuned", "validation", "retrained"]
     if tables:
+        search("tuned_four", f"{title}, four runs", FOUR, ["parents", *SINGLES])
+        models["tuned_four"] = out / "tuned_four" / "best"
+        needs.append("tuned_four")
         module(
             "reproduce",
             "tables and figures of the paper",
