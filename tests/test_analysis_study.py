@@ -75,8 +75,12 @@ def test_stages_of_a_seed(tmp_path):
     runs = {"over", "under", *SINGLES, *OTHERS}
     assert {name for pair in PAIRS for name in pair.split("+")} <= runs and set(FOUR) <= runs
 
-    make_study(tmp_path / "none", 7, sizes=replace(SIZES, replay=0))
-    assert len(yaml.safe_load((tmp_path / "none/configs/over.yml").read_text())["datasets"]) == 2
+    assert "pairing" not in over["unlearn"]
+    make_study(tmp_path / "other", 7, sizes=replace(SIZES, replay=0), retain_per_forget=2)
+    for name in ("over", "under", "single_a"):
+        other = yaml.safe_load((tmp_path / f"other/configs/{name}.yml").read_text())
+        assert len(other["datasets"]) == 2
+        assert other["unlearn"]["pairing"] == {"retain_per_forget": 2}
 
     few = {stage.name for stage in make_study(out, 7, tables=False).stages}
     assert not {"reproduction", "pairs", "tuned_four", *OTHERS} & few

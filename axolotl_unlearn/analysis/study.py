@@ -82,9 +82,11 @@ def make_study(
     trials: int = 24,
     slots: int | None = None,
     sizes: Sizes = SIZES,
+    retain_per_forget: int = 1,
 ) -> Job:
     """The stages of one seed, not yet started: the demo's, and those of the comparison.
 
+    ``retain_per_forget``: retain rows beside each forget row of a step.
     ``tables``: also the paper's tables and figures, the other pairs, the search over four parents.
     """
     settings = Settings(out=out, seed=seed, full=True, force=True, slots=slots, sizes=sizes)
@@ -94,6 +96,8 @@ def make_study(
 
     def longer(config: dict) -> None:
         config["num_epochs"] = EPOCHS
+        if retain_per_forget != 1:
+            config["unlearn"]["pairing"] = {"retain_per_forget": retain_per_forget}
         if sizes.replay:
             retain = config["datasets"][1]
             config["datasets"].append(retain | {"path": near(data / "replay.jsonl")})
@@ -445,6 +449,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("out/reproduce"))
     parser.add_argument("--trials", type=int, default=24, help="candidates of the search")
     parser.add_argument("--tables", type=int, default=3, help="so many seeds with tables [3]")
+    parser.add_argument(
+        "--retain-per-forget", type=int, default=1, help="retain rows beside each forget row [1]"
+    )
     parser.add_argument("--jobs", type=int, help="commands side by side [one for each core]")
     given = parser.parse_args(arguments)
     console = Console()
@@ -453,7 +460,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for number, seed in enumerate(given.seeds):
             console.print(f"seed {seed}")
             folder, tables = given.out / f"seed-{seed}", number < given.tables
-            job = make_study(folder, seed, tables=tables, trials=given.trials, slots=given.jobs)
+            job = make_study(
+                folder,
+                seed,
+                tables=tables,
+                trials=given.trials,
+                slots=given.jobs,
+                retain_per_forget=given.retain_per_forget,
+            )
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
             with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
                 job.run(progress)
