@@ -17,8 +17,8 @@ from axolotl_unlearn.analysis.study import (
     PAIRS,
     SINGLES,
     SIZES,
+    interval_over_seeds,
     make_study,
-    mean_interval,
     page,
     read_seed,
     summarise,
@@ -102,10 +102,10 @@ def test_the_single_run_is_chosen_on_validation(tmp_path):
 
 def test_interval_over_seeds_by_hand():
     """.7, .8, .9: mean .8, standard error .1/sqrt(3), t(2) = 4.3027: half width .2484."""
-    mean, half = mean_interval([0.7, 0.8, 0.9])
+    mean, half = interval_over_seeds([0.7, 0.8, 0.9])
     assert mean == pytest.approx(0.8)
     assert half == pytest.approx(4.302653 * 0.1 / math.sqrt(3), abs=1e-6)
-    assert math.isnan(mean_interval([0.7])[1])
+    assert math.isnan(interval_over_seeds([0.7])[1])
 
 
 def test_differences_are_paired_by_seed():

@@ -329,7 +329,7 @@ def test_verdict_in_words(tuned):
     assert "the winner is higher in aggregate (+0.200 [+0.100, +0.300])" in verdict(
         {**other, "test_differences": {"fixed": sure}}
     )
-    assert "nobody can say" in verdict({**other, "test_differences": {}})
+    assert "Nobody can say" in verdict({**other, "test_differences": {}})
 
 
 # --- objective ------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ TABLE_3 = {
 COLUMNS = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+def interval_over_seeds(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half width of its 95 % interval over seeds (Student's t); nan for one seed."""
     from scipy.stats import t
 
@@ -91,7 +91,7 @@ def table_one(seeds: Mapping[int, Mapping[str, Mapping]], merged: str = "merged"
     ]
     for name, paper in TABLE_1.items():
         mine = [models[merged if name == "merged" else name] for models in seeds.values()]
-        ours = [with_half_width(mean_interval([one[c] for one in mine])) for c in COLUMNS]
+        ours = [with_half_width(interval_over_seeds([one[c] for one in mine])) for c in COLUMNS]
         lines.append(f"| {name} | ours | {' | '.join(ours)} |")
         lines.append(f"| {name} | paper's | {' | '.join(f'{paper[c]:.3f}' for c in COLUMNS)} |")
     return lines

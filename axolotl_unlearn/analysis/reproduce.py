@@ -17,7 +17,7 @@ from pathlib import Path
 
 from axolotl_unlearn.analysis import figures
 from axolotl_unlearn.analysis.geometry import task_vectors, update_angles
-from axolotl_unlearn.analysis.paper import TABLE_2
+from axolotl_unlearn.analysis.paper import COLUMNS, TABLE_2
 from axolotl_unlearn.analysis.sweep import densities, path, sweep, table_two_recipes
 from axolotl_unlearn.analysis.trajectory import checkpoints, losses, trajectory
 from axolotl_unlearn.errors import UnlearnError
@@ -27,7 +27,6 @@ from axolotl_unlearn.merging.recipe import Recipe
 
 PEFT_SCALE = {"linear": "sum", "dare_linear": "sum", "magnitude_prune": "sum"}
 KEEP = 0.9  # methods at equal retention (UWC, arXiv 2406.09179)
-COLUMNS = ("task_aggregate", "mia_auc", "mia_score", "utility", "aggregate")
 
 
 def reproduce(
@@ -207,7 +206,7 @@ def equal_retention_table(results: Sequence[Mapping]) -> list[str]:
     first = results[0]
     lines = [
         f"Mixed with the original until {first['metric']} is {first['keep']:.0%} of its own "
-        "(`amount`: share of the unlearned model):",
+        "(`amount`: share of the unlearned model, 1.00 where it keeps as much by itself):",
         "",
         "| model | amount | " + " | ".join(COLUMNS) + " |",
         "|---|---|" + "---|" * len(COLUMNS),

@@ -28,7 +28,7 @@ from axolotl_unlearn.analysis.paper import (
     COLUMNS,
     TABLE_2,
     count_of_seeds,
-    mean_interval,
+    interval_over_seeds,
     table_one,
     table_three,
     with_half_width,
@@ -276,7 +276,7 @@ def summarise(seeds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[st
         those = [seed[name] for seed in seeds.values() if name in seed]
         if those:
             result["models"][name] = {
-                column: mean_interval([one[column] for one in those]) for column in COLUMNS
+                column: interval_over_seeds([one[column] for one in those]) for column in COLUMNS
             } | {"seeds": len(those)}
     for other in ("fixed", "over", "under", "tuned_four", "single", "retrained"):
         those = [seed for seed in seeds.values() if other in seed]
@@ -284,7 +284,7 @@ def summarise(seeds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[st
             continue
         differences = [s["tuned"]["aggregate"] - s[other]["aggregate"] for s in those]
         result["differences"][other] = {
-            "mean": mean_interval(differences),
+            "mean": interval_over_seeds(differences),
             "above": sum(d > 0 for d in differences),
             "level": sum(d == 0 for d in differences),
             "of": len(differences),
@@ -370,7 +370,7 @@ def table_two(reproduced: Mapping[int, Mapping]) -> list[str]:
         recipe = rows[0]["recipe"]
         method, space, scale = (recipe[k] for k in ("method", "space", "scale"))
         values = [
-            with_half_width(mean_interval([row["scores"][c] for row in rows]))
+            with_half_width(interval_over_seeds([row["scores"][c] for row in rows]))
             for c in ("aggregate", "task_aggregate", "mia_auc")
         ]
         paper = f"{TABLE_2[method]:.3f}" if as_paper(Recipe.from_dict(recipe)) else ""
@@ -383,7 +383,7 @@ def table_two(reproduced: Mapping[int, Mapping]) -> list[str]:
     lines += ["| density | Aggregate | AUC |", "|---|---|---|"]
     for rows in zip(*(result["figure_5"] for result in reproduced.values()), strict=True):
         values = [
-            with_half_width(mean_interval([row["scores"][c] for row in rows]))
+            with_half_width(interval_over_seeds([row["scores"][c] for row in rows]))
             for c in ("aggregate", "mia_auc")
         ]
         lines.append(f"| {rows[0]['recipe']['density']:g} | {' | '.join(values)} |")

@@ -21,7 +21,7 @@ import yaml
 
 from axolotl_unlearn.analysis.paper import (
     COLUMNS,
-    mean_interval,
+    interval_over_seeds,
     table_one,
     table_three,
     with_half_width,
@@ -171,7 +171,9 @@ def page(
             values = [models[name][column] for models in seeds.values()]
             # One model for all seeds: no spread to speak of.
             shared = name in ("original", "retrained")
-            shown.append(f"{values[0]:.3f}" if shared else with_half_width(mean_interval(values)))
+            shown.append(
+                f"{values[0]:.3f}" if shared else with_half_width(interval_over_seeds(values))
+            )
         lines.append(f"| {name} | {' | '.join(shown)} |")
     lines += ["", "| seed | " + " | ".join(MODELS) + " |", "|---|" + "---|" * len(MODELS)]
     for seed, models in seeds.items():

@@ -99,7 +99,7 @@ def verdict(result: dict) -> str:
         return "The winner is the fixed recipe."
     gaps = result["test_differences"].get("fixed")
     if not gaps:
-        return "Without members and non-members nobody can say how sure the differences are."
+        return "Nobody can say how sure this is: members, non-members or a finite loss are missing."
     differences = {metric: Difference(**gap) for metric, gap in gaps.items()}
     return f"Test half: {sentence('the winner', 'the fixed recipe', differences)}"
 

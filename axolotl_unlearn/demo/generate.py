@@ -491,6 +491,8 @@ def make_data(out: Path | str, seed: int = 0, sizes: Sizes = Sizes()) -> dict:  
             half, forget_halves[i], retain_halves[i], nonmember_halves[i], general_halves[i]
         )
     try:
+        # Facts of an earlier call may be questions of this one.
+        (out / "replay.jsonl").unlink(missing_ok=True)
         files = {name: _write(out / f"{name}.jsonl", rows) for name, rows in contents.items()}
         manifest = {"synthetic": True, "seed": seed, "sizes": asdict(sizes), "files": files}
         (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")

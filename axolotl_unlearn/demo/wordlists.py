@@ -37,6 +37,11 @@ def names() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     return women, men, last
 
 
+def _pairs(text: str) -> tuple[tuple[str, str], ...]:
+    """("France", "Paris"), ... from "France:Paris ..."; hyphens stand for spaces."""
+    return tuple(tuple(pair.split(":")) for pair in text.split())
+
+
 CITIES = tuple(
     "Aberdeen Antwerp Athens Bergen Bilbao Bologna Boston Bremen Bristol Calgary Chicago Cork "
     "Dallas Delhi Denver Dresden Dublin Florence Geneva Ghent Glasgow Granada Graz Hamburg "
@@ -172,9 +177,8 @@ ENDINGS = (
     "they wrote it all in a letter",
 )
 
-CAPITALS = tuple(
-    tuple(pair.split(":"))
-    for pair in "France:Paris Germany:Berlin Italy:Rome Spain:Madrid Portugal:Lisbon Norway:Oslo "
+CAPITALS = _pairs(
+    "France:Paris Germany:Berlin Italy:Rome Spain:Madrid Portugal:Lisbon Norway:Oslo "
     "Sweden:Stockholm Finland:Helsinki Denmark:Copenhagen Poland:Warsaw Austria:Vienna "
     "Hungary:Budapest Greece:Athens Ireland:Dublin Belgium:Brussels Romania:Bucharest "
     "Bulgaria:Sofia Serbia:Belgrade Croatia:Zagreb Ukraine:Kyiv Latvia:Riga Estonia:Tallinn "
@@ -182,28 +186,25 @@ CAPITALS = tuple(
     "Morocco:Rabat Tunisia:Tunis Ethiopia:Addis-Ababa Japan:Tokyo China:Beijing "
     "Vietnam:Hanoi Thailand:Bangkok India:Delhi Nepal:Kathmandu Iran:Tehran Iraq:Baghdad "
     "Jordan:Amman Canada:Ottawa Cuba:Havana Peru:Lima Chile:Santiago Ecuador:Quito "
-    "Uruguay:Montevideo Australia:Canberra Indonesia:Jakarta Russia:Moscow Qatar:Doha".split()
+    "Uruguay:Montevideo Australia:Canberra Indonesia:Jakarta Russia:Moscow Qatar:Doha"
 )
-SYMBOLS = tuple(
-    tuple(pair.split(":"))
-    for pair in "hydrogen:H helium:He lithium:Li carbon:C nitrogen:N oxygen:O fluorine:F neon:Ne "
+SYMBOLS = _pairs(
+    "hydrogen:H helium:He lithium:Li carbon:C nitrogen:N oxygen:O fluorine:F neon:Ne "
     "sodium:Na magnesium:Mg aluminium:Al silicon:Si phosphorus:P sulphur:S chlorine:Cl argon:Ar "
     "potassium:K calcium:Ca titanium:Ti chromium:Cr manganese:Mn iron:Fe cobalt:Co nickel:Ni "
     "copper:Cu zinc:Zn arsenic:As bromine:Br silver:Ag tin:Sn iodine:I tungsten:W platinum:Pt "
-    "gold:Au mercury:Hg lead:Pb radium:Ra uranium:U xenon:Xe barium:Ba".split()
+    "gold:Au mercury:Hg lead:Pb radium:Ra uranium:U xenon:Xe barium:Ba"
 )
-YOUNG = tuple(
-    tuple(pair.split(":"))
-    for pair in "cat:kitten dog:puppy cow:calf sheep:lamb goat:kid horse:foal pig:piglet "
+YOUNG = _pairs(
+    "cat:kitten dog:puppy cow:calf sheep:lamb goat:kid horse:foal pig:piglet "
     "bear:cub deer:fawn duck:duckling goose:gosling hen:chick swan:cygnet owl:owlet "
-    "frog:tadpole kangaroo:joey hare:leveret eagle:eaglet eel:elver hedgehog:hoglet".split()
+    "frog:tadpole kangaroo:joey hare:leveret eagle:eaglet eel:elver hedgehog:hoglet"
 )
 
 #: The same kinds of facts for a larger closed world; the lists above stay as they are, and with
 #: them the data of a demo that asks for no more.
-MORE_CAPITALS = CAPITALS + tuple(
-    tuple(pair.split(":"))
-    for pair in "Albania:Tirana Algeria:Algiers Angola:Luanda Argentina:Buenos-Aires "
+MORE_CAPITALS = CAPITALS + _pairs(
+    "Albania:Tirana Algeria:Algiers Angola:Luanda Argentina:Buenos-Aires "
     "Armenia:Yerevan Azerbaijan:Baku Bahrain:Manama Bangladesh:Dhaka Belarus:Minsk Belize:Belmopan "
     "Bhutan:Thimphu Botswana:Gaborone Brazil:Brasilia Cambodia:Phnom-Penh Cameroon:Yaounde "
     "Chad:Ndjamena Colombia:Bogota Cyprus:Nicosia Eritrea:Asmara Fiji:Suva Gabon:Libreville "
@@ -216,20 +217,18 @@ MORE_CAPITALS = CAPITALS + tuple(
     "Philippines:Manila Rwanda:Kigali Slovakia:Bratislava Slovenia:Ljubljana Somalia:Mogadishu "
     "Sudan:Khartoum Suriname:Paramaribo Syria:Damascus Tajikistan:Dushanbe Tanzania:Dodoma "
     "Togo:Lome Uganda:Kampala Uzbekistan:Tashkent Venezuela:Caracas Yemen:Sanaa Zambia:Lusaka "
-    "Zimbabwe:Harare".split()
+    "Zimbabwe:Harare"
 )
-MORE_SYMBOLS = SYMBOLS + tuple(
-    tuple(pair.split(":"))
-    for pair in "beryllium:Be boron:B scandium:Sc vanadium:V gallium:Ga germanium:Ge selenium:Se "
+MORE_SYMBOLS = SYMBOLS + _pairs(
+    "beryllium:Be boron:B scandium:Sc vanadium:V gallium:Ga germanium:Ge selenium:Se "
     "krypton:Kr rubidium:Rb strontium:Sr yttrium:Y zirconium:Zr niobium:Nb molybdenum:Mo "
     "ruthenium:Ru rhodium:Rh palladium:Pd cadmium:Cd indium:In antimony:Sb tellurium:Te "
     "caesium:Cs lanthanum:La cerium:Ce neodymium:Nd samarium:Sm europium:Eu gadolinium:Gd "
     "terbium:Tb holmium:Ho erbium:Er ytterbium:Yb hafnium:Hf tantalum:Ta rhenium:Re osmium:Os "
-    "iridium:Ir thallium:Tl bismuth:Bi polonium:Po radon:Rn thorium:Th plutonium:Pu".split()
+    "iridium:Ir thallium:Tl bismuth:Bi polonium:Po radon:Rn thorium:Th plutonium:Pu"
 )
-PASTS = tuple(
-    tuple(pair.split(":"))
-    for pair in "go:went see:saw take:took give:gave know:knew write:wrote speak:spoke break:broke "
+PASTS = _pairs(
+    "go:went see:saw take:took give:gave know:knew write:wrote speak:spoke break:broke "
     "drive:drove eat:ate fall:fell fly:flew grow:grew hide:hid ride:rode rise:rose shake:shook "
     "sing:sang sink:sank swim:swam throw:threw wear:wore begin:began blow:blew choose:chose "
     "draw:drew drink:drank forget:forgot freeze:froze ring:rang steal:stole swear:swore tear:tore "
@@ -237,5 +236,5 @@ PASTS = tuple(
     "find:found hold:held keep:kept lead:led leave:left lose:lost make:made mean:meant meet:met "
     "pay:paid seek:sought sell:sold send:sent shine:shone shoot:shot sit:sat sleep:slept "
     "spend:spent stand:stood stick:stuck strike:struck sweep:swept teach:taught tell:told "
-    "think:thought understand:understood weep:wept win:won".split()
+    "think:thought understand:understood weep:wept win:won"
 )
