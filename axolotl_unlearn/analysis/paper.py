@@ -5,12 +5,12 @@ The paper's model is OLMo-7B on the task's own data; patterns can be compared, v
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
+
+from axolotl_unlearn.analysis.seeds import count_of_seeds, interval_over_seeds, with_half_width
 
 #: Table 1, local results: model1 (over), model2 (under) and their merge.
 TABLE_1 = {
@@ -53,27 +53,6 @@ TABLE_3 = {
     "LoRA_dropout": (0.05, 0.05),
 }
 COLUMNS = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
-
-
-def interval_over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half width of its 95 % interval over seeds (Student's t); nan for one seed."""
-    from scipy.stats import t
-
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return mean, math.nan
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return mean, float(t.ppf(0.975, len(values) - 1)) * error
-
-
-def with_half_width(value: tuple[float, float], sign: bool = False) -> str:
-    mean, half = value
-    shown = f"{mean:+.3f}" if sign else f"{mean:.3f}"
-    return shown if math.isnan(half) else f"{shown} ± {half:.3f}"
-
-
-def count_of_seeds(count: int) -> str:
-    return f"{count} seed" if count == 1 else f"{count} seeds"
 
 
 def table_one(seeds: Mapping[int, Mapping[str, Mapping]], merged: str = "merged") -> list[str]:

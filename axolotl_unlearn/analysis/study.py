@@ -24,15 +24,8 @@ from typing import Any
 
 import yaml
 
-from axolotl_unlearn.analysis.paper import (
-    COLUMNS,
-    TABLE_2,
-    count_of_seeds,
-    interval_over_seeds,
-    table_one,
-    table_three,
-    with_half_width,
-)
+from axolotl_unlearn.analysis.paper import COLUMNS, TABLE_2, table_one, table_three
+from axolotl_unlearn.analysis.seeds import count_of_seeds, interval_over_seeds, with_half_width
 from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.demo.run import (
     MAX_NEW_TOKENS,

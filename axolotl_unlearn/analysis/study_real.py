@@ -19,13 +19,8 @@ from typing import Any
 
 import yaml
 
-from axolotl_unlearn.analysis.paper import (
-    COLUMNS,
-    interval_over_seeds,
-    table_one,
-    table_three,
-    with_half_width,
-)
+from axolotl_unlearn.analysis.paper import COLUMNS, table_one, table_three
+from axolotl_unlearn.analysis.seeds import interval_over_seeds, with_half_width
 from axolotl_unlearn.analysis.study import aggregate_with_interval, table_two, told_apart_table
 from axolotl_unlearn.demo.real import MAX_NEW_TOKENS, cpu_has_bf16, environment, ties_command
 from axolotl_unlearn.demo.run import executable

@@ -1,0 +1,28 @@
+"""Values over seeds: mean, interval, and how tables write them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+
+def interval_over_seeds(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half width of its 95 % interval over seeds (Student's t); nan for one seed."""
+    from scipy.stats import t
+
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, math.nan
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return mean, float(t.ppf(0.975, len(values) - 1)) * error
+
+
+def with_half_width(value: tuple[float, float], sign: bool = False) -> str:
+    mean, half = value
+    shown = f"{mean:+.3f}" if sign else f"{mean:.3f}"
+    return shown if math.isnan(half) else f"{shown} ± {half:.3f}"
+
+
+def count_of_seeds(count: int) -> str:
+    return f"{count} seed" if count == 1 else f"{count} seeds"
