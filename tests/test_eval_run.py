@@ -123,16 +123,37 @@ def test_a_new_original_is_measured_not_left_unjudged(home, results, tmp_path):
     assert again[0]["cells"] == results[0]["cells"]
 
 
-def test_a_model_added_later_is_judged_against_the_original(home, results, tmp_path):
-    """The original's texts are made again for it; what it collapsed from does not depend on when
-    it was added."""
+def test_a_model_added_later_is_judged_against_the_original(home, results, tmp_path, monkeypatch):
+    """By counts that are kept instead of the original's texts: it is not generated again, and what
+    the model collapsed from does not depend on when it was added."""
     first = run.evaluate([str(home / "original")], home / "data", tmp_path, **OPTIONS)
+    measure, measured = run._measure, []
+
+    def noted(*given):
+        measured.append(given[-1])
+        return measure(*given)
+
+    monkeypatch.setattr(run, "_measure", noted)
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
     both = run.evaluate(models, home / "data", tmp_path, **OPTIONS)
+    assert measured == ["retrained"]
     for new, old in zip(both, results, strict=True):
         assert {k for k in new if new[k] != old[k]} <= {"seconds"}
     assert both[1]["collapse"]["against"] == "original's outputs"
     assert first[0]["cells"] == both[0]["cells"]
+
+
+def test_a_cache_of_an_earlier_version_has_no_counts(home, results, tmp_path):
+    """Then the original is generated again."""
+    run.evaluate([str(home / "original")], home / "data", tmp_path, **OPTIONS)
+    for path in (tmp_path / "cache").glob("*.json"):
+        stored = json.loads(path.read_text())
+        if "outputs" in stored:
+            assert stored.pop("outputs") and not stored["texts"]
+            path.write_text(json.dumps(stored))
+    models = [str(home / "original"), f"retrained={home / 'broken'}"]
+    both = run.evaluate(models, home / "data", tmp_path, **OPTIONS)
+    assert both[1]["collapse"] == results[1]["collapse"]
 
 
 def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):

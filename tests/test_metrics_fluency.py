@@ -16,6 +16,7 @@ from axolotl_unlearn.metrics.fluency import (
     collapse_report,
     compression_ratio,
     distinct,
+    reference_figures,
     repetition,
     tokens,
     top_ngram_cover,
@@ -187,6 +188,23 @@ def test_order_of_outputs_changes_nothing(texts, rng):
     rng.shuffle(texts)
     after = collapse_report(texts * 5, SENTENCES)
     assert before == after
+
+
+@given(st.lists(st.text("ab c", max_size=24), min_size=1, max_size=30))
+def test_counts_of_a_reference_serve_as_well_as_its_texts(reference):
+    """And distinct-2 is known at every limit, against counting the different ones."""
+    known = json.loads(json.dumps(reference_figures(reference)))
+    texts = ["a b a b c"] * 12
+    assert collapse_report(texts, known) == collapse_report(texts, reference)
+    pairs = [
+        (place, pair)
+        for text in reference
+        for place, pair in enumerate(zip(text.split(), text.split()[1:], strict=False))
+    ]
+    for limit in range(1, len(pairs) + 1):
+        first = [pair for _, pair in sorted(pairs)[:limit]]
+        assert known["first_bigrams"][:limit].count("1") == len(set(first))
+        assert distinct(reference, 2, limit) == len(set(first)) / limit
 
 
 def test_no_outputs():

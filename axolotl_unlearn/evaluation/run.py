@@ -62,6 +62,7 @@ class Measured:
     Attributes:
         values: score of each generated row, by its key ("forget/<id>").
         texts: generations by row key; empty for rows that come from a cache without texts.
+        outputs: counts over the generations of each side (`metrics.fluency.reference_figures`).
         options: 1 where the most probable option is the right one, 0 elsewhere.
         extraction: extraction strength (floor 0) of each forget row, in file order.
         attacks: membership attacks by name, one number a document, members first; low = member.
@@ -72,6 +73,7 @@ class Measured:
     tokens: dict[str, int] = field(default_factory=dict)
     stopped: dict[str, bool] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
     member_loss: list[float] = field(default_factory=list)
     nonmember_loss: list[float] = field(default_factory=list)
     options: list[int] = field(default_factory=list)
@@ -193,10 +195,12 @@ def evaluate(
         unjudged = [s for s in specs if cache.get(_collapse_key(keys, s, before)) is None]
         for spec in specs:
             found = cache.load(keys[spec.name], sets, settings)
-            # Without its texts, or those of the original, nobody could say whether it collapsed.
-            wanted = spec in unjudged or (unjudged and spec is before)
-            if found is not None and wanted and len(found.texts) < len(sets.rows):
-                found = None
+            # Without its texts, or counts over those of the original, nobody could say whether it
+            # collapsed.
+            if found is not None and len(found.texts) < len(sets.rows):
+                reference = spec is before and unjudged and not found.outputs
+                if spec in unjudged or reference:
+                    found = None
             asked = _generic_key(keys[spec.name], questions)
             known = cache.get(asked) if questions else None
             if found is None or (questions and known is None):
@@ -335,9 +339,17 @@ def _measure(
     model, tokenizer, sets, settings: Settings, cache: Cache, key: str, bars: _Bars, name: str
 ) -> Measured:
     """Everything but the generic questions."""
+    from axolotl_unlearn.metrics.fluency import reference_figures
+
     found = Measured()
     _measure_likelihoods(model, tokenizer, sets, settings, found, bars, name)
     _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name)
+    # An interrupted run of real data has no texts of the rows before.
+    if len(found.texts) == len(sets.rows):
+        found.outputs = {
+            side: reference_figures([found.texts[r.key] for r in sets.rows if r.side == side])
+            for side in ("retain", "forget")
+        }
     return found
 
 
@@ -519,13 +531,11 @@ def _collapse(
         if not rows:
             continue
         texts = [found.texts[row.key] for row in rows]
-        reference = [row.record.output for row in rows]
-        against = "expected answers"
+        known, against = None, "expected answers"
         nll = ordinary = None
         if before is not None and spec.name != before.name:
-            known = measured[before.name].texts
-            if all(row.key in known for row in rows):
-                reference, against = [known[row.key] for row in rows], "original's outputs"
+            if known := measured[before.name].outputs:
+                against = "original's outputs"
             if judge is None:
                 tokenizer = load_tokenizer(before)
                 judge = load_model(before, dtype=_dtype(settings.dtype), device=settings.device)
@@ -545,7 +555,7 @@ def _collapse(
         sides = {
             side: collapse_report(
                 [texts[i] for i in where],
-                [reference[i] for i in where],
+                known[side] if known else [rows[i].record.output for i in where],
                 nll=None if nll is None else [nll[i] for i in where],
                 ordinary_nll=ordinary,
             )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,10 +93,23 @@ def distinct(texts: Iterable[str], n: int, limit: int | None = None) -> float | 
     Returns:
         None if no text has n tokens.
     """
+    first = _first_seen(texts, n)
+    first = first if limit is None else first[:limit]
+    return sum(first) / len(first) if first else None
+
+
+def _first_seen(texts: Iterable[str], n: int) -> list[bool]:
+    """Of all n-grams, those nearest to the starts of the texts first: is it not among those before?
+
+    Sums of its beginnings are distinct-n at every limit, without a word of the texts.
+    """
     grams = [(place, gram) for text in texts for place, gram in enumerate(_ngrams(tokens(text), n))]
-    if limit is not None:
-        grams = sorted(grams)[:limit]
-    return len({gram for _, gram in grams}) / len(grams) if grams else None
+    seen: set[tuple[str, ...]] = set()
+    first = []
+    for _, gram in sorted(grams):
+        first.append(gram not in seen)
+        seen.add(gram)
+    return first
 
 
 def compression_ratio(text: str) -> float:
@@ -136,7 +149,7 @@ def repetition(text: str) -> Repetition:
 
 def collapse_report(
     texts: Sequence[str],
-    reference: Sequence[str] | None = None,
+    reference: Sequence[str] | Mapping[str, Any] | None = None,
     *,
     groups: Sequence[str] | None = None,
     nll: Sequence[float] | None = None,
@@ -147,8 +160,9 @@ def collapse_report(
     Args:
         texts: What the model generated.
         reference: What it should look like: outputs of the original model to the same prompts,
-            or the expected texts. A pretrained model that never stops loops before unlearning,
-            and only what was added counts. None: compared with nothing.
+            or the expected texts, or what `reference_figures` said of them. A pretrained model
+            that never stops loops before unlearning, and only what was added counts. None:
+            compared with nothing.
         groups: A name a text (e.g. "forget", "retain"); a group that broke as a whole counts
             as collapse though the rest is fine.
         nll: Mean loss of each output under the *original* model, nats a token; nonsense without
@@ -173,16 +187,31 @@ def collapse_report(
     if (nll is None) != (ordinary_nll is None):
         raise ValueError("`nll` says nothing without `ordinary_nll`, and the reverse: give both.")
     report = _figures(texts)
-    against = _figures(reference) if reference else None
+    against, first_bigrams = None, ""
+    if reference:
+        known = reference if isinstance(reference, Mapping) else reference_figures(reference)
+        first_bigrams = known["first_bigrams"]
+        against = {name: value for name, value in known.items() if name != "first_bigrams"}
     judged = list(map(repetition, texts))
     report["by_group"] = _by_group(judged, groups)
     report["reference"] = against
     report |= {"nonsense": None, "perplexity": None}
     if nll is not None and len(texts):
         report |= _nonsense(texts, nll, ordinary_nll)
-    report["reasons"] = list(_reasons(report, against, texts, reference))
+    report["reasons"] = list(_reasons(report, against, texts, first_bigrams))
     report["collapsed"] = bool(report["reasons"])
     return report
+
+
+def reference_figures(texts: Sequence[str]) -> dict[str, Any]:
+    """All that `collapse_report` needs to know of a reference: counts, and no word of the texts.
+
+    Returns:
+        The figures of a report, and ``first_bigrams``: a "1" for each bigram that is not among
+        those before it, else a "0", those nearest to the starts of the texts first.
+    """
+    first = "".join("01"[new] for new in _first_seen(texts, 2))
+    return _figures(texts) | {"first_bigrams": first}
 
 
 def _figures(texts: Sequence[str]) -> dict[str, Any]:
@@ -238,7 +267,7 @@ def _reasons(
     report: dict[str, Any],
     against: dict[str, Any] | None,
     texts: Sequence[str],
-    reference: Sequence[str] | None,
+    first_bigrams: str,
 ) -> Iterable[str]:
     before = against or {"broken": 0.0, "empty": 0.0, "constant": 0.0}
     if report["broken"] > before["broken"] + COLLAPSED_SHARE:
@@ -256,10 +285,12 @@ def _reasons(
         CONSTANT_SHARE, before["constant"]
     ):
         yield f"{report['constant']:.0%} of outputs are one and the same text"
-    elif reference and min(len(texts), len(reference)) >= MIN_OUTPUTS:
-        grams = [sum(max(0, len(tokens(t)) - 1) for t in some) for some in (texts, reference)]
-        now, then = (distinct(some, 2, min(grams)) for some in (texts, reference))
-        if now is not None and then and now < DIVERSITY * then:
+    elif against and min(len(texts), against["n"]) >= MIN_OUTPUTS:
+        own = sum(max(0, len(tokens(text)) - 1) for text in texts)
+        limit = min(own, len(first_bigrams))
+        now = distinct(texts, 2, limit)
+        then = first_bigrams[:limit].count("1") / max(1, limit)
+        if now is not None and now < DIVERSITY * then:
             yield f"outputs have {now:.2f} distinct bigrams, the reference {then:.2f}"
     if (report["nonsense"] or 0.0) > COLLAPSED_SHARE:
         yield f"{report['nonsense']:.0%} of longer outputs make no sense to the original model"
