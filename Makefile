@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 SEED   ?= 0
 FULL   ?=
 SEEDS  ?= 0
+PAIRS  ?= 0
 OUT    ?= out/demo
 LUME_DIR ?= ../shared/lume
 
@@ -36,8 +37,8 @@ demo: setup  ## memorise, forget twice, merge, evaluate, report (tiny model; SEE
 demo-real: setup  ## the same on SmolLM2-135M and LUME (LUME_DIR=...)
 	LUME_DIR=$(LUME_DIR) axolotl unlearn demo-real
 
-reproduce: setup  ## the paper's tables and figures, and the merge search (SEEDS="0 1 2")
-	python -m axolotl_unlearn.analysis.study --seeds $(SEEDS) --out out/reproduce
+reproduce: setup  ## the paper's tables and figures, and the merge search (SEEDS="0 1 2" PAIRS=3)
+	python -m axolotl_unlearn.analysis.study --seeds $(SEEDS) --pairs $(PAIRS) --out out/reproduce
 
 reproduce-real: setup  ## the same with SmolLM2-135M after demo-real (SEEDS="42 1 2")
 	python -m axolotl_unlearn.analysis.study_real --source out/real --out out/reproduce-real \

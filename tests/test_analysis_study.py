@@ -75,16 +75,25 @@ def test_stages_of_a_seed(tmp_path):
     runs = {"over", "under", *SINGLES, *OTHERS}
     assert {name for pair in PAIRS for name in pair.split("+")} <= runs and set(FOUR) <= runs
 
-    assert "pairing" not in over["unlearn"]
-    make_study(tmp_path / "other", 7, sizes=replace(SIZES, replay=0), retain_per_forget=2)
+    assert over["unlearn"]["pairing"] == {"retain_per_forget": 2}
+    make_study(tmp_path / "other", 7, sizes=replace(SIZES, replay=0), retain_per_forget=1)
     for name in ("over", "under", "single_a"):
         other = yaml.safe_load((tmp_path / f"other/configs/{name}.yml").read_text())
         assert len(other["datasets"]) == 2
-        assert other["unlearn"]["pairing"] == {"retain_per_forget": 2}
+        assert "pairing" not in other["unlearn"]
 
-    few = {stage.name for stage in make_study(out, 7, tables=False).stages}
-    assert not {"reproduction", "pairs", "tuned_four", *OTHERS} & few
+
+@pytest.mark.parametrize(("tables", "pairs"), [(True, False), (False, True), (False, False)])
+def test_what_a_seed_leaves_out(tmp_path, tables, pairs):
+    job = make_study(tmp_path / "seed-7", 7, tables=tables, pairs=pairs)
+    few = {stage.name for stage in job.stages}
     assert few >= {"tuned", "test", *SINGLES}
+    assert few & {"reproduction", "pairs", "tuned_four", *OTHERS} == (
+        ({"reproduction"} if tables else set())
+        | ({"pairs", "tuned_four", *OTHERS} if pairs else set())
+    )
+    (test,) = [stage for stage in job.stages if stage.name == "test"]
+    assert any(word.startswith("tuned_four=") for word in test.command) == pairs
 
 
 def test_the_single_run_is_chosen_on_validation(tmp_path):

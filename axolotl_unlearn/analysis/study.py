@@ -4,12 +4,12 @@
 
 Each seed is a demo of its own with 160 members, 320 non-members and 160 utility questions, so that
 either half has at least 80 of each, with 80 other facts of general knowledge among the retain rows,
-and with 6 epochs instead of 9, so that a forgetting run has the demo's number of steps. The search
-(`tune-merge`) and the choice between single runs see the validation half alone; every number of the
-comparison is of the test half, from `axolotl unlearn eval`. The single runs together have the
-budget of the two parents. The first seeds (`--tables`) also make the paper's tables and figures,
-merge other pairs of runs, and search over parents and single runs together. Finished stages are
-kept.
+with two retain rows beside each forget row of a step, and with 6 epochs instead of 9, so that a
+forgetting run has the demo's number of steps. The search (`tune-merge`) and the choice between
+single runs see the validation half alone; every number of the comparison is of the test half, from
+`axolotl unlearn eval`. The single runs together have the budget of the two parents. The first seeds
+also make the paper's tables and figures (`--tables`), and merge other pairs of runs and search over
+parents and single runs together (`--pairs`). Finished stages are kept.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.recipe import Recipe
 
 SIZES = Sizes(facts_forget=160, nonmembers=320, general=160, replay=80)
+RETAIN_PER_FORGET = 2
 EPOCHS = 6  # 366 steps on 488 forget rows; the demo has 9 epochs, 369 steps on 328 rows
 #: Runs beside over and under: what differs from the over-run, and from the seed of the others.
 SINGLES = {"single_a": {"beta": 0.045}, "single_b": {"beta": 0.065}}
@@ -72,15 +73,18 @@ def make_study(
     seed: int,
     *,
     tables: bool = True,
+    pairs: bool = True,
     trials: int = 24,
     slots: int | None = None,
     sizes: Sizes = SIZES,
-    retain_per_forget: int = 1,
+    retain_per_forget: int = RETAIN_PER_FORGET,
 ) -> Job:
     """The stages of one seed, not yet started: the demo's, and those of the comparison.
 
-    ``retain_per_forget``: retain rows beside each forget row of a step.
-    ``tables``: also the paper's tables and figures, the other pairs, the search over four parents.
+    Args:
+        tables: also the paper's tables and figures.
+        pairs: also other pairs of runs, and the search over four parents.
+        retain_per_forget: retain rows beside each forget row of a step.
     """
     settings = Settings(out=out, seed=seed, full=True, force=True, slots=slots, sizes=sizes)
     job = make_job(settings)
@@ -140,7 +144,7 @@ def make_study(
             *("--max-gen-toks", str(MAX_NEW_TOKENS)),
         ]
 
-    for name, changes in (SINGLES | (OTHERS if tables else {})).items():
+    for name, changes in (SINGLES | (OTHERS if pairs else {})).items():
         shift = int(changes.get("seed", 0))
         train(name, shift, **{key: v for key, v in changes.items() if key != "seed"})
     title = "search the best merge on validation"
@@ -154,9 +158,6 @@ def make_study(
     }
     needs = ["merged", "tuned", "validation", "retrained"]
     if tables:
-        search("tuned_four", f"{title}, four runs", FOUR, ["parents", *SINGLES])
-        models["tuned_four"] = out / "tuned_four" / "best"
-        needs.append("tuned_four")
         module(
             "reproduce",
             "tables and figures of the paper",
@@ -165,6 +166,10 @@ def make_study(
             *("--base", memorised, "--over", out / "over", "--under", out / "under"),
             *("--data", data, "--out", out / "reproduction", "--seed", str(seed)),
         )
+    if pairs:
+        search("tuned_four", f"{title}, four runs", FOUR, ["parents", *SINGLES])
+        models["tuned_four"] = out / "tuned_four" / "best"
+        needs.append("tuned_four")
         runs = ["over", "under", *SINGLES, *OTHERS]
         module(
             "pairs",
@@ -442,8 +447,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("out/reproduce"))
     parser.add_argument("--trials", type=int, default=24, help="candidates of the search")
     parser.add_argument("--tables", type=int, default=3, help="so many seeds with tables [3]")
+    parser.add_argument("--pairs", type=int, default=0, help="so many also merge other pairs [0]")
     parser.add_argument(
-        "--retain-per-forget", type=int, default=1, help="retain rows beside each forget row [1]"
+        "--retain-per-forget",
+        type=int,
+        default=RETAIN_PER_FORGET,
+        help=f"retain rows beside each forget row [{RETAIN_PER_FORGET}]",
     )
     parser.add_argument("--jobs", type=int, help="commands side by side [one for each core]")
     given = parser.parse_args(arguments)
@@ -452,11 +461,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         repository()
         for number, seed in enumerate(given.seeds):
             console.print(f"seed {seed}")
-            folder, tables = given.out / f"seed-{seed}", number < given.tables
             job = make_study(
-                folder,
+                given.out / f"seed-{seed}",
                 seed,
-                tables=tables,
+                tables=number < given.tables,
+                pairs=number < given.pairs,
                 trials=given.trials,
                 slots=given.jobs,
                 retain_per_forget=given.retain_per_forget,
@@ -468,9 +477,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reproduced, paired = (
             {
                 seed: json.loads((given.out / f"seed-{seed}" / where).read_text("utf-8"))
-                for seed in given.seeds[: given.tables]
+                for seed in given.seeds[:count]
             }
-            for where in ("reproduction/results.json", "pairs/pairs.json")
+            for where, count in (
+                ("reproduction/results.json", given.tables),
+                ("pairs/pairs.json", given.pairs),
+            )
         )
     except UnlearnError as error:
         parser.exit(2, f"Error: {error}\n")
