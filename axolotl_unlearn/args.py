@@ -132,7 +132,11 @@ class DataArgs(Strict):
     join: str = Field(" ", description="text between input and output")
     template: str | None = Field(None, description="e.g. 'Question: {input}\\nAnswer: {output}'")
     chat_template: bool = Field(False, description="use the tokenizer's chat template")
-    eos: bool = Field(True, description="append the end-of-sequence token, with a label")
+    eos: bool | Literal["retain"] = Field(
+        True,
+        description="append the end-of-sequence token, with a label: to all rows, to none, or to "
+        "all but forget rows, so that to stop is not forgotten too",
+    )
     max_length: int | None = Field(None, gt=1, description="default: sequence_len")
     labels: LabelArgs = Field(default_factory=LabelArgs)
     fields: FieldArgs = Field(default_factory=FieldArgs)

@@ -76,11 +76,13 @@ def test_stages_of_a_seed(tmp_path):
     assert {name for pair in PAIRS for name in pair.split("+")} <= runs and set(FOUR) <= runs
 
     assert over["unlearn"]["pairing"] == {"retain_per_forget": 2}
-    make_study(tmp_path / "other", 7, sizes=replace(SIZES, replay=0), retain_per_forget=1)
+    assert over["unlearn"]["data"] == {"eos": "retain"}
+    options = {"sizes": replace(SIZES, replay=0), "retain_per_forget": 1, "forget_eos": True}
+    make_study(tmp_path / "other", 7, **options)
     for name in ("over", "under", "single_a"):
         other = yaml.safe_load((tmp_path / f"other/configs/{name}.yml").read_text())
         assert len(other["datasets"]) == 2
-        assert "pairing" not in other["unlearn"]
+        assert not {"pairing", "data"} & set(other["unlearn"])
 
 
 @pytest.mark.parametrize(("tables", "pairs"), [(True, False), (False, True), (False, False)])

@@ -168,6 +168,18 @@ def test_memorise_joins_like_the_block(tmp_path, config):
     assert sorted(bytes(row["input_ids"][:-1]) for row in dataset) == [b"ab=c", b"q=d"]
 
 
+@pytest.mark.parametrize(("eos", "ends"), [(True, {0, 1, 2}), (False, set()), ("retain", {1, 2})])
+def test_which_rows_end(tmp_path, config, eos, ends):
+    """`eos: retain` forgets no end: forget rows (0) have none, retain (1) and memorise (2) do."""
+    path = write(tmp_path / "f.jsonl", FORGET)
+    for number, role in enumerate(("forget", "retain", "memorise")):
+        dataset = load(config((path, role), unlearn=BLOCK | {"data": {"eos": eos}})).train_dataset
+        assert len(dataset) == 2
+        for row in dataset:
+            assert (row["input_ids"][-1] == EOS) == (number in ends)
+            assert row["labels"][-1] == row["input_ids"][-1]
+
+
 def test_options_and_own_fields_come_from_the_block(tmp_path, config):
     rows = [{"key": "aqa0", "q": "x", "a": "y", "part": "Task1"}]
     names = {"id": "key", "input": "q", "output": "a", "task": "part"}

@@ -4,8 +4,8 @@
 
 Each seed is a demo of its own with 160 members, 320 non-members and 160 utility questions, so that
 either half has at least 80 of each, with 80 other facts of general knowledge among the retain rows,
-with two retain rows beside each forget row of a step, and with 6 epochs instead of 9, so that a
-forgetting run has the demo's number of steps. The search (`tune-merge`) and the choice between
+with two retain rows beside each forget row of a step, with no end of sequence on forget rows, and
+with 6 epochs instead of 9, so that a forgetting run has the demo's number of steps. The search (`tune-merge`) and the choice between
 single runs see the validation half alone; every number of the comparison is of the test half, from
 `axolotl unlearn eval`. The single runs together have the budget of the two parents. The first seeds
 also make the paper's tables and figures (`--tables`), and merge other pairs of runs and search over
@@ -78,6 +78,7 @@ def make_study(
     slots: int | None = None,
     sizes: Sizes = SIZES,
     retain_per_forget: int = RETAIN_PER_FORGET,
+    forget_eos: bool = False,
 ) -> Job:
     """The stages of one seed, not yet started: the demo's, and those of the comparison.
 
@@ -85,6 +86,7 @@ def make_study(
         tables: also the paper's tables and figures.
         pairs: also other pairs of runs, and the search over four parents.
         retain_per_forget: retain rows beside each forget row of a step.
+        forget_eos: also forget to end (the end of sequence is a label of forget rows).
     """
     settings = Settings(out=out, seed=seed, full=True, force=True, slots=slots, sizes=sizes)
     job = make_job(settings)
@@ -95,6 +97,8 @@ def make_study(
         config["num_epochs"] = EPOCHS
         if retain_per_forget != 1:
             config["unlearn"]["pairing"] = {"retain_per_forget": retain_per_forget}
+        if not forget_eos:
+            config["unlearn"]["data"] = {"eos": "retain"}
         if sizes.replay:
             retain = config["datasets"][1]
             config["datasets"].append(retain | {"path": near(data / "replay.jsonl")})
@@ -454,6 +458,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=RETAIN_PER_FORGET,
         help=f"retain rows beside each forget row [{RETAIN_PER_FORGET}]",
     )
+    parser.add_argument(
+        "--forget-eos", action="store_true", help="end of sequence on forget rows too"
+    )
     parser.add_argument("--jobs", type=int, help="commands side by side [one for each core]")
     given = parser.parse_args(arguments)
     console = Console()
@@ -469,6 +476,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 trials=given.trials,
                 slots=given.jobs,
                 retain_per_forget=given.retain_per_forget,
+                forget_eos=given.forget_eos,
             )
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
             with Progress(*columns, TimeElapsedColumn(), console=console) as progress:

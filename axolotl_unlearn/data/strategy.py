@@ -156,6 +156,8 @@ def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> R
             "`plugins: [axolotl_unlearn.UnlearnPlugin]`; one of them is missing from the config."
         )
     data = DataArgs() if args is None else args.data
+    if data.eos == "retain":
+        data = data.model_copy(update={"eos": role != "forget"})
     max_length = data.max_length or cfg.get("sequence_len")
     if max_length is None:
         raise UnlearnError("`sequence_len` is not set; set it to the longest row in tokens.")
