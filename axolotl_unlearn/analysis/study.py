@@ -5,11 +5,12 @@
 Each seed is a demo of its own with 160 members, 320 non-members and 160 utility questions, so that
 either half has at least 80 of each, with 80 other facts of general knowledge among the retain rows,
 with two retain rows beside each forget row of a step, with no end of sequence on forget rows, and
-with 6 epochs instead of 9, so that a forgetting run has the demo's number of steps. The search (`tune-merge`) and the choice between
-single runs see the validation half alone; every number of the comparison is of the test half, from
-`axolotl unlearn eval`. The single runs together have the budget of the two parents. The first seeds
-also make the paper's tables and figures (`--tables`), and merge other pairs of runs and search over
-parents and single runs together (`--pairs`). Finished stages are kept.
+with 6 epochs instead of 9, so that a forgetting run has the demo's number of steps. The search
+(`tune-merge`) and the choice between single runs see the validation half alone; every number of the
+comparison is of the test half, from `axolotl unlearn eval`. The single runs together have the
+budget of the two parents. The first seeds also make the paper's tables and figures (`--tables`),
+and merge other pairs of runs and search over parents and single runs together (`--pairs`). Finished
+stages are kept.
 """
 
 from __future__ import annotations
