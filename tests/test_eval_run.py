@@ -54,6 +54,11 @@ def test_results_have_the_agreed_form(home, results):
     assert first["role"] == "original" and second["role"] == "retrained"
     assert first["gate"]["below_gate"] is False
     assert len(first["likelihood"]["extraction_strength_forget"]) == 24
+    for side, answers in first["answers"].items():
+        cells = [v for k, v in first["cells"].items() if k.startswith(side) and "knowl" in k]
+        exact = sum(cells) / 3
+        assert answers["n"] == 12 and answers["exact"] <= answers["contained"]
+        assert answers["exact"] == pytest.approx(exact if side == "retain" else 1 - exact)
     assert set(first["distance"]) >= {"task_aggregate", "mia_auc", "utility"}
     assert "distance" not in second
 
@@ -141,6 +146,24 @@ def test_a_model_added_later_is_judged_against_the_original(home, results, tmp_p
         assert {k for k in new if new[k] != old[k]} <= {"seconds"}
     assert both[1]["collapse"]["against"] == "original's outputs"
     assert first[0]["cells"] == both[0]["cells"]
+
+
+def test_an_answer_that_goes_on_is_seen(home, results, tmp_path):
+    """A model that has forgotten nothing but how to stop: exact match is 0 on both sides, though
+    the answers are said as before."""
+    from transformers import AutoModelForCausalLM
+
+    shutil.copytree(home / "original", tmp_path / "talkative")
+    model = AutoModelForCausalLM.from_pretrained(home / "original")
+    with torch.no_grad():
+        model.get_output_embeddings().weight[model.config.eos_token_id] *= -1
+    model.save_pretrained(tmp_path / "talkative")
+    options = OPTIONS | {"max_gen_toks": 32}
+    (found,) = run.evaluate([str(tmp_path / "talkative")], home / "data", tmp_path / "e", **options)
+    assert found["stopped"] == 0
+    for side, answers in found["answers"].items():
+        assert answers["exact"] == 0 and results[0]["answers"][side]["exact"] > 0.5
+        assert answers["contained"] >= results[0]["answers"][side]["exact"]
 
 
 def test_a_cache_of_an_earlier_version_has_no_counts(home, results, tmp_path):

@@ -23,7 +23,9 @@ from axolotl_unlearn.report.results import (
     show,
     side_mean,
     status,
+    unstopped_answers,
 )
+from axolotl_unlearn.report.verdict import verdict
 
 
 @pytest.fixture
@@ -158,6 +160,25 @@ def test_recognition_is_read_against_the_retrained_model(results):
     assert recognised({"name": "m"}) is None
     merged = {**by_name(results, "merged"), "likelihood": spread_losses(30, 30)["likelihood"]}
     assert status(merged, find(results, "original"), find(results, "retrained")) == "recognisable"
+
+
+def test_answers_that_exact_match_does_not_see_are_still_known(results):
+    """.02 exact and .09 contained: .07 is over .05; .02 and .06 is not."""
+    original, retrained = find(results, "original"), find(results, "retrained")
+    merged = by_name(results, "merged")
+
+    def answers(exact, contained, side="forget"):
+        return {**merged, "answers": {side: {"n": 100, "exact": exact, "contained": contained}}}
+
+    plain = status(merged, original, retrained)
+    assert status(answers(0.02, 0.09), original, retrained) == "still knows" != plain
+    assert status(answers(0.02, 0.06), original, retrained) == plain
+    assert unstopped_answers(answers(0.02, 0.09), "forget") == pytest.approx(0.07)
+    assert unstopped_answers(merged, "forget") is None
+    said = verdict(answers(0.02, 0.09), original, retrained)
+    assert "7 % of its answers about the forget set" in said and "counts as forgotten" in said
+    said = verdict(answers(0.7, 0.9, "retain"), original, retrained)
+    assert "20 % of its answers about the retain set" in said and "counts as lost" in said
 
 
 def test_broken_answers_on_the_forget_set_are_not_good(results):

@@ -19,7 +19,7 @@ import numpy as np
 from axolotl_unlearn.args import DataArgs
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.evaluation.continuations import continuation_logps
-from axolotl_unlearn.evaluation.generic import fold
+from axolotl_unlearn.evaluation.generic import contains_answer
 from axolotl_unlearn.metrics.semeval import rouge_l_recall
 from axolotl_unlearn.metrics.statistics import (
     Difference,
@@ -64,8 +64,7 @@ def recalled(probe: Probe, generated: str) -> float:
     """Share of the secret that came out, in [0, 1]."""
     if probe.kind == "completion":
         return rouge_l_recall(generated, probe.expected)
-    secret = fold(probe.expected)
-    return float(bool(secret) and f" {secret} " in f" {fold(generated)} ")
+    return float(contains_answer(generated, probe.expected))
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,15 @@ def fold(text: str) -> str:
     return " ".join(words[1:] if len(words) > 1 and words[0] in ("a", "an", "the") else words)
 
 
+def contains_answer(generated: str, answer: str) -> bool:
+    """Whether the generation says the answer, in whole words, whatever comes before or after it.
+
+    The official exact match is 0 for a model that says the answer and goes on.
+    """
+    secret = fold(answer)
+    return bool(secret) and f" {secret} " in f" {fold(generated)} "
+
+
 def is_correct(generated: str, item: Item) -> bool:
     """Whether the first line names an accepted answer before any wrong option.
 

@@ -62,6 +62,7 @@ class Measured:
     Attributes:
         values: score of each generated row, by its key ("forget/<id>").
         texts: generations by row key; empty for rows that come from a cache without texts.
+        contained: is the answer in the generation, for each question by row key.
         outputs: counts over the generations of each side (`metrics.fluency.reference_figures`).
         options: 1 where the most probable option is the right one, 0 elsewhere.
         extraction: extraction strength (floor 0) of each forget row, in file order.
@@ -73,6 +74,7 @@ class Measured:
     tokens: dict[str, int] = field(default_factory=dict)
     stopped: dict[str, bool] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    contained: dict[str, bool] = field(default_factory=dict)
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
     member_loss: list[float] = field(default_factory=list)
     nonmember_loss: list[float] = field(default_factory=list)
@@ -415,6 +417,7 @@ def _best(values: Sequence[float]) -> int:
 
 def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name) -> None:
     from axolotl_unlearn.evaluation.generate import generate_greedily
+    from axolotl_unlearn.evaluation.generic import contains_answer
     from axolotl_unlearn.metrics.semeval import row_score
 
     rows: dict[str, Row] = {row.key: row for row in sets.rows}
@@ -424,6 +427,8 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, nam
         found.values[row_key] = stored["value"]
         found.tokens[row_key] = stored["tokens"]
         found.stopped[row_key] = stored["stopped"]
+        if stored.get("contained") is not None:
+            found.contained[row_key] = stored["contained"]
         if stored.get("text") is not None:
             found.texts[row_key] = stored["text"]
 
@@ -444,6 +449,9 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, nam
                     "value": row_score(record.kind, generation.text, record.output),
                     "tokens": generation.tokens,
                     "stopped": generation.stopped,
+                    "contained": contains_answer(generation.text, record.output)
+                    if record.kind == "question"
+                    else None,
                 }
                 take({**stored, "text": generation.text})
                 done.append({**stored, "text": generation.text if settings.keep_texts else None})

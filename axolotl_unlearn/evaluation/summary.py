@@ -78,6 +78,7 @@ def summarise(
         "collapse": collapse,
         "gate": semeval.gate(utility, before),
         "forgetting": semeval.forgetting(auc, auc_bounds),
+        "answers": _answers(found, sets),
         "stopped": semeval.mean([float(value) for value in found.stopped.values()]),
         "seconds": found.seconds,
         "likelihood": {
@@ -95,6 +96,24 @@ def summarise(
     if with_text:
         result["examples"] = _examples(found, sets)
     return result
+
+
+def _answers(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, float]]:
+    """Of each side's questions: number, share of exact answers, share that contain the answer.
+
+    Exact match wants the whole generation; a model that says the answer and goes on gets 0.
+    A side is left out where an earlier version of the cache does not know.
+    """
+    answers = {}
+    for side in ("forget", "retain"):
+        keys = [r.key for r in sets.rows if r.side == side and r.record.kind == "question"]
+        if keys and all(key in found.contained for key in keys):
+            answers[side] = {
+                "n": len(keys),
+                "exact": semeval.mean([found.values[key] for key in keys]),
+                "contained": semeval.mean([float(found.contained[key]) for key in keys]),
+            }
+    return answers
 
 
 def _role(name: str) -> str:

@@ -30,10 +30,11 @@ FORGET_BAR = 0.8
 # model in the table, both bars become "at most this far below the retrained model".
 KEEP_SHARE = 0.8
 RETRAINED_TOLERANCE = 0.1
-# False positive rate at which single members are looked for, and the largest share of broken
-# outputs on the forget set of a model that may be called good.
+# False positive rate at which single members are looked for; the largest share of broken outputs on
+# the forget set, and of answers that exact match does not see, of a model that may be called good.
 LOW_FPR = 0.01
 BROKEN_LIMIT = 0.1
+UNSTOPPED_LIMIT = 0.05
 
 
 def load_results(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
@@ -194,7 +195,7 @@ def status(
         return "recognisable"
     forget, retain = side_mean(model, "forget"), side_mean(model, "retain")
     forget_bar, retain_bar = bars(original, retrained)
-    if forget is None or forget < forget_bar:
+    if forget is None or forget < forget_bar or unstopped_answers(model, "forget"):
         return "still knows"
     if retain is None or retain < retain_bar:
         return "lost knowledge"
@@ -256,6 +257,18 @@ def broken(model: Mapping[str, Any], retrained: Mapping[str, Any] | None = None)
 
 def _broken_share(model: Mapping[str, Any] | None) -> float | None:
     return number((((model or {}).get("collapse") or {}).get("forget") or {}).get("broken"))
+
+
+def unstopped_answers(model: Mapping[str, Any], side: str) -> float | None:
+    """Share of questions whose answer is said without being an exact match, where it is large.
+
+    A model that says the right answer and does not stop counts as forgotten for exact match.
+    """
+    answers = (model.get("answers") or {}).get(side) or {}
+    exact, contained = number(answers.get("exact")), number(answers.get("contained"))
+    if exact is None or contained is None or contained - exact < UNSTOPPED_LIMIT:
+        return None
+    return contained - exact
 
 
 def bars(

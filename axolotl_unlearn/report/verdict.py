@@ -16,6 +16,7 @@ from axolotl_unlearn.report.results import (
     show,
     side_mean,
     status,
+    unstopped_answers,
 )
 
 
@@ -82,6 +83,12 @@ def reading_of(
     if kind != "good" and weakest:
         parts.append(f" (weakest cell {weakest})")
     parts.append(f"; {_utility(model, original)}.")
+    parts.extend(
+        f" {100 * share:.0f} % of its answers about the {side} set hold the right one and go on, "
+        f"which exact match counts as {word}."
+        for side, word in (("forget", "forgotten"), ("retain", "lost"))
+        if (share := unstopped_answers(model, side)) is not None
+    )
     share = broken(model, retrained)
     if share is not None:
         parts.append(
