@@ -150,7 +150,9 @@ def test_told_apart_by_holm():
 
     def model(**ps):
         # Sums of others are not tests of their own.
-        return {"distance": {n: {"p": p} for n, p in {**ps, "aggregate": 0.0}.items()}}
+        return {
+            "distance": {n: {"p": p, "value": 0.1} for n, p in {**ps, "aggregate": 0.0}.items()}
+        }
 
     assert told_apart(model(mia_auc=0.02, utility=0.01, forget_task1_knowledge=0.03)) == [
         "utility", "mia_auc", "forget_task1_knowledge",
@@ -161,7 +163,7 @@ def test_told_apart_by_holm():
     seeds[3]["over"] |= model(mia_auc=0.001, utility=0.5)
     seeds[3]["under"] |= model(mia_auc=0.5)
     text = page(seeds, summarise(seeds), {})
-    assert "| seed | over | under |" in text and "| 3 | 1: mia_auc | none |" in text
+    assert "| seed | over | under |" in text and "| 3 | 1: mia_auc +0.10 | none |" in text
 
 
 def test_page_of_pairs():

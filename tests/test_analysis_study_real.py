@@ -72,7 +72,7 @@ def test_page_by_hand():
         scores = dict.fromkeys(COLUMNS, value)
         models = {name: {**scores, "cells": {}, "intervals": {}} for name in MODELS}
         models["original"] = models["retrained"] = {**dict.fromkeys(COLUMNS, 0.9), "cells": {}}
-        models["over"]["distance"] = {"mia_auc": {"p": 0.001}}
+        models["over"]["distance"] = {"mia_auc": {"p": 0.001, "value": -0.1}}
         return models
 
     def merge(value):
@@ -91,7 +91,7 @@ def test_page_by_hand():
     text = page({42: seed(0.5), 1: seed(0.6), 2: seed(0.7)}, reproduced)
     assert "| over | 0.600 ± 0.248 |" in text and "| retrained | 0.900 | 0.900 |" in text
     assert "| 42 | 0.900 | 0.500 | 0.500 | 0.500 | 0.900 |" in text
-    assert "| 42 | 1: mia_auc |" in text
+    assert "| 42 | 1: mia_auc -0.10 |" in text
     assert (
         "| ties | factors | average | 0.500 ± 0.248 | 0.500 ± 0.000 | 0.500 ± 0.000 | 0.806 |"
         in text

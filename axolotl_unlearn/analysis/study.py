@@ -342,8 +342,8 @@ def told_apart_table(seeds: Mapping[int, Mapping], order: Sequence[str] = ORDER)
         return []
     lines = ["", "## Told from the retrained model", ""]
     lines += [
-        "Of the 12 cells, AUC and utility, those that differ from the retrained model's (paired "
-        "bootstrap over documents, Holm at .05).",
+        "Of the 12 cells, AUC and utility, those that differ from the retrained model's, and by "
+        "how much (paired bootstrap over documents, Holm at .05).",
         "",
         "| seed | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
@@ -353,8 +353,8 @@ def told_apart_table(seeds: Mapping[int, Mapping], order: Sequence[str] = ORDER)
         for name in names:
             found = told_apart(models[name]) if name in models else None
             count = "" if found is None else "none" if not found else str(len(found))
-            few = f": {', '.join(found)}" if found and len(found) <= 3 else ""
-            shown.append(count + few)
+            few = [f"{cell} {models[name]['distance'][cell]['value']:+.2f}" for cell in found or ()]
+            shown.append(f"{count}: {', '.join(few)}" if 0 < len(few) <= 4 else count)
         lines.append(f"| {number} | {' | '.join(shown)} |")
     return lines
 
