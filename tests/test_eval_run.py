@@ -148,6 +148,23 @@ def test_a_model_added_later_is_judged_against_the_original(home, results, tmp_p
     assert first[0]["cells"] == both[0]["cells"]
 
 
+def test_what_the_original_says_is_not_nonsense(home, tmp_path):
+    """Its outputs begin in the middle of a text: compared with whole unseen texts, which begin at
+    their start, some of them looked improbable."""
+    options = OPTIONS | {"max_gen_toks": 32}
+    models = [f"original={home / 'original'}", f"same={home / 'original'}"]
+    same = run.evaluate(models, home / "data", tmp_path, use_cache=False, **options)[1]
+    assert same["collapse"]["nonsense"] == 0 and same["collapse"]["perplexity"] is not None
+    assert same["collapse"]["collapsed"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "half"), [("a b c d", "c d"), ("a b c", "b c"), ("abcde", "cde"), ("", "")]
+)
+def test_second_half(text, half):
+    assert run._second_half(text) == half
+
+
 def test_an_answer_that_goes_on_is_seen(home, results, tmp_path):
     """A model that has forgotten nothing but how to stop: exact match is 0 on both sides, though
     the answers are said as before."""

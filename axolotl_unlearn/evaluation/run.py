@@ -507,7 +507,7 @@ def _blind(sets: EvaluationSets, cache: Cache, seed: int) -> dict[str, Any] | No
 
 
 def _collapse_key(keys: Mapping[str, str], spec: ModelSpec, before: ModelSpec | None) -> str:
-    return f"{keys[spec.name]}-collapse2-{keys[before.name] if before else 'none'}"
+    return f"{keys[spec.name]}-collapse3-{keys[before.name] if before else 'none'}"
 
 
 def _collapse(
@@ -532,7 +532,24 @@ def _collapse(
             todo.append((spec, key))
     if not todo:
         return reports
-    judge = tokenizer = None
+    judge = ordinary = None
+
+    def losses(texts: Sequence[str], bar: str) -> list[float]:
+        """Mean loss of each text under the original; 0 for a text of one token or none."""
+        long = [i for i, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) > 1]
+        with bars.bar(bar, len(long)) as advance:
+            facts = score_texts(
+                judge,
+                tokenizer,
+                [texts[i] for i in long],
+                loss_only=True,
+                on_batch=lambda done: advance(len(done)),
+            )
+        found = [0.0] * len(texts)
+        for i, one in zip(long, facts, strict=True):
+            found[i] = loss(one)
+        return found
+
     for spec, key in todo:
         found = measured[spec.name]
         rows = [row for row in sets.rows if row.key in found.texts]
@@ -540,32 +557,24 @@ def _collapse(
             continue
         texts = [found.texts[row.key] for row in rows]
         known, against = None, "expected answers"
-        nll = ordinary = None
+        nll = None
         if before is not None and spec.name != before.name:
             if known := measured[before.name].outputs:
                 against = "original's outputs"
             if judge is None:
                 tokenizer = load_tokenizer(before)
                 judge = load_model(before, dtype=_dtype(settings.dtype), device=settings.device)
-            with bars.bar(f"{spec.name}: fluency", len(rows)) as advance:
-                long = [i for i, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) > 1]
-                facts = score_texts(
-                    judge,
-                    tokenizer,
-                    [texts[i] for i in long],
-                    loss_only=True,
-                    on_batch=lambda done, advance=advance: advance(len(done)),
-                )
-            nll = [0.0] * len(texts)
-            for i, one in zip(long, facts, strict=True):
-                nll[i] = loss(one)
-            ordinary = measured[before.name].nonmember_loss
+                # An output begins in the middle of a text, where every model is less sure: so
+                # does what it is compared with.
+                halves = [_second_half(text) for _, text in sets.nonmember]
+                ordinary = losses([half for half in halves if half], "ordinary texts")
+            nll = losses(texts, f"{spec.name}: fluency")
         sides = {
             side: collapse_report(
                 [texts[i] for i in where],
                 known[side] if known else [rows[i].record.output for i in where],
                 nll=None if nll is None else [nll[i] for i in where],
-                ordinary_nll=ordinary,
+                ordinary_nll=None if nll is None else ordinary,
             )
             for side in ("retain", "forget")
             if (where := [i for i, row in enumerate(rows) if row.side == side])
@@ -577,6 +586,12 @@ def _collapse(
         if keys[spec.name]:
             cache.put(key, report)
     return reports
+
+
+def _second_half(text: str) -> str:
+    """The later half of its words, or of its characters where it has one word."""
+    words = text.split()
+    return " ".join(words[len(words) // 2 :]) if len(words) > 1 else text[len(text) // 2 :]
 
 
 def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Settings) -> None:

@@ -168,7 +168,8 @@ def collapse_report(
         nll: Mean loss of each output under the *original* model, nats a token; nonsense without
             repetition is found only with it.
         ordinary_nll: Mean losses of ordinary unseen texts under the original model, e.g. of the
-            non-members. Texts that it memorised are no measure of ordinary.
+            second halves of the non-members (outputs begin in the middle of a text, too). Texts
+            that it memorised are no measure of ordinary.
 
     Returns:
         ``collapsed`` and its ``reasons``; ``n``; shares of outputs ``dominated`` by one token or
