@@ -5,12 +5,12 @@
 Each seed is a demo of its own with 160 members, 320 non-members and 160 utility questions, so that
 either half has at least 80 of each, with 80 other facts of general knowledge among the retain rows,
 with two retain rows beside each forget row of a step, with no end of sequence on forget rows, and
-with 6 epochs instead of 9, so that a forgetting run has the demo's number of steps. The search
-(`tune-merge`) and the choice between single runs see the validation half alone; every number of the
-comparison is of the test half, from `axolotl unlearn eval`. The single runs together have the
-budget of the two parents. The first seeds also make the paper's tables and figures (`--tables`),
-and merge other pairs of runs and search over parents and single runs together (`--pairs`). Finished
-stages are kept.
+with 6 epochs instead of 9, so that a forgetting run has the demo's number of steps. The searches
+(`tune-merge`, over the two parents and over all four runs that differ in beta alone) and the choice
+between single runs see the validation half alone; every number of the comparison is of the test
+half, from `axolotl unlearn eval`. The single runs together have the budget of the two parents. The
+first seeds also make the paper's tables and figures (`--tables`), and merge other pairs of runs
+(`--pairs`). Finished stages are kept.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def make_study(
 
     Args:
         tables: also the paper's tables and figures.
-        pairs: also other pairs of runs, and the search over four parents.
+        pairs: also other pairs of runs.
         retain_per_forget: retain rows beside each forget row of a step.
         forget_eos: also forget to end (the end of sequence is a label of forget rows).
     """
@@ -154,14 +154,16 @@ def make_study(
         train(name, shift, **{key: v for key, v in changes.items() if key != "seed"})
     title = "search the best merge on validation"
     search("tuned", title, ("over", "under"), ["parents"])
+    search("tuned_four", f"{title}, four runs", FOUR, ["parents", *SINGLES])
     models: dict[str, str | Path] = {
         "original": memorised,
         "over": out / "over" / "merged",
         "under": out / "under" / "merged",
         "fixed": out / "merged",
         "tuned": out / "tuned" / "best",
+        "tuned_four": out / "tuned_four" / "best",
     }
-    needs = ["merged", "tuned", "validation", "retrained"]
+    needs = ["merged", "tuned", "tuned_four", "validation", "retrained"]
     if tables:
         module(
             "reproduce",
@@ -172,9 +174,6 @@ def make_study(
             *("--data", data, "--out", out / "reproduction", "--seed", str(seed)),
         )
     if pairs:
-        search("tuned_four", f"{title}, four runs", FOUR, ["parents", *SINGLES])
-        models["tuned_four"] = out / "tuned_four" / "best"
-        needs.append("tuned_four")
         runs = ["over", "under", *SINGLES, *OTHERS]
         module(
             "pairs",
