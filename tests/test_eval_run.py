@@ -196,6 +196,26 @@ def test_a_cache_of_an_earlier_version_has_no_counts(home, results, tmp_path):
     assert both[1]["collapse"] == results[1]["collapse"]
 
 
+def test_texts_of_an_earlier_version_are_counted(home, tmp_path, monkeypatch):
+    """Its cache of made-up data has the texts but no counts: nothing is generated again."""
+    options = OPTIONS | {"with_text": True}
+    model = [str(home / "original")]
+    first = run.evaluate(model, home / "data", tmp_path, **options)
+    for path in (tmp_path / "cache").glob("*.json"):
+        stored = json.loads(path.read_text())
+        if "outputs" in stored:
+            assert stored.pop("outputs") and stored.pop("contained") and stored["texts"]
+            path.write_text(json.dumps(stored))
+    monkeypatch.setattr(run, "_measure", None)
+    again = run.evaluate(model, home / "data", tmp_path, **options)
+    assert again[0]["answers"] == first[0]["answers"] and len(first[0]["answers"]) == 2
+    both = run.load_sets(home / "data", min_members=1)
+    found = run.Measured(texts={row.key: "a b a b" for row in both.rows})
+    run._count(found, both)
+    assert found.outputs["retain"]["first_bigrams"].count("1") == 2
+    assert not any(found.contained.values())
+
+
 def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
     """Killed after two batches: the second run generates only what is missing."""
     from axolotl_unlearn.evaluation import generate

@@ -285,6 +285,7 @@ class Cache:
         if stored is None:
             return None
         found = Measured(**stored)
+        _count(found, sets)
         if settings.keep_texts and len(found.texts) < len(sets.rows):
             return None  # texts are asked for now but were not stored then
         return found
@@ -341,18 +342,30 @@ def _measure(
     model, tokenizer, sets, settings: Settings, cache: Cache, key: str, bars: _Bars, name: str
 ) -> Measured:
     """Everything but the generic questions."""
-    from axolotl_unlearn.metrics.fluency import reference_figures
-
     found = Measured()
     _measure_likelihoods(model, tokenizer, sets, settings, found, bars, name)
     _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name)
-    # An interrupted run of real data has no texts of the rows before.
-    if len(found.texts) == len(sets.rows):
-        found.outputs = {
-            side: reference_figures([found.texts[r.key] for r in sets.rows if r.side == side])
-            for side in ("retain", "forget")
-        }
+    _count(found, sets)
     return found
+
+
+def _count(found: Measured, sets: EvaluationSets) -> None:
+    """What is kept of all texts instead of them; an earlier version's cache has it not yet."""
+    from axolotl_unlearn.evaluation.generic import contains_answer
+    from axolotl_unlearn.metrics.fluency import reference_figures
+
+    # An interrupted run of real data has no texts of the rows before.
+    if found.outputs or len(found.texts) < len(sets.rows):
+        return
+    found.outputs = {
+        side: reference_figures([found.texts[r.key] for r in sets.rows if r.side == side])
+        for side in ("retain", "forget")
+    }
+    found.contained = {
+        row.key: contains_answer(found.texts[row.key], row.record.output)
+        for row in sets.rows
+        if row.record.kind == "question"
+    }
 
 
 def _dtype(name: str) -> Any:
