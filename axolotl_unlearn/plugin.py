@@ -92,7 +92,7 @@ class UnlearnPlugin(BasePlugin):
     def get_trainer_cls(self, cfg: DictDefault):
         if not _trains(cfg):
             return None
-        from axolotl_unlearn.trainer import trainer_class
+        from axolotl_unlearn.training.trainer import trainer_class
 
         return trainer_class(unlearn_config(cfg), starting_adapter=bool(cfg.lora_model_dir))
 

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from axolotl_unlearn.args import ObjectiveArgs
-from axolotl_unlearn.scoring import ChunkPlan, Positions, make_entries, position_statistics
+from axolotl_unlearn.engine.scoring import ChunkPlan, Positions, make_entries, position_statistics
 from benchmarks.memory import Alive
 
 P, D, V = 512, 512, 50304

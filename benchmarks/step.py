@@ -44,9 +44,9 @@ RECIPE = (
 def ours(model, known: list[dict[str, Tensor]], *, mode: str = "auto", kl: bool = True):
     """Our step. ``known`` are batches of an earlier epoch: the reference has seen their rows."""
     from axolotl_unlearn.args import ObjectiveArgs
-    from axolotl_unlearn.reference import make_reference
-    from axolotl_unlearn.scoring import ChunkPlan, make_entries
-    from axolotl_unlearn.step import step_loss
+    from axolotl_unlearn.engine.scoring import ChunkPlan, make_entries
+    from axolotl_unlearn.engine.step import step_loss
+    from axolotl_unlearn.reference.sources import make_reference
 
     recipe = [r for r in RECIPE if kl or r[1]["objective"] != "kl"]
     entries = make_entries([(side, ObjectiveArgs(**config)) for side, config in recipe])

@@ -10,14 +10,14 @@ import torch
 from conftest import random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
-from axolotl_unlearn import packing
 from axolotl_unlearn.args import ObjectiveArgs
+from axolotl_unlearn.engine import packing
+from axolotl_unlearn.engine.head import after_head, finished, intercept_head, output_head
+from axolotl_unlearn.engine.linearised import Linearised, kl_and_gradient
+from axolotl_unlearn.engine.scoring import ChunkPlan, make_entries
+from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.fused import Linearised, kl_and_gradient
-from axolotl_unlearn.head import after_head, finished, intercept_head, output_head
-from axolotl_unlearn.reference import make_reference
-from axolotl_unlearn.scoring import ChunkPlan, make_entries
-from axolotl_unlearn.step import step_loss
+from axolotl_unlearn.reference.sources import make_reference
 
 CONFIGS = (
     ("forget", {"objective": "npo", "weight": 0.4}),

@@ -11,11 +11,11 @@ from conftest import random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
 from axolotl_unlearn.args import ObjectiveArgs
+from axolotl_unlearn.engine.scoring import ChunkPlan, make_entries
+from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.reference import FrozenCopy, make_reference, precompute
-from axolotl_unlearn.scoring import ChunkPlan, make_entries
-from axolotl_unlearn.step import step_loss
-from axolotl_unlearn.store import RowStore, weights_digest
+from axolotl_unlearn.reference.sources import FrozenCopy, make_reference, precompute
+from axolotl_unlearn.reference.store import RowStore, weights_digest
 
 CONFIGS = (
     ("forget", {"objective": "npo", "weight": 0.4}),

@@ -11,10 +11,10 @@ from conftest import random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
 from axolotl_unlearn.args import ObjectiveArgs
-from axolotl_unlearn.packing import can_pack
-from axolotl_unlearn.reference import make_reference
-from axolotl_unlearn.scoring import ChunkPlan, make_entries
-from axolotl_unlearn.step import step_loss, unit_counts
+from axolotl_unlearn.engine.packing import can_pack
+from axolotl_unlearn.engine.scoring import ChunkPlan, make_entries
+from axolotl_unlearn.engine.step import step_loss, unit_counts
+from axolotl_unlearn.reference.sources import make_reference
 
 FORGET, RETAIN = [0, 1, 2], [3, 4]
 

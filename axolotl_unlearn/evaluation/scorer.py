@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from axolotl_unlearn.engine.head import finished, intercept_head, output_head, output_vocabulary
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.head import finished, intercept_head, output_head, output_vocabulary
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 __all__ = ["Query", "TokenFacts", "encode_continuation", "score_queries", "score_texts"]

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.head import finished
-from axolotl_unlearn.reference import Reference, wanted
-from axolotl_unlearn.scoring import (
+from axolotl_unlearn.engine.head import finished
+from axolotl_unlearn.engine.scoring import (
     DEFAULT_PLAN,
     IGNORE,
     ROLES,
@@ -23,6 +22,7 @@ from axolotl_unlearn.scoring import (
     score_rows,
     targets,
 )
+from axolotl_unlearn.reference.sources import Reference, wanted
 
 
 @dataclass

@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from axolotl_unlearn.engine.head import _text_config, finished, intercept_head, output_head
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.head import _text_config, finished, intercept_head, output_head
 
 LOG = logging.getLogger(__name__)
 

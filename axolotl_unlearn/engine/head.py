@@ -73,7 +73,7 @@ _AFTER_HEAD: dict[str, Callable[[Tensor, float], Tensor]] = {
 def after_head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """What the model does to its logits after the head; None where it does nothing.
 
-    `axolotl_unlearn.packing.probe` compares the outcome with the model's own logits.
+    `axolotl_unlearn.engine.packing.probe` compares the outcome with the model's own logits.
     """
     config = _text_config(model)
     steps = []

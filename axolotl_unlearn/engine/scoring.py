@@ -9,8 +9,8 @@ keep working.
 
 Where the head is frozen (every LoRA run that leaves it alone), the gradient of each statistic with
 respect to the hidden state is formed in the same pass, so a chunk's logits are dropped at once and
-nothing is recomputed in the backward pass (`axolotl_unlearn.fused`). Where the model can take rows
-laid end to end, padding is not computed at all (`axolotl_unlearn.packing`).
+nothing is recomputed in the backward pass (`axolotl_unlearn.engine.linearised`). Where the model
+can take rows laid end to end, padding is not computed at all (`axolotl_unlearn.engine.packing`).
 
 Shape letters: R rows, T time, D hidden, V vocabulary, P selected positions.
 """
@@ -28,8 +28,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from axolotl_unlearn.args import ObjectiveArgs
-from axolotl_unlearn.fused import Linearised, linearised_statistics
-from axolotl_unlearn.head import (
+from axolotl_unlearn.engine.head import (
     Head,
     after_head,
     finished,
@@ -38,8 +37,9 @@ from axolotl_unlearn.head import (
     output_head,
     output_vocabulary,
 )
+from axolotl_unlearn.engine.linearised import Linearised, linearised_statistics
+from axolotl_unlearn.engine.packing import Pick, can_pack, packed_layout, padded_layout
 from axolotl_unlearn.objectives import OBJECTIVES, LabelScores, Objective, Terms
-from axolotl_unlearn.packing import Pick, can_pack, packed_layout, padded_layout
 
 IGNORE = -100
 ROLES = {"forget": 0, "retain": 1}

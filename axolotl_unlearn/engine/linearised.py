@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.scoring import Entry
+    from axolotl_unlearn.engine.scoring import Entry
 
 IGNORE = -100
 

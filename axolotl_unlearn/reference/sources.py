@@ -28,10 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.head import Head, output_head, output_vocabulary
-from axolotl_unlearn.packing import Pick
-from axolotl_unlearn.scoring import (
+from axolotl_unlearn.engine.head import Head, output_head, output_vocabulary
+from axolotl_unlearn.engine.packing import Pick
+from axolotl_unlearn.engine.scoring import (
     DEFAULT_PLAN,
     IGNORE,
     ChunkPlan,
@@ -41,7 +40,8 @@ from axolotl_unlearn.scoring import (
     run_to_head,
     targets,
 )
-from axolotl_unlearn.store import RowStore, weights_digest
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.reference.store import RowStore, weights_digest
 
 
 class Reference:

@@ -14,16 +14,16 @@ from torch.utils.data import DataLoader, Dataset
 
 from axolotl_unlearn.args import UnlearnArgs
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
+from axolotl_unlearn.engine.packing import refuse_packing
+from axolotl_unlearn.engine.scoring import ROLES, ChunkPlan, Entry, make_entries
+from axolotl_unlearn.engine.step import step_loss, unit_counts
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.packing import refuse_packing
-from axolotl_unlearn.reference import (
+from axolotl_unlearn.reference.sources import (
     adapter_changes_model,
     make_reference,
     needs_reference,
     precompute,
 )
-from axolotl_unlearn.scoring import ROLES, ChunkPlan, Entry, make_entries
-from axolotl_unlearn.step import step_loss, unit_counts
 
 BATCH_KEYS = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
 

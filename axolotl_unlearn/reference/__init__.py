@@ -1,0 +1,1 @@
+"""Where reference numbers come from, and where they are kept."""

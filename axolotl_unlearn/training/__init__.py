@@ -1,0 +1,1 @@
+"""The trainer that Axolotl runs, and what happens when."""
