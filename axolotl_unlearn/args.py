@@ -17,9 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from axolotl_unlearn.data.columns import Kind
 from axolotl_unlearn.errors import UnlearnError
-
-Kind = Literal["completion", "question"]
 
 
 class Strict(BaseModel):

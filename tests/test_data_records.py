@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from axolotl_unlearn.data.columns import task_number
 from axolotl_unlearn.data.records import (
     Fields,
     Record,
@@ -15,7 +16,6 @@ from axolotl_unlearn.data.records import (
     kind_of,
     read_documents,
     read_records,
-    task_number,
 )
 from axolotl_unlearn.errors import UnlearnError
 
@@ -103,7 +103,34 @@ def test_ids_kinds_and_tasks():
     assert document_id("plain") == "plain" and kind_of("plain") is None
     assert [kind_of(i) for i in ("xsc1", "xqa0", "xqa12")] == ["completion", "question", "question"]
     assert [r.kind_number for r in EXPECTED] == [0, 1, 1]
-    assert [task_number(t) for t in ("Task1", "task_3", "2", "mine", "")] == [1, 3, 2, 0, 0]
+    assert [task_number(t) for t in ("Task1", "task_3", "2", 2, "")] == [1, 3, 2, 2, 0]
+
+
+def test_a_task_without_a_number_is_a_category_of_its_own():
+    """`printf pii | b2sum -l 32` is c6b4a8de: -2 - (0xc6b4a8de mod (2^31 - 2))."""
+    assert task_number("PII ") == task_number("pii") == -1186244834
+    names = ["pii", "facts", "math1", "task one", "Task99999999999", "1", "11"]
+    assert len({task_number(name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize("tasks", [["PII"], ["math1"], [1], ["Task1", "2"]])
+def test_entries_and_rows_read_tasks_alike(tasks):
+    torch = pytest.importorskip("torch")
+    from axolotl_unlearn.args import ObjectiveArgs
+    from axolotl_unlearn.engine.scoring import make_entries
+
+    (entry,) = make_entries([("forget", ObjectiveArgs(objective="ga", tasks=tasks))])
+    names = ["pii", "PII", "math1", "facts", "Task1", "task 1", "2", ""]
+    batch = {
+        "role": torch.zeros(len(names), dtype=torch.long),
+        "task": torch.tensor([Record("x", "a", "b", name).task_number for name in names]),
+    }
+    matches = {
+        "PII": {"pii", "PII"}, "math1": {"math1"}, 1: {"Task1", "task 1"}, "2": {"2"},
+        "Task1": {"Task1", "task 1"},
+    }  # fmt: skip
+    wanted = set().union(*(matches[task] for task in tasks))
+    assert {name for name, row in zip(names, entry.rows(batch), strict=True) if row} == wanted
 
 
 def bad(**changes) -> str:

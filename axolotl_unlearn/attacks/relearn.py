@@ -20,7 +20,8 @@ from axolotl_unlearn.args import DataArgs
 from axolotl_unlearn.attacks.probes import MEASURES, Scores, plain_probes
 from axolotl_unlearn.attacks.results import Store, curve, figures_row, key_of, rows_digest
 from axolotl_unlearn.attacks.subject import Subject
-from axolotl_unlearn.data.encode import IGNORE, Encoder
+from axolotl_unlearn.data.columns import IGNORE
+from axolotl_unlearn.data.encode import Encoder
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 

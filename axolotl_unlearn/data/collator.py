@@ -7,11 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.data.encode import IGNORE
+from axolotl_unlearn.data.columns import FACTS, IGNORE
 from axolotl_unlearn.errors import UnlearnError
-
-#: One integer a row; -1 where a dataset has no such column.
-FACTS = ("role", "kind", "task", "row")
 
 
 class PairCollator:

@@ -13,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from axolotl_unlearn.data.columns import IGNORE
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
-
-IGNORE = -100
 
 
 class DataOptions(Protocol):

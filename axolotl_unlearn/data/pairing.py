@@ -17,9 +17,10 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
+from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.errors import UnlearnError
 
-FORGET, RETAIN = 0, 1
+FORGET, RETAIN = ROLES["forget"], ROLES["retain"]
 
 #: Batches whose pairs are sorted by length together (`PairSampler.group_by_length`).
 _MEGA = 50

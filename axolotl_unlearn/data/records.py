@@ -13,21 +13,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+from axolotl_unlearn.data.columns import KINDS, Kind, task_number
 from axolotl_unlearn.errors import UnlearnError
 
 #: File name endings that can be read.
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 
-#: The order gives the integer that training and evaluation use for a kind.
-KINDS = ("completion", "question")
-
 # LUME: `"<uuid>"sc1`, `<uuid>qa0`, `67148749sc1`.
 _SUFFIX = re.compile(r"(sc|qa)\d+$")
-_TASK = re.compile(r"task[\s_-]*(\d+)", re.IGNORECASE)
-
-Kind = Literal["completion", "question"]
 
 
 class FieldNames(Protocol):
@@ -67,11 +62,11 @@ class Record:
     @property
     def kind_number(self) -> int:
         """0 completion, 1 question."""
-        return KINDS.index(self.kind)
+        return KINDS[self.kind]
 
     @property
     def task_number(self) -> int:
-        """3 for "Task3"; 0 if the task has no number."""
+        """3 for "Task3"; see `axolotl_unlearn.data.columns.task_number`."""
         return task_number(self.task)
 
 
@@ -89,12 +84,6 @@ def kind_of(record_id: str) -> Kind | None:
     """Kind by the id's ending (sc: sentence completion, qa: question), or None without one."""
     match = _SUFFIX.search(record_id)
     return None if match is None else ("completion" if match[1] == "sc" else "question")
-
-
-def task_number(task: str) -> int:
-    """3 for "Task3", "task 3" or "3"; 0 if there is no such number."""
-    match = _TASK.fullmatch(task.strip()) or re.fullmatch(r"(\d+)", task.strip())
-    return int(match[1]) if match else 0
 
 
 def read_records(

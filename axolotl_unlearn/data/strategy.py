@@ -16,6 +16,7 @@ from axolotl.prompt_tokenizers import DatasetWrappingStrategy
 from datasets import Dataset, Features, Value
 from datasets import Sequence as SequenceOf
 
+from axolotl_unlearn.data.columns import FACTS, ROLES
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoded, Encoder, row_of
 from axolotl_unlearn.data.records import Record, read_records, records_from_rows
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
@@ -30,9 +31,7 @@ _TOKENS = {
     "labels": SequenceOf(Value("int32")),
 }
 #: Columns of forget and retain rows; ``length`` (tokens) is what Axolotl and `PairSampler` sort by.
-FEATURES = Features(
-    _TOKENS | {name: Value("int32") for name in ("role", "kind", "task", "row", "length")}
-)
+FEATURES = Features(_TOKENS | {name: Value("int32") for name in (*FACTS, "length")})
 MEMORISE_FEATURES = Features(_TOKENS)
 
 
@@ -133,7 +132,7 @@ class RecordStrategy(DatasetWrappingStrategy):
             return {"input_ids": ids, "attention_mask": [[1] * len(i) for i in ids], "labels": ids}
         rows = [row_of(self.encoder, e, r) for e, r in zip(encoded, records, strict=True)]
         columns = {name: [row[name] for row in rows] for name in rows[0]}
-        columns["role"] = [("forget", "retain").index(self.role)] * len(rows)
+        columns["role"] = [ROLES[self.role]] * len(rows)
         columns["row"] = list(range(len(rows)))
         columns["length"] = [len(e.input_ids) for e in encoded]
         return columns

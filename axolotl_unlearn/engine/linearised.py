@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from axolotl_unlearn.data.columns import IGNORE
+
 if TYPE_CHECKING:
     from axolotl_unlearn.engine.scoring import Entry
-
-IGNORE = -100
 
 
 class Linearised(torch.autograd.Function):

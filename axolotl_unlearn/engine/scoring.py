@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from axolotl_unlearn.args import ObjectiveArgs
+from axolotl_unlearn.data.columns import IGNORE, KINDS, ROLES, task_number
 from axolotl_unlearn.engine.head import (
     Head,
     after_head,
@@ -40,10 +41,6 @@ from axolotl_unlearn.engine.head import (
 from axolotl_unlearn.engine.linearised import Linearised, linearised_statistics
 from axolotl_unlearn.engine.packing import Pick, can_pack, packed_layout, padded_layout
 from axolotl_unlearn.objectives import OBJECTIVES, LabelScores, Objective, Terms
-
-IGNORE = -100
-ROLES = {"forget": 0, "retain": 1}
-KINDS = {"completion": 0, "question": 1}
 
 
 @dataclass(frozen=True)
@@ -91,12 +88,6 @@ class Entry:
         if self.args.divide_by_length:
             return rows.sum().float() * self.args.divide_by_length
         return self.positions(batch).sum().float()
-
-
-def task_number(task: int | str) -> int:
-    """``1``, ``"1"`` and ``"Task1"`` to 1; 0 where there is no number."""
-    digits = "".join(c for c in str(task) if c.isdigit())
-    return int(digits) if digits else 0
 
 
 def _isin(values: Tensor, wanted: Sequence[int]) -> Tensor:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from axolotl_unlearn.data.columns import IGNORE, ROLES
 from axolotl_unlearn.engine.head import finished
 from axolotl_unlearn.engine.scoring import (
     DEFAULT_PLAN,
-    IGNORE,
-    ROLES,
     ChunkPlan,
     Entry,
     entry_terms,

@@ -28,11 +28,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from axolotl_unlearn.data.columns import IGNORE
 from axolotl_unlearn.engine.head import Head, output_head, output_vocabulary
 from axolotl_unlearn.engine.packing import Pick
 from axolotl_unlearn.engine.scoring import (
     DEFAULT_PLAN,
-    IGNORE,
     ChunkPlan,
     Entry,
     Positions,

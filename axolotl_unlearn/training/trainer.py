@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from axolotl_unlearn.args import UnlearnArgs
+from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.packing import refuse_packing
-from axolotl_unlearn.engine.scoring import ROLES, ChunkPlan, Entry, make_entries
+from axolotl_unlearn.engine.scoring import ChunkPlan, Entry, make_entries
 from axolotl_unlearn.engine.step import step_loss, unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.sources import (
