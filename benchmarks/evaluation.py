@@ -142,7 +142,7 @@ def scoring(model: Any, tokenizer: Any, texts: list[str], repeats: int) -> dict[
 
 def bootstrap(sets: Any) -> dict[str, Any]:
     """10 000 resamples of 12 cells, task aggregate, AUC, MIA score and aggregate."""
-    from axolotl_unlearn.evaluation.run import Measured
+    from axolotl_unlearn.evaluation.measured import Measured
     from axolotl_unlearn.evaluation.summary import bootstrap_scores
     from axolotl_unlearn.metrics.statistics import semeval_draws
 

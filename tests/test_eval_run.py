@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run
+from axolotl_unlearn.evaluation.collapse import second_half
+from axolotl_unlearn.evaluation.measured import Measured, count_outputs
 from axolotl_unlearn.metrics.semeval import CELLS
 
 OPTIONS = {"min_members": 1, "progress": False, "resamples": 50, "max_gen_toks": 12}
@@ -95,7 +97,7 @@ def test_generic_questions_are_added_to_what_is_known(home, results, tmp_path, m
     def refuse(*_, **__):
         raise AssertionError("measured although it is known")
 
-    monkeypatch.setattr(run, "_measure", refuse)
+    monkeypatch.setattr(run, "measure", refuse)
     again = run.evaluate(models, home / "data", out, generic=str(items), **OPTIONS)
     assert [model["general"]["n"] for model in again] == [1, 1]
     assert "drop" in again[1]["general"]
@@ -132,13 +134,13 @@ def test_a_model_added_later_is_judged_against_the_original(home, results, tmp_p
     """By counts that are kept instead of the original's texts: it is not generated again, and what
     the model collapsed from does not depend on when it was added."""
     first = run.evaluate([str(home / "original")], home / "data", tmp_path, **OPTIONS)
-    measure, measured = run._measure, []
+    measure, measured = run.measure, []
 
     def noted(*given):
         measured.append(given[-1])
         return measure(*given)
 
-    monkeypatch.setattr(run, "_measure", noted)
+    monkeypatch.setattr(run, "measure", noted)
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
     both = run.evaluate(models, home / "data", tmp_path, **OPTIONS)
     assert measured == ["retrained"]
@@ -162,7 +164,7 @@ def test_what_the_original_says_is_not_nonsense(home, tmp_path):
     ("text", "half"), [("a b c d", "c d"), ("a b c", "b c"), ("abcde", "cde"), ("", "")]
 )
 def test_second_half(text, half):
-    assert run._second_half(text) == half
+    assert second_half(text) == half
 
 
 def test_an_answer_that_goes_on_is_seen(home, results, tmp_path):
@@ -206,12 +208,12 @@ def test_texts_of_an_earlier_version_are_counted(home, tmp_path, monkeypatch):
         if "outputs" in stored:
             assert stored.pop("outputs") and stored.pop("contained") and stored["texts"]
             path.write_text(json.dumps(stored))
-    monkeypatch.setattr(run, "_measure", None)
+    monkeypatch.setattr(run, "measure", None)
     again = run.evaluate(model, home / "data", tmp_path, **options)
     assert again[0]["answers"] == first[0]["answers"] and len(first[0]["answers"]) == 2
     both = run.load_sets(home / "data", min_members=1)
-    found = run.Measured(texts={row.key: "a b a b" for row in both.rows})
-    run._count(found, both)
+    found = Measured(texts={row.key: "a b a b" for row in both.rows})
+    count_outputs(found, both)
     assert found.outputs["retain"]["first_bigrams"].count("1") == 2
     assert not any(found.contained.values())
 

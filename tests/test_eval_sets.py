@@ -9,7 +9,8 @@ import pytest
 from eval_model import documents_of, made_up_rows, write_folder
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.sets import interleave, load_sets, read_mmlu
+from axolotl_unlearn.evaluation.mmlu import read_mmlu
+from axolotl_unlearn.evaluation.sets import interleave, load_sets
 from axolotl_unlearn.metrics.semeval import CELLS
 
 

@@ -24,7 +24,7 @@ from axolotl_unlearn.metrics.statistics import (
 )
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.evaluation.run import Measured
+    from axolotl_unlearn.evaluation.measured import Measured
     from axolotl_unlearn.evaluation.sets import EvaluationSets
 
 
@@ -97,8 +97,9 @@ def compare(
     Raises:
         UnlearnError: if one of them was not evaluated in this way.
     """
+    from axolotl_unlearn.evaluation.cache import Cache
+    from axolotl_unlearn.evaluation.measured import Settings
     from axolotl_unlearn.evaluation.models import parse_models
-    from axolotl_unlearn.evaluation.run import Cache, Settings
     from axolotl_unlearn.evaluation.sets import load_sets
 
     path = Path(out_dir) / "results.json"

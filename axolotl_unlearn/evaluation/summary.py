@@ -25,7 +25,7 @@ from axolotl_unlearn.metrics.statistics import (
 )
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.evaluation.run import Measured
+    from axolotl_unlearn.evaluation.measured import Measured
 
 
 def summarise(

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.run import Measured
+from axolotl_unlearn.evaluation.measured import Measured
 from axolotl_unlearn.evaluation.scorer import Query, score_options, score_queries
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import memorisation, semeval

@@ -484,7 +484,7 @@ class _Search:
             Their scores, and by how much the winner differs from each (paired by document).
         """
         from axolotl_unlearn.evaluation.compare import compare_measured
-        from axolotl_unlearn.evaluation.run import Measured
+        from axolotl_unlearn.evaluation.measured import Measured
 
         scorer = self._scorer(test)
         sources: dict[str, Any] = {"original": None}

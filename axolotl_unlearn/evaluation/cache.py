@@ -1,0 +1,94 @@
+"""Measurements by content: weights, data, task version and settings make the key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.evaluation.measured import Measured, Settings, count_outputs
+from axolotl_unlearn.evaluation.models import ModelSpec, weights_digest
+from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.evaluation.tasks import TASK_VERSION
+
+#: Raised when what is measured or how it is stored changes.
+_CACHE_VERSION = 2
+
+
+class Cache:
+    """Measurements by content. Without a folder nothing is stored."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.files: dict[str, str] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.files = read_json(folder / "files.json") or {}
+
+    def key(self, spec: ModelSpec, sets: EvaluationSets, settings: Settings) -> str:
+        if self.folder is None:
+            return ""
+        weights = weights_digest(spec, self.files)
+        write_json(self.folder / "files.json", self.files)
+        parts = [_CACHE_VERSION, TASK_VERSION, weights, sets.digest, settings.key]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+    def load(self, key: str, sets: EvaluationSets, settings: Settings) -> Measured | None:
+        stored = self.get(key)
+        if stored is None:
+            return None
+        found = Measured(**stored)
+        count_outputs(found, sets)
+        if settings.keep_texts and len(found.texts) < len(sets.rows):
+            return None  # texts are asked for now but were not stored then
+        return found
+
+    def save(self, key: str, found: Measured, settings: Settings) -> None:
+        self.put(key, found.stored(settings.keep_texts))
+        if self.folder is not None:
+            self.partial(key).unlink(missing_ok=True)
+
+    def get(self, key: str) -> Any:
+        return None if self.folder is None else read_json(self.folder / f"{key}.json")
+
+    def put(self, key: str, data: Any) -> None:
+        if self.folder is not None:
+            write_json(self.folder / f"{key}.json", data)
+
+    def partial(self, key: str) -> Path:
+        """Rows of a model that is being generated, one JSON line each."""
+        return self.folder / f"{key}.partial.jsonl"
+
+    def rows_so_far(self, key: str, need_texts: bool) -> Iterator[dict[str, Any]]:
+        if self.folder is None or not self.partial(key).is_file():
+            return
+        for line in self.partial(key).read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:  # the last line of a run that was killed
+                continue
+            if not need_texts or row.get("text") is not None:
+                yield row
+
+    def add_rows(self, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self.folder is None:
+            return
+        with self.partial(key).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Whole or not at all: a killed run leaves no half file."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    draft.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
+    draft.replace(path)

@@ -1,0 +1,175 @@
+"""From a model to what it did: likelihoods, generated rows, generic questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.cache import Cache
+from axolotl_unlearn.evaluation.measured import Measured, Settings, count_outputs
+from axolotl_unlearn.evaluation.sets import Row
+
+
+class Bars:
+    """Rich progress bars on stderr; silent where `show` is false."""
+
+    def __init__(self, show: bool) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not show,
+        )
+
+    @contextmanager
+    def bar(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        task = self.progress.add_task(name, total=total)
+        yield lambda n: self.progress.advance(task, n)
+        self.progress.update(task, completed=total)
+
+    def note(self, text: str) -> None:
+        self.progress.console.print(text, soft_wrap=True, highlight=False)
+
+
+def measure(
+    model, tokenizer, sets, settings: Settings, cache: Cache, key: str, bars: Bars, name: str
+) -> Measured:
+    """Everything but the generic questions."""
+    found = Measured()
+    _measure_likelihoods(model, tokenizer, sets, settings, found, bars, name)
+    _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name)
+    count_outputs(found, sets)
+    return found
+
+
+def torch_dtype(name: str) -> Any:
+    import torch
+
+    if name == "auto":
+        return "auto"
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnlearnError(f"--dtype {name!r}: use float32, bfloat16, float16 or auto.")
+    return dtype
+
+
+def _measure_likelihoods(model, tokenizer, sets, settings, found, bars, name) -> None:
+    from axolotl_unlearn.evaluation.continuations import encode_pairs
+    from axolotl_unlearn.evaluation.scorer import Query, score_options, score_queries, score_texts
+    from axolotl_unlearn.metrics.memorisation import (
+        extraction_strength,
+        loss,
+        min_k,
+        min_k_plus,
+    )
+
+    texts = [text for _, text in [*sets.member, *sets.nonmember]]
+    with bars.bar(f"{name}: documents", len(texts)) as advance:
+        facts = score_texts(model, tokenizer, texts, on_batch=lambda done: advance(len(done)))
+    losses = [loss(one) for one in facts]
+    found.attacks = {
+        "min_k_20": [-min_k(one, 0.2) for one in facts],
+        "min_k_plus_20": [-min_k_plus(one, 0.2) for one in facts],
+    }
+    found.member_loss = losses[: len(sets.member)]
+    found.nonmember_loss = losses[len(sets.member) :]
+    if not all(map(_finite, losses)):
+        raise UnlearnError(
+            f"model {name!r}: the loss of a document is not finite; its weights are broken."
+        )
+    if sets.utility:
+        questions = [(option.context, option.continuations) for option in sets.utility]
+        with bars.bar(f"{name}: utility", len(questions)):
+            sums = score_options(model, tokenizer, questions)
+        found.options = [
+            int(_best(row) == option.answer) for row, option in zip(sums, sets.utility, strict=True)
+        ]
+    from axolotl_unlearn.args import DataArgs
+
+    pairs = [(record.input, record.output) for record in sets.forget]
+    encoded = encode_pairs(tokenizer, pairs, DataArgs(join=settings.join))
+    queries = [Query.of([*prompt, *answer], len(prompt)) for prompt, answer in encoded]
+    with bars.bar(f"{name}: extraction", len(queries)) as advance:
+        facts = score_queries(model, queries, on_batch=lambda done: advance(len(done)))
+    found.extraction = [extraction_strength(one) for one in facts]
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")
+
+
+def _best(values: Sequence[float]) -> int:
+    return max(range(len(values)), key=lambda i: (values[i], -i))
+
+
+def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name) -> None:
+    from axolotl_unlearn.evaluation.generate import generate_greedily
+    from axolotl_unlearn.evaluation.generic import contains_answer
+    from axolotl_unlearn.metrics.semeval import row_score
+
+    rows: dict[str, Row] = {row.key: row for row in sets.rows}
+
+    def take(stored: Mapping[str, Any]) -> None:
+        row_key = stored["key"]
+        found.values[row_key] = stored["value"]
+        found.tokens[row_key] = stored["tokens"]
+        found.stopped[row_key] = stored["stopped"]
+        if stored.get("contained") is not None:
+            found.contained[row_key] = stored["contained"]
+        if stored.get("text") is not None:
+            found.texts[row_key] = stored["text"]
+
+    for stored in cache.rows_so_far(key, settings.keep_texts):
+        if stored.get("key") in rows:
+            take(stored)
+    todo = [row for row in sets.rows if row.key not in found.values]
+    with bars.bar(f"{name}: rows", len(sets.rows)) as advance:
+        advance(len(sets.rows) - len(todo))
+
+        def on_batch(numbers, generations) -> None:
+            done = []
+            for number, generation in zip(numbers, generations, strict=True):
+                row = todo[number]
+                record = row.record
+                stored = {
+                    "key": row.key,
+                    "value": row_score(record.kind, generation.text, record.output),
+                    "tokens": generation.tokens,
+                    "stopped": generation.stopped,
+                    "contained": contains_answer(generation.text, record.output)
+                    if record.kind == "question"
+                    else None,
+                }
+                take({**stored, "text": generation.text})
+                done.append({**stored, "text": generation.text if settings.keep_texts else None})
+            cache.add_rows(key, done)
+            advance(len(numbers))
+
+        generate_greedily(
+            model,
+            tokenizer,
+            [row.record.input for row in todo],
+            max_new_tokens=settings.max_gen_toks,
+            batch_size=settings.batch_size,
+            on_batch=on_batch,
+        )
+
+
+def ask(model, tokenizer, questions, settings, bars, name) -> dict[str, Any]:
+    from axolotl_unlearn.evaluation.generic import score_generic
+
+    with bars.bar(f"{name}: generic", len(questions)):
+        return score_generic(model, tokenizer, questions, batch_size=settings.batch_size)

@@ -1,0 +1,83 @@
+"""What one model did, and how it was run: the currency between measuring and judging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from axolotl_unlearn.evaluation.sets import EvaluationSets
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How models are run; part of the cache key where it can change a score."""
+
+    device: str
+    dtype: str
+    batch_size: int
+    max_gen_toks: int
+    join: str = " "
+    keep_texts: bool = False
+
+    @property
+    def key(self) -> list[Any]:
+        # In float32 the batch size changes nothing; in half precision it can.
+        batch = None if self.dtype == "float32" else self.batch_size
+        device = self.device.split(":")[0]
+        # None stands where the generic questions were, which now have a key of their own.
+        return [device, self.dtype, batch, self.max_gen_toks, self.join, None]
+
+
+@dataclass
+class Measured:
+    """What one model did: everything that the summary is computed from.
+
+    Attributes:
+        values: score of each generated row, by its key ("forget/<id>").
+        texts: generations by row key; empty for rows that come from a cache without texts.
+        contained: is the answer in the generation, for each question by row key.
+        outputs: counts over the generations of each side (`metrics.fluency.reference_figures`).
+        options: 1 where the most probable option is the right one, 0 elsewhere.
+        extraction: extraction strength (floor 0) of each forget row, in file order.
+        attacks: membership attacks by name, one number a document, members first; low = member.
+        generic: answers to generic questions, where they were asked; cached by itself.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    stopped: dict[str, bool] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    contained: dict[str, bool] = field(default_factory=dict)
+    outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    member_loss: list[float] = field(default_factory=list)
+    nonmember_loss: list[float] = field(default_factory=list)
+    options: list[int] = field(default_factory=list)
+    extraction: list[float] = field(default_factory=list)
+    attacks: dict[str, list[float]] = field(default_factory=dict)
+    generic: dict[str, Any] | None = None
+    seconds: float = 0.0
+
+    def stored(self, keep_texts: bool) -> dict[str, Any]:
+        data = {name: value for name, value in vars(self).items() if name != "generic"}
+        if not keep_texts:
+            data["texts"] = {}
+        return data
+
+
+def count_outputs(found: Measured, sets: EvaluationSets) -> None:
+    """What is kept of all texts instead of them; an earlier version's cache has it not yet."""
+    from axolotl_unlearn.evaluation.generic import contains_answer
+    from axolotl_unlearn.metrics.fluency import reference_figures
+
+    # An interrupted run of real data has no texts of the rows before.
+    if found.outputs or len(found.texts) < len(sets.rows):
+        return
+    found.outputs = {
+        side: reference_figures([found.texts[r.key] for r in sets.rows if r.side == side])
+        for side in ("retain", "forget")
+    }
+    found.contained = {
+        row.key: contains_answer(found.texts[row.key], row.record.output)
+        for row in sets.rows
+        if row.record.kind == "question"
+    }

@@ -1,0 +1,149 @@
+"""Four-option questions for utility: MMLU's own files, or a data folder's ``general``."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.data.records import read_rows
+from axolotl_unlearn.errors import UnlearnError
+
+LETTERS = ("A", "B", "C", "D")
+
+
+@dataclass(frozen=True)
+class Option:
+    """A question with options; the option with the highest log-probability is the answer given.
+
+    Attributes:
+        continuations: the texts whose log-probability after `context` is compared.
+    """
+
+    id: str
+    context: str
+    continuations: tuple[str, ...]
+    answer: int
+    subject: str = ""
+
+
+def read_options(path: str | os.PathLike[str]) -> list[Option]:
+    """Four-option questions: question, choices (texts), answer (0-based index).
+
+    The options' texts are compared, ``question + " " + option``, not letters: a small model that
+    knows an answer has never learned to name it by a letter.
+    """
+    options = []
+    for place, row in read_rows(path):
+        where = f"{path}, {place}"
+        question, choices, answer = (row.get(k) for k in ("question", "choices", "answer"))
+        if not isinstance(question, str) or not question.strip():
+            raise UnlearnError(f"{where}: field 'question' must be a text that is not empty.")
+        if (
+            not isinstance(choices, list)
+            or len(choices) < 2
+            or not all(isinstance(choice, str) and choice.strip() for choice in choices)
+        ):
+            raise UnlearnError(f"{where}: field 'choices' must be a list of two or more texts.")
+        if len(set(choices)) != len(choices):
+            raise UnlearnError(f"{where}: two of the 'choices' are the same; make them differ.")
+        if isinstance(answer, bool) or not isinstance(answer, int):
+            raise UnlearnError(f"{where}: field 'answer' must be the number of a choice, from 0.")
+        if not 0 <= answer < len(choices):
+            raise UnlearnError(
+                f"{where}: 'answer' is {answer} but the choices are numbered 0 to "
+                f"{len(choices) - 1}."
+            )
+        texts = tuple(f" {choice.strip()}" for choice in choices)
+        name = str(row.get("id", f"row{len(options)}"))
+        options.append(Option(name, question.strip(), texts, answer))
+    if not options:
+        raise UnlearnError(f"{path} has no rows; remove it or fill it.")
+    return options
+
+
+def read_mmlu(folder: Path, shots: int = 0) -> list[Option]:
+    """MMLU (arXiv 2009.03300) from its CSV files, ``dev/<subject>_dev.csv`` and ``test/``.
+
+    The prompt is the paper's: a line with the subject, `shots` solved examples of ``dev``, the
+    question with its options, ``Answer:``; the letters' probabilities are compared.
+    """
+    test = folder / "test"
+    files = sorted(test.glob("*_test.csv")) if test.is_dir() else []
+    if not files:
+        raise UnlearnError(
+            f"{folder} holds no test/<subject>_test.csv; MMLU is read in its original layout "
+            "(folders dev and test with one CSV file a subject), or as general.jsonl."
+        )
+    options = []
+    for path in files:
+        subject = path.name.removesuffix("_test.csv")
+        solved: list[list[str]] = []
+        if shots:
+            dev = folder / "dev" / f"{subject}_dev.csv"
+            if not dev.is_file():
+                raise UnlearnError(f"{dev} does not exist; {shots} solved examples need it.")
+            solved = list(_mmlu_rows(dev))[:shots]
+            if len(solved) < shots:
+                raise UnlearnError(f"{dev} has {len(solved)} rows but mmlu_shots is {shots}.")
+        options += _mmlu_options(subject, _mmlu_rows(path), solved)
+    return options
+
+
+def _mmlu_rows(path: Path) -> Iterator[list[str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        for number, row in enumerate(csv.reader(file), start=1):
+            if len(row) != 6 or row[5].strip() not in LETTERS:
+                raise UnlearnError(
+                    f"{path}, row {number}: expected question, four options and a letter A to D."
+                )
+            yield row
+
+
+def _mmlu_options(
+    subject: str, rows: Iterable[Sequence[str]], solved: Iterable[Sequence[str]]
+) -> Iterator[Option]:
+    title = subject.replace("_", " ")
+    head = f"The following are multiple choice questions (with answers) about {title}.\n\n"
+    head += "".join(f"{_mmlu_question(row)} {row[5].strip()}\n\n" for row in solved)
+    continuations = tuple(f" {letter}" for letter in LETTERS)
+    for number, row in enumerate(rows):
+        answer = LETTERS.index(row[5].strip())
+        text = head + _mmlu_question(row)
+        yield Option(f"{subject}/{number}", text, continuations, answer, subject)
+
+
+def _mmlu_question(row: Sequence[str]) -> str:
+    lines = [row[0].strip()]
+    lines += [f"{letter}. {text}" for letter, text in zip(LETTERS, row[1:5], strict=True)]
+    return "\n".join([*lines, "Answer:"])
+
+
+def mmlu_from_hub(shots: int) -> list[Option]:
+    from datasets import load_dataset
+
+    try:
+        data = load_dataset("cais/mmlu", "all")
+    except Exception as error:  # the hub answers with many kinds of errors
+        raise UnlearnError(
+            "MMLU cannot be loaded from the hub (offline?); give the folder of its original CSV "
+            f"files as `mmlu_dir`, or put a general.jsonl into the data folder ({error})."
+        ) from error
+
+    def as_row(row: Mapping[str, Any]) -> list[str]:
+        return [row["question"], *row["choices"], LETTERS[row["answer"]]]
+
+    subjects: dict[str, list[list[str]]] = {}
+    for row in data["test"]:
+        subjects.setdefault(row["subject"], []).append(as_row(row))
+    solved: dict[str, list[list[str]]] = {}
+    for row in data["dev"]:
+        solved.setdefault(row["subject"], []).append(as_row(row))
+    return [
+        option
+        for subject in sorted(subjects)
+        for option in _mmlu_options(subject, subjects[subject], solved[subject][:shots])
+    ]
