@@ -97,3 +97,54 @@ def ceu(model, batch, rows) -> Tensor:
             target[y] = -math.inf
             values.append(-(target.softmax(-1) * logp[t]).sum())
     return torch.stack(values).mean()
+
+
+def over_labels(model, batch, rows, value) -> Tensor:
+    """Mean over all label positions of ``value(log-probs [vocabulary], label)``."""
+    values = []
+    for row in rows:
+        logp = full_logp(model, batch, row)
+        values += [value(logp[t], y) for t, y in label_positions(batch, row)]
+    return torch.stack(values).mean()
+
+
+def others(logp: Tensor, label: int) -> Tensor:
+    return torch.cat([logp[:label], logp[label + 1 :]])
+
+
+def clamped_entropy(logp, label, tau):
+    p = logp.exp()
+    return torch.relu(tau * math.log(len(p)) + (p * p.log()).sum())
+
+
+def masc(logp, label, rho, eta, k, b):
+    rivals = sorted(others(logp, label).tolist(), reverse=True)[:k]
+    chosen = torch.stack([v for v in others(logp, label) if v.item() in rivals])
+    margin = b * logp[label] - torch.log(torch.exp(b * chosen).sum())
+    return torch.relu(margin - (math.log(rho / (1 - rho)) - eta)) / eta
+
+
+def ihl(logp, label):
+    return torch.relu(1 + logp[label].exp() - others(logp, label).exp().max())
+
+
+def unilogit(logp, label):
+    p, size = logp.exp(), len(logp)
+    target = p.detach().clone()
+    # the label at 1/V, the others share the rest in their present proportion
+    target = target / (1 - target[label]) * (1 - 1 / size)
+    target[label] = 1 / size
+    return (p * (p / target).log()).sum()
+
+
+def flat_logits(logp, label):
+    return (logp.max() - logp.sum() / len(logp)) ** 2
+
+
+def bst(logp, label, mix, top_k):
+    p = logp.detach().exp()
+    keep = p.sort(descending=True).indices[:top_k]
+    target = torch.zeros_like(p)
+    target[keep] = p[keep] / p[keep].sum() * mix
+    target[label] += 1 - mix
+    return (target * logp).sum()

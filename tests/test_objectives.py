@@ -10,6 +10,14 @@ from torch import tensor
 from torch.testing import assert_close
 
 from axolotl_unlearn.objectives import OBJECTIVES, LabelScores
+from axolotl_unlearn.objectives.bounded import (
+    bootstrapped_targets,
+    clamped_entropy,
+    flat_logits,
+    inverted_hinge,
+    masc,
+    unilogit,
+)
 from axolotl_unlearn.objectives.divergence import ceu, kl, undial
 from axolotl_unlearn.objectives.likelihood import gradient_ascent, nll
 from axolotl_unlearn.objectives.preference import npo, simnpo
@@ -121,6 +129,40 @@ def test_ceu_by_hand():
     """p = (1/2, 1/4, 1/4), label 0: target (0, 1/2, 1/2), so the loss is ln 4."""
     p = tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
     assert_close(ceu(p, None, tensor([0])), tensor([log(4)]).double())
+
+
+def test_bounded_objectives_by_hand():
+    """p = (1/2, 1/4, 1/4), label 0. IHL 1 + 1/2 - 1/4; MASC: margin ln(1/2) - ln(1/2) = 0, with
+    rho 1/2 the threshold is -eta = -.5, so .5 / .5 = 1; Unilogit: q = (1/3, 1/3, 1/3), KL = ln 3 -
+    H with H = 1/2 ln 2 + 1/2 ln 4; PDU: mean log-prob is -5/3 ln 2, so (2/3 ln 2)^2; BS-T with
+    mix .5 and one belief (the label): -ln 2. Clamped entropy: .95 ln 3 - H."""
+    p = tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
+    label = tensor([0])
+    entropy = 0.5 * log(2) + 0.5 * log(4)
+
+    def is_(got, expected):
+        assert_close(got, tensor([expected], dtype=torch.float64))
+
+    is_(inverted_hinge(p, None, label), 1.25)
+    is_(masc(p, None, label, rho=0.5, eta=0.5, k=2), 1.0)
+    is_(unilogit(p, None, label), log(3) - entropy)
+    is_(flat_logits(p, None, label), (2 / 3 * log(2)) ** 2)
+    is_(bootstrapped_targets(p, None, label, mix=0.5, top_k=1), -log(2))
+    is_(clamped_entropy(p, None, label, tau=0.95), 0.95 * log(3) - entropy)
+    is_(clamped_entropy(p, None, label, tau=0.5), 0.0)  # already flatter than asked
+    nothing = tensor([-100])
+    for function in (inverted_hinge, masc, unilogit, bootstrapped_targets):
+        is_(function(p, None, nothing), 0.0)
+
+
+@pytest.mark.parametrize("name", ["masc", "ihl", "unilogit", "clamped_entropy", "flat_logits"])
+@pytest.mark.parametrize("certain", [0, 1])
+def test_bounded_objectives_are_finite_at_the_extremes(name, certain):
+    """p_y = 1 (certain = label) and p_y = 0 to float32: values and gradients are finite."""
+    logits = torch.zeros(1, 5).scatter(1, tensor([[certain]]), 200.0).requires_grad_()
+    value = OBJECTIVES[name].function(logits.log_softmax(-1), None, tensor([0]))
+    (gradient,) = torch.autograd.grad(value.sum(), logits)
+    assert torch.isfinite(value).all() and torch.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))

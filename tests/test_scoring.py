@@ -70,6 +70,30 @@ CASES = {
         lambda m, r, b: plain.undial(m, r, b, FORGET, 3.0),
     ),
     "ceu": ("forget", {"objective": "ceu"}, lambda m, r, b: plain.ceu(m, b, FORGET)),
+    **{
+        config["objective"]: (
+            "forget",
+            config,
+            lambda m, r, b, value=value: plain.over_labels(m, b, FORGET, value),
+        )
+        for config, value in (
+            (
+                {"objective": "clamped_entropy", "tau": 0.99},
+                lambda logp, y: plain.clamped_entropy(logp, y, 0.99),
+            ),
+            (
+                {"objective": "masc", "rho": 0.02, "eta": 0.5, "k": 3, "b": 0.7},
+                lambda logp, y: plain.masc(logp, y, 0.02, 0.5, 3, 0.7),
+            ),
+            ({"objective": "ihl"}, plain.ihl),
+            ({"objective": "unilogit"}, plain.unilogit),
+            ({"objective": "flat_logits"}, plain.flat_logits),
+            (
+                {"objective": "bst", "mix": 0.4, "top_k": 5},
+                lambda logp, y: plain.bst(logp, y, 0.4, 5),
+            ),
+        )
+    },
 }
 
 

@@ -4,7 +4,7 @@ Adding one is a function in one of these files under ``@objective(...)``, a row 
 docs/objectives.md, and a test with the arithmetic worked by hand.
 """
 
-from axolotl_unlearn.objectives import divergence, likelihood, preference, weighted
+from axolotl_unlearn.objectives import bounded, divergence, likelihood, preference, weighted
 from axolotl_unlearn.objectives.base import OBJECTIVES, LabelScores, Objective, Terms, objective
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "LabelScores",
     "Objective",
     "Terms",
+    "bounded",
     "divergence",
     "likelihood",
     "objective",
