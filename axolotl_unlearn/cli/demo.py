@@ -33,7 +33,7 @@ def command(out: Path, seed: int, full: bool, force: bool, jobs: int | None) -> 
     """
     from rich.console import Console
 
-    from axolotl_unlearn.demo.run import Settings, report_demo, run_demo
+    from axolotl_unlearn.jobs.demo import Settings, report_demo, run_demo
     from axolotl_unlearn.report import table
 
     console = Console()

@@ -3,8 +3,11 @@
 import pytest
 import yaml
 
-from axolotl_unlearn.analysis.study import COLUMNS
-from axolotl_unlearn.analysis.study_real import (
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.demo import repository
+from axolotl_unlearn.jobs.demo_real import write_configs
+from axolotl_unlearn.jobs.reproduce import COLUMNS
+from axolotl_unlearn.jobs.reproduce_real import (
     MODELS,
     OWN_SEED,
     main,
@@ -12,9 +15,6 @@ from axolotl_unlearn.analysis.study_real import (
     page,
     read_seed,
 )
-from axolotl_unlearn.demo.real import write_configs
-from axolotl_unlearn.demo.run import repository
-from axolotl_unlearn.errors import UnlearnError
 
 
 @pytest.fixture

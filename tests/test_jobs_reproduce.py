@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from axolotl_unlearn.analysis.study import (
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.reproduce import (
     COLUMNS,
     EPOCHS,
     FOUR,
@@ -24,7 +25,6 @@ from axolotl_unlearn.analysis.study import (
     summarise,
     told_apart,
 )
-from axolotl_unlearn.errors import UnlearnError
 
 
 def _scores(aggregate):

@@ -20,8 +20,8 @@ import yaml
 
 from axolotl_unlearn import __version__
 from axolotl_unlearn.demo.generate import Sizes, make_data
-from axolotl_unlearn.demo.stages import Job, Stage
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.stages import Job, Stage
 
 # One thread a command: two of them fill two cores, and results do not depend on the core count.
 ENVIRONMENT = {

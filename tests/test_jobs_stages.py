@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from axolotl_unlearn.demo.stages import Job, Stage, last_lines, stage_key, training_progress
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.stages import Job, Stage, last_lines, stage_key, training_progress
 
 
 def python(code: str, *arguments: object) -> list[str]:
@@ -220,7 +220,7 @@ def test_no_command_outlives_a_terminated_driver(tmp_path):
         "import os, sys, time, pathlib; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); "
     )
     driver = (
-        "import sys; from pathlib import Path; from axolotl_unlearn.demo.stages import Job, Stage\n"
+        "import sys; from pathlib import Path; from axolotl_unlearn.jobs.stages import Job, Stage\n"
         "folder = Path(sys.argv[1])\n"
         f"command = [sys.executable, '-c', {child + 'time.sleep(120)'!r}, str(folder / 'pid')]\n"
         "job = Job(folder, slots=1, environment={})\n"

@@ -8,21 +8,16 @@ from pathlib import Path
 import pytest
 
 from axolotl_unlearn.data.records import document_id, kind_of, read_documents, read_records
-from axolotl_unlearn.demo.real import (
+from axolotl_unlearn.demo.lume import (
     BATCH,
-    GGUF,
     RealSizes,
-    Settings,
     build_subset,
-    correct_special_tokens,
-    find_settings,
     general_questions,
     last_sentences,
-    make_job,
-    take_gguf,
-    write_configs,
 )
+from axolotl_unlearn.demo.smollm2 import GGUF, correct_special_tokens, take_gguf
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.demo_real import Settings, find_settings, make_job, write_configs
 
 SIZES = RealSizes(stories=2, pii=1, facts_forget=3, facts_retain=2, nonmembers=4, words=6, passes=3,
                   background_stories=1, background_pii=1, background_facts=2)  # fmt: skip

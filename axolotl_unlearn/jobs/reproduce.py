@@ -1,6 +1,6 @@
 """`make reproduce`: the paper's tables and figures, and the merge search, over several seeds.
 
-    python -m axolotl_unlearn.analysis.study --seeds 0 1 2 --out out/reproduce
+    python -m axolotl_unlearn.jobs.reproduce --seeds 0 1 2 --out out/reproduce
 
 Each seed is a demo of its own with 160 members, 320 non-members and 160 utility questions, so that
 either half has at least 80 of each, with 80 other facts of general knowledge among the retain rows,
@@ -28,7 +28,8 @@ import yaml
 from axolotl_unlearn.analysis.paper import COLUMNS, TABLE_2, table_one, table_three
 from axolotl_unlearn.analysis.seeds import count_of_seeds, interval_over_seeds, with_half_width
 from axolotl_unlearn.demo.generate import Sizes
-from axolotl_unlearn.demo.run import (
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.demo import (
     MAX_NEW_TOKENS,
     Settings,
     executable,
@@ -36,8 +37,7 @@ from axolotl_unlearn.demo.run import (
     near,
     repository,
 )
-from axolotl_unlearn.demo.stages import Job, Stage
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.stages import Job, Stage
 from axolotl_unlearn.merging.recipe import Recipe
 
 SIZES = Sizes(facts_forget=160, nonmembers=320, general=160, replay=80)

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from axolotl_unlearn.demo.generate import Sizes
-from axolotl_unlearn.demo.run import (
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.demo import (
     SINGLE_BETA,
     Settings,
     make_job,
@@ -16,7 +17,6 @@ from axolotl_unlearn.demo.run import (
     write_configs,
     write_trajectory,
 )
-from axolotl_unlearn.errors import UnlearnError
 
 ROOT = Path(__file__).parents[1]
 TASKS = [f"{part}" for part in ("regurgitation", "knowledge")]
@@ -119,7 +119,7 @@ def test_trajectory_goes_from_the_original_over_checkpoints_to_the_end(tmp_path)
 
 def test_outside_a_checkout_the_sentence_says_so(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("axolotl_unlearn.demo.run.__file__", str(tmp_path / "a" / "b" / "run.py"))
+    monkeypatch.setattr("axolotl_unlearn.jobs.demo.__file__", str(tmp_path / "a" / "b" / "run.py"))
     with pytest.raises(UnlearnError, match="checkout"):
         repository()
 
@@ -135,7 +135,7 @@ def test_small_job_from_end_to_end(monkeypatch, tmp_path):
     """Every real command on a handful of rows; too little training, so the gate must close."""
     from rich.console import Console
 
-    from axolotl_unlearn.demo.run import report_demo, run_demo
+    from axolotl_unlearn.jobs.demo import report_demo, run_demo
 
     monkeypatch.chdir(ROOT)
     sizes = Sizes(

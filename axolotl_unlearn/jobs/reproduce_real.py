@@ -1,6 +1,6 @@
 """`make reproduce-real`: the real model's runs over seeds, and the paper's tables from them.
 
-    python -m axolotl_unlearn.analysis.study_real --source out/real --seeds 42 1 2
+    python -m axolotl_unlearn.jobs.reproduce_real --source out/real --seeds 42 1 2
 
 Needs a finished `make demo-real`. Its memorised and its retrained model and its data serve all
 seeds; a seed is that of the forgetting runs (LoRA draw, order, sampling), and 42 is demo-real's
@@ -21,11 +21,11 @@ import yaml
 
 from axolotl_unlearn.analysis.paper import COLUMNS, table_one, table_three
 from axolotl_unlearn.analysis.seeds import interval_over_seeds, with_half_width
-from axolotl_unlearn.analysis.study import aggregate_with_interval, table_two, told_apart_table
-from axolotl_unlearn.demo.real import MAX_NEW_TOKENS, cpu_has_bf16, environment, ties_command
-from axolotl_unlearn.demo.run import executable
-from axolotl_unlearn.demo.stages import Job, Stage
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.demo import executable
+from axolotl_unlearn.jobs.demo_real import MAX_NEW_TOKENS, cpu_has_bf16, environment, ties_command
+from axolotl_unlearn.jobs.reproduce import aggregate_with_interval, table_two, told_apart_table
+from axolotl_unlearn.jobs.stages import Job, Stage
 
 OWN_SEED = 42  # of examples/smollm2/{over,under}.yml
 LIMIT = 120  # rows, documents and questions of a teacher-forced score

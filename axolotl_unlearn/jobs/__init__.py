@@ -1,0 +1,1 @@
+"""Stages as data and one runner: demo, demo-real, reproduce, reproduce-real."""
