@@ -159,12 +159,36 @@ class PairingArgs(Strict):
     group_by_length: bool = Field(False, description="batch pairs of similar length together")
 
 
-class UnlearnArgs(Strict):
+class Sides(Strict):
+    """Objectives of the forget rows and of the retain rows."""
+
+    forget: Annotated[list[ObjectiveArgs], BeforeValidator(_as_list)] = Field(default_factory=list)
+    retain: Annotated[list[ObjectiveArgs], BeforeValidator(_as_list)] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check_sides(self) -> Sides:
+        from axolotl_unlearn.objectives import OBJECTIVES
+
+        for side, entry in self.entries():
+            meant = OBJECTIVES[entry.objective].side
+            if meant not in (side, "both"):
+                does = "forgets" if meant == "forget" else "keeps"
+                raise ValueError(
+                    f"objective {entry.objective} {does} what its rows say, so it cannot be under "
+                    f"`{side}:`; move it to `{meant}:` or choose another "
+                    "(`axolotl unlearn methods`)"
+                )
+        return self
+
+    def entries(self) -> list[tuple[str, ObjectiveArgs]]:
+        """All objectives as (side, entry), in the order of the config."""
+        return [("forget", e) for e in self.forget] + [("retain", e) for e in self.retain]
+
+
+class UnlearnArgs(Sides):
     """The ``unlearn:`` block."""
 
     preset: str | None = Field(None, description="published settings: " + "see presets/")
-    forget: Annotated[list[ObjectiveArgs], BeforeValidator(_as_list)] = Field(default_factory=list)
-    retain: Annotated[list[ObjectiveArgs], BeforeValidator(_as_list)] = Field(default_factory=list)
     reference: Literal["auto", "adapter_off", "frozen_copy", "cached"] = Field(
         "auto",
         description="where reference log-probs come from; auto: adapter_off with a fresh adapter, "
@@ -191,8 +215,8 @@ class UnlearnArgs(Strict):
     @classmethod
     def _expand_preset(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("preset"):
-            preset = load_preset(values["preset"])
-            return {**preset, **{k: v for k, v in values.items() if v is not None}}
+            given = {k: v for k, v in values.items() if v is not None}
+            return _merged(load_preset(values["preset"]), given)
         return values
 
     @property
@@ -200,9 +224,24 @@ class UnlearnArgs(Strict):
         """False for a block that only describes data (memorisation runs)."""
         return bool(self.forget or self.retain)
 
-    def entries(self) -> list[tuple[str, ObjectiveArgs]]:
-        """All objectives as (side, entry), in the order of the config."""
-        return [("forget", e) for e in self.forget] + [("retain", e) for e in self.retain]
+    def expanded(self) -> str:
+        """The block with its preset written out, as YAML."""
+        block = self.model_dump(exclude_unset=True, exclude={"preset"})
+        return yaml.safe_dump({"unlearn": block}, sort_keys=False, default_flow_style=None)
+
+
+#: Blocks of which a config may give some keys beside a preset; all else replaces the preset's.
+_MERGED = ("data", "labels", "fields", "pairing")
+
+
+def _merged(preset: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` over ``preset``, blocks key by key and objectives as whole lists."""
+    both = {
+        key: _merged(preset[key], value)
+        for key, value in given.items()
+        if key in _MERGED and isinstance(value, dict) and isinstance(preset.get(key), dict)
+    }
+    return {**preset, **given, **both}
 
 
 def preset_names() -> list[str]:

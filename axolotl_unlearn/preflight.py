@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.args import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.errors import UnlearnError
+
+LOG = logging.getLogger(__name__)
 
 PLUGIN = "axolotl_unlearn.UnlearnPlugin"
 PREFIX = "axolotl_unlearn.data."
@@ -201,6 +204,8 @@ def prepare(cfg: dict) -> None:
     args = None if block is None else parse_unlearn(block)
     if args is None or not args.trains:
         return
+    if args.preset:
+        LOG.info("preset %s is short for\n%s", args.preset, args.expanded())
     cfg["remove_unused_columns"] = False
     for kernel in LORA_KERNELS:
         # Switched on by themselves even where they fail; they also bypass `disable_adapter`.
@@ -297,7 +302,7 @@ def summary(cfg: dict) -> list[str]:
     args = parse_unlearn(cfg["unlearn"]) if cfg.get("unlearn") else None
     if args is None or not args.trains:
         return ["memorises; no objective of unlearning"]
-    lines = []
+    lines = [f"preset {args.preset} is short for", args.expanded()] if args.preset else []
     for entry in describe(make_entries(args.entries())):
         extra = ", ".join(
             f"{k}={v}" for k, v in entry.items() if k not in ("name", "weight", "unit", "source")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from axolotl_unlearn.args import parse_unlearn, preset_names
 from axolotl_unlearn.errors import UnlearnError
@@ -26,6 +27,9 @@ from axolotl_unlearn.errors import UnlearnError
         ({"forget": {"objective": "npo", "reduction": "summ"}}, "reduction.*'sum'"),
         ({"forget": {"objective": "npo", "kinds": "answers"}}, "kinds"),
         ({"forget": {"objective": "npo", "positions": "all"}}, "label positions only"),
+        ({"retain": {"objective": "ga"}}, "ga forgets.*under `retain:`.*move it to `forget:`"),
+        ({"forget": {"objective": "nll"}}, "nll keeps.*under `forget:`.*move it to `retain:`"),
+        ({"retain": [{"objective": "nll"}, {"objective": "npo"}]}, "npo forgets.*`retain:`"),
         ({"preset": "zjuklab-papr"}, "no preset.*'zjuklab-paper'"),
         ({"reference": "copy"}, "reference"),
         ({"data": {"template": "{input}"}}, "{output}"),
@@ -65,6 +69,26 @@ def test_presets_hold_the_published_coefficients():
 def test_a_preset_can_be_changed_in_part(name):
     args = parse_unlearn({"preset": name, "forget": {"objective": "simnpo"}})
     assert [e.objective for e in args.forget] == ["simnpo"] and len(args.retain) == 2
+
+
+def test_a_preset_keeps_the_keys_of_its_blocks_that_are_not_given():
+    args = parse_unlearn(
+        {"preset": "zjuklab-code", "data": {"eos": "retain", "labels": {"question": "document"}}}
+    )
+    assert (args.data.eos, args.data.join, args.data.max_length) == ("retain", "", 256)
+    assert (args.data.labels.completion, args.data.labels.question) == ("answer", "document")
+
+
+def test_a_preset_is_written_out():
+    """What the log and `check` say is itself a block with the same meaning."""
+    args = parse_unlearn({"preset": "zjuklab-paper", "pairing": {"retain_per_forget": 2}})
+    block = yaml.safe_load(args.expanded())["unlearn"]
+    assert "preset" not in block and block["forget"] == [
+        {"objective": "npo", "weight": 0.4, "beta": 0.1, "reduction": "sum"}
+    ]
+    assert parse_unlearn(block).model_dump(exclude={"preset"}) == args.model_dump(
+        exclude={"preset"}
+    )
 
 
 def test_importing_the_package_is_light():

@@ -11,7 +11,7 @@ def _unit(parameters: dict) -> str:
     return "token" if parameters.get("reduction", "token") == "token" else "row"
 
 
-@objective("nll", unit=_unit, side="both", source="arXiv 2503.21088 eq. 3 (GDR)")
+@objective("nll", unit=_unit, side="retain", source="arXiv 2503.21088 eq. 3 (GDR)")
 def nll(scores: LabelScores, *, reduction: Literal["token", "sequence"] = "token") -> Terms:
     """Negative log-likelihood of the labels: ordinary fine-tuning ("gradient descent").
 
