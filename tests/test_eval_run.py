@@ -15,7 +15,9 @@ from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run
 from axolotl_unlearn.evaluation.collapse import second_half
-from axolotl_unlearn.evaluation.measured import Measured, count_outputs
+from axolotl_unlearn.evaluation.compare import compare
+from axolotl_unlearn.evaluation.measured import Measured, Settings, count_outputs
+from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.metrics.semeval import CELLS
 
 OPTIONS = {"min_members": 1, "progress": False, "resamples": 50, "max_gen_toks": 12}
@@ -72,6 +74,46 @@ def test_a_model_that_learnt_the_rows_scores_as_such(results):
         assert (cells[name] < 0.4) == name.startswith("forget"), cells
     assert results[0]["utility"] > results[1]["utility"] - 1e-9
     assert min(results[0]["likelihood"]["extraction_strength_forget"]) >= 0
+
+
+def test_results_say_how_they_were_made(home, results):
+    """Weights by digest, and every setting that a second person needs."""
+    written = json.loads((home / "eval" / "results.json").read_text())
+    digests = [model["weights"] for model in written["models"]]
+    assert [len(digest) for digest in digests] == [64, 64] and digests[0] != digests[1]
+    settings = written["settings"]
+    assert settings["resamples"] == 50 and settings["seed"] == 0 and settings["mmlu_shots"] == 0
+    assert Settings.read(settings) == Settings(**settings)
+    assert Settings.read({**settings, "of a later version": 1}) == Settings(**settings)
+
+
+def test_compare_reads_the_settings_back(home, tmp_path):
+    """Of an evaluation with options that change the data: MMLU's files, a limit. `compare` ended
+    in a TypeError on every call."""
+    mmlu = tmp_path / "mmlu" / "test"
+    mmlu.mkdir(parents=True)
+    (mmlu / "law_test.csv").write_text("Who?,a,b,c,d,B\nWhat?,e,f,g,h,A\n")
+    shutil.copytree(home / "broken", tmp_path / "broken")
+    models = [str(home / "original"), f"after={tmp_path / 'broken'}"]
+    options = OPTIONS | {"mmlu_dir": mmlu.parent, "limit": 40}
+    first, second = run.evaluate(models, home / "data", tmp_path / "eval", **options)
+    # What the results name is compared as it was: its weights are not looked at again.
+    shutil.rmtree(tmp_path / "broken")
+    outcome = CliRunner().invoke(
+        unlearn, ["compare", "original", "after", "--out", str(tmp_path / "eval")]
+    )
+    assert outcome.exit_code == 0, outcome.output
+    assert "retain_task1_knowledge" in outcome.output
+    gaps = compare("original", "after", out_dir=tmp_path / "eval")
+    assert gaps["resamples"] == 50
+    for metric in ("task_aggregate", "mia_auc", "utility", "aggregate"):
+        gap = gaps["differences"][metric]["value"]
+        assert gap == pytest.approx(first[metric] - second[metric])
+    by_path = compare(str(home / "original"), "after", out_dir=tmp_path / "eval")
+    assert by_path["differences"] == gaps["differences"]
+    (tmp_path / "eval" / "cache").rename(tmp_path / "elsewhere")
+    with pytest.raises(UnlearnError, match="holds no evaluation of 'original'"):
+        compare("original", "after", out_dir=tmp_path / "eval")
 
 
 def test_second_run_loads_no_model(home, results, monkeypatch):
@@ -211,7 +253,7 @@ def test_texts_of_an_earlier_version_are_counted(home, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "measure", None)
     again = run.evaluate(model, home / "data", tmp_path, **options)
     assert again[0]["answers"] == first[0]["answers"] and len(first[0]["answers"]) == 2
-    both = run.load_sets(home / "data", min_members=1)
+    both = load_sets(home / "data", min_members=1)
     found = Measured(texts={row.key: "a b a b" for row in both.rows})
     count_outputs(found, both)
     assert found.outputs["retain"]["first_bigrams"].count("1") == 2

@@ -19,13 +19,12 @@ import click
     show_default=True,
     help="Folder of `axolotl unlearn eval`, whose measurements are read.",
 )
-@click.option("--limit", type=int, help="As in the evaluation.")
-@click.option("--generic", help="As in the evaluation.")
-@click.option("--resamples", default=10_000, show_default=True)
+@click.option("--resamples", type=int, help="[as in the evaluation]")
 def command(first: str, second: str, **options) -> None:
     """Difference FIRST - SECOND of every score, with paired 95 % intervals.
 
-    Models are named as in the results, or by path; nothing is measured again.
+    Models are named as in the results, or by path; nothing is measured again, and settings are
+    those of the evaluation.
 
     \b
     axolotl unlearn compare merged single --out out/eval

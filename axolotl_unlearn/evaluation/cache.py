@@ -28,11 +28,14 @@ class Cache:
             folder.mkdir(parents=True, exist_ok=True)
             self.files = read_json(folder / "files.json") or {}
 
-    def key(self, spec: ModelSpec, sets: EvaluationSets, settings: Settings) -> str:
-        if self.folder is None:
-            return ""
-        weights = weights_digest(spec, self.files)
-        write_json(self.folder / "files.json", self.files)
+    def weights(self, spec: ModelSpec) -> str:
+        """Digest of a model's weights, configs and tokenizer; files are read once."""
+        digest = weights_digest(spec, self.files)
+        if self.folder is not None:
+            write_json(self.folder / "files.json", self.files)
+        return digest
+
+    def key(self, weights: str, sets: EvaluationSets, settings: Settings) -> str:
         parts = [_CACHE_VERSION, TASK_VERSION, weights, sets.digest, settings.key]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

@@ -30,7 +30,7 @@ def collapse_reports(
     todo = []
     for spec in specs:
         key = collapse_key(keys, spec, before)
-        reports[spec.name] = cache.get(key) if keys[spec.name] else None
+        reports[spec.name] = cache.get(key)
         if reports[spec.name] is None:
             todo.append((spec, key))
     if not todo:
@@ -88,8 +88,7 @@ def collapse_reports(
         report["forget"] = sides.get("forget")
         report["against"] = against
         reports[spec.name] = report
-        if keys[spec.name]:
-            cache.put(key, report)
+        cache.put(key, report)
     return reports
 
 

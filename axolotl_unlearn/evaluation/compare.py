@@ -77,21 +77,21 @@ def compare(
     data_dir: str | os.PathLike[str] | None = None,
     out_dir: str | os.PathLike[str] = "out/eval",
     *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-    limit: int | None = None,
-    generic: str | None = None,
+    resamples: int | None = None,
 ) -> dict[str, Any]:
     """Compare two models that `evaluate` has measured, from its cache; no model is loaded.
 
+    Settings are those of that evaluation. A model that its results name is compared as it was
+    then, whatever lies in its folder now.
+
     Args:
-        first, second: As for `evaluate`: paths, or names in its results.
+        first, second: As for `evaluate`: names in its results, or paths.
         data_dir: Default: the data of that evaluation.
         out_dir: Folder of that evaluation.
-        limit, generic: As in that evaluation.
+        resamples: Default: as in that evaluation.
 
     Returns:
-        ``{"first", "second", "differences": {metric: {"value", "low", "high", "p"}},
+        ``{"first", "second", "resamples", "differences": {metric: {"value", "low", "high", "p"}},
         "sentence"}``.
 
     Raises:
@@ -100,7 +100,6 @@ def compare(
     from axolotl_unlearn.evaluation.cache import Cache
     from axolotl_unlearn.evaluation.measured import Settings
     from axolotl_unlearn.evaluation.models import parse_models
-    from axolotl_unlearn.evaluation.sets import load_sets
 
     path = Path(out_dir) / "results.json"
     if not path.is_file():
@@ -109,23 +108,29 @@ def compare(
             "first."
         )
     results = json.loads(path.read_text(encoding="utf-8"))
-    known = {model["name"]: f"{model['name']}={model['model']}" for model in results["models"]}
-    specs = parse_models([known.get(name, name) for name in (first, second)])
-    sets = load_sets(data_dir or results["data_dir"]).limited(limit)
-    shape = Settings(**results["settings"], generic=generic)
+    settings = Settings.read(results["settings"])
+    sets = settings.load_sets(data_dir or results["data_dir"])
+    known = {model["name"]: model for model in results["models"]}
     cache = Cache(Path(out_dir) / "cache")
-    found = []
-    for spec in specs:
-        measured = cache.load(cache.key(spec, sets, shape), sets, shape)
+    names, found = [], []
+    for model in (first, second):
+        if weights := known.get(model, {}).get("weights"):
+            name = model
+        else:
+            stored = known.get(model)
+            (spec,) = parse_models([f"{model}={stored['model']}" if stored else model])
+            name, weights = spec.name, cache.weights(spec)
+        measured = cache.load(cache.key(weights, sets, settings), sets, settings)
         if measured is None:
             raise UnlearnError(
-                f"{out_dir} holds no evaluation of {spec.name!r} on these data; run "
-                f"`axolotl unlearn eval {spec.source} --data {sets.folder} --out {out_dir}` first "
-                "(with the same options)."
+                f"{out_dir} holds no evaluation of {name!r} on these data; run "
+                f"`axolotl unlearn eval {model} --data {sets.folder} --out {out_dir}` first "
+                "(with the same options, and without --no-cache)."
             )
+        names.append(name)
         found.append(measured)
-    gaps = compare_measured(*found, sets, resamples=resamples, seed=seed)
-    names = [spec.name for spec in specs]
+    resamples = resamples or settings.resamples or RESAMPLES
+    gaps = compare_measured(*found, sets, resamples=resamples, seed=settings.seed)
     return {
         "first": names[0],
         "second": names[1],

@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, load_sets
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How models are run; part of the cache key where it can change a score."""
+    """How models are evaluated: whole in results.json, so that `compare` can do it again.
 
-    device: str
-    dtype: str
-    batch_size: int
-    max_gen_toks: int
+    Attributes:
+        device_map: "auto" spreads one model over the devices that there are; else one device.
+        keep_texts: store generated texts.
+        original: name of the model before unlearning, where it was given.
+    """
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    batch_size: int = 64
+    max_gen_toks: int = 256
     join: str = " "
     keep_texts: bool = False
+    device_map: str | None = None
+    mmlu_dir: str | None = None
+    mmlu_shots: int = 0
+    generic: str | None = None
+    min_members: int = MIN_MEMBERS
+    limit: int | None = None
+    original: str | None = None
+    resamples: int = 10_000
+    seed: int = 0
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Settings:
+        """From results.json; what an earlier version did not store has its default."""
+        names = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in stored.items() if name in names})
+
+    def load_sets(self, folder: str | os.PathLike[str] | None) -> EvaluationSets:
+        """The data of a folder, as these settings read them."""
+        return load_sets(
+            folder,
+            mmlu_dir=self.mmlu_dir,
+            mmlu_shots=self.mmlu_shots,
+            min_members=self.min_members,
+        ).limited(self.limit)
 
     @property
     def key(self) -> list[Any]:
+        """What can change a score of a model; the data have a digest of their own."""
         # In float32 the batch size changes nothing; in half precision it can.
         batch = None if self.dtype == "float32" else self.batch_size
         device = self.device.split(":")[0]

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from axolotl_unlearn.evaluation.collapse import collapse_key, collapse_reports
 from axolotl_unlearn.evaluation.measure import Bars, ask, measure, torch_dtype
 from axolotl_unlearn.evaluation.measured import Measured, Settings
 from axolotl_unlearn.evaluation.models import ModelSpec, load_model, load_tokenizer, parse_models
-from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, load_sets
+from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets
 from axolotl_unlearn.evaluation.summary import add_distances, summarise
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
 
@@ -78,10 +78,6 @@ def evaluate(
         UnlearnError: Something is wrong with data or models; said before weights are loaded.
     """
     specs = parse_models(models, names)
-    sets = load_sets(
-        data_dir, mmlu_dir=mmlu_dir, mmlu_shots=mmlu_shots, min_members=min_members
-    ).limited(limit)
-    before = _original_of(specs, original)
     if batch_size < 1 or max_gen_toks < 1:
         raise UnlearnError("batch size and max-gen-toks must be 1 or more.")
     device = device or _default_device()
@@ -90,8 +86,18 @@ def evaluate(
         dtype=dtype or ("float32" if device == "cpu" else "auto"),
         batch_size=batch_size,
         max_gen_toks=max_gen_toks,
-        keep_texts=with_text or sets.synthetic,
+        mmlu_dir=None if mmlu_dir is None else str(mmlu_dir),
+        mmlu_shots=mmlu_shots,
+        generic=generic,
+        min_members=min_members,
+        limit=limit,
+        original=original,
+        resamples=resamples,
+        seed=seed,
     )
+    sets = settings.load_sets(data_dir)
+    settings = replace(settings, keep_texts=with_text or sets.synthetic)
+    before = _original_of(specs, original)
     questions = _questions(generic, sets)
     out = Path(out_dir)
     cache = Cache(out / "cache" if use_cache else None)
@@ -100,7 +106,8 @@ def evaluate(
         for note in sets.notes:
             bars.note(f"note: {note}")
         measured: dict[str, Measured] = {}
-        keys = {spec.name: cache.key(spec, sets, settings) for spec in specs}
+        weights = {spec.name: cache.weights(spec) for spec in specs}
+        keys = {name: cache.key(digest, sets, settings) for name, digest in weights.items()}
         unjudged = [s for s in specs if cache.get(collapse_key(keys, s, before)) is None]
         for spec in specs:
             found = cache.load(keys[spec.name], sets, settings)
@@ -135,7 +142,8 @@ def evaluate(
             results = []
             for spec in specs:
                 results.append(
-                    summarise(
+                    {"weights": weights[spec.name]}
+                    | summarise(
                         spec,
                         measured[spec.name],
                         sets,
@@ -209,12 +217,7 @@ def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Setti
         "synthetic": sets.synthetic,
         "notes": sets.notes,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": {
-            "device": settings.device,
-            "dtype": settings.dtype,
-            "batch_size": settings.batch_size,
-            "max_gen_toks": settings.max_gen_toks,
-        },
+        "settings": asdict(settings),
         "versions": _versions(),
         "models": models,
     }
