@@ -159,10 +159,11 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
     sharded = (
         cfg.get("fsdp_config") or cfg.get("fsdp") or "zero3" in str(cfg.get("deepspeed") or "")
     )
-    if sharded and (not cfg.get("adapter") or args.reference == "frozen_copy"):
+    fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")
+    if sharded and (not fresh or args.reference == "frozen_copy"):
         found.append(
-            "full fine-tuning under FSDP or ZeRO-3 has no reference yet that stays sharded; use "
-            "`adapter: lora` (reference by adapter off) or DDP."
+            "full fine-tuning or a starting adapter under FSDP or ZeRO-3 has no reference that "
+            "stays sharded; use a fresh `adapter: lora` (reference by adapter off) or DDP."
         )
     return found
 

@@ -14,6 +14,7 @@ from axolotl_unlearn.args import ObjectiveArgs
 from axolotl_unlearn.engine.packing import can_pack
 from axolotl_unlearn.engine.scoring import ChunkPlan, make_entries
 from axolotl_unlearn.engine.step import step_loss, unit_counts
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.sources import make_reference
 
 FORGET, RETAIN = [0, 1, 2], [3, 4]
@@ -297,6 +298,56 @@ def test_full_fine_tuning_with_a_frozen_copy(tie):
         strict=True,
     ):
         assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+
+def moved(model):
+    """As after some steps of training."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.02 * torch.randn_like(parameter))
+    return model
+
+
+def test_the_frozen_copy_is_swapped_in_under_torch_compile():
+    """Compiled, every name begins with _orig_mod.: matched by name, nothing was swapped, the policy
+    was its own reference, and KL and log-ratio were 0 at every step."""
+    model = tiny_llama(seed=1).double()
+    start = copy.deepcopy(model)
+    reference = reference_for(model)
+    compiled = torch.compile(model, backend="eager")
+    batch, entries = random_batch(seed=3), all_entries()
+    parts = step_loss(moved(compiled), batch, entries, reference=reference).parts
+    expected = {
+        "forget/npo": plain.npo(model, start, batch, [0, 2], 0.1, "sum"),
+        "retain/kl": plain.kl(model, start, batch, RETAIN, "reverse", "answer"),
+    }
+    for name, value in expected.items():
+        total, count = parts[name]
+        assert_close(total.double() / count, value.detach(), rtol=1e-5, atol=1e-5)
+    assert expected["retain/kl"] > 1e-3  # the comparison is not of zeros
+
+
+def test_a_frozen_copy_of_weights_that_become_sharded_is_refused(tmp_path):
+    """FSDP2 puts new parameters in place of those that were copied: swapping by name did not reach
+    what the forward gathers, and the policy was its own reference."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    try:
+        model = with_lora(tiny_llama(seed=1), trained=True)
+        reference = make_reference("auto", model, starting_adapter=True, plan=ChunkPlan())
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(UnlearnError, match="sharded over processes"):
+            step_loss(moved(model), random_batch(seed=3), all_entries(), reference=reference)
+        with pytest.raises(UnlearnError, match="sharded over processes"):
+            make_reference("auto", model, starting_adapter=True, plan=ChunkPlan())
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_no_row_by_time_by_vocabulary_tensor_is_made():

@@ -45,7 +45,8 @@ def intercept_head(head: nn.Module, program: Callable[[Tensor, Head], Tensor]) -
     """While inside, calling ``head(hidden)`` runs ``program(hidden, original_forward)``."""
     had_own = "forward" in vars(head)
     original = head.forward
-    head.forward = lambda hidden, *args, **kwargs: program(hidden, original)
+    # Not traced by torch.compile: a program is another closure at every step.
+    head.forward = torch.compiler.disable(lambda hidden, *_, **__: program(hidden, original))
     try:
         yield
     finally:

@@ -213,6 +213,11 @@ class FrozenCopy(Reference):
     """A copy of the trained weights as they stand now, swapped in for reference forwards.
 
     Costs the memory of the trained weights only: an adapter's few, or all in full fine-tuning.
+    The copy is held by parameter, never by name: wrappers (torch.compile, DDP) change names.
+
+    Raises:
+        UnlearnError: No parameter is trained, or the weights are sharded over processes, which
+            would leave the policy in place of the reference.
     """
 
     def __init__(
@@ -224,38 +229,50 @@ class FrozenCopy(Reference):
     ) -> None:
         """``copy=False``: `precompute` and `release` follow before any weight has moved."""
         super().__init__(plan, remember_hidden)
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:
             raise UnlearnError(
                 "no parameter is trained; check `adapter:` and `unfrozen_parameters`."
             )
-        self._frozen = {n: p.detach().clone() for n, p in trained.items()} if copy else {}
+        if any(_is_part(p) for p in trained):
+            raise UnlearnError(_SHARDED)
+        self._frozen = {p: p.detach().clone() for p in trained} if copy else {}
+        self._head: list[Tensor | None] | None = None  # weight and bias, after `release`
 
     def release(self, model: nn.Module, keep_head: bool) -> None:
         """Drop the copy; of a trained head keep one, from which distributions are formed."""
         super().release(model, keep_head)
-        if not keep_head:
-            self._frozen = {}
-            return
-        head = {id(parameter) for parameter in output_head(model).parameters()}
-        self._frozen = {
-            name: self._frozen.get(name, parameter.detach().clone())
-            for name, parameter in model.named_parameters()
-            if id(parameter) in head and parameter.requires_grad
-        }
+        if keep_head:
+            self._head = [
+                p.detach().clone() if p is not None and p.requires_grad and not self._frozen
+                else self._at_start(p)
+                for p in _weights(model)
+            ]  # fmt: skip
+        self._frozen = {}
+
+    def _at_start(self, parameter: Tensor | None) -> Tensor | None:
+        """The value a parameter had; one that is not trained, or nothing yet, still has it."""
+        if parameter is None:
+            return None
+        return self._frozen.get(parameter, parameter.detach())
 
     @contextmanager
     def active(self, model: nn.Module) -> Iterator[None]:
-        swapped = []
-        for name, parameter in model.named_parameters():
-            if name in self._frozen:
-                swapped.append((parameter, parameter.data))
-                parameter.data = self._frozen[name]
+        self._require_swappable(model)
+        policy = {parameter: parameter.data for parameter in self._frozen}
         try:
+            for parameter, start in self._frozen.items():
+                parameter.data = start.to(parameter.device, parameter.dtype)
             yield
         finally:
-            for parameter, data in swapped:
+            for parameter, data in policy.items():
                 parameter.data = data
+
+    def _require_swappable(self, model: nn.Module) -> None:
+        """Every copied parameter must still be one that a forward of this model uses."""
+        present = {id(p) for p in model.parameters() if not _is_part(p)}
+        if any(id(p) not in present for p in self._frozen):
+            raise UnlearnError(_SHARDED)
 
     def head(self, model: nn.Module) -> Head:
         head = output_head(model)
@@ -264,11 +281,30 @@ class FrozenCopy(Reference):
                 "a KL objective with a starting adapter on the LM head is not supported: "
                 "remove lm_head from lora_target_modules or modules_to_save."
             )
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        weight = self._frozen.get(names.get(id(head.weight)), head.weight)
-        bias = getattr(head, "bias", None)
-        bias = None if bias is None else self._frozen.get(names.get(id(bias)), bias)
+        if self._head is None:
+            self._require_swappable(model)
+            weight, bias = map(self._at_start, _weights(model))
+        else:
+            weight, bias = self._head
         return lambda hidden: F.linear(hidden, weight.to(hidden.dtype), bias)
+
+
+_SHARDED = (
+    "the trained weights are sharded over processes (FSDP, ZeRO-3), where no copy of them can "
+    "stand in for the reference: start from a fresh LoRA adapter (`adapter: lora` without "
+    "`lora_model_dir` or `peft_init_lora_weights`), or train with DDP."
+)
+
+
+def _weights(model: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of the LM head."""
+    head = output_head(model)
+    return head.weight, getattr(head, "bias", None)
+
+
+def _is_part(parameter: Tensor) -> bool:
+    """Whether this process holds a part of the weight only (FSDP2 or ZeRO-3)."""
+    return hasattr(parameter, "ds_id") or hasattr(parameter, "placements")
 
 
 def _row_keys(batch: dict[str, Tensor], mask: Tensor | None = None) -> list[bytes]:
@@ -289,7 +325,7 @@ def _is_sharded(model: nn.Module) -> bool:
     """Whether a forward gathers weights from other processes (FSDP, ZeRO-3)."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
-    return any(hasattr(p, "ds_id") or hasattr(p, "placements") for p in model.parameters()) or any(
+    return any(_is_part(p) for p in model.parameters()) or any(
         type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
     )
 

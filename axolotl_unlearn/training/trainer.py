@@ -198,7 +198,7 @@ class UnlearnTrainer(AxolotlTrainer):
             batch,
             self.entries,
             reference=self.reference,
-            unwrapped=self.accelerator.unwrap_model(model),
+            unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
             counts=counts,
             scale=scale,
             plan=self.chunk_plan,
