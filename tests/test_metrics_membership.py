@@ -15,15 +15,24 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.membership_lab import membership_lab
 from axolotl_unlearn.metrics.membership import (
+    ATTACKS,
     Baseline,
+    attack_scores,
+    auc_equivalence,
     blind_baselines,
     blind_sentence,
+    detectable,
     forgetting,
     mia_score_interval,
+    rank_test,
     roc,
     share_interval,
+    tail_test,
+    tell,
+    told_documents,
     tpr_at_fpr,
 )
+from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.metrics.statistics import auc
 
 numbers = st.lists(st.integers(-4, 4).map(float), min_size=2, max_size=12)
@@ -124,6 +133,146 @@ def test_baselines_do_not_depend_on_order():
 def test_too_few_texts_for_a_trained_baseline():
     assert set(blind_baselines(["a b"] * 5, ["c d"] * 50)) == {"length", "zlib"}
     assert set(blind_baselines(["!!"] * 12, ["??"] * 12)) == {"length", "zlib"}
+
+
+def test_the_rank_test_is_exact_for_few_texts():
+    """Of the C(6, 3) = 20 orders of 3 against 3, one has all members on top: two-sided 2/20. All
+    values equal: nothing is told."""
+    assert rank_test([7, 8, 9], [1, 2, 3]) == pytest.approx(0.1)
+    assert rank_test([1.0] * 20, [1.0] * 20) == 1
+
+
+def test_the_tail_test_by_counting():
+    """4 members, 3 non-members, no false alarm allowed: of C(7, 4) = 35 orders, C(5, 2) = 10 have
+    two or more members above all non-members; both ends are looked at, so 2 * 10/35. On average
+    4 * 1/(3 + 1) members, a quarter, are there."""
+    tail = tail_test([9, 8, 1.5, 1.6], [1, 2, 3])
+    assert (tail.end, tail.share, tail.expected) == ("low", 0.5, 0.25)
+    assert tail.p == pytest.approx(20 / 35)
+    assert tail_test([-9, -8, 1.5, 1.6], [1, 2, 3]).end == "high"
+
+
+def test_the_tail_test_against_all_orders():
+    """Every set of places of 3 members among 3 + 4 texts, weighed equally."""
+    import itertools
+
+    values = []
+    for places in itertools.combinations(range(7), 3):
+        others = [x for x in range(7) if x not in places]
+        values.append(sum(place > max(others) for place in places))
+    for hits in range(1, 4):
+        members = [10 + i for i in range(hits)] + [1.5 + i / 10 for i in range(3 - hits)]
+        share = np.mean([v >= hits for v in values])
+        assert tail_test(members, [1, 2, 3, 4]).p == pytest.approx(min(1, 2 * share))
+
+
+def test_tell_finds_both_directions_and_corrects():
+    rng = np.random.default_rng(20)
+    others = {name: rng.normal(0, 1, 100) for name in ATTACKS}
+    members = {name: rng.normal(0, 1, 60) for name in ATTACKS}
+    members["min_k_plus_20"] = members["min_k_plus_20"] - 1
+    found = tell(members, others)
+    worst = min(found.values(), key=lambda told: told.p_corrected)
+    assert (worst.attack, worst.side) == ("min_k_plus_20", "over") and worst.auc < 0.4
+    # Ten tests: the smallest p is multiplied by ten.
+    assert worst.p_corrected == pytest.approx(min(1, 10 * min(worst.p, worst.tail.p)))
+    assert all(t.p_corrected > 0.05 for t in found.values() if t.attack != "min_k_plus_20")
+    # 30 far below, 30 far above: AUC .5, yet the tail finds them.
+    halves = {"loss": np.r_[np.full(30, 5.0), np.full(30, -5.0)] + rng.normal(0, 0.1, 60)}
+    split = tell(halves, {"loss": others["loss"]})["loss"]
+    assert split.low < 0.5 < split.high and split.p > 0.5 > 0.001 > split.p_corrected
+
+
+def test_equivalence_is_not_the_absence_of_a_difference():
+    """20 against 20 at AUC .665: not significantly different from .5 and far from equivalent."""
+    rng = np.random.default_rng(21)
+    for _ in range(200):
+        members, others = rng.normal(0.6, 1, 20), rng.normal(0, 1, 20)
+        if rank_test(members, others) > 0.05 and auc(members, others) > 0.6:
+            break
+    few = auc_equivalence((members, others))
+    assert not few.equivalent and few.needed is None
+    members, others = rng.normal(0, 1, 400), rng.normal(0, 1, 400)
+    many = auc_equivalence((members, others))
+    assert many.equivalent and many.p < 0.05 and many.needed < 400
+    half = auc_equivalence((members[:60], others[:60]))
+    assert not half.equivalent and half.p > 0.05 and (half.needed or 61) > 60
+
+
+def test_equivalence_is_paired_with_the_retrained_model():
+    """Hard members: AUC .33 under both models, so far from .5 and equal to each other."""
+    rng = np.random.default_rng(22)
+    members, others = rng.normal(-0.6, 1, 120), rng.normal(0, 1, 120)
+    again = members + rng.normal(0, 0.2, 120), others + rng.normal(0, 0.2, 120)
+    assert auc_equivalence((members, others), again).equivalent
+    assert not auc_equivalence((members, others)).equivalent
+    shifted = members + 0.5, others
+    worse = auc_equivalence(shifted, again)
+    assert not worse.equivalent and worse.value > 0.1 and worse.needed is None
+    # Both separate the sets: no variance is left, but 20 texts do not exclude a difference of .1.
+    apart = np.arange(20) + 100.0, np.arange(20.0)
+    assert not auc_equivalence(apart, (apart[0] * 2, apart[1])).equivalent
+
+
+def test_the_edge_of_the_margin():
+    """Two one-sided tests at 5 %: of models that are exactly the margin away at most 5 % pass."""
+    rng = np.random.default_rng(23)
+    shift = np.sqrt(2) * stats.norm.ppf(0.6)
+    passed = sum(
+        auc_equivalence((rng.normal(shift, 1, 100), rng.normal(0, 1, 100))).equivalent
+        for _ in range(400)
+    )
+    assert passed <= 32  # 20 expected; 33 or more has probability .004
+
+
+def test_detectable_by_hand():
+    """150 against 150: SE .0334; (1.960 + .842) * .0334 = .0936. Ten tests: z .005/2 = 2.807."""
+    assert detectable(150, 150) == pytest.approx(0.0936, abs=1e-4)
+    assert detectable(150, 150, tests=10) == pytest.approx((2.807 + 0.8416) * 0.03339, abs=1e-4)
+
+
+def test_documents_by_hand():
+    """One attack, held out 1..9. A member at 20 is the strangest of a pool of 10: p 1/10, and by
+    the attack alone, two-sided, 2/10. A member at 5.1: median 5.05, 5 is as near, p 1."""
+    found = told_documents({"loss": [20.0, 5.1]}, {"loss": np.arange(1.0, 10)})
+    assert found.p.tolist() == pytest.approx([0.1, 1.0])
+    assert found.by_attack["loss"].tolist() == pytest.approx([0.2, 1.0])
+    assert found.smallest_p == 0.1 and found.side[0] == "under"
+
+
+def test_document_p_values_are_uniform_without_a_difference_and_find_one():
+    """Five dependent attacks: P(p <= .05) is at most .05 without a correction for their number;
+    told documents among which some are known are mostly those."""
+    rng = np.random.default_rng(24)
+    small = []
+    for _ in range(60):
+        text = rng.normal(0, 1, 159)
+        scores = {name: text + rng.normal(0, 1, 159) for name in ATTACKS}
+        found = told_documents(
+            {n: s[:60] for n, s in scores.items()}, {n: s[60:] for n, s in scores.items()}
+        )
+        small.append(found.share)
+        assert not found.told.any() or found.p.min() <= 0.05
+    assert np.mean(small) < 0.06
+    scores = {n: np.r_[s[:20] + 9, s[20:]] for n, s in scores.items()}
+    found = told_documents(
+        {n: s[:60] for n, s in scores.items()}, {n: s[60:] for n, s in scores.items()}
+    )
+    assert found.told[:20].all() and found.told[20:].sum() <= 3
+    assert set(found.side[:20]) == {"under"}
+
+
+def test_attack_scores_are_the_metrics_with_high_for_members():
+    rng = np.random.default_rng(25)
+    facts, reference = (
+        [TokenFacts(-rng.random(9), rng.random(9) > 0.5, -rng.random(9), rng.random(9))] * 2
+        for _ in range(2)
+    )
+    found = attack_scores(facts, ["a text", "other"], reference)
+    assert tuple(found) == ATTACKS
+    assert found["loss"][0] == pytest.approx(facts[0].logp.mean())
+    assert found["reference"][0] == pytest.approx(facts[0].logp.mean() - reference[0].logp.mean())
+    assert "reference" not in attack_scores(facts, ["a text", "other"])
 
 
 @pytest.fixture

@@ -20,10 +20,13 @@ from axolotl_unlearn.metrics.statistics import (
     Mean,
     auc,
     auc_difference,
+    auc_gap,
     auc_interval,
+    auc_margin_p,
     cluster_bootstrap,
     delong,
     harmonic_mean,
+    holm,
     ideal_membership,
     interval,
     mean_interval,
@@ -238,11 +241,12 @@ def test_delong_equals_the_formula_over_all_pairs(members, others):
 
 def test_delong_by_hand():
     """Members 3, 1; non-members 2, 0. psi = [[1, 1], [0, 1]], AUC 3/4. V10 = [1, .5], V01 =
-    [.5, 1]; variance of each .125; .125/2 + .125/2 = .125."""
+    [.5, 1]; variance of each .125; .125/2 + .125/2 = .125. Logit ln 3, its error
+    sqrt(.125) / (3/4 * 1/4) = 1.8856."""
     values, covariance = delong([3, 1], [2, 0])
     assert (values[0], covariance[0, 0]) == pytest.approx((0.75, 0.125))
-    half = 1.959964 * math.sqrt(0.125)
-    assert auc_interval([3, 1], [2, 0]) == pytest.approx((0.75 - half, 1.0), abs=1e-6)
+    ends = [1 / (1 + math.exp(-math.log(3) + s * 1.959964 * 1.8856)) for s in (1, -1)]
+    assert auc_interval([3, 1], [2, 0]) == pytest.approx(ends, abs=1e-4)
 
 
 def test_delong_interval_covers():
@@ -275,7 +279,31 @@ def test_auc_difference_uses_the_covariance():
     d = psi[0] - psi[1]
     error = math.sqrt(d.mean(1).var(ddof=1) / 30 + d.mean(0).var(ddof=1) / 40)
     assert gap.value == pytest.approx(d.mean())
-    assert gap.high - gap.value == pytest.approx(1.959964 * error, rel=1e-6)
+    parts = d.mean(1).var(ddof=1) / 30, d.mean(0).var(ddof=1) / 40
+    df = error**4 / (parts[0] ** 2 / 29 + parts[1] ** 2 / 39)  # Welch's
+    assert gap.high - gap.value == pytest.approx(stats.t.ppf(0.975, df) * error, rel=1e-6)
+
+
+def test_holm_by_hand():
+    """p .01, .04, .03 of 3: .01 * 3, then max(.03, .03 * 2) = .06, then max(.06, .04) = .06."""
+    assert holm([0.01, 0.04, 0.03]).tolist() == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.7]).tolist() == [1, 1]
+
+
+def test_the_margin_test_agrees_with_the_interval():
+    """p < .05 of "at least the margin away" exactly where the 90 % interval lies inside it."""
+    rng = np.random.default_rng(14)
+    outcomes = set()
+    for _ in range(40):
+        first = rng.normal(0, 1, 60), rng.normal(0, 1, 60)
+        second = tuple(x + rng.normal(0, 0.5, 60) for x in first)
+        gap = auc_gap(first, second)
+        low, high = gap.interval(0.9)
+        assert (gap.margin_p(0.1) < 0.05) == (-0.1 < low and high < 0.1)
+        low, high = auc_interval(*first, 0.9)
+        assert (auc_margin_p(*first, 0.5, 0.12) < 0.05) == (0.38 < low and high < 0.62)
+        outcomes |= {gap.margin_p(0.1) < 0.05, -0.1 < low}
+    assert outcomes == {True, False}
 
 
 def test_delong_needs_two_of_each():

@@ -18,12 +18,29 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import beta
+from scipy.stats import binomtest, false_discovery_control, mannwhitneyu, nhypergeom, norm
 
-from axolotl_unlearn.metrics.statistics import LEVEL, Interval, auc, auc_interval
+from axolotl_unlearn.metrics import memorisation
+from axolotl_unlearn.metrics.memorisation import TokenFacts
+from axolotl_unlearn.metrics.statistics import (
+    LEVEL,
+    Interval,
+    auc,
+    auc_gap,
+    auc_interval,
+    auc_margin_p,
+    holm,
+    ideal_membership,
+)
 
 Forgetting = Literal["over", "under", "balanced"]
 
+#: The attacks that every model is judged by; see `attack_scores`.
+ATTACKS = ("loss", "zlib", "min_k_20", "min_k_plus_20", "reference")
+#: An AUC this near to the retrained model's (or to .5) counts as the same.
+MARGIN = 0.1
+#: False positive rate at which single members are looked for.
+LOW_FPR = 0.01
 #: Baselines that are trained need this many texts of each kind.
 MIN_TEXTS = 10
 
@@ -58,24 +75,18 @@ def tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) -> float:
 
 def share_interval(hits: int, n: int, level: float = LEVEL) -> Interval:
     """Exact binomial interval of a share (Clopper and Pearson 1934)."""
-    tail = (1 - level) / 2
-    low = beta.ppf(tail, hits, n - hits + 1) if hits else 0.0
-    high = beta.ppf(1 - tail, hits + 1, n - hits) if hits < n else 1.0
-    return (float(low), float(high))
+    bounds = binomtest(hits, n).proportion_ci(level, method="exact")
+    return (float(bounds.low), float(bounds.high))
 
 
 def roc(members: ArrayLike, nonmembers: ArrayLike) -> tuple[NDArray, NDArray]:
     """Points (false positive rate, true positive rate) of the attack, from (0, 0) to (1, 1)."""
-    members, nonmembers = (
-        np.sort(np.asarray(members, float)),
-        np.sort(np.asarray(nonmembers, float)),
-    )
-    steps = np.unique(np.concatenate([members, nonmembers]))[::-1]
-    rates = [
-        np.concatenate([[0.0], 1 - np.searchsorted(s, steps, "left") / len(s)])
-        for s in (nonmembers, members)
-    ]
-    return rates[0], rates[1]
+    from sklearn.metrics import roc_curve
+
+    labels = np.repeat([1, 0], [np.size(members), np.size(nonmembers)])
+    scores = np.concatenate([np.asarray(members, float), np.asarray(nonmembers, float)])
+    fpr, tpr, _ = roc_curve(labels, scores, drop_intermediate=False)
+    return fpr, tpr
 
 
 @dataclass(frozen=True)
@@ -189,3 +200,285 @@ def blind_sentence(baselines: Mapping[str, Baseline]) -> str | None:
         f"from non-members (AUC {worst.auc:.2f} [{worst.low:.2f}, {worst.high:.2f}]). "
         "Take non-members from the same source as the members."
     )
+
+
+# --- can an attack tell? -------------------------------------------------------------------------
+
+
+def attack_scores(
+    facts: Sequence[TokenFacts],
+    texts: Sequence[str],
+    reference: Sequence[TokenFacts] | None = None,
+) -> dict[str, NDArray]:
+    """The five attacks (`ATTACKS`) on one set of texts: ``[N]`` each, high = rather a member.
+
+    Args:
+        facts: Token facts of each text under the model that is judged.
+        texts: The same texts; zlib counts their compressed bytes.
+        reference: Token facts under a model that never saw the members (the retrained one, or any
+            other); without it there is no attack "reference".
+    """
+    found = {
+        "loss": [-memorisation.loss(one) for one in facts],
+        "zlib": [
+            -memorisation.zlib_ratio(one, text) for one, text in zip(facts, texts, strict=True)
+        ],
+        "min_k_20": [memorisation.min_k(one, 0.2) for one in facts],
+        "min_k_plus_20": [memorisation.min_k_plus(one, 0.2) for one in facts],
+    }
+    if reference is not None:
+        found["reference"] = [
+            -memorisation.reference_difference(one, other)
+            for one, other in zip(facts, reference, strict=True)
+        ]
+    return {name: np.asarray(values, float) for name, values in found.items()}
+
+
+def rank_test(members: ArrayLike, nonmembers: ArrayLike) -> float:
+    """Two-sided p-value of "members and non-members are exchangeable" (Mann and Whitney 1947).
+
+    Exact without ties up to 50 texts a side, else normal with the correction for ties.
+    """
+    members, nonmembers = np.asarray(members, float), np.asarray(nonmembers, float)
+    ties = len(np.unique(np.concatenate([members, nonmembers]))) < len(members) + len(nonmembers)
+    exact = not ties and max(len(members), len(nonmembers)) <= 50
+    method = "exact" if exact else "asymptotic"
+    p = mannwhitneyu(members, nonmembers, alternative="two-sided", method=method).pvalue
+    return float(p) if np.isfinite(p) else 1.0  # all values equal
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Members beyond (nearly) all non-members, on one end of the scores.
+
+    Attributes:
+        end: "low" loss (recognised) or "high" loss (stands out).
+        share, expected: Share of members there, and what exchangeable texts give on average.
+        low: Lower 95 % bound of the share for the cut that these non-members gave.
+        p: Exact, and doubled because both ends are looked at.
+    """
+
+    end: str
+    share: float
+    expected: float
+    low: float
+    p: float
+
+
+def tail_test(members: ArrayLike, nonmembers: ArrayLike, fpr: float = LOW_FPR) -> Tail:
+    """Can single members be picked out, although the AUC is near .5? The stronger of both ends.
+
+    The cut is the r-th most extreme of M non-members, r = floor(fpr M) + 1. It is an estimate
+    like everything else: for exchangeable texts the number of N members beyond it is negative
+    hypergeometric (the members before the r-th non-member in a random order), not binomial.
+    """
+    members, nonmembers = np.asarray(members, float), np.asarray(nonmembers, float)
+    n, m = len(members), len(nonmembers)
+    r = math.floor(fpr * m + 1e-9) + 1
+    found = []
+    for end, sign in (("low", 1.0), ("high", -1.0)):
+        cut = np.sort(sign * nonmembers)[-r] if r <= m else -np.inf
+        hits = int((sign * members > cut).sum())
+        p = float(nhypergeom(n + m, n, r).sf(hits - 1)) if r <= m else 1.0
+        low = share_interval(hits, n)[0]
+        found.append(Tail(end, hits / n, r / (m + 1), low, min(1.0, 2 * p)))
+    return min(found, key=lambda tail: tail.p)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one attack tells.
+
+    Attributes:
+        attack: Its name.
+        auc, low, high: AUC and interval; above .5: recognised, below: stands out.
+        p: Of `rank_test`. tail: `tail_test`.
+        p_corrected: Smaller of the p-values of both tests after Holm's correction over all tests
+            of all attacks. The attack tells where it is below the level.
+    """
+
+    attack: str
+    auc: float
+    low: float
+    high: float
+    p: float
+    tail: Tail
+    p_corrected: float
+
+    @property
+    def side(self) -> str:
+        """ "under" (members recognised) or "over" (members stand out)."""
+        if self.p <= self.tail.p:
+            return "under" if self.auc > 0.5 else "over"
+        return "under" if self.tail.end == "low" else "over"
+
+
+def tell(
+    members: Mapping[str, ArrayLike],
+    nonmembers: Mapping[str, ArrayLike],
+    *,
+    fpr: float = LOW_FPR,
+    level: float = LEVEL,
+) -> dict[str, Told]:
+    """Can any attack tell members from texts that were never seen? Two-sided, corrected.
+
+    Args:
+        members, nonmembers: Scores by attack, high = rather a member, ``[N]`` and ``[M]``.
+
+    Returns:
+        By attack. If nothing separates the sets, some ``p_corrected`` is below .05 in at most
+        one of twenty data sets, however many attacks there are and however they hang together.
+    """
+    tests = {}
+    for name in members:
+        pair = (np.asarray(members[name], float), np.asarray(nonmembers[name], float))
+        tests[name] = (pair, rank_test(*pair), tail_test(*pair, fpr))
+    corrected = holm([p for _, p, tail in tests.values() for p in (p, tail.p)])
+    found = {}
+    for number, (name, (pair, p, tail)) in enumerate(tests.items()):
+        bounds = auc_interval(*pair, level)
+        both = corrected[2 * number : 2 * number + 2]
+        found[name] = Told(name, auc(*pair), *bounds, p, tail, float(min(both)))
+    return found
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Is an AUC where it should be? Two one-sided tests (Schuirmann 1987).
+
+    Attributes:
+        value: AUC minus the retrained model's, or minus .5 without one.
+        low, high: Interval of ``1 - 2 alpha`` (90 %): inside the margin means equivalent.
+        margin: Differences below it count as none.
+        p: Larger of the two one-sided p-values.
+        needed: Texts of each kind from which a difference of this size would be called
+            equivalent on average; None where it is as large as the margin.
+    """
+
+    value: float
+    low: float
+    high: float
+    margin: float
+    p: float
+    needed: int | None
+
+    @property
+    def equivalent(self) -> bool:
+        return -self.margin < self.low and self.high < self.margin
+
+
+def auc_equivalence(
+    first: tuple[ArrayLike, ArrayLike],
+    second: tuple[ArrayLike, ArrayLike] | None = None,
+    *,
+    margin: float = MARGIN,
+    level: float = LEVEL,
+) -> Equivalence:
+    """Is the AUC within ``margin`` of the other model's (paired), or of .5?
+
+    Absence of a significant difference is no evidence of none; this test has it the other way
+    round: few texts never pass. Several attacks need no correction where all have to pass.
+
+    Args:
+        first, second: (members, non-members) scores of the same texts in the same order under
+            the two models, high = rather a member; without ``second`` compared with .5.
+    """
+    sizes = [np.size(side) for side in first]
+    inner = 2 * level - 1  # 90 % of a level of 95 %
+    if second is None:
+        low, high = auc_interval(*first, inner)
+        value = auc(*first) - 0.5
+        low, high = low - 0.5, high - 0.5
+        p = 1.0 if value in (-0.5, 0.5) else auc_margin_p(*first, 0.5, margin)
+    else:
+        gap = auc_gap(first, second)
+        value, (low, high), p = gap.value, gap.interval(inner), gap.margin_p(margin)
+        if low == high and abs(auc(*first) - 0.5) == 0.5:
+            # Both models separate the sets: DeLong has no variance left, n texts have a bound.
+            room = 1 - (1 - level) ** (1 / min(sizes))
+            low, high, p = value - room, value + room, 1.0 if room >= margin else 1 - level
+    half = max(high - value, value - low)
+    needed = None
+    if abs(value) < margin:
+        needed = math.ceil(min(sizes) * (half / (margin - abs(value))) ** 2)
+    return Equivalence(float(value), float(low), float(high), margin, float(p), needed)
+
+
+def detectable(members: int, nonmembers: int, tests: int = 1, power: float = 0.8) -> float:
+    """Smallest ``|AUC - .5|`` that so many texts find with this power, two-sided at .05 / tests.
+
+    ``(z_{1 - .05 / (2 tests)} + z_power) SE``, SE of the null (Mann-Whitney, no ties).
+    """
+    error = ideal_membership(members, nonmembers).standard_error
+    z = norm.ppf(1 - (1 - LEVEL) / (2 * tests)) + norm.ppf(power)
+    return min(0.5, float(z * error))
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Which single documents can be told from texts that were never seen.
+
+    Attributes:
+        p: ``[N]``, all attacks together, two-sided, exact.
+        by_attack: ``[N]`` two-sided p-value of each attack by itself.
+        side: ``[N]`` "under" (as if known) or "over" (as if pushed away), by the attack with the
+            smallest p-value.
+        told: ``[N]`` after Benjamini and Hochberg's correction over the documents.
+        smallest_p: No p-value can be smaller with so many non-members.
+    """
+
+    p: NDArray[np.float64]
+    by_attack: dict[str, NDArray[np.float64]]
+    side: list[str]
+    told: NDArray[np.bool_]
+    smallest_p: float
+
+    @property
+    def share(self) -> float:
+        """Share of documents that are told at .05 without a correction; about .05 by chance."""
+        return float((self.p <= 1 - LEVEL).mean())
+
+
+def told_documents(
+    members: Mapping[str, ArrayLike],
+    nonmembers: Mapping[str, ArrayLike],
+    *,
+    rate: float = 1 - LEVEL,
+) -> Documents:
+    """For every member: can any attack still tell it from the held-out texts?
+
+    Conformal p-values: a member is put among the M non-members, every text of the pool gets as
+    its strangeness the largest distance from the pool's median over the attacks (in units of the
+    pool's median distance; so no correction for their number is due), and p is the share of the
+    pool at least as strange as the member. Exact for exchangeable texts. The p-values of all
+    members share the non-members; they are positively dependent, for which Benjamini-Hochberg
+    holds (Bates et al., arXiv 2104.08279).
+
+    Args:
+        members, nonmembers: Scores by attack, high = rather a member. Where a retrained model is
+            known, give the differences of both models' scores: what makes a text hard for every
+            model then cancels.
+        rate: Share of false accusations among the documents that are told.
+    """
+    names = list(members)
+    inside = np.stack([np.asarray(members[name], float) for name in names])  # [K, N]
+    held = np.stack([np.asarray(nonmembers[name], float) for name in names])  # [K, M]
+    k, n = inside.shape
+    m = held.shape[1]
+    signed = np.empty((k, n))
+    strange = np.zeros((n, m + 1))
+    single = {}
+    for a, name in enumerate(names):
+        pool = np.concatenate([np.broadcast_to(held[a], (n, m)), inside[a][:, None]], 1)
+        pool = pool - np.median(pool, 1, keepdims=True)
+        scale = np.median(np.abs(pool), 1, keepdims=True)
+        pool = pool / np.where(scale > 0, scale, 1.0)
+        signed[a] = pool[:, -1]
+        np.maximum(strange, np.abs(pool), out=strange)
+        ends = [(s * pool >= s * pool[:, -1:]).sum(1) for s in (1, -1)]
+        single[name] = np.minimum(1.0, 2 * np.minimum(*ends) / (m + 1))
+    p = (strange >= strange[:, -1:] - 1e-12).sum(1) / (m + 1)
+    strongest = np.abs(signed).argmax(0)
+    side = ["under" if signed[a, i] > 0 else "over" for i, a in enumerate(strongest)]
+    told = false_discovery_control(p, method="bh") <= rate if n else np.zeros(0, bool)
+    return Documents(p, single, side, told, 1 / (m + 1))

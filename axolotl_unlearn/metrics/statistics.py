@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm, rankdata
+from scipy.special import expit, logit
+from scipy.stats import norm, rankdata, t
 
 LEVEL = 0.95
 RESAMPLES = 10_000
@@ -355,40 +356,81 @@ def delong(members: ArrayLike, nonmembers: ArrayLike) -> tuple[Array, Array]:
     Raises:
         ValueError: with fewer than 2 members or non-members.
     """
-    members, nonmembers = np.atleast_2d(members), np.atleast_2d(nonmembers)
+    v10, v01 = _placements(np.atleast_2d(members), np.atleast_2d(nonmembers))
+    n, m = v10.shape[1], v01.shape[1]
+    covariance = np.cov(v10).reshape(len(v10), -1) / n + np.cov(v01).reshape(len(v01), -1) / m
+    return v10.mean(1), covariance
+
+
+def _placements(members: Array, nonmembers: Array) -> tuple[Array, Array]:
+    """``V10 [K, N]`` and ``V01 [K, M]`` of `delong`."""
     n, m = members.shape[1], nonmembers.shape[1]
     if n < 2 or m < 2:
         raise ValueError(f"{n} members and {m} non-members: a variance needs two of each.")
     all_ranks = rankdata(np.concatenate([members, nonmembers], 1), axis=1)
     v10 = (all_ranks[:, :n] - rankdata(members, axis=1)) / m
     v01 = 1 - (all_ranks[:, n:] - rankdata(nonmembers, axis=1)) / n
-    covariance = np.cov(v10).reshape(len(v10), -1) / n + np.cov(v01).reshape(len(v01), -1) / m
-    return v10.mean(1), covariance
+    return v10, v01
 
 
 def auc_interval(members: ArrayLike, nonmembers: ArrayLike, level: float = LEVEL) -> Interval:
-    """DeLong interval of the AUC, cut to [0, 1].
+    """DeLong interval of the AUC on the logit scale (Pepe 2003, 5.2.4.7), where it covers best.
 
     At an AUC of exactly 0 or 1 the DeLong variance is 0. Then the bound is the one that
     min(N, M) disjoint pairs allow: if all pairs are in order, the AUC is at least
     ``((1 - level) / 2) ** (1 / min(N, M))`` with that confidence.
     """
-    values, covariance = delong(members, nonmembers)
-    value, variance = float(values[0]), float(covariance[0, 0])
-    if value in (0.0, 1.0):
+    value, error = _logit_error(members, nonmembers)
+    if error is None:
         pairs = min(np.size(members), np.size(nonmembers))
         bound = ((1 - level) / 2) ** (1 / pairs)
         return (bound, 1.0) if value else (0.0, 1 - bound)
-    half = float(norm.ppf((1 + level) / 2)) * math.sqrt(max(variance, 0.0))
-    return (max(0.0, value - half), min(1.0, value + half))
+    ends = logit(value) + np.array([-1, 1]) * norm.ppf((1 + level) / 2) * error
+    return (float(expit(ends[0])), float(expit(ends[1])))
 
 
-def auc_difference(
-    first: tuple[ArrayLike, ArrayLike],
-    second: tuple[ArrayLike, ArrayLike],
-    level: float = LEVEL,
-) -> Difference:
-    """Difference of two AUCs on the same texts by DeLong's covariance.
+def auc_margin_p(members: ArrayLike, nonmembers: ArrayLike, target: float, margin: float) -> float:
+    """p-value of "the AUC is at least ``margin`` away from ``target``" (two one-sided tests)."""
+    value, error = _logit_error(members, nonmembers)
+    if not error:
+        return float(error is None or abs(value - target) >= margin)
+    gaps = [logit(value) - logit(target - margin), logit(target + margin) - logit(value)]
+    return float(norm.sf(min(gaps) / error))
+
+
+def _logit_error(members: ArrayLike, nonmembers: ArrayLike) -> tuple[float, float | None]:
+    """AUC and standard error of its logit; None for the error at an AUC of 0 or 1."""
+    values, covariance = delong(members, nonmembers)
+    value = float(values[0])
+    if value in (0.0, 1.0):
+        return value, None
+    return value, math.sqrt(max(float(covariance[0, 0]), 0.0)) / (value * (1 - value))
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Difference of two paired AUCs with its standard error and degrees of freedom."""
+
+    value: float
+    error: float
+    df: float
+
+    def interval(self, level: float = LEVEL) -> Interval:
+        half = float(t.ppf((1 + level) / 2, self.df)) * self.error
+        return (self.value - half, self.value + half)
+
+    def margin_p(self, margin: float) -> float:
+        """p-value of "the difference is at least ``margin``" (two one-sided tests)."""
+        if not self.error:
+            return float(abs(self.value) >= margin)
+        return float(t.sf((margin - abs(self.value)) / self.error, self.df))
+
+
+def auc_gap(first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike, ArrayLike]) -> Gap:
+    """First minus second AUC on the same texts, by DeLong's covariance.
+
+    The variance has a part of the members and one of the non-members, so the degrees of freedom
+    are Welch's, as in the test of Brunner and Munzel (2000).
 
     Args:
         first, second: (members, non-members) scores of two models or attacks, in the same order.
@@ -396,12 +438,33 @@ def auc_difference(
     members, nonmembers = (
         np.stack([np.asarray(s[i], float) for s in (first, second)]) for i in (0, 1)
     )
-    values, covariance = delong(members, nonmembers)
-    gap = float(values[0] - values[1])
-    error = math.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], 0.0))
-    half = float(norm.ppf((1 + level) / 2)) * error
-    p = 2 * norm.sf(abs(gap) / error) if error else float(gap == 0)
-    return Difference(gap, gap - half, gap + half, float(p))
+    parts = [part[0] - part[1] for part in _placements(members, nonmembers)]
+    variances = [float(part.var(ddof=1)) / len(part) for part in parts]
+    total = sum(variances)
+    weights = sum(v**2 / (len(part) - 1) for v, part in zip(variances, parts, strict=True))
+    df = total**2 / weights if weights else float(min(map(len, parts)) - 1)
+    return Gap(float(parts[0].mean()), math.sqrt(total), df)
+
+
+def auc_difference(
+    first: tuple[ArrayLike, ArrayLike],
+    second: tuple[ArrayLike, ArrayLike],
+    level: float = LEVEL,
+) -> Difference:
+    """`auc_gap` with interval and two-sided p-value."""
+    gap = auc_gap(first, second)
+    p = 2 * t.sf(abs(gap.value) / gap.error, gap.df) if gap.error else float(gap.value == 0)
+    return Difference(gap.value, *gap.interval(level), float(p))
+
+
+def holm(p_values: Sequence[float]) -> Array:
+    """p-values corrected for their number (Holm 1979): valid however the tests hang together."""
+    p = np.asarray(p_values, dtype=float)
+    order = np.argsort(p)
+    steps = np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p))))
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(1.0, steps)
+    return corrected
 
 
 @dataclass(frozen=True)
