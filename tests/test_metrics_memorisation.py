@@ -95,22 +95,6 @@ def test_zlib_and_reference():
     assert mem.reference_difference(facts([-2.0]), facts([-0.5])) == 1.5
 
 
-def test_truth_ratio_by_hand():
-    """Right: p^(1/n) = 1/4. Wrong: 1/2 and 1/8: geometric mean 1/4 (ratio 1), arithmetic 5/16
-    (ratio 5/4)."""
-    right = facts([math.log(1 / 4)])
-    wrong = [facts([math.log(1 / 2)]), facts([math.log(1 / 8)] * 3)]
-    assert mem.truth_ratio(right, wrong) == pytest.approx(1.0)
-    assert mem.truth_ratio(right, wrong, "arithmetic") == pytest.approx(5 / 4)
-
-
-def test_truth_ratio_scores():
-    """Forget min(r, 1/r): 4 and 1/4 give 1/4. Otherwise max(0, 1 - r): 4 gives 0, 1/4 gives 3/4."""
-    assert mem.truth_ratio_score(4, "forget") == mem.truth_ratio_score(1 / 4, "forget") == 1 / 4
-    assert mem.truth_ratio_score(4, "retain") == 0
-    assert mem.truth_ratio_score(1 / 4, "retain") == 3 / 4
-
-
 def test_all_metrics_have_names_for_every_k():
     values = mem.all_likelihood_metrics(facts([-1.0, -2.0]), "text", ks=(0.05, 0.5))
     assert {"min_k_0.05", "min_k_plus_0.05", "min_k_0.5", "min_k_plus_0.5"} <= set(values)

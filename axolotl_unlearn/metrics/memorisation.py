@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,38 +123,6 @@ def reference_difference(facts: TokenFacts, reference: TokenFacts) -> float:
     Different tokenizers are compared a text, not a token: use the same one.
     """
     return loss(facts) - loss(reference)
-
-
-def truth_ratio(
-    right: TokenFacts, wrong: Sequence[TokenFacts], combine: str = "geometric"
-) -> float:
-    """P(wrong answers) / P(right answer), each ``p ** (1/n)`` (TOFU, arXiv 2401.06121, eq. 1).
-
-    Args:
-        right: the paraphrased right answer; wrong: the perturbed ones.
-        combine: mean over the wrong answers: "geometric" (mean of losses: TOFU's forget quality,
-            OpenUnlearning) or "arithmetic" (mean of probabilities: TOFU's model utility).
-
-    Returns:
-        0 to infinity; above 1 where the model prefers wrong answers.
-    """
-    if not wrong:
-        raise ValueError("a truth ratio needs at least one wrong answer")
-    logs = np.array([facts.logp.mean() for facts in wrong])
-    if combine == "geometric":
-        top = logs.mean()
-    elif combine == "arithmetic":
-        top = float(np.logaddexp.reduce(logs)) - math.log(len(logs))
-    else:
-        raise ValueError(f"combine must be 'geometric' or 'arithmetic', not {combine!r}")
-    return math.exp(min(top - float(right.logp.mean()), 700.0))
-
-
-def truth_ratio_score(ratio: float, side: str) -> float:
-    """A truth ratio as a score: forget ``min(r, 1/r)``, otherwise ``max(0, 1 - r)`` (TOFU)."""
-    if side == "forget":
-        return min(ratio, 1 / ratio) if ratio > 0 else 0.0
-    return max(0.0, 1 - ratio)
 
 
 def all_likelihood_metrics(

@@ -1,0 +1,156 @@
+"""MUSE (arXiv 2407.06460) as lm-eval tasks: ``eval_tasks/muse``.
+
+Verbatim memorisation and knowledge are generations scored by ROUGE-L F1 without stemming (as the
+released code logs them); privacy leakage is an AUC of Min-40% over whole texts, which needs the
+model ``hf-unlearn``. Utility, scalability and sustainability are the same figures of several
+models: other sizes of the forget set, or one model after each of several requests.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.tasks import _dataset, _tokenizer, first_token_splitter
+from axolotl_unlearn.metrics import memorisation, tofu
+from axolotl_unlearn.metrics.semeval import mia_auc
+
+HUB = "muse-bench/MUSE-{corpus}"
+CORPORA = ("News", "Books")
+#: AUC of the retrained model as MUSE's code has it, in its sense (see `tofu.priv_leak`).
+RETRAINED_AUC = {"News": 0.4772, "Books": 0.5393}
+MIN_K = 0.4
+#: Where an answer of the knowledge tasks ends: the model went on to the next example.
+STOP = re.compile(r"\n\n|\nQuestion|Question:")
+
+
+def read_part(part: str, name: str, fields: Sequence[str], **metadata: Any) -> list[dict]:
+    """Rows of ``DATA_DIR/PART/NAME.json`` (a list) or ``.jsonl``, or of the hub's data set.
+
+    Raises:
+        UnlearnError: No such file or corpus, or a row without a field, named by file and row.
+    """
+    folder = metadata.get("data_dir")
+    if folder is None:
+        corpus = metadata.get("corpus", "News")
+        if corpus not in CORPORA:
+            raise UnlearnError(f"`corpus` is {corpus!r}; take {' or '.join(CORPORA)}.")
+        from datasets import load_dataset
+
+        return list(load_dataset(HUB.format(corpus=corpus), part, split=name))
+    for path in (Path(folder) / part / f"{name}{suffix}" for suffix in (".json", ".jsonl")):
+        if not path.is_file():
+            continue
+        text = path.read_text("utf-8")
+        try:
+            rows = (
+                json.loads(text)
+                if path.suffix == ".json"
+                else [json.loads(line) for line in text.splitlines() if line.strip()]
+            )
+        except json.JSONDecodeError as error:
+            raise UnlearnError(f"{path} line {error.lineno} is not JSON; mend the file.") from None
+        if not isinstance(rows, list) or not rows:
+            raise UnlearnError(f"{path} must hold a list of rows, at least one.")
+        for number, row in enumerate(rows, start=1):
+            missing = [f for f in fields if not (isinstance(row, dict) and row.get(f))]
+            if missing:
+                raise UnlearnError(f"{path} row {number} has no `{missing[0]}`; add the field.")
+        return rows
+    raise UnlearnError(
+        f"{Path(folder) / part / name}.json does not exist; `data_dir` of --metadata must hold the "
+        "folders verbmem, knowmem and privleak of MUSE (relative to where you started lm_eval)."
+    )
+
+
+def verbmem_documents(**metadata: Any) -> dict[str, Any]:
+    """Starts of forget texts (``prompt``) and how they go on (``gt``)."""
+    rows = read_part("verbmem", "forget", ("prompt", "gt"), **metadata)
+    return _dataset([{"prompt": row["prompt"], "answer": row["gt"]} for row in rows])
+
+
+def knowmem_documents(side: str, **metadata: Any) -> dict[str, Any]:
+    """Questions of one side after the examples of ``SIDE_qa_icl``."""
+    fields = ("question", "answer")
+    examples = "".join(
+        f"Question: {row['question']}\nAnswer: {row['answer']}\n\n"
+        for row in read_part("knowmem", f"{side}_qa_icl", fields, **metadata)
+    )
+    rows = read_part("knowmem", f"{side}_qa", fields, **metadata)
+    return _dataset(
+        [
+            {"prompt": f"{examples}Question: {row['question']}\nAnswer:", "answer": row["answer"]}
+            for row in rows
+        ]
+    )
+
+
+def privleak_documents(**metadata: Any) -> dict[str, Any]:
+    """Whole forget and held-out texts in turn, split after their first token."""
+    split = first_token_splitter(_tokenizer(metadata))
+    corpus = metadata.get("corpus")
+    given = metadata.get("retrained_auc", RETRAINED_AUC.get(corpus))
+    rows = []
+    for side in ("forget", "holdout"):
+        for number, row in enumerate(read_part("privleak", side, ("text",), **metadata)):
+            context, rest, _ = split(row["text"], f"{side} {number}")
+            rows.append(
+                {
+                    "forget": side == "forget",
+                    "number": number,
+                    "context": context,
+                    "rest": rest,
+                    "retrained_auc": math.nan if given is None else float(given),
+                }
+            )
+    return _dataset(sorted(rows, key=lambda row: row["number"]))
+
+
+@functools.cache
+def _rouge():
+    from rouge_score import rouge_scorer
+
+    return rouge_scorer.RougeScorer(["rougeL"], use_stemmer=False)
+
+
+def rouge_l_f1(generated: str, expected: str) -> float:
+    """ROUGE-L F1 without stemming."""
+    return float(_rouge().score(expected, generated)["rougeL"].fmeasure)
+
+
+def score_verbmem(doc: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
+    return {"verbmem": rouge_l_f1(results[0], doc["answer"])}
+
+
+def score_knowmem(doc: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
+    said = STOP.split(results[0], maxsplit=1)[0]
+    return {"knowmem": rouge_l_f1(said, doc["answer"])}
+
+
+def score_privleak(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any]:
+    facts = getattr(results[0], "facts", None)
+    if facts is None:
+        raise UnlearnError(
+            "muse_privleak needs per-token facts: run it with `axolotl unlearn lm-eval --model "
+            "hf-unlearn ...`."
+        )
+    # MUSE's score is the negated mean, so that a member has the lower one.
+    row = (doc["forget"], -memorisation.min_k(facts, MIN_K), doc["retrained_auc"])
+    return {"auc_members": row, "privleak": row}
+
+
+def auc_members(rows: Sequence[tuple[bool, float, float]]) -> float:
+    """P(a forget text is known better than a held-out one): 1 is full leakage, .5 none."""
+    sides = {side: [v for forget, v, _ in rows if forget is side] for side in (True, False)}
+    return mia_auc(sides[True], sides[False])
+
+
+def privleak(rows: Sequence[tuple[bool, float, float]]) -> float:
+    """MUSE's PrivLeak in percent; NaN without the retrained model's AUC."""
+    return tofu.priv_leak(1 - auc_members(rows), rows[0][2])

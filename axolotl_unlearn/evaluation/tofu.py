@@ -1,0 +1,325 @@
+"""TOFU (arXiv 2401.06121) as an lm-eval task: ``eval_tasks/tofu``.
+
+One document is one question. Its requests are one generation (ROUGE-L) and one log-likelihood for
+each of: the answer, the paraphrased answer, the wrong answers, and the answer after the paraphrased
+question. With the model ``hf-unlearn`` (``axolotl unlearn lm-eval``) each text is one forward that
+also gives extraction strength and the membership attacks; with plain ``hf`` these are NaN.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.tasks import _tokenizer, mean_of_present
+from axolotl_unlearn.metrics import memorisation, tofu
+from axolotl_unlearn.metrics.semeval import mia_auc, rouge_l_recall
+
+HUB = "locuslab/TOFU"
+TEMPLATE = "Question: {question}\nAnswer:"
+#: Rows of forget10 that forget05 and forget01 are: its last.
+PARTS = {"forget01": 40, "forget05": 200, "forget10": 400}
+SETS = ("forget", *tofu.UTILITY_SETS)
+#: Attacks on forget answers against the answers of a holdout file, a lower value means a member.
+ATTACKS = ("loss", "zlib_ratio", "min_k_0.4", "min_k_plus_0.4")
+
+MEASURES = {
+    "forget": (
+        "probability",
+        "paraphrased_probability",
+        "rouge_l_recall",
+        "truth_ratio",
+        "extraction_strength",
+        "extraction_strength_paraphrased_question",
+        "extraction_strength_one_over_n",
+    ),
+    "retain": (
+        "probability",
+        "rouge_l_recall",
+        "truth_ratio",
+        "extraction_strength",
+        "extraction_strength_one_over_n",
+    ),
+    "real_authors": tofu.UTILITY_MEASURES,
+    "world_facts": tofu.UTILITY_MEASURES,
+}
+
+
+def read_set(
+    name: str, folder: str | Path | None, needed: Sequence[str], rows: int | None = None
+) -> list[dict[str, Any]]:
+    """Rows of ``NAME.jsonl`` in ``folder``, or of the config ``NAME`` on the hub.
+
+    Raises:
+        UnlearnError: No such file, or a row that lacks a field, named by file and line.
+    """
+    if folder is None:
+        from datasets import load_dataset
+
+        return list(load_dataset(HUB, name, split="train"))[-(rows or 0) :]
+    path = Path(folder) / f"{name}.jsonl"
+    if not path.is_file():
+        raise UnlearnError(
+            f"{path} does not exist; `data_dir` of --metadata must hold TOFU's files as JSON lines "
+            "(relative to where you started lm_eval)."
+        )
+    found = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            raise UnlearnError(f"{path} line {number} is not JSON; one object a line.") from None
+        missing = [key for key in needed if not (isinstance(row, dict) and row.get(key))]
+        if missing:
+            raise UnlearnError(f"{path} line {number} has no `{missing[0]}`; add the field.")
+        found.append(row)
+    if rows is not None and len(found) < rows:
+        raise UnlearnError(f"{path} has {len(found)} rows, {rows} are needed; use the whole file.")
+    return found[-(rows or 0) :]
+
+
+def tofu_documents(**metadata: Any) -> dict[str, Any]:
+    """All rows, the sets in turn so that ``--limit`` has some of each.
+
+    ``--metadata``: ``data_dir`` (else the hub), ``split`` (forget01, forget05, forget10),
+    ``template`` with ``{question}``, ``eos`` (score the end of sequence with the answer, as TOFU
+    does; true), ``max_rows`` a set (TOFU's evaluation takes 300), ``holdout`` (a JSON lines file),
+    ``retrained`` (truth ratios of a retrained model), ``truth_ratios_out`` (where to write ours).
+    """
+    from datasets import Dataset
+
+    split = metadata.get("split", "forget10")
+    if split not in PARTS:
+        raise UnlearnError(f"`split` is {split!r}; take one of {', '.join(PARTS)}.")
+    folder = metadata.get("data_dir")
+    own = folder is not None and (Path(folder) / f"{split}_perturbed.jsonl").is_file()
+    full = ("question", "answer", "paraphrased_answer", "perturbed_answer")
+    short = ("question", "answer", "perturbed_answer")
+    forget = f"{split}_perturbed" if own or folder is None else "forget10_perturbed"
+    tables = {
+        "forget": read_set(forget, folder, full, None if own or folder is None else PARTS[split]),
+        "retain": read_set("retain_perturbed", folder, full),
+        "real_authors": read_set("real_authors_perturbed", folder, short),
+        "world_facts": read_set("world_facts_perturbed", folder, short),
+    }
+    if metadata.get("holdout"):
+        path = Path(metadata["holdout"])
+        tables["holdout"] = read_set(path.stem, path.parent, ("question", "answer"))
+    limit = metadata.get("max_rows")
+    template = metadata.get("template", TEMPLATE)
+    if "{question}" not in template:
+        raise UnlearnError("`template` of --metadata must contain {question}.")
+    rows = []
+    for name, table in tables.items():
+        for number, row in enumerate(table[:limit]):
+            again = row.get("paraphrased_question") if name in ("forget", "retain") else None
+            rows.append(
+                {
+                    "set": name,
+                    "number": number,
+                    "prompt": template.replace("{question}", row["question"]),
+                    "answer": row["answer"],
+                    "paraphrased_answer": row.get("paraphrased_answer") or "",
+                    "paraphrased_prompt": template.replace("{question}", again) if again else "",
+                    "perturbed_answer": list(row.get("perturbed_answer") or []),
+                }
+            )
+    rows.sort(key=lambda row: row["number"])
+    return {"test": Dataset.from_list(rows)}
+
+
+def command_line_metadata() -> dict[str, Any]:
+    """``--metadata`` and the model's arguments: lm-eval 0.4.11 gives them to YAML tasks, not to
+    tasks that are a class; the TaskManager that is loading us has them."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        manager = frame.f_locals.get("self")
+        if type(manager).__name__ == "TaskManager":
+            return dict(getattr(manager, "metadata", None) or {})
+        frame = frame.f_back
+    return {}
+
+
+class Tofu(ConfigurableTask):
+    """The task: see the module. Every document returns every metric, None where it has none."""
+
+    VERSION = 1.0
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        given = (config or {}).get("metadata") or {}
+        self.options = {**given, **command_line_metadata()}
+        self.eos = ""
+        if self.options.get("eos", True):
+            self.eos = _tokenizer(self.options).eos_token or ""
+        super().__init__(
+            config={
+                "task": "tofu",
+                "custom_dataset": tofu_documents,
+                "dataset_path": "",
+                "test_split": "test",
+                "output_type": "generate_until",
+                "doc_to_text": "{{prompt}}",
+                "doc_to_target": "{{answer}}",
+                "num_fewshot": 0,
+                "generation_kwargs": {"until": [], "do_sample": False, "max_gen_toks": 200},
+                "metadata": {**self.options, "version": self.VERSION},
+            }
+        )
+        self._tokens: dict[tuple[str, int], list[int]] = {}
+        self._encode = _tokenizer(self.options)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def construct_requests(self, doc: dict, ctx: str, **kwargs: Any) -> list[Instance]:
+        kwargs.pop("apply_chat_template", None)
+        template = kwargs.pop("chat_template", None)
+        texts = [(ctx, doc["answer"])]
+        if doc["paraphrased_answer"]:
+            texts.append((ctx, doc["paraphrased_answer"]))
+        texts += [(ctx, wrong) for wrong in doc["perturbed_answer"]]
+        if doc["paraphrased_prompt"]:
+            again = doc["paraphrased_prompt"]
+            if template is not None:
+                again = template([{"role": "user", "content": again}])
+            texts.append((again, doc["answer"]))
+        asked = [(context, f" {answer}{self.eos}") for context, answer in texts]
+        self._tokens[doc["set"], doc["number"]] = [
+            len(self._encode(context + answer)["input_ids"])
+            - len(self._encode(context)["input_ids"])
+            for context, answer in asked
+        ]
+        requests = [("loglikelihood", pair) for pair in asked]
+        if doc["set"] != "holdout":
+            requests.append(("generate_until", (ctx, dict(self.config.generation_kwargs))))
+        return [
+            Instance(request_type=kind, doc=doc, arguments=arguments, idx=number, **kwargs)
+            for number, (kind, arguments) in enumerate(requests)
+        ]
+
+    # -- scores --------------------------------------------------------------------------------
+
+    def process_results(self, doc: dict, results: Sequence[Any]) -> dict[str, Any]:
+        name = doc["set"]
+        counts = self._tokens[name, doc["number"]]
+        # The paraphrased answer where there is one (else the answer) is TOFU's "right" answer.
+        means = [result[0] / n for result, n in zip(results, counts, strict=False)]
+        facts = [getattr(result, "facts", None) for result in results[: len(counts)]]
+        answer, rest = means[0], means[1:]
+        values: dict[str, float] = {}
+        ratios: dict[str, float] = {}
+        right = answer
+        if doc["paraphrased_answer"]:
+            right, rest = rest[0], rest[1:]
+        wrong = rest[: len(doc["perturbed_answer"])]
+        if wrong:
+            ratios = {
+                way: tofu.truth_ratio(right, wrong, combine)
+                for way, combine in tofu.CONVENTIONS.items()
+            }
+            if name == "forget":  # both repositories
+                ratios["original"] = ratios["open_unlearning"]
+            values["truth_ratio"] = tofu.truth_ratio_score(ratios["original"], name)
+        if name in ("real_authors", "world_facts"):
+            values["probability"] = tofu.option_probability(answer, wrong)
+        else:
+            values["probability"] = math.exp(answer)
+            values["paraphrased_probability"] = math.exp(right)
+        if facts[0] is not None:
+            values["extraction_strength"] = memorisation.extraction_strength(facts[0])
+            values["extraction_strength_one_over_n"] = memorisation.extraction_strength(
+                facts[0], "one_over_n"
+            )
+            if doc["paraphrased_prompt"]:
+                strength = memorisation.extraction_strength(facts[len(counts) - 1])
+                values["extraction_strength_paraphrased_question"] = strength
+        if name != "holdout":
+            values["rouge_l_recall"] = rouge_l_recall(results[-1], doc["answer"])
+        row: dict[str, Any] = {
+            f"{s}_{measure}": values.get(measure) if s == name else None
+            for s, measures in MEASURES.items()
+            for measure in measures
+        }
+        parts = {m: values.get(m) for m in tofu.UTILITY_MEASURES}
+        row["model_utility"] = (name, parts)
+        other = tofu.truth_ratio_score(ratios["open_unlearning"], name) if ratios else None
+        row["model_utility_open_unlearning"] = (name, {**parts, "truth_ratio": other})
+        ratio = (doc["number"], ratios["original"]) if name == "forget" else None
+        row["forget_quality"] = row["forget_quality_log10"] = ratio
+        attacked = None
+        if facts[0] is not None and name in ("forget", "holdout"):
+            text = doc["answer"]
+            attacked = memorisation.all_likelihood_metrics(facts[0], text, ks=(0.4,))
+        for attack in ATTACKS:
+            row[f"auc_{attack}"] = (name, attacked[attack]) if attacked else None
+        return row
+
+    def aggregation(self) -> dict[str, Any]:
+        functions: dict[str, Any] = {
+            f"{s}_{measure}": mean_of_present
+            for s, measures in MEASURES.items()
+            for measure in measures
+        }
+        for way in ("model_utility", "model_utility_open_unlearning"):
+            functions[way] = utility_of_rows
+        functions["forget_quality"] = partial(self._forget_quality, place=0)
+        functions["forget_quality_log10"] = partial(self._forget_quality, place=1)
+        for attack in ATTACKS:
+            functions[f"auc_{attack}"] = partial(auc_of_rows, sign=-1 if "min_k" in attack else 1)
+        return functions
+
+    def higher_is_better(self) -> dict[str, bool]:
+        return {name: not name.startswith(("forget_", "auc_")) for name in self.aggregation()} | {
+            "forget_truth_ratio": True,
+            "forget_quality": True,
+            "forget_quality_log10": True,
+        }
+
+    def _forget_quality(self, rows: Sequence[tuple[int, float] | None], place: int) -> float:
+        ratios = [row[1] for row in rows if row is not None]
+        out, path = self.options.get("truth_ratios_out"), self.options.get("retrained")
+        if out and ratios:
+            split = self.options.get("split", "forget10")
+            Path(out).write_text(json.dumps({"split": split, "truth_ratios": ratios}), "utf-8")
+        if not path or not ratios:
+            return math.nan
+        try:
+            retrained = json.loads(Path(path).read_text("utf-8"))["truth_ratios"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UnlearnError(
+                f"{path} holds no truth ratios; make it by evaluating the retrained model with "
+                "`truth_ratios_out` in --metadata."
+            ) from None
+        return tofu.forget_quality(ratios, retrained)[place]
+
+
+def utility_of_rows(rows: Sequence[tuple[str, dict[str, float | None]]]) -> float:
+    """Model utility from the rows of all sets; NaN where a part is missing."""
+    means = {
+        (s, m): mean_of_present([parts[m] for name, parts in rows if name == s])
+        for s in tofu.UTILITY_SETS
+        for m in tofu.UTILITY_MEASURES
+    }
+    value = tofu.model_utility(means)
+    return math.nan if value is None else value
+
+
+def auc_of_rows(rows: Sequence[tuple[str, float] | None], sign: int) -> float:
+    """AUC of "forget answers are known better than held-out ones"; NaN without a holdout."""
+    by_set = {
+        name: [sign * value for s, value in filter(None, rows) if s == name]
+        for name in ("forget", "holdout")
+    }
+    if not all(by_set.values()):
+        return math.nan
+    return mia_auc(by_set["forget"], by_set["holdout"])

@@ -1,0 +1,331 @@
+"""TOFU and MUSE scores by hand, and the lm-eval tasks against an independent loop."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import eval_model
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ks_2samp
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics import tofu
+
+ROOT = Path(__file__).resolve().parents[1]
+REAL = ROOT.parent / "shared" / "tofu"
+
+
+def test_truth_ratio_by_hand():
+    """Right: p^(1/n) = 1/4. Wrong: 1/2 and 1/8: geometric mean 1/4 (ratio 1), arithmetic 5/16
+    (ratio 5/4)."""
+    right, wrong = math.log(1 / 4), [math.log(1 / 2), math.log(1 / 8)]
+    assert tofu.truth_ratio(right, wrong) == pytest.approx(1.0)
+    assert tofu.truth_ratio(right, wrong, "arithmetic") == pytest.approx(5 / 4)
+    with pytest.raises(ValueError, match="wrong answer"):
+        tofu.truth_ratio(right, [])
+
+
+def test_truth_ratio_scores():
+    """Forget min(r, 1/r): 4 and 1/4 give 1/4. Otherwise max(0, 1 - r): 4 gives 0, 1/4 gives 3/4."""
+    assert tofu.truth_ratio_score(4, "forget") == tofu.truth_ratio_score(1 / 4, "forget") == 1 / 4
+    assert tofu.truth_ratio_score(4, "retain") == 0
+    assert tofu.truth_ratio_score(1 / 4, "retain") == 3 / 4
+
+
+def test_option_probability_utility_and_privacy_by_hand():
+    """1/2 of (1/2, 1/4, 1/4); nine values of 1/2 with one of 1/8: 9 / (8 * 2 + 8) = 3/8;
+    AUC .75 where the retrained model has .5: +50 %."""
+    assert tofu.option_probability(math.log(0.5), [math.log(0.25)] * 2) == pytest.approx(0.5)
+    means = {(s, m): 0.5 for s in tofu.UTILITY_SETS for m in tofu.UTILITY_MEASURES}
+    means["retain", "truth_ratio"] = 1 / 8
+    assert tofu.model_utility(means) == pytest.approx(3 / 8)
+    del means["retain", "truth_ratio"]
+    assert tofu.model_utility(means) is None
+    assert tofu.priv_leak(0.75, 0.5) == 50.0
+
+
+def test_forget_quality_does_not_depend_on_the_direction_of_the_ratio():
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.lognormal(0, 1, 40), rng.lognormal(0.5, 1, 40)
+    p, log10 = tofu.forget_quality(ours, theirs)
+    assert p == pytest.approx(tofu.forget_quality(1 / ours, 1 / theirs)[0])
+    assert 10**log10 == pytest.approx(p) and p == ks_2samp(ours, theirs).pvalue
+
+
+# ---------------------------------------------------------------- the task
+
+
+def rows(count: int) -> list[dict]:
+    """Made-up questions with paraphrase and wrong answers."""
+    names = "Ada Bo Cy Di Ed Flo Gus Hal".split()
+    return [
+        {
+            "question": f"Where was {names[i]} born?",
+            "answer": f"{names[i]} was born in town {i}.",
+            "paraphrased_question": f"In which place did {names[i]} come into the world?",
+            "paraphrased_answer": f"The birthplace of {names[i]} is town {i}.",
+            "perturbed_answer": [f"The birthplace of {names[i]} is city {j}." for j in (7, 8, 9)],
+        }
+        for i in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("tofu")
+    sides = eval_model.made_up_rows(2)
+    eval_model.train_model(home / "model", sides["retain"], steps=4)
+    data = home / "data"
+    data.mkdir()
+    if REAL.is_dir():  # real rows where they are there
+        for name in ("forget10", "retain", "real_authors", "world_facts"):
+            lines = (REAL / f"{name}_perturbed.jsonl").read_text("utf-8").splitlines()
+            picked = lines if name == "forget10" else lines[:3]
+            (data / f"{name}_perturbed.jsonl").write_text("\n".join(picked) + "\n", "utf-8")
+    else:
+        tables = {"forget10": rows(8) * 50, "retain": rows(3)}
+        short = [{k: r[k] for k in ("question", "answer", "perturbed_answer")} for r in rows(3)]
+        for name, table in (tables | {"real_authors": short, "world_facts": short}).items():
+            text = "".join(json.dumps(row) + "\n" for row in table)
+            (data / f"{name}_perturbed.jsonl").write_text(text, "utf-8")
+    held = [{"question": r["question"], "answer": r["answer"]} for r in rows(4)]
+    (data / "held.jsonl").write_text("".join(json.dumps(r) + "\n" for r in held), "utf-8")
+    return home
+
+
+def evaluate(home: Path, model: str, batch_size: int, **metadata) -> dict:
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
+    from axolotl_unlearn.evaluation.tasks import task_folder
+
+    path = str(home / "model")
+    metadata = {"data_dir": str(home / "data"), "split": "forget01", "max_rows": 3, **metadata}
+    found = simple_evaluate(
+        model,
+        model_args={"pretrained": path, "dtype": "float32"},
+        tasks=["tofu"],
+        task_manager=TaskManager(
+            include_path=str(task_folder()), metadata={**metadata, "pretrained": path}
+        ),
+        device="cpu",
+        batch_size=batch_size,
+        bootstrap_iters=0,
+        gen_kwargs={"max_gen_toks": 12},
+    )["results"]["tofu"]
+    return {key.removesuffix(",none"): v for key, v in found.items() if key.endswith(",none")}
+
+
+@torch.no_grad()
+def by_hand(home: Path) -> dict[str, float]:
+    """Plain loop: batch 1, Hugging Face's own loss, rouge-score and scipy called directly."""
+    from rouge_score.rouge_scorer import RougeScorer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(home / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(home / "model")
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+
+    def mean_logp(question: str, answer: str) -> float:
+        prompt = f"Question: {question}\nAnswer:"
+        start = len(tokenizer(prompt)["input_ids"])
+        ids = torch.tensor([tokenizer(f"{prompt} {answer}{tokenizer.eos_token}")["input_ids"]])
+        labels = ids.masked_fill(torch.arange(ids.shape[1]) < start, -100)
+        return -model(input_ids=ids, labels=labels).loss.item()
+
+    def rouge(question: str, answer: str) -> float:
+        ids = tokenizer(f"Question: {question}\nAnswer:", return_tensors="pt")
+        out = model.generate(**ids, max_new_tokens=12, do_sample=False)
+        text = tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        return scorer.score(answer, text)["rougeL"].recall
+
+    values: dict[str, list[float]] = {}
+    forget_ratios = []
+    for name in ("forget", "retain", "real_authors", "world_facts"):
+        file = "forget10" if name == "forget" else name
+        lines = (home / "data" / f"{file}_perturbed.jsonl").read_text("utf-8").splitlines()
+        lines = lines[-40:][:3] if name == "forget" else lines[:3]
+        for row in map(json.loads, lines):
+            question = row["question"]
+            p = math.exp(mean_logp(question, row["answer"]))
+            wrong = [math.exp(mean_logp(question, w)) for w in row["perturbed_answer"]]
+            right = row.get("paraphrased_answer") or row["answer"]
+            right = math.exp(mean_logp(question, right))
+            add = lambda key, value, name=name: values.setdefault(f"{name}_{key}", []).append(value)  # noqa: E731
+            if name in ("forget", "retain"):
+                add("probability", p)
+            else:
+                add("probability", p / (p + sum(wrong)))
+            if name == "forget":
+                ratio = math.exp(np.mean(np.log(wrong))) / right
+                forget_ratios.append(ratio)
+                add("truth_ratio", min(ratio, 1 / ratio))
+                add("paraphrased_probability", right)
+            else:
+                add("truth_ratio", max(0, 1 - np.mean(wrong) / right))
+            add("rouge_l_recall", rouge(question, row["answer"]))
+    means = {key: float(np.mean(v)) for key, v in values.items()}
+    nine = [
+        means[f"{s}_{m}"]
+        for s in ("retain", "real_authors", "world_facts")
+        for m in ("probability", "rouge_l_recall", "truth_ratio")
+    ]
+    means["model_utility"] = 9 / sum(1 / v for v in nine) if all(nine) else 0.0
+    return means | {"ratios": forget_ratios}
+
+
+@pytest.mark.slow
+def test_tofu_equals_a_plain_loop_at_any_batch_size(home):
+    """Every figure, both models, batches of 1 and 7; forget quality against scipy."""
+    reference = home / "retrained.json"
+    reference.write_text(json.dumps({"truth_ratios": [0.3, 0.9, 1.4]}), "utf-8")
+    expected = by_hand(home)
+    ratios = expected.pop("ratios")
+    out = home / "ratios.json"
+    held = str(home / "data" / "held.jsonl")
+    first = evaluate(home, "hf", 1, retrained=str(reference), truth_ratios_out=str(out))
+    second = evaluate(home, "hf-unlearn", 7, retrained=str(reference), holdout=held)
+    for found in (first, second):
+        for key, value in expected.items():
+            assert found[key] == pytest.approx(value, abs=1e-6), key
+        assert found["forget_quality"] == ks_2samp(ratios, [0.3, 0.9, 1.4]).pvalue
+    assert json.loads(out.read_text("utf-8"))["truth_ratios"] == pytest.approx(ratios, rel=1e-5)
+    assert math.isnan(first["forget_extraction_strength"]) and math.isnan(first["auc_loss"])
+    assert 0 <= second["forget_extraction_strength"] <= 1
+    assert 0 <= second["auc_loss"] <= 1 and 0 <= second["auc_min_k_plus_0.4"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("metadata", "names"),
+    [
+        ({"split": "forget20"}, "forget10"),
+        ({"data_dir": "nowhere"}, "retain_perturbed|forget10_perturbed"),
+        ({"template": "no place"}, "{question}"),
+    ],
+)
+def test_bad_input_is_one_sentence(home, metadata, names):
+    from axolotl_unlearn.evaluation.tofu import tofu_documents
+
+    with pytest.raises(UnlearnError, match=names):
+        tofu_documents(**{"data_dir": str(home / "data"), **metadata})
+
+
+def test_a_row_without_a_field_is_named(home, tmp_path):
+    from axolotl_unlearn.evaluation.tofu import read_set
+
+    (tmp_path / "x.jsonl").write_text('{"question": "q", "answer": "a"}\n{"question": "q"}\n')
+    with pytest.raises(UnlearnError, match="x.jsonl line 2 has no `answer`"):
+        read_set("x", tmp_path, ("question", "answer"))
+
+
+# ---------------------------------------------------------------- MUSE
+
+
+@pytest.fixture(scope="module")
+def muse(home):
+    folder = home / "muse"
+    qa = [{"question": r["question"], "answer": r["answer"]} for r in rows(6)]
+    parts = {
+        "verbmem/forget": [{"prompt": "Ada was born", "gt": "in town 1, by a river."}],
+        "knowmem/forget_qa": qa[:2],
+        "knowmem/retain_qa": qa[2:4],
+        "knowmem/forget_qa_icl": qa[4:5],
+        "knowmem/retain_qa_icl": qa[5:],
+        "privleak/forget": [{"text": r["answer"]} for r in rows(4)],
+        "privleak/holdout": [{"text": r["paraphrased_answer"]} for r in rows(3)],
+    }
+    for name, table in parts.items():
+        path = folder / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(table), "utf-8")
+    return folder
+
+
+@pytest.mark.slow
+def test_muse_equals_a_plain_loop(home, muse):
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+    from rouge_score.rouge_scorer import RougeScorer
+    from sklearn.metrics import roc_auc_score
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
+    from axolotl_unlearn.evaluation.tasks import task_folder
+
+    path = str(home / "model")
+    metadata = {"data_dir": str(muse), "retrained_auc": 0.4, "pretrained": path}
+    found = simple_evaluate(
+        "hf-unlearn",
+        model_args={"pretrained": path, "dtype": "float32"},
+        tasks=["muse"],
+        task_manager=TaskManager(include_path=str(task_folder()), metadata=metadata),
+        device="cpu",
+        batch_size=4,
+        bootstrap_iters=0,
+    )["results"]
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    scorer = RougeScorer(["rougeL"], use_stemmer=False)
+
+    def f1(prompt: str, answer: str, tokens: int, stop: tuple[str, ...] = ()) -> float:
+        ids = tokenizer(prompt, return_tensors="pt")
+        out = model.generate(**ids, max_new_tokens=tokens, do_sample=False)
+        said = tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        for word in stop:
+            said = said.split(word)[0]
+        return scorer.score(answer, said)["rougeL"].fmeasure
+
+    def read(name: str) -> list[dict]:
+        return json.loads((muse / f"{name}.json").read_text("utf-8"))
+
+    (row,) = read("verbmem/forget")
+    assert found["muse_verbmem"]["verbmem,none"] == pytest.approx(
+        f1(row["prompt"], row["gt"], 128), abs=1e-9
+    )
+    for side in ("forget", "retain"):
+        (shot,) = read(f"knowmem/{side}_qa_icl")
+        start = f"Question: {shot['question']}\nAnswer: {shot['answer']}\n\n"
+        values = [
+            f1(
+                f"{start}Question: {r['question']}\nAnswer:",
+                r["answer"],
+                32,
+                ("\n\n", "\nQuestion", "Question:"),
+            )
+            for r in read(f"knowmem/{side}_qa")
+        ]
+        got = found[f"muse_knowmem_{side}"]["knowmem,none"]
+        assert got == pytest.approx(np.mean(values), abs=1e-9)
+    scores, members = [], []
+    for side in ("forget", "holdout"):
+        for r in read(f"privleak/{side}"):
+            ids = tokenizer(r["text"], return_tensors="pt")["input_ids"]
+            with torch.no_grad():
+                logp = model(ids).logits[0, :-1].log_softmax(-1)
+            logp = logp.gather(1, ids[0, 1:, None])[:, 0].sort().values
+            scores.append(logp[: max(1, int(0.4 * len(logp)))].mean().item())
+            members.append(side == "forget")
+    auc = roc_auc_score(members, scores)
+    assert found["muse_privleak"]["auc_members,none"] == pytest.approx(auc)
+    expected = 100 * ((1 - auc) - 0.4) / 0.4
+    assert found["muse_privleak"]["privleak,none"] == pytest.approx(expected)
+
+
+def test_muse_bad_input_is_one_sentence(muse, tmp_path):
+    from axolotl_unlearn.evaluation.muse import read_part
+
+    with pytest.raises(UnlearnError, match="verbmem, knowmem and privleak"):
+        read_part("verbmem", "retain", ("prompt",), data_dir=str(muse))
+    with pytest.raises(UnlearnError, match="forget.json row 1 has no `nothing`"):
+        read_part("verbmem", "forget", ("nothing",), data_dir=str(muse))
+    with pytest.raises(UnlearnError, match="`corpus` is 'Songs'"):
+        read_part("verbmem", "forget", ("prompt",), corpus="Songs")
+    (tmp_path / "verbmem").mkdir()
+    (tmp_path / "verbmem" / "forget.json").write_text("[{", "utf-8")
+    with pytest.raises(UnlearnError, match="line 1 is not JSON"):
+        read_part("verbmem", "forget", ("prompt",), data_dir=str(tmp_path))
