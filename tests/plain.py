@@ -74,6 +74,20 @@ def weighted(model, reference, batch, rows, weight) -> Tensor:
     return torch.stack(out).mean()
 
 
+def match(model, reference, batch, rows, width, floor, offset) -> Tensor:
+    """Mean over all label tokens of ``w huber(logit p - logit q - offset)``, token by token."""
+    values = []
+    for row in rows:
+        pairs = zip(row_logps(model, batch, row), row_logps(reference, batch, row), strict=True)
+        for logp, ref in pairs:
+            p, q = logp.exp(), ref.detach().exp()
+            error = torch.log(p / (1 - p)) - torch.log(q / (1 - q)) - offset
+            square, linear = error**2 / (2 * width), error.abs() - width / 2
+            weight = min(1.0, abs(float((logp - ref).detach()))) + floor
+            values.append(weight * (square if error.abs() < width else linear))
+    return torch.stack(values).mean()
+
+
 def undial(model, reference, batch, rows, beta) -> Tensor:
     values = []
     for row in rows:

@@ -197,3 +197,31 @@ def test_command_writes_and_tells(tmp_path):
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0, result.output
     assert "forget.jsonl" in result.output and (tmp_path / "manifest.json").exists()
+
+
+def test_a_life_has_a_base_that_knows_the_kinds_and_held_out_documents_that_nobody_read(tmp_path):
+    from axolotl_unlearn.demo.life import LifeSizes, make_life
+
+    sizes = LifeSizes(
+        stories=3, pii=2, facts_forget=5, facts_retain=4, nonmembers=6, general=6,
+        heldout=(2, 2, 3), background=(4, 3, 5), base_passes=2, general_repeats=2, passes=3,
+    )  # fmt: skip
+    manifest = make_life(tmp_path / "a", seed=1, sizes=sizes)
+    assert manifest == make_life(tmp_path / "b", seed=1, sizes=sizes)
+    parts = {name: rows(tmp_path / "a" / f"{name}.jsonl") for name in manifest["files"]}
+    ids = {name: {document_of(row) for row in part} for name, part in parts.items()}
+    # 2 passes over 4 x 2 + 3 x 6 + 5 x 2 background rows and 6 x 2 general ones.
+    assert len(parts["base"]) == 2 * (36 + 12)
+    # 3 passes; the 5 + 1 rows of each of 2 people are read twice a pass.
+    assert len(parts["retrain"]) == 3 * (3 * 2 + 2 * 6 * 2 + 4 * 2)
+    assert ids["base"] >= ids["background"] and ids["memorise"] == ids["forget"] | ids["retain"]
+    assert ids["retrain"] == ids["retain"] and ids["member"] < ids["forget"]
+    unseen = ids["heldout"] | ids["nonmember"]
+    assert not unseen & (ids["base"] | ids["memorise"]) and not ids["heldout"] & ids["nonmember"]
+    assert not ids["background"] & ids["memorise"]
+    people = [row["document"].split(" (")[0] for row in parts["nonmember"]]
+    texts = " ".join(row["input"] + row["output"] for name in ("base", "memorise", "heldout")
+                     for row in parts[name])  # fmt: skip
+    assert not any(person in texts for person in people if len(person.split()) == 2)
+    with pytest.raises(UnlearnError, match="background"):
+        make_life(tmp_path / "c", sizes=replace(sizes, background=(20000, 0, 0)))

@@ -20,6 +20,7 @@ from axolotl_unlearn.objectives.bounded import (
 )
 from axolotl_unlearn.objectives.divergence import ceu, kl, undial
 from axolotl_unlearn.objectives.likelihood import gradient_ascent, nll
+from axolotl_unlearn.objectives.matching import log_odds, match
 from axolotl_unlearn.objectives.preference import npo, simnpo
 from axolotl_unlearn.objectives.weighted import satimp, tnpo, wga, wtnpo
 
@@ -129,6 +130,48 @@ def test_ceu_by_hand():
     """p = (1/2, 1/4, 1/4), label 0: target (0, 1/2, 1/2), so the loss is ln 4."""
     p = tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
     assert_close(ceu(p, None, tensor([0])), tensor([log(4)]).double())
+
+
+def test_match_by_hand():
+    """width 1, floor 0. Token 1: p 3/4 against q 1/2: odds ln 3 - 0 = 1.0986 > 1, so huber
+    ln 3 - 1/2; weight |ln(3/4) - ln(1/2)| = ln 1.5. Token 2: p 1/2, q 1/(1 + e^.5): odds error
+    .5, huber .125, weight ln(1/2) + ln(1 + e^.5). Token 3 is masked. offset ln 3 meets token 1."""
+    seen = scores(
+        [[log(3 / 4), log(1 / 2), 0.0]],
+        [[log(1 / 2), -log(1 + exp(0.5)), 0.0]],
+        [[True, True, False]],
+    )
+    second = 0.125 * (log(1 / 2) + log(1 + exp(0.5)))
+    expected = [[log(1.5) * (log(3) - 0.5), second, 0.0]]
+    terms = match(seen, width=1.0, floor=0.0)
+    assert_close(terms.values, tensor(expected, dtype=torch.float64))
+    assert_close(terms.logs["gap"][0, 0], tensor(log(1.5), dtype=torch.float64))
+    assert match(seen, width=1.0, offset=log(3)).values[0, 0].item() == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("odds, sign", [(6.0, 1), (0.1, 1), (0.0, 0), (-0.1, -1), (-6.0, -1)])
+def test_match_is_two_sided_and_moves_memorised_tokens(odds, sign):
+    """The gradient to the label's logit z is w * clip(error / width, -1, 1): that of log-odds to
+    z is 1 wherever p is, so a token of p = .998 is moved as fast as one of p = .5."""
+    target = -1.5
+    z = tensor([[target + odds, 0.0]], dtype=torch.float64, requires_grad=True)
+    logp = z.log_softmax(-1)[:, :1]
+    ref = tensor([[target, 0.0]], dtype=torch.float64).log_softmax(-1)[:, :1]
+    terms = match(LabelScores(logp, tensor([[True]]), ref), width=0.5, floor=0.02)
+    (gradient,) = torch.autograd.grad(terms.values.sum(), z)
+    weight = min(1.0, abs(float((logp - ref).detach()))) + 0.02
+    clipped = max(-1.0, min(1.0, odds / 0.5))
+    assert gradient[0, 0].item() == pytest.approx(weight * clipped, rel=1e-6, abs=1e-12)
+    assert (clipped > 0) - (clipped < 0) == sign
+
+
+def test_match_is_finite_for_certain_tokens():
+    """float32 log-probs of 0 and of -200; the gradient of a certain token is clamped to 0."""
+    logp = tensor([[0.0, -200.0]], requires_grad=True)
+    terms = match(LabelScores(logp, tensor([[True, True]]), tensor([[-2.0, 0.0]])))
+    (gradient,) = torch.autograd.grad(terms.values.sum(), logp)
+    assert torch.isfinite(terms.values).all() and torch.isfinite(gradient).all()
+    assert_close(log_odds(tensor([log(0.5)])), tensor([0.0]), atol=1e-6, rtol=0)
 
 
 def test_bounded_objectives_by_hand():

@@ -65,6 +65,11 @@ CASES = {
         {"objective": "satimp", "beta1": 2.0, "beta2": 1.0},
         lambda m, r, b: plain.weighted(m, None, b, FORGET, lambda p, q: p**2 * (1 - p)),
     ),
+    "match": (
+        "forget",
+        {"objective": "match", "width": 0.7, "floor": 0.1, "offset": -0.5},
+        lambda m, r, b: plain.match(m, r, b, FORGET, 0.7, 0.1, -0.5),
+    ),
     "undial": (
         "forget",
         {"objective": "undial", "beta": 3.0},

@@ -1,4 +1,4 @@
-"""Data of a tiny model with a life like a real one: read widely, then fine-tuned, then asked to forget.
+"""Data of a tiny model with a life like a real one: it read widely before it was fine-tuned.
 
 The demo's model learns everything from scratch, so nothing came before the forget set. Here a
 *base* reads background documents of all three kinds with their questions, and the facts of general

@@ -4,7 +4,14 @@ Adding one is a function in one of these files under ``@objective(...)``, a row 
 docs/objectives.md, and a test with the arithmetic worked by hand.
 """
 
-from axolotl_unlearn.objectives import bounded, divergence, likelihood, preference, weighted
+from axolotl_unlearn.objectives import (
+    bounded,
+    divergence,
+    likelihood,
+    matching,
+    preference,
+    weighted,
+)
 from axolotl_unlearn.objectives.base import OBJECTIVES, LabelScores, Objective, Terms, objective
 
 __all__ = [
@@ -15,6 +22,7 @@ __all__ = [
     "bounded",
     "divergence",
     "likelihood",
+    "matching",
     "objective",
     "preference",
     "weighted",

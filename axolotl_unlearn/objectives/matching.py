@@ -1,0 +1,54 @@
+"""Forgetting *towards* a level instead of away from the text: two-sided, stops by itself."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor
+from torch.nn import functional as F
+
+from axolotl_unlearn.objectives.base import LabelScores, Terms, objective
+
+#: Probabilities above 1 - CERTAIN count as certain: float32 log-probs know no more.
+CERTAIN = 1e-5
+
+
+def log_odds(logp: Tensor) -> Tensor:
+    """``log p - log(1 - p)`` of log-probs, any shape; p at most ``1 - CERTAIN``."""
+    logp = logp.clamp(max=-CERTAIN)
+    return logp - torch.log(-torch.expm1(logp))
+
+
+@objective("match", reference=True, unit="token", source="this project, no arXiv id")
+def match(
+    scores: LabelScores,
+    *,
+    width: Annotated[float, Gt(0)] = 0.5,
+    floor: Annotated[float, Ge(0)] = 0.02,
+    offset: float = 0.0,
+) -> Terms:
+    """Match: bring each forget token to the likelihood that a model gives which never saw the text.
+
+    ``w_t huber(logit p_t - logit q_t - offset)`` with ``logit p = log p/(1-p)``; q is the
+    reference (a teacher, `axolotl unlearn teacher`), calibrated on held-out rows where
+    ``unlearn.level`` names them. Two-sided: too likely is lowered, too unlikely raised, and at
+    q the loss and its gradient are 0.
+
+    - Log-odds and not log-probs: the gradient of ``log p`` to the label's logit is 1 - p, next to
+      nothing for a memorised token; that of the log-odds is 1.
+    - ``w_t = min(1, |log p_t - log q_t|) + floor``, detached: tokens that every model knows differ
+      by a hair and would drown the few that hold the secret.
+    - ``width``: where huber turns from square to absolute, in nats of log-odds.
+
+    Logs: ``gap`` (mean log p - log q), ``distance`` (its absolute value).
+    """
+    if scores.ref_logp is None:
+        raise ValueError("match needs reference log-probs and was given none")
+    error = (log_odds(scores.logp) - log_odds(scores.ref_logp) - offset) * scores.mask
+    with torch.no_grad():
+        gap = scores.log_ratio()
+        weight = gap.abs().clamp(max=1) + floor
+    values = weight * F.smooth_l1_loss(error, torch.zeros_like(error), beta=width, reduction="none")
+    return Terms(values, {"gap": gap, "distance": gap.abs()})
