@@ -38,11 +38,10 @@ demo-real: setup  ## the same on SmolLM2-135M and LUME (LUME_DIR=...)
 	LUME_DIR=$(LUME_DIR) axolotl unlearn demo-real
 
 reproduce: setup  ## the paper's tables and figures, and the merge search (SEEDS="0 1 2" PAIRS=3)
-	python -m axolotl_unlearn.jobs.reproduce --seeds $(SEEDS) --pairs $(PAIRS) --out out/reproduce
+	axolotl unlearn reproduce --seeds "$(SEEDS)" --pairs $(PAIRS)
 
 reproduce-real: setup  ## the same with SmolLM2-135M after demo-real (SEEDS="42 1 2")
-	python -m axolotl_unlearn.jobs.reproduce_real --source out/real --out out/reproduce-real \
-		$(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS))
+	axolotl unlearn reproduce-real $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)")
 
 test: setup  ## the whole test suite
 	OMP_NUM_THREADS=1 python tests/each_file.py

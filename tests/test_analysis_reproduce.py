@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from merging_models import runs_and_data, tiny_adapter
 
 from axolotl_unlearn.analysis.paper import TABLE_2
-from axolotl_unlearn.analysis.reproduce import Known, main, page
+from axolotl_unlearn.analysis.reproduce import main, page
 from axolotl_unlearn.merging.recipe import METHODS
+from axolotl_unlearn.store import Store, remembered
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +70,27 @@ def test_short_has_the_merges_of_the_paper_alone(made, tmp_path):
     assert "figure_2" in result  # the run with checkpoints has it all the same
 
 
-def test_scores_are_known_after_an_interruption(tmp_path):
+def test_scores_follow_the_weights_and_not_the_order_of_calls(tmp_path):
+    """They were kept by position: in another order of recipes old scores went to new merges."""
     calls = []
 
-    def score(model):
-        calls.append(model)
-        return {"aggregate": model / 10}
+    def model(value):
+        layer = torch.nn.Linear(1, 1)
+        torch.nn.init.constant_(layer.weight, value)
+        torch.nn.init.zeros_(layer.bias)
+        return layer
 
-    path = tmp_path / "scores.jsonl"
-    first = Known(score, path, ["a", 1])
-    assert [first(model) for model in (1, 2)] == [{"aggregate": 0.1}, {"aggregate": 0.2}]
-    with path.open("a") as file:
-        file.write('{"aggregate": 0.')  # killed while writing
-    again = Known(score, path, ["a", 1])
-    assert [again(m)["aggregate"] for m in (1, 2, 3)] == [0.1, 0.2, 0.3] and calls == [1, 2, 3]
-    assert Known(score, path, ["a", 1]).rows == again.rows
-    other = Known(score, path, ["b", 1])
-    assert other(1) == {"aggregate": 0.1} and calls == [1, 2, 3, 1]
+    def score(layer):
+        calls.append(layer.weight.item())
+        return {"aggregate": layer.weight.item() / 10}
+
+    first = remembered(score, Store(tmp_path), "data", 1)
+    assert [first(model(v))["aggregate"] for v in (1, 2)] == pytest.approx([0.1, 0.2])
+    again = remembered(score, Store(tmp_path), "data", 1)
+    assert [again(model(v))["aggregate"] for v in (2, 3, 1)] == pytest.approx([0.2, 0.3, 0.1])
+    assert calls == [1, 2, 3]
+    path = max(tmp_path.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+    path.write_text('{"aggregate": 0.')  # killed while writing
+    assert again(model(3))["aggregate"] == pytest.approx(0.3) and calls == [1, 2, 3, 3]
+    remembered(score, Store(tmp_path), "other data", 1)(model(1))
+    assert calls == [1, 2, 3, 3, 1]

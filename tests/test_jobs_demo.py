@@ -8,15 +8,9 @@ import yaml
 
 from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.jobs.demo import (
-    SINGLE_BETA,
-    Settings,
-    make_job,
-    repository,
-    retain_fault,
-    write_configs,
-    write_trajectory,
-)
+from axolotl_unlearn.jobs import stages
+from axolotl_unlearn.jobs.demo import SINGLE_BETA, plan_demo, retain_fault, write_trajectory
+from axolotl_unlearn.jobs.stages import Evaluate, Plan, Train, change
 
 ROOT = Path(__file__).parents[1]
 TASKS = [f"{part}" for part in ("regurgitation", "knowledge")]
@@ -32,7 +26,8 @@ def at_root(monkeypatch):
 
 
 def test_configs_differ_from_the_examples_only_in_paths_seed_and_beta(at_root, tmp_path):
-    configs = write_configs(Settings(out=tmp_path, seed=7), ROOT)
+    plan_demo(tmp_path, seed=7)
+    configs = {path.stem: path for path in (tmp_path / "configs").glob("*.yml")}
     for name, example in (
         ("memorised", "memorise.yml"),
         ("retrained", "memorise.yml"),
@@ -49,6 +44,7 @@ def test_configs_differ_from_the_examples_only_in_paths_seed_and_beta(at_root, t
         }
         assert ours["seed"] == 7 and Path(ours["output_dir"]) == tmp_path / name
         assert all(Path(d["path"]).parent == tmp_path / "data" for d in ours["datasets"])
+        assert "demo_data" not in (ours.get("unlearn") or {})
     over, under, single = (load(configs[n]) for n in ("over", "under", "single"))
     assert over["unlearn"]["forget"].pop("beta") < SINGLE_BETA
     assert under["unlearn"]["forget"].pop("beta") > SINGLE_BETA
@@ -56,17 +52,77 @@ def test_configs_differ_from_the_examples_only_in_paths_seed_and_beta(at_root, t
     # Same start, data and order, else the merge means nothing.
     assert under | {"output_dir": 0} == over | {"output_dir": 0}
     assert load(configs["retrained"])["datasets"][0]["path"].endswith("retrain.jsonl")
-    ties = load(configs["ties"])
-    assert [Path(m["model"]) for m in ties["models"]] == [
+    merged = load(configs["merged"])
+    assert [Path(m["model"]) for m in merged["models"]] == [
         tmp_path / "over" / "merged",
         tmp_path / "under" / "merged",
     ]
+    assert Path(merged["base_model"]) == tmp_path / "memorised"
 
 
 def test_paths_inside_the_working_folder_stay_relative(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    configs = write_configs(Settings(out=Path("out/demo")), ROOT)
-    assert load(configs["over"])["base_model"] == "out/demo/memorised"
+    plan_demo(Path("out/demo"))
+    over = load(tmp_path / "out/demo/configs/over.yml")
+    assert over["base_model"] == "out/demo/memorised"
+    # The tiny model is the repository's, wherever one stands.
+    base = load(tmp_path / "out/demo/configs/memorised.yml")["base_model"]
+    assert (tmp_path / base / "tokenizer.json").is_file()
+
+
+def test_stages_wait_for_what_they_name(tmp_path):
+    """Built by hand: two runs from one base, their merge, and a model that is there already."""
+    outside = tmp_path / "outside"
+    table = {
+        "base": Train("memorise", "examples/tiny-olmo"),
+        "run": Train("npo_over", "base", {"unlearn.forget.beta": 0.2}, merged=True),
+        "raw": Train("npo_under", "base", {"datasets.1.path": Path("other/rows.jsonl")}),
+        "eval": Evaluate({"original": "base", "run": "run", "raw": "raw", "old": str(outside)}),
+    }
+    plan = Plan("a job", tmp_path / "out", table, seed=3, threads=2)
+    made = {stage.name: stage for stage in plan.job.stages}
+    assert list(made) == ["base", "run", "run-merged", "raw", "eval"]
+    assert made["run"].needs == made["raw"].needs == ["base"]
+    assert made["run-merged"].needs == ["base", "run"]
+    assert made["eval"].needs == ["base", "run-merged", "raw"]
+    command = made["eval"].command()
+    out = stages.near(tmp_path / "out")
+    for word in (f"original={out}/base", f"run={out}/run/merged", f"raw={out}/base+{out}/raw"):
+        assert word in command
+    assert f"old={outside}" in command
+    config = load(tmp_path / "out" / "configs" / "raw.yml")
+    assert config["datasets"][1]["path"] == "other/rows.jsonl" or Path(
+        config["datasets"][1]["path"]
+    ) == Path("other/rows.jsonl")
+    assert load(tmp_path / "out" / "configs" / "run.yml")["unlearn"]["forget"]["beta"] == 0.2
+
+
+def test_weights_and_rows_from_outside_are_part_of_the_key(tmp_path):
+    """Other weights under the same path, or other rows, make another result."""
+    from axolotl_unlearn.jobs.runner import stage_key
+
+    outside, data = tmp_path / "outside", tmp_path / "data"
+    outside.mkdir()
+    data.mkdir()
+    weights, rows = outside / "model.safetensors", data / "forget.jsonl"
+    keys = set()
+    for content in ("a", "b"):
+        for row in ("c", "dd"):
+            weights.write_text(content * 9)
+            rows.write_text(row)
+            plan = Plan("a job", tmp_path / "out", {"eval": Evaluate([str(outside)])}, data=data)
+            (stage,) = plan.job.stages
+            keys.add(stage_key(stage, stage.command(), []))
+    assert len(keys) == 4
+
+
+def test_changes_reach_nested_keys_and_lists():
+    config = {"a": 1, "l": [{"x": 1}, {"x": 2}]}
+    for key, value in {"a": None, "b.c": 3, "l.1.x": 5, "l.2": {"x": 6}}.items():
+        change(config, key, value)
+    assert config == {"b": {"c": 3}, "l": [{"x": 1}, {"x": 5}, {"x": 6}]}
+    with pytest.raises(UnlearnError, match="3 entries"):
+        change(config, "l.7", 1)
 
 
 def model(**cells):
@@ -101,12 +157,13 @@ def test_trajectory_goes_from_the_original_over_checkpoints_to_the_end(tmp_path)
     for run in ("over", "under"):
         for step in (9, 20):
             (tmp_path / run / f"checkpoint-{step}").mkdir(parents=True)
-    (tmp_path / "eval").mkdir()
     parents = [scored("original", 0.1), scored("over", 0.8), scored("under", 0.7)]
     between = [scored("over@9", 0.5), scored("under@9", 0.4)]
-    for name, models in (("parents", parents), ("results", between)):
-        (tmp_path / "eval" / f"{name}.json").write_text(json.dumps({"models": models}))
-    points = json.loads(write_trajectory(tmp_path).read_text())
+    for name, models in (("parents", parents), ("path", between)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps({"models": models}))
+    plan = Plan("a job", tmp_path, {})
+    points = json.loads(write_trajectory(plan).read_text())
     assert [(p["run"], p["step"], p["scores"]["mia_auc"]) for p in points] == [
         ("over", 0, 0.1),
         ("over", 9, 0.5),
@@ -119,23 +176,21 @@ def test_trajectory_goes_from_the_original_over_checkpoints_to_the_end(tmp_path)
 
 def test_outside_a_checkout_the_sentence_says_so(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("axolotl_unlearn.jobs.demo.__file__", str(tmp_path / "a" / "b" / "run.py"))
+    monkeypatch.setattr(stages, "__file__", str(tmp_path / "a" / "b" / "stages.py"))
     with pytest.raises(UnlearnError, match="checkout"):
-        repository()
+        stages.repository()
 
 
 def test_out_that_cannot_be_written_is_named(at_root, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UnlearnError, match="--out"):
-        make_job(Settings(out=tmp_path / "file" / "demo"))
+        plan_demo(tmp_path / "file" / "demo")
 
 
 @pytest.mark.slow
 def test_small_job_from_end_to_end(monkeypatch, tmp_path):
     """Every real command on a handful of rows; too little training, so the gate must close."""
     from rich.console import Console
-
-    from axolotl_unlearn.jobs.demo import report_demo, run_demo
 
     monkeypatch.chdir(ROOT)
     sizes = Sizes(
@@ -150,28 +205,26 @@ def test_small_job_from_end_to_end(monkeypatch, tmp_path):
         background_per_pass=12,
     )
     console = Console(file=(tmp_path / "screen.txt").open("w"))
-    settings = Settings(out=tmp_path / "demo", full=True, sizes=sizes)
-    results = run_demo(settings, console)
+    out = tmp_path / "demo"
+    results = plan_demo(out, full=True, sizes=sizes, console=console).run()
     names = [m["name"] for m in results["models"]]
     assert names == ["original", "over", "under", "single", "retrained"]
-    assert "has lost the retain set" in results["gate"]
+    assert "has lost the retain set" in results["left_out"]["merged"]
     assert results["stages"]["merged"]["state"] == "left out"
 
-    forced = Settings(out=tmp_path / "demo", full=True, force=True, sizes=sizes)
-    results = run_demo(forced, console)
+    plan = plan_demo(out, full=True, force=True, sizes=sizes, console=console)
+    results = plan.run()
     states = {name: stage["state"] for name, stage in results["stages"].items()}
-    # The scores on the way come after the merge, because both write into one folder.
-    assert states.pop("merged") == states.pop("eval") == states.pop("path") == "done"
-    assert set(states.values()) == {"reused"}
-    trajectory = json.loads((tmp_path / "demo" / "trajectory.json").read_text())
+    assert states.pop("merged") == states.pop("eval") == "done"
+    assert set(states.values()) == {"kept"}
+    trajectory = json.loads((out / "trajectory.json").read_text())
     assert {point["run"] for point in trajectory} == {"over", "under"} and len(trajectory) >= 6
-    assert results["gate"] is None and results["seconds"] > 0
-    written = json.loads((tmp_path / "demo" / "results.json").read_text())
+    assert results["left_out"] == {} and results["seconds"] > 0
+    written = json.loads((out / "results.json").read_text())
     assert [m["name"] for m in written["models"]] == [
         *("original", "over", "under", "merged", "single", "retrained")
     ]
     for scored in written["models"]:
         assert len(scored["cells"]) == 12 and 0 <= scored["mia_auc"] <= 1
-    page = report_demo(forced, results)
-    assert "merged" in page.read_text("utf-8")
+    assert "merged" in plan.report(results).read_text("utf-8")
     assert "kept from an earlier run" in (tmp_path / "screen.txt").read_text()

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 from axolotl_unlearn.data.records import document_id, kind_of, read_documents, read_records
 from axolotl_unlearn.demo.lume import (
@@ -17,7 +18,7 @@ from axolotl_unlearn.demo.lume import (
 )
 from axolotl_unlearn.demo.smollm2 import GGUF, correct_special_tokens, take_gguf
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.jobs.demo_real import Settings, find_settings, make_job, write_configs
+from axolotl_unlearn.jobs.demo_real import plan_real
 
 SIZES = RealSizes(stories=2, pii=1, facts_forget=3, facts_retain=2, nonmembers=4, words=6, passes=3,
                   background_stories=1, background_pii=1, background_facts=2)  # fmt: skip
@@ -204,41 +205,44 @@ def test_configs_lead_into_the_folder_and_are_faultless_but_for_the_model(lume, 
 
     out = tmp_path / "run"
     build_subset(lume, out / "data", sizes=SIZES)
-    for path in write_configs(out, EXAMPLES.parents[1]).values():
+    plan_real(out, lume, bf16=False)
+    for name in ("memorised", "retrained", "over", "under"):
+        path = out / "configs" / f"{name}.yml"
         assert "out/real" not in path.read_text()
         found, _ = check_config(path)
         assert found and all("base_model" in fault for fault in found)
 
 
 def test_parents_share_seed_and_start():
-    import yaml
-
     over, under = (yaml.safe_load((EXAMPLES / f"{n}.yml").read_text()) for n in ("over", "under"))
     shared = ("seed", "base_model", "lora_r", "lora_alpha", "lora_dropout", "micro_batch_size")
     assert {k: over[k] for k in shared} == {k: under[k] for k in shared}
 
 
-def test_stages_in_order(tmp_path):
-    job = make_job(Settings(lume=Path("lume"), out=tmp_path, bf16=False, threads=2))
-    assert [stage.name for stage in job.stages] == [
-        "model", "data", "memorised", "memorised-merged", "retrained", "retrained-merged", "over",
+def test_stages_in_order(lume, tmp_path):
+    plan = plan_real(tmp_path, lume, bf16=False, threads=4)
+    by_name = {stage.name: stage for stage in plan.job.stages}
+    assert list(by_name) == [
+        "smollm2", "data", "memorised", "memorised-merged", "retrained", "retrained-merged", "over",
         "over-merged", "under", "under-merged", "merged", "eval",
     ]  # fmt: skip
-    by_name = {stage.name: stage for stage in job.stages}
     for name in ("memorised", "over", "under", "over-merged"):
         assert "--bf16=false" in by_name[name].command
     # The parents run side by side, so they share the threads.
-    assert "OMP_NUM_THREADS=1" in by_name["over"].command
-    assert "OMP_NUM_THREADS=2" in by_name["memorised"].command
-    assert by_name["over"].needs == by_name["under"].needs == ["memorised-merged"]
-    assert by_name["over"].after == by_name["under"].after == ["retrained"]
+    assert by_name["over"].threads == 2 and by_name["memorised"].threads == 4
+    assert by_name["over"].needs == by_name["under"].needs == ["data", "memorised-merged"]
+    assert "--store" in by_name["eval"].command()
+    # Seed 42 of the examples stays.
+    config = yaml.safe_load((tmp_path / "configs" / "over.yml").read_text())
+    assert config["seed"] == 42 and config["base_model"].endswith("memorised/merged")
 
 
 def test_retrained_is_memorised_without_the_forget_set(lume, tmp_path):
-    import yaml
-
-    paths = write_configs(tmp_path / "run", EXAMPLES.parents[1])
-    one, other = (yaml.safe_load(paths[n].read_text()) for n in ("memorise", "retrained"))
+    plan_real(tmp_path / "run", lume, bf16=False)
+    one, other = (
+        yaml.safe_load((tmp_path / "run" / "configs" / f"{n}.yml").read_text())
+        for n in ("memorised", "retrained")
+    )
     assert one.pop("output_dir") != other.pop("output_dir")
     assert Path(one["datasets"][0].pop("path")).name == "memorise.jsonl"
     assert Path(other["datasets"][0].pop("path")).name == "retrain.jsonl"
@@ -251,13 +255,14 @@ def test_retrained_is_memorised_without_the_forget_set(lume, tmp_path):
     assert {r.document for r in stream} == {r.document for r in kept}
 
 
-def test_folder_of_lume_comes_from_the_environment(tmp_path, monkeypatch):
-    monkeypatch.setenv("LUME_DIR", str(tmp_path))
-    assert find_settings(bf16=True).lume == tmp_path
+def test_folder_of_lume_comes_from_the_environment(lume, tmp_path, monkeypatch):
+    monkeypatch.setenv("LUME_DIR", str(lume))
+    data = next(s for s in plan_real(tmp_path, bf16=True).job.stages if s.name == "data")
+    assert data.inputs[0] == lume / "train" / "forget.jsonl"
     monkeypatch.delenv("LUME_DIR")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnlearnError, match="set LUME_DIR"):
-        find_settings(bf16=True)
+        plan_real(bf16=True)
 
 
 def test_kinds_of_the_ids_used_here():

@@ -8,22 +8,18 @@ from pathlib import Path
 import pytest
 import yaml
 
+from axolotl_unlearn.analysis.paper import COLUMNS
+from axolotl_unlearn.analysis.seeds import interval_over_seeds
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.pages import ORDER, page, read_seed, summarise, told_apart
 from axolotl_unlearn.jobs.reproduce import (
-    COLUMNS,
     EPOCHS,
     FOUR,
-    ORDER,
     OTHERS,
     PAIRS,
     SINGLES,
     SIZES,
-    interval_over_seeds,
-    make_study,
-    page,
-    read_seed,
-    summarise,
-    told_apart,
+    plan_seed,
 )
 
 
@@ -42,16 +38,21 @@ def test_halves_are_large_enough():
 
 def test_stages_of_a_seed(tmp_path):
     out = tmp_path / "seed-7"
-    job = make_study(out, 7, trials=5)
-    stages = {stage.name: stage for stage in job.stages}
+    plan = plan_seed(out, 7, trials=5)
+    stages = {stage.name: stage for stage in plan.job.stages}
     assert set(stages) >= {"over", "under", "merged", "tuned", "reproduction", "test", "retrained"}
     assert set(stages) >= {"tuned_four", "pairs", *SINGLES, *OTHERS}
     assert not {"eval", "path", "single"} & set(stages)
     assert "--data" in stages["tuned"].command and "--trials" in stages["tuned"].command
     for name, half in (("validation", "validation"), ("test", "test")):
-        command = stages[name].command
+        command = stages[name].command()
         assert command[command.index("--data") + 1] == str(out / "data" / half)
-    assert any(word.startswith("tuned_four=") for word in stages["test"].command)
+    words = [word.partition("=")[0] for word in command if "=" in word]
+    assert words == [
+        "original", "over", "under", "fixed", "tuned", "tuned_four", *SINGLES, "retrained",
+    ]  # fmt: skip
+    tables = stages["reproduction"].command()
+    assert tables[tables.index("--over") + 1] == str(out / "over")
     # The other runs differ from the over-run in what their name says alone.
     over = yaml.safe_load((out / "configs" / "over.yml").read_text())
     under = yaml.safe_load((out / "configs" / "under.yml").read_text())
@@ -78,7 +79,7 @@ def test_stages_of_a_seed(tmp_path):
     assert over["unlearn"]["pairing"] == {"retain_per_forget": 2}
     assert over["unlearn"]["data"] == {"eos": "retain"}
     options = {"sizes": replace(SIZES, replay=0), "retain_per_forget": 1, "forget_eos": True}
-    make_study(tmp_path / "other", 7, **options)
+    plan_seed(tmp_path / "other", 7, **options)
     for name in ("over", "under", "single_a"):
         other = yaml.safe_load((tmp_path / f"other/configs/{name}.yml").read_text())
         assert len(other["datasets"]) == 2
@@ -87,8 +88,8 @@ def test_stages_of_a_seed(tmp_path):
 
 @pytest.mark.parametrize(("tables", "pairs"), [(True, False), (False, True), (False, False)])
 def test_what_a_seed_leaves_out(tmp_path, tables, pairs):
-    job = make_study(tmp_path / "seed-7", 7, tables=tables, pairs=pairs)
-    few = {stage.name for stage in job.stages}
+    plan = plan_seed(tmp_path / "seed-7", 7, tables=tables, pairs=pairs)
+    few = {stage.name for stage in plan.job.stages}
     assert few >= {"tuned", "tuned_four", "test", *SINGLES}
     assert few & {"reproduction", "pairs", *OTHERS} == (
         ({"reproduction"} if tables else set()) | ({"pairs", *OTHERS} if pairs else set())

@@ -1,68 +1,68 @@
 """The real model's study over seeds: its stages, its configs, its page. No training here."""
 
+from pathlib import Path
+
 import pytest
 import yaml
+from click.testing import CliRunner
 
-from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.jobs.demo import repository
-from axolotl_unlearn.jobs.demo_real import write_configs
-from axolotl_unlearn.jobs.reproduce import COLUMNS
-from axolotl_unlearn.jobs.reproduce_real import (
-    MODELS,
-    OWN_SEED,
-    main,
-    make_study,
-    page,
-    read_seed,
-)
+from axolotl_unlearn.analysis.paper import COLUMNS
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.jobs.pages import REAL_ORDER as MODELS
+from axolotl_unlearn.jobs.pages import page_real
+from axolotl_unlearn.jobs.reproduce_real import OWN_SEED, plan_seed
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
 def source(tmp_path):
     folder = tmp_path / "real"
-    for part in ("memorised/merged", "retrained/merged", "data", "eval/cache"):
+    for part in ("memorised/merged", "retrained/merged", "data", "eval", "configs"):
         (folder / part).mkdir(parents=True)
-    write_configs(folder, repository())
     return folder
 
 
 def test_stages_of_a_new_seed(source, tmp_path):
     out = tmp_path / "seed-1"
-    stages = {stage.name: stage for stage in make_study(source, out, 1, bf16=True).stages}
+    plan = plan_seed(source, out, 1, bf16=True, threads=2)
+    stages = {stage.name: stage for stage in plan.job.stages}
     assert list(stages) == [
         "over", "over-merged", "under", "under-merged", "merged", "eval", "reproduction",
     ]  # fmt: skip
-    words = stages["eval"].command
+    words = stages["eval"].command()
     assert [w.partition("=")[0] for w in words if "=" in w] == list(MODELS)
     assert f"original={source / 'memorised' / 'merged'}" in words
     assert f"merged={out / 'merged'}" in words
     assert f"retrained={source / 'retrained' / 'merged'}" in words
+    # What demo-real knows of models by content is not measured again.
+    assert words[words.index("--store") + 1] == str(source / "store")
     for name in ("over", "under"):
         config = yaml.safe_load((out / "configs" / f"{name}.yml").read_text())
-        theirs = yaml.safe_load((source / "configs" / f"{name}.yml").read_text())
+        theirs = yaml.safe_load((ROOT / "examples" / "smollm2" / f"{name}.yml").read_text())
         assert config["seed"] == 1 and config["output_dir"] == str(out / name)
+        assert config["base_model"] == str(source / "memorised" / "merged")
         changed = {key for key in config if config.get(key) != theirs.get(key)}
-        assert changed == {"seed", "output_dir", "save_strategy", "save_steps", "save_only_model"}
+        assert changed == {
+            *("seed", "output_dir", "base_model", "datasets", "dataset_prepared_path"),
+            *("save_strategy", "save_steps", "save_only_model"),
+        }
         assert "--bf16=false" not in stages[name].command
-    (source / "eval" / "cache" / "abc.json").write_text("{}")
-    stages["eval"].before()
-    assert (out / "eval" / "cache" / "abc.json").is_file()
 
 
 def test_its_own_seed_is_not_trained_again(source, tmp_path):
     out = tmp_path / "seed-42"
-    stages = {stage.name: stage for stage in make_study(source, out, OWN_SEED, bf16=True).stages}
+    plan = plan_seed(source, out, OWN_SEED, bf16=True)
+    stages = {stage.name: stage for stage in plan.job.stages}
     assert list(stages) == ["eval", "reproduction"]
-    assert f"over={source / 'over' / 'merged'}" in stages["eval"].command
-    assert str(source / "over") in stages["reproduction"].command
+    assert f"over={source / 'over' / 'merged'}" in stages["eval"].command()
+    assert str(source / "over") in stages["reproduction"].command()
 
 
-def test_what_is_missing_is_named(source, tmp_path, capsys):
-    with pytest.raises(UnlearnError, match="run this seed to its end"):
-        read_seed(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["--source", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")])
-    assert "run `make demo-real` first" in capsys.readouterr().err
+def test_what_is_missing_is_named(tmp_path):
+    words = ["reproduce-real", "--source", str(tmp_path / "no"), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(unlearn, words)
+    assert done.exit_code == 2 and "run `make demo-real` first" in done.output
 
 
 def test_page_by_hand():
@@ -88,7 +88,7 @@ def test_page_by_hand():
         }
         for n, value in ((42, 0.4), (1, 0.5), (2, 0.6))
     }
-    text = page({42: seed(0.5), 1: seed(0.6), 2: seed(0.7)}, reproduced)
+    text = page_real({42: seed(0.5), 1: seed(0.6), 2: seed(0.7)}, reproduced)
     assert "| over | 0.600 ± 0.248 |" in text and "| retrained | 0.900 | 0.900 |" in text
     assert "| 42 | 0.900 | 0.500 | 0.500 | 0.500 | 0.900 |" in text
     assert "| 42 | 1: mia_auc -0.10 |" in text

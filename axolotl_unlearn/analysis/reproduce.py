@@ -24,6 +24,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.calibrate import equal_retention
 from axolotl_unlearn.merging.lab import Lab
 from axolotl_unlearn.merging.recipe import Recipe
+from axolotl_unlearn.store import Store, remembered
 
 PEFT_SCALE = {"linear": "sum", "dare_linear": "sum", "magnitude_prune": "sum"}
 KEEP = 0.9  # methods at equal retention (UWC, arXiv 2406.09179)
@@ -42,6 +43,7 @@ def reproduce(
     seed: int = 0,
     max_new_tokens: int = 256,
     device: str = "cpu",
+    store: str | Path | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> dict:
     """Run everything that the two runs allow; returns what results.json holds.
@@ -52,8 +54,9 @@ def reproduce(
         short: the rows of table 2 and the densities of figure 5 that the paper has, and neither
             path nor equal retention.
         limit: score the first so many rows, documents and questions only.
+        store: folder of scores by the content of weights and data; default ``out/store``.
 
-    Called again after an interruption with the same runs and settings, it goes on.
+    Called again after an interruption it goes on: nothing is scored twice.
     """
     from transformers import AutoTokenizer
 
@@ -66,9 +69,11 @@ def reproduce(
     tokenizer = AutoTokenizer.from_pretrained(lab.base.path)
     sets = load_sets(data_dir).limited(limit)
     scorer = Scorer(sets, tokenizer, max_new_tokens=max_new_tokens)
-    models = [lab.base.fingerprint, *(parent.fingerprint for parent in lab.parents)]
-    settings = [models, sets.digest, generate, short, limit, seed, max_new_tokens]
-    score = Known(scorer.full if generate else scorer.proxy, out / "scores.jsonl", settings)
+    score = remembered(
+        scorer.full if generate else scorer.proxy,
+        Store(store or out / "store"),
+        *(sets.digest, generate, max_new_tokens if generate else None),
+    )
     model = lab.resident_model(device)
     recipe = Recipe(seed=seed)
     result: dict = {
@@ -109,33 +114,6 @@ def reproduce(
     (out / "results.json").write_text(json.dumps(result, indent=1) + "\n")
     (out / "reproduction.md").write_text(page(result))
     return result
-
-
-class Known:
-    """A score function that remembers its calls in a file, in their order.
-
-    The calls of one job are the same each time, so after an interruption the first ones are
-    answered from the file. A file of other ``settings`` is begun anew.
-    """
-
-    def __init__(self, score: Callable, path: Path, settings: Sequence) -> None:
-        self.score, self.path, self.number = score, path, 0
-        head = json.dumps(settings)
-        lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
-        if not lines or lines[0] != head + "\n":
-            lines = [head + "\n"]
-        if not lines[-1].endswith("\n"):  # a killed run's half line
-            lines.pop()
-        path.write_text("".join(lines), "utf-8")
-        self.rows = [json.loads(line) for line in lines[1:]]
-
-    def __call__(self, model) -> dict:
-        self.number += 1
-        if self.number > len(self.rows):
-            self.rows.append(dict(self.score(model)))
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(self.rows[-1]) + "\n")
-        return dict(self.rows[self.number - 1])
 
 
 def as_paper(recipe: Recipe) -> bool:
@@ -237,6 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, help="the first so many rows only")
     parser.add_argument("--seed", type=int, default=0, help="of the random drops")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--store", type=Path, help="scores by content [OUT/store]")
     given = parser.parse_args(arguments)
     try:
         reproduce(
@@ -250,6 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             limit=given.limit,
             seed=given.seed,
             device=given.device,
+            store=given.store,
             log=lambda line: print(line, flush=True),
         )
     except UnlearnError as error:

@@ -33,16 +33,17 @@ def command(out: Path, seed: int, full: bool, force: bool, jobs: int | None) -> 
     """
     from rich.console import Console
 
-    from axolotl_unlearn.jobs.demo import Settings, report_demo, run_demo
+    from axolotl_unlearn.jobs.demo import plan_demo
     from axolotl_unlearn.report import table
 
     console = Console()
-    settings = Settings(out=out, seed=seed, full=full, force=force, slots=jobs)
-    results = run_demo(settings, console)
-    page = report_demo(settings, results)
+    plan = plan_demo(out, seed, full=full, force=force, threads=jobs, console=console)
+    results = plan.run()
+    page = plan.report(results)
     console.print(table(results))
     console.print(f"{results['seconds']:.0f} s. Scores: {out / 'results.json'}", soft_wrap=True)
     console.print(f"Page: {page}", soft_wrap=True)
-    if results["gate"]:
-        console.print(f"Not merged: {results['gate']}", style="red", soft_wrap=True)
+    if "merged" in results["left_out"]:
+        reason = results["left_out"]["merged"]
+        console.print(f"Not merged: {reason}", style="red", soft_wrap=True)
         click.get_current_context().exit(1)

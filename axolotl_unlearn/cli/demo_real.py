@@ -41,11 +41,13 @@ def command(out, lume, tofu, bf16, threads) -> None:
     """
     from rich.console import Console
 
-    from axolotl_unlearn.jobs.demo_real import find_settings, run_real
+    from axolotl_unlearn.jobs.demo_real import plan_real
     from axolotl_unlearn.report import table
 
     console = Console()
-    results = run_real(find_settings(out, lume, tofu, bf16, threads), console)
+    plan = plan_real(out, lume, tofu, bf16, threads, console=console)
+    results = plan.run()
+    plan.report(results)
     console.print(table(results))
     console.print(f"{results['seconds']:.0f} s. Scores: {out / 'results.json'}", soft_wrap=True)
     console.print(f"Page: {out / 'report.html'}", soft_wrap=True)

@@ -30,6 +30,11 @@ import click
 @click.option("--min-members", default=20, show_default=True)
 @click.option("--resamples", default=10_000, show_default=True, help="For the intervals; 0: none.")
 @click.option("--with-text", is_flag=True, help="Keep generated texts in cache and results.")
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    help="Folder of measurements by content, for several evaluations.  [OUT/cache]",
+)
 @click.option("--no-cache", is_flag=True, help="Measure again and store nothing but results.")
 @click.option("--quiet", is_flag=True, help="No progress bars.")
 def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options) -> None:

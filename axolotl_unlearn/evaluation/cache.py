@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,26 +12,23 @@ from axolotl_unlearn.evaluation.measured import Measured, Settings, count_output
 from axolotl_unlearn.evaluation.models import ModelSpec, weights_digest
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
+from axolotl_unlearn.store import Store
 
 #: Raised when what is measured or how it is stored changes.
 _CACHE_VERSION = 2
 
 
-class Cache:
+class Cache(Store):
     """Measurements by content. Without a folder nothing is stored."""
 
     def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        self.files: dict[str, str] = {}
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.files = read_json(folder / "files.json") or {}
+        super().__init__(folder)
+        self.files: dict[str, str] = self.get("files") or {}
 
     def weights(self, spec: ModelSpec) -> str:
         """Digest of a model's weights, configs and tokenizer; files are read once."""
         digest = weights_digest(spec, self.files)
-        if self.folder is not None:
-            write_json(self.folder / "files.json", self.files)
+        self.put("files", self.files)
         return digest
 
     def key(self, weights: str, sets: EvaluationSets, settings: Settings) -> str:
@@ -54,13 +50,6 @@ class Cache:
         if self.folder is not None:
             self.partial(key).unlink(missing_ok=True)
 
-    def get(self, key: str) -> Any:
-        return None if self.folder is None else read_json(self.folder / f"{key}.json")
-
-    def put(self, key: str, data: Any) -> None:
-        if self.folder is not None:
-            write_json(self.folder / f"{key}.json", data)
-
     def partial(self, key: str) -> Path:
         """Rows of a model that is being generated, one JSON line each."""
         return self.folder / f"{key}.partial.jsonl"
@@ -81,17 +70,3 @@ class Cache:
             return
         with self.partial(key).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Whole or not at all: a killed run leaves no half file."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    draft.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
-    draft.replace(path)

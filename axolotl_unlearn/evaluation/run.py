@@ -49,6 +49,7 @@ def evaluate(
     original: str | None = None,
     resamples: int = 10_000,
     seed: int = 0,
+    store: str | os.PathLike[str] | None = None,
     use_cache: bool = True,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
@@ -66,6 +67,7 @@ def evaluate(
         dtype: default "float32" on a CPU and the checkpoint's own elsewhere.
         generic: "builtin" or a file: also ask generic questions with the patterns of the forget
             questions (`evaluation.generic`), and report the drop from the original.
+        store: folder of measurements by content; default ``out_dir/cache``.
         with_text: keep generated texts of data that were not made up.
         original: name of the model before unlearning, for the utility gate and as reference of
             the collapse check; default: the model called "original", else "memorised".
@@ -100,7 +102,7 @@ def evaluate(
     before = _original_of(specs, original)
     questions = _questions(generic, sets)
     out = Path(out_dir)
-    cache = Cache(out / "cache" if use_cache else None)
+    cache = Cache(Path(store or out / "cache") if use_cache else None)
     bars = Bars(progress)
     with bars.progress:
         for note in sets.notes:

@@ -1,325 +1,534 @@
-"""Run the stages of a job side by side as subprocesses: order, progress, resume, clear failures.
+"""Stages as data: a job is a table ``name -> stage``, and a `Plan` makes commands of it.
 
-A stage is a command with its inputs. It runs when the stages it needs are done and a slot is
-free; it is skipped when a stamp from an earlier run carries the same key (command, input files,
-keys of the stages before it) and its output is still there.
+How to write a new job (`jobs/demo.py` is one; `never-seen` and `leaderboard` are meant to be
+others): a table, a plan, a thin command.
+
+    TABLE = {
+        "data": Make(write_data, output="data/manifest.json", settings=settings_of_the_data),
+        "base": Train("memorise", base="examples/tiny-olmo", changes={
+            "datasets.0.path": "background.jsonl"}),
+        "original": Train("memorise", base="base", changes={"reinit_weights": None}),
+        "over": Train("npo_over", base="original", merged=True, changes={
+            "unlearn.forget.beta": 0.02, "num_epochs": 6}),
+        "under": Train("npo_under", base="original", merged=True),
+        "merged": Merge("original", ("over", "under"), config="ties"),
+        "tuned": Search("original", ("over", "under"), trials=24),
+        "probe": Run(lambda plan: ["axolotl", "unlearn", "depth", plan.model("over")],
+                     output="probe/depth.json", needs=("over",)),
+        "eval": Evaluate(("original", "over", "under", "merged", "tuned")),
+    }
+    plan = Plan("my-job", out, TABLE, seed=0, console=console)
+    results = plan.run()            # results.json of `eval`, with stages and seconds
+    plan.report(results)            # report.html
+
+Rules: a stage needs what it names (`base`, `parents`, `models`) and "data" by itself, `needs` adds
+others. A name that is no stage of the table is a path to a model that is there already. Stages run
+side by side as threads allow, in the order of the table; finished ones are kept as long as
+configs, data, commands, versions and the stages before them are the same, so a job may be stopped
+and repeated. Scores are kept by content in OUT/store (`axolotl_unlearn.store`), so a second table
+over the same models and data measures nothing twice if its plan gets the same `store`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
-import resource
-import signal
-import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.runner import Job, Stage
 
-LOG_LINES = 15
-POLL_SECONDS = 0.2
-# Steps of a training run as tqdm prints them; the bars of tokenisation come before this line.
-_TRAINING = b"Starting trainer"
-_STEPS = re.compile(rb"(\d+)/(\d+) \[")
-_NOISE = re.compile(r"it/s\]|s/it\]|examples/s\]|^\s*$")
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "AXOLOTL_DO_NOT_TRACK": "1",
+    "PYTHONUNBUFFERED": "1",
+    # Waiting threads give the core away; on a busy machine spinning costs more.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # glibc gives every large tensor back to the system and asks for it again: half of the time of
+    # a 135M model went into page faults.
+    "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
+}
+MAX_NEW_TOKENS = 96  # the longest answers of the jobs' data have 51 and 81 tokens
+
+
+def repository() -> Path:
+    """The checkout that holds ``examples`` and ``mergekit_configs``.
+
+    Raises:
+        UnlearnError: The package is installed without them.
+    """
+    for folder in (Path.cwd(), Path(__file__).resolve().parents[2]):
+        if (folder / "examples" / "memorise.yml").is_file() and (
+            folder / "mergekit_configs" / "ties.yml"
+        ).is_file():
+            return folder
+    raise UnlearnError(
+        "examples/memorise.yml is not here; run the command in a checkout of the repository."
+    )
+
+
+def near(path: Path | str) -> str:
+    """`path` relative to the working folder where it lies inside, else absolute."""
+    absolute = Path(os.path.abspath(path))
+    try:
+        return str(absolute.relative_to(Path.cwd()))
+    except ValueError:
+        return str(absolute)
+
+
+def executable(name: str) -> str:
+    """A command of this environment, even if the environment is not activated."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if not found:
+        raise UnlearnError(
+            f"the command `{name}` is missing; install the package with `make setup`."
+        )
+    return found
 
 
 @dataclass
-class Stage:
-    """One command of a job.
+class Plan:
+    """A table of stages with a place, a seed and a machine.
 
     Attributes:
-        name: Short name; also names log and stamp.
-        title: What the progress bar says.
-        command: Arguments of a subprocess, or a function that returns them at the start, or None
-            for a stage that is only `action`.
-        output: File or folder that must exist afterwards.
-        inputs: Files whose content is part of the key.
-        needs: Names of stages that must have ended (done, reused or left out).
-        after: Names of stages to wait for although nothing of theirs is used.
-        before: Called in this process just before the command.
-        action: Called in this process instead of, or after, the command.
-        skip_if: Called when the stage could start; a sentence means that it is left out.
-        settings: Further facts that the result depends on.
+        name: Of the job, for its messages and files' heads.
+        out: Folder of the job.
+        table: Name -> stage.
+        seed: Of all training runs; None leaves the examples' own.
+        data: Folder of the data; default ``out/data``.
+        store: Folder of scores by content; default ``out/store``.
+        train_options: Added to every ``axolotl train``.
+        environment: Variables of the commands.
+        threads: In all; default one a core.
+        console: Where progress goes.
     """
 
     name: str
-    title: str
-    command: list[str] | Callable[[], list[str]] | None
-    output: Path
-    inputs: list[Path] = field(default_factory=list)
-    needs: list[str] = field(default_factory=list)
-    after: list[str] = field(default_factory=list)
-    before: Callable[[], None] | None = None
-    action: Callable[[], None] | None = None
-    skip_if: Callable[[], str | None] | None = None
-    settings: object = None
+    out: Path
+    table: Mapping[str, Kind]
+    seed: int | None = None
+    data: Path | None = None
+    store: Path | None = None
+    train_options: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    console: Console = field(default_factory=Console)
 
+    def __post_init__(self) -> None:
+        self.home = repository()
+        self.out = Path(self.out)
+        self.data = Path(self.data or self.out / "data")
+        self.store = Path(self.store or self.out / "store")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        self.job = Job(
+            self.out,
+            threads=self.threads,
+            environment={**ENVIRONMENT, **self.environment, "PATH": path},
+            console=self.console,
+        )
+        try:
+            for name, kind in self.table.items():
+                for stage in kind.stages(self, name):
+                    self.job.add(stage)
+        except OSError as error:
+            raise UnlearnError(
+                f"Cannot write to {self.out}: {error.strerror}; give --out a folder you may write."
+            ) from error
 
-@dataclass
-class Outcome:
-    """How a stage ended: ``done``, ``reused`` or ``left out``; its key and wall-clock seconds."""
+    def model(self, name: str) -> str:
+        """What `axolotl unlearn eval` takes for a stage's model: a folder, or base+adapter."""
+        if name in self.table:
+            return near(self.table[name].model(self, name))
+        ours = self.home / name  # examples/... from another working folder
+        return near(ours) if ours.exists() and not Path(name).exists() else str(name)
 
-    state: str
-    key: str
-    seconds: float
-    reason: str = ""
+    def adapter(self, name: str) -> str:
+        """A training stage's own output: the adapter of a LoRA run."""
+        return near(self.out / name) if name in self.table else str(name)
 
+    def left_out(self, name: str) -> str | None:
+        """Why a stage was left out, or None."""
+        outcome = self.job.outcomes.get(name)
+        return (outcome.reason or None) if outcome else None
 
-@dataclass
-class _Running:
-    stage: Stage
-    process: subprocess.Popen
-    key: str
-    started: float
-    log: Path
+    def maker(self, name: str) -> list[str]:
+        """The stage to wait for before a name of the table can be used; none for a path."""
+        known = {stage.name for stage in self.job.stages}
+        if f"{name}-merged" in known:
+            return [f"{name}-merged"]
+        return [name] if name in self.table else []
 
+    def needs(self, kind: Kind, *names: str) -> list[str]:
+        data = [stage.name for stage in self.job.stages if stage.name == "data"]
+        used = [stage for name in names for stage in self.maker(name)]
+        others = [(self.maker(name) or [name])[0] for name in kind.needs]
+        return list(dict.fromkeys([*data, *used, *others]))
 
-def stage_key(stage: Stage, command: list[str] | None, before: Iterable[str]) -> str:
-    """Hash of all that a stage depends on: command, settings, input contents, keys before it."""
-    digest = hashlib.sha256()
-    facts = [command, stage.settings, sorted(before)]
-    digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    for path in stage.inputs:
-        digest.update(str(path.name).encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    def given(self, *names: str) -> list[Path]:
+        """Weights of models that the table does not make: their content is part of the keys."""
+        folders = [Path(part) for n in names if n not in self.table for part in str(n).split("+")]
+        return [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
 
+    def rows(self, folder: Path) -> list[Path]:
+        return sorted(folder.glob("*.jsonl"))
 
-def last_lines(log: Path, count: int = LOG_LINES) -> str:
-    """The end of a log without progress bars."""
-    if not log.exists():
-        return ""
-    text = log.read_text("utf-8", errors="replace").replace("\r", "\n")
-    lines = [line for line in text.split("\n") if not _NOISE.search(line)]
-    return "\n".join(lines[-count:])
+    def share(self, share: float | None) -> int:
+        """A share of the threads; None is one thread, so that results do not depend on cores."""
+        return 1 if share is None else max(1, int(self.job.threads * share))
 
-
-def training_progress(log: Path) -> tuple[int, int] | None:
-    """Steps done and in total, read from the end of a training log; None before the first."""
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 4096))
-            tail = file.read()
-    except OSError:
-        return None
-    tail = tail.rpartition(_TRAINING)[2] if _TRAINING in tail else tail
-    found = _STEPS.findall(tail) if size > 4096 or _TRAINING in log.read_bytes() else []
-    if not found:
-        return None
-    done, total = map(int, found[-1])
-    return done, total
-
-
-def _cpu_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _end_on_sigterm() -> Callable[[], None]:
-    """Let SIGTERM unwind the stack, so that no command outlives us; returns the way back."""
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
-
-    def leave(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    return lambda: signal.signal(signal.SIGTERM, before) and None
-
-
-class Job:
-    """Stages, their stamps and logs under one folder.
-
-    Args:
-        folder: Holds ``logs/`` and ``stamps/``.
-        slots: How many commands run at a time.
-        environment: Variables added to the subprocesses' environment.
-        say: Receives one line of text for the user.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        slots: int,
-        environment: Mapping[str, str],
-        say: Callable[[str], None] = print,
-    ) -> None:
-        self.folder = folder
-        self.slots = max(1, slots)
-        self.environment = {**os.environ, **environment}
-        self.say = say
-        self.outcomes: dict[str, Outcome] = {}
-        self.stages: list[Stage] = []
-        self.started = time.monotonic()
-        self._cpu_before = _cpu_of_children()
-
-    def add(self, stage: Stage) -> None:
-        """Add a stage; the order of adding is the order of preference for a free slot."""
-        unknown = {*stage.needs, *stage.after} - {s.name for s in self.stages}
-        if unknown:
-            raise ValueError(f"stage {stage.name} needs unknown stages {sorted(unknown)}")
-        self.stages.append(stage)
-
-    def seconds(self) -> float:
-        """Wall clock since the job was made."""
-        return time.monotonic() - self.started
-
-    def total_seconds(self) -> float:
-        """Wall clock of the run, or the sum over its stages if earlier calls did some of them."""
-        if any(outcome.state == "reused" for outcome in self.outcomes.values()):
-            return sum(outcome.seconds for outcome in self.outcomes.values())
-        return self.seconds()
-
-    def cpu_seconds(self) -> float:
-        """CPU time of the commands that have ended; tells more than `seconds` on a busy machine."""
-        return _cpu_of_children() - self._cpu_before
-
-    def log(self, name: str) -> Path:
-        return self.folder / "logs" / f"{name}.log"
-
-    def _stamp(self, name: str) -> Path:
-        return self.folder / "stamps" / f"{name}.json"
-
-    def run(self, progress=None) -> dict[str, Outcome]:
-        """Run all stages.
+    def run(self, results: str = "eval") -> dict[str, Any]:
+        """Run or resume; write and return ``out/results.json``.
 
         Args:
-            progress: A started `rich.progress.Progress`, or None.
+            results: The `Evaluate` stage whose results these are.
+
+        Returns:
+            The results of that evaluation, with ``job``, ``seed``, ``seconds`` (wall clock, or the
+            sum over stages if earlier calls did some), ``cpu_seconds`` (of this call's commands),
+            ``stages`` (name -> state and seconds) and ``left_out`` (name -> sentence).
 
         Raises:
-            UnlearnError: A command failed; the sentence ends with the last lines of its log.
+            UnlearnError: A stage failed.
         """
-        for name in ("logs", "stamps"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-        bars = {}
-        if progress is not None:
-            bars = {
-                s.name: progress.add_task(s.title, total=None, start=False) for s in self.stages
+        outcomes = self.job.run()
+        content = json.loads((self.out / results / "results.json").read_text("utf-8"))
+        content |= {
+            "job": self.name,
+            "seed": self.seed,
+            "seconds": round(self.job.total_seconds(), 1),
+            "cpu_seconds": round(self.job.cpu_seconds(), 1),
+            "stages": {n: {"state": o.state, "seconds": o.seconds} for n, o in outcomes.items()},
+            "left_out": {n: o.reason for n, o in outcomes.items() if o.reason},
+        }
+        text = json.dumps(content, indent=1, ensure_ascii=False)
+        (self.out / "results.json").write_text(text + "\n", "utf-8")
+        return content
+
+    def report(self, results: Mapping[str, Any]) -> Path:
+        """Write the HTML page of a finished job and return its path."""
+        from axolotl_unlearn.report import find_inputs, write_report
+
+        configs = sorted((self.out / "configs").glob("*.yml"))
+        inputs = find_inputs(results, self.out, configs=configs)
+        return write_report(results, self.out / "report.html", **inputs)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What all stages have.
+
+    Attributes:
+        title: What the display says; default the name.
+        needs: Further names of the table to wait for.
+        skip_if: Called with the plan when the stage could start; a sentence leaves it out.
+        share: Of the job's threads; None is one thread.
+    """
+
+    title: str = field(default="", kw_only=True)
+    needs: Sequence[str] = field(default=(), kw_only=True)
+    skip_if: Callable[[Plan], str | None] | None = field(default=None, kw_only=True)
+    share: float | None = field(default=None, kw_only=True)
+
+    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
+        raise NotImplementedError
+
+    def model(self, plan: Plan, name: str) -> str | Path:
+        """Where the model of this stage lies."""
+        return plan.out / name
+
+    def stage(self, plan: Plan, name: str, command: Any, output: Path, **more: Any) -> Stage:
+        """A `runner.Stage` with what all stages have."""
+        skip = self.skip_if
+        more.setdefault("needs", plan.needs(self))
+        return Stage(
+            name,
+            self.title or name,
+            command,
+            output,
+            skip_if=(lambda: skip(plan)) if skip else None,
+            threads=plan.share(self.share),
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class Make(Kind):
+    """Something this process does: ``make(plan)`` writes ``output`` (below the job's folder)."""
+
+    make: Callable[[Plan], Any]
+    output: str
+    settings: object = None
+    inputs: Sequence[Path] = ()
+
+    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
+        needs = [stage for other in self.needs for stage in plan.maker(other)]
+        yield self.stage(
+            plan,
+            name,
+            None,
+            plan.out / self.output,
+            action=lambda: self.make(plan) and None,
+            settings=self.settings,
+            inputs=self.inputs,
+            needs=needs,
+        )
+
+
+@dataclass(frozen=True)
+class Run(Kind):
+    """Any command: ``words(plan)``, called when it can start, writes ``output``."""
+
+    words: Callable[[Plan], Sequence[str | Path]]
+    output: str
+
+    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
+        def command() -> list[str]:
+            first, *rest = map(str, self.words(plan))
+            return [executable(first) if os.sep not in first else first, *rest]
+
+        yield self.stage(plan, name, command, plan.out / self.output)
+
+
+@dataclass(frozen=True)
+class Train(Kind):
+    """`axolotl train` on a copy of an example.
+
+    Attributes:
+        example: Path below ``examples/`` without ".yml".
+        base: A name of the table or a folder; None leaves the example's own base model.
+        changes: Keys joined by dots -> value; None removes the key, the number after a list's last
+            appends to it. A dataset path that is text is a file of the job's data folder; a `Path`
+            stays what it is.
+        merged: Also `axolotl merge-lora`: the model is then a folder with full weights.
+        seed_shift: Added to the plan's seed.
+    """
+
+    example: str
+    base: str | Path | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    merged: bool = False
+    seed_shift: int = 0
+
+    def config(self, plan: Plan, name: str) -> dict[str, Any]:
+        """The example with this stage's paths, seed and changes."""
+        path = plan.home / "examples" / f"{self.example}.yml"
+        config = yaml.safe_load(path.read_text("utf-8"))
+        config["output_dir"] = near(plan.out / name)
+        config["dataset_prepared_path"] = near(plan.out / "prepared")
+        if plan.seed is not None:
+            config["seed"] = plan.seed + self.seed_shift
+        if self.base is not None:
+            config["base_model"] = plan.model(self.base)
+        if config.get("unlearn", {}).pop("demo_data", None) and not config["unlearn"]:
+            del config["unlearn"]  # the first stage has made the data
+        for key, value in self.changes.items():
+            change(config, key, value)
+        for entry in config["datasets"]:
+            given = entry["path"]
+            at = given if isinstance(given, Path) else plan.data / Path(given).name
+            entry["path"] = near(at)
+        return config
+
+    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
+        config = self.config(plan, name)
+        path = plan.out / "configs" / f"{name}.yml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = f"# Written by `{plan.name}` from examples/{self.example}.yml.\n"
+        path.write_text(head + yaml.safe_dump(config, sort_keys=False), "utf-8")
+        lora = "adapter" in config
+        data = [Path(entry["path"]) for entry in config["datasets"]]
+        of_base = () if self.base is None else (self.base,)
+        axolotl = executable("axolotl")
+        yield self.stage(
+            plan,
+            name,
+            # `python` spares the second start of Python under `accelerate launch`.
+            [axolotl, "train", near(path), "--launcher", "python", *plan.train_options],
+            plan.out / name / ("adapter_model.safetensors" if lora else "model.safetensors"),
+            inputs=lambda: [path, *data, *plan.given(*of_base)],
+            needs=plan.needs(self, *of_base),
+            # Checkpoints of an earlier run must not be taken for this one's.
+            before=lambda: shutil.rmtree(plan.out / name, ignore_errors=True),
+        )
+        if self.merged:
+            yield Stage(
+                f"{name}-merged",
+                f"merge the adapter of {name}",
+                # In float32: bfloat16 would round most of a LoRA-sized change away.
+                [axolotl, "merge-lora", near(path), "--bf16=false"],
+                plan.out / name / "merged" / "config.json",
+                needs=[*plan.maker(self.base or ""), name],
+                skip_if=lambda: plan.left_out(name),
+                threads=plan.share(self.share),
+            )
+
+    def model(self, plan: Plan, name: str) -> str | Path:
+        if self.merged:
+            return plan.out / name / "merged"
+        if "adapter" in self.config(plan, name):
+            return f"{plan.model(self.base)}+{near(plan.out / name)}"
+        return plan.out / name
+
+
+@dataclass(frozen=True)
+class Merge(Kind):
+    """A merge of models of one base, by a mergekit config or by `axolotl unlearn merge`.
+
+    Attributes:
+        base: Name or folder of the model that all started from.
+        parents: Names or folders, in the order of the config's models.
+        config: Name in ``mergekit_configs/`` without ".yml", run by `mergekit-yaml`.
+        options: Instead of a config: options of `axolotl unlearn merge` ("--method", "ties", ...).
+    """
+
+    base: str
+    parents: Sequence[str]
+    config: str | None = None
+    options: Sequence[str] = ()
+
+    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
+        out, parents = plan.out / name, [plan.model(parent) for parent in self.parents]
+        if self.config is None:
+            command = [
+                *(executable("axolotl"), "unlearn", "merge", *self.options, "--parents", *parents),
+                *("--base", plan.model(self.base), "--out", near(out), "--overwrite"),
+            ]
+            inputs = []
+        else:
+            inputs = [self._recipe(plan, name, parents)]
+            command = [executable("mergekit-yaml"), near(inputs[0]), near(out)]
+        yield self.stage(
+            plan,
+            name,
+            command,
+            out / "config.json",
+            inputs=lambda: [*inputs, *plan.given(self.base, *self.parents)],
+            needs=plan.needs(self, self.base, *self.parents),
+        )
+
+    def _recipe(self, plan: Plan, name: str, parents: Sequence[str]) -> Path:
+        path = plan.home / "mergekit_configs" / f"{self.config}.yml"
+        recipe = yaml.safe_load(path.read_text("utf-8"))
+        # mergekit takes "a/b" for the name of a hub repository: absolute paths.
+        recipe["base_model"] = os.path.abspath(plan.model(self.base))
+        for entry, parent in zip(recipe["models"], parents, strict=True):
+            entry["model"] = os.path.abspath(parent)
+        copy = plan.out / "configs" / f"{name}.yml"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        head = f"# Written by `{plan.name}` from mergekit_configs/{self.config}.yml.\n"
+        copy.write_text(head + yaml.safe_dump(recipe, sort_keys=False), "utf-8")
+        return copy
+
+
+@dataclass(frozen=True)
+class Search(Kind):
+    """`axolotl unlearn tune-merge`: the best merge of adapters on the validation half."""
+
+    base: str
+    parents: Sequence[str]
+    trials: int = 24
+    options: Sequence[str] = ()
+
+    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
+        yield self.stage(
+            plan,
+            name,
+            [
+                *(executable("axolotl"), "unlearn", "tune-merge", "--parents"),
+                *(plan.adapter(parent) for parent in self.parents),
+                *("--base", plan.model(self.base), "--data", near(plan.data)),
+                *("--out", near(plan.out / name), "--trials", str(self.trials), "--overwrite"),
+                *("--max-new-tokens", str(MAX_NEW_TOKENS), *self.options),
+            ],
+            plan.out / name / "tune.json",
+            inputs=lambda: [
+                *plan.rows(plan.data / "validation"),
+                *plan.rows(plan.data / "test"),
+                *plan.given(self.base, *self.parents),
+            ],
+            needs=plan.needs(self, self.base, *self.parents),
+        )
+
+    def model(self, plan: Plan, name: str) -> Path:
+        return plan.out / name / "best"
+
+
+@dataclass(frozen=True)
+class Evaluate(Kind):
+    """`axolotl unlearn eval` of several models; those whose stage was left out are left out too.
+
+    Attributes:
+        models: Names of the table, or a mapping from names in the results to names of the table or
+            paths, or a function from the plan to such a mapping, called at the start.
+        part: Folder below the data: "", "validation" or "test".
+        options: Further options of the command.
+        then: Called with the plan when the results are there.
+    """
+
+    models: Sequence[str] | Mapping[str, str] | Callable[[Plan], Mapping[str, str]]
+    part: str = ""
+    options: Sequence[str] = ()
+    then: Callable[[Plan], Any] | None = None
+
+    def _named(self, plan: Plan) -> Mapping[str, str]:
+        if callable(self.models):
+            return self.models(plan)
+        return self.models if isinstance(self.models, Mapping) else {n: n for n in self.models}
+
+    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
+        data, out = plan.data / self.part, plan.out / name
+        known = {} if callable(self.models) else self._named(plan)
+
+        def command() -> list[str]:
+            models = {
+                n: where for n, where in self._named(plan).items() if not plan.left_out(where)
             }
-        waiting = list(self.stages)
-        running: list[_Running] = []
-        restore = _end_on_sigterm()
-        try:
-            while waiting or running:
-                started_any = self._start_ready(waiting, running, progress, bars)
-                for entry in list(running):
-                    self._show(entry, progress, bars)
-                    if entry.process.poll() is not None:
-                        running.remove(entry)
-                        self._finish(entry)
-                        self._close(entry.stage.name, progress, bars)
-                        started_any = True
-                if not started_any:
-                    time.sleep(POLL_SECONDS)
-        finally:
-            restore()
-            for entry in running:  # after an error, Ctrl-C or a termination
-                entry.process.terminate()
-            for entry in running:
-                entry.process.wait()
-        return self.outcomes
+            return [
+                *(executable("axolotl"), "unlearn", "eval"),
+                *(f"{n}={plan.model(where)}" for n, where in models.items()),
+                *("--data", near(data), "--out", near(out), "--store", near(plan.store)),
+                *("--max-gen-toks", str(MAX_NEW_TOKENS), "--quiet", *self.options),
+            ]
 
-    def _start_ready(self, waiting, running, progress, bars) -> bool:
-        changed = False
-        for stage in list(waiting):
-            if any(name not in self.outcomes for name in (*stage.needs, *stage.after)):
-                continue
-            if stage.command is not None and len(running) >= self.slots:
-                continue
-            waiting.remove(stage)
-            changed = True
-            reason = stage.skip_if() if stage.skip_if else None
-            if reason:
-                self.outcomes[stage.name] = Outcome("left out", "", 0.0, reason)
-                self.say(f"{stage.title}: left out. {reason}")
-                self._close(stage.name, progress, bars)
-                continue
-            command = stage.command() if callable(stage.command) else stage.command
-            before = [self.outcomes[name].key for name in stage.needs]
-            key = stage_key(stage, command, before)
-            stamp = self._stamp(stage.name)
-            if stage.output.exists() and stamp.exists():
-                known = json.loads(stamp.read_text())
-                if known.get("key") == key:
-                    self.outcomes[stage.name] = Outcome("reused", key, known["seconds"])
-                    self.say(f"{stage.title}: unchanged, kept from an earlier run.")
-                    self._close(stage.name, progress, bars)
-                    continue
-            stamp.unlink(missing_ok=True)
-            if progress is not None:
-                progress.start_task(bars[stage.name])
-            if command is None:
-                began = time.monotonic()
-                stage.action()
-                self._done(stage, key, time.monotonic() - began)
-                self._close(stage.name, progress, bars)
-            else:
-                running.append(self._spawn(stage, command, key))
-        return changed
+        then = self.then
+        yield self.stage(
+            plan,
+            name,
+            command,
+            out / "results.json",
+            inputs=lambda: [*plan.rows(data), *plan.given(*known.values())],
+            needs=plan.needs(self, *known.values()),
+            action=(lambda: then(plan) and None) if then else None,
+        )
 
-    def _spawn(self, stage: Stage, command: list[str], key: str) -> _Running:
-        log = self.log(stage.name)
-        if stage.before is not None:
-            stage.before()
-        with log.open("wb") as file:
-            file.write(("$ " + " ".join(command) + "\n").encode())
-            file.flush()
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    env=self.environment,
-                )
-            except OSError as error:
-                raise UnlearnError(
-                    f"{stage.title}: cannot start `{command[0]}` ({error.strerror}); install the "
-                    "package into this environment."
-                ) from error
-        return _Running(stage, process, key, time.monotonic(), log)
 
-    def _finish(self, entry: _Running) -> None:
-        stage, code = entry.stage, entry.process.returncode
-        if code == 0 and stage.action is not None:
-            stage.action()
-        if code != 0 or not stage.output.exists():
-            what = f"ended with exit code {code}" if code else f"did not write {stage.output}"
-            raise UnlearnError(
-                f"{stage.title}: `{' '.join(entry.process.args)}` {what}; the log {entry.log} "
-                f"ends with:\n{last_lines(entry.log)}"
-            )
-        self._done(stage, entry.key, time.monotonic() - entry.started)
+def change(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set (or with None remove) a nested key, "datasets.0.path"; makes what is on the way.
 
-    def _done(self, stage: Stage, key: str, seconds: float) -> None:
-        self.outcomes[stage.name] = Outcome("done", key, round(seconds, 1))
-        stamp = {"key": key, "seconds": round(seconds, 1)}
-        self._stamp(stage.name).write_text(json.dumps(stamp) + "\n")
-
-    def _show(self, entry: _Running, progress, bars) -> None:
-        if progress is not None:
-            steps = training_progress(entry.log)
-            if steps:
-                progress.update(bars[entry.stage.name], completed=steps[0], total=steps[1])
-
-    def _close(self, name: str, progress, bars) -> None:
-        if progress is not None:
-            outcome = self.outcomes[name]
-            seconds = f" ({outcome.seconds:.0f} s)" if outcome.state == "done" else ""
-            title = next(s.title for s in self.stages if s.name == name)
-            progress.update(
-                bars[name],
-                total=1,
-                completed=0 if outcome.state == "left out" else 1,
-                description=f"{title}: {outcome.state}{seconds}",
-            )
-            progress.stop_task(bars[name])
+    Raises:
+        UnlearnError: A list has no such place.
+    """
+    *way, last = key.split(".")
+    place: Any = config
+    for part in way:
+        place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
+    if isinstance(place, list):
+        if int(last) > len(place):
+            raise UnlearnError(f"{key}: the list has {len(place)} entries only.")
+        place[int(last) : int(last) + 1] = [] if value is None else [value]
+    elif value is None:
+        place.pop(last, None)
+    else:
+        place[last] = value

@@ -1,6 +1,6 @@
 """Stages: order, reuse, keys that follow content, failures that show the log."""
 
-import json
+import io
 import os
 import signal
 import subprocess
@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from axolotl_unlearn import store
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.jobs.stages import Job, Stage, last_lines, stage_key, training_progress
+from axolotl_unlearn.jobs.runner import Job, Stage, last_lines, stage_key, training_progress
 
 
 def python(code: str, *arguments: object) -> list[str]:
@@ -21,8 +23,9 @@ def python(code: str, *arguments: object) -> list[str]:
 WRITE = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
 
 
-def make_job(folder: Path, said: list[str], *stages: Stage, slots: int = 2) -> Job:
-    job = Job(folder, slots=slots, environment={}, say=said.append)
+def make_job(folder: Path, screen: io.StringIO | None, *stages: Stage, threads: int = 2) -> Job:
+    console = Console(file=screen or io.StringIO(), width=200)
+    job = Job(folder, threads=threads, console=console)
     for stage in stages:
         job.add(stage)
     return job
@@ -53,7 +56,7 @@ def two_stages(folder: Path, word: str = "a") -> list[Stage]:
 
 def test_stages_run_in_order_and_are_kept_until_an_input_changes(tmp_path):
     (tmp_path / "source.txt").write_text("1")
-    said: list[str] = []
+    said = io.StringIO()
     job = make_job(tmp_path, said, *two_stages(tmp_path))
     job.run()
     assert states(job) == {"first": "done", "second": "done"}
@@ -61,8 +64,8 @@ def test_stages_run_in_order_and_are_kept_until_an_input_changes(tmp_path):
 
     again = make_job(tmp_path, said, *two_stages(tmp_path))
     again.run()
-    assert states(again) == {"first": "reused", "second": "reused"}
-    assert any("double" in line and "kept" in line for line in said)
+    assert states(again) == {"first": "kept", "second": "kept"}
+    assert "double: unchanged, kept from an earlier run" in said.getvalue()
 
     # Other content of an input changes the key of its stage and of those after it.
     (tmp_path / "source.txt").write_text("2")
@@ -74,7 +77,7 @@ def test_stages_run_in_order_and_are_kept_until_an_input_changes(tmp_path):
     (tmp_path / "second.txt").unlink()
     remade = make_job(tmp_path, said, *two_stages(tmp_path))
     remade.run()
-    assert states(remade) == {"first": "reused", "second": "done"}
+    assert states(remade) == {"first": "kept", "second": "done"}
 
     other = make_job(tmp_path, said, *two_stages(tmp_path, word="b"))
     other.run()
@@ -85,29 +88,29 @@ def test_stages_run_in_order_and_are_kept_until_an_input_changes(tmp_path):
 def test_a_stage_killed_half_way_is_run_again(tmp_path):
     """The old stamp goes before the command starts, so half an output is never taken for whole."""
     (tmp_path / "source.txt").write_text("1")
-    make_job(tmp_path, [], *two_stages(tmp_path)).run()
+    make_job(tmp_path, None, *two_stages(tmp_path)).run()
     (tmp_path / "source.txt").write_text("2")
     broken = two_stages(tmp_path)
     broken[0].command = python("import sys; sys.exit(1)")
     with pytest.raises(UnlearnError):
-        make_job(tmp_path, [], *broken).run()
+        make_job(tmp_path, None, *broken).run()
     (tmp_path / "source.txt").write_text("1")
-    job = make_job(tmp_path, [], *two_stages(tmp_path))
+    job = make_job(tmp_path, None, *two_stages(tmp_path))
     job.run()
     assert states(job)["first"] == "done"
 
 
-def test_independent_stages_run_side_by_side_up_to_the_slots(tmp_path):
+def test_independent_stages_run_side_by_side_up_to_the_threads(tmp_path):
     code = (
         "import sys, time, pathlib; s=time.time(); time.sleep(.6);"
         "pathlib.Path(sys.argv[1]).write_text(f'{s} {time.time()}')"
     )
 
-    def overlapping(slots: int, folder: Path) -> bool:
+    def overlapping(threads: int, folder: Path) -> bool:
         folder.mkdir()
         outputs = [folder / "a", folder / "b"]
         stages = [Stage(o.name, o.name, python(code, o), o) for o in outputs]
-        make_job(folder, [], *stages, slots=slots).run()
+        make_job(folder, [], *stages, threads=threads).run()
         (a, b), (c, d) = (map(float, o.read_text().split()) for o in outputs)
         return max(a, c) < min(b, d)
 
@@ -115,26 +118,43 @@ def test_independent_stages_run_side_by_side_up_to_the_slots(tmp_path):
     assert not overlapping(1, tmp_path / "one")
 
 
-def test_after_orders_stages_without_being_part_of_the_key(tmp_path):
-    code = "import sys, time, pathlib; time.sleep(.3); pathlib.Path(sys.argv[1]).write_text('')"
-    copy = (
-        "import sys; from pathlib import Path as P;"
-        "P(sys.argv[2]).write_text(str(P(sys.argv[1]).exists()))"
-    )
+def test_threads_bound_what_runs_and_are_no_part_of_the_key(tmp_path):
+    """A stage of two threads beside one of one does not fit into two; more than all is all. The
+    number of threads of demo-real was part of the key: another number trained everything again."""
+    code = "import os, sys, pathlib; pathlib.Path(sys.argv[1]).write_text(os.environ[sys.argv[2]])"
+    path = tmp_path / "wide"
 
-    def stages(command):
-        first = Stage("first", "first", command, tmp_path / "first")
-        second = Stage(
-            "second", "second", python(copy, tmp_path / "first", tmp_path / "second"),
-            tmp_path / "second", after=["first"],
-        )  # fmt: skip
-        return first, second
+    def stage(threads):
+        command = python(code, path, "OMP_NUM_THREADS")
+        return Stage("wide", "wide", command, path, threads=threads)
 
-    make_job(tmp_path, [], *stages(python(code, tmp_path / "first"))).run()
-    assert (tmp_path / "second").read_text() == "True"
-    again = make_job(tmp_path, [], *stages(python(code + "# edited", tmp_path / "first")))
+    make_job(tmp_path, None, stage(4), threads=2).run()
+    assert path.read_text() == "2"
+    again = make_job(tmp_path, None, stage(1), threads=2)
     again.run()
-    assert states(again) == {"first": "done", "second": "reused"}
+    assert states(again) == {"wide": "kept"}
+
+
+def test_versions_are_part_of_the_key(tmp_path, monkeypatch):
+    """They were not: results of an older Axolotl were kept."""
+    (tmp_path / "source.txt").write_text("1")
+    make_job(tmp_path, None, *two_stages(tmp_path)).run()
+    newer = {**store.versions(), "axolotl": "99"}
+    monkeypatch.setattr("axolotl_unlearn.jobs.runner.versions", lambda: newer)
+    job = make_job(tmp_path, None, *two_stages(tmp_path))
+    job.run()
+    assert states(job) == {"first": "done", "second": "done"}
+    assert {"axolotl", "torch", "mergekit"} <= set(store.versions())
+
+
+def test_without_a_terminal_a_line_when_a_stage_starts_and_when_it_ends(tmp_path):
+    (tmp_path / "source.txt").write_text("1")
+    screen = io.StringIO()
+    make_job(tmp_path, screen, *two_stages(tmp_path)).run()
+    lines = [line.partition(" ")[2] for line in screen.getvalue().splitlines() if line]
+    assert lines[0] == f"write: started, log {tmp_path / 'logs' / 'first.log'}"
+    assert lines[1].startswith("write: done (") and lines[2].startswith("double: started")
+    assert lines[3].startswith("double: done (") and len(lines) == 4
 
 
 def test_failure_names_the_command_and_shows_the_end_of_its_log(tmp_path):
@@ -145,7 +165,7 @@ def test_failure_names_the_command_and_shows_the_end_of_its_log(tmp_path):
     slow = Stage("slow", "wait", python("import time; time.sleep(60)"), tmp_path / "slow")
     began = time.monotonic()
     with pytest.raises(UnlearnError) as error:
-        make_job(tmp_path, [], slow, stage).run()
+        make_job(tmp_path, None, slow, stage).run()
     message = str(error.value)
     assert "train" in message and "exit code 1" in message and "bad.log" in message
     assert message.partition("ends with:")[2] == "\nxxxxxxxxxx\nno such file"
@@ -155,11 +175,11 @@ def test_failure_names_the_command_and_shows_the_end_of_its_log(tmp_path):
 def test_command_that_writes_nothing_is_a_failure(tmp_path):
     stage = Stage("idle", "train", python("pass"), tmp_path / "missing.txt")
     with pytest.raises(UnlearnError, match="did not write"):
-        make_job(tmp_path, [], stage).run()
+        make_job(tmp_path, None, stage).run()
 
 
 def test_left_out_stage_says_why_and_does_not_block(tmp_path):
-    said: list[str] = []
+    said = io.StringIO()
     gate = Stage("gate", "merge", python("1/0"), tmp_path / "m", skip_if=lambda: "No parent.")
     after = Stage(
         "after", "score", lambda: python(WRITE, tmp_path / "o", "x"), tmp_path / "o", needs=["gate"]
@@ -167,7 +187,8 @@ def test_left_out_stage_says_why_and_does_not_block(tmp_path):
     job = make_job(tmp_path, said, gate, after)
     job.run()
     assert states(job) == {"gate": "left out", "after": "done"}
-    assert said == ["merge: left out. No parent."]
+    assert "merge: left out. No parent." in said.getvalue()
+    assert "merge: started" not in said.getvalue()
 
 
 def test_key_depends_on_command_settings_inputs_and_stages_before(tmp_path):
@@ -196,20 +217,18 @@ def test_progress_is_read_from_training_not_from_tokenisation(tmp_path):
     assert "it/s" not in last_lines(log)
 
 
-def test_stamps_hold_key_and_seconds(tmp_path):
+def test_seconds_of_kept_stages_count(tmp_path):
     (tmp_path / "source.txt").write_text("1")
-    job = make_job(tmp_path, [], *two_stages(tmp_path))
+    job = make_job(tmp_path, None, *two_stages(tmp_path))
     job.run()
-    stamp = json.loads((tmp_path / "stamps" / "first.json").read_text())
+    stamps = store.Store(tmp_path / "stamps")
+    stamp = stamps.get("first")
     assert stamp["key"] == job.outcomes["first"].key and stamp["seconds"] >= 0
     assert job.cpu_seconds() > 0
     assert job.total_seconds() == pytest.approx(job.seconds(), abs=0.1)
-
-    # Of stages that were kept, the time that they took then counts.
     for name, seconds in (("first", 40.0), ("second", 2.5)):
-        path = tmp_path / "stamps" / f"{name}.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": seconds}))
-    again = make_job(tmp_path, [], *two_stages(tmp_path))
+        stamps.put(name, stamps.get(name) | {"seconds": seconds})
+    again = make_job(tmp_path, None, *two_stages(tmp_path))
     again.run()
     assert again.total_seconds() == 42.5
 
@@ -220,10 +239,10 @@ def test_no_command_outlives_a_terminated_driver(tmp_path):
         "import os, sys, time, pathlib; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); "
     )
     driver = (
-        "import sys; from pathlib import Path; from axolotl_unlearn.jobs.stages import Job, Stage\n"
+        "import sys; from pathlib import Path; from axolotl_unlearn.jobs.runner import Job, Stage\n"
         "folder = Path(sys.argv[1])\n"
         f"command = [sys.executable, '-c', {child + 'time.sleep(120)'!r}, str(folder / 'pid')]\n"
-        "job = Job(folder, slots=1, environment={})\n"
+        "job = Job(folder, threads=1)\n"
         "job.add(Stage('s', 's', command, folder / 'never'))\n"
         "job.run()\n"
     )

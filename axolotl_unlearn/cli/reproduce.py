@@ -1,0 +1,36 @@
+"""``axolotl unlearn reproduce``: the paper's tables and figures, and the merge search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option("--seeds", default="0", show_default=True, help='Seeds, as in "0 1 2".')
+@click.option("--out", type=FOLDER, default=Path("out/reproduce"), show_default=True)
+@click.option("--trials", default=24, show_default=True, help="Candidates of a search.")
+@click.option(
+    "--tables", default=3, show_default=True, help="So many seeds with tables and figures."
+)
+@click.option("--pairs", default=0, show_default=True, help="So many also merge other pairs.")
+@click.option(
+    "--retain-per-forget", default=2, show_default=True, help="Retain rows beside a forget row."
+)
+@click.option("--forget-eos", is_flag=True, help="End of sequence on forget rows too.")
+@click.option("--jobs", type=int, help="Commands side by side [one for each core].")
+def command(seeds: str, out: Path, jobs: int | None, **options) -> None:
+    """The paper's tables and figures and the merge search on the tiny model, over seeds.
+
+    Finished stages are kept, so the command may be stopped and repeated.
+
+    \b
+    axolotl unlearn reproduce --seeds "101 102 103 104 105"
+    """
+    from axolotl_unlearn.jobs.reproduce import reproduce
+
+    page = reproduce(out, [int(seed) for seed in seeds.split()], threads=jobs, **options)
+    click.echo(f"{page}; figures in {out}/seed-*/reproduction")

@@ -1,0 +1,29 @@
+"""``axolotl unlearn reproduce-real``: the paper's tables on SmolLM2-135M, over seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option(
+    "--source", type=FOLDER, default=Path("out/real"), show_default=True, help="A demo-real."
+)
+@click.option("--seeds", default="42 1 2", show_default=True, help="42 is demo-real's own.")
+@click.option("--out", type=FOLDER, default=Path("out/reproduce-real"), show_default=True)
+@click.option("--threads", type=int, help="Threads in all.  [default: one a core]")
+def command(source: Path, seeds: str, out: Path, threads: int | None) -> None:
+    """The paper's tables on the real model, after `axolotl unlearn demo-real`.
+
+    Its memorised and its retrained model and its data serve all seeds; a seed is that of the
+    forgetting runs. Finished stages are kept.
+    """
+    from axolotl_unlearn.jobs.reproduce_real import reproduce_real
+
+    numbers = [int(seed) for seed in seeds.split()]
+    page = reproduce_real(source, out, numbers, threads=threads)
+    click.echo(f"{page}; figures in {out}/seed-*/reproduction")

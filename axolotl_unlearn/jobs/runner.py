@@ -1,0 +1,347 @@
+"""Run the stages of a job side by side as subprocesses: order, progress, resume, clear failures.
+
+A stage is a command with its inputs. It runs when the stages it needs are done and threads are
+free; it is kept when a stamp from an earlier run carries the same key (command, input files,
+versions, keys of the stages before it; not the number of threads) and its output is still there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.store import Store, content_key, file_digest, versions
+
+LOG_LINES = 15
+POLL_SECONDS = 0.2
+# Steps of a training run as tqdm prints them; the bars of tokenisation come before this line.
+_TRAINING = b"Starting trainer"
+_STEPS = re.compile(rb"(\d+)/(\d+) \[")
+_NOISE = re.compile(r"it/s\]|s/it\]|examples/s\]|^\s*$")
+
+
+@dataclass
+class Stage:
+    """One command of a job.
+
+    Attributes:
+        name: Short name; also names log and stamp.
+        title: What the display says.
+        command: Arguments of a subprocess, or a function that returns them at the start, or None
+            for a stage that is only `action`.
+        output: File that must exist afterwards.
+        inputs: Files whose content is part of the key, or a function that returns them.
+        needs: Names of stages that must have ended (done, kept or left out).
+        before: Called in this process just before the command.
+        action: Called in this process instead of, or after, the command.
+        skip_if: Called when the stage could start; a sentence means that it is left out.
+        settings: Further facts that the result depends on.
+        threads: Of the command; no part of the key.
+    """
+
+    name: str
+    title: str
+    command: list[str] | Callable[[], list[str]] | None
+    output: Path
+    inputs: Iterable[Path] | Callable[[], Iterable[Path]] = ()
+    needs: list[str] = field(default_factory=list)
+    before: Callable[[], None] | None = None
+    action: Callable[[], None] | None = None
+    skip_if: Callable[[], str | None] | None = None
+    settings: object = None
+    threads: int = 1
+
+
+@dataclass
+class Outcome:
+    """How a stage ended: ``done``, ``kept`` or ``left out``; its key and wall-clock seconds."""
+
+    state: str
+    key: str
+    seconds: float
+    reason: str = ""
+
+
+@dataclass
+class _Running:
+    stage: Stage
+    process: subprocess.Popen
+    key: str
+    started: float
+    log: Path
+
+
+def stage_key(stage: Stage, command: list[str] | None, before: Iterable[str]) -> str:
+    """Hash of all that a stage depends on; see the head of this file."""
+    paths = stage.inputs() if callable(stage.inputs) else stage.inputs
+    contents = [[path.name, file_digest(path)] for path in paths]
+    return content_key(command, stage.settings, contents, versions(), sorted(before))
+
+
+def last_lines(log: Path, count: int = LOG_LINES) -> str:
+    """The end of a log without progress bars."""
+    if not log.exists():
+        return ""
+    text = log.read_text("utf-8", errors="replace").replace("\r", "\n")
+    lines = [line for line in text.split("\n") if not _NOISE.search(line)]
+    return "\n".join(lines[-count:])
+
+
+def training_progress(log: Path) -> tuple[int, int] | None:
+    """Steps done and in total, read from the end of a training log; None before the first."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 4096))
+            tail = file.read()
+    except OSError:
+        return None
+    tail = tail.rpartition(_TRAINING)[2] if _TRAINING in tail else tail
+    found = _STEPS.findall(tail) if size > 4096 or _TRAINING in log.read_bytes() else []
+    if not found:
+        return None
+    done, total = map(int, found[-1])
+    return done, total
+
+
+class _Display:
+    """Bars on a terminal; elsewhere (a log file, CI) a line when a stage starts and ends."""
+
+    def __init__(self, console: Console, stages: Iterable[Stage]) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        self.console = console
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self.bars = Progress(
+            *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
+        )
+        self.tasks = {s.name: self.bars.add_task(s.title, total=None, start=False) for s in stages}
+
+    def say(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    def _line(self, line: str) -> None:
+        if not self.console.is_terminal:
+            self.say(f"{time.strftime('%H:%M:%S')} {line}")
+
+    def start(self, stage: Stage, log: Path | None) -> None:
+        self.bars.start_task(self.tasks[stage.name])
+        self._line(f"{stage.title}: started" + (f", log {log}" if log else ""))
+
+    def step(self, stage: Stage, steps: tuple[int, int] | None) -> None:
+        if steps:
+            self.bars.update(self.tasks[stage.name], completed=steps[0], total=steps[1])
+
+    def end(self, stage: Stage, outcome: Outcome) -> None:
+        state = outcome.state
+        if state == "done":
+            state += f" ({outcome.seconds:.0f} s)"
+        elif state == "kept":
+            state = "unchanged, kept from an earlier run"
+        completed = 0 if outcome.reason else 1
+        self.bars.update(
+            self.tasks[stage.name],
+            total=1,
+            completed=completed,
+            description=f"{stage.title}: {state}",
+        )
+        self.bars.stop_task(self.tasks[stage.name])
+        if outcome.reason:
+            self.say(f"{stage.title}: left out. {outcome.reason}")
+        else:
+            self._line(f"{stage.title}: {state}")
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _end_on_sigterm() -> Callable[[], None]:
+    """Let SIGTERM unwind the stack, so that no command outlives us; returns the way back."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    return lambda: signal.signal(signal.SIGTERM, before) and None
+
+
+class Job:
+    """Stages, their stamps and logs under one folder.
+
+    Args:
+        folder: Holds ``logs/`` and ``stamps/``.
+        threads: How many may compute at a time; a stage that wants more gets all of them.
+        environment: Variables added to the subprocesses' environment.
+        console: Where progress goes; default standard output.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        threads: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self.folder = folder
+        self.threads = max(1, threads or os.cpu_count() or 1)
+        self.environment = {**os.environ, **(environment or {})}
+        self.console = console or Console()
+        self.outcomes: dict[str, Outcome] = {}
+        self.stages: list[Stage] = []
+        self.started = time.monotonic()
+        self._stamps = Store(folder / "stamps")
+        self._cpu_before = _cpu_of_children()
+
+    def add(self, stage: Stage) -> None:
+        """Add a stage; the order of adding is the order of preference for free threads."""
+        unknown = set(stage.needs) - {s.name for s in self.stages}
+        if unknown:
+            raise ValueError(f"stage {stage.name} needs unknown stages {sorted(unknown)}")
+        self.stages.append(stage)
+
+    def seconds(self) -> float:
+        """Wall clock since the job was made."""
+        return time.monotonic() - self.started
+
+    def total_seconds(self) -> float:
+        """Wall clock of the run, or the sum over its stages if earlier calls did some of them."""
+        if any(outcome.state == "kept" for outcome in self.outcomes.values()):
+            return sum(outcome.seconds for outcome in self.outcomes.values())
+        return self.seconds()
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the commands that have ended; tells more than `seconds` on a busy machine."""
+        return _cpu_of_children() - self._cpu_before
+
+    def run(self) -> dict[str, Outcome]:
+        """Run all stages.
+
+        Raises:
+            UnlearnError: A command failed; the sentence ends with the last lines of its log.
+        """
+        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        waiting = list(self.stages)
+        running: list[_Running] = []
+        restore = _end_on_sigterm()
+        display = _Display(self.console, self.stages)
+        try:
+            with display.bars:
+                while waiting or running:
+                    changed = self._start_ready(waiting, running, display)
+                    for entry in list(running):
+                        display.step(entry.stage, training_progress(entry.log))
+                        if entry.process.poll() is not None:
+                            running.remove(entry)
+                            self._finish(entry, display)
+                            changed = True
+                    if not changed:
+                        time.sleep(POLL_SECONDS)
+        finally:
+            restore()
+            for entry in running:  # after an error, Ctrl-C or a termination
+                entry.process.terminate()
+            for entry in running:
+                entry.process.wait()
+        return self.outcomes
+
+    def _start_ready(
+        self, waiting: list[Stage], running: list[_Running], display: _Display
+    ) -> bool:
+        """Start, keep or leave out what can be; whether anything was."""
+        ready = [s for s in waiting if all(name in self.outcomes for name in s.needs)]
+        changed = False
+        for stage in ready:
+            wanted = min(stage.threads, self.threads)
+            free = self.threads - sum(min(e.stage.threads, self.threads) for e in running)
+            if stage.command is not None and wanted > free:
+                continue
+            waiting.remove(stage)
+            changed = True
+            reason = stage.skip_if() if stage.skip_if else None
+            if reason:
+                self._end(stage, Outcome("left out", "", 0.0, reason), display)
+                continue
+            command = stage.command() if callable(stage.command) else stage.command
+            key = stage_key(stage, command, [self.outcomes[name].key for name in stage.needs])
+            stamp = self._stamps.get(stage.name)
+            if stage.output.exists() and stamp and stamp["key"] == key:
+                self._end(stage, Outcome("kept", key, stamp["seconds"]), display)
+                continue
+            # Gone before the start: half an output is never taken for a whole one.
+            self._stamps.put(stage.name, {"key": None})
+            if stage.before is not None:
+                stage.before()
+            if command is None:
+                display.start(stage, None)
+                began = time.monotonic()
+                stage.action()
+                self._done(stage, key, began, display)
+            else:
+                entry = self._spawn(stage, command, key)
+                running.append(entry)
+                display.start(stage, entry.log)
+        return changed
+
+    def _spawn(self, stage: Stage, command: list[str], key: str) -> _Running:
+        log = self.folder / "logs" / f"{stage.name}.log"
+        threads = str(min(stage.threads, self.threads))
+        with log.open("wb") as file:
+            file.write(("$ " + " ".join(command) + "\n").encode())
+            file.flush()
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    env=self.environment | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+                )
+            except OSError as error:
+                raise UnlearnError(
+                    f"{stage.title}: cannot start `{command[0]}` ({error.strerror}); install the "
+                    "package into this environment."
+                ) from error
+        return _Running(stage, process, key, time.monotonic(), log)
+
+    def _finish(self, entry: _Running, display: _Display) -> None:
+        stage, code = entry.stage, entry.process.returncode
+        if code == 0 and stage.action is not None:
+            stage.action()
+        if code != 0 or not stage.output.exists():
+            what = f"ended with exit code {code}" if code else f"did not write {stage.output}"
+            raise UnlearnError(
+                f"{stage.title}: `{' '.join(entry.process.args)}` {what}; the log {entry.log} "
+                f"ends with:\n{last_lines(entry.log)}"
+            )
+        self._done(stage, entry.key, entry.started, display)
+
+    def _done(self, stage: Stage, key: str, began: float, display: _Display) -> None:
+        seconds = round(time.monotonic() - began, 1)
+        self._stamps.put(stage.name, {"key": key, "seconds": seconds})
+        self._end(stage, Outcome("done", key, seconds), display)
+
+    def _end(self, stage: Stage, outcome: Outcome, display: _Display) -> None:
+        self.outcomes[stage.name] = outcome
+        display.end(stage, outcome)

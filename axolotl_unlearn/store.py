@@ -1,0 +1,109 @@
+"""Results under the hash of what they follow from: the one store of a job.
+
+A key is made of content (weights, data, settings, versions), never of names, places or the order
+of calls. So a result is found again by whoever asks the same, and nobody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Whose version can change a result of a command.
+PACKAGES = ("axolotl-unlearn", "axolotl", "torch", "transformers", "peft", "mergekit", "lm_eval")
+
+
+def content_key(*facts: Any) -> str:
+    """Hash of JSON-like facts; keys of mappings in any order."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of the installed packages that results depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def _digest_at(path: Path, size: int, changed: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, read once a process as long as it does not change."""
+    stat = path.stat()
+    return _digest_at(path, stat.st_size, stat.st_mtime_ns)
+
+
+class Store:
+    """JSON values on disk, one file a key; many processes may share the folder.
+
+    Args:
+        folder: None stores nothing and knows nothing.
+    """
+
+    def __init__(self, folder: Path | str | None) -> None:
+        self.folder = None if folder is None else Path(folder)
+
+    def get(self, key: str) -> Any:
+        """The value, or None where it is not known (or was cut off while written)."""
+        if self.folder is None:
+            return None
+        try:
+            return json.loads((self.folder / f"{key}.json").read_text("utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+
+    def put(self, key: str, value: Any) -> None:
+        """Whole or not at all: a killed run leaves no half file."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{key}.json"
+        draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        draft.write_text(json.dumps(value, ensure_ascii=False), "utf-8")
+        draft.replace(path)
+
+
+def remembered(
+    score: Callable[[nn.Module], Mapping[str, Any]], store: Store, *settings: Any
+) -> Callable[[nn.Module], dict[str, Any]]:
+    """A score function that never scores the same weights twice.
+
+    Args:
+        score: from a model to scores.
+        settings: whatever else the scores depend on: data, limits, versions.
+
+    Returns:
+        The same function; its values are kept in `store` under the content of the model's weights.
+    """
+    from axolotl_unlearn.reference.store import weights_digest
+
+    def scored(model: nn.Module) -> dict[str, Any]:
+        weights = weights_digest(model, without_adapter=False)
+        key = content_key("scores", weights, settings, versions())
+        known = store.get(key)
+        if known is None:
+            known = dict(score(model))
+            store.put(key, known)
+        return known
+
+    return scored
