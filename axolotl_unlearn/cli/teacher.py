@@ -1,0 +1,51 @@
+"""``axolotl unlearn teacher my.yml``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command("teacher")
+@click.argument("config", type=_FILE)
+@click.option("--forget", type=_FILE, multiple=True, required=True, help="Rows it must not see.")
+@click.option("--retain", type=_FILE, multiple=True, help="Rows it learns from [CONFIG's others].")
+@click.option("--rows", type=click.IntRange(1), help="About how many of them [all].")
+@click.option("--passes", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out/teacher"))
+@click.option("--seed", type=int, help="[CONFIG's]")
+def command(
+    config: Path,
+    forget: tuple[Path, ...],
+    retain: tuple[Path, ...],
+    rows: int | None,
+    passes: int,
+    out: Path,
+    seed: int | None,
+) -> None:
+    """Make the teacher of `match`: CONFIG's base, tuned briefly on retained rows.
+
+    CONFIG is the one that made the model. Its base has seen none of its documents; a pass over
+    retained rows, with CONFIG's own settings, teaches it their kind. The forget rows are only
+    read to make sure that it does not meet them.
+
+    \b
+    Example:
+      axolotl unlearn teacher original.yml --forget data/forget.jsonl
+    """
+    from axolotl_unlearn.training.teacher import make_teacher
+
+    cost = make_teacher(
+        config, out, forget=forget, retain=retain, rows=rows, passes=passes, seed=seed
+    )
+    share = f" ({cost.read / cost.original_read:.1%} of the run that made the model)"
+    click.echo(
+        f"{out}: {cost.rows} of {cost.available} retained rows, {cost.passes} "
+        f"pass{'es' * (cost.passes > 1)}, {cost.read} rows read"
+        f"{share if cost.original_read else ''}, {cost.seconds:.0f} s."
+    )
+    where = f"{{model: {cost.base}, adapter: {out}}}" if cost.adapter else f"{{model: {out}}}"
+    click.echo(f"In the config that forgets: {{objective: match, reference: {where}}}")

@@ -1,0 +1,234 @@
+"""A teacher that never saw the forget set: the model from before, tuned briefly on retained rows.
+
+The base of a fine-tuned model has seen none of its documents, but does not know their kind. A pass
+or two over (a sample of) the retained rows, with the settings of the run that made the model,
+teaches it the kind and not the texts. Its label log-probs are what ``match`` aims at.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from axolotl_unlearn.data.records import Record, is_made_up, read_records
+from axolotl_unlearn.errors import UnlearnError
+
+#: What belongs to the run that made the model and not to its teacher.
+_NOT_THE_TEACHERS = (
+    "datasets", "test_datasets", "val_set_size", "max_steps", "num_epochs", "output_dir",
+    "dataset_prepared_path", "resume_from_checkpoint", "auto_resume_from_checkpoints",
+    "save_steps", "saves_per_epoch", "evals_per_epoch", "eval_steps",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TeacherCost:
+    """What a teacher cost, beside the run that made the model.
+
+    Attributes:
+        rows: Rows of the sample, of ``available`` retained ones.
+        passes: Passes over the sample.
+        read: Rows read in all, and ``original_read``: by the run that made the model.
+        seconds: Wall clock of the training command.
+        base: The model from before.
+        adapter: Whether the teacher is an adapter of the base.
+    """
+
+    rows: int
+    available: int
+    passes: int
+    read: int
+    original_read: int
+    seconds: float
+    base: str
+    adapter: bool
+
+
+def retained_rows(config: dict[str, Any], forget: Sequence[Path], retain: Sequence[Path]) -> tuple[
+    list[Record], int
+]:  # fmt: skip
+    """The rows to teach from, each once, none of them in the forget set; and rows read originally.
+
+    Args:
+        config: Axolotl config of the run that made the model.
+        forget: Files of the forget set.
+        retain: Files of retained rows; default: the datasets of ``config`` without the forget set.
+
+    Raises:
+        UnlearnError: A row of ``retain`` is to be forgotten, or no row is left.
+    """
+    found: dict[tuple[str, str], Record] = {}
+    read = 0
+    for entry in config.get("datasets") or []:
+        path = Path(str(entry.get("path")))
+        if path.is_file():
+            rows = _records(path)
+            read += len(rows)
+        elif not retain:
+            raise UnlearnError(
+                f"`datasets` reads {path}, which is no local file of records: give the retained "
+                "rows with --retain."
+            )
+        else:
+            continue
+        if not retain:
+            found |= {(row.input, row.output): row for row in rows}
+    for path in retain:
+        found |= {(row.input, row.output): row for row in _records(path)}
+    gone = [row for path in forget for row in _records(path)]
+    texts = {(row.input, row.output) for row in gone}
+    documents = {row.document for row in gone if not is_made_up(row.id)}
+    named = [row for row in found.values() if not is_made_up(row.id)]
+    seen = [row for row in found.values() if (row.input, row.output) in texts] + [
+        row for row in named if row.document in documents
+    ]
+    if retain and seen:
+        raise UnlearnError(
+            f"{len({r.id for r in seen})} rows of --retain belong to documents that are to be "
+            f"forgotten (the first is {seen[0].id}): a teacher must not see them; remove them."
+        )
+    lost = {id(row) for row in seen}
+    left = [row for row in found.values() if id(row) not in lost]
+    if not left:
+        raise UnlearnError("no retained row is left to teach from; give some with --retain.")
+    return left, int(read * float(config.get("num_epochs") or 1))
+
+
+def _records(path: Path) -> list[Record]:
+    return read_records(path, unique=False)
+
+
+def stream(rows: Sequence[Record], passes: int, batch: int, seed: int) -> list[Record]:
+    """Every pass in training order: shuffled, then batches of like length in random order."""
+    rng = random.Random(f"{seed}/teacher")
+    out: list[Record] = []
+    for _ in range(passes):
+        now = list(rows)
+        rng.shuffle(now)
+        now.sort(key=lambda row: len(row.input) + len(row.output))
+        batches = [now[i : i + batch] for i in range(0, len(now), batch)]
+        short = [b for b in batches if len(b) < batch]
+        batches = [b for b in batches if len(b) == batch]
+        rng.shuffle(batches)
+        out += [row for group in batches + short for row in group]
+    return out
+
+
+def sample(rows: Sequence[Record], count: int | None, seed: int) -> list[Record]:
+    """About ``count`` rows, by whole documents (a document's questions stay with it)."""
+    if count is None or count >= len(rows):
+        return list(rows)
+    documents: dict[str, list[Record]] = {}
+    for row in rows:
+        documents.setdefault(row.document, []).append(row)
+    names = sorted(documents)
+    random.Random(f"{seed}/sample").shuffle(names)
+    chosen: list[Record] = []
+    for name in names:
+        if len(chosen) >= count:
+            break
+        chosen += documents[name]
+    return chosen
+
+
+def teacher_config(config: dict[str, Any], rows: Path, out: Path) -> dict[str, Any]:
+    """The config of the teacher's run: that of the original but for rows, passes and paths."""
+    if config.get("reinit_weights"):
+        raise UnlearnError(
+            "`reinit_weights: true`: this config makes its model from nothing, so there is no "
+            "model from before the forget set; give the config of a later stage."
+        )
+    block = dict(config.get("unlearn") or {})
+    if block.get("forget") or block.get("retain") or block.get("preset"):
+        raise UnlearnError(
+            "`unlearn:` has objectives: give the config that made the model, not the one that "
+            "makes it forget."
+        )
+    derived = {key: value for key, value in config.items() if key not in _NOT_THE_TEACHERS}
+    block.pop("demo_data", None)
+    if not block:
+        derived.pop("unlearn", None)
+    return derived | {
+        "datasets": [
+            {"path": str(rows), "ds_type": "json", "type": "axolotl_unlearn.data.memorise"}
+        ],
+        "curriculum_sampling": True,
+        "shuffle_merged_datasets": False,
+        "num_epochs": 1,
+        "save_strategy": "no",
+        "output_dir": str(out),
+        "dataset_prepared_path": str(out / "prepared"),
+    }
+
+
+def make_teacher(
+    config_path: Path,
+    out: Path,
+    *,
+    forget: Sequence[Path],
+    retain: Sequence[Path] = (),
+    rows: int | None = None,
+    passes: int = 1,
+    seed: int | None = None,
+) -> TeacherCost:
+    """Train the teacher with ``axolotl train`` and write ``out/teacher.json``.
+
+    Args:
+        config_path: Config of the run that made the model.
+        rows: About how many retained rows it reads; default all.
+
+    Raises:
+        UnlearnError: The config, the rows or the training.
+    """
+    try:
+        config = yaml.safe_load(config_path.read_text("utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UnlearnError(f"{config_path} cannot be read as a config: {error}") from None
+    if not isinstance(config, dict) or not config.get("base_model"):
+        raise UnlearnError(f"{config_path} names no `base_model`; give an Axolotl config.")
+    seed = int(config.get("seed") or 42) if seed is None else seed
+    available, original_read = retained_rows(config, forget, retain)
+    chosen = sample(available, rows, seed)
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    file = out / "teacher-rows.jsonl"
+    derived = teacher_config(config, file, out)
+    batch = int(config.get("micro_batch_size") or 1)
+    order = stream(chosen, passes, batch, seed)
+    fields = ("id", "input", "output", "task", "kind")
+    lines = (
+        json.dumps({name: getattr(row, name) for name in fields}, ensure_ascii=False)
+        for row in order
+    )
+    file.write_text("\n".join(lines) + "\n", "utf-8")
+    recipe = out / "teacher.yml"
+    head = f"# Written by `axolotl unlearn teacher` from {config_path.name}.\n"
+    recipe.write_text(head + yaml.safe_dump(derived, sort_keys=False), "utf-8")
+    beside = Path(sys.executable).parent / "axolotl"
+    command = [str(beside) if beside.exists() else "axolotl", "train", str(recipe)]
+    started = time.monotonic()
+    code = subprocess.run([*command, "--launcher", "python"], check=False).returncode
+    if code:
+        raise UnlearnError(f"`{' '.join(command)}` ended with exit code {code}; see above.")
+    cost = TeacherCost(
+        rows=len(chosen),
+        available=len(available),
+        passes=passes,
+        read=len(order),
+        original_read=original_read,
+        seconds=round(time.monotonic() - started, 1),
+        base=str(config["base_model"]),
+        adapter=bool(config.get("adapter")),
+    )
+    (out / "teacher.json").write_text(json.dumps(asdict(cost), indent=1) + "\n", "utf-8")
+    return cost

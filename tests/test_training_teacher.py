@@ -1,0 +1,127 @@
+"""`axolotl unlearn teacher`: which rows it learns from, its config, and the real command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+
+from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.training.teacher import retained_rows, sample, stream, teacher_config
+
+ROOT = Path(__file__).parents[1]
+
+
+def row(side: str, number: int, kind: str = "sc1") -> dict[str, str]:
+    return {
+        "id": f'"{side}{number}"{kind}',
+        "input": f"{side} {number} {kind} was seen",
+        "output": f"near the {'old ' * number}mill",
+        "task": "Task1",
+    }
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    forget = [row("forget", n, kind) for n in range(3) for kind in ("sc1", "qa0")]
+    retain = [row("retain", n, kind) for n in range(4) for kind in ("sc1", "qa0")]
+    return {
+        "forget": write(tmp_path / "forget.jsonl", forget),
+        "retain": write(tmp_path / "retain.jsonl", retain),
+        "memorise": write(tmp_path / "memorise.jsonl", (forget + retain) * 3),
+    }
+
+
+def test_it_learns_from_what_the_model_learned_without_the_documents_to_forget(files):
+    config = {"datasets": [{"path": str(files["memorise"])}], "num_epochs": 2}
+    rows, read = retained_rows(config, [files["forget"]], [])
+    assert sorted(r.id for r in rows) == sorted(
+        f'"retain{n}"{kind}' for n in range(4) for kind in ("sc1", "qa0")
+    )
+    assert read == 2 * 3 * 14
+    # Of a document that is to be forgotten no other row may teach either.
+    one = write(files["forget"].with_name("one.jsonl"), [row("retain", 2)])
+    rows, _ = retained_rows(config, [files["forget"], one], [])
+    assert not any(r.document == '"retain2"' for r in rows) and len(rows) == 6
+    with pytest.raises(UnlearnError, match="2 rows of --retain"):
+        retained_rows(config, [one], [files["retain"]])
+    with pytest.raises(UnlearnError, match="--retain"):
+        retained_rows({"datasets": [{"path": "tatsu/alpaca"}]}, [files["forget"]], [])
+
+
+def test_a_sample_keeps_documents_whole_and_passes_are_batches_of_like_length():
+    rows = [
+        Record(id=f'"d{n}"{kind}', input="x" * (5 * n), output="y", task="1")
+        for n in range(10)
+        for kind in ("sc1", "qa0")
+    ]
+    chosen = sample(rows, 7, seed=0)
+    assert len(chosen) == 8 and len({r.document for r in chosen}) == 4
+    assert chosen == sample(rows, 7, seed=0) != sample(rows, 7, seed=1)
+    order = stream(rows, passes=2, batch=4, seed=0)
+    assert sorted(r.id for r in order) == sorted([r.id for r in rows] * 2)
+    lengths = [[len(r.input) for r in order[i : i + 4]] for i in range(0, 40, 4)]
+    assert all(max(group) - min(group) <= 5 for group in lengths)
+    assert lengths[:5] != sorted(lengths[:5]) or lengths[5:] != sorted(lengths[5:])
+
+
+def test_its_config_is_that_of_the_model_but_for_rows_and_passes(tmp_path):
+    config = yaml.safe_load((ROOT / "examples/smollm2/memorise.yml").read_text())
+    derived = teacher_config(config | {"max_steps": 900}, tmp_path / "rows.jsonl", tmp_path / "t")
+    same = set(config) & set(derived) - {"datasets", "output_dir", "dataset_prepared_path"}
+    assert {"base_model", "learning_rate", "lora_r", "plugins"} <= same
+    assert all(config[key] == derived[key] for key in same - {"num_epochs"})
+    assert "max_steps" not in derived and derived["num_epochs"] == 1
+    with pytest.raises(UnlearnError, match="from nothing"):
+        teacher_config({"base_model": "b", "reinit_weights": True}, tmp_path, tmp_path)
+    with pytest.raises(UnlearnError, match="makes it forget"):
+        over = yaml.safe_load((ROOT / "examples/npo_over.yml").read_text())
+        teacher_config(over, tmp_path, tmp_path)
+
+
+def test_the_command_trains_a_teacher_and_says_what_it_cost(files, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from axolotl_unlearn.cli.teacher import command
+
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(ROOT / "examples/tiny-olmo"))
+    base.save_pretrained(tmp_path / "base")
+    AutoTokenizer.from_pretrained(ROOT / "examples/tiny-olmo").save_pretrained(tmp_path / "base")
+    config = yaml.safe_load((ROOT / "examples/memorise.yml").read_text())
+    config |= {
+        "base_model": str(tmp_path / "base"),
+        "output_dir": str(tmp_path / "original"),
+        "micro_batch_size": 4,
+    }
+    del config["reinit_weights"], config["unlearn"]
+    config["datasets"][0]["path"] = str(files["memorise"])
+    (tmp_path / "original.yml").write_text(yaml.safe_dump(config))
+    out = tmp_path / "teacher"
+    result = CliRunner().invoke(
+        command,
+        [str(tmp_path / "original.yml"), "--forget", str(files["forget"]), "--rows", "4"]
+        + ["--passes", "2", "--out", str(out)],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0, result.output
+    assert f"{{objective: match, reference: {{model: {out}}}}}" in result.output
+    cost = json.loads((out / "teacher.json").read_text())
+    assert (cost["rows"], cost["available"], cost["read"], cost["original_read"]) == (4, 8, 8, 42)
+    assert cost["seconds"] > 0 and "19.0% of the run" in result.output
+    taught = AutoModelForCausalLM.from_pretrained(out)
+    moved = [
+        (a - b).abs().max().item()
+        for a, b in zip(taught.parameters(), base.parameters(), strict=True)
+    ]
+    assert max(moved) > 1e-4
