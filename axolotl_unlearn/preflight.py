@@ -298,7 +298,7 @@ def check_config(path: Path) -> tuple[list[str], list[str]]:
 
 def summary(cfg: dict) -> list[str]:
     """What a faultless config would do, in a few lines."""
-    from axolotl_unlearn.engine.scoring import describe, make_entries
+    from axolotl_unlearn.engine.entries import describe, make_entries
 
     args = parse_unlearn(cfg["unlearn"]) if cfg.get("unlearn") else None
     if args is None or not args.trains:

@@ -17,8 +17,9 @@ import time
 import torch
 from torch.nn import functional as F
 
-from axolotl_unlearn.args import ObjectiveArgs
-from axolotl_unlearn.engine.scoring import ChunkPlan, Positions, make_entries, position_statistics
+from axolotl_unlearn.engine.needs import HEAD, Found, States, Valuation
+from axolotl_unlearn.engine.statistics import ChunkPlan, Group, head_statistics
+from axolotl_unlearn.objectives import OBJECTIVES
 from benchmarks.memory import Alive
 
 P, D, V = 512, 512, 50304
@@ -26,20 +27,24 @@ P, D, V = 512, 512, 50304
 
 def ways(plan: ChunkPlan) -> dict:
     """name -> function of (hidden, weight, reference hidden, reference weight, target) to loss."""
-    entries = make_entries([("retain", ObjectiveArgs(objective="kl"))])
 
-    def positions(target):
-        member = torch.ones(len(target), 1, dtype=torch.bool)
-        index = torch.arange(len(target))
-        return Positions(index, index, target, member, 0)
+    def statistics(h, w, target, valuations, frozen):
+        row, time = torch.zeros_like(target), torch.arange(len(target))
+        group = Group(row, time, target, True, valuations)
+        (found,) = head_statistics(
+            lambda row, time: h[time], [group], lambda x: F.linear(x, w),
+            plan=plan, vocabulary=len(w), frozen_head=frozen,
+        )  # fmt: skip
+        return found
 
     def ours(frozen):
         def loss(h, w, ref_h, ref_w, target):
-            found = position_statistics(
-                h, positions(target), lambda x: F.linear(x, w), entries, ref_hidden=ref_h,
-                ref_head=lambda x: F.linear(x, ref_w), plan=plan, vocabulary=len(w),
-                frozen_head=frozen,
-            )  # fmt: skip
+            everywhere = torch.ones(1, len(target), dtype=torch.bool)
+            reference = Found(
+                target, {HEAD: States(ref_h, everywhere)}, logits=lambda x: F.linear(x, ref_w)
+            )
+            kl = Valuation("kl", OBJECTIVES["kl"], {}, everywhere, reference)
+            found = statistics(h, w, target, (kl,), frozen)
             return -found[:, 0].mean() + found[:, 1].mean()
 
         return loss
@@ -52,11 +57,7 @@ def ways(plan: ChunkPlan) -> dict:
         return nll + F.kl_div(ref_logp, logp, reduction="batchmean", log_target=True)
 
     def nll_only(h, w, ref_h, ref_w, target):
-        found = position_statistics(
-            h, Positions(target, target, target, torch.zeros(len(target), 0), len(target)),
-            lambda x: F.linear(x, w), plan=plan, vocabulary=len(w), frozen_head=True,
-        )  # fmt: skip
-        return -found[:, 0].mean()
+        return -statistics(h, w, target, (), True)[:, 0].mean()
 
     def torch_nll_only(h, w, ref_h, ref_w, target):
         return F.linear_cross_entropy(h, w, target, reduction="none").mean()

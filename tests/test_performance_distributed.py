@@ -79,7 +79,8 @@ def test_four_bit_base_gives_its_own_reference():
     from conftest import random_batch, tiny_llama, with_lora
 
     from axolotl_unlearn.args import ObjectiveArgs
-    from axolotl_unlearn.engine.scoring import ChunkPlan, make_entries
+    from axolotl_unlearn.engine.entries import make_entries
+    from axolotl_unlearn.engine.statistics import ChunkPlan
     from axolotl_unlearn.engine.step import step_loss
     from axolotl_unlearn.reference.sources import make_reference
 

@@ -12,11 +12,13 @@ from torch.testing import assert_close
 
 from axolotl_unlearn.args import ObjectiveArgs
 from axolotl_unlearn.engine import packing
-from axolotl_unlearn.engine.head import after_head, finished, intercept_head, output_head
-from axolotl_unlearn.engine.linearised import Linearised, kl_and_gradient
-from axolotl_unlearn.engine.scoring import ChunkPlan, make_entries
+from axolotl_unlearn.engine.entries import make_entries
+from axolotl_unlearn.engine.head import after_head, final_logits, intercept_head, output_head
+from axolotl_unlearn.engine.linearised import Linearised
+from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.sources import make_reference
 
 CONFIGS = (
@@ -48,7 +50,9 @@ def test_kl_gradient_equals_autograd(direction):
     else:
         expected = (ref_logp.exp() * (ref_logp - logp)).sum(-1)
     (want,) = torch.autograd.grad(expected.sum(), logits)
-    value, got = kl_and_gradient(logp.detach().exp(), logp.detach(), ref_logp, direction)
+    value, got = OBJECTIVES["kl"].closed_form(
+        logp.detach().exp(), logp.detach(), ref_logp, torch.zeros(5), direction=direction
+    )
     assert_close(value, expected.detach())
     assert_close(got, want)
 
@@ -252,7 +256,7 @@ def test_finished_head_gives_the_models_logits():
     seen = []
 
     def program(hidden, head):
-        seen.append(finished(head, model)(hidden))
+        seen.append(final_logits(head, model)(hidden))
         return head(hidden)
 
     with intercept_head(output_head(model), program):

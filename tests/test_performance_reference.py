@@ -11,7 +11,8 @@ from conftest import random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
 from axolotl_unlearn.args import ObjectiveArgs
-from axolotl_unlearn.engine.scoring import ChunkPlan, make_entries
+from axolotl_unlearn.engine.entries import make_entries
+from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.sources import FrozenCopy, make_reference, precompute

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import plain
 import pytest
@@ -11,11 +12,14 @@ from conftest import random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
 from axolotl_unlearn.args import ObjectiveArgs
+from axolotl_unlearn.engine.entries import make_entries, unit_counts
+from axolotl_unlearn.engine.forward import observe
+from axolotl_unlearn.engine.needs import Needs, label_positions
 from axolotl_unlearn.engine.packing import can_pack
-from axolotl_unlearn.engine.scoring import ChunkPlan, make_entries
-from axolotl_unlearn.engine.step import step_loss, unit_counts
+from axolotl_unlearn.engine.statistics import ChunkPlan
+from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.reference.sources import make_reference
+from axolotl_unlearn.reference.sources import Reference, make_reference
 
 FORGET, RETAIN = [0, 1, 2], [3, 4]
 
@@ -245,10 +249,7 @@ def test_references_agree_with_a_separately_loaded_model(mode, dropout, checkpoi
                 parameter.normal_(std=0.3)
     batch, entries = random_batch(seed=3), all_entries()
     step_loss(model, batch, entries, reference=reference).total.backward()
-    rows = torch.ones(5, dtype=torch.bool)
-    logp, _ = reference.look_up(
-        model, model, batch, label_rows=rows, distribution_mask=torch.zeros(5, 11, dtype=torch.bool)
-    )
+    logp = reference.look_up(model, model, batch, Needs(labels=label_positions(batch))).logp
     for row in range(5):
         where = [t for t, _ in plain.label_positions(batch, row)]
         assert_close(
@@ -396,3 +397,46 @@ def test_nan_counts_do_not_arise_from_absent_rows():
     model, batch = lora_model(), slice_rows(random_batch(seed=3), [0, 2, 4])
     result = step_loss(model, batch, all_entries(), reference=reference_for(model))
     assert result.parts["forget/npo.question"][0] == 0 and torch.isfinite(result.total)
+
+
+def test_losses_of_either_side_and_weights_given_from_outside():
+    """weights (.1, 0, .5, 2) for those of the config; the sides add up to the total."""
+    model, batch, entries = lora_model(), random_batch(seed=3), all_entries()
+    base = tiny_llama(seed=1).double()
+    result = step_loss(
+        model, batch, entries, reference=reference_for(model), weights=[0.1, 0.0, 0.5, 2.0]
+    )
+    forget = 0.1 * plain.npo(model, base, batch, [0, 2], 0.1, "sum")
+    retain = 0.5 * plain.nll(model, batch, RETAIN) + 2 * plain.kl(
+        model, base, batch, RETAIN, "reverse", "answer"
+    )
+    assert set(result.losses) == {"forget", "retain"}
+    assert_close(result.total, result.losses["forget"] + result.losses["retain"])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for side, expected in (("forget", forget), ("retain", retain)):
+        assert_close(result.losses[side].double(), expected, rtol=1e-5, atol=1e-5)
+        got = torch.autograd.grad(result.losses[side], trained, retain_graph=True)
+        for g, w in zip(got, torch.autograd.grad(expected, trained), strict=True):
+            assert_close(g, w, rtol=1e-4, atol=1e-5)
+    alone = step_loss(model, batch, entries[2:3])
+    assert set(alone.losses) == {"retain"}
+
+
+def test_every_entry_may_have_a_reference_of_its_own():
+    """NPO against the base, KL against a teacher (here: the same shape with other weights)."""
+    model, batch = lora_model(), random_batch(seed=3)
+    base, teacher = tiny_llama(seed=1).double(), tiny_llama(seed=7).double()
+
+    class Teacher(Reference):
+        def look_up(self, model, unwrapped, batch, needs):
+            with torch.no_grad():
+                found = observe(teacher, batch, needs)
+            return replace(found, logits=lambda states: teacher.lm_head(states))
+
+    sources = {"forget/npo": reference_for(model), "retain/kl": Teacher()}
+    entries = entries_for(("forget", {"objective": "npo"}), ("retain", {"objective": "kl"}))
+    got = step_loss(model, batch, entries, reference=sources).total
+    expected = plain.npo(model, base, batch, FORGET, 0.1, "sum") + plain.kl(
+        model, teacher, batch, RETAIN, "reverse", "answer"
+    )
+    assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)

@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import random_batch, tiny_llama, with_lora  # noqa: E402
 
 from axolotl_unlearn.args import ObjectiveArgs  # noqa: E402
-from axolotl_unlearn.engine.scoring import ChunkPlan, make_entries  # noqa: E402
-from axolotl_unlearn.engine.step import step_loss, unit_counts  # noqa: E402
+from axolotl_unlearn.engine.entries import make_entries, unit_counts
+from axolotl_unlearn.engine.statistics import ChunkPlan  # noqa: E402
+from axolotl_unlearn.engine.step import step_loss  # noqa: E402
 from axolotl_unlearn.reference.sources import make_reference  # noqa: E402
 
 CONFIGS = (

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError
-
-Head = Callable[[Tensor], Tensor]
 
 
 def output_head(model: nn.Module) -> nn.Module:
@@ -93,7 +92,7 @@ def after_head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     return apply
 
 
-def finished(head: Head, model: nn.Module) -> Head:
+def final_logits(head: Head, model: nn.Module) -> Head:
     """``head`` followed by `after_head`: hidden states to the logits that the model would give."""
     rest = after_head(model)
     return head if rest is None else lambda hidden: rest(head(hidden))

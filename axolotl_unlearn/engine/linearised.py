@@ -6,31 +6,29 @@ comes later, whatever an objective then does with s, so it is formed while the c
 and the logits are dropped: D numbers a position stay instead of V, and the backward pass
 recomputes nothing. `Linearised` multiplies them with what comes back from the loss.
 
-Shape letters: P, p positions (of a chunk), V vocabulary, D hidden, E distribution entries.
+Shape letters: P, p positions (of a chunk), V vocabulary, D hidden, C statistics of a position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from axolotl_unlearn.data.columns import IGNORE
-
-if TYPE_CHECKING:
-    from axolotl_unlearn.engine.scoring import Entry
+from axolotl_unlearn.engine.needs import Valuation
 
 
 class Linearised(torch.autograd.Function):
-    """``values`` as a function of ``hidden``, with their known gradients.
+    """``values`` as a function of ``states``, with their known gradients.
 
-    ``apply(hidden [P, D], values [P, C], slopes [P, C, D]) -> [P, C]``; no second derivatives.
+    ``apply(states [P, D], values [P, C], slopes [P, C, D]) -> [P, C]``; no second derivatives.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
+    def forward(ctx: Any, states: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
         ctx.save_for_backward(slopes)
         return values.clone()
 
@@ -44,125 +42,98 @@ class Linearised(torch.autograd.Function):
 
 
 def linearised_statistics(
-    hidden: Tensor,
+    states: Tensor,
     target: Tensor,
     head: Callable[[Tensor], Tensor],
-    entries: Sequence[Entry],
-    member: Tensor,
-    ref_hidden: Tensor | None,
-    ref_head: Callable[[Tensor], Tensor] | None,
+    valuations: Sequence[Valuation],
+    ref_logps: Sequence[Tensor | None],
     *,
+    labels: bool,
     with_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """One chunk.
 
     Args:
-        hidden: ``[p, D]``, detached.
+        states: ``[p, D]``, detached.
         target: ``[p]`` label ids or -100.
-        head, ref_head: hidden states to logits, of policy and reference.
-        member: ``[p, E]`` bool, whether entry e looks at the position.
+        head: states to logits.
+        valuations: distribution objectives, all asked at all these positions.
+        ref_logps: ``[p, V]`` log-probs of each one's reference; overwritten.
+        labels: whether the label's log-prob is asked too; it comes first.
 
     Returns:
-        values ``[p, 1 + E]`` float32 (0 where there is no target, or the entry does not look),
-        and their gradients by ``hidden``, ``[p, 1 + E, D]`` in its dtype, or None.
+        values ``[p, C]`` float32 (a log-prob is 0 where there is no target), and their gradients
+        by ``states``, ``[p, C, D]`` in its dtype, or None.
     """
     with torch.set_grad_enabled(with_gradient):
-        source = hidden.detach().requires_grad_(with_gradient)
+        source = states.detach().requires_grad_(with_gradient)
         logits = head(source)
-    with torch.no_grad():
-        logp = logits.detach().float().log_softmax(-1)
-        ref_logp = None
-        if ref_hidden is not None:
-            ref_logp = ref_head(ref_hidden).float().log_softmax(-1)
-        known = target != IGNORE
-        index = target.clamp(min=0)[:, None]
-        picked = logp.gather(1, index)[:, 0]
-        values = [torch.where(known, picked, 0.0)]
-        prob = logp.exp()
+    logp = logits.detach().float().log_softmax(-1)
+    prob = logp.exp() if with_gradient or valuations else None
 
-    def slope(by_logits: Tensor, where: Tensor, last: bool) -> Tensor:
-        (found,) = torch.autograd.grad(
+    def slope(by_logits: Tensor, last: bool) -> Tensor:
+        return torch.autograd.grad(
             logits, source, by_logits.to(logits.dtype), retain_graph=not last
-        )
-        return found if bool(where.all()) else found * where[:, None]
+        )[0]
 
-    slopes = [None]  # the label's comes last, when ``prob`` may be overwritten
-    for number, entry in enumerate(entries):
-        where = member[:, number]
-        if not bool(where.any()):
-            values.append(torch.zeros_like(picked))
-            slopes.append(torch.zeros_like(hidden))
-            continue
-        parameters = entry.args.parameters
-        if entry.objective.name == "kl" and (number == len(entries) - 1):
-            direction = parameters.get("direction", "reverse")
-            value, by_logits = kl_and_gradient(prob, logp, ref_logp, direction, with_gradient)
-        else:
-            value, by_logits = _by_autograd(
-                entry.objective.function, prob, logp, ref_logp, target, parameters, with_gradient
-            )
-        values.append(torch.where(where, value, 0.0))
+    values, slopes = [], []
+    for number, (valuation, ref_logp) in enumerate(zip(valuations, ref_logps, strict=True)):
+        read_again = any(other is ref_logp for other in ref_logps[number + 1 :])
+        value, by_logits = _value_and_gradient(
+            valuation,
+            prob,
+            logp,
+            ref_logp.clone() if read_again and ref_logp is not None else ref_logp,
+            target,
+            with_gradient,
+        )
+        values.append(value)
         if with_gradient:
-            slopes.append(slope(by_logits, where, last=False))
+            slopes.append(slope(by_logits, last=not labels and number == len(valuations) - 1))
         del by_logits
-    stacked = torch.stack(values, -1)
-    if not with_gradient:
-        return stacked, None
-    if bool(known.any()):
-        by_logits = prob.neg_().scatter_add_(1, index, torch.ones_like(prob[:, :1]))
-        slopes[0] = slope(by_logits, known, last=True)
-    else:
-        slopes[0] = torch.zeros_like(hidden)
-    return stacked, torch.stack(slopes, 1)
+    if labels:  # last, when ``prob`` may be overwritten
+        value, by_logits = _label_logp(prob, logp, target, with_gradient)
+        values.insert(0, value)
+        if with_gradient:
+            slopes.insert(0, slope(by_logits, last=True))
+    return torch.stack(values, -1), torch.stack(slopes, 1) if with_gradient else None
 
 
 @torch.no_grad()
-def kl_and_gradient(
-    prob: Tensor,
-    logp: Tensor,
-    ref_logp: Tensor,
-    direction: Literal["forward", "reverse"],
-    with_gradient: bool = True,
+def _label_logp(
+    prob: Tensor | None, logp: Tensor, target: Tensor, with_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """KL of each position and its gradient by the policy's logits, in place of ``ref_logp``.
-
-    - reverse, ``sum_v p (log p - log q)``: gradient ``p_v (log p_v - log q_v - KL)``;
-    - forward, ``sum_v q (log q - log p)``: gradient ``p_v - q_v``.
-
-    Args:
-        prob, logp: ``[p, V]`` of the policy; kept.
-        ref_logp: ``[p, V]`` of the reference; overwritten.
-
-    Returns:
-        ``[p]`` and ``[p, V]``.
-    """
-    if direction == "reverse":
-        gap = ref_logp.neg_().add_(logp)
-        value = torch.linalg.vecdot(prob, gap)
-        return value, gap.sub_(value[:, None]).mul_(prob) if with_gradient else None
-    if direction == "forward":
-        gap = ref_logp - logp
-        ref_prob = ref_logp.exp_()
-        value = torch.linalg.vecdot(ref_prob, gap)
-        return value, torch.sub(prob, ref_prob, out=gap) if with_gradient else None
-    raise ValueError(f"unknown direction {direction!r}")
+    """Log-prob of each label and its gradient by the logits, ``onehot - p``, in place of ``prob``;
+    0 where there is no label."""
+    known = target != IGNORE
+    index = target.clamp(min=0)[:, None]
+    value = torch.where(known, logp.gather(1, index)[:, 0], 0.0)
+    if not with_gradient:
+        return value, None
+    by_logits = prob.neg_().scatter_add_(1, index, torch.ones_like(prob[:, :1]))
+    return value, by_logits if bool(known.all()) else by_logits * known[:, None]
 
 
-def _by_autograd(
-    function: Callable[..., Tensor],
+def _value_and_gradient(
+    valuation: Valuation,
     prob: Tensor,
     logp: Tensor,
     ref_logp: Tensor | None,
     target: Tensor,
-    parameters: dict[str, Any],
     with_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Values of a registered objective, and their gradient by the logits: ``g - p sum(g)``."""
+    """Values of a distribution objective and their gradient by the logits; overwrites
+    ``ref_logp``. The gradient is the registered closed form, else autograd's: ``g - p sum(g)``."""
+    objective, parameters = valuation.objective, valuation.parameters
+    if objective.closed_form is not None:
+        with torch.no_grad():
+            return objective.closed_form(
+                prob, logp, ref_logp, target, with_gradient=with_gradient, **parameters
+            )
     with torch.set_grad_enabled(with_gradient):
         leaf = logp.detach().requires_grad_(with_gradient)
-        value = function(leaf, ref_logp, target, **parameters)
+        value = objective.function(leaf, ref_logp, target, **parameters)
     if not with_gradient:
         return value, None
     (by_logp,) = torch.autograd.grad(value.sum(), leaf)
-    by_logits = by_logp - prob * by_logp.sum(-1, keepdim=True)
-    return value.detach(), by_logits
+    return value.detach(), by_logp - prob * by_logp.sum(-1, keepdim=True)

@@ -10,20 +10,16 @@ Shape letters: R rows, T time, N real tokens, D hidden.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.engine.head import _text_config, finished, intercept_head, output_head
+from axolotl_unlearn.engine.head import _text_config, final_logits, intercept_head, output_head
 from axolotl_unlearn.errors import UnlearnError
 
 LOG = logging.getLogger(__name__)
-
-#: ``pick(row, time) -> [P, D]``: hidden states at positions of the batch.
-Pick = Callable[[Tensor, Tensor], Tensor]
 
 _ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
 
@@ -62,6 +58,11 @@ def packed_layout(batch: dict[str, Tensor]) -> Layout:
     }
     place = (real.flatten().cumsum(0) - 1).view_as(real)
     return Layout(inputs, place)
+
+
+def layout_of(model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor]) -> Layout:
+    """The batch laid end to end where the model can take that and it pays, else as it is."""
+    return packed_layout(batch) if can_pack(model, unwrapped, batch) else padded_layout(batch)
 
 
 def is_worthwhile(batch: dict[str, Tensor], hidden_size: int, blockwise: bool) -> bool:
@@ -107,7 +108,7 @@ def probe(model: nn.Module, unwrapped: nn.Module, device: torch.device | str) ->
     alone. Four forwards of a few tokens, once a model; the same on all processes.
 
     Raises:
-        UnlearnError: The model's logits do not follow from its head as `finished` says.
+        UnlearnError: The model's logits do not follow from its head as `final_logits` says.
     """
     config = _text_config(unwrapped)
     vocabulary = int(config.vocab_size)
@@ -140,7 +141,7 @@ def probe(model: nn.Module, unwrapped: nn.Module, device: torch.device | str) ->
         expected: list[Tensor] = []
 
         def compute(hidden: Tensor, head) -> Tensor:
-            expected.append(finished(head, unwrapped)(hidden))
+            expected.append(final_logits(head, unwrapped)(hidden))
             return head(hidden)
 
         run(second, one_row, compute)

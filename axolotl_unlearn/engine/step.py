@@ -1,27 +1,25 @@
-"""The loss of one micro-batch: reference, one policy forward, weighted objectives.
+"""The loss of one micro-batch: references, one policy forward, weighted objectives.
 
 Free of any Trainer, so that training, tests and benchmarks run the same code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.data.columns import IGNORE, ROLES
-from axolotl_unlearn.engine.head import finished
-from axolotl_unlearn.engine.scoring import (
-    DEFAULT_PLAN,
-    ChunkPlan,
-    Entry,
-    entry_terms,
-    score_rows,
-    targets,
-)
-from axolotl_unlearn.reference.sources import Reference, wanted
+from axolotl_unlearn.data.columns import ROLES
+from axolotl_unlearn.engine.entries import Entry
+from axolotl_unlearn.engine.forward import observe
+from axolotl_unlearn.engine.needs import Found, Needs, label_positions, together
+from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
+from axolotl_unlearn.engine.views import View
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.reference.sources import Reference
 
 
 @dataclass
@@ -29,17 +27,26 @@ class StepLoss:
     """What a micro-batch contributed.
 
     Attributes:
-        total: scalar with gradient: sum over entries of ``weight * sum / count * scale``.
+        losses: side -> scalar with gradient, the sum over its entries of
+            ``weight * sum / count * scale``; a side without entries is not there.
         parts: name -> (sum, count) without gradient, for the log.
     """
 
-    total: Tensor
+    losses: dict[str, Tensor] = field(default_factory=dict)
     parts: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
+    @property
+    def total(self) -> Tensor:
+        """Both sides together."""
+        return sum(self.losses.values())
 
-def unit_counts(entries: Sequence[Entry], batch: dict[str, Tensor]) -> Tensor:
-    """Units of each entry in a micro-batch, ``[E]`` float; add them up over a whole step."""
-    return torch.stack([entry.count(batch) for entry in entries])
+    def log(self, name: str, value: Tensor, count: Tensor) -> None:
+        """Add to a part."""
+        value, count = value.detach(), count.detach()
+        before = self.parts.get(name)
+        self.parts[name] = (
+            (value, count) if before is None else (before[0] + value, before[1] + count)
+        )
 
 
 def step_loss(
@@ -47,68 +54,67 @@ def step_loss(
     batch: dict[str, Tensor],
     entries: Sequence[Entry],
     *,
-    reference: Reference | None = None,
+    reference: Reference | Mapping[str, Reference] | None = None,
     unwrapped: nn.Module | None = None,
     counts: Tensor | None = None,
+    weights: Sequence[float] | None = None,
     scale: float = 1.0,
     plan: ChunkPlan = DEFAULT_PLAN,
 ) -> StepLoss:
-    """Weighted sum of all objectives for one micro-batch, as a part of its optimizer step.
+    """Weighted sums of the objectives of either side for one micro-batch, as a part of its
+    optimizer step.
 
     Args:
         model: as wrapped for training; ``unwrapped`` the bare (PEFT) model inside.
         batch: input_ids, attention_mask, labels ``[R, T]``; role, kind, task ``[R]``.
-        reference: needed if an objective compares with the reference.
+        reference: needed if an objective compares with one; one for all entries, or by the name
+            of the entry.
         counts: ``[E]`` units of the whole step; default: those of this micro-batch.
+        weights: ``[E]``; default: those of the config.
         scale: undoes later divisions (accumulation steps x processes).
     """
     unwrapped = model if unwrapped is None else unwrapped
-    counts = unit_counts(entries, batch) if counts is None else counts
-    distributions = [entry for entry in entries if entry.sees_distributions]
-    # The reference first: while its weights are swapped in, no policy graph must exist.
-    ref_logp, ref_hidden, ref_head = _reference_side(model, unwrapped, batch, entries, reference)
-    logp, packed, positions = score_rows(
-        model,
-        batch,
-        distributions,
-        unwrapped=unwrapped,
-        ref_hidden=None if ref_hidden is None else (lambda _positions: ref_hidden),
-        ref_head=ref_head,
-        plan=plan,
-    )
-    result = StepLoss(logp.new_zeros(()))
-    for number, entry in enumerate(entries):
-        column = distributions.index(entry) if entry.sees_distributions else None
-        value, logs = entry_terms(entry, batch, logp, ref_logp, packed, positions, column)
-        result.total = result.total + entry.args.weight * scale * value / counts[number].clamp(
-            min=1
-        )
-        count = entry.count(batch)
-        _add(result.parts, entry.name, value, count)
-        if entry.objective.name == "kl":
-            _add(result.parts, "kl", value, count)
-        for name, extra in logs.items():
-            _add(result.parts, name, extra, count)
-    labelled = targets(batch["labels"]) != IGNORE
+    views = [entry.view(batch) for entry in entries]
+    weights = [entry.args.weight for entry in entries] if weights is None else weights
+    # The references first: while their weights are swapped in, no policy graph must exist.
+    references = _ask_references(model, unwrapped, batch, views, reference)
+    needs = [view.of_policy(found) for view, found in zip(views, references, strict=True)]
+    labelled = label_positions(batch)
+    needs.append(Needs(labels=labelled))  # for the log
+    policy = observe(model, batch, together(needs), unwrapped=unwrapped, plan=plan)
+    result = StepLoss()
+    for number, (view, found) in enumerate(zip(views, references, strict=True)):
+        entry, terms = view.entry, view.terms(policy, found)
+        value = terms.values.sum()
+        count = view.count if counts is None else counts[number]
+        loss = weights[number] * scale * value / count.clamp(min=1)
+        result.losses[entry.side] = result.losses.get(entry.side, 0) + loss
+        result.log(entry.name, value, view.count)
+        for name, values in terms.logs.items():
+            result.log(name, values.sum(), view.count)
     for side, role in ROLES.items():
         rows = batch["role"] == role
-        _add(result.parts, f"{side}_nll", -logp[rows].sum(), labelled[rows].sum())
+        result.log(f"{side}_nll", -policy.logp[rows].sum(), labelled[rows].sum())
     return result
 
 
-def _reference_side(model, unwrapped, batch, entries, reference):
-    if reference is None:
-        return None, None, None
-    label_rows, mask = wanted(entries, batch)
-    logp, hidden = reference.look_up(
-        model, unwrapped, batch, label_rows=label_rows, distribution_mask=mask
-    )
-    if not mask.any():
-        return logp, None, None
-    return logp, hidden, finished(reference.head(unwrapped), unwrapped)
-
-
-def _add(parts: dict, name: str, value: Tensor, count: Tensor) -> None:
-    before = parts.get(name)
-    value, count = value.detach(), count.detach()
-    parts[name] = (value, count) if before is None else (before[0] + value, before[1] + count)
+def _ask_references(
+    model: nn.Module,
+    unwrapped: nn.Module,
+    batch: dict[str, Tensor],
+    views: Sequence[View],
+    reference: Reference | Mapping[str, Reference] | None,
+) -> list[Found | None]:
+    """What the reference of each view found; each reference is asked once, for all its views."""
+    several = isinstance(reference, Mapping)
+    sources = [
+        (reference[view.entry.name] if several else reference) if view.compares else None
+        for view in views
+    ]
+    answers: dict[Reference | None, Found | None] = {None: None}
+    for source in sources:
+        if source not in answers:
+            asking = [v for v, s in zip(views, sources, strict=True) if s is source]
+            needs = together(view.of_reference() for view in asking)
+            answers[source] = source.look_up(model, unwrapped, batch, needs)
+    return [answers[source] for source in sources]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.engine.head import finished, intercept_head, output_head, output_vocabulary
+from axolotl_unlearn.engine.head import final_logits, intercept_head, output_head, output_vocabulary
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
@@ -193,7 +193,7 @@ def _forward(model: Any, queries: Sequence[Query], chunk_mib: int, loss_only: bo
     def at_head(hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
         """``[R, T, D]`` to ``[1, P, 4]``, which the model takes for its logits."""
         picked = hidden[rows.to(hidden.device), times.to(hidden.device)]
-        logits = finished(head, model)
+        logits = final_logits(head, model)
         parts = [
             token_statistics(logits(picked[a : a + size]), targets[a : a + size], loss_only)
             for a in range(0, len(picked), size)
@@ -204,7 +204,7 @@ def _forward(model: Any, queries: Sequence[Query], chunk_mib: int, loss_only: bo
     seen = None if bool(mask.all()) else mask.to(device)
     with intercept_head(output_head(model), at_head):
         model(input_ids=ids.to(device), attention_mask=seen, use_cache=False)
-    # Not the model's output: what it does to logits afterwards `finished` has done already.
+    # Not the model's output: what it does to logits afterwards `final_logits` has done already.
     return found[0]
 
 

@@ -75,6 +75,7 @@ class Objective:
     side: Literal["forget", "retain", "both"]
     source: str
     summary: str
+    closed_form: Callable[..., Any] | None = None
     parameters: dict[str, inspect.Parameter] = field(default_factory=dict)
 
 
@@ -89,6 +90,7 @@ def objective(
     unit: Unit | Callable[[dict[str, Any]], Unit] = "row",
     side: Literal["forget", "retain", "both"] = "forget",
     source: str,
+    closed_form: Callable[..., Any] | None = None,
 ):
     """Register a function as an objective; its keyword arguments become the config keys.
 
@@ -102,6 +104,9 @@ def objective(
         unit: What one value stands for, or a function of the parameters that says so.
         side: On which rows it makes sense.
         source: arXiv id and equation.
+        closed_form: For "distributions": values together with their gradient by the policy's
+            logits, ``f(prob, logp, ref_logp, labels, *, with_gradient, **parameters)``, which may
+            overwrite ``ref_logp``; without it the gradient is left to autograd.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,6 +126,7 @@ def objective(
             side=side,
             source=source,
             summary=(inspect.getdoc(function) or "").split("\n")[0],
+            closed_form=closed_form,
             parameters=parameters,
         )
         return function

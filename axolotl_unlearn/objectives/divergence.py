@@ -15,6 +15,40 @@ from torch import Tensor
 from axolotl_unlearn.objectives.base import objective
 
 
+def kl_with_gradient(
+    prob: Tensor,
+    logp: Tensor,
+    ref_logp: Tensor,
+    labels: Tensor,
+    *,
+    direction: Literal["forward", "reverse"] = "reverse",
+    with_gradient: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """KL of each position and its gradient by the policy's logits, in place of ``ref_logp``.
+
+    - reverse, ``sum_v p (log p - log q)``: gradient ``p_v (log p_v - log q_v - KL)``;
+    - forward, ``sum_v q (log q - log p)``: gradient ``p_v - q_v``.
+
+    Args:
+        prob, logp: ``[position, vocabulary]`` of the policy; kept.
+        ref_logp: ``[position, vocabulary]`` of the reference; overwritten.
+        labels: unused.
+
+    Returns:
+        ``[position]`` and ``[position, vocabulary]``.
+    """
+    if direction == "reverse":
+        gap = ref_logp.neg_().add_(logp)
+        value = torch.linalg.vecdot(prob, gap)
+        return value, gap.sub_(value[:, None]).mul_(prob) if with_gradient else None
+    if direction == "forward":
+        gap = ref_logp - logp
+        ref_prob = ref_logp.exp_()
+        value = torch.linalg.vecdot(ref_prob, gap)
+        return value, torch.sub(prob, ref_prob, out=gap) if with_gradient else None
+    raise ValueError(f"unknown direction {direction!r}")
+
+
 @objective(
     "kl",
     sees="distributions",
@@ -22,6 +56,7 @@ from axolotl_unlearn.objectives.base import objective
     unit="token",
     side="both",
     source="arXiv 2503.21088 eq. 4 (reverse); 2401.06121 KL minimisation (forward)",
+    closed_form=kl_with_gradient,
 )
 def kl(
     logp: Tensor,

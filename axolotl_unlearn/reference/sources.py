@@ -28,18 +28,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from axolotl_unlearn.data.columns import IGNORE
-from axolotl_unlearn.engine.head import Head, output_head, output_vocabulary
-from axolotl_unlearn.engine.packing import Pick
-from axolotl_unlearn.engine.scoring import (
-    DEFAULT_PLAN,
-    ChunkPlan,
-    Entry,
-    Positions,
-    position_statistics,
-    run_to_head,
-    targets,
+from axolotl_unlearn.engine.entries import Entry
+from axolotl_unlearn.engine.forward import observe
+from axolotl_unlearn.engine.head import final_logits, output_head
+from axolotl_unlearn.engine.needs import (
+    HEAD,
+    Found,
+    Head,
+    Layer,
+    Needs,
+    States,
+    label_positions,
+    together,
 )
+from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.store import RowStore, weights_digest
 
@@ -85,33 +87,26 @@ class Reference:
 
     @torch.no_grad()
     def look_up(
-        self,
-        model: nn.Module,
-        unwrapped: nn.Module,
-        batch: dict[str, Tensor],
-        *,
-        label_rows: Tensor,
-        distribution_mask: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Reference log-probs and hidden states of a batch, computing only what is not known.
+        self, model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor], needs: Needs
+    ) -> Found:
+        """What the reference says about a batch, computing only what is not known.
 
         Args:
-            label_rows: ``[R]`` bool, rows whose label log-probs are needed.
-            distribution_mask: ``[R, T]`` bool, positions whose distributions are needed.
-
-        Returns:
-            logp ``[R, T]`` (0 elsewhere) and ``[R, T] -> row of hidden`` packed as ``[P, D]`` in
-            the order of ``distribution_mask.nonzero()``.
+            needs: label log-probs of whole rows, and hidden states.
         """
         keys = _row_keys(batch)
-        hidden_keys = _row_keys(batch, distribution_mask)
-        wants_logp, wants_hidden = label_rows.tolist(), distribution_mask.any(-1).tolist()
+        wants_logp = _rows(needs.labels, keys)
+        layers = {
+            layer: (_row_keys(batch, mask, layer), _rows(mask, keys))
+            for layer, mask in needs.states.items()
+        }
         todo = torch.tensor(
             [
                 wants_logp[i]
                 and keys[i] not in self._logp
-                or wants_hidden[i]
-                and hidden_keys[i] not in self._hidden
+                or any(
+                    wants[i] and names[i] not in self._hidden for names, wants in layers.values()
+                )
                 for i in range(len(keys))
             ],
             dtype=torch.bool,
@@ -123,70 +118,59 @@ class Reference:
             )
         if not self.complete and _is_sharded(unwrapped) and _anyone(todo.any(), batch):
             todo[0] |= not todo.any()  # a forward gathers weights, so all processes take part
-        fresh_hidden: dict[bytes, Tensor] = {}
+        fresh: dict[bytes, Tensor] = {}
         if todo.any():
             index = todo.nonzero()[:, 0].to(batch["input_ids"].device)
-            length = 1 + int(batch["attention_mask"][index].any(0).nonzero().max())  # trims padding
-            part = {
-                k: batch[k][index][:, :length] for k in ("input_ids", "attention_mask", "labels")
-            }
-            self._forward(
-                _callable(model), unwrapped, part,
-                [(keys[i], hidden_keys[i]) for i in index.tolist()],
-                label_rows[index], distribution_mask[index][:, :length], fresh_hidden,
-            )  # fmt: skip
+            fresh = self._compute(model, unwrapped, batch, needs, index, keys, layers)
         logp = torch.zeros(batch["labels"].shape, device=batch["input_ids"].device)
-        where = targets(batch["labels"]) != IGNORE
-        for i in label_rows.nonzero()[:, 0].tolist():
-            logp[i, where[i]] = self._logp[keys[i]].to(logp.device)
-        hidden = [
-            fresh_hidden[key] if key in fresh_hidden else self._hidden[key]
-            for key, wanted in zip(hidden_keys, wants_hidden, strict=True)
-            if wanted
-        ]
-        packed = torch.cat([h.to(logp.device) for h in hidden]) if hidden else logp.new_zeros(0)
-        return logp, packed
+        where = label_positions(batch)
+        for i, row_wants in enumerate(wants_logp):
+            if row_wants:
+                logp[i, where[i]] = self._logp[keys[i]].to(logp.device)
+        states = {}
+        for layer, (names, wants) in layers.items():
+            rows = [
+                (fresh[name] if name in fresh else self._hidden[name]).to(logp.device)
+                for name, row_wants in zip(names, wants, strict=True)
+                if row_wants
+            ]
+            values = torch.cat(rows) if rows else logp.new_zeros(0)
+            states[layer] = States(values, needs.states[layer])
+        at_head = HEAD in states and len(states[HEAD].values)
+        logits = final_logits(self.head(unwrapped), unwrapped) if at_head else None
+        return Found(logp, states, logits=logits)
 
-    def _forward(self, model, unwrapped, part, keys, label_rows, mask, fresh_hidden) -> None:
+    def _compute(self, model, unwrapped, batch, needs, index, keys, layers) -> dict[bytes, Tensor]:
+        """Run the rows ``index`` and remember what is to be remembered; the hidden states."""
         self.forwards += 1
-        labels = (targets(part["labels"]) != IGNORE) & label_rows[:, None]
-        positions = Positions.select(part, [], labels)
-        vocabulary = output_vocabulary(unwrapped)
-        grabbed: dict[str, Tensor] = {}
-
-        def program(pick: Pick, head: Head) -> Tensor:
-            row, time = mask.nonzero(as_tuple=True)
-            grabbed["distributions"] = pick(row, time)
-            found = position_statistics(
-                pick(positions.row, positions.time),
-                positions,
-                head,
-                plan=self.plan,
-                vocabulary=vocabulary,
-                frozen_head=True,  # no gradient is wanted
-            )
-            grabbed["logp"] = found[:, 0]
-            return found
-
+        length = 1 + int(batch["attention_mask"][index].any(0).nonzero().max())  # trims padding
+        part = {k: batch[k][index][:, :length] for k in ("input_ids", "attention_mask", "labels")}
+        asked = Needs(
+            None if needs.labels is None else needs.labels[index][:, :length],
+            {layer: mask[index][:, :length] for layer, mask in needs.states.items()},
+        )
         was_training = unwrapped.training
         unwrapped.eval()
         try:
             with self.active(unwrapped):
-                run_to_head(model, part, program, unwrapped)
+                found = observe(_callable(model), part, asked, unwrapped=unwrapped, plan=self.plan)
         finally:
             unwrapped.train(was_training)
-        counts = labels.sum(-1).tolist()
-        for (key, _), wanted, logp in zip(
-            keys, label_rows.tolist(), grabbed["logp"].split(counts), strict=True
-        ):
-            if wanted:
-                self._logp[key] = logp.cpu()
-        pieces = grabbed["distributions"].split(mask.sum(-1).tolist())
-        for (_, key), hidden in zip(keys, pieces, strict=True):
-            if len(hidden):
-                fresh_hidden[key] = hidden
-                if self.remember_hidden:
-                    self._hidden[key] = hidden.cpu()
+        chosen = index.tolist()
+        if asked.labels is not None:
+            for i, logp, where in zip(chosen, found.logp, asked.labels, strict=True):
+                if where.any():
+                    self._logp[keys[i]] = logp[where].cpu()
+        fresh: dict[bytes, Tensor] = {}
+        for layer, states in found.states.items():
+            names, _ = layers[layer]
+            pieces = states.values.split(states.positions.sum(-1).tolist())
+            for i, values in zip(chosen, pieces, strict=True):
+                if len(values):
+                    fresh[names[i]] = values
+                    if self.remember_hidden:
+                        self._hidden[names[i]] = values.cpu()
+        return fresh
 
 
 class AdapterOff(Reference):
@@ -307,15 +291,24 @@ def _is_part(parameter: Tensor) -> bool:
     return hasattr(parameter, "ds_id") or hasattr(parameter, "placements")
 
 
-def _row_keys(batch: dict[str, Tensor], mask: Tensor | None = None) -> list[bytes]:
-    """A key for each row from its tokens, labels and ``mask``, independent of padding."""
+def _rows(mask: Tensor | None, keys: list[bytes]) -> list[bool]:
+    """Rows of which a mask holds something."""
+    return [False] * len(keys) if mask is None else mask.any(-1).tolist()
+
+
+def _row_keys(
+    batch: dict[str, Tensor], mask: Tensor | None = None, layer: Layer = HEAD
+) -> list[bytes]:
+    """A key for each row from its tokens, labels, ``mask`` and layer, independent of padding."""
     real = batch["attention_mask"].bool().cpu()
     parts = [batch["input_ids"].cpu(), batch["labels"].cpu()]
     if mask is not None:
         parts.append(mask.cpu())
+    suffix = b"" if layer is HEAD else b"|layer %d" % layer
     return [
         hashlib.blake2b(
-            b"|".join(part[i, real[i]].numpy().tobytes() for part in parts), digest_size=16
+            b"|".join(part[i, real[i]].numpy().tobytes() for part in parts) + suffix,
+            digest_size=16,
         ).digest()
         for i in range(len(real))
     ]
@@ -348,20 +341,15 @@ def needs_reference(entries: Sequence[Entry]) -> bool:
     return any(entry.objective.reference for entry in entries)
 
 
-def wanted(entries: Sequence[Entry], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """What the entries ask the reference: ``[R]`` rows (label log-probs), ``[R, T]`` positions
-    (distributions)."""
-    rows = torch.zeros_like(batch["role"], dtype=torch.bool)
-    mask = torch.zeros_like(batch["labels"], dtype=torch.bool)
-    compares = any(entry.sees_distributions and entry.objective.reference for entry in entries)
-    for entry in entries:
-        if entry.sees_distributions:
-            # All of them, as the engine asks the reference for the union of what entries see.
-            if compares:
-                mask |= entry.positions(batch)
-        elif entry.objective.reference:
-            rows |= entry.rows(batch)
-    return rows, mask
+def asks_for_logits(entries: Sequence[Entry]) -> bool:
+    """Whether any objective compares with the reference's distributions."""
+    return any(e.objective.reference and e.objective.sees == "distributions" for e in entries)
+
+
+def reference_needs(entries: Sequence[Entry], batch: dict[str, Tensor]) -> Needs:
+    """What those entries that compare ask of the reference about a batch."""
+    views = (entry.view(batch) for entry in entries if entry.objective.reference)
+    return together(view.of_reference() for view in views)
 
 
 def precompute(
@@ -403,9 +391,9 @@ def precompute(
     with Progress(disable=not progress, transient=True) as bar:
         task = bar.add_task("reference", total=total)
         for batch in batches:
-            rows, mask = wanted(entries, batch)
-            if rows.any() or mask.any():
-                reference.look_up(model, unwrapped, batch, label_rows=rows, distribution_mask=mask)
+            needs = reference_needs(entries, batch)
+            if needs.anything():
+                reference.look_up(model, unwrapped, batch, needs)
             bar.advance(task)
     reference.refresh()
     return reference.forwards - before

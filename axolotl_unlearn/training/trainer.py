@@ -15,12 +15,14 @@ from torch.utils.data import DataLoader, Dataset
 from axolotl_unlearn.args import UnlearnArgs
 from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
+from axolotl_unlearn.engine.entries import Entry, make_entries, unit_counts
 from axolotl_unlearn.engine.packing import refuse_packing
-from axolotl_unlearn.engine.scoring import ChunkPlan, Entry, make_entries
-from axolotl_unlearn.engine.step import step_loss, unit_counts
+from axolotl_unlearn.engine.statistics import ChunkPlan
+from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.sources import (
     adapter_changes_model,
+    asks_for_logits,
     make_reference,
     needs_reference,
     precompute,
@@ -110,8 +112,7 @@ class UnlearnTrainer(AxolotlTrainer):
             )
         self.accelerator.wait_for_everyone()
         self.reference.refresh()
-        compares = any(e.sees_distributions and e.objective.reference for e in self.entries)
-        self.reference.release(self.model, keep_head=compares)
+        self.reference.release(self.model, keep_head=asks_for_logits(self.entries))
 
     # -- pairs -------------------------------------------------------------------------------
 

@@ -1,0 +1,129 @@
+"""One forward of a model that finds what is needed and nothing else.
+
+The model runs as usual up to its LM head. There the engine steps in: it picks the hidden states of
+the positions that are asked about, computes logits for those alone, and gives numbers of positions
+back in the logits' place. Because this happens inside the head's own ``forward``, wrappers that
+gather or hook parameters there (DDP, FSDP2, ZeRO-3, PEFT) keep working. Where the model can take
+rows laid end to end, padding is not computed at all (`axolotl_unlearn.engine.packing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from axolotl_unlearn.engine.head import (
+    after_head,
+    final_logits,
+    head_is_frozen,
+    intercept_head,
+    output_head,
+    output_vocabulary,
+)
+from axolotl_unlearn.engine.needs import Found, Head, Needs, States, targets
+from axolotl_unlearn.engine.packing import layout_of
+from axolotl_unlearn.engine.statistics import (
+    DEFAULT_PLAN,
+    ChunkPlan,
+    Group,
+    group_positions,
+    head_statistics,
+)
+
+
+def observe(
+    model: nn.Module,
+    batch: dict[str, Tensor],
+    needs: Needs,
+    *,
+    unwrapped: nn.Module | None = None,
+    plan: ChunkPlan = DEFAULT_PLAN,
+) -> Found:
+    """What ``needs`` asks of ``model`` about a batch, in one forward, with gradient if enabled.
+
+    Args:
+        model: as wrapped for training; ``unwrapped`` the bare (PEFT) model inside.
+        batch: input_ids, attention_mask, labels ``[R, T]``.
+    """
+    unwrapped = model if unwrapped is None else unwrapped
+    layout = layout_of(model, unwrapped, batch)
+    groups = group_positions(needs, targets(batch["labels"]))
+    vocabulary, frozen = output_vocabulary(unwrapped), head_is_frozen(unwrapped)
+
+    def program(head_inputs: Tensor, head: Head) -> list[Tensor]:
+        columns = head_statistics(
+            lambda row, time: layout.pick(head_inputs, row, time),
+            groups,
+            head,
+            plan=plan,
+            vocabulary=vocabulary,
+            frozen_head=frozen,
+        )
+        states = [
+            layout.pick(head_inputs, *mask.nonzero(as_tuple=True)) for mask in needs.states.values()
+        ]
+        return [*columns, *states]
+
+    pieces = run_to_head(model, layout.inputs, program, unwrapped)
+    return _found(batch, needs, groups, pieces)
+
+
+def _found(
+    batch: dict[str, Tensor], needs: Needs, groups: list[Group], pieces: list[Tensor]
+) -> Found:
+    columns, states = pieces[: len(groups)], pieces[len(groups) :]
+    logp = torch.zeros(batch["labels"].shape, device=batch["labels"].device)
+    labelled = [(g, c[:, 0]) for g, c in zip(groups, columns, strict=True) if g.labels]
+    if labelled:
+        where = tuple(torch.cat([getattr(g, k) for g, _ in labelled]) for k in ("row", "time"))
+        logp = logp.index_put(where, torch.cat([column for _, column in labelled]))
+    values: dict[str, list[Tensor]] = {valuation.name: [] for valuation in needs.valuations}
+    for group, found in zip(groups, columns, strict=True):
+        for valuation, column in zip(
+            group.valuations, found[:, int(group.labels) :].unbind(-1), strict=True
+        ):
+            values[valuation.name].append(column)
+    return Found(
+        logp,
+        {
+            layer: States(found, mask)
+            for (layer, mask), found in zip(needs.states.items(), states, strict=True)
+        },
+        {name: torch.cat(found) if found else logp.new_zeros(0) for name, found in values.items()},
+    )
+
+
+def run_to_head(
+    model: nn.Module,
+    inputs: dict[str, Tensor],
+    program: Callable[[Tensor, Head], list[Tensor]],
+    unwrapped: nn.Module,
+) -> list[Tensor]:
+    """One forward of ``model`` whose head runs ``program``.
+
+    Args:
+        program: gets the hidden states that go into the head, and the way from such states to the
+            logits that the model would give.
+
+    Returns:
+        What the program returned.
+    """
+    pieces: list[Tensor] = []
+    with_gradient = torch.is_grad_enabled()
+
+    def at_head(head_inputs: Tensor, head: Head) -> Tensor:
+        pieces.extend(program(head_inputs, final_logits(head, unwrapped)))
+        if not with_gradient:
+            return head_inputs.new_zeros(1, 1, 1)
+        return torch.cat([head_inputs.flatten()[:0], *(p.flatten() for p in pieces)])[None, :, None]
+
+    with intercept_head(output_head(unwrapped), at_head):
+        output = model(**inputs, use_cache=False, return_dict=True).logits
+    # Wrappers act on the output (FSDP2 hooks its gradient), so the numbers are taken from there;
+    # models that treat logits after the head would treat ours too.
+    if not with_gradient or after_head(unwrapped):
+        return pieces
+    flat = output.flatten().split([piece.numel() for piece in pieces])
+    return [part.view_as(piece).to(piece.dtype) for part, piece in zip(flat, pieces, strict=True)]

@@ -1,0 +1,142 @@
+"""What is needed of a model about a batch, and what a forward found.
+
+Views say what they need of the policy and of the reference in the same words, and both answer in
+the same words.
+
+Shape letters: R rows, T time, Q chosen positions, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from axolotl_unlearn.data.columns import IGNORE
+from axolotl_unlearn.objectives import Objective
+
+#: Hidden states to logits, ``[p, D] -> [p, V]``.
+Head = Callable[[Tensor], Tensor]
+#: Where hidden states are taken: the number of a decoder layer, or what goes into the LM head.
+Layer = int | None
+HEAD: Layer = None
+
+
+def targets(labels: Tensor) -> Tensor:
+    """Next-token targets, ``[R, T] -> [R, T]``: position t predicts label t + 1."""
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORE)
+
+
+def label_positions(batch: dict[str, Tensor]) -> Tensor:
+    """Positions that predict a label, ``[R, T]`` bool."""
+    return targets(batch["labels"]) != IGNORE
+
+
+@dataclass(frozen=True)
+class States:
+    """Hidden states at chosen positions of a batch.
+
+    Attributes:
+        values: ``[Q, D]``, in the order of ``positions.nonzero()``.
+        positions: ``[R, T]`` bool.
+    """
+
+    values: Tensor
+    positions: Tensor
+
+    @cached_property
+    def _place(self) -> Tensor:
+        return (self.positions.flatten().cumsum(0) - 1).view_as(self.positions)
+
+    def at(self, row: Tensor, time: Tensor) -> Tensor:
+        """Those of some of the positions, ``[p, D]``."""
+        return self.values[self._place[row, time]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a forward found.
+
+    Attributes:
+        logp: ``[R, T]`` float32 log-prob of the label that each position predicts; 0 where it was
+            not asked for.
+        states: hidden states by layer.
+        values: values of distribution objectives by entry, ``[Q]`` float32 each.
+        logits: the model's own way from the states at `HEAD` to its logits; None unless asked.
+    """
+
+    logp: Tensor
+    states: dict[Layer, States] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
+    logits: Head | None = None
+
+
+@dataclass(frozen=True)
+class Valuation:
+    """A distribution objective that is to be evaluated where the logits are formed.
+
+    Attributes:
+        name: of its entry.
+        positions: ``[R, T]`` bool.
+        reference: what the reference found there, if the objective compares with it.
+    """
+
+    name: str
+    objective: Objective
+    parameters: dict[str, Any]
+    positions: Tensor
+    reference: Found | None = None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What is needed of a model about a batch; all masks are ``[R, T]`` bool.
+
+    Attributes:
+        labels: positions whose label's log-prob is needed.
+        states: positions whose hidden state is needed, by layer.
+        valuations: distribution objectives (asked of the policy alone).
+    """
+
+    labels: Tensor | None = None
+    states: dict[Layer, Tensor] = field(default_factory=dict)
+    valuations: tuple[Valuation, ...] = ()
+
+    @property
+    def layers(self) -> list[int]:
+        """The decoder layers that must be met on the way."""
+        return sorted(layer for layer in self.states if layer is not HEAD)
+
+    @property
+    def reach_head(self) -> bool:
+        """Whether the forward must go on to the LM head."""
+        return self.labels is not None or bool(self.valuations) or HEAD in self.states
+
+    def anything(self) -> bool:
+        """Whether any position is asked about."""
+        masks = [self.labels, *self.states.values(), *(v.positions for v in self.valuations)]
+        return any(mask is not None and bool(mask.any()) for mask in masks)
+
+
+def together(needs: Iterable[Needs]) -> Needs:
+    """The union of what several views need."""
+    labels: Tensor | None = None
+    states: dict[Layer, Tensor] = {}
+    valuations: tuple[Valuation, ...] = ()
+    for one in needs:
+        labels = _either(labels, one.labels)
+        for layer, mask in one.states.items():
+            states[layer] = _either(states.get(layer), mask)
+        valuations += one.valuations
+    return Needs(labels, states, valuations)
+
+
+def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return torch.logical_or(first, second)
