@@ -31,6 +31,40 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, (dict, str, int, ObjectiveArgs)) else value
 
 
+class ReferenceArgs(Strict):
+    """What objectives compare with: the starting model, or a teacher (another model)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: Literal["auto", "adapter_off", "frozen_copy", "cached"] = Field(
+        "auto",
+        description="how the starting model is kept; auto: adapter_off with a fresh adapter, "
+        "frozen_copy (of the trained weights only) otherwise",
+    )
+    model: str | None = Field(None, description="a teacher: folder or name of a model of its own")
+    adapter: str | None = Field(
+        None, description="a teacher: folder of a LoRA adapter, of base_model or of `model`"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ReferenceArgs:
+        if self.is_teacher and "mode" in self.model_fields_set:
+            raise ValueError("give `mode` for the starting model, or `model`/`adapter`, not both")
+        return self
+
+    @property
+    def is_teacher(self) -> bool:
+        """Whether it is not the starting model."""
+        return bool(self.model or self.adapter)
+
+
+def _as_reference(value: Any) -> Any:
+    return {"mode": value} if isinstance(value, str) else value
+
+
+Source = Annotated[ReferenceArgs, BeforeValidator(_as_reference)]
+
+
 class ObjectiveArgs(BaseModel):
     """One entry of ``forget:`` or ``retain:``: an objective, its weight, and the rows it is for.
 
@@ -57,6 +91,10 @@ class ObjectiveArgs(BaseModel):
         gt=0,
         description="divide by rows x this length instead of the number of positions "
         "(ZJUKLAB's code: 256, the padded length)",
+    )
+
+    reference: Source | None = Field(
+        None, description="what this entry compares with; default: that of the block"
     )
 
     @property
@@ -92,6 +130,10 @@ class ObjectiveArgs(BaseModel):
             ) from None
         for key in self.parameters:
             self.model_extra[key] = getattr(validated, key)
+        if self.reference is not None and not known.reference:
+            raise ValueError(
+                f"objective {self.objective} compares with no reference; remove `reference`"
+            )
         if known.sees == "labels" and self.positions == "all":
             raise ValueError(
                 f"objective {self.objective} sees label positions only; remove `positions: all`"
@@ -189,10 +231,10 @@ class UnlearnArgs(Sides):
     """The ``unlearn:`` block."""
 
     preset: str | None = Field(None, description="published settings: " + "see presets/")
-    reference: Literal["auto", "adapter_off", "frozen_copy", "cached"] = Field(
-        "auto",
-        description="where reference log-probs come from; auto: adapter_off with a fresh adapter, "
-        "frozen_copy (of the trained weights only) otherwise",
+    reference: Source = Field(
+        default_factory=ReferenceArgs,
+        description="what objectives compare with: the starting model (auto, adapter_off, "
+        "frozen_copy, cached), or a teacher ({model: PATH}, {adapter: PATH})",
     )
     data: DataArgs = Field(default_factory=DataArgs)
     pairing: PairingArgs = Field(default_factory=PairingArgs)
@@ -218,6 +260,13 @@ class UnlearnArgs(Sides):
             given = {k: v for k, v in values.items() if v is not None}
             return _merged(load_preset(values["preset"]), given)
         return values
+
+    def references(self) -> list[ReferenceArgs]:
+        """What the objectives that compare are compared with, each once."""
+        from axolotl_unlearn.objectives import OBJECTIVES
+
+        entries = (entry for _, entry in self.entries() if OBJECTIVES[entry.objective].reference)
+        return list(dict.fromkeys(entry.reference or self.reference for entry in entries))
 
     @property
     def trains(self) -> bool:
@@ -304,7 +353,13 @@ def _nearest(name: str, known: Any) -> str:
 
 def _model_at(location: tuple) -> type[BaseModel]:
     """The model in which an unknown key was found, for the names it might have meant."""
-    models = {"data": DataArgs, "pairing": PairingArgs, "labels": LabelArgs, "fields": FieldArgs}
+    models = {
+        "reference": ReferenceArgs,
+        "data": DataArgs,
+        "pairing": PairingArgs,
+        "labels": LabelArgs,
+        "fields": FieldArgs,
+    }
     for part in reversed(location[:-1]):
         if part in models:
             return models[part]

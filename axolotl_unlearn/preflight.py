@@ -152,7 +152,9 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
         )
     if cfg.get("remove_unused_columns"):
         found.append("`remove_unused_columns: true` drops the role of the rows; remove it.")
-    if args.reference == "adapter_off" and (not cfg.get("adapter") or cfg.get("lora_model_dir")):
+    references = args.references()
+    modes = {reference.mode for reference in references if not reference.is_teacher}
+    if "adapter_off" in modes and (not cfg.get("adapter") or cfg.get("lora_model_dir")):
         found.append(
             "`unlearn.reference: adapter_off` needs a fresh adapter; use `auto` or `frozen_copy`."
         )
@@ -160,11 +162,21 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
         cfg.get("fsdp_config") or cfg.get("fsdp") or "zero3" in str(cfg.get("deepspeed") or "")
     )
     fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")
-    if sharded and (not fresh or args.reference == "frozen_copy"):
+    if sharded and modes and (not fresh or "frozen_copy" in modes):
         found.append(
             "full fine-tuning or a starting adapter under FSDP or ZeRO-3 has no reference that "
             "stays sharded; use a fresh `adapter: lora` (reference by adapter off) or DDP."
         )
+    for reference in references:
+        if sharded and reference.adapter and not reference.model:
+            found.append(
+                f"`reference: {{adapter: {reference.adapter}}}` cannot be switched in under FSDP "
+                "or ZeRO-3; give `{model: BASE, adapter: PATH}`, which is loaded beside the policy."
+            )
+        for key in ("model", "adapter"):
+            path = getattr(reference, key)
+            if path and _is_local(path) and not Path(path).exists():
+                found.append(f"`reference.{key}: {path}` does not exist; check the path.")
     return found
 
 

@@ -8,6 +8,7 @@ import plain
 import pytest
 import torch
 from conftest import random_batch, tiny_llama, with_lora
+from data_tokenizers import byte_tokenizer
 from torch.testing import assert_close
 
 from axolotl_unlearn.args import ObjectiveArgs
@@ -17,6 +18,7 @@ from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.sources import FrozenCopy, make_reference, precompute
 from axolotl_unlearn.reference.store import RowStore, weights_digest
+from axolotl_unlearn.reference.teacher import TeacherAdapter, TeacherModel, require_same_tokenizer
 
 CONFIGS = (
     ("forget", {"objective": "npo", "weight": 0.4}),
@@ -203,3 +205,126 @@ def test_digest_of_a_fresh_adapter_is_that_of_its_base():
         for seed in (0, 1)
     }
     assert len(with_adapter) == 2
+
+
+# -- a teacher: another model, or another adapter of the same base -------------------------------
+
+KL_BOTH_WAYS = (
+    ("forget", {"objective": "npo", "weight": 0.4}),
+    ("retain", {"objective": "kl", "weight": 0.2}),
+    ("retain", {"objective": "kl", "weight": 0.3, "direction": "forward"}),
+)
+
+
+@pytest.fixture
+def teachers(tmp_path):
+    """A base, and an adapter of it, in folders; the base with the adapter, as a model."""
+    tiny_llama(seed=1).save_pretrained(tmp_path / "base")
+    taught = with_lora(tiny_llama(seed=1), seed=5)
+    taught.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    taught.save_pretrained(tmp_path / "adapter")
+    tiny_llama(seed=2).save_pretrained(tmp_path / "other")
+    return tmp_path, taught
+
+
+def policy_of(folder, kind):
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(folder / "base")
+    return base if kind == "full" else with_lora(base, seed=3, trained=kind == "starting adapter")
+
+
+@pytest.mark.parametrize("teacher", ["model", "model with adapter", "adapter"])
+@pytest.mark.parametrize("kind", ["fresh adapter", "starting adapter", "full"])
+def test_a_teacher_is_the_separately_run_model(teacher, kind, teachers):
+    """NPO and KL in both directions equal those to a model of its own, to float32; the policy is
+    left as it was: the same weights are trained, nothing else is left in it."""
+    folder, taught = teachers
+    policy, batch, entries = (
+        policy_of(folder, kind),
+        random_batch(seed=3),
+        entries_for(*KL_BOTH_WAYS),
+    )
+    before = {n: (p.requires_grad, p.detach().clone()) for n, p in policy.named_parameters()}
+    if teacher == "model":
+        taught, reference = tiny_llama(seed=2), TeacherModel(str(folder / "other"))
+    elif teacher == "adapter":
+        reference = TeacherAdapter(str(folder / "adapter"))
+    else:
+        reference = TeacherModel(str(folder / "base"), str(folder / "adapter"))
+    with reference.opened(policy) as model:
+        precompute(reference, model, [batch], entries, folder / "store", progress=False)
+        reference.release(model, keep_head=True)
+    after = {n: (p.requires_grad, p.detach().clone()) for n, p in policy.named_parameters()}
+    assert before.keys() == after.keys()
+    assert all(before[n][0] == after[n][0] and before[n][1].equal(after[n][1]) for n in before)
+    move(policy)
+    got = step_loss(policy, batch, entries, reference=reference)
+    policy, taught = policy.eval(), taught.eval()
+    want = (
+        0.4 * plain.npo(policy, taught, batch, [0, 1, 2], 0.1, "sum")
+        + 0.2 * plain.kl(policy, taught, batch, [3, 4], "reverse", "answer")
+        + 0.3 * plain.kl(policy, taught, batch, [3, 4], "forward", "answer")
+    )
+    assert_close(got.total.double(), want, rtol=1e-4, atol=1e-4)
+    assert plain.kl(policy, taught, batch, [3, 4], "reverse", "answer") > 0.01  # not the policy
+
+
+def test_an_entry_may_have_a_reference_of_its_own(teachers):
+    """NPO against a teacher, KL against the starting model, in one step."""
+    folder, _ = teachers
+    policy, batch, entries = policy_of(folder, "full"), random_batch(seed=3), entries_for(*CONFIGS)
+    start, taught = copy.deepcopy(policy), tiny_llama(seed=2)
+    starting = make_reference("auto", policy, starting_adapter=False, plan=ChunkPlan())
+    teacher = TeacherModel(str(folder / "other"))
+    with teacher.opened(policy) as model:
+        precompute(teacher, model, [batch], entries[:1], folder / "store", progress=False)
+        teacher.release(model, keep_head=False)
+    move(policy)
+    got = step_loss(
+        policy, batch, entries, reference={"forget/npo": teacher, "retain/kl": starting}
+    )
+    want = (
+        0.4 * plain.npo(policy, taught, batch, [0, 1, 2], 0.1, "sum")
+        + 0.4 * plain.nll(policy, batch, [3, 4])
+        + 0.2 * plain.kl(policy, start, batch, [3, 4], "reverse", "answer")
+    )
+    assert_close(got.total.double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_teacher_is_never_the_policy(teachers):
+    """Asked about a row that it was not shown, it says so; the policy does not answer for it."""
+    folder, _ = teachers
+    policy, entries = policy_of(folder, "full"), entries_for(*KL_BOTH_WAYS)
+    reference = TeacherModel(str(folder / "other"))
+    with pytest.raises(UnlearnError, match="before training only"):
+        step_loss(policy, random_batch(seed=3), entries, reference=reference)
+
+
+def test_an_adapter_of_another_base_is_refused(teachers):
+    folder, _ = teachers
+    from transformers import AutoModelForCausalLM
+
+    policy = with_lora(AutoModelForCausalLM.from_pretrained(folder / "other"))
+    with (
+        pytest.raises(UnlearnError, match="was trained on .*base, not on base_model .*other"),
+        TeacherAdapter(str(folder / "adapter")).opened(policy),
+    ):
+        pass
+
+
+def test_a_teacher_of_another_tokenizer_is_refused(tmp_path):
+    """A padding token that one of them lacks is no other tokenizer; one other word is."""
+    ours = byte_tokenizer()
+    for name, other in {
+        "same": byte_tokenizer(),
+        "other": byte_tokenizer(eos_token="<end>"),
+    }.items():
+        other.save_pretrained(tmp_path / name)
+    require_same_tokenizer(str(tmp_path / "same"), ours)
+    ours.add_special_tokens({"pad_token": "<nothing>"})
+    require_same_tokenizer(str(tmp_path / "same"), ours)
+    with pytest.raises(UnlearnError, match=r"other` has another tokenizer .* \(1 tokens of"):
+        require_same_tokenizer(str(tmp_path / "other"), ours)
+    with pytest.raises(UnlearnError, match="has no tokenizer"):
+        require_same_tokenizer(str(tmp_path), ours)

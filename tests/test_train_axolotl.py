@@ -176,6 +176,39 @@ def test_cached_reference_gives_the_same_run(stage, adapter_kind):
     assert [p.stat().st_size for p in stored] == sizes
 
 
+def test_two_teachers_beside_the_starting_model(stage, straight):
+    """Forget documents against another adapter and answers against another model, hold retain rows
+    to the start: only KL is 0 at first. The checkpoint holds the policy's adapter alone."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(1)
+    other = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(stage / "base"))
+    other.save_pretrained(stage / "other")
+    AutoTokenizer.from_pretrained(stage / "base").save_pretrained(stage / "other")
+    block = config(stage, "x")["unlearn"] | {
+        "reference": {"model": str(stage / "other")},
+        "forget": [
+            {"objective": "npo", "beta": 0.03, "kinds": "question"},
+            {
+                "objective": "npo",
+                "beta": 0.03,
+                "kinds": "completion",
+                "reference": {"adapter": str(straight)},
+            },
+        ],
+        "retain": [{"objective": "kl", "reference": "auto"}, {"objective": "kl"}],
+    }
+    changes = {"unlearn": block, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    folder = train(stage, "teachers", **changes)
+    first = next(entry for entry in history(folder) if "loss" in entry)
+    assert first["retain/kl"] == pytest.approx(0, abs=1e-5) and first["retain/kl.3"] > 1e-3
+    start = 46.2098  # 2/beta ln 2: what an objective says of its own reference
+    assert abs(first["forget/npo"] - start) > 0.1
+    assert abs(first["forget/npo.completion"] - start) > 0.1
+    assert not list((folder / "checkpoint-1").glob("*/adapter_config.json"))
+    assert adapter(folder).keys() == adapter(straight).keys()
+
+
 def test_starting_adapter_is_its_own_reference(stage, straight):
     folder = train(
         stage, "again", lora_model_dir=str(straight), max_steps=2, save_strategy="steps",

@@ -81,9 +81,22 @@ class Reference:
         raise NotImplementedError
         yield
 
+    @contextmanager
+    def opened(self, policy: nn.Module) -> Iterator[nn.Module]:
+        """The model that `precompute` asks: the policy, which is still the starting model."""
+        yield policy
+
+    def digest(self, model: nn.Module, precision: str) -> str:
+        """Hash of everything that this reference's numbers depend on, apart from the tokens."""
+        return weights_digest(model, without_adapter=self.without_adapter, also=precision)
+
     def head(self, model: nn.Module) -> Head:
-        """Logits of the reference from its hidden states, while the policy is in place."""
+        """The LM head of the reference, while the policy is in place."""
         raise NotImplementedError
+
+    def logits(self, model: nn.Module) -> Head:
+        """Logits of the reference from its hidden states, while the policy is in place."""
+        return final_logits(self.head(model), model)
 
     @torch.no_grad()
     def look_up(
@@ -113,8 +126,8 @@ class Reference:
         )
         if self.complete and todo.any():
             raise UnlearnError(
-                f"the reference has not seen {int(todo.sum())} rows of this batch: with "
-                "`unlearn.reference: cached` all rows must be in `datasets:` or `test_datasets:`."
+                f"the reference has not seen {int(todo.sum())} rows of this batch: with `cached` "
+                "or a teacher all rows must be in `datasets:` or `test_datasets:`."
             )
         if not self.complete and _is_sharded(unwrapped) and _anyone(todo.any(), batch):
             todo[0] |= not todo.any()  # a forward gathers weights, so all processes take part
@@ -137,7 +150,7 @@ class Reference:
             values = torch.cat(rows) if rows else logp.new_zeros(0)
             states[layer] = States(values, needs.states[layer])
         at_head = HEAD in states and len(states[HEAD].values)
-        logits = final_logits(self.head(unwrapped), unwrapped) if at_head else None
+        logits = self.logits(unwrapped) if at_head else None
         return Found(logp, states, logits=logits)
 
     def _compute(self, model, unwrapped, batch, needs, index, keys, layers) -> dict[bytes, Tensor]:
@@ -336,11 +349,6 @@ def _callable(model: nn.Module) -> nn.Module:
     return model.module if is_ddp else model
 
 
-def needs_reference(entries: Sequence[Entry]) -> bool:
-    """Whether any objective compares with the reference."""
-    return any(entry.objective.reference for entry in entries)
-
-
 def asks_for_logits(entries: Sequence[Entry]) -> bool:
     """Whether any objective compares with the reference's distributions."""
     return any(e.objective.reference and e.objective.sees == "distributions" for e in entries)
@@ -384,9 +392,8 @@ def precompute(
     from rich.progress import Progress
 
     unwrapped = model if unwrapped is None else unwrapped
-    digest = weights_digest(unwrapped, without_adapter=reference.without_adapter, also=precision)
     reference.remember_hidden = True
-    reference.keep_in(Path(folder) / digest, part)
+    reference.keep_in(Path(folder) / reference.digest(unwrapped, precision), part)
     before = reference.forwards
     with Progress(disable=not progress, transient=True) as bar:
         task = bar.add_task("reference", total=total)

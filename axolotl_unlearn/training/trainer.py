@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from axolotl.core.trainers.base import AxolotlTrainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from axolotl_unlearn.args import UnlearnArgs
+from axolotl_unlearn.args import ReferenceArgs, UnlearnArgs
 from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.entries import Entry, make_entries, unit_counts
@@ -21,11 +22,17 @@ from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.sources import (
+    Reference,
     adapter_changes_model,
     asks_for_logits,
     make_reference,
-    needs_reference,
     precompute,
+)
+from axolotl_unlearn.reference.teacher import (
+    TeacherAdapter,
+    TeacherModel,
+    require_same_tokenizer,
+    require_same_vocabulary,
 )
 
 BATCH_KEYS = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
@@ -53,17 +60,9 @@ class UnlearnTrainer(AxolotlTrainer):
         if not self.unlearn_args.padding_free:
             refuse_packing(self.accelerator.unwrap_model(self.model))
         # Now, not at the first step: on resume the weights are no longer those of the start.
-        self.reference = (
-            make_reference(
-                self.unlearn_args.reference,
-                self.model,
-                starting_adapter=self.starting_adapter or adapter_changes_model(self.model),
-                plan=self.chunk_plan,
-                will_precompute=self._precomputes(),
-            )
-            if needs_reference(self.entries)
-            else None
-        )
+        self.references = {
+            source: self._make_reference(source) for source in self.unlearn_args.references()
+        }
         self._step_counts: Tensor | None = None
         self._meters: dict[str, dict[str, list]] = {
             "train": defaultdict(lambda: [0.0, 0.0]),
@@ -72,18 +71,78 @@ class UnlearnTrainer(AxolotlTrainer):
 
     # -- reference ---------------------------------------------------------------------------
 
-    def _precomputes(self) -> bool:
-        """Sharded models cannot run before training; there, rows are remembered as they come."""
+    def _make_reference(self, source: ReferenceArgs) -> Reference:
+        if source.model:
+            return TeacherModel(source.model, source.adapter, self.chunk_plan)
+        if source.adapter:
+            return TeacherAdapter(source.adapter, self.chunk_plan)
+        return make_reference(
+            source.mode,
+            self.model,
+            starting_adapter=self.starting_adapter or adapter_changes_model(self.model),
+            plan=self.chunk_plan,
+            will_precompute=self._precomputes(source),
+        )
+
+    def _compared_with(self, source: ReferenceArgs) -> list[Entry]:
+        return [entry for entry in self.entries if self._source(entry) == source]
+
+    def _source(self, entry: Entry) -> ReferenceArgs | None:
+        """What an entry is compared with; None if with nothing."""
+        if not entry.objective.reference:
+            return None
+        return entry.args.reference or self.unlearn_args.reference
+
+    def _precomputes(self, source: ReferenceArgs) -> bool:
+        """A sharded model cannot run before training; there, rows are remembered as they come."""
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        return self.unlearn_args.reference == "cached" and not sharded
+        return source.is_teacher or (source.mode == "cached" and not sharded)
 
     def train(self, *args: Any, **kwargs: Any):
-        """With ``reference: cached``, ask the reference about all rows before a weight moves."""
-        if self.reference is not None and self._precomputes():
-            self._precompute()
+        """Ask a teacher, and a ``cached`` reference, about all rows before a weight moves."""
+        self._precompute_all()
         return super().train(*args, **kwargs)
 
-    def _precompute(self) -> None:
+    def evaluate(self, *args: Any, **kwargs: Any):
+        """As `train`, where evaluation comes first."""
+        self._precompute_all()
+        return super().evaluate(*args, **kwargs)
+
+    def _precompute_all(self) -> None:
+        for source, reference in self.references.items():
+            if self._precomputes(source) and not reference.complete:
+                self._precompute(source, reference)
+
+    def _precompute(self, source: ReferenceArgs, reference: Reference) -> None:
+        entries = self._compared_with(source)
+        by_logits = asks_for_logits(entries)
+        if source.model:
+            trust = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
+            require_same_tokenizer(source.model, self.processing_class, **trust)
+            reference.options = trust
+        with reference.opened(self.model) as model, self.accelerator.autocast():
+            if by_logits:
+                require_same_vocabulary(model, self.model)
+            if not self.unlearn_args.padding_free:
+                refuse_packing(model)
+            loaded, total = self._all_rows()
+            precompute(
+                reference,
+                model,
+                loaded,
+                entries,
+                Path(self.args.output_dir) / "reference",
+                precision=f"{self.accelerator.mixed_precision} {self.args.device.type}",
+                part=self.args.process_index,
+                total=total,
+                progress=self.args.process_index == 0,
+            )
+            self.accelerator.wait_for_everyone()
+            reference.refresh()
+            reference.release(model, keep_head=by_logits)
+
+    def _all_rows(self) -> tuple[Iterator[dict[str, Tensor]], int]:
+        """This process's share of all rows in batches of similar length, and their number."""
         sets = [self.train_dataset]
         if self.eval_dataset is not None:
             several = isinstance(self.eval_dataset, dict)
@@ -98,21 +157,7 @@ class UnlearnTrainer(AxolotlTrainer):
             self._prepare_inputs(self.data_collator([rows[i] for i in chosen]))
             for rows, chosen in mine
         )
-        with self.accelerator.autocast():
-            precompute(
-                self.reference,
-                self.model,
-                loaded,
-                self.entries,
-                Path(self.args.output_dir) / "reference",
-                precision=f"{self.accelerator.mixed_precision} {self.args.device.type}",
-                part=self.args.process_index,
-                total=len(mine),
-                progress=self.args.process_index == 0,
-            )
-        self.accelerator.wait_for_everyone()
-        self.reference.refresh()
-        self.reference.release(self.model, keep_head=asks_for_logits(self.entries))
+        return loaded, len(mine)
 
     # -- pairs -------------------------------------------------------------------------------
 
@@ -198,7 +243,11 @@ class UnlearnTrainer(AxolotlTrainer):
             model,
             batch,
             self.entries,
-            reference=self.reference,
+            reference={
+                entry.name: self.references[self._source(entry)]
+                for entry in self.entries
+                if self._source(entry) is not None
+            },
             unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
             counts=counts,
             scale=scale,
