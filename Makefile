@@ -17,7 +17,7 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real reproduce reproduce-real test test-quick quality format bench bench-gpu clean
+.PHONY: help setup demo demo-real reproduce reproduce-real test test-quick quality format bench bench-gpu docs-tables clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -26,10 +26,15 @@ setup: $(VENV)/.ready  ## build .venv with pinned versions
 
 # torch first: a range elsewhere would otherwise take a newer build.
 $(VENV)/.ready: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
-	touch $@
+	@echo "set-up, once: 4.4 GB in $(VENV), some minutes (6 with a fast connection), mostly torch"
+	@echo "[1/3] $$(date +%T) environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "[2/3] $$(date +%T) torch, the largest package"
+	@$(BIN)/python -m pip install -q -c constraints.txt torch
+	@echo "[3/3] $$(date +%T) axolotl, mergekit, lm-eval and this package"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "      $$(date +%T) set-up is done"
 
 demo: setup  ## memorise, forget twice, merge, evaluate, report (tiny model; SEED=n, FULL=1)
 	axolotl unlearn demo --out $(OUT) --seed $(SEED) $(if $(FULL),--full)
@@ -62,6 +67,9 @@ bench: setup  ## step time and memory against other ways (CPU)
 
 bench-gpu: setup  ## the paper's recipe at full size on one GPU
 	python -m benchmarks.gpu
+
+docs-tables: setup  ## write the tables of README and docs from docs/data
+	python docs/tables.py
 
 clean:  ## remove what runs have written
 	rm -rf out

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+tables = importlib.import_module("tables")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: Folders whose files the repository holds (out/, data/ and the like are made or the user's).
 OURS = r"(?:axolotl_unlearn|benchmarks|docs|eval_tasks|examples|mergekit_configs|tests)"
@@ -34,6 +39,71 @@ def test_commands_exist(page):
     known = set(unlearn.list_commands(None))
     named = set(re.findall(r"(?:`|^|\$ )axolotl unlearn ([a-z][a-z-]+)", text(page), re.M))
     assert named <= known
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text(page), flags=re.S), re.M)
+    plain = (re.sub(r"[^\w\- ]", "", head.lower()) for head in heads)
+    return {head.strip().replace(" ", "-") for head in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_sections_that_links_name_exist(page):
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", text(page))
+    wrong = [
+        f"{link}#{anchor}"
+        for link, anchor in links
+        if anchor not in anchors(page.parent / link if link else page)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_options_of_commands_exist(page):
+    """Every --option of an `axolotl unlearn` command line, whether in a block or in a sentence."""
+    from axolotl_unlearn.cli import unlearn
+
+    joined = text(page).replace("\\\n", " ")
+    lines = re.findall(r"axolotl unlearn ([a-z][a-z-]+)([^`\n]*)", joined)
+    unknown = []
+    for name, rest in lines:
+        command = unlearn.get_command(None, name)
+        words = rest.partition("#")[0].partition("&&")[0].split()
+        if isinstance(command, click.Group):
+            command = command.commands.get(words[0]) if words else None
+        if command is None:
+            continue
+        known = {option for p in command.params for option in (*p.opts, *p.secondary_opts)}
+        given = {word.partition("=")[0].strip("(),.;") for word in words if word.startswith("--")}
+        unknown += [f"{name} {option}" for option in sorted(given - known - {"--help"})]
+    assert not unknown
+
+
+def test_pages_are_equal_to_their_data():
+    """`make docs-tables` would change nothing."""
+    changed = [page.name for page in PAGES if tables.filled(text(page)) != text(page)]
+    assert not changed
+
+
+def test_a_changed_number_is_found():
+    page = text(ROOT / "docs" / "results.md")
+    at = re.search(r"0\.\d{3}", page)
+    assert tables.filled(page[: at.start()] + "9.999" + page[at.end() :]) == page
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_numbers_of_results_come_from_data_alone(name):
+    """Outside what `docs/tables.py` writes there is no decimal but identifiers and versions."""
+    page = tables.TABLE.sub("", text(ROOT / name))
+    page = tables.CELL.sub("", page)
+    page = re.sub(r"```.*?```|\]\([^)]*\)|arXiv [\d.]+", "", page, flags=re.S)
+    page = re.sub(r"(Axolotl|mergekit|lm-eval|Python|Apache)[ -][\d.]+", "", page)
+    assert re.findall(r"\d*\.\d{2,}", page) == []
+
+
+def test_readme_is_short():
+    assert len(text(ROOT / "README.md").splitlines()) <= 120
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -353,3 +353,24 @@ def test_command_prints_the_table(home, results):
     outcome = CliRunner().invoke(unlearn, [*arguments, "--out", str(home / "eval")])
     assert outcome.exit_code == 0, outcome.output
     assert "original" in outcome.output and "results.json" in outcome.output
+
+
+def test_utility_is_told_by_group_of_questions(tmp_path):
+    """Two of three replayed questions right, none of one held out: .667 and 0."""
+    from types import SimpleNamespace
+
+    from axolotl_unlearn.evaluation.mmlu import read_options
+    from axolotl_unlearn.evaluation.summary import _utility_groups
+
+    groups = ["replayed", "held out", "replayed", "replayed"]
+    lines = [
+        json.dumps({"question": f"q{i}", "choices": ["a", "b"], "answer": 0, "group": group})
+        for i, group in enumerate(groups)
+    ]
+    (tmp_path / "general.jsonl").write_text("\n".join(lines))
+    sets = SimpleNamespace(utility=read_options(tmp_path / "general.jsonl"))
+    found = _utility_groups(SimpleNamespace(options=[1, 0, 0, 1]), sets)
+    assert found == {
+        "held out": {"value": 0, "n": 1},
+        "replayed": {"value": pytest.approx(2 / 3), "n": 3},
+    }

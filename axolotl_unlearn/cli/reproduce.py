@@ -21,6 +21,9 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     "--retain-per-forget", default=2, show_default=True, help="Retain rows beside a forget row."
 )
 @click.option("--forget-eos", is_flag=True, help="End of sequence on forget rows too.")
+@click.option(
+    "--held-out", default=0, show_default=True, help="Relations of which no fact is replayed."
+)
 @click.option("--jobs", type=int, help="Commands side by side [one for each core].")
 def command(seeds: str, out: Path, jobs: int | None, **options) -> None:
     """The paper's tables and figures and the merge search on the tiny model, over seeds.
@@ -28,7 +31,7 @@ def command(seeds: str, out: Path, jobs: int | None, **options) -> None:
     Finished stages are kept, so the command may be stopped and repeated.
 
     \b
-    axolotl unlearn reproduce --seeds "101 102 103 104 105"
+    axolotl unlearn reproduce --seeds "101 102 103 104 105" --held-out 2
     """
     from axolotl_unlearn.jobs.reproduce import reproduce
 

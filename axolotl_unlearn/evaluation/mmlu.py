@@ -21,6 +21,7 @@ class Option:
 
     Attributes:
         continuations: the texts whose log-probability after `context` is compared.
+        subject: of MMLU, or the group that a data folder's question names.
     """
 
     id: str
@@ -31,7 +32,7 @@ class Option:
 
 
 def read_options(path: str | os.PathLike[str]) -> list[Option]:
-    """Four-option questions: question, choices (texts), answer (0-based index).
+    """Four-option questions: question, choices (texts), answer (0-based index), perhaps a group.
 
     The options' texts are compared, ``question + " " + option``, not letters: a small model that
     knows an answer has never learned to name it by a letter.
@@ -59,7 +60,8 @@ def read_options(path: str | os.PathLike[str]) -> list[Option]:
             )
         texts = tuple(f" {choice.strip()}" for choice in choices)
         name = str(row.get("id", f"row{len(options)}"))
-        options.append(Option(name, question.strip(), texts, answer))
+        group = str(row.get("group", ""))
+        options.append(Option(name, question.strip(), texts, answer, group))
     if not options:
         raise UnlearnError(f"{path} has no rows; remove it or fill it.")
     return options

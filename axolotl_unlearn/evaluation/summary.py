@@ -89,6 +89,8 @@ def summarise(
     }
     if blind is not None:
         result["membership"] = _membership(found, sets, blind)
+    if sets.utility_source == "general" and any(o.subject for o in sets.utility):
+        result["utility_groups"] = _utility_groups(found, sets)
     if found.generic is not None:
         result["general"] = {k: v for k, v in found.generic.items() if k != "items"}
         if original is not None and original.generic is not None and not is_original:
@@ -96,6 +98,14 @@ def summarise(
     if with_text:
         result["examples"] = _examples(found, sets)
     return result
+
+
+def _utility_groups(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, float]]:
+    """Utility of each group of the data folder's questions: value and n."""
+    groups: dict[str, list[int]] = {}
+    for question, right in zip(sets.utility, found.options, strict=True):
+        groups.setdefault(question.subject or "other", []).append(right)
+    return {name: {"value": semeval.mean(v), "n": len(v)} for name, v in sorted(groups.items())}
 
 
 def _answers(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, float]]:

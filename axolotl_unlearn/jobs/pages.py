@@ -1,46 +1,65 @@
-"""Markdown of the studies over seeds: who wins, the paper's tables, what tells models apart."""
+"""Tables of a study over seeds: who wins, what tells models apart, the paper's tables.
+
+A table is ``{"columns": [...], "rows": [[...]]}`` of text, so that `docs/tables.py` writes the same
+tables from committed results that a job writes into its own page.
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.analysis.paper import COLUMNS, TABLE_2, table_one
 from axolotl_unlearn.analysis.seeds import count_of_seeds, interval_over_seeds, with_half_width
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.merging.recipe import Recipe
+from axolotl_unlearn.metrics.statistics import holm
 
 #: Single runs of which the one that is better on validation counts.
 SINGLES = ("single_a", "single_b")
-#: The models of the comparison, in the order of the tables.
-ORDER = ("original", "over", "under", "fixed", "tuned", "tuned_four", "single", "retrained")
-REAL_ORDER = ("original", "over", "under", "merged", "retrained")
+#: The models of both studies, in the order of the tables.
+ORDER = (
+    *("original", "over", "under", "merged", "fixed", "tuned", "tuned_four", "single"),
+    "retrained",
+)
+SHARED = ("original", "retrained")
+#: What is kept of a model beside its scores.
+KEPT = ("cells", "intervals", "distance", "utility_groups")
+
+Seeds = Mapping[int, Mapping[str, Mapping[str, Any]]]
+Table = dict[str, list]
 
 
-def read_seed(folder: Path) -> dict[str, dict[str, float]]:
-    """Test scores of one finished seed, the single run that was better on validation as `single`.
+def markdown(table: Table) -> str:
+    """A table as markdown, with its last line end."""
+    lines = [table["columns"], ["---"] * len(table["columns"]), *table["rows"]]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def read_models(folder: Path) -> dict[str, dict[str, Any]]:
+    """Name -> what a study keeps of a model, from a finished evaluation.
 
     Raises:
-        UnlearnError: The seed has not finished.
+        UnlearnError: It has not finished.
     """
-    models = {}
-    for half in ("validation", "test"):
-        path = folder / half / "results.json"
-        if not path.is_file():
-            raise UnlearnError(f"{path} does not exist: run this seed to its end first.")
-        models[half] = {m["name"]: m for m in json.loads(path.read_text("utf-8"))["models"]}
-    chosen = max(SINGLES, key=lambda name: models["validation"][name]["aggregate"])
-    named = {name: m for name, m in models["test"].items() if name not in SINGLES}
-    named["single"] = models["test"][chosen]
+    path = folder / "results.json"
+    if not path.is_file():
+        raise UnlearnError(f"{path} does not exist: run this seed to its end first.")
+    models = json.loads(path.read_text("utf-8"))["models"]
     return {
-        name: {column: named[name][column] for column in COLUMNS}
-        | {key: named[name].get(key, {}) for key in ("cells", "intervals", "distance")}
-        for name in ORDER
-        if name in named
+        m["name"]: {c: m[c] for c in COLUMNS} | {key: m[key] for key in KEPT if m.get(key)}
+        for m in models
     }
+
+
+def read_seed(folder: Path) -> dict[str, dict[str, Any]]:
+    """Test scores of one finished seed; `single` is the one that was better on validation."""
+    validation, test = (read_models(folder / half) for half in ("validation", "test"))
+    chosen = max(SINGLES, key=lambda name: validation[name]["aggregate"])
+    named = test | {"single": test[chosen]}
+    return {name: named[name] for name in ORDER if name in named}
 
 
 def told_apart(model: Mapping, level: float = 0.05) -> list[str]:
@@ -49,155 +68,159 @@ def told_apart(model: Mapping, level: float = 0.05) -> list[str]:
     Holm's step-down procedure over them (family-wise error ``level``), on the p of the paired
     bootstrap over documents.
     """
-    tested = [
+    tested = sorted(
         (gap["p"], name)
         for name, gap in model.get("distance", {}).items()
         if name not in ("task_aggregate", "mia_score", "aggregate")
-    ]
-    found = []
-    for number, (p, name) in enumerate(sorted(tested)):
-        if p > level / (len(tested) - number):
-            break
-        found.append(name)
-    return found
+    )
+    adjusted = holm([p for p, _ in tested])
+    return [name for (_, name), p in zip(tested, adjusted, strict=True) if p <= level]
 
 
-def summarise(seeds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
-    """Means over seeds, and the differences that the claims are about, paired by seed.
+def _names(seeds: Seeds) -> list[str]:
+    return [name for name in ORDER if any(name in models for models in seeds.values())]
 
-    Args:
-        seeds: seed -> model -> score -> value, see `read_seed`.
-    """
-    result: dict[str, Any] = {"seeds": sorted(seeds), "models": {}, "differences": {}}
-    for name in ORDER:
-        those = [seed[name] for seed in seeds.values() if name in seed]
-        if those:
-            result["models"][name] = {
-                column: interval_over_seeds([one[column] for one in those]) for column in COLUMNS
-            } | {"seeds": len(those)}
-    for other in ("fixed", "over", "under", "tuned_four", "single", "retrained"):
-        those = [seed for seed in seeds.values() if other in seed]
-        if not those:
+
+def comparison(seeds: Seeds, *, shared: Sequence[str] = ()) -> Table:
+    """Means and 95 % intervals over seeds; ``shared`` models are one and the same in every seed."""
+    groups = sorted({g for models in seeds.values() for m in models.values()
+                     for g in m.get("utility_groups", {})})  # fmt: skip
+    rows = []
+    for name in _names(seeds):
+        those = [models[name] for models in seeds.values() if name in models]
+        few = "" if len(those) == len(seeds) else f" ({count_of_seeds(len(those))})"
+        those = those[:1] if name in shared else those
+        values = [[one[c] for one in those] for c in COLUMNS]
+        values += [[one["utility_groups"][g]["value"] for one in those] for g in groups]
+        rows.append([name + few, *(with_half_width(interval_over_seeds(v)) for v in values)])
+    return {"columns": ["model", *COLUMNS, *(f"utility, {g}" for g in groups)], "rows": rows}
+
+
+def differences(seeds: Seeds, winner: str = "tuned") -> Table:
+    """Aggregate of the searched merge minus the others', paired by seed."""
+    rows = []
+    for other in _names(seeds):
+        pairs = [(m[winner], m[other]) for m in seeds.values() if winner in m and other in m]
+        if other in ("original", winner) or not pairs:
             continue
-        differences = [s["tuned"]["aggregate"] - s[other]["aggregate"] for s in those]
-        result["differences"][other] = {
-            "mean": interval_over_seeds(differences),
-            "above": sum(d > 0 for d in differences),
-            "level": sum(d == 0 for d in differences),
-            "of": len(differences),
-        }
-    return result
+        gaps = [one["aggregate"] - two["aggregate"] for one, two in pairs]
+        level = sum(gap == 0 for gap in gaps)
+        rows.append(
+            [
+                other,
+                with_half_width(interval_over_seeds(gaps), sign=True),
+                f"{sum(gap > 0 for gap in gaps)} of {len(gaps)}"
+                + (f" (level in {level})" if level else ""),
+            ]
+        )
+    columns = ["tuned merge against", "difference in Aggregate", "above in"]
+    return {"columns": columns, "rows": rows}
+
+
+def per_seed(seeds: Seeds, shown: Callable[[Mapping], str]) -> Table:
+    """One row a seed, one column a model."""
+    names = _names(seeds)
+    rows = [
+        [seed, *(shown(models[n]) if n in models else "" for n in names)]
+        for seed, models in seeds.items()
+    ]
+    return {"columns": ["seed", *names], "rows": rows}
+
+
+def aggregate_with_interval(model: Mapping) -> str:
+    bounds = model.get("intervals", {}).get("aggregate")
+    shown = f"{model['aggregate']:.3f}"
+    return f"{shown} ({bounds[0]:.2f}-{bounds[1]:.2f})" if bounds else shown
+
+
+def told(model: Mapping) -> str:
+    """How many figures tell a model from the retrained one, and few of them by how much."""
+    if not model.get("distance"):
+        return ""
+    found = told_apart(model)
+    few = [f"{name} {model['distance'][name]['value']:+.2f}" for name in found]
+    return f"{len(found)}: {', '.join(few)}" if 0 < len(few) <= 4 else str(len(few) or "none")
+
+
+def study_tables(seeds: Seeds, *, shared: Sequence[str] = ()) -> dict[str, Table]:
+    """All tables of a study that follow from the scores of its models."""
+    found = {
+        "comparison": comparison(seeds, shared=shared),
+        "differences": differences(seeds),
+        "seeds": per_seed(seeds, aggregate_with_interval),
+        "told": per_seed(seeds, told),
+    }
+    return {key: table for key, table in found.items() if table["rows"]}
+
+
+CAPTIONS = {
+    "comparison": "",
+    "differences": "",
+    "seeds": "Ranges: 95 % bootstrap intervals of one seed (documents resampled).",
+    "told": "Of the 12 cells, AUC and utility, those that differ from the retrained model's, and "
+    "by how much (paired bootstrap over documents, Holm at .05).",
+}
 
 
 def page(
-    seeds: Mapping[int, Mapping],
-    summary: Mapping,
+    title: str,
+    seeds: Seeds,
     reproduced: Mapping[int, Mapping],
     paired: Mapping[int, Mapping] | None = None,
     hyperparameters: Sequence[str] = (),
+    shared: Sequence[str] = (),
 ) -> str:
     """The comparison, the paper's tables, and the pairs over seeds, as markdown."""
-    names = list(summary["models"])
-    lines = [
-        f"## Who wins, on the test half ({count_of_seeds(len(seeds))})",
-        "",
-        "| model | " + " | ".join(COLUMNS) + " |",
-        "|---|" + "---|" * len(COLUMNS),
+    parts = [f"## {title} ({count_of_seeds(len(seeds))})\n"]
+    for key, table in study_tables(seeds, shared=shared).items():
+        caption = f"\n{CAPTIONS[key]}\n" if CAPTIONS[key] else ""
+        parts.append(f"{markdown(table)}{caption}")
+    merged = "fixed" if "fixed" in _names(seeds) else "merged"
+    parts.append("\n".join(table_one(seeds, merged=merged)) + "\n")
+    parts.append("\n".join(hyperparameters) + "\n")
+    parts += paper_parts(reproduced) if reproduced else []
+    parts += pair_parts(paired) if paired else []
+    return "\n".join(parts)
+
+
+def _means(rows: Sequence[Mapping], names: Sequence[str]) -> list[str]:
+    return [
+        with_half_width(interval_over_seeds([row["scores"][name] for row in rows]))
+        for name in names
     ]
-    for name, row in summary["models"].items():
-        few = "" if row["seeds"] == len(seeds) else f" ({count_of_seeds(row['seeds'])})"
-        lines.append(
-            f"| {name}{few} | " + " | ".join(with_half_width(row[c]) for c in COLUMNS) + " |"
-        )
-    lines += ["", "| tuned merge against | difference in Aggregate | above in |", "|---|---|---|"]
-    for other, row in summary["differences"].items():
-        level = f" (level in {row['level']})" if row["level"] else ""
-        mean = with_half_width(row["mean"], sign=True)
-        lines.append(f"| {other} | {mean} | {row['above']} of {row['of']}{level} |")
-    lines += ["", "| seed | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-    for number, models in seeds.items():
-        shown = [aggregate_with_interval(models[n]) if n in models else "" for n in names]
-        lines.append(f"| {number} | {' | '.join(shown)} |")
-    lines += ["", "Ranges: 95 % bootstrap intervals of one seed (documents resampled)."]
-    lines += told_apart_table(seeds)
-    lines += table_one(seeds, merged="fixed")
-    lines += hyperparameters
-    if reproduced:
-        lines += table_two(reproduced)
-    if paired:
-        lines += _pairs_table(paired)
-    return "\n".join(lines) + "\n"
 
 
-def told_apart_table(seeds: Mapping[int, Mapping], order: Sequence[str] = ORDER) -> list[str]:
-    """What tells each model from the retrained one."""
-    names = [n for n in order if any(m.get(n, {}).get("distance") for m in seeds.values())]
-    if not names:
-        return []
-    lines = ["", "## Told from the retrained model", ""]
-    lines += [
-        "Of the 12 cells, AUC and utility, those that differ from the retrained model's, and by "
-        "how much (paired bootstrap over documents, Holm at .05).",
-        "",
-        "| seed | " + " | ".join(names) + " |",
-        "|---|" + "---|" * len(names),
-    ]
-    for number, models in seeds.items():
-        shown = []
-        for name in names:
-            found = told_apart(models[name]) if name in models else None
-            count = "" if found is None else "none" if not found else str(len(found))
-            few = [f"{cell} {models[name]['distance'][cell]['value']:+.2f}" for cell in found or ()]
-            shown.append(f"{count}: {', '.join(few)}" if 0 < len(few) <= 4 else count)
-        lines.append(f"| {number} | {' | '.join(shown)} |")
-    return lines
-
-
-def table_two(reproduced: Mapping[int, Mapping]) -> list[str]:
+def paper_parts(reproduced: Mapping[int, Mapping]) -> list[str]:
+    """Table 2 and figure 5 of the paper, and what belongs to them."""
     from axolotl_unlearn.analysis.reproduce import as_paper, equal_retention_table
+    from axolotl_unlearn.merging.recipe import Recipe
 
-    count = len(reproduced)
-    lines = ["", f"## Table 2 of the paper ({count_of_seeds(count)}, teacher-forced scores)", ""]
-    lines += [
-        "| merge | space | scale | Aggregate | Task Aggregate | AUC | paper's Aggregate |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    tables = [result["table_2"] for result in reproduced.values()]
-    for rows in zip(*tables, strict=True):
+    results, count = list(reproduced.values()), count_of_seeds(len(reproduced))
+    merges, densities = [], []
+    for rows in zip(*(result["table_2"] for result in results), strict=True):
         recipe = rows[0]["recipe"]
-        method, space, scale = (recipe[k] for k in ("method", "space", "scale"))
-        values = [
-            with_half_width(interval_over_seeds([row["scores"][c] for row in rows]))
-            for c in ("aggregate", "task_aggregate", "mia_auc")
-        ]
-        paper = f"{TABLE_2[method]:.3f}" if as_paper(Recipe.from_dict(recipe)) else ""
-        lines.append(f"| {method} | {space} | {scale} | {' | '.join(values)} | {paper} |")
-    lines += [
-        "",
-        f"## Figure 5: density of TIES (delta space, average; {count_of_seeds(count)})",
-        "",
+        paper = f"{TABLE_2[recipe['method']]:.3f}" if as_paper(Recipe.from_dict(recipe)) else ""
+        facts = [recipe[k] for k in ("method", "space", "scale")]
+        merges.append([*facts, *_means(rows, ("aggregate", "task_aggregate", "mia_auc")), paper])
+    for rows in zip(*(result["figure_5"] for result in results), strict=True):
+        density = f"{rows[0]['recipe']['density']:g}"
+        densities.append([density, *_means(rows, ("aggregate", "mia_auc"))])
+    columns = ["merge", "space", "scale", "Aggregate", "Task Aggregate", "AUC"]
+    parts = [
+        f"## Table 2 of the paper ({count}, teacher-forced scores)\n",
+        markdown({"columns": [*columns, "paper's Aggregate"], "rows": merges}),
+        f"## Figure 5: density of TIES (delta space, average; {count})\n",
+        markdown({"columns": ["density", "Aggregate", "AUC"], "rows": densities}),
     ]
-    lines += ["| density | Aggregate | AUC |", "|---|---|---|"]
-    for rows in zip(*(result["figure_5"] for result in reproduced.values()), strict=True):
-        values = [
-            with_half_width(interval_over_seeds([row["scores"][c] for row in rows]))
-            for c in ("aggregate", "mia_auc")
-        ]
-        lines.append(f"| {rows[0]['recipe']['density']:g} | {' | '.join(values)} |")
-    kept = [r["equal_retention"] for r in reproduced.values() if "equal_retention" in r]
+    kept = [result["equal_retention"] for result in results if "equal_retention" in result]
     if kept:
-        lines += [
-            "",
-            f"## Methods at equal retention ({count_of_seeds(len(kept))}, teacher-forced)",
-            "",
-        ]
-        lines += equal_retention_table(kept)
-    cosines = [result["geometry"]["cosine"]["0,1"] for result in reproduced.values()]
-    lines += ["", f"Cosine of the two changes: {', '.join(f'{c:.2f}' for c in cosines)}."]
-    return lines
+        parts.append(f"## Methods at equal retention ({count}, teacher-forced)\n")
+        parts.append("\n".join(equal_retention_table(kept)) + "\n")
+    cosines = [f"{result['geometry']['cosine']['0,1']:.2f}" for result in results]
+    return [*parts, f"Cosine of the two changes: {', '.join(cosines)}.\n"]
 
 
-def _pairs_table(paired: Mapping[int, Mapping]) -> list[str]:
+def pair_parts(paired: Mapping[int, Mapping]) -> list[str]:
     """Aggregate (AUC) of each run and of each pair by each recipe, means over seeds."""
     results = list(paired.values())
 
@@ -207,65 +230,54 @@ def _pairs_table(paired: Mapping[int, Mapping]) -> list[str]:
         )
         return f"{aggregate:.3f} ({auc:.2f})"
 
-    count = count_of_seeds(len(results))
-    lines = ["", f"## Which pairs merge well ({count}, test half, teacher-forced)", ""]
-    lines += ["Aggregate, AUC in brackets.", "", "| run | by itself |", "|---|---|"]
-    for name in results[0]["runs"]:
-        lines.append(f"| {name} | {shown([result['runs'][name] for result in results])} |")
+    runs = [[name, shown([r["runs"][name] for r in results])] for name in results[0]["runs"]]
     recipes = list(results[0]["pairs"][0]["merges"])
-    lines += [
-        "",
-        "| pair | cosine of the changes | of the LoRA draws | opposite signs | "
-        + " | ".join(recipes)
-        + " |",
-        "|---|---|---|---|" + "---|" * len(recipes),
-    ]
-    for rows in zip(*(result["pairs"] for result in results), strict=True):
-        facts = [
-            statistics.fmean(row[key] for row in rows)
-            for key in ("cosine", "initialisation", "sign_conflict")
+    facts = {
+        "cosine": "cosine of the changes",
+        "initialisation": "of the LoRA draws",
+        "sign_conflict": "opposite signs",
+    }
+    pairs = [
+        [
+            " x ".join(rows[0]["pair"]),
+            *(f"{statistics.fmean(row[key] for row in rows):.2f}" for key in facts),
+            *(shown([row["merges"][name] for row in rows]) for name in recipes),
         ]
-        merges = [shown([row["merges"][name] for row in rows]) for name in recipes]
-        pair = " x ".join(rows[0]["pair"])
-        lines.append(f"| {pair} | {' | '.join(f'{v:.2f}' for v in facts)} | {' | '.join(merges)} |")
-    return lines
-
-
-def aggregate_with_interval(model: Mapping) -> str:
-    bounds = model.get("intervals", {}).get("aggregate")
-    shown = f"{model['aggregate']:.3f}"
-    return f"{shown} ({bounds[0]:.2f}-{bounds[1]:.2f})" if bounds else shown
-
-
-def page_real(
-    seeds: Mapping[int, Mapping],
-    reproduced: Mapping[int, Mapping],
-    hyperparameters: Sequence[str] = (),
-) -> str:
-    """Tables 1 to 3 with intervals over seeds, and figure 5, as markdown."""
-    lines = [
-        f"## SmolLM2-135M and LUME ({len(seeds)} seeds of the forgetting runs)",
-        "",
-        "| model | " + " | ".join(COLUMNS) + " |",
-        "|---|" + "---|" * len(COLUMNS),
+        for rows in zip(*(result["pairs"] for result in results), strict=True)
     ]
-    for name in REAL_ORDER:
-        shown = []
-        for column in COLUMNS:
-            values = [models[name][column] for models in seeds.values()]
-            # One model for all seeds: no spread to speak of.
-            shared = name in ("original", "retrained")
-            shown.append(
-                f"{values[0]:.3f}" if shared else with_half_width(interval_over_seeds(values))
-            )
-        lines.append(f"| {name} | {' | '.join(shown)} |")
-    lines += ["", "| seed | " + " | ".join(REAL_ORDER) + " |", "|---|" + "---|" * len(REAL_ORDER)]
-    for seed, models in seeds.items():
-        shown = [aggregate_with_interval(models[name]) for name in REAL_ORDER]
-        lines.append(f"| {seed} | {' | '.join(shown)} |")
-    lines += ["", "Ranges: 95 % bootstrap intervals of one seed (documents resampled)."]
-    lines += told_apart_table(seeds, REAL_ORDER)
-    lines += table_one(seeds)
-    lines += hyperparameters
-    lines += table_two(reproduced)
-    return "\n".join(lines) + "\n"
+    return [
+        f"## Which pairs merge well ({count_of_seeds(len(results))}, test half, teacher-forced)\n",
+        "Aggregate, AUC in brackets.\n",
+        markdown({"columns": ["run", "by itself"], "rows": runs}),
+        markdown({"columns": ["pair", *facts.values(), *recipes], "rows": pairs}),
+    ]
+
+
+def facts(command: str) -> dict[str, Any]:
+    """What makes results comparable: command, versions, machine."""
+    import os
+    import platform
+    import sys
+
+    from axolotl_unlearn.store import versions
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        cpu = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        cpu = platform.processor()
+    machine = {"cpu": cpu, "cores": os.cpu_count(), "system": platform.system()}
+    python = sys.version.split()[0]
+    return {"command": command, "versions": {"python": python, **versions()}, "machine": machine}
+
+
+def write_study(out: Path, command: str, seeds: Seeds, text: str) -> Path:
+    """``results.json`` (seed -> model -> scores, with facts) and ``reproduction.md``; the latter.
+
+    `docs/tables.py collect` commits the first.
+    """
+    content = {**facts(command), "seeds": seeds}
+    (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    path = out / "reproduction.md"
+    path.write_text(text, "utf-8")
+    return path

@@ -62,6 +62,7 @@ def table(
     sizes: Sizes = SIZES,
     retain_per_forget: int = RETAIN_PER_FORGET,
     forget_eos: bool = False,
+    held_out: int = 0,
 ) -> dict[str, Kind]:
     """The stages of one seed.
 
@@ -70,7 +71,9 @@ def table(
         pairs: also other pairs of runs.
         retain_per_forget: retain rows beside each forget row of a step.
         forget_eos: also forget to end (the end of sequence is a label of forget rows).
+        held_out: relations of general knowledge of which nothing is replayed (`Sizes.held_out`).
     """
+    sizes = replace(sizes, held_out=held_out)
     longer: dict[str, Any] = {"num_epochs": EPOCHS}
     if retain_per_forget != 1:
         longer["unlearn.pairing.retain_per_forget"] = retain_per_forget
@@ -199,17 +202,13 @@ def reproduce(
         }
 
     found = {seed: pages.read_seed(out / f"seed-{seed}") for seed in seeds}
-    summary = pages.summarise(found)
-    content = {"summary": summary, "seeds": found}
-    (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     configs = out / f"seed-{seeds[0]}" / "configs"
     text = pages.page(
+        "Who wins, on the test half",
         found,
-        summary,
         read("reproduction/results.json", tables),
         read("pairs/pairs.json", pairs),
         table_three(configs / "over.yml", configs / "under.yml"),
     )
-    path = out / "reproduction.md"
-    path.write_text(text, "utf-8")
-    return path
+    command = f'axolotl unlearn reproduce --seeds "{" ".join(map(str, seeds))}"'
+    return pages.write_study(out, command, found, text)

@@ -99,13 +99,13 @@ def reproduce_real(
     for seed in seeds:
         console.print(f"seed {seed}")
         folder = out / f"seed-{seed}"
-        results = plan_seed(source, folder, seed, threads=threads, console=console).run()
-        found[seed] = {model["name"]: model for model in results["models"]}
+        plan_seed(source, folder, seed, threads=threads, console=console).run()
+        found[seed] = pages.read_models(folder / "eval")
         text = (folder / "reproduction" / "results.json").read_text("utf-8")
         reproduced[seed] = json.loads(text)
     configs = source / "configs"
     hyperparameters = table_three(configs / "over.yml", configs / "under.yml")
-    (out / "results.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    path = out / "reproduction.md"
-    path.write_text(pages.page_real(found, reproduced, hyperparameters), "utf-8")
-    return path
+    title = "SmolLM2-135M and LUME, seeds of the forgetting runs"
+    text = pages.page(title, found, reproduced, None, hyperparameters, shared=pages.SHARED)
+    command = f'axolotl unlearn reproduce-real --seeds "{" ".join(map(str, seeds))}"'
+    return pages.write_study(out, command, found, text)

@@ -1,0 +1,105 @@
+"""Write the numbers of the pages from their committed data: `make docs-tables`.
+
+    python docs/tables.py                   fill the pages anew
+    python docs/tables.py --check           exit code 1 if a page differs from its data
+    python docs/tables.py collect out/fresh/results.json fresh   commit a finished study
+
+A page marks what is written here:
+
+    <!-- table FILE KEY [COLUMN, ...] -->   a table of docs/data/FILE.json
+    <!-- end -->
+    <!--= FILE KEY ROW COLUMN -->.921<!--/-->   one cell of it
+
+ROW is the beginning of a row, its first cells joined by " / "; COLUMN that of a column's name. A
+file either holds tables *as printed* ("tables": columns and rows of text, with the commit whose
+page printed them), or a *study*: per seed and model all scores, with versions, machine and command,
+of which `jobs.pages` makes the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.jobs import pages
+
+DOCS = Path(__file__).resolve().parent
+PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+TABLE = re.compile(r"(<!-- table (\S+) (\S+)(?: ([^>]*?))? -->\n).*?(<!-- end -->)", re.S)
+CELL = re.compile(r"(<!--= (\S+) (\S+) (.+?) (\S+) -->)[^<]*(<!--/-->)")
+
+
+@cache
+def tables(file: str) -> dict[str, pages.Table]:
+    """All tables of a data file."""
+    path = DOCS / "data" / f"{file}.json"
+    if not path.is_file():
+        sys.exit(f"{path} does not exist: run the study and `python docs/tables.py collect`.")
+    content = json.loads(path.read_text("utf-8"))
+    return content["tables"] if "tables" in content else of_study(content)
+
+
+def of_study(content: dict[str, Any]) -> dict[str, pages.Table]:
+    """The tables of a study over seeds."""
+    seeds = {int(seed): models for seed, models in content["seeds"].items()}
+    return pages.study_tables(seeds)
+
+
+def chosen(table: pages.Table, names: str | None) -> pages.Table:
+    """Some columns of a table, in the order asked for; the first always."""
+    if not names:
+        return table
+    first, *_ = table["columns"]
+    wanted = [first, *(name.strip() for name in names.split(","))]
+    at = [table["columns"].index(name) for name in wanted]
+    return {"columns": wanted, "rows": [[row[i] for i in at] for row in table["rows"]]}
+
+
+def cell(file: str, key: str, row: str, column: str) -> str:
+    table = tables(file)[key]
+    found = [r for r in table["rows"] if " / ".join(map(str, r)).startswith(row)]
+    if len(found) != 1:
+        sys.exit(f"{file} {key}: {len(found)} rows begin with {row!r}.")
+    at = [i for i, name in enumerate(table["columns"]) if name.startswith(column)]
+    return str(found[0][at[0]])
+
+
+def filled(text: str) -> str:
+    """A page with all its tables and cells made anew."""
+    text = TABLE.sub(lambda m: m[1] + pages.markdown(chosen(tables(m[2])[m[3]], m[4])) + m[5], text)
+    return CELL.sub(lambda m: m[1] + cell(m[2], m[3], m[4], m[5]) + m[6], text)
+
+
+def collect(results: Path, name: str) -> Path:
+    """Copy a study's results into docs/data; texts and paths stay behind."""
+    content = json.loads(results.read_text("utf-8"))
+    path = DOCS / "data" / f"{name}.json"
+    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", "utf-8")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    parser.add_argument("collect", nargs="*", help="collect RESULTS NAME")
+    given = parser.parse_args()
+    if given.collect:
+        _, results, name = given.collect
+        print(collect(Path(results), name))
+        return
+    differ = [page for page in PAGES if filled(page.read_text("utf-8")) != page.read_text("utf-8")]
+    for page in differ:
+        if not given.check:
+            page.write_text(filled(page.read_text("utf-8")), "utf-8")
+        print(f"{page.relative_to(DOCS.parent)}: {'differs' if given.check else 'written'}")
+    if given.check and differ:
+        sys.exit("run `make docs-tables`")
+
+
+if __name__ == "__main__":
+    main()
