@@ -227,6 +227,30 @@ class Sides(Strict):
         return [("forget", e) for e in self.forget] + [("retain", e) for e in self.retain]
 
 
+class LevelArgs(Strict):
+    """Held-out rows: the level that forget rows are brought to, and when they are there."""
+
+    heldout: str = Field(
+        description="file of rows of the same kinds that the model never saw; not the ones that "
+        "judge it later"
+    )
+    every: int = Field(30, gt=0, description="steps between two looks at all rows")
+    gain: float = Field(
+        0.25, ge=0, le=1, description="share of the remaining gap by which targets are moved"
+    )
+    settle: float = Field(
+        0.25, ge=0, lt=1, description="share of the steps before targets are moved"
+    )
+    stop: bool = Field(
+        True, description="end when no attack tells forget documents from held-out ones"
+    )
+    margin: float = Field(0.1, gt=0, lt=0.5, description="|AUC - .5| of the strongest attack")
+    retain: float = Field(
+        0.1, ge=0, description="nats a token that the loss of retained rows may rise"
+    )
+    patience: int = Field(2, gt=0, description="looks in a row that must be within both")
+
+
 class UnlearnArgs(Sides):
     """The ``unlearn:`` block."""
 
@@ -238,6 +262,9 @@ class UnlearnArgs(Sides):
     )
     data: DataArgs = Field(default_factory=DataArgs)
     pairing: PairingArgs = Field(default_factory=PairingArgs)
+    level: LevelArgs | None = Field(
+        None, description="held-out rows: what `match` aims at, and when the run ends"
+    )
     chunk_positions: int | None = Field(
         None,
         gt=0,
@@ -357,6 +384,7 @@ def _model_at(location: tuple) -> type[BaseModel]:
         "reference": ReferenceArgs,
         "data": DataArgs,
         "pairing": PairingArgs,
+        "level": LevelArgs,
         "labels": LabelArgs,
         "fields": FieldArgs,
     }

@@ -224,15 +224,17 @@ def test_a_life_has_a_base_that_knows_the_kinds_and_held_out_documents_that_nobo
     from axolotl_unlearn.demo.life import LifeSizes, make_life
 
     sizes = LifeSizes(
-        stories=3, pii=2, facts_forget=5, facts_retain=4, nonmembers=6, general=6,
+        stories=3, pii=2, facts_forget=5, facts_retain=4, nonmembers=6, general=6, replay=4, replay_rows=7,
         heldout=(2, 2, 3), background=(4, 3, 5), base_passes=2, general_repeats=2, passes=3,
     )  # fmt: skip
     manifest = make_life(tmp_path / "a", seed=1, sizes=sizes)
     assert manifest == make_life(tmp_path / "b", seed=1, sizes=sizes)
     parts = {name: rows(tmp_path / "a" / f"{name}.jsonl") for name in manifest["files"]}
     ids = {name: {document_of(row) for row in part} for name, part in parts.items()}
-    # 2 passes over 4 x 2 + 3 x 6 + 5 x 2 background rows and 6 x 2 general ones.
-    assert len(parts["base"]) == 2 * (36 + 12)
+    # 2 passes over 4 x 2 + 3 x 6 + 5 x 2 background rows and (6 + 4) x 2 general ones.
+    assert len(parts["base"]) == 2 * (36 + 20)
+    assert len(parts["replay"]) == 7 + 4 and ids["replay"] <= ids["base"]
+    assert not {q["question"] for q in parts["general"]} & {r["input"] for r in parts["replay"]}
     # 3 passes; the 5 + 1 rows of each of 2 people are read twice a pass.
     assert len(parts["retrain"]) == 3 * (3 * 2 + 2 * 6 * 2 + 4 * 2)
     assert ids["base"] >= ids["background"] and ids["memorise"] == ids["forget"] | ids["retain"]

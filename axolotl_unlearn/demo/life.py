@@ -30,6 +30,8 @@ class LifeSizes:
         heldout: Task1, Task2 and Task3 documents that no stream holds.
         background: Task1, Task2 and Task3 documents that the base reads.
         general: Four-option questions of general knowledge, read by the base.
+        replay: Further such facts, and ``replay_rows`` rows of the background: what a user has at
+            hand of the model's earlier reading (`replay.jsonl`); no question asks them.
         base_passes: Passes of the base over its background.
         general_repeats: How often such a pass reads the general facts.
         passes: Passes of *original* and *retrained* over their rows.
@@ -43,6 +45,8 @@ class LifeSizes:
     heldout: tuple[int, int, int] = (24, 20, 80)
     background: tuple[int, int, int] = (600, 500, 1500)
     general: int = 60
+    replay: int = 50
+    replay_rows: int = 400
     base_passes: int = 3
     general_repeats: int = 8
     passes: int = 16
@@ -60,7 +64,7 @@ def make_life(out: Path | str, seed: int = 0, sizes: LifeSizes = LifeSizes()) ->
     """Write the data into `out` and return its manifest.
 
     Files: forget, retain, member, nonmember, general as in `generate.make_data`; heldout and
-    background (rows of all kinds); the streams base, memorise and retrain (all passes in training
+    background (rows of all kinds), replay; the streams base, memorise and retrain (all passes in training
     order, one epoch); ``manifest.json``.
 
     Raises:
@@ -74,6 +78,7 @@ def make_life(out: Path | str, seed: int = 0, sizes: LifeSizes = LifeSizes()) ->
         facts_retain=sizes.facts_retain,
         nonmembers=sizes.nonmembers,
         general=sizes.general,
+        replay=sizes.replay,
         background=0,
         background_per_pass=0,
         pii_repeats=sizes.pii_repeats,
@@ -98,10 +103,10 @@ def make_life(out: Path | str, seed: int = 0, sizes: LifeSizes = LifeSizes()) ->
         raise UnlearnError(
             "The sizes ask for more people than there are names; lower `background`."
         ) from None
-    known = [
-        generate._row(i["id"], i["question"], i["choices"][i["answer"]], "general")
-        for i in corpus.general
-    ]
+    known, replay = (
+        [generate._row(i["id"], i["question"], i["choices"][i["answer"]], "general") for i in part]
+        for part in (corpus.general, corpus.replay)
+    )
     rows = {
         "forget": generate._rows(corpus.forget),
         "retain": generate._rows(corpus.retain),
@@ -113,9 +118,15 @@ def make_life(out: Path | str, seed: int = 0, sizes: LifeSizes = LifeSizes()) ->
         rng = random.Random(f"{seed}/life/{name}")
         return generate._stream(rng, demo, of, [[] for _ in range(passes)])
 
+    some = random.Random(f"{seed}/life/replay")
+    count = min(sizes.replay_rows, len(rows["background"]))
+    # A task of their own, so that a config can tell them from the rows to be kept word by word.
+    rows["replay"] = [
+        row | {"task": "replay"} for row in some.sample(rows["background"], count)
+    ] + replay
     # The base reads each document as often as any other: no repeats of personal data.
     once = random.Random(f"{seed}/life/base")
-    everything = rows["background"] + known * sizes.general_repeats
+    everything = rows["background"] + (known + replay) * sizes.general_repeats
     contents = {
         **rows,
         "member": generate._documents([d for d in corpus.forget if d.task == "Task3"]),

@@ -23,6 +23,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -152,6 +153,12 @@ class Reference:
         at_head = HEAD in states and len(states[HEAD].values)
         logits = self.logits(unwrapped) if at_head else None
         return Found(logp, states, logits=logits)
+
+    def label_logp(self, row: dict[str, Any]) -> Tensor:
+        """Remembered log-probs of one row's labels, ``[T]``; the row has been asked about."""
+        columns = ("input_ids", "attention_mask", "labels")
+        key = _row_keys({name: torch.as_tensor(row[name])[None] for name in columns})[0]
+        return self._logp[key].double()
 
     def _compute(self, model, unwrapped, batch, needs, index, keys, layers) -> dict[bytes, Tensor]:
         """Run the rows ``index`` and remember what is to be remembered; the hidden states."""

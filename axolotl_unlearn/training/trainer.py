@@ -21,6 +21,7 @@ from axolotl_unlearn.engine.packing import refuse_packing
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.reference.sources import (
     Reference,
     adapter_changes_model,
@@ -34,6 +35,7 @@ from axolotl_unlearn.reference.teacher import (
     require_same_tokenizer,
     require_same_vocabulary,
 )
+from axolotl_unlearn.training.level import Levelled, heldout_rows, level_callback
 
 BATCH_KEYS = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
 
@@ -63,6 +65,9 @@ class UnlearnTrainer(AxolotlTrainer):
         self.references = {
             source: self._make_reference(source) for source in self.unlearn_args.references()
         }
+        self.level = self._make_level()
+        self.heldout: Dataset | None = None
+        self._levelled: dict[int, Levelled] = {}
         self._step_counts: Tensor | None = None
         self._meters: dict[str, dict[str, list]] = {
             "train": defaultdict(lambda: [0.0, 0.0]),
@@ -100,7 +105,11 @@ class UnlearnTrainer(AxolotlTrainer):
 
     def train(self, *args: Any, **kwargs: Any):
         """Ask a teacher, and a ``cached`` reference, about all rows before a weight moves."""
+        if self.level is not None:
+            self.heldout = heldout_rows(self.unlearn_args, self.processing_class, self.axolotl_cfg)
         self._precompute_all()
+        if self.level is not None:
+            self._watch_level()
         return super().train(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any):
@@ -147,6 +156,8 @@ class UnlearnTrainer(AxolotlTrainer):
         if self.eval_dataset is not None:
             several = isinstance(self.eval_dataset, dict)
             sets += self.eval_dataset.values() if several else [self.eval_dataset]
+        if self.heldout is not None:
+            sets.append(self.heldout)
         size = max(8, self.args.per_device_train_batch_size)
         chunks = []
         for rows in sets:
@@ -158,6 +169,39 @@ class UnlearnTrainer(AxolotlTrainer):
             for rows, chosen in mine
         )
         return loaded, len(mine)
+
+    # -- level -------------------------------------------------------------------------------
+
+    def _make_level(self) -> Level | None:
+        """With ``unlearn.level``, what `match` aims at is read in the policy's scale."""
+        if self.unlearn_args.level is None:
+            return None
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise UnlearnError(
+                "`unlearn.level` looks at whole rows under the policy, which a sharded model "
+                "(fsdp, deepspeed) does not allow; train on one device or with DDP."
+            )
+        return Level(self.unlearn_args.level.gain)
+
+    def _reference_of(self, entry: Entry) -> Reference | Levelled:
+        reference = self.references[self._source(entry)]
+        if self.level is None or entry.objective.name != "match":
+            return reference
+        return self._levelled.setdefault(id(reference), Levelled(reference, self.level))
+
+    def _watch_level(self) -> None:
+        matches = [entry for entry in self.entries if entry.objective.name == "match"]
+        self.add_callback(
+            level_callback(
+                self.unlearn_args.level,
+                self.level,
+                self.references[self._source(matches[0])],
+                self.train_dataset,
+                self.heldout,
+                self.processing_class,
+                Path(self.args.output_dir),
+            )
+        )
 
     # -- pairs -------------------------------------------------------------------------------
 
@@ -244,7 +288,7 @@ class UnlearnTrainer(AxolotlTrainer):
             batch,
             self.entries,
             reference={
-                entry.name: self.references[self._source(entry)]
+                entry.name: self._reference_of(entry)
                 for entry in self.entries
                 if self._source(entry) is not None
             },

@@ -1,0 +1,153 @@
+"""``make never-seen``: forgetting judged by attacks against a model that never saw the texts.
+
+A tiny model with a life like a real one (`axolotl_unlearn.demo.life`): base -> original, beside it
+retrained and the teacher; then `match`, the demo's over and under merged, and with ``full`` the
+rivals. The retrained model only judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from axolotl_unlearn import __version__
+from axolotl_unlearn.demo.life import LifeSizes, make_life
+from axolotl_unlearn.jobs.demo import CPU, MEMBERS
+from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Merge, Plan, Run, Train, near
+
+JUDGED = ("original", "retrained", "teacher", "merged", "match")
+#: Of ``full``: name in the results -> stage.
+RIVALS = ("over", "under", "single", "tnpo", "simnpo", "masc", "match_lora")
+RELEARN = ("--source", "forget", "--rows", "20", "--lr", "1e-3")
+NO_CHECKPOINTS = {"save_strategy": "no", "save_total_limit": None}
+
+
+def _tuned(stream: str, title: str) -> Train:
+    return Train(
+        "memorise",
+        "base",
+        {"datasets.0.path": stream, "reinit_weights": None},
+        title=title,
+    )
+
+
+def _forget(example: str, title: str, **changes: Any) -> Train:
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    return Train(example, "original", NO_CHECKPOINTS | dotted, merged=True, title=title)
+
+
+def teacher_words(plan: Plan) -> list[str | Path]:
+    """The command that makes the teacher from the original's own config."""
+    return [
+        *("axolotl", "unlearn", "teacher", near(plan.out / "configs" / "original.yml")),
+        *("--forget", near(plan.data / "forget.jsonl")),
+        *("--retain", near(plan.data / "retain.jsonl"), "--out", near(plan.out / "teacher")),
+    ]
+
+
+def match_changes(out: Path) -> dict[str, Any]:
+    """The example's teacher and held-out rows as paths of this job."""
+    teacher = {"model": near(out / "teacher")}
+    return {
+        **{f"unlearn.forget.{number}.reference": teacher for number in range(3)},
+        "unlearn.level.heldout": near(out / "data" / "heldout.jsonl"),
+    }
+
+
+def table(out: Path, seed: int, sizes: LifeSizes, full: bool) -> dict[str, Kind]:
+    """The stages; with ``full`` also the rivals."""
+    data = Make(
+        lambda plan: make_life(plan.data, seed=seed, sizes=sizes),
+        "data/manifest.json",
+        settings=[seed, asdict(sizes), __version__],
+        title="make the data",
+    )
+    stages: dict[str, Kind] = {
+        "data": data,
+        "base": Train(
+            "memorise", "examples/tiny-olmo", {"datasets.0.path": "base.jsonl"}, title="base"
+        ),
+        "original": _tuned("memorise.jsonl", "original: forget and retain rows"),
+        "teacher": Run(
+            teacher_words, "teacher/model.safetensors", title="teacher", needs=("base",)
+        ),
+        "retrained": _tuned("retrain.jsonl", "retrained: retain rows alone"),
+        "match": Train("match", "original", match_changes(out), title="match", needs=("teacher",)),
+        "over": _forget("npo_over", "forget too much"),
+        "under": _forget("npo_under", "forget too little"),
+        "merged": Merge("original", ("over", "under"), config="ties", title="merged (TIES)"),
+    }
+    models = list(JUDGED)
+    if full:
+        stages |= rivals(out)
+        models += RIVALS
+    stages["eval"] = Evaluate(tuple(models), options=MEMBERS, title="score all models")
+    for name in ("merged", "match"):
+        stages[f"relearn-{name}"] = Run(
+            lambda plan, name=name: [
+                *("axolotl", "unlearn", "attack", "relearn", plan.model(name)),
+                *("--control", plan.model("retrained"), "--data", near(plan.data)),
+                *(*RELEARN, "--out", near(plan.out / "eval")),
+            ],
+            f"eval/relearn-{name}.json",
+            title=f"relearn {name}",
+            needs=(name, "retrained", "eval"),
+        )
+    return stages
+
+
+def rivals(out: Path) -> dict[str, Kind]:
+    """Other ways of the same budget: as many steps on the same rows."""
+    base = {"unlearn.retain": [{"objective": "nll"}, {"objective": "kl", "weight": 0.5}]}
+
+    def objective(title: str, **entry: Any) -> Train:
+        return replace(
+            _forget("npo_over", title),
+            changes=NO_CHECKPOINTS | base | {"unlearn.forget": entry},
+        )
+
+    lora = {
+        "adapter": "lora", "lora_r": 64, "lora_alpha": 64, "lora_dropout": 0.0,
+        "lora_target_linear": True, "learning_rate": 0.002, "num_epochs": 18,
+    }  # fmt: skip
+    return {
+        "single": _forget("npo_over", "one NPO run in between", unlearn__forget__beta=0.045),
+        "tnpo": objective("TNPO", objective="tnpo", weight=1.0, beta=1.0),
+        "simnpo": objective("SimNPO", objective="simnpo", weight=0.125, beta=4.5),
+        "masc": objective("MASC", objective="masc", weight=0.05),
+        "match_lora": Train(
+            "match", "original", match_changes(out) | lora, merged=True, title="match, LoRA",
+            needs=("teacher",),
+        ),
+    }  # fmt: skip
+
+
+def plan_never_seen(
+    out: Path | str = "out/never-seen",
+    seed: int = 0,
+    *,
+    full: bool = False,
+    threads: int | None = None,
+    sizes: LifeSizes = LifeSizes(),  # noqa: B008 (frozen)
+    console: Console | None = None,
+) -> Plan:
+    """The job, not yet started.
+
+    Args:
+        full: Also the rivals.
+        threads: Commands side by side, one thread each; results do not depend on it.
+    """
+    out = Path(out)
+    return Plan(
+        "axolotl unlearn never-seen",
+        out,
+        table(out, seed, sizes, full),
+        seed=seed,
+        threads=threads,
+        environment=CPU,
+        console=console or Console(),
+    )

@@ -1,0 +1,279 @@
+"""Watching the level while the policy moves: targets are refitted, the run ends by itself.
+
+Every few steps forget, retain and held-out rows are scored under the policy. Half of the held-out
+documents set the level (`axolotl_unlearn.reference.level`), the other half are what the attacks
+compare the forget documents with (`axolotl_unlearn.training.stopping`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from axolotl_unlearn.args import LevelArgs, UnlearnArgs
+from axolotl_unlearn.data.columns import IGNORE, KINDS, ROLES
+from axolotl_unlearn.data.strategy import load_strategy
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.scorer import Query, score_queries
+from axolotl_unlearn.metrics.membership import attack_scores
+from axolotl_unlearn.metrics.memorisation import TokenFacts
+from axolotl_unlearn.reference.level import Level
+from axolotl_unlearn.training.stopping import Scores, Stopping, attack_aucs
+
+LOG = logging.getLogger(__name__)
+
+#: Retained rows that are scored at a watch.
+RETAIN_ROWS = 200
+
+
+class Levelled:
+    """A reference whose label log-probs are read in the policy's scale."""
+
+    def __init__(self, reference: Any, level: Level) -> None:
+        self.reference, self.level = reference, level
+
+    def look_up(self, model: Any, unwrapped: Any, batch: dict[str, Tensor], needs: Any) -> Any:
+        """As the reference, with the rows' labels at the level to aim at."""
+        found = self.reference.look_up(model, unwrapped, batch, needs)
+        logp = found.logp.clone()
+        for row in needs.labels.any(-1).nonzero()[:, 0].tolist():
+            where = needs.labels[row]
+            group = (int(batch["kind"][row]), int(batch["task"][row]))
+            logp[row, where] = self.level.aim(logp[row, where], group)
+        return replace(found, logp=logp)
+
+
+def heldout_rows(args: UnlearnArgs, tokenizer: Any, cfg: Any) -> Dataset:
+    """The rows of ``unlearn.level.heldout``, encoded as forget rows are."""
+    path = Path(args.level.heldout)
+    if not path.is_file():
+        raise UnlearnError(
+            f"`unlearn.level.heldout: {path}` is no file; give rows of the same kinds as the "
+            "forget rows that the model never saw."
+        )
+    if not any(entry.objective == "match" for entry in args.forget):
+        raise UnlearnError(
+            "`unlearn.level` is what `match` aims at, but no forget objective is `match`: add one "
+            "or remove the block."
+        )
+    strategy = load_strategy("forget", tokenizer, cfg, {"path": str(path), "ds_type": "json"})
+    return strategy.wrap_dataset(None)
+
+
+class Watched:
+    """Rows of one set, ready to be scored: queries, groups, texts of the documents."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]], tokenizer: Any) -> None:
+        self.rows = list(rows)
+        self.groups = [(int(row["kind"]), int(row["task"])) for row in self.rows]
+        self.queries, self.texts = [], []
+        for row in self.rows:
+            ids, labels = list(row["input_ids"]), list(row["labels"])
+            times = [t for t in range(len(ids) - 1) if labels[t + 1] != IGNORE]
+            self.queries.append(Query(ids, times, [ids[t + 1] for t in times]))
+            self.texts.append(tokenizer.decode(ids, skip_special_tokens=True))
+
+    def score(self, model: nn.Module) -> list[TokenFacts]:
+        return score_queries(model, self.queries)
+
+    def by_group(self, values: Sequence[Any]) -> dict[Hashable, list[Any]]:
+        found = defaultdict(list)
+        for group, value in zip(self.groups, values, strict=True):
+            found[group].append(value)
+        return dict(found)
+
+    def part(self, chosen: Sequence[int], values: Sequence[Any]) -> tuple[Watched, list[Any]]:
+        """Some of the rows, with their values."""
+        some = object.__new__(Watched)
+        for name in ("rows", "groups", "queries", "texts"):
+            setattr(some, name, [getattr(self, name)[i] for i in chosen])
+        return some, [values[i] for i in chosen]
+
+
+def halves(watched: Watched) -> tuple[list[int], list[int]]:
+    """Rows that set the level, and rows to be compared with; the same each time, by content."""
+    sides: tuple[list[int], list[int]] = ([], [])
+    seen: dict[Hashable, int] = defaultdict(int)
+    order = sorted(
+        range(len(watched.rows)), key=lambda i: zlib.crc32(watched.texts[i].encode("utf-8"))
+    )
+    for i in order:  # alternating within a group, so that both halves hold every kind
+        sides[seen[watched.groups[i]] % 2].append(i)
+        seen[watched.groups[i]] += 1
+    return sides
+
+
+def document_scores(
+    watched: Watched, facts: Sequence[TokenFacts], reference: Sequence[Tensor]
+) -> Scores:
+    """The five attacks on the documents (questions are too short for them), by group."""
+    found = {}
+    for group in dict.fromkeys(watched.groups):
+        if group[0] != KINDS["completion"]:
+            continue
+        chosen = [i for i, other in enumerate(watched.groups) if other == group]
+        known = [_facts(reference[i]) for i in chosen]
+        texts = [watched.texts[i] for i in chosen]
+        found[group] = attack_scores([facts[i] for i in chosen], texts, known)
+    return found
+
+
+def _facts(logp: Tensor) -> TokenFacts:
+    unknown = np.full(len(logp), np.nan)
+    return TokenFacts(logp.double().numpy(), np.zeros(len(logp), bool), unknown, unknown)
+
+
+def _logps(facts: Sequence[TokenFacts]) -> list[Tensor]:
+    return [torch.as_tensor(np.asarray(one.logp, np.float64)) for one in facts]
+
+
+def level_callback(
+    args: LevelArgs,
+    level: Level,
+    teacher: Any,
+    rows: Dataset,
+    heldout: Dataset,
+    tokenizer: Any,
+    out: Path,
+) -> LevelCallback:
+    """The callback of a run; ``teacher`` has been asked about all rows."""
+    roles = np.asarray(rows["role"][:])
+    forget = [rows[int(i)] for i in np.flatnonzero(roles == ROLES["forget"])]
+    retain = np.flatnonzero(roles == ROLES["retain"])
+    step = max(1, len(retain) // RETAIN_ROWS)
+    unseen = [heldout[i] for i in range(len(heldout))]
+    stopping = Stopping(args.margin, args.retain, args.patience) if args.stop else None
+    return LevelCallback(
+        Watched(forget, tokenizer),
+        Watched(unseen, tokenizer),
+        Watched([rows[int(i)] for i in retain[::step]], tokenizer),
+        ([teacher.label_logp(row) for row in forget], [teacher.label_logp(row) for row in unseen]),
+        level,
+        every=args.every,
+        settle=args.settle,
+        stopping=stopping,
+        out=out,
+    )
+
+
+class LevelCallback(TrainerCallback):
+    """Fits, watches, corrects, stops, and brings the best state back.
+
+    Args:
+        forget, heldout, retain: Rows to watch.
+        teacher: Label log-probs of the teacher, for ``(forget, heldout)``.
+        level: What `Levelled` reads.
+        every: Steps between two watches.
+        settle: Share of the steps before targets are corrected and the run may end.
+        stopping: The rule; None trains to the last step and keeps it.
+    """
+
+    def __init__(
+        self,
+        forget: Watched,
+        heldout: Watched,
+        retain: Watched,
+        teacher: tuple[Sequence[Tensor], Sequence[Tensor]],
+        level: Level,
+        *,
+        every: int,
+        settle: float = 0.25,
+        stopping: Stopping | None = None,
+        out: Path | None = None,
+    ) -> None:
+        self.forget, self.heldout, self.retain, self.teacher = forget, heldout, retain, teacher
+        self.level, self.every, self.settle = level, every, settle
+        self.stopping, self.out = stopping, out
+        self.sides = halves(heldout)
+        self.kept: dict[str, Tensor] = {}
+        lacking = {g for g in forget.groups if g not in set(heldout.groups)}
+        if lacking:
+            kinds = {number: name for name, number in KINDS.items()}
+            names = sorted(f"{kinds[kind]}s of task {task}" for kind, task in lacking)
+            raise UnlearnError(
+                f"`unlearn.level.heldout` has no {' and no '.join(names)}, but forget rows are: "
+                "add held-out rows of the same kind, or their level is unknown."
+            )
+
+    def fit(self, model: nn.Module) -> None:
+        """The level as the policy stands."""
+        facts = _logps(self.heldout.score(model))
+        half, policy = self.heldout.part(self.sides[0], facts)
+        teacher = [self.teacher[1][i] for i in self.sides[0]]
+        self.level.fit(half.by_group(teacher), half.by_group(policy))
+
+    def watch(self, model: nn.Module, step: int, correct: bool) -> tuple[bool, bool]:
+        """One look at all rows; (best so far, may end)."""
+        forget, heldout = self.forget.score(model), self.heldout.score(model)
+        half, policy = self.heldout.part(self.sides[0], _logps(heldout))
+        teacher = [self.teacher[1][i] for i in self.sides[0]]
+        self.level.fit(half.by_group(teacher), half.by_group(policy))
+        if correct:
+            self.level.correct(self.forget.by_group(_logps(forget)), half.by_group(policy))
+        if self.stopping is None:
+            return False, False
+        other, facts = self.heldout.part(self.sides[1], heldout)
+        unseen = document_scores(other, facts, [self.teacher[1][i] for i in self.sides[1]])
+        aucs = attack_aucs(document_scores(self.forget, forget, self.teacher[0]), unseen)
+        loss = -float(torch.cat(_logps(self.retain.score(model))).mean())
+        verdict = self.stopping.see(step, aucs, loss)
+        told = ", ".join(f"{name} {value:.2f}" for name, value in aucs.items())
+        LOG.info("step %d: AUC %s; retained rows %.3f nats a token", step, told, loss)
+        return verdict
+
+    def on_train_begin(self, args, state, control, model=None, **_):
+        was_training = model.training
+        model.eval()
+        self.fit(model)
+        if self.stopping is not None:
+            self.watch(model, 0, correct=False)
+            self.stopping.best = (float("inf"), float("inf"))  # the start is what is to go
+        model.train(was_training)
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        step = state.global_step
+        last = step >= state.max_steps
+        if step % self.every and not last:
+            return control
+        was_training = model.training
+        model.eval()
+        settled = step > self.settle * state.max_steps
+        better, stop = self.watch(model, step, correct=settled and not last)
+        model.train(was_training)
+        if better:
+            self.kept = {
+                name: p.detach().to("cpu", copy=True)
+                for name, p in model.named_parameters()
+                if p.requires_grad
+            }
+        if stop and settled and not last:
+            LOG.info("step %d: no attack tells forget documents from held-out ones; done.", step)
+            control.should_training_stop = True
+        return control
+
+    @torch.no_grad()
+    def on_train_end(self, args, state, control, model=None, **_):
+        rule = self.stopping
+        if rule is None:
+            return control
+        if self.kept and rule.best_step != state.global_step:
+            LOG.info("the state of step %s is the best one and is kept.", rule.best_step)
+            for name, p in model.named_parameters():
+                if name in self.kept:
+                    p.copy_(self.kept[name])
+        if self.out is not None and state.is_world_process_zero:
+            report = {"kept_step": rule.best_step, "watched": rule.history}
+            (self.out / "level.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        return control
