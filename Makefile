@@ -17,7 +17,7 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real reproduce reproduce-real test test-quick quality format bench bench-gpu docs-tables clean
+.PHONY: help setup demo never-seen demo-real reproduce reproduce-real test test-quick quality format bench bench-gpu docs-tables clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -38,6 +38,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 demo: setup  ## memorise, forget twice, merge, evaluate, report (tiny model; SEED=n, FULL=1)
 	axolotl unlearn demo --out $(OUT) --seed $(SEED) $(if $(FULL),--full)
+
+never-seen: setup  ## forget towards a level, judged against a model that never saw it (SEED=n, OUT=dir, FULL=1)
+	axolotl unlearn never-seen --out $(if $(filter file,$(origin OUT)),out/never-seen,$(OUT)) --seed $(SEED) $(if $(FULL),--full)
 
 demo-real: setup  ## the same on SmolLM2-135M and LUME (LUME_DIR=...)
 	LUME_DIR=$(LUME_DIR) axolotl unlearn demo-real

@@ -224,8 +224,9 @@ def test_a_life_has_a_base_that_knows_the_kinds_and_held_out_documents_that_nobo
     from axolotl_unlearn.demo.life import LifeSizes, make_life
 
     sizes = LifeSizes(
-        stories=3, pii=2, facts_forget=5, facts_retain=4, nonmembers=6, general=6, replay=4, replay_rows=7,
-        heldout=(2, 2, 3), background=(4, 3, 5), base_passes=2, general_repeats=2, passes=3,
+        stories=3, pii=2, facts_forget=5, facts_retain=4, nonmembers=6, general=6,
+        replay=4, replay_rows=7, heldout=(2, 2, 3), background=(4, 3, 5), base_passes=2,
+        general_repeats=2, passes=3,
     )  # fmt: skip
     manifest = make_life(tmp_path / "a", seed=1, sizes=sizes)
     assert manifest == make_life(tmp_path / "b", seed=1, sizes=sizes)

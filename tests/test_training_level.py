@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+import yaml
+from axolotl.utils.dict import DictDefault
+from torch.testing import assert_close
 
 from axolotl_unlearn.training.stopping import Stopping, attack_aucs
 
@@ -57,3 +65,126 @@ def test_a_state_that_lost_retained_rows_neither_stops_the_run_nor_is_kept():
     assert rule.see(20, {"loss": 0.5}, 0.45) == (False, False)  # .15 nats too many
     assert rule.see(30, {"loss": 0.6}, 0.30) == (True, True)
     assert rule.best_step == 30
+
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory):
+    """A small life, and its original: a tiny OLMo that learned four documents by heart."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from axolotl_unlearn.demo.life import LifeSizes, make_life
+
+    out = tmp_path_factory.mktemp("life")
+    sizes = LifeSizes(
+        stories=2, pii=2, facts_forget=3, facts_retain=2, nonmembers=2, general=4, replay=2,
+        replay_rows=4, heldout=(4, 4, 4), background=(3, 3, 3), base_passes=1, passes=1,
+    )  # fmt: skip
+    make_life(out / "data", sizes=sizes)
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples/tiny-olmo")
+    for seed, name in enumerate(("original", "teacher")):
+        torch.manual_seed(seed)
+        config = AutoConfig.from_pretrained(ROOT / "examples/tiny-olmo")
+        AutoModelForCausalLM.from_config(config).save_pretrained(out / name)
+        tokenizer.save_pretrained(out / name)
+    return out
+
+
+def example(life: Path, name: str, **level) -> dict:
+    text = (ROOT / "examples/match.yml").read_text().replace("out/never-seen", str(life))
+    config = yaml.safe_load(text)
+    config |= {"output_dir": str(life / name), "dataset_prepared_path": str(life / "prepared")}
+    config["unlearn"]["level"] |= level
+    return config | {"max_steps": 6, "num_epochs": 1, "logging_steps": 1}
+
+
+def train(life: Path, config: dict) -> Path:
+    from axolotl.cli.train import do_cli
+
+    path = life / f"{Path(config['output_dir']).name}.yml"
+    path.write_text(yaml.safe_dump(config))
+    argv, sys.argv = sys.argv, ["axolotl"]
+    try:
+        do_cli(config=str(path))
+    finally:
+        sys.argv = argv
+    return Path(config["output_dir"])
+
+
+def test_the_example_watches_its_level_and_keeps_the_best_state(life):
+    """Looks at steps 0, 2, 4, 6; the state of the best of them is what is saved, and its loss on
+    documents is that of a run that ends there."""
+    out = train(life, example(life, "match", every=2, settle=0.0, patience=9))
+    report = json.loads((out / "level.json").read_text())
+    assert [seen["step"] for seen in report["watched"]] == [0, 2, 4, 6]
+    attacks = {"loss", "zlib", "min_k_20", "min_k_plus_20", "reference"}
+    assert all(attacks < set(seen) for seen in report["watched"])
+    assert report["kept_step"] in (2, 4, 6)
+    log = json.loads((out / "trainer_state.json").read_text())["log_history"] if (
+        out / "trainer_state.json"
+    ).exists() else []  # fmt: skip
+    assert not log or any("level/auc_loss" in line for line in log)
+
+
+def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
+    """Against plain forwards: the teacher's numbers are those of a separately run model, and the
+    first calibration maps its held-out quantiles on the policy's."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from axolotl_unlearn.args import parse_unlearn
+    from axolotl_unlearn.objectives.matching import log_odds
+    from axolotl_unlearn.reference.level import Level
+    from axolotl_unlearn.training.level import LevelCallback, Watched, halves, heldout_rows
+
+    config = example(life, "unused")
+    args = parse_unlearn(config["unlearn"])
+    tokenizer = AutoTokenizer.from_pretrained(life / "original")
+    rows = list(heldout_rows(args, tokenizer, DictDefault(config)))
+    assert len(rows) == 4 * 2 + 4 * 6 + 4 * 2 and {row["role"] for row in rows} == {0}
+    policy, teacher = (
+        AutoModelForCausalLM.from_pretrained(life / name).eval() for name in ("original", "teacher")
+    )
+
+    def label_logp(model, row):
+        ids = torch.tensor(row["input_ids"])[None]
+        logp = model(ids).logits[0].double().log_softmax(-1)
+        return torch.stack(
+            [logp[t, y] for t, y in enumerate(row["labels"][1:]) if y != -100]
+        ).detach()
+
+    watched = Watched(rows, tokenizer)
+    ours = watched.score(policy)
+    for row, facts in zip(rows[:6], ours[:6], strict=True):
+        assert_close(
+            torch.as_tensor(facts.logp).double(), label_logp(policy, row), atol=1e-4, rtol=0
+        )
+    asked = [label_logp(teacher, row) for row in rows]
+    level = Level()
+    callback = LevelCallback(watched, watched, watched, (asked, asked), level, every=2)
+    callback.fit(policy)
+    first, second = halves(watched)
+    assert sorted(first + second) == list(range(len(rows)))
+    for group in set(watched.groups):
+        chosen = [i for i in first if watched.groups[i] == group]
+        mine = torch.cat([label_logp(policy, rows[i]) for i in chosen])
+        theirs = torch.cat([asked[i] for i in chosen])
+        mapped = log_odds(level.aim(theirs, group))
+        # Quantile on quantile, so the sorted values agree but for the spacing of the knots.
+        assert_close(mapped.sort().values.float(), log_odds(mine).sort().values.float(),
+                     atol=0.35, rtol=0.05)  # fmt: skip
+
+
+def test_faults_of_the_block_name_the_cure(life):
+    from axolotl_unlearn.errors import UnlearnError
+
+    config = example(life, "fault")
+    config["unlearn"]["level"]["heldout"] = str(life / "nowhere.jsonl")
+    with pytest.raises(UnlearnError, match="unlearn.level.heldout"):
+        train(life, config)
+    one = life / "one.jsonl"
+    one.write_text((life / "data/heldout.jsonl").read_text().splitlines()[0] + "\n")
+    config["unlearn"]["level"]["heldout"] = str(one)
+    with pytest.raises(UnlearnError, match="completions of task 2"):
+        train(life, config)

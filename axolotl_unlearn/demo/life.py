@@ -64,8 +64,8 @@ def make_life(out: Path | str, seed: int = 0, sizes: LifeSizes = LifeSizes()) ->
     """Write the data into `out` and return its manifest.
 
     Files: forget, retain, member, nonmember, general as in `generate.make_data`; heldout and
-    background (rows of all kinds), replay; the streams base, memorise and retrain (all passes in training
-    order, one epoch); ``manifest.json``.
+    background (rows of all kinds), replay; the streams base, memorise and retrain (all passes in
+    training order, one epoch); ``manifest.json``.
 
     Raises:
         UnlearnError: If the sizes cannot be made or `out` cannot be written.

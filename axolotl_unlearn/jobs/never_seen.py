@@ -7,7 +7,6 @@ rivals. The retrained model only judges.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any

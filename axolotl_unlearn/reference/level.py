@@ -51,10 +51,10 @@ class Calibration:
     def __call__(self, logp: Tensor) -> Tensor:
         """Log-probs of the teacher to the log-probs to aim at, any shape."""
         odds = log_odds(logp)
-        low, high = self.teacher[:-1].to(odds.device), self.teacher[1:].to(odds.device)
-        policy = self.policy.to(odds.device)
+        teacher, policy = self.teacher.to(odds), self.policy.to(odds)
+        low, high = teacher[:-1], teacher[1:]
         inside = odds.clamp(low[0], high[-1])
-        after = torch.searchsorted(self.teacher.to(odds.device), inside).clamp(1, len(low))
+        after = torch.searchsorted(teacher, inside.contiguous()).clamp(1, len(low))
         width = (high - low)[after - 1].clamp(min=1e-6)
         share = ((inside - low[after - 1]) / width).clamp(0, 1)
         aim = policy[after - 1].lerp(policy[after], share) + (odds - inside) + self.shift

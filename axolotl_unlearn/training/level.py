@@ -11,7 +11,7 @@ import json
 import logging
 import zlib
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,7 @@ def level_callback(
     heldout: Dataset,
     tokenizer: Any,
     out: Path,
+    log: Callable[[dict[str, float]], None],
 ) -> LevelCallback:
     """The callback of a run; ``teacher`` has been asked about all rows."""
     roles = np.asarray(rows["role"][:])
@@ -165,6 +166,7 @@ def level_callback(
         settle=args.settle,
         stopping=stopping,
         out=out,
+        log=log,
     )
 
 
@@ -178,6 +180,8 @@ class LevelCallback(TrainerCallback):
         every: Steps between two watches.
         settle: Share of the steps before targets are corrected and the run may end.
         stopping: The rule; None trains to the last step and keeps it.
+        out: Folder for ``level.json``, what was seen at each look.
+        log: Gets what the attacks tell.
     """
 
     def __init__(
@@ -192,10 +196,11 @@ class LevelCallback(TrainerCallback):
         settle: float = 0.25,
         stopping: Stopping | None = None,
         out: Path | None = None,
+        log: Callable[[dict[str, float]], None] = lambda _: None,
     ) -> None:
         self.forget, self.heldout, self.retain, self.teacher = forget, heldout, retain, teacher
         self.level, self.every, self.settle = level, every, settle
-        self.stopping, self.out = stopping, out
+        self.stopping, self.out, self.log = stopping, out, log
         self.sides = halves(heldout)
         self.kept: dict[str, Tensor] = {}
         lacking = {g for g in forget.groups if g not in set(heldout.groups)}
@@ -229,8 +234,10 @@ class LevelCallback(TrainerCallback):
         aucs = attack_aucs(document_scores(self.forget, forget, self.teacher[0]), unseen)
         loss = -float(torch.cat(_logps(self.retain.score(model))).mean())
         verdict = self.stopping.see(step, aucs, loss)
-        told = ", ".join(f"{name} {value:.2f}" for name, value in aucs.items())
-        LOG.info("step %d: AUC %s; retained rows %.3f nats a token", step, told, loss)
+        self.log(
+            {f"level/auc_{name}": round(value, 3) for name, value in aucs.items()}
+            | {"level/retain_nll": round(loss, 4)}
+        )
         return verdict
 
     def on_train_begin(self, args, state, control, model=None, **_):

@@ -200,6 +200,7 @@ class UnlearnTrainer(AxolotlTrainer):
                 self.heldout,
                 self.processing_class,
                 Path(self.args.output_dir),
+                self.log,
             )
         )
 
