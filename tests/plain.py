@@ -162,3 +162,31 @@ def bst(logp, label, mix, top_k):
     target[keep] = p[keep] / p[keep].sum() * mix
     target[label] += 1 - mix
     return (target * logp).sum()
+
+
+def hidden(model, batch, row: int, layer: int) -> Tensor:
+    """[time, hidden] output of a decoder layer (transformers counts the embeddings first)."""
+    length = int(batch["attention_mask"][row].sum())
+    ids = batch["input_ids"][row : row + 1, :length]
+    grabbed: list[Tensor] = []
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    handle = base.model.layers[layer].register_forward_hook(lambda *a: grabbed.append(a[-1]))
+    model(input_ids=ids)
+    handle.remove()
+    return grabbed[0][0]
+
+
+def representation(model, reference, batch, rows, layer, aim, positions="answer") -> Tensor:
+    """Mean over positions and hidden size of ``(h - aim(h_ref))^2``."""
+    values = []
+    for row in rows:
+        h, h_ref = hidden(model, batch, row, layer), hidden(reference, batch, row, layer).detach()
+        where = range(len(h)) if positions == "all" else [t for t, _ in label_positions(batch, row)]
+        values += [((h[t] - aim(h_ref[t])) ** 2).mean() for t in where]
+    return torch.stack(values).mean()
+
+
+def control_vector(size: int, seed: int) -> Tensor:
+    """Uniform draws, normalised."""
+    draw = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return draw / math.sqrt(float((draw**2).sum()))

@@ -79,6 +79,28 @@ CASES = {
         {"objective": "undial", "beta": 3.0},
         lambda m, r, b: plain.undial(m, r, b, FORGET, 3.0),
     ),
+    **{
+        f"rmu-{positions}": (
+            "forget",
+            {"objective": "rmu", "layer": 1, "coefficient": 3.0, "seed": 5, "positions": positions},
+            lambda m, r, b, p=positions: plain.representation(
+                m, r, b, FORGET, 1, lambda h: 3 * plain.control_vector(32, 5), p
+            ),
+        )
+        for positions in ("answer", "all")
+    },
+    "adaptive_rmu": (
+        "forget",
+        {"objective": "adaptive_rmu", "layer": 1, "scale": 2.0, "positions": "all"},
+        lambda m, r, b: plain.representation(
+            m, r, b, FORGET, 1, lambda h: 2 * h.norm() * plain.control_vector(32, 0), "all"
+        ),
+    ),
+    "hidden_mse": (
+        "retain",
+        {"objective": "hidden_mse", "layer": 1},
+        lambda m, r, b: plain.representation(m, r, b, RETAIN, 1, lambda h: h),
+    ),
     "ceu": ("forget", {"objective": "ceu"}, lambda m, r, b: plain.ceu(m, b, FORGET)),
     **{
         config["objective"]: (

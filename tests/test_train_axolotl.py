@@ -249,6 +249,31 @@ def test_full_fine_tuning(stage):
     assert any(not torch.equal(weights[name], start[name]) for name in start)
 
 
+def test_rmu_stops_at_its_layer(stage):
+    """Two accumulated micro-batches a step; layer 1 of two never runs, so its adapter stays."""
+    block = {
+        "forget": {"objective": "rmu", "layer": 0, "coefficient": 3.0, "positions": "all"},
+        "retain": {"objective": "hidden_mse", "layer": 0, "weight": 5.0, "positions": "all"},
+        "reference": "cached",
+    }
+    out = train(
+        stage, "rmu", unlearn=block, micro_batch_size=2, gradient_accumulation_steps=2,
+        save_strategy="steps", save_steps=6,
+    )  # fmt: skip
+    logs = [entry for entry in history(out) if "loss" in entry]
+    assert logs[0]["retain/hidden_mse"] == pytest.approx(0, abs=1e-6)
+    assert logs[-1]["forget/rmu"] < 0.9 * logs[0]["forget/rmu"]
+    moved = {
+        layer: any(
+            bool(value.any())
+            for name, value in adapter(out).items()
+            if f"layers.{layer}." in name and "lora_B" in name
+        )
+        for layer in (0, 1)
+    }
+    assert moved == {0: True, 1: False}
+
+
 def test_edited_data_is_not_read_from_a_stale_cache(stage):
     """Axolotl keys prepared data by path; ours by content."""
     from axolotl_unlearn.preflight import content_key

@@ -3,8 +3,9 @@
 The model runs as usual up to its LM head. There the engine steps in: it picks the hidden states of
 the positions that are asked about, computes logits for those alone, and gives numbers of positions
 back in the logits' place. Because this happens inside the head's own ``forward``, wrappers that
-gather or hook parameters there (DDP, FSDP2, ZeRO-3, PEFT) keep working. Where the model can take
-rows laid end to end, padding is not computed at all (`axolotl_unlearn.engine.packing`).
+gather or hook parameters there (DDP, FSDP2, ZeRO-3, PEFT) keep working. Where only hidden states of
+some layer are asked for, later layers do not run (`axolotl_unlearn.engine.layers`). Where the model
+can take rows laid end to end, padding is not computed at all (`axolotl_unlearn.engine.packing`).
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from axolotl_unlearn.engine.head import (
     output_head,
     output_vocabulary,
 )
-from axolotl_unlearn.engine.needs import Found, Head, Needs, States, targets
+from axolotl_unlearn.engine.layers import tap_layers
+from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, targets
 from axolotl_unlearn.engine.packing import layout_of
 from axolotl_unlearn.engine.statistics import (
     DEFAULT_PLAN,
     ChunkPlan,
-    Group,
     group_positions,
     head_statistics,
+    read_groups,
 )
 
 
@@ -62,37 +64,16 @@ def observe(
             frozen_head=frozen,
         )
         states = [
-            layout.pick(head_inputs, *mask.nonzero(as_tuple=True)) for mask in needs.states.values()
+            layout.pick(
+                head_inputs if layer is HEAD else outputs[layer], *mask.nonzero(as_tuple=True)
+            )
+            for layer, mask in needs.states.items()
         ]
         return [*columns, *states]
 
-    pieces = run_to_head(model, layout.inputs, program, unwrapped)
-    return _found(batch, needs, groups, pieces)
-
-
-def _found(
-    batch: dict[str, Tensor], needs: Needs, groups: list[Group], pieces: list[Tensor]
-) -> Found:
-    columns, states = pieces[: len(groups)], pieces[len(groups) :]
-    logp = torch.zeros(batch["labels"].shape, device=batch["labels"].device)
-    labelled = [(g, c[:, 0]) for g, c in zip(groups, columns, strict=True) if g.labels]
-    if labelled:
-        where = tuple(torch.cat([getattr(g, k) for g, _ in labelled]) for k in ("row", "time"))
-        logp = logp.index_put(where, torch.cat([column for _, column in labelled]))
-    values: dict[str, list[Tensor]] = {valuation.name: [] for valuation in needs.valuations}
-    for group, found in zip(groups, columns, strict=True):
-        for valuation, column in zip(
-            group.valuations, found[:, int(group.labels) :].unbind(-1), strict=True
-        ):
-            values[valuation.name].append(column)
-    return Found(
-        logp,
-        {
-            layer: States(found, mask)
-            for (layer, mask), found in zip(needs.states.items(), states, strict=True)
-        },
-        {name: torch.cat(found) if found else logp.new_zeros(0) for name, found in values.items()},
-    )
+    with tap_layers(unwrapped, needs.layers, stop=not needs.reach_head) as outputs:
+        pieces = run_to_head(model, layout.inputs, program, unwrapped)
+    return read_groups(groups, pieces[: len(groups)], needs, pieces[len(groups) :])
 
 
 def run_to_head(

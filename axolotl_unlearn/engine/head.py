@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,9 +56,10 @@ def intercept_head(head: nn.Module, program: Callable[[Tensor, Head], Tensor]) -
             del head.forward
 
 
-def _text_config(model: nn.Module):
+def text_config(model: nn.Module) -> Any:
+    """The config of the language model, also of one with several modalities."""
     config = getattr(model, "config", None)
-    get_text = getattr(config, "get_text_config", None)
+    get_text = getattr(config, "gettext_config", None)
     return get_text() if callable(get_text) else config
 
 
@@ -75,7 +77,7 @@ def after_head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
     `axolotl_unlearn.engine.packing.probe` compares the outcome with the model's own logits.
     """
-    config = _text_config(model)
+    config = text_config(model)
     steps = []
     for key, function in _AFTER_HEAD.items():
         value = getattr(config, key, None)

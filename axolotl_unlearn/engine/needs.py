@@ -117,10 +117,15 @@ class Needs:
         """Whether the forward must go on to the LM head."""
         return self.labels is not None or bool(self.valuations) or HEAD in self.states
 
+    @property
+    def masks(self) -> list[Tensor]:
+        """All masks."""
+        labels = [] if self.labels is None else [self.labels]
+        return [*labels, *(v.positions for v in self.valuations), *self.states.values()]
+
     def anything(self) -> bool:
         """Whether any position is asked about."""
-        masks = [self.labels, *self.states.values(), *(v.positions for v in self.valuations)]
-        return any(mask is not None and bool(mask.any()) for mask in masks)
+        return any(bool(mask.any()) for mask in self.masks)
 
 
 def together(needs: Iterable[Needs]) -> Needs:

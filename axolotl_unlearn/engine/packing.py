@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.engine.head import _text_config, final_logits, intercept_head, output_head
+from axolotl_unlearn.engine.head import final_logits, intercept_head, output_head, text_config
 from axolotl_unlearn.errors import UnlearnError
 
 LOG = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def can_pack(model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor]) -
     """Whether this batch should be laid end to end: the model can, and it pays."""
     if unwrapped not in _VERDICTS:
         _VERDICTS[unwrapped] = probe(model, unwrapped, batch["input_ids"].device)
-    config = _text_config(unwrapped)
+    config = text_config(unwrapped)
     blockwise = "flash" in str(getattr(config, "_attn_implementation", ""))
     return _VERDICTS[unwrapped] and is_worthwhile(batch, config.hidden_size, blockwise)
 
@@ -110,7 +110,7 @@ def probe(model: nn.Module, unwrapped: nn.Module, device: torch.device | str) ->
     Raises:
         UnlearnError: The model's logits do not follow from its head as `final_logits` says.
     """
-    config = _text_config(unwrapped)
+    config = text_config(unwrapped)
     vocabulary = int(config.vocab_size)
     generator = torch.Generator().manual_seed(0)
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from axolotl_unlearn.data.columns import IGNORE
 from axolotl_unlearn.engine.linearised import Linearised, linearised_statistics
-from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, Valuation
+from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, States, Valuation
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,37 @@ def group_positions(needs: Needs, next_ids: Tensor) -> list[Group]:
             valuations = tuple(v for bit, v in enumerate(needs.valuations, 1) if pattern >> bit & 1)
             groups.append(Group(row, time, next_ids[row, time], bool(pattern & 1), valuations))
     return groups
+
+
+def read_groups(
+    groups: Sequence[Group], columns: Sequence[Tensor], needs: Needs, states: Sequence[Tensor]
+) -> Found:
+    """The statistics of `head_statistics` and hidden states by what ``needs`` asked.
+
+    Args:
+        columns: ``[P, columns]`` of each group.
+        states: ``[Q, D]`` of each layer in ``needs.states``.
+    """
+    logp = torch.zeros_like(needs.masks[0], dtype=torch.float32)
+    labelled = [(g, c[:, 0]) for g, c in zip(groups, columns, strict=True) if g.labels]
+    if labelled:
+        where = tuple(
+            torch.cat([getattr(g, axis) for g, _ in labelled]) for axis in ("row", "time")
+        )
+        logp = logp.index_put(where, torch.cat([column for _, column in labelled]))
+    values: dict[str, list[Tensor]] = {valuation.name: [] for valuation in needs.valuations}
+    for group, found in zip(groups, columns, strict=True):
+        own = found[:, int(group.labels) :].unbind(-1)
+        for valuation, column in zip(group.valuations, own, strict=True):
+            values[valuation.name].append(column)
+    return Found(
+        logp,
+        {
+            layer: States(found, mask)
+            for (layer, mask), found in zip(needs.states.items(), states, strict=True)
+        },
+        {name: torch.cat(found) if found else logp.new_zeros(0) for name, found in values.items()},
+    )
 
 
 def head_statistics(

@@ -78,10 +78,12 @@ def step_loss(
     weights = [entry.args.weight for entry in entries] if weights is None else weights
     # The references first: while their weights are swapped in, no policy graph must exist.
     references = _ask_references(model, unwrapped, batch, views, reference)
-    needs = [view.of_policy(found) for view, found in zip(views, references, strict=True)]
+    needs = together(v.of_policy(found) for v, found in zip(views, references, strict=True))
     labelled = label_positions(batch)
-    needs.append(Needs(labels=labelled))  # for the log
-    policy = observe(model, batch, together(needs), unwrapped=unwrapped, plan=plan)
+    # The log has the NLL of either side, except where a training step need not reach the head.
+    if knows_nll := needs.reach_head or not unwrapped.training:
+        needs = together([needs, Needs(labels=labelled)])
+    policy = observe(model, batch, needs, unwrapped=unwrapped, plan=plan)
     result = StepLoss()
     for number, (view, found) in enumerate(zip(views, references, strict=True)):
         entry, terms = view.entry, view.terms(policy, found)
@@ -92,7 +94,7 @@ def step_loss(
         result.log(entry.name, value, view.count)
         for name, values in terms.logs.items():
             result.log(name, values.sum(), view.count)
-    for side, role in ROLES.items():
+    for side, role in ROLES.items() if knows_nll else ():
         rows = batch["role"] == role
         result.log(f"{side}_nll", -policy.logp[rows].sum(), labelled[rows].sum())
     return result

@@ -10,6 +10,7 @@ from axolotl_unlearn.objectives import (
     likelihood,
     matching,
     preference,
+    representation,
     weighted,
 )
 from axolotl_unlearn.objectives.base import OBJECTIVES, LabelScores, Objective, Terms, objective
@@ -25,5 +26,6 @@ __all__ = [
     "matching",
     "objective",
     "preference",
+    "representation",
     "weighted",
 ]

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 Unit = Literal["row", "token", "batch"]
+Sees = Literal["labels", "distributions", "hidden"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Objective:
 
     name: str
     function: Callable[..., Any]
-    sees: Literal["labels", "distributions"]
+    sees: Sees
     reference: bool
     unit: Callable[[dict[str, Any]], Unit]
     side: Literal["forget", "retain", "both"]
@@ -85,7 +86,7 @@ OBJECTIVES: dict[str, Objective] = {}
 def objective(
     name: str,
     *,
-    sees: Literal["labels", "distributions"] = "labels",
+    sees: Sees = "labels",
     reference: bool = False,
     unit: Unit | Callable[[dict[str, Any]], Unit] = "row",
     side: Literal["forget", "retain", "both"] = "forget",
@@ -99,7 +100,9 @@ def objective(
         sees: "labels" - called as ``f(LabelScores, **parameters) -> Terms``; "distributions" -
             called chunk by chunk as ``f(logp, ref_logp, labels, **parameters) -> values`` with
             ``[position, vocabulary]`` log-probs, ``[position]`` labels (-100 where there is none)
-            and one value per position as result.
+            and one value per position as result; "hidden" - called once as
+            ``f(states, ref_states, **parameters) -> values`` with ``[position, hidden]`` outputs of
+            the decoder layer that its parameter ``layer`` names, and one value per position.
         reference: Whether it needs the reference model.
         unit: What one value stands for, or a function of the parameters that says so.
         side: On which rows it makes sense.
