@@ -4,20 +4,27 @@ The browser tests use Chromium when it is installed (`chromium`, `chromium-brows
 or the path in CHROMIUM) and are skipped with that reason otherwise.
 """
 
+import copy
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from report_fixture import SECRET, make_attacks, make_log, make_results, make_trajectory
+from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.report import write_report
-from axolotl_unlearn.report.page import redact
+from axolotl_unlearn.report import table, write_report
+from axolotl_unlearn.report.view import attack_title, redact
 
 PLOTS = {"auc", "plane", "roc", "cells", "losses", "extraction", "training", "trajectory", "attack"}
 
@@ -64,22 +71,22 @@ class Table(HTMLParser):
         attrs = dict(attrs)
         if tag == "tr" and "data-model" in attrs:
             self.model = attrs["data-model"]
-            self.classes[self.model] = attrs.get("class", "")
+            self.classes[self.model] = attrs.get("class", "").strip()
         if tag in ("td", "small", "th"):
             self.metric = attrs.get("data-metric") if tag == "td" else None
 
     def handle_data(self, data):
         if self.model and self.metric:
-            self.rows.setdefault(self.model, {})[self.metric] = data
+            self.rows.setdefault(self.model, {}).setdefault(self.metric, data)
 
 
 def test_the_table_shows_the_results(tmp_path):
     results = make_results()
-    parser = Table()
-    parser.feed(everything(tmp_path).read_text())
+    parser, page = Table(), everything(tmp_path).read_text()
+    parser.feed(page)
     for model in results["models"]:
         for metric in ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility"):
-            assert parser.rows[model["name"]][metric] == f"{model[metric]:.3f}"
+            assert parser.rows[model["name"]][metric] == f"{model[metric]:.2f}"
     assert parser.classes == {
         "original": "",
         "over": "",
@@ -88,12 +95,133 @@ def test_the_table_shows_the_results(tmp_path):
         "retrained": "",
         "ascent": "bad",
     }
+    assert all(name in page for name in ("Forget, task 1 answers", "Task Aggregate"))
+    assert "forget_task1" not in page.split("Other measurements")[0]
+
+
+def test_the_answer_comes_first(tmp_path):
+    """Which model to use and why; without a good one, what speaks against each; what was left out
+    of the candidates is never proposed."""
+    page = everything(tmp_path).read_text()
+    assert page.index("Use merged: ") < page.index("<nav") < page.index('id="scores"')
+    results = make_results(("original", "over", "under", "retrained"))
+    page = write_report(results, tmp_path / "r.html").read_text()
+    said = re.search(r'<p class="say">(.*?)</p>', page)[1]
+    assert said.startswith("None of these is good, because over: ") and "; under: " in said
+    page = write_report(make_results(("original", "retrained")), tmp_path / "r.html").read_text()
+    assert "There is nothing to choose" in page
+
+
+def make_audit(name):
+    """Two documents that can be told, the worse first, and one that cannot."""
+    known = {"model": name, "side": "forget", "task": 1, "told": True, "reading": "still known"}
+    return [
+        {**known, "document": "a", "loss": 0.5, "p": 0.0001, "q": 0.0003, "before": {"loss": 0.1}},
+        {**known, "document": "b", "loss": 0.2, "p": 0.001, "q": 0.0015, "retrained": {"loss": 3}},
+        {**known, "document": "c", "loss": 9.0, "told": False, "reading": "not told", "q": None},
+    ]
+
+
+def test_the_audit_list_is_sorted_without_a_script(tmp_path):
+    """Worst first as in the file; every other order is a rank that style sheets use."""
+    lines = [*make_audit("merged"), *make_audit("over")]
+    (tmp_path / "audit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "results.json").write_text(json.dumps(make_results()))
+    assert run(tmp_path).exit_code == 0
+    page = (tmp_path / "report.html").read_text()
+    first, second = re.findall(r'<div class="audit" id="(\w+)">', page)
+    assert first != second and page.count("<h3>merged: 2 of 3 documents can be told") == 1
+    table = page[page.index(f'id="{first}"') : page.index(f'id="{second}"')]
+    rows = re.findall(r'style="--k0:(\d);--k1:(\d);.*?<th scope="row">(\w)', table)
+    assert rows == [("0", "1", "a"), ("1", "0", "b"), ("2", "2", "c")]  # as listed; by loss
+    assert "0.10 before" in table and "3.00 retrained" in table and "&lt; .001" in table
+
+
+def test_only_differences_from_the_retrained_model_are_listed(tmp_path):
+    """Holm over four tests: p .02 counts as .08 and is no difference, p .001 as .004."""
+    results = make_results(("original", "merged", "retrained"))
+    gap = {"value": -0.2, "interval": [-0.3, -0.1], "p": 0.5}
+    results["models"][1]["distance"] = {
+        "aggregate": gap | {"p": 0.02, "value": -0.4},
+        "utility": gap | {"p": 0.001},
+        "mia_auc": gap,
+        "forget_task1_knowledge": gap | {"p": 0.9},
+    }
+    page = write_report(results, tmp_path / "r.html").read_text()
+    table = page.split('id="distance-from-the-retrained-model"')[1].split("</section>")[0]
+    assert "-0.20<small>p .004</small>" in table and "-0.40" not in table
+    assert table.count('scope="row"') == 1 and "of 4 tested" in table
+    del results["models"][1]["distance"]["utility"]
+    page = write_report(results, tmp_path / "r.html").read_text()
+    assert "None of 3 scores differs in any model." in page
+
+
+DROP = object()
+
+
+def places(data, path=()):
+    """Every path into nested dicts and lists."""
+    found = [path] if path else []
+    items = data.items() if isinstance(data, dict) else ()
+    items = enumerate(data[:3]) if isinstance(data, list) else items
+    for key, value in items:
+        found += places(value, (*path, key))
+    return found
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 10**6),
+            st.sampled_from(
+                [DROP, None, float("nan"), float("inf"), [], {}, "x", -1, True, [None]]
+            ),
+        ),
+        max_size=10,
+    )
+)
+def test_no_results_break_page_or_table(changes):
+    """Missing parts, NaN, empty lists, other types, anywhere: a sentence or a page."""
+    results = make_results(("original", "merged", "retrained"), texts=True)
+    results["models"][1]["membership"] = {
+        "attacks": {"loss": {"auc": 0.5, "interval": [0.4, 0.6]}},
+        "blind": {"length": {"auc": 0.5, "low": 0.4, "high": 0.6, "separates": False}},
+        "tpr": {"0.01": {"value": 0.1, "interval": [0.0, 0.2]}},
+        "meaningful": False,
+        "sentence": "no",
+    }
+    results["models"][1]["distance"] = {"utility": {"value": 0.1, "interval": [0, 1], "p": 0.01}}
+    extras = {"attacks": make_attacks(), "audit": make_audit("merged")}
+    whole = {"results": results, "extras": extras, "way": make_trajectory()[:4]}
+    for number, junk in changes:
+        paths = [path for path in places(whole) if len(path) > 1]
+        *way, last = paths[number % len(paths)]
+        inner = whole
+        for key in way:
+            inner = inner[key]
+        if junk is DROP:
+            del inner[last]
+        else:
+            inner[last] = copy.deepcopy(junk)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            page = write_report(
+                whole["results"],
+                Path(folder) / "r.html",
+                trajectory=whole["way"],
+                extras=whole["extras"],
+            ).read_text()
+            Console(file=io.StringIO(), width=80).print(table(whole["results"]))
+        except UnlearnError:
+            return
+    assert not re.search(r'="[^"]*\b(nan|inf)\b', page)
 
 
 def test_collapsed_models_are_flagged_wherever_they_are_named(tmp_path):
     page = everything(tmp_path).read_text()
-    # verdict, table, cells, distances, losses, extraction
-    assert page.count('<span class="badge bad">collapsed</span>') >= 6
+    # verdict, cells, losses, extraction
+    assert page.count('<span class="badge bad">collapsed</span>') >= 4
     assert page.count('class="badge good">good</span>') == 1
 
 
@@ -101,7 +229,12 @@ def test_nothing_is_fetched_and_the_page_is_small(tmp_path):
     path = everything(tmp_path)
     page = path.read_text()
     assert not re.search(r"https?:|//[a-z]|<script|@import|url\(", page)
-    assert set(re.findall(r'(?:src|href)="([^"]*)"', page)) == {"data:,"}
+    links = set(re.findall(r'(?:src|href)="([^"]*)"', page))
+    anchors = {link for link in links if link.startswith("#")}
+    assert links - anchors == {"data:,"}
+    # The table of contents names every section, and only those that are there.
+    sections = set(re.findall(r'<section id="([a-z-]+)"', page))
+    assert {anchor[1:] for anchor in anchors} == sections - {"answer"} and len(anchors) >= 10
     assert path.stat().st_size < 2_000_000
 
 
@@ -143,7 +276,7 @@ def test_a_page_from_the_least_there_can_be(tmp_path):
     """Headline scores only: no plot that lacks its data, and no error."""
     page = write_report({"models": [{"name": "m", "aggregate": 0.5}]}, tmp_path / "r.html")
     text = page.read_text()
-    assert "<svg" not in text and "0.500" in text and "No retrained model" in text
+    assert "<svg" not in text and "0.50" in text and "No retrained model" in text
 
 
 def test_missing_cells_are_said_and_not_drawn_as_zero(tmp_path):
@@ -164,8 +297,8 @@ def test_numbers_unknown_to_the_report_are_shown_all_the_same(tmp_path):
     results["models"][1]["collapse"]["distinct_2"] = 0.8125
     results["models"][1]["answers"] = {"capital": {"share": 0.53125}}
     page = write_report(results, tmp_path / "r.html").read_text()
-    assert '<th scope="row">collapse.distinct_2</th><td>n/a</td><td>0.812</td>' in page
-    assert '<th scope="row">answers.capital.share</th><td>n/a</td><td>0.531</td>' in page
+    assert '<th scope="row">collapse.distinct_2</th><td>n/a</td><td>0.81</td>' in page
+    assert '<th scope="row">answers.capital.share</th><td>n/a</td><td>0.53</td>' in page
     assert '<th scope="row">gate' not in page
     assert "<li>no rows for task 3</li>" in page
 
@@ -193,9 +326,10 @@ def test_blind_baselines_stand_beside_membership(tmp_path, shift):
     page = write_report(results, tmp_path / "r.html").read_text()
     assert page.count("membership figure means nothing") == (2 if shift else 0)
     assert ('<span class="badge bad">separates</span>' in page) == bool(shift)
-    assert f"<td>{lab['attacks']['zlib']['auc']:.3f}<small>" in page
+    assert f"<td>{lab['attacks']['zlib']['auc']:.2f}<small>" in page
     for name, figures in lab["blind"].items():
-        assert f"blind: {name}" in page and f"<td>{figures['auc']:.3f}<small>" in page
+        title = attack_title(name)
+        assert f"Blind: {title}" in page and f"<td>{figures['auc']:.2f}<small>" in page
 
 
 def test_a_training_log_that_is_none_gets_a_sentence(tmp_path):

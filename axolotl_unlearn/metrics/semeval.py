@@ -31,9 +31,22 @@ TASKS = (1, 2, 3)
 SCORES = {"completion": "regurgitation", "question": "knowledge"}
 #: The 12 cells, in the order in which they are printed.
 CELLS = tuple(f"{s}_task{t}_{k}" for s in SIDES for t in TASKS for k in SCORES.values())
+_TITLES = {"mia_auc": "AUC", "mia_score": "MIA score", "mmlu": "Utility (MMLU)"}
+_KIND_TITLES = {"regurgitation": "completions", "knowledge": "answers"}
 #: A model below this share of the original model's utility is below the gate (.371 of .495 for
 #: the task's 7B model).
 GATE_SHARE = 0.75
+
+
+def score_title(name: str) -> str:
+    """How a cell or score is called wherever somebody reads it.
+
+    "forget_task1_knowledge" is "Forget, task 1 answers", "task_aggregate" "Task Aggregate".
+    """
+    if name in CELLS:
+        side, task, kind = name.split("_")
+        return f"{side.capitalize()}, task {task[-1]} {_KIND_TITLES[kind]}"
+    return _TITLES.get(name, name.replace("_", " ").title())
 
 
 @functools.cache

@@ -57,6 +57,8 @@ def find_inputs(
                 for name, figures in found_depth.items()
                 if "sentence" in figures
             }
+    if (home / "audit.jsonl").is_file():
+        extras["audit"] = _lines(home / "audit.jsonl")
     place = Path(attacks) if attacks else home
     if (place / "attacks.json").is_file():
         extras["attacks"] = _json(place / "attacks.json")
@@ -96,6 +98,14 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as fault:
         raise UnlearnError(f"{path} is not valid JSON ({fault}); remove or remake it.") from fault
+
+
+def _lines(path: Path) -> list[Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except json.JSONDecodeError as fault:
+        raise UnlearnError(f"{path} is not valid JSON ({fault}); evaluate again.") from fault
 
 
 def _log_beside(model: str) -> Path | None:

@@ -6,17 +6,16 @@ about 360 px wide so that a phone shows them unscaled; the page puts several sid
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from axolotl_unlearn.metrics.semeval import CELLS, SIDES, score_title
 from axolotl_unlearn.report.results import (
-    CELLS,
-    KINDS,
-    SIDES,
-    TASKS,
+    at,
     auc_standard_error,
     cell_count,
     flags,
@@ -24,6 +23,7 @@ from axolotl_unlearn.report.results import (
     interval,
     membership_sizes,
     number,
+    numbers,
     role_of,
     show,
     side_mean,
@@ -42,7 +42,6 @@ from axolotl_unlearn.report.svg import (
 WIDTH = 360
 # Names the demo uses keep their colour from run to run; other models take the rest in order.
 FIXED_COLOURS = {"original": 0, "over": 1, "under": 2, "merged": 3, "single": 4, "retrained": 5}
-KIND_WORDS = {"regurgitation": "completions", "knowledge": "answers"}
 SIDE_WORDS = {
     "forget": "Forget set (right = more forgotten)",
     "retain": "Retain set (right = better kept)",
@@ -74,14 +73,13 @@ def _shape(model: Model) -> str:
 
 def cells_chart(model: Model, original: Model | None, color: str) -> str:
     """Bars of the 12 cells of one model, with intervals and n; a tick marks the original."""
-    cells, n = model.get("cells") or {}, model.get("n") or {}
     if not cell_count(model):
         return ""
     left, right, row, top = 128, 282, 19, 8
     height = top + 2 * (24 + 6 * row) + 28
     x = scale((0, 1), (left, right))
-    values = ", ".join(f"{name} {show(cells.get(name), 2)}" for name in CELLS)
-    svg = Svg("cells", WIDTH, height, f"Scores of the 12 cells of {model['name']}: {values}.")
+    told = ", ".join(f"{score_title(name)} {show(at(model, 'cells', name), 2)}" for name in CELLS)
+    svg = Svg("cells", WIDTH, height, f"Scores of the 12 cells of {model['name']}: {told}.")
     y = float(top)
     bottom = height - 26
     for tick in (0, 0.5, 1):
@@ -92,31 +90,29 @@ def cells_chart(model: Model, original: Model | None, color: str) -> str:
         if side == "forget":
             svg.text(WIDTH, y + 12, "n", cls="tick", anchor="end")
         y += 20
-        for task in TASKS:
-            for kind in KINDS:
-                name = f"{side}_task{task}_{kind}"
-                value = number(cells.get(name))
-                middle = y + row / 2
-                svg.text(0, middle + 4, f"Task {task} {KIND_WORDS[kind]}", cls="label")
-                if n.get(name) is not None:
-                    svg.text(WIDTH, middle + 4, str(n[name]), cls="tick", anchor="end")
-                if value is None:
-                    svg.text(left + 4, middle + 4, "n/a", cls="tick")
-                else:
-                    around = interval(model, name)
-                    tip = f"{name} {value:.3f}"
-                    if around:
-                        tip += f", 95 % interval {around[0]:.3f} to {around[1]:.3f}"
-                    svg.rect(left, y + 4, x(value) - left, row - 8, color=color, title=tip)
-                    if around:
-                        svg.line(x(around[0]), middle, x(around[1]), middle, cls="whisker")
-                        for end in around:
-                            svg.line(x(end), middle - 3, x(end), middle + 3, cls="whisker")
-                    svg.text(right + 40, middle + 4, f"{value:.2f}", cls="value", anchor="end")
-                before = number(((original or {}).get("cells") or {}).get(name))
-                if before is not None and original is not model:
-                    svg.line(x(before), y + 1, x(before), y + row - 1, cls="origin")
-                y += row
+        for name in (name for name in CELLS if name.startswith(side)):
+            value, middle = number(at(model, "cells", name)), y + row / 2
+            label = score_title(name).partition(", ")[2].capitalize()
+            svg.text(0, middle + 4, label, cls="label")
+            if (count := number(at(model, "n", name))) is not None:
+                svg.text(WIDTH, middle + 4, f"{count:.0f}", cls="tick", anchor="end")
+            if value is None:
+                svg.text(left + 4, middle + 4, "n/a", cls="tick")
+            else:
+                around = interval(model, name)
+                tip = f"{score_title(name)}: {value:.2f}"
+                if around:
+                    tip += f", 95 % interval {around[0]:.2f} to {around[1]:.2f}"
+                svg.rect(left, y + 4, x(value) - left, row - 8, color=color, title=tip)
+                if around:
+                    svg.line(x(around[0]), middle, x(around[1]), middle, cls="whisker")
+                    for end in around:
+                        svg.line(x(end), middle - 3, x(end), middle + 3, cls="whisker")
+                svg.text(right + 40, middle + 4, f"{value:.2f}", cls="value", anchor="end")
+            before = number(at(original, "cells", name))
+            if before is not None and original is not model:
+                svg.line(x(before), y + 1, x(before), y + row - 1, cls="origin")
+            y += row
         y += 4
     return svg.render()
 
@@ -136,7 +132,7 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     left = min(130, max(54, max(text_width(model["name"]) for model in rows) + 14))
     right, bottom = WIDTH - 46, top + row * len(rows)
     x = scale((0, 1), (left, right))
-    told = ", ".join(f"{model['name']} {show(model['mia_auc'])}" for model in rows)
+    told = ", ".join(f"{model['name']} {show(model['mia_auc'], 2)}" for model in rows)
     svg = Svg(
         "auc",
         WIDTH,
@@ -159,7 +155,7 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
             svg.line(x(around[0]), y, x(around[1]), y, cls="interval", color=color)
         tip = f"{model['name']}: AUC {auc:.3f}, {forgetting(model)}"
         svg.dot(x(auc), y, color=color, shape=_shape(model), title=tip)
-        svg.text(WIDTH, y + 4, f"{auc:.3f}", cls="value", anchor="end")
+        svg.text(WIDTH, y + 4, f"{auc:.2f}", cls="value", anchor="end")
     svg.text(
         (left + right) / 2,
         bottom + 34,
@@ -174,7 +170,7 @@ def has_contours(models: Sequence[Model]) -> bool:
     """Whether the Task Aggregate is a function of the two sides: equally many cells on both."""
     counts = [
         [
-            sum(number((model.get("cells") or {}).get(c)) is not None for c in CELLS if side in c)
+            sum(number(at(model, "cells", c)) is not None for c in CELLS if c.startswith(side))
             for side in SIDES
         ]
         for model in models
@@ -240,76 +236,70 @@ def plane_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
 
 
 def roc_points(member_loss: Sequence[float], nonmember_loss: Sequence[float]) -> list[Point]:
-    """(false positive rate, true positive rate) when a text is called a member below a loss.
+    """(false positive rate, true positive rate) when a text is called a member below a loss."""
+    from sklearn.metrics import roc_curve
 
-    Ties between the sets give a slanted step, as in the AUC with ties counted half.
-    """
-    members, others = np.asarray(member_loss, float), np.asarray(nonmember_loss, float)
-    members, others = np.sort(members), np.sort(others)
-    cuts = np.unique(np.concatenate([members, others]))
-    tpr = np.searchsorted(members, cuts, side="right") / len(members)
-    fpr = np.searchsorted(others, cuts, side="right") / len(others)
-    return [(0.0, 0.0), *zip(fpr.tolist(), tpr.tolist(), strict=True)]
+    member = [True] * len(member_loss) + [False] * len(nonmember_loss)
+    fpr, tpr, _ = roc_curve(member, -np.array([*member_loss, *nonmember_loss]))
+    return list(zip(fpr.tolist(), tpr.tolist(), strict=True))
 
 
 def roc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
-    """ROC of the loss attack, one curve a model with loss arrays."""
-    rows = [(model, *_losses(model)) for model in models if _losses(model)]
+    """ROC of the loss attack on logarithmic axes (arXiv 2112.03570), a curve a model with losses.
+
+    The axes start at the smallest rate that one text makes; rates of 0 lie on their edge.
+    """
+    rows = [(model, *pair) for model in models if (pair := _losses(model))]
     if not rows:
         return ""
+    texts = max(max(len(members), len(others)) for _, members, others in rows)
+    low = -max(1.0, math.log10(texts))
     left, right, top, bottom = 44, WIDTH - 12, 12, 308
-    x, y = scale((0, 1), (left, right)), scale((0, 1), (bottom, top))
-    names = ", ".join(f"{model['name']} AUC {show(model.get('mia_auc'))}" for model, _, _ in rows)
+    x, y = scale((low, 0), (left, right)), scale((low, 0), (bottom, top))
+
+    def log(share: float) -> float:
+        return math.log10(share) if share > 0 else low
+
+    names = ", ".join(
+        f"{model['name']} AUC {show(model.get('mia_auc'), 2)}" for model, _, _ in rows
+    )
     columns = 2 if max(text_width(model["name"]) for model, _, _ in rows) < 90 else 1
     legend_rows = -(-len(rows) // columns)
     svg = Svg(
-        "roc", WIDTH, bottom + 44 + 18 * legend_rows, f"ROC curves of the loss attack: {names}."
+        "roc",
+        WIDTH,
+        bottom + 44 + 18 * legend_rows,
+        f"ROC curves of the loss attack, logarithmic: {names}.",
     )
-    for tick in (0, 0.25, 0.5, 0.75, 1):
+    for tick in range(math.ceil(low), 1):
+        label = tick_label(10.0**tick)
         svg.line(x(tick), top, x(tick), bottom, cls="grid")
         svg.line(left, y(tick), right, y(tick), cls="grid")
-        svg.text(x(tick), bottom + 15, tick_label(tick), cls="tick", anchor="middle")
-        svg.text(left - 6, y(tick) + 4, tick_label(tick), cls="tick", anchor="end")
-    svg.line(x(0), y(0), x(1), y(1), cls="before")
-    svg.text(x(1) - 4, y(0) - 6, "dashed: chance, the ideal", cls="tick halo", anchor="end")
+        svg.text(x(tick), bottom + 15, label, cls="tick", anchor="middle" if tick else "end")
+        svg.text(left - 6, y(tick) + 4, label, cls="tick", anchor="end")
+    svg.line(x(low), y(low), x(0), y(0), cls="before")
+    svg.text(x(0) - 4, y(low) - 6, "dashed: chance, the ideal", cls="tick halo", anchor="end")
     for index, (model, members, others) in enumerate(rows):
         color = palette[model["name"]]
         points = _thin(roc_points(members, others), 400)
-        svg.path(((x(a), y(b)) for a, b in points), color=color)
+        svg.path(((x(log(a)), y(log(b))) for a, b in points), color=color)
         lx, ly = left + (index % columns) * 160, bottom + 52 + 18 * (index // columns)
         svg.line(lx, ly - 4, lx + 16, ly - 4, cls="line", color=color)
-        svg.text(
-            lx + 22,
-            ly,
-            f"{fit(model['name'], 240)} {show(model.get('mia_auc'))}",
-            cls="name",
-            color=color,
-        )
-    svg.text(
-        (left + right) / 2,
-        bottom + 33,
-        "share of non-members called members \u2192",
-        cls="axis",
-        anchor="middle",
-    )
-    svg.text(
-        0,
-        0,
-        "share of members found \u2192",
-        cls="axis",
-        anchor="middle",
-        extra=f' transform="translate(11 {(top + bottom) / 2:.0f}) rotate(-90)"',
-    )
+        words = f"{fit(model['name'], 240)} {show(model.get('mia_auc'), 2)}"
+        svg.text(lx + 22, ly, words, cls="name", color=color)
+    middle = (left + right) / 2
+    words = "share of non-members called members \u2192"
+    svg.text(middle, bottom + 33, words, cls="axis", anchor="middle")
+    turned = f' transform="translate(11 {(top + bottom) / 2:.0f}) rotate(-90)"'
+    words = "share of members found \u2192"
+    svg.text(0, 0, words, cls="axis", anchor="middle", extra=turned)
     return svg.render()
 
 
 def _losses(model: Model) -> tuple[list[float], list[float]] | None:
-    likelihood = model.get("likelihood") or {}
-    pair = [
-        [value for value in map(number, likelihood.get(key) or ()) if value is not None]
-        for key in ("member_loss", "nonmember_loss")
-    ]
-    return (pair[0], pair[1]) if all(pair) else None
+    keys = ("member_loss", "nonmember_loss")
+    members, others = (numbers(at(model, "likelihood", key)) for key in keys)
+    return (members, others) if members and others else None
 
 
 def loss_limit(models: Sequence[Model]) -> float:
@@ -350,8 +340,9 @@ def loss_histogram(model: Model, color: str, limit: float) -> str:
 
 def extraction_histogram(model: Model, original: Model, color: str) -> str:
     """Extraction strength of the forget texts before (outline) and after (filled)."""
-    after = _numbers((model.get("likelihood") or {}).get("extraction_strength_forget"))
-    before = _numbers((original.get("likelihood") or {}).get("extraction_strength_forget"))
+    after, before = (
+        numbers(at(one, "likelihood", "extraction_strength_forget")) for one in (model, original)
+    )
     if not after or not before:
         return ""
     alt = (
@@ -370,10 +361,6 @@ def extraction_histogram(model: Model, original: Model, color: str) -> str:
         ("before", fit(model["name"], 130)),
         overflow=False,
     )
-
-
-def _numbers(values: Any) -> list[float]:
-    return [value for value in map(number, values or ()) if value is not None]
 
 
 def _histogram(

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.semeval import CELLS, SIDES
 
 SCHEMA = 1
-SIDES = ("forget", "retain")
-KINDS = ("regurgitation", "knowledge")
-TASKS = (1, 2, 3)
-CELLS = tuple(f"{side}_task{task}_{kind}" for side in SIDES for task in TASKS for kind in KINDS)
 HEADLINES = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 
 # Half width of "balanced" around AUC 0.5 where the evaluation gives neither a name nor an interval.
@@ -73,14 +70,17 @@ def load_results(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
     if not results["models"]:
         raise UnlearnError(f"{where} lists no models; evaluate at least one.")
     for row, model in enumerate(results["models"]):
-        if not isinstance(model, dict) or not model.get("name"):
+        name = model.get("name") if isinstance(model, dict) else None
+        if not name or not isinstance(name, str):
             raise UnlearnError(f"{where}, models[{row}] has no `name`; evaluate again.")
-        unknown = sorted(set(model.get("cells") or {}) - set(CELLS))
+        cells = model.get("cells")
+        unknown = sorted(set(cells) - set(CELLS)) if isinstance(cells, Mapping) else []
         if unknown:
             raise UnlearnError(
                 f"{where}, model {model['name']!r} has the unknown cell {unknown[0]!r}; expected "
                 "names such as forget_task1_regurgitation."
             )
+    results["models"] = [_sound(model) for model in results["models"]]
     names = [model["name"] for model in results["models"]]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -89,6 +89,29 @@ def load_results(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
             "`name=path` with different names."
         )
     return results
+
+
+def _sound(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The model without parts that are no mapping, such as null."""
+    parts = (
+        *("cells", "n", "intervals", "collapse", "gate", "answers", "likelihood", "membership"),
+        *("distance", "general", "ideal"),
+    )
+    return {k: v for k, v in model.items() if k not in parts or isinstance(v, Mapping)}
+
+
+def at(data: Any, *keys: str) -> Any:
+    """What lies under these keys, or None where the way there ends."""
+    for key in keys:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data
+
+
+def numbers(values: Any) -> list[float]:
+    """The finite numbers of a list; none where it is no list."""
+    if not isinstance(values, (list, tuple)):
+        return []
+    return [value for value in map(number, values) if value is not None]
 
 
 def number(value: Any) -> float | None:
@@ -106,11 +129,13 @@ def show(value: Any, digits: int = 3) -> str:
 
 def interval(model: Mapping[str, Any], metric: str) -> tuple[float, float] | None:
     """The [low, high] interval of one metric, if the evaluation gave a finite one."""
-    pair = (model.get("intervals") or {}).get(metric)
-    if not isinstance(pair, Sequence) or len(pair) != 2:
-        return None
-    low, high = number(pair[0]), number(pair[1])
-    return None if low is None or high is None else (low, high)
+    return finite_pair(at(model, "intervals", metric))
+
+
+def finite_pair(pair: Any) -> tuple[float, float] | None:
+    """(low, high) where both are finite numbers."""
+    found = numbers(pair)
+    return (found[0], found[1]) if len(found) == 2 else None
 
 
 def find(results: Mapping[str, Any], role: str) -> dict[str, Any] | None:
@@ -231,13 +256,8 @@ def _share_found(model: Mapping[str, Any], side: str) -> tuple[float, float] | N
     """Share of members beyond all but 1 % of the non-members, and its lower 95 % bound."""
     from scipy.stats import beta
 
-    likelihood = model.get("likelihood") or {}
     members, others = (
-        [
-            v if side == "low" else -v
-            for v in map(number, likelihood.get(key) or ())
-            if v is not None
-        ]
+        [v if side == "low" else -v for v in numbers(at(model, "likelihood", key))]
         for key in ("member_loss", "nonmember_loss")
     )
     if not members or not others:
@@ -256,7 +276,7 @@ def broken(model: Mapping[str, Any], retrained: Mapping[str, Any] | None = None)
 
 
 def _broken_share(model: Mapping[str, Any] | None) -> float | None:
-    return number((((model or {}).get("collapse") or {}).get("forget") or {}).get("broken"))
+    return number(at(model, "collapse", "forget", "broken"))
 
 
 def unstopped_answers(model: Mapping[str, Any], side: str) -> float | None:
@@ -264,8 +284,7 @@ def unstopped_answers(model: Mapping[str, Any], side: str) -> float | None:
 
     A model that says the right answer and does not stop counts as forgotten for exact match.
     """
-    answers = (model.get("answers") or {}).get(side) or {}
-    exact, contained = number(answers.get("exact")), number(answers.get("contained"))
+    exact, contained = (number(at(model, "answers", side, key)) for key in ("exact", "contained"))
     if exact is None or contained is None or contained - exact < UNSTOPPED_LIMIT:
         return None
     return contained - exact
@@ -303,25 +322,23 @@ def best(results: Mapping[str, Any]) -> str | None:
 
 def membership_sizes(model: Mapping[str, Any]) -> tuple[int, int] | None:
     """Numbers of members and non-members behind the AUC, where known."""
-    n = model.get("n") or {}
-    pair = (n.get("member", n.get("members")), n.get("nonmember", n.get("nonmembers")))
+    pair = [number(at(model, "n", side)) for side in ("member", "nonmember")]
     if None in pair:
-        likelihood = model.get("likelihood") or {}
-        pair = tuple(len(likelihood.get(key) or ()) for key in ("member_loss", "nonmember_loss"))
-    return (int(pair[0]), int(pair[1])) if all(pair) else None
+        pair = [len(numbers(at(model, "likelihood", f"{s}_loss"))) for s in ("member", "nonmember")]
+    return (int(pair[0]), int(pair[1])) if min(pair) >= 1 else None
 
 
 def lab(model: Mapping[str, Any]) -> Mapping[str, Any]:
     """The membership lab's answer for this model (`evaluation.membership_lab`), or {}."""
     found = model.get("membership")
-    return found if isinstance(found, Mapping) and "attacks" in found else {}
+    return found if isinstance(at(found, "attacks"), Mapping) else {}
 
 
 def membership_warning(results: Mapping[str, Any]) -> str | None:
     """Why the membership figures mean nothing on these data, if a blind baseline separates."""
     for model in results["models"]:
         if lab(model).get("meaningful") is False:
-            return str(lab(model).get("sentence"))
+            return str(lab(model).get("sentence", "Membership means nothing on these data."))
     return None
 
 
@@ -341,15 +358,14 @@ def ideal_mia_score(members: int, nonmembers: int) -> float:
 def sizes_sentence(results: Mapping[str, Any]) -> str:
     """What n stands behind the numbers, in words."""
     model = max(results["models"], key=cell_count)
-    n = model.get("n") or {}
     parts = []
     for side in SIDES:
-        rows = [n[name] for name in CELLS if name.startswith(side) and n.get(name)]
-        if rows:
-            parts.append(f"{sum(rows)} {side} rows")
+        rows = numbers([at(model, "n", name) for name in CELLS if name.startswith(side)])
+        if sum(rows):
+            parts.append(f"{sum(rows):.0f} {side} rows")
     pair = membership_sizes(model)
     if pair:
         parts.append(f"{pair[0]} members against {pair[1]} non-members")
-    if n.get("utility"):
-        parts.append(f"{n['utility']} utility questions")
+    if questions := number(at(model, "n", "utility")):
+        parts.append(f"{questions:.0f} utility questions")
     return ", ".join(parts) if parts else "n not recorded"

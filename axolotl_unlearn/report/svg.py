@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from html import escape
+
+from markupsafe import Markup, escape
 
 # Generous mean advance of a semibold sans-serif at font size 1: keeps labels apart whatever font
 # the reader has, and is not used to typeset.
@@ -110,8 +111,9 @@ class Svg:
                 f"{tip}</circle>"
             )
 
-    def render(self) -> str:
-        return (
+    def render(self) -> Markup:
+        """The chart as markup, which a template does not escape again."""
+        return Markup(
             f'<svg data-plot="{escape(self.name)}" role="img" aria-label="{escape(self.alt)}" '
             f'viewBox="0 0 {f(self.width)} {f(self.height)}" width="{f(self.width)}" '
             f'height="{f(self.height)}">{"".join(self.parts)}</svg>'

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from axolotl_unlearn.report.answer import answer_of
 from axolotl_unlearn.report.results import (
     best,
     cell_count,
@@ -31,7 +32,7 @@ FORGETTING_WORDS = {"over": "over-forgets", "under": "under-forgets", "balanced"
 
 
 def table(results: Mapping[str, Any] | str | Path) -> Table:
-    """One row a model: Aggregate, Task Aggregate, AUC (named), MIA score, utility, flags.
+    """The answer in a sentence, then one row a model: its scores and its verdict.
 
     Collapsed rows and rows below the utility gate are red and never best; the best of the others
     is bold. The caption states the conventions and n.
@@ -39,8 +40,11 @@ def table(results: Mapping[str, Any] | str | Path) -> Table:
     results = load_results(results)
     winner = best(results)
     original, retrained = find(results, "original"), find(results, "retrained")
+    answer = answer_of(results)
+    color = {"good": "green", "bad": "yellow"}.get(answer.tone, "")
     out = Table(
-        title="Unlearning scores",
+        title=Text(answer.sentence, style=f"bold {color}"),
+        title_justify="left",
         box=box.SIMPLE_HEAD,
         caption=caption(results),
         caption_justify="left",
@@ -86,7 +90,7 @@ def winner_word(good: bool) -> str:
 
 
 def _cell(model: Mapping[str, Any], metric: str, style: str) -> Text:
-    text = Text(show(model.get(metric)), style=style)
+    text = Text(show(model.get(metric), 2), style=style)
     around = interval(model, metric)
     if around:
         text.append("\n" + "-".join(map(_short, around)), style="dim")

@@ -41,7 +41,8 @@ def reading_of(
     """The verdict without the model's name."""
     kind = status(model, original, retrained)
     if kind == "collapsed":
-        reasons = (model.get("collapse") or {}).get("reasons") or ["see the collapse figures"]
+        reasons = (model.get("collapse") or {}).get("reasons")
+        reasons = reasons if isinstance(reasons, list) and reasons else ["see its figures"]
         return (
             f"Collapsed ({'; '.join(map(str, reasons))}): its outputs are broken, so "
             f"its Aggregate of {show(model.get('aggregate'))} says nothing about forgetting."

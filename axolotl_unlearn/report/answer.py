@@ -1,0 +1,95 @@
+"""The answer to "which of these models may I use?", once for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from axolotl_unlearn.report.results import find, number, status
+from axolotl_unlearn.report.verdict import reading_of
+
+TONES = {"collapsed": "bad", "below gate": "bad", "before": "plain", "target": "plain"}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One model as judged.
+
+    Attributes:
+        kind: the verdict's name.
+        tone: good, warn, bad or plain (no candidate).
+        damning: the figure that speaks most against it, in a few words; "" where none does.
+        sentence: the verdict in words.
+    """
+
+    name: str
+    kind: str
+    tone: str
+    damning: str
+    sentence: str
+    aggregate: float | None = None
+    auc: float | None = None
+
+    @property
+    def candidate(self) -> bool:
+        return self.tone != "plain"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to use, and each model as judged.
+
+    Attributes:
+        tone: good, bad, or plain where no unlearned model was evaluated.
+        best: the model to use, or None.
+        models: in the order of the results.
+    """
+
+    sentence: str
+    tone: str
+    best: str | None
+    models: list[Judged]
+
+    @property
+    def candidates(self) -> list[Judged]:
+        """The unlearned models: the one to use first, then by Aggregate."""
+        order = sorted(self.models, key=lambda one: (one.tone != "good", -(one.aggregate or 0.0)))
+        return [one for one in order if one.candidate]
+
+
+def judge(
+    model: Mapping[str, Any],
+    original: Mapping[str, Any] | None,
+    retrained: Mapping[str, Any] | None,
+) -> Judged:
+    kind = status(model, original, retrained)
+    tone = "good" if kind == "good" else TONES.get(kind, "warn")
+    sentence = reading_of(model, original, retrained)
+    damning = "" if tone in ("good", "plain") else sentence.split("; ")[0]
+    scores = [number(model.get(metric)) for metric in ("aggregate", "mia_auc")]
+    return Judged(model["name"], kind, tone, damning, sentence, *scores)
+
+
+def answer_of(results: Mapping[str, Any]) -> Answer:
+    """Judge every model and say which one to use, or why none."""
+    original, retrained = find(results, "original"), find(results, "retrained")
+    judged = [judge(model, original, retrained) for model in results["models"]]
+    answer = Answer(
+        "There is nothing to choose: no unlearned model was evaluated.", "plain", None, judged
+    )
+    candidates = answer.candidates
+    if not candidates:
+        return answer
+    first = candidates[0]
+    if first.tone == "good":
+        rest = [one.name for one in candidates[1:] if one.tone == "good"]
+        also = f" {_listing(rest)} would do as well." if rest else ""
+        return Answer(f"Use {first.name}: {first.sentence}{also}", "good", first.name, judged)
+    reasons = [f"{one.name}: {one.damning}" for one in candidates[:3]]
+    count = "This model is not good" if len(candidates) == 1 else "None of these is good"
+    return Answer(f"{count}, because {'; '.join(reasons)}.", "bad", None, judged)
+
+
+def _listing(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -1,0 +1,753 @@
+"""What the page shows, as plain data: sections of blocks that ``page.html.j2`` lays out.
+
+A block is a dict with a ``kind``: text, table, figures, list, audit, examples or folded. Nothing
+here computes a metric or writes HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from axolotl_unlearn.metrics.semeval import score_title
+from axolotl_unlearn.metrics.statistics import holm
+from axolotl_unlearn.report import plots
+from axolotl_unlearn.report.answer import answer_of
+from axolotl_unlearn.report.results import (
+    CELLS,
+    HEADLINES,
+    at,
+    cell_count,
+    find,
+    finite_pair,
+    flags,
+    interval,
+    lab,
+    membership_sizes,
+    membership_warning,
+    number,
+    role_of,
+    show,
+)
+from axolotl_unlearn.report.terminal import caption
+
+Log = list[dict[str, Any]]
+Block = dict[str, Any]
+
+#: Columns of the audit list: key of a line of audit.jsonl, and what it is called.
+_AUDITED = (
+    ("loss", "Loss"),
+    ("rank", "Rank"),
+    ("min_k_plus_20", "Min-20 %++"),
+    ("extraction_strength", "Extraction"),
+    ("answer_said", "Answer said"),
+    ("p", "p"),
+    ("q", "q"),
+)
+#: Rows of the audit list on the page; the file beside it has them all.
+MOST_AUDITED = 200
+ATTACK_TITLES = {
+    "loss": "Loss",
+    "zlib": "Loss by compressed size (zlib)",
+    "min_k_20": "Min-20 %",
+    "min_k_plus_20": "Min-20 %++",
+    "reference": "Loss against a reference",
+    "learned": "Learned attack",
+}
+_SECRET = re.compile(r"(?im)^(\s*[\w-]*(?:token|secret|password|api_key)[\w-]*\s*:\s*)\S.*$")
+# Keys of an Axolotl config that only look like secrets.
+_NOT_SECRET = re.compile(r"(?i)special_tokens|tokens_per|tokenizer|_tokens\b|token_")
+
+
+class View:
+    """The results with what every section asks of them.
+
+    Args:
+        results: As `load_results` gives them.
+        logs: ``log_history`` of each training run.
+        trajectory: Points of scores on the way, see `write_report`.
+        extras: See `write_report`.
+    """
+
+    def __init__(
+        self,
+        results: dict[str, Any],
+        logs: Mapping[str, Log],
+        trajectory: Any,
+        extras: Mapping[str, Any],
+    ) -> None:
+        self.results, self.logs, self.trajectory = results, logs, trajectory
+        self.extras = dict(extras)
+        self.models: list[dict[str, Any]] = results["models"]
+        self.original, self.retrained = find(results, "original"), find(results, "retrained")
+        self.palette = plots.colours([model["name"] for model in self.models])
+        self.answer = answer_of(results)
+        self.label = results.get("label")
+        self.warning = membership_warning(results)
+
+    @property
+    def facts(self) -> str:
+        count = len(self.models)
+        facts = [f"{count} model{'s' if count > 1 else ''}"]
+        if self.results.get("data_dir"):
+            facts.append(f"data {self.results['data_dir']}")
+        if self.results.get("created"):
+            facts.append(_moment(str(self.results["created"])))
+        return " · ".join(facts)
+
+    @property
+    def sections(self) -> list[dict[str, Any]]:
+        """All sections that have something to show, in reading order."""
+        carrying = [self.scores(), self.charts(), self.audit(), self.distances(), self.attacks()]
+        details = [
+            self.membership(),
+            self.cells(),
+            self.losses(),
+            self.extraction(),
+            self.training(),
+            self.way(),
+            self.depth(),
+            self.examples(),
+            self.others(),
+            self.provenance(),
+        ]
+        found = [part | {"detail": False} for part in carrying if part["blocks"]]
+        return found + [part | {"detail": True} for part in details if part["blocks"]]
+
+    # ------------------------------------------------------------ what carries the answer
+
+    def scores(self) -> dict[str, Any]:
+        head = [
+            _cell("Model"),
+            *(
+                _cell(score_title(m), "ideal 0.5" if m == "mia_auc" else "higher is better")
+                for m in HEADLINES
+            ),
+        ]
+        rows = []
+        for model in self.models:
+            cells = [_ranged(model, metric, tag=metric) for metric in HEADLINES]
+            few = cell_count(model) != len(CELLS)
+            name = self.name(model) | {
+                "badges": (),
+                "small": f"{cell_count(model)} of 12 cells" if few else "",
+            }
+            rows.append(
+                {
+                    "model": model["name"],
+                    "tone": "bad" if flags(model) else "",
+                    "best": model["name"] == self.answer.best,
+                    "cells": [name, *cells],
+                }
+            )
+        notes = [("", str(note)) for note in _listed(self.results.get("notes"))]
+        return _section(
+            "Scores",
+            " ".join(caption(self.results).splitlines()),
+            _table("Scores of all models", head, rows, "scores"),
+            _list(notes),
+        )
+
+    def charts(self) -> dict[str, Any]:
+        band = (
+            "" if any(map(membership_sizes, self.models)) else " (n unknown: the band is a guess)"
+        )
+        contours = plots.has_contours(self.models)
+        return _section(
+            "Forgotten, kept, recognised",
+            "",
+            _figures(
+                (
+                    plots.auc_chart(self.models, self.palette),
+                    "",
+                    "Can training on the forget set still be noticed, on average? The band is "
+                    f"where models fall that never saw it{band}.",
+                ),
+                (
+                    plots.plane_chart(self.models, self.palette),
+                    "",
+                    "Top right is where a model should be. "
+                    + ("Curves join equal Task Aggregates. " if contours else "")
+                    + _marks(self.models),
+                ),
+                (
+                    plots.roc_chart(self.models, self.palette),
+                    "",
+                    "The attack calls a text a member when its loss is low. Both axes are "
+                    "logarithmic: on the left few are accused, and a curve above the dashed line "
+                    "there finds some members for sure, whatever its AUC.",
+                ),
+            ),
+        )
+
+    def audit(self) -> dict[str, Any]:
+        """One line a document, worst first; a table for each model, the answer's open."""
+        rows = _rows(self.extras.get("audit"))
+        names = [one.name for one in self.answer.candidates]
+        blocks: list[Block | None] = []
+        for name in names:
+            mine = [row for row in rows if row.get("model") == name]
+            block = self._audited(name, mine, len(blocks))
+            blocks.append(block if not blocks else _folded(f"The same for {name}", block))
+        return _section(
+            "Document by document",
+            "Is this document gone? Each line is a document of the forget set. Under loss, "
+            "Min-20 %++ and extraction strength stand those before unlearning and those of the "
+            "retrained model; rank is the share of unseen texts with a lower loss (near 0: "
+            "known, near 1: pushed away). q is p corrected for the number of documents "
+            "(Benjamini-Hochberg).",
+            *blocks,
+        )
+
+    def _audited(self, name: str, rows: list[Mapping[str, Any]], number_: int) -> Block | None:
+        if not rows:
+            return None
+        head = [_cell("Document"), _cell("Reading"), *(_cell(title) for _, title in _AUDITED)]
+        keys = ["worst first", *(title.lower() for _, title in _AUDITED)]
+        places = [{id(row): place for place, row in enumerate(rows)}]
+        for key, _ in _AUDITED:
+            # Where a low value is bad, low ones come first.
+            sign = -1 if key in ("extraction_strength", "answer_said") else 1
+            order = sorted(
+                rows, key=lambda r: (number(r.get(key)) is None, sign * _plain(r.get(key)))
+            )
+            places.append({id(row): place for place, row in enumerate(order)})
+        lines = []
+        for row in rows[:MOST_AUDITED]:
+            cells = [_cell(str(row.get("document", "")), str(row.get("text", "")))]
+            told = bool(row.get("told"))
+            cells.append(
+                _cell("", badges=[("bad" if told else "plain", str(row.get("reading", "")))])
+            )
+            for key, _ in _AUDITED:
+                value = row.get(key)
+                shown = _p(value) if key in ("p", "q") and number(value) is not None else two(value)
+                others = [
+                    f"{two(x)} {side}"
+                    for side in ("before", "retrained")
+                    if number(x := at(row, side, key)) is not None
+                ]
+                cells.append(
+                    _cell(
+                        "yes" if value is True else "no" if value is False else shown,
+                        ", ".join(others),
+                    )
+                )
+            lines.append(
+                {
+                    "tone": "bad" if told else "",
+                    "cells": cells,
+                    "ranks": [place[id(row)] for place in places],
+                }
+            )
+        told = sum(bool(row.get("told")) for row in rows)
+        title = f"{name}: {told} of {len(rows)} documents can be told"
+        if len(rows) > len(lines):
+            title += f"; the {len(lines)} worst are listed, audit.jsonl has all"
+        return {
+            "kind": "audit",
+            "id": number_,
+            "label": title,
+            "keys": keys,
+            "head": head,
+            "rows": lines,
+        }
+
+    def distances(self) -> dict[str, Any]:
+        """Which scores differ from the retrained model's, and by how much."""
+        title = "Distance from the retrained model"
+        if self.retrained is None:
+            return _section(
+                title,
+                "",
+                _text(
+                    "No retrained model is in these results. Only a model trained on everything "
+                    "except the forget set shows what perfect forgetting looks like; evaluate one "
+                    "as retrained=PATH to see how far every score is from it."
+                ),
+            )
+        others = [m for m in self.models if role_of(m) == "candidate" and m.get("distance")]
+        found: dict[str, dict[str, Any]] = {}
+        tested = 0
+        for model in others:
+            gaps = {m: at(model, "distance", m) for m in (*HEADLINES, *CELLS)}
+            pairs = {m: (number(at(g, "value")), number(at(g, "p"))) for m, g in gaps.items()}
+            pairs = {m: pair for m, pair in pairs.items() if None not in pair}
+            tested = max(tested, len(pairs))
+            corrected = holm([p for _, p in pairs.values()]) if pairs else ()
+            for (metric, (value, _)), p in zip(pairs.items(), corrected, strict=True):
+                if p < 0.05:
+                    found.setdefault(metric, {})[model["name"]] = (value, p)
+        if not others:
+            return _section(title, "")
+        rows = []
+        for metric in (m for m in (*HEADLINES, *CELLS) if m in found):
+            cells = [_cell(score_title(metric)), _cell(two(_value(self.retrained, metric)))]
+            for model in others:
+                value, p = found[metric].get(model["name"], (None, 1.0))
+                differs = value is not None
+                cells.append(_cell(f"{value:+.2f}", f"p {_p(p)}") if differs else _cell("\u2013"))
+            rows.append({"cells": cells})
+        note = (
+            f"Only scores that differ from the retrained model's are listed, of {tested} tested: "
+            "paired by document, p corrected for their number (Holm)."
+        )
+        if not rows:
+            return _section(title, "", _text(f"None of {tested} scores differs in any model."))
+        head = [_cell("Score"), _cell("retrained"), *map(self.name, others)]
+        return _section(title, note, _table("Distances", head, rows, "dense"))
+
+    def attacks(self) -> dict[str, Any]:
+        return _section(
+            "Attacks",
+            "What comes back when the model is quantised, trained again or prompted otherwise.",
+            _list(_named(self.extras.get("attack_sentences"))),
+            self._curves(self.extras.get("attacks"), "attack"),
+        )
+
+    # ------------------------------------------------------------ details
+
+    def membership(self) -> dict[str, Any]:
+        """Attacks against models, then the blind baselines, which are the same for all models."""
+        labs = {m["name"]: lab(m) for m in self.models if lab(m)}
+        models = [model for model in self.models if model["name"] in labs]
+        if not models:
+            return _section("Membership", "")
+        rows = []
+        for attack in _keys(found["attacks"] for found in labs.values()):
+            cells = [_cell(attack_title(attack))]
+            for model in models:
+                figures = at(labs[model["name"]], "attacks", attack)
+                cells.append(_with_interval(at(figures, "auc"), at(figures, "interval")))
+            rows.append({"cells": cells})
+        shares = [at(labs[model["name"]], "tpr", "0.01") for model in models]
+        if any(shares):
+            cells = [_with_interval(at(one, "value"), at(one, "interval")) for one in shares]
+            rows.append({"cells": [_cell("Loss, found at 1 % false alarms"), *cells]})
+        blind = [b for found in labs.values() if isinstance(b := at(found, "blind"), Mapping)]
+        for name, figures in blind[0].items() if blind else ():
+            marks = [("bad", "separates")] if at(figures, "separates") else []
+            pair = (at(figures, "low"), at(figures, "high"))
+            rows.append(
+                {
+                    "cells": [
+                        _cell(f"Blind: {attack_title(name)}", badges=marks),
+                        _with_interval(at(figures, "auc"), pair) | {"span": len(models)},
+                    ]
+                }
+            )
+        return _section(
+            "Membership",
+            "AUC of each way to recognise members, ideal 0.5; then the share of members found when "
+            "1 % of non-members are accused. Blind baselines never ask a model: where they "
+            "separate the sets, the figures above them mean nothing.",
+            _table("Membership attacks", [_cell("Attack"), *map(self.name, models)], rows, "dense"),
+        )
+
+    def cells(self) -> dict[str, Any]:
+        return _section(
+            "The twelve cells",
+            "Completions: ROUGE-L recall of the continuation. Answers: exact match. Forget cells "
+            "are shown as 1 - v, so a long bar is good everywhere. Whiskers are 95 % intervals; "
+            "the thin upright tick is the original model.",
+            self._per_model(lambda m, color: plots.cells_chart(m, self.original, color)),
+        )
+
+    def losses(self) -> dict[str, Any]:
+        limit = plots.loss_limit(self.models)
+        return _section(
+            "Loss of members and non-members",
+            "Members were in the forget set, non-members were never trained on. Where the two "
+            "shapes lie on each other, membership cannot be told.",
+            self._per_model(lambda m, color: plots.loss_histogram(m, color, limit)),
+        )
+
+    def extraction(self) -> dict[str, Any]:
+        return _section(
+            "Extraction strength of the forget texts",
+            "1 minus the shortest share of a text after which the model finishes the rest word "
+            "for word: 1 means no prefix is needed, 0 means nothing comes back.",
+            self._per_model(
+                lambda m, color: (
+                    ""
+                    if self.original is None or self.original is m
+                    else plots.extraction_histogram(m, self.original, color)
+                )
+            ),
+        )
+
+    def training(self) -> dict[str, Any]:
+        # The loss of a plain run is another quantity: not in one panel.
+        logs = {
+            name: log
+            for name, log in self.logs.items()
+            if any(key.startswith(("forget/", "retain/")) for row in log for key in row)
+        } or self.logs
+        keys = list(_keys(row for log in logs.values() for row in log))
+        parts = [key for key in keys if key.startswith(("forget/", "retain/"))]
+        panels, drawn = [], []
+        for key in sorted(parts) + [key for key in _LOG_TITLES if key in keys]:
+            curves = {
+                name: _points((row.get("step"), row.get(key)) for row in log)
+                for name, log in logs.items()
+            }
+            if curves in drawn:  # retain_nll beside retain/nll: the same curve under two names
+                continue
+            drawn.append(curves)
+            side, _, part = key.partition("/")
+            title, unit = _LOG_TITLES.get(key, (f"{side.capitalize()} part: {part}", ""))
+            chart = plots.curves_chart(
+                "training",
+                curves,
+                self.palette,
+                title=title,
+                x_label="step",
+                y_label=unit,
+                domain=(0.0, 1.0) if key == "saturated" else None,
+                smooth=True,
+            )
+            panels.append((chart, "", ""))
+        return _section(
+            "Training",
+            "Parts of the loss, unweighted. Faint: as logged; bold: running mean over a twentieth "
+            "of the run.",
+            _figures(*panels),
+        )
+
+    def way(self) -> dict[str, Any]:
+        """Scores of checkpoints."""
+        runs: dict[str, list[Mapping[str, Any]]] = {}
+        found = self.trajectory
+        if isinstance(found, Mapping):
+            found = [
+                {**point, "run": run} for run, points in found.items() for point in _rows(points)
+            ]
+        for point in _rows(found):
+            runs.setdefault(str(point.get("run", point.get("name", "run"))), []).append(point)
+        scores = [at(point, "scores") for points in runs.values() for point in points]
+        metrics = _keys(one for one in scores if isinstance(one, Mapping))
+        panels = []
+        for metric in sorted(metrics, key=lambda m: (*HEADLINES, m).index(m)):
+            curves = {
+                run: _points((p.get("step"), at(p, "scores", metric)) for p in points)
+                for run, points in runs.items()
+            }
+            inside = all(0 <= y <= 1 for points in curves.values() for _, y in points)
+            known = metric in (*HEADLINES, *CELLS)
+            ideal = "0.5 is ideal, lower = over-forgetting"
+            chart = plots.curves_chart(
+                "trajectory",
+                curves,
+                self.palette,
+                title=score_title(metric),
+                x_label="step",
+                y_label=ideal if metric == "mia_auc" else "higher is better" if known else "",
+                domain=(0.0, 1.0) if inside else None,
+                ideal=0.5 if metric == "mia_auc" else None,
+                markers=True,
+            )
+            panels.append((chart, "", ""))
+        return _section("Scores through training", "", _figures(*panels))
+
+    def depth(self) -> dict[str, Any]:
+        return _section(
+            "Depth",
+            "Activation patching layer by layer: whether the knowledge is gone or only unspoken.",
+            _list(_named(self.extras.get("depth_sentences"))),
+            self._curves(self.extras.get("depth"), "depth"),
+        )
+
+    def examples(self) -> dict[str, Any]:
+        """Prompt, expected and generated text; one example of each side and kind is open."""
+        rows: dict[str, dict[str, Any]] = {}
+        for model in self.models:
+            for example in _rows(model.get("examples")):
+                key = f"{example.get('side', '')}|{example.get('id', '')}"
+                row = rows.setdefault(key, {"first": example, "said": []})
+                row["said"].append((self.name(model), str(example.get("generated", ""))))
+        shown: list[Block] = []
+        more: list[Block] = []
+        seen = set()
+        for row in rows.values():
+            first = row["first"]
+            what = f"{first.get('side', '')} · {first.get('kind', '')}".strip(" ·")
+            texts = {key: str(first.get(key, "")) for key in ("prompt", "expected")}
+            (more if what in seen else shown).append({"what": what, "said": row["said"], **texts})
+            seen.add(what)
+        blocks = [{"kind": "examples", "shown": shown, "more": more}] if rows else []
+        return _section("Examples", "", *blocks)
+
+    def others(self) -> dict[str, Any]:
+        """Every further number that the evaluation gave a model, such as fluency figures."""
+        values: dict[str, dict[str, float]] = {}
+        for model in self.models:
+            for key, value in _flat(model):
+                values.setdefault(key, {})[model["name"]] = value
+        rows = [
+            {"cells": [_cell(key), *(_cell(two(row.get(m["name"]))) for m in self.models)]}
+            for key, row in values.items()
+        ]
+        head = [_cell("Key in results.json"), *map(self.name, self.models)]
+        table = _table("Other measurements", head, rows, "dense")
+        return _section("Other measurements", "", _folded("All numbers not shown above", table))
+
+    def provenance(self) -> dict[str, Any]:
+        """Models, versions, data hashes, configs: what a second person needs."""
+        rows = [
+            {
+                "cells": [
+                    _cell(model["name"]),
+                    _cell(
+                        str(model.get("model", "")), str(model.get("weights", ""))[:16], left=True
+                    ),
+                    _cell(f"{show(model.get('seconds'), 0)} s"),
+                ]
+            }
+            for model in self.models
+        ]
+        head = [_cell("Model"), _cell("Weights", left=True), _cell("Evaluated in")]
+        left_out = ("models", "label", "trajectory", "examples", "notes")
+        facts = {
+            key: value
+            for key, value in self.results.items()
+            if key not in left_out and value not in (None, {}, [])
+        }
+        blocks = [_folded("Models", _table("Models", head, rows, ""))]
+        blocks.append(_folded("Data, versions, settings", facts) if facts else None)
+        configs = self.extras.get("configs")
+        named = configs.items() if isinstance(configs, Mapping) else ()
+        blocks += [_folded(str(name), text) for name, text in named]
+        shown = ("configs", "audit", "attacks", "attack_sentences", "depth", "depth_sentences")
+        blocks += [_folded(key, more) for key, more in self.extras.items() if key not in shown]
+        return _section("How this was made", "", *blocks)
+
+    # ------------------------------------------------------------ parts of several sections
+
+    def name(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """A model as a heading: its colour, its name, its flags."""
+        marks = [("bad", mark) for mark in flags(model)]
+        return _cell(model["name"], badges=marks, color=self.palette[model["name"]])
+
+    @property
+    def verdicts(self) -> list[dict[str, Any]]:
+        """The small table under the answer."""
+        return [
+            {
+                "name": self.name(model) | {"badges": [(one.tone, one.kind)]},
+                "auc": two(one.auc),
+                "aggregate": two(one.aggregate),
+                "why": one.damning,
+                "tone": one.tone,
+            }
+            for model, one in zip(self.models, self.answer.models, strict=True)
+        ]
+
+    def _per_model(self, draw: Any) -> Block | None:
+        return _figures(
+            *((draw(m, self.palette[m["name"]]), self.name(m), "") for m in self.models)
+        )
+
+    def _curves(self, curves: Any, kind: str) -> Block | None:
+        """Panels from curves ``{"title"|"attack", "model", "metric", "x_label", "points"}``.
+
+        A point is ``{"x", "y", "low"?, "high"?}`` or a list of these. Curves of one title and
+        metric share a panel, one line a model.
+        """
+        panels: dict[tuple[str, str, str], dict[str, list[list[float]]]] = {}
+        for curve in _rows(curves):
+            title = str(curve.get("title") or curve.get("attack") or kind)
+            key = (title, str(curve.get("metric", "")), str(curve.get("x_label", "step")))
+            points = []
+            for point in _listed(curve.get("points")):
+                if isinstance(point, Mapping):
+                    point = [point.get(end) for end in ("x", "y", "low", "high")]
+                values = [number(value) for value in _listed(point)]
+                if len(values) > 1 and None not in values[:2]:
+                    points.append(values if len(values) == 4 and None not in values else values[:2])
+            panels.setdefault(key, {})[str(curve.get("model", title))] = points
+        drawn = {name for lines in panels.values() for name in lines}
+        # "retrained (never saw it)" is drawn in the colour of "retrained".
+        palette = self.palette | {
+            name: self.palette.get(name.partition(" (")[0], "var(--ink)") for name in drawn
+        }
+        figures = []
+        for (title, metric, x_label), lines in panels.items():
+            edges = [edge for points in lines.values() for p in points for edge in p[1:]]
+            chart = plots.curves_chart(
+                kind,
+                {name: [(p[0], p[1]) for p in points] for name, points in lines.items()},
+                palette,
+                title=title,
+                x_label=x_label,
+                y_label=metric,
+                domain=(0.0, 1.0) if edges and all(0 <= edge <= 1 for edge in edges) else None,
+                bands={
+                    name: [(p[0], p[2], p[3]) for p in points if len(p) == 4]
+                    for name, points in lines.items()
+                },
+                markers=True,
+            )
+            figures.append((chart, "", ""))
+        return _figures(*figures)
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def _section(title: str, note: str, *blocks: Block | None) -> dict[str, Any]:
+    anchor = re.sub(r"[^a-z]+", "-", title.lower()).strip("-")
+    return {"id": anchor, "title": title, "note": note, "blocks": [b for b in blocks if b]}
+
+
+def _text(text: str) -> Block:
+    return {"kind": "text", "text": text}
+
+
+def _list(items: Iterable[tuple[str, str]]) -> Block | None:
+    """(heading, text) pairs."""
+    items = list(items)
+    return {"kind": "list", "items": items} if items else None
+
+
+def _table(label: str, head: list, rows: list[dict[str, Any]], cls: str) -> Block | None:
+    return (
+        {"kind": "table", "label": label, "head": head, "rows": rows, "cls": cls} if rows else None
+    )
+
+
+def _figures(*figures: tuple[str, Any, str]) -> Block | None:
+    """(svg, heading cell, caption) each; those without a chart are left out."""
+    shown = [figure for figure in figures if figure[0]]
+    return {"kind": "figures", "figures": shown} if shown else None
+
+
+def _folded(title: str, content: Any) -> Block | None:
+    """A block, or anything else as text, behind a line that opens it."""
+    if not content:
+        return None
+    if not (isinstance(content, dict) and "kind" in content):
+        if not isinstance(content, str):
+            content = json.dumps(content, indent=2, ensure_ascii=False, default=str)
+        content = {"kind": "pre", "text": redact(content)}
+    return {"kind": "folded", "title": title, "block": content}
+
+
+def _cell(text: str, small: str = "", **more: Any) -> dict[str, Any]:
+    """A table cell: also ``badges`` [(tone, text)], ``color``, ``span``, ``left``, ``tag``."""
+    return {"text": text, "small": small, **more}
+
+
+def _ranged(model: Mapping[str, Any], metric: str, **more: Any) -> dict[str, Any]:
+    return _with_interval(_value(model, metric), interval(model, metric)) | more
+
+
+def _with_interval(value: Any, around: Any = None) -> dict[str, Any]:
+    pair = finite_pair(around)
+    return _cell(two(value), f"{pair[0]:.2f} to {pair[1]:.2f}" if pair else "")
+
+
+def _value(model: Mapping[str, Any], metric: str) -> float | None:
+    return number(at(model, "cells", metric) if metric in CELLS else model.get(metric))
+
+
+def two(value: Any) -> str:
+    """Two decimals: what intervals of this width leave to say."""
+    return show(value, 2)
+
+
+def _plain(value: Any) -> float:
+    return float(value) if isinstance(value, bool) else number(value) or 0.0
+
+
+def _p(value: float) -> str:
+    return "< .001" if value < 0.001 else f"{value:.3f}".lstrip("0")
+
+
+def attack_title(name: str) -> str:
+    return ATTACK_TITLES.get(name, name.replace("_", " "))
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _rows(value: Any) -> list[Mapping[str, Any]]:
+    """The mappings of a list, none where it is no list."""
+    return [row for row in _listed(value) if isinstance(row, Mapping)]
+
+
+def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Every key once, in the order of their first appearance."""
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def _points(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in pairs if number(x) is not None and number(y) is not None]
+
+
+def _named(sentences: Any) -> list[tuple[str, str]]:
+    """{name: "name: text"} as (name, text)."""
+    found = sentences.items() if isinstance(sentences, Mapping) else ()
+    return [(str(name), str(text).removeprefix(f"{name}: ")) for name, text in found]
+
+
+def _moment(text: str) -> str:
+    """An ISO time to the minute; anything else as it is."""
+    match = re.match(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[\d:.]*(Z|\+00:00)?", text)
+    return f"{match[1]} {match[2]}{' UTC' if match[3] else ''}" if match else text
+
+
+def _marks(models: Sequence[Mapping[str, Any]]) -> str:
+    """Explains the shapes that occur."""
+    found = {
+        "ring = original": any(role_of(model) == "original" for model in models),
+        "diamond = retrained": any(role_of(model) == "retrained" for model in models),
+        "red cross = collapsed or below the gate": any(map(flags, models)),
+    }
+    text = ", ".join(words for words, occurs in found.items() if occurs)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+# Shown elsewhere on the page, or not a measurement.
+_SHOWN = {
+    *("name", "model", "role", "cells", "n", "intervals", "examples", "likelihood", "forgetting"),
+    *("gate", "seconds", "distance", "config", "settings", "general", "membership", "ideal"),
+    *("weights", "verdict", "audit", *HEADLINES),
+}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    """Numbers of nested dicts as ("a.b", value), without what `_SHOWN` names on the top level."""
+    out: list[tuple[str, float]] = []
+    for key, value in values.items():
+        # The fluency of the original's outputs is its own row's; counts are no measurements.
+        if key in (_SHOWN if not prefix else ("reference", "by_group", "n")):
+            continue
+        if isinstance(value, Mapping):
+            out += _flat(value, f"{prefix}{key}.")
+        elif number(value) is not None:
+            out.append((f"{prefix}{key}", float(value)))
+    return out
+
+
+# What a panel is called and where its curve should go; parts come first, in this order.
+_LOG_TITLES = {
+    "loss": ("Total loss", ""),
+    "forget_nll": ("Forget NLL", "nats per token, higher = more forgotten"),
+    "retain_nll": ("Retain NLL", "nats per token, lower = better kept"),
+    "kl": ("KL to the reference", "nats per token, lower = closer"),
+    "log_ratio": ("Log-ratio on the forget rows", "policy to reference, lower = more forgotten"),
+    "npo_weight": ("NPO gradient weight", "1 = at the start, 0 = stopped by itself"),
+    "saturated": ("Saturated forget rows", "share that no longer pulls"),
+}
+
+
+def redact(text: str) -> str:
+    """Config text without the values of keys that hold secrets (hub_token, api_key, ...)."""
+
+    def hide(match: re.Match[str]) -> str:
+        return match[0] if _NOT_SECRET.search(match[1]) else f"{match[1]}(hidden)"
+
+    return _SECRET.sub(hide, text)
