@@ -52,7 +52,7 @@ def match_changes(out: Path) -> dict[str, Any]:
     """The example's teacher and held-out rows as paths of this job."""
     teacher = {"model": near(out / "teacher")}
     return {
-        **{f"unlearn.forget.{number}.reference": teacher for number in range(3)},
+        **{f"unlearn.forget.{number}.reference": teacher for number in range(2)},
         "unlearn.level.heldout": near(out / "data" / "heldout.jsonl"),
     }
 
@@ -111,7 +111,7 @@ def rivals(out: Path) -> dict[str, Kind]:
 
     lora = {
         "adapter": "lora", "lora_r": 64, "lora_alpha": 64, "lora_dropout": 0.0,
-        "lora_target_linear": True, "learning_rate": 0.002, "num_epochs": 18,
+        "lora_target_linear": True, "learning_rate": 0.002, "num_epochs": 20,
     }  # fmt: skip
     return {
         "single": _forget("npo_over", "one NPO run in between", unlearn__forget__beta=0.045),
