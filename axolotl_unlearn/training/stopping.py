@@ -43,7 +43,7 @@ class Stopping:
         patience: Watches in a row that must be within both.
     """
 
-    margin: float = 0.1
+    margin: float = 0.05
     tolerance: float = 0.1
     patience: int = 2
     start: float | None = None
