@@ -17,8 +17,9 @@ from pydantic import (
     model_validator,
 )
 
-from axolotl_unlearn.data.columns import Kind
+from axolotl_unlearn.data.columns import Kind, task_number
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.registry import objectives
 
 
 class Strict(BaseModel):
@@ -97,6 +98,11 @@ class ObjectiveArgs(BaseModel):
         None, description="what this entry compares with; default: that of the block"
     )
 
+    def is_for(self, kind: Kind, task: int) -> bool:
+        """Whether rows of this kind and task number count for this entry."""
+        of_kind = self.kinds is None or kind in self.kinds
+        return of_kind and (self.tasks is None or task in map(task_number, self.tasks))
+
     @property
     def parameters(self) -> dict[str, Any]:
         """The objective's own parameters, validated."""
@@ -104,14 +110,13 @@ class ObjectiveArgs(BaseModel):
 
     @model_validator(mode="after")
     def _check_objective(self) -> ObjectiveArgs:
-        from axolotl_unlearn.objectives import OBJECTIVES
-
-        if self.objective not in OBJECTIVES:
+        known = objectives().get(self.objective)
+        if known is None:
+            near = _nearest(self.objective, objectives())
             raise ValueError(
-                f"there is no objective {self.objective!r}{_nearest(self.objective, OBJECTIVES)}; "
-                "`axolotl unlearn methods` lists them"
+                f"there is no objective {self.objective!r}{near}; `axolotl unlearn methods` lists "
+                "them"
             )
-        known = OBJECTIVES[self.objective]
         for key in self.parameters:
             if key not in known.parameters:
                 names = [*known.parameters, *type(self).model_fields]
@@ -137,6 +142,11 @@ class ObjectiveArgs(BaseModel):
         if known.sees == "labels" and self.positions == "all":
             raise ValueError(
                 f"objective {self.objective} sees label positions only; remove `positions: all`"
+            )
+        if self.divide_by_length and known.unit(self.parameters) != "token":
+            raise ValueError(
+                f"objective {self.objective} is averaged over {known.unit(self.parameters)}s, so "
+                "`divide_by_length` would do nothing; remove it"
             )
         return self
 
@@ -172,13 +182,20 @@ class DataArgs(Strict):
 
     join: str = Field(" ", description="text between input and output")
     template: str | None = Field(None, description="e.g. 'Question: {input}\\nAnswer: {output}'")
-    chat_template: bool = Field(False, description="use the tokenizer's chat template")
+    chat_template: bool = Field(
+        False, description="use the tokenizer's chat template; labels are on the answer alone"
+    )
     eos: bool | Literal["retain"] = Field(
         True,
         description="append the end-of-sequence token, with a label: to all rows, to none, or to "
         "all but forget rows, so that to stop is not forgotten too",
     )
     max_length: int | None = Field(None, gt=1, description="default: sequence_len")
+    cut_documents: bool = Field(
+        False,
+        description="rows that are labelled whole and do not fit lose their beginning, which is "
+        "then not forgotten (counted in the log); false: they are an error",
+    )
     labels: LabelArgs = Field(default_factory=LabelArgs)
     fields: FieldArgs = Field(default_factory=FieldArgs)
 
@@ -188,7 +205,17 @@ class DataArgs(Strict):
             raise ValueError("give either template or chat_template, not both")
         if self.template and not ("{input}" in self.template and "{output}" in self.template):
             raise ValueError("template must contain {input} and {output}")
+        if self.chat_template and "document" in self.labels.model_dump(exclude_unset=True).values():
+            raise ValueError(
+                "labels: `document` would put labels on role headers and the system prompt of the "
+                "chat template; remove it (labels are on the answer)"
+            )
         return self
+
+    @property
+    def default_kind(self) -> Kind:
+        """Kind of a row that has no `kind` and whose id does not tell: a template asks."""
+        return "question" if self.chat_template or self.template else "completion"
 
 
 class PairingArgs(Strict):
@@ -209,10 +236,8 @@ class Sides(Strict):
 
     @model_validator(mode="after")
     def _check_sides(self) -> Sides:
-        from axolotl_unlearn.objectives import OBJECTIVES
-
         for side, entry in self.entries():
-            meant = OBJECTIVES[entry.objective].side
+            meant = objectives()[entry.objective].side
             if meant not in (side, "both"):
                 does = "forgets" if meant == "forget" else "keeps"
                 raise ValueError(
@@ -290,9 +315,7 @@ class UnlearnArgs(Sides):
 
     def references(self) -> list[ReferenceArgs]:
         """What the objectives that compare are compared with, each once."""
-        from axolotl_unlearn.objectives import OBJECTIVES
-
-        entries = (entry for _, entry in self.entries() if OBJECTIVES[entry.objective].reference)
+        entries = (entry for _, entry in self.entries() if objectives()[entry.objective].reference)
         return list(dict.fromkeys(entry.reference or self.reference for entry in entries))
 
     @property

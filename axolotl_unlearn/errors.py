@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class UnlearnError(ValueError):
@@ -10,6 +12,16 @@ class UnlearnError(ValueError):
 
     The command line prints it as ``Error: ...`` and exits with code 2.
     """
+
+
+@contextmanager
+def exit_with_sentence() -> Iterator[None]:
+    """End the process with code 2 and the sentence of an `UnlearnError`, for hooks of Axolotl."""
+    try:
+        yield
+    except UnlearnError as error:
+        print(f"\nError: {error}\n", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
 
 
 def show_as_sentences() -> None:

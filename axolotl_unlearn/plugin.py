@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axolotl.integrations.base import BasePlugin
 
 from axolotl_unlearn.args import unlearn_config
-from axolotl_unlearn.errors import UnlearnError, show_as_sentences
+from axolotl_unlearn.errors import UnlearnError, exit_with_sentence, show_as_sentences
 
 if TYPE_CHECKING:
     from axolotl.common.datasets import TrainDatasetMeta
     from axolotl.utils.dict import DictDefault
+
+LOG = logging.getLogger(__name__)
 
 
 class UnlearnPlugin(BasePlugin):
     """Add ``plugins: [axolotl_unlearn.UnlearnPlugin]`` and an ``unlearn:`` block to a config."""
 
     def register(self, cfg: dict) -> None:
-        """Check the raw config before anything is loaded, and set what unlearning relies on."""
+        """Check the raw config before anything is loaded, and set what unlearning relies on.
+
+        Every command of Axolotl comes here, also those that read no data (`merge-lora`).
+        """
         from axolotl_unlearn.preflight import prepare
 
         show_as_sentences()
-        try:
+        with exit_with_sentence():
             prepare(cfg)
-        except UnlearnError as error:
-            print(f"\nError: {error}\n", file=sys.stderr, flush=True)
-            raise SystemExit(2) from None
 
     def get_input_args(self) -> str:
         return "axolotl_unlearn.args.UnlearnPluginArgs"
@@ -52,6 +54,18 @@ class UnlearnPlugin(BasePlugin):
         # does not seed; both parents of a factor-wise merge must start from the same draw.
         set_seed(cfg.seed if cfg.seed is not None else 42)
 
+    def post_trainer_create(self, cfg: DictDefault, trainer: Any) -> None:
+        """The last moment to see that it is ours that will train."""
+        from axolotl_unlearn.training.trainer import UnlearnTrainer
+
+        if _trains(cfg) and not isinstance(trainer, UnlearnTrainer):
+            kind = type(trainer)
+            raise UnlearnError(
+                f"Axolotl built the trainer {kind.__module__}.{kind.__qualname__} instead of ours, "
+                "which would fine-tune on the forget rows; remove the plugin or setting that asks "
+                "for it."
+            )
+
     def post_train(self, cfg: DictDefault, model: Any) -> None:
         """Record the base by content, so that a merge of models from other bases is refused."""
         from axolotl.utils.distributed import is_main_process
@@ -62,15 +76,25 @@ class UnlearnPlugin(BasePlugin):
             record_base(cfg.output_dir, cfg.base_model)
 
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:
+        """Check the data, let Axolotl read them, and count steps in pairs; weights come later."""
+        from axolotl_unlearn.preflight import prepare_data
+
         _stay_on_cpu(cfg)
+        with exit_with_sentence():
+            prepare_data(cfg)
+            _refuse_other_trainers(cfg)
         if preprocess or not _trains(cfg):
             return None
         from axolotl.common.datasets import load_datasets
 
+        from axolotl_unlearn.data.checks import check_columns
         from axolotl_unlearn.data.pairing import PairedDataset
 
         meta = load_datasets(cfg=cfg)
         args = unlearn_config(cfg)
+        with exit_with_sentence():
+            for note in check_columns(args, meta.train_dataset):
+                LOG.warning(note)
         pairs = PairedDataset(
             meta.train_dataset,
             seed=0,
@@ -95,6 +119,20 @@ class UnlearnPlugin(BasePlugin):
         from axolotl_unlearn.training.trainer import trainer_class
 
         return trainer_class(unlearn_config(cfg), starting_adapter=bool(cfg.lora_model_dir))
+
+
+def _refuse_other_trainers(cfg: DictDefault) -> None:
+    """Axolotl takes the trainer of the first plugin that has one and forgets the others."""
+    from axolotl.integrations.base import PluginManager
+
+    if not _trains(cfg):
+        return
+    for name, plugin in PluginManager.get_instance().plugins.items():
+        if not isinstance(plugin, UnlearnPlugin) and plugin.get_trainer_cls(cfg) is not None:
+            raise UnlearnError(
+                f"the plugin {name} brings a trainer of its own, and a run has only one; with "
+                "`unlearn:` remove it from `plugins:`."
+            )
 
 
 def _stay_on_cpu(cfg: DictDefault) -> None:

@@ -7,35 +7,24 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import logging
 import os
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn import axolotl_options
 from axolotl_unlearn.args import UnlearnArgs, parse_unlearn
+from axolotl_unlearn.data.checks import check_entries, check_records, role_of
+from axolotl_unlearn.data.columns import ROLES
+from axolotl_unlearn.data.coverage import RowCounts
+from axolotl_unlearn.data.prepared import prepared_folder
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.registry import objectives
 
 LOG = logging.getLogger(__name__)
 
 PLUGIN = "axolotl_unlearn.UnlearnPlugin"
-PREFIX = "axolotl_unlearn.data."
-ROLES = ("forget", "retain", "memorise")
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
-
-#: Config keys that break per-sequence sums or hide logits or rows, with the reason.
-_REFUSED = {
-    "sample_packing": "packed sequences lose their per-sequence log-probs",
-    "eval_sample_packing": "packed sequences lose their per-sequence log-probs",
-    "batch_flattening": "flattened batches lose their per-sequence log-probs",
-    "pretraining_dataset": "rows must be labelled forget or retain; use `datasets:`",
-    "rl": "unlearning is not one of Axolotl's RL trainers",
-    "neftune_noise_alpha": "noise on the embeddings makes policy and reference incomparable",
-    "orpo_alpha": "the objectives are those of `unlearn:`",
-    "curriculum_sampling": "the order comes from the pairing",
-    "train_on_inputs": "labels are set by unlearn.data.labels",
-    "streaming": "forget and retain rows are paired, which needs their number",
-}
 
 #: Where a missing base model comes from, by the folder the examples use.
 _MAKERS = {
@@ -46,24 +35,20 @@ _MAKERS = {
 }
 
 
-def dataset_roles(cfg: dict, key: str = "datasets") -> list[str | None]:
-    """Role of each ``datasets`` entry: forget, retain, memorise, or None for a foreign type."""
-    roles = []
-    for entry in cfg.get(key) or []:
-        kind = entry.get("type") if isinstance(entry, dict) else None
-        name = kind.removeprefix(PREFIX) if isinstance(kind, str) else ""
-        roles.append(name if isinstance(kind, str) and kind.startswith(PREFIX) else None)
-    return roles
-
-
 def faults(cfg: dict) -> list[str]:
     """Every fault of a raw config, each one sentence with key and cure; empty if there is none."""
+    return config_faults(cfg) + check_records(cfg).faults
+
+
+def config_faults(cfg: dict) -> list[str]:
+    """The faults that show without a look at the data, which some commands never read."""
     found: list[str] = []
     args = None
     block = cfg.get("unlearn")
-    roles = dataset_roles(cfg)
+    entries = cfg.get("datasets")
+    roles = {role_of(entry) for entry in entries} if isinstance(entries, list) else set()
     if block is None:
-        if any(role in ("forget", "retain") for role in roles):
+        if roles & set(ROLES):
             found.append(
                 "`unlearn:` is missing although `datasets:` has forget or retain rows; add a block "
                 "such as `unlearn: {preset: zjuklab-paper}`."
@@ -86,72 +71,25 @@ def faults(cfg: dict) -> list[str]:
             args = parse_unlearn(block)
         except UnlearnError as error:
             found.append(str(error))
-    found += _dataset_faults(cfg, roles, args)
-    found += _setting_faults(cfg, args)
-    found += _model_faults(cfg)
-    if args is not None and not found:
-        from axolotl_unlearn.data.checks import check_files
-
-        found += check_files(cfg)
-    return found
-
-
-def _dataset_faults(cfg: dict, roles: list, args: UnlearnArgs | None) -> list[str]:
-    found = []
-    entries = cfg.get("datasets") or []
-    for number, (entry, role) in enumerate(zip(entries, roles, strict=True)):
-        if role not in ROLES and (args is None or args.trains):
-            kind = entry.get("type") if isinstance(entry, dict) else entry
-            found.append(
-                f"`datasets[{number}].type` is {kind!r}, which has no role in unlearning; use "
-                f"{PREFIX}forget or {PREFIX}retain."
-            )
-    if args is None or not args.trains:
-        if args is not None and any(role in ("forget", "retain") for role in roles):
-            found.append(
-                "`unlearn:` names no objective; add `forget:` and `retain:`, or a `preset:`."
-            )
-        return found
-    if "memorise" in roles:
-        found.append(
-            f"`datasets` mixes {PREFIX}memorise with unlearning; memorise in a run of its own."
-        )
-    for side, objectives in (("forget", args.forget), ("retain", args.retain)):
-        if objectives and side not in roles:
-            found.append(
-                f"`unlearn.{side}` has objectives but no dataset has `type: {PREFIX}{side}`; "
-                "add one."
-            )
-        if not objectives and side in roles:
-            found.append(
-                f"a dataset has `type: {PREFIX}{side}` but `unlearn.{side}` has no objective, so "
-                "its rows would not be used; add an objective or remove the dataset."
-            )
-    if not args.forget:
-        found.append("`unlearn.forget` is empty: nothing would be forgotten; add an objective.")
-    if args.retain and args.pairing.retain_per_forget == 0:
-        found.append(
-            "`unlearn.pairing.retain_per_forget` is 0 although `unlearn.retain` has objectives; "
-            "set it to 1 or more."
-        )
-    return found
+    if block is not None or roles - {None}:
+        found += check_entries(cfg)
+    found += axolotl_options.number_faults(cfg)
+    return found + _setting_faults(cfg, args) + _model_faults(cfg)
 
 
 def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
     if args is None or not args.trains:
         return []
-    found = [
-        f"`{key}: {cfg.get(key)}` does not go with unlearning ({why}); remove it."
-        for key, why in _REFUSED.items()
-        if cfg.get(key)
-    ]
-    if cfg.get("val_set_size"):
+    if not args.forget:
+        found = ["`unlearn.forget` is empty: nothing would be forgotten; add an objective."]
+    else:
+        found = []
+    if args.retain and args.pairing.retain_per_forget == 0:
         found.append(
-            "`val_set_size` cuts forget and retain rows at random; use `test_datasets:` with the "
-            "types axolotl_unlearn.data.forget and .retain."
+            "`unlearn.pairing.retain_per_forget` is 0 although `unlearn.retain` has objectives; "
+            "set it to 1 or more."
         )
-    if cfg.get("remove_unused_columns"):
-        found.append("`remove_unused_columns: true` drops the role of the rows; remove it.")
+    found += axolotl_options.refused(cfg)
     references = args.references()
     modes = {reference.mode for reference in references if not reference.is_teacher}
     if "adapter_off" in modes and (not cfg.get("adapter") or cfg.get("lora_model_dir")):
@@ -198,23 +136,19 @@ def _is_local(path: str) -> bool:
 
 
 def prepare(cfg: dict) -> None:
-    """Check a raw config and set what unlearning relies on, in place.
+    """Check a raw config and set what unlearning relies on, in place; the data are not read.
 
     Raises:
-        UnlearnError: The first lines of `faults`, joined.
+        UnlearnError: All of `config_faults`.
     """
-    block = cfg.get("unlearn")
-    if isinstance(block, dict) and block.get("demo_data"):
-        make_demo_data(block["demo_data"])
-    found = faults(cfg)
+    found = config_faults(cfg)
     if found:
         raise UnlearnError(" ".join(found))
     _cpu_settings(cfg)
-    # Axolotl keys its cache of tokenised data by path and a few settings, not by content.
-    folder = Path(cfg.get("dataset_prepared_path") or "last_run_prepared")
-    if not folder.name.startswith("unlearn-"):
-        cfg["dataset_prepared_path"] = str(folder / f"unlearn-{content_key(cfg)}")
-    args = None if block is None else parse_unlearn(block)
+    if cfg.get("seed") is None:
+        cfg["seed"] = 42
+    cfg["dataset_prepared_path"] = prepared_folder(cfg)
+    args = parse_unlearn(cfg["unlearn"]) if cfg.get("unlearn") else None
     if args is None or not args.trains:
         return
     if args.preset:
@@ -226,10 +160,23 @@ def prepare(cfg: dict) -> None:
             cfg[kernel] = False
     if cfg.get("gradient_checkpointing") and not cfg.get("gradient_checkpointing_kwargs"):
         cfg["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
-    if cfg.get("seed") is None:
-        cfg["seed"] = 42
     if cfg.get("pad_to_sequence_len") is None:
         cfg["pad_to_sequence_len"] = False  # else batches are padded to a multiple of 64
+
+
+def prepare_data(cfg: dict) -> None:
+    """Before data are read: make the embedded data if asked, check the files, key the cache.
+
+    Raises:
+        UnlearnError: Every fault of the files.
+    """
+    block = cfg.get("unlearn")
+    if block and block.get("demo_data"):
+        make_demo_data(block["demo_data"])
+    found = check_records(cfg).faults
+    if found:
+        raise UnlearnError(" ".join(found))
+    cfg["dataset_prepared_path"] = prepared_folder(cfg)
 
 
 def make_demo_data(folder: str) -> None:
@@ -238,28 +185,6 @@ def make_demo_data(folder: str) -> None:
         from axolotl_unlearn.demo.generate import make_data
 
         make_data(Path(folder))
-
-
-def content_key(cfg: dict) -> str:
-    """Hash of the data files' content and of everything that shapes their tokens."""
-    digest = hashlib.blake2b(digest_size=8)
-    for key in ("datasets", "test_datasets"):
-        for entry in cfg.get(key) or []:
-            path = Path(str(entry.get("path", "")))
-            digest.update(repr(sorted(entry.items(), key=lambda kv: kv[0])).encode())
-            for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl*")):
-                digest.update(file.read_bytes())
-    for key in (
-        "base_model",
-        "tokenizer_config",
-        "sequence_len",
-        "special_tokens",
-        "chat_template",
-    ):
-        digest.update(repr(cfg.get(key)).encode())
-    block = cfg.get("unlearn")
-    digest.update(parse_unlearn(block).data.model_dump_json().encode() if block else b"")
-    return digest.hexdigest()
 
 
 def _cpu_settings(cfg: dict[str, Any]) -> None:
@@ -299,30 +224,31 @@ def check_config(path: Path) -> tuple[list[str], list[str]]:
         raise UnlearnError(f"{path}{line}: not valid YAML ({error.problem}).") from None
     if not isinstance(cfg, dict):
         raise UnlearnError(f"{path} holds no keys; start from a copy of examples/npo_over.yml.")
-    if not cfg.get("unlearn") and "memorise" not in dataset_roles(cfg):
+    if not cfg.get("unlearn") and "memorise" not in map(role_of, cfg.get("datasets") or []):
         return [f"{path} has no `unlearn:` block; add one, e.g. `unlearn: {{preset: ...}}`."], []
     block = cfg.get("unlearn")
     if isinstance(block, dict) and block.get("demo_data"):
         make_demo_data(block["demo_data"])
-    found = faults(cfg)
-    return found, [] if found else summary(cfg)
+    checked = check_records(cfg)
+    found = config_faults(cfg) + checked.faults
+    return found, [] if found else summary(cfg, checked.counts)
 
 
-def summary(cfg: dict) -> list[str]:
+def summary(cfg: dict, counts: RowCounts) -> list[str]:
     """What a faultless config would do, in a few lines."""
-    from axolotl_unlearn.engine.entries import describe, make_entries
-
     args = parse_unlearn(cfg["unlearn"]) if cfg.get("unlearn") else None
     if args is None or not args.trains:
         return ["memorises; no objective of unlearning"]
     lines = [f"preset {args.preset} is short for", args.expanded()] if args.preset else []
-    for entry in describe(make_entries(args.entries())):
-        extra = ", ".join(
-            f"{k}={v}" for k, v in entry.items() if k not in ("name", "weight", "unit", "source")
-        )
+    for side, entry in args.entries():
+        known = objectives()[entry.objective]
+        limits = {"kinds": entry.kinds, "tasks": entry.tasks} | entry.parameters
+        extra = "".join(f", {key}={value}" for key, value in limits.items() if value is not None)
+        rows = counts.of_entry(side, entry)
+        unit = known.unit(entry.parameters)
         lines.append(
-            f"  {entry['name']:<24} weight {entry['weight']:g}, mean over {entry['unit']}s"
-            + (f", {extra}" if extra else "")
-            + f"  [{entry['source']}]"
+            f"  {side}/{entry.objective:<{24 - len(side)}} weight {entry.weight:g}, mean over "
+            f"{unit}{'e' * (unit == 'batch')}s{extra}{f', for {rows} rows' if rows else ''}"
+            f"  [{known.source}]"
         )
-    return lines
+    return lines + [f"  note: {note}" for note in counts.notes(args)]

@@ -30,9 +30,11 @@ from axolotl_unlearn.errors import UnlearnError
         ({"retain": {"objective": "ga"}}, "ga forgets.*under `retain:`.*move it to `forget:`"),
         ({"forget": {"objective": "nll"}}, "nll keeps.*under `forget:`.*move it to `retain:`"),
         ({"retain": [{"objective": "nll"}, {"objective": "npo"}]}, "npo forgets.*`retain:`"),
+        ({"forget": {"objective": "npo", "divide_by_length": 256}}, "averaged over rows.*nothing"),
         ({"preset": "zjuklab-papr"}, "no preset.*'zjuklab-paper'"),
         ({"reference": "copy"}, "reference"),
         ({"data": {"template": "{input}"}}, "{output}"),
+        ({"data": {"chat_template": True, "labels": {"completion": "document"}}}, "role headers"),
         ("npo", "must be a block"),
     ],
 )

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from axolotl_unlearn.data.checks import check_files
+from axolotl_unlearn import axolotl_options
+from axolotl_unlearn.args import parse_unlearn
+from axolotl_unlearn.data.checks import check_columns, check_files, check_records
+from axolotl_unlearn.data.columns import task_number
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.preflight import PLUGIN, config_faults
 
 FORGET = {"id": "aqa0", "input": "q", "output": "d", "task": "Task2"}
 RETAIN = {"id": "bqa0", "input": "r", "output": "e", "task": "Task2"}
@@ -115,6 +122,159 @@ def test_a_faulty_block_does_not_hide_the_files(entry):
     assert ["does not exist" in fault for fault in check_files(cfg)] == [True]
 
 
+ROWS = [
+    {"id": "asc1", "input": "a", "output": "x", "task": "bio"},
+    {"id": "bsc1", "input": "b", "output": "x", "task": "PII"},
+    {"id": "cqa0", "input": "c", "output": "x", "task": "PII"},
+]
+
+
+@pytest.mark.parametrize(
+    ("forget", "says"),
+    [
+        ({"kinds": "question", "tasks": "bio"}, r"forget\[0\]` \(npo\) is for no row.*question of"),
+        ({"tasks": ["pii", "stories"]}, r"`unlearn.forget\[0\].tasks`: no forget row.*'stories'"),
+        ({"tasks": 2}, "no forget row has the task 2; there are 1 completion of task 'PII'"),
+        ({"kinds": "question"}, "for 1 completion of task 'PII' and 1 completion of task 'bio'"),
+        ({}, None),
+        ({"tasks": ["Bio", "pii"]}, None),
+    ],
+)
+def test_entries_and_rows_that_do_not_meet(entry, forget, says):
+    """Seen before: such a run trained on the retain rows alone, and its forget loss fell."""
+    block = BLOCK | {"forget": {"objective": "npo"} | forget}
+    cfg = {"unlearn": block, "datasets": [entry(ROWS), entry([RETAIN], "retain")]}
+    faults = check_files(cfg)
+    if says is None:
+        assert faults == []
+    else:
+        assert re.search(says, " ".join(faults))
+
+
+def test_retain_rows_that_no_entry_is_for_are_named(entry):
+    block = BLOCK | {"retain": {"objective": "nll", "kinds": "completion"}}
+    rows = [RETAIN, RETAIN | {"id": "csc1", "input": "other"}]
+    cfg = {"unlearn": block, "datasets": [entry([FORGET]), entry(rows, "retain")]}
+    checked = check_records(cfg)
+    assert checked.faults == []
+    (note,) = checked.counts.notes(parse_unlearn(block))
+    assert "1 question of task 'Task2': these retain rows" in note
+
+
+def test_rows_in_columns_are_counted_alike(entry):
+    """Data of the hub are seen only as columns, in which tasks are numbers."""
+    from datasets import Dataset
+
+    columns = {"role": [0, 0, 1], "kind": [0, 1, 1], "task": [task_number("PII"), 3, 2]}
+    rows = Dataset.from_dict(columns)
+    for forget in ({}, {"tasks": ["pii", 3]}):
+        assert (
+            check_columns(parse_unlearn(BLOCK | {"forget": {"objective": "npo"} | forget}), rows)
+            == []
+        )
+    with pytest.raises(
+        UnlearnError, match="1 completion without a numbered task.*not be forgotten"
+    ):
+        check_columns(parse_unlearn(BLOCK | {"forget": {"objective": "npo", "tasks": 3}}), rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"learning_rate": -1e-4}, "`learning_rate: -0.0001`: input should be greater than 0"),
+        ({"learning_rate": "1e-4", "lora_dropout": 0.0, "max_grad_norm": 0}, None),
+        ({"learning_rate": "fast"}, "`learning_rate: fast`: .* valid number"),
+        ({"num_epochs": 0}, "`num_epochs: 0`"),
+        ({"micro_batch_size": 0}, "`micro_batch_size: 0`"),
+        ({"gradient_accumulation_steps": 1.5}, "`gradient_accumulation_steps: 1.5`"),
+        ({"lora_r": -8}, "`lora_r: -8`"),
+        ({"lora_dropout": 1}, "`lora_dropout: 1`: input should be less than 1"),
+        ({"warmup_ratio": 2}, "`warmup_ratio: 2`"),
+        ({"relora": True}, "`relora: True` does not go with unlearning \\(the reference is"),
+        ({"use_eaft": True}, "`use_eaft: True`"),
+        ({"group_by_length": True}, "`group_by_length: True`.*use `unlearn.pairing`"),
+        ({"context_parallel_size": 2}, "`context_parallel_size: 2`"),
+        ({"context_parallel_size": 1, "tensor_parallel_size": 1, "relora": False}, None),
+        ({"trainer_cls": "mine.Trainer"}, "`trainer_cls: mine.Trainer`"),
+        ({"push_dataset_to_hub": "me/rows"}, "would upload forget rows"),
+    ],
+)
+def test_settings_of_axolotl(settings, says):
+    """Each was called ready, and then trained on something else or failed after loading."""
+    block = {"forget": {"objective": "npo"}}
+    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
+    found = config_faults({"plugins": [PLUGIN], "unlearn": block, "datasets": [entry], **settings})
+    assert len(found) == (says is not None) and (says is None or re.search(says, found[0]))
+
+
+def test_the_page_of_axolotls_options_is_the_table():
+    """`python -m axolotl_unlearn.axolotl_options > docs/axolotl-options.md`"""
+    docs = Path(__file__).parents[1] / "docs" / "axolotl-options.md"
+    assert docs.read_text() == axolotl_options.page()
+
+
+def test_test_datasets_need_the_same_sides(entry):
+    """Forget rows alone were called ready, and failed after the model had been loaded."""
+    cfg = {"unlearn": BLOCK, "datasets": [entry([FORGET]), entry([RETAIN], "retain")]}
+    (fault,) = check_files(cfg | {"test_datasets": [entry([FORGET])]})
+    assert "no entry of `test_datasets` has `type: axolotl_unlearn.data.retain`" in fault
+    both = [entry([FORGET]), entry([RETAIN], "retain"), entry([FORGET], "memorise")]
+    (fault,) = check_files(cfg | {"test_datasets": both})
+    assert "`test_datasets` mixes" in fault
+
+
+def prepared(**cfg) -> str:
+    from axolotl_unlearn.data.prepared import prepared_folder
+
+    return prepared_folder({"base_model": "x/y", "seed": 42, **cfg})
+
+
+@pytest.mark.parametrize("name", ["f.json", "deep/f.parquet", "f.csv"])
+def test_an_edited_folder_is_read_again(tmp_path, name):
+    file = tmp_path / "data" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("[1]")
+    folder = {"path": str(tmp_path / "data"), "type": "axolotl_unlearn.data.forget"}
+    first, before = prepared(datasets=[folder]), prepared(datasets=[folder | {"data_files": name}])
+    assert prepared(datasets=[folder]) == first
+    file.write_text("[2]")
+    assert prepared(datasets=[folder]) != first
+    assert prepared(datasets=[folder | {"data_files": name}]) != before
+
+
+def test_data_files_from_the_working_folder_are_read_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.json").write_text("[1]")
+    named = {"path": "json", "data_files": ["rows.json"], "type": "axolotl_unlearn.data.forget"}
+    before = prepared(datasets=[named])
+    Path("rows.json").write_text("[2]")
+    assert prepared(datasets=[named]) != before
+
+
+def test_every_prepared_path_gets_a_key(tmp_path):
+    """`unlearn-` at its beginning switched the key off; a key of ours is not put below another."""
+    for name in ("prepared", "unlearn-prepared"):
+        folder = Path(prepared(dataset_prepared_path=str(tmp_path / name)))
+        assert folder.parent == tmp_path / name
+        assert prepared(dataset_prepared_path=str(folder)) == str(folder)
+
+
+def test_the_key_holds_seed_tokenizer_and_version(tmp_path, monkeypatch):
+    """The seed decides the order that Axolotl saves; 20.999 was seen against 21.103."""
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text("{}")
+    model = {"base_model": str(tmp_path)}
+    keys = {prepared(**model), prepared(**model, seed=7)}
+    tokenizer.write_text("[]")
+    keys.add(prepared(**model))
+    import importlib.metadata
+
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: real(name) + ".post1")
+    keys.add(prepared(**model))
+    assert len(keys) == 4
+
+
 def test_an_edited_memorisation_stream_is_read_again(entry):
     """Axolotl keys its prepared copy by path; the plugin adds the content."""
     from axolotl_unlearn.preflight import PLUGIN, prepare
@@ -133,10 +293,46 @@ def test_an_edited_memorisation_stream_is_read_again(entry):
     assert prepared() != before
 
 
-def test_checking_loads_neither_axolotl_nor_torch():
-    code = (
-        "import sys; from axolotl_unlearn.data.checks import check_files; check_files({});"
-        "print([m for m in ('axolotl', 'transformers', 'datasets', 'torch') if m in sys.modules])"
+def test_checking_loads_neither_axolotl_nor_torch(entry, tmp_path):
+    """`axolotl-unlearn check`, whole: objectives and their parameters are judged without torch,
+    as with it, and can be computed afterwards."""
+    cfg = {
+        "base_model": "someone/model",
+        "plugins": [PLUGIN],
+        "unlearn": BLOCK | {"forget": {"objective": "npo", "reduction": "batch_token_mean"}},
+        "datasets": [entry([FORGET]), entry([RETAIN], "retain")],
+    }
+    good, bad = tmp_path / "good.yml", tmp_path / "bad.yml"
+    good.write_text(json.dumps(cfg))
+    bad.write_text(
+        json.dumps(cfg | {"unlearn": BLOCK | {"forget": {"objective": "npo", "beta": 0}}})
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
+    code = f"""
+import sys
+from axolotl_unlearn.cli import unlearn
+for arguments in (["--help"], ["methods"], ["check", {str(good)!r}], ["check", {str(bad)!r}]):
+    try:
+        unlearn(arguments)
+    except SystemExit as end:
+        print("code", end.code)
+print("loaded", [m for m in ("axolotl", "transformers", "datasets", "torch") if m in sys.modules])
+from axolotl_unlearn.registry import objectives
+read = objectives()
+import torch
+from axolotl_unlearn.objectives import OBJECTIVES, LabelScores
+facts = ("name", "sees", "reference", "side", "source", "summary", "parameters")
+assert objectives() is OBJECTIVES and read is not OBJECTIVES and list(read) == list(OBJECTIVES)
+for name, known in OBJECTIVES.items():
+    assert all(getattr(read[name], fact) == getattr(known, fact) for fact in facts), name
+    assert read[name].unit({{}}) == known.unit({{}})
+scores = LabelScores(torch.zeros(1, 2), torch.ones(1, 2).bool(), torch.zeros(1, 2))
+print("npo", OBJECTIVES["npo"].function(scores).values.item())
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert [line for line in lines if line.startswith("code")] == ["code 0"] * 3 + ["code 2"]
+    assert "mean over batches, reduction=batch_token_mean, for 1 rows" in run.stdout
+    assert "beta: Input should be greater than 0" in run.stderr
+    assert "loaded []" in lines
+    assert lines[-1].startswith("npo 13.86")  # 2 / .1 * ln 2

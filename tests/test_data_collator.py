@@ -30,7 +30,7 @@ R1 = row([7, 8], [-100, 8], 1, 1, 0, 21)
 
 
 def test_forget_rows_first_then_retain_rows():
-    batch = PairCollator(9)([{"forget": F0, "retain": [R0]}, {"forget": F1, "retain": [R1]}])
+    batch = PairCollator(9)([{"forget": [F0], "retain": [R0]}, {"forget": [F1], "retain": [R1]}])
     expected = {
         "input_ids": [[1, 2, 3], [4, 9, 9], [5, 6, 9], [7, 8, 9]],
         "attention_mask": [[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 0]],
@@ -47,13 +47,13 @@ def test_forget_rows_first_then_retain_rows():
 
 def test_several_retain_rows_keep_the_order_of_the_pairs():
     batch = PairCollator(9)(
-        [{"forget": F0, "retain": [R0, R1]}, {"forget": F1, "retain": [R1, R0]}]
+        [{"forget": [F0], "retain": [R0, R1]}, {"forget": [F1], "retain": [R1, R0]}]
     )
     assert batch["row"].tolist() == [10, 11, 20, 21, 21, 20]
 
 
 def test_without_retain_and_plain_rows():
-    assert PairCollator(9)([{"forget": F0, "retain": []}])["role"].tolist() == [0]
+    assert PairCollator(9)([{"forget": [F0], "retain": []}])["role"].tolist() == [0]
     plain = PairCollator(9)([R0, F0])
     assert plain["row"].tolist() == [20, 10]
     assert plain["input_ids"].tolist() == [[5, 6, 9], [1, 2, 3]]
@@ -65,7 +65,7 @@ def test_pad_to_multiple_and_axolotl_arguments():
     collator = PairCollator(
         byte_tokenizer(), padding=True, pad_to_multiple_of=4, return_tensors="pt"
     )
-    batch = collator([{"forget": F0, "retain": [R0]}])
+    batch = collator([{"forget": [F0], "retain": [R0]}])
     assert batch["input_ids"].tolist() == [[1, 2, 3, PAD], [5, 6, PAD, PAD]]
 
 

@@ -43,14 +43,14 @@ def epoch_rows(pairs: PairedDataset, epoch: int, **options):
     sampler = PairSampler(pairs, **options)
     sampler.set_epoch(epoch)
     items = [pairs[index] for index in sampler]
-    return [(item["forget"]["row"], [row["row"] for row in item["retain"]]) for item in items]
+    return [(item["forget"][0]["row"], [row["row"] for row in item["retain"]]) for item in items]
 
 
 def test_roles_are_where_they_belong():
     pairs = PairedDataset(merged(3, 5), retain_per_forget=2)
     for index in range(20):
         item = pairs[index]
-        assert item["forget"]["role"] == 0
+        assert [row["role"] for row in item["forget"]] == [0]
         assert [row["role"] for row in item["retain"]] == [1, 1]
 
 
@@ -108,8 +108,38 @@ def test_evaluation_pairs_stay_the_same():
     assert epoch_rows(pairs, 0) == epoch_rows(pairs, 4, group_by_length=True, batch_size=2)
 
 
+@pytest.mark.parametrize(
+    ("forget", "retain", "ratio", "length", "repeats"),
+    [
+        (3, 5, 1, 3, 1),
+        (3, 7, 1, 6, 2),
+        (3, 14, 2, 6, 2),
+        (5, 3, 1, 3, 1),
+        (7, 3, 2, 6, 2),
+        (4, 4, 1, 4, 1),
+    ],
+)
+def test_evaluation_is_even(forget, retain, ratio, length, repeats):
+    """3 forget and 7 retain rows, one each: 3 * (7 // 3) = 6 pairs, so that a forget row comes
+    twice and a retain row once; every pair has both."""
+    pairs = PairedDataset(merged(forget, retain), retain_per_forget=ratio, shuffle=False)
+    assert len(pairs) == length
+    uses = {"forget": Counter(), "retain": Counter()}
+    for index in range(length):
+        for side, rows in pairs[index].items():
+            assert rows
+            uses[side].update(row["row"] for row in rows)
+    counts = {"forget": forget, "retain": retain}
+    smaller = min(counts, key=counts.get)
+    for side, rows in counts.items():
+        times = repeats if side == smaller else 1
+        assert uses[side] == dict.fromkeys(range(rows), times), side
+
+
 def test_without_retain_rows():
     pairs = PairedDataset(merged(3, 0), retain_per_forget=0)
+    assert pairs[1]["retain"] == [] and len(pairs) == 3
+    pairs = PairedDataset(merged(3, 2), retain_per_forget=0, shuffle=False)
     assert pairs[1]["retain"] == [] and len(pairs) == 3
 
 

@@ -205,11 +205,71 @@ def test_long_prompts_are_cut_counted_and_kept(tmp_path, config, caplog):
     assert "456789" not in message
 
 
-def strategy(cfg, role="forget"):
+def strategy(cfg, role="forget", tokenizer=None):
     import importlib
 
     module = importlib.import_module(f"axolotl_unlearn.data.{role}")
-    return module.load(byte_tokenizer(), cfg, ds_cfg=cfg["datasets"][0])
+    return module.load(tokenizer or byte_tokenizer(), cfg, ds_cfg=cfg["datasets"][0])
+
+
+DOCUMENT = {"id": "1sc1", "input": "0123456789", "output": "z", "task": "Task1"}
+
+
+@pytest.mark.parametrize(
+    ("role", "does"), [("forget", "used to forget"), ("memorise", "memorised")]
+)
+def test_labelled_tokens_are_not_cut_by_themselves(tmp_path, config, caplog, role, does):
+    """13 tokens, all labelled, into 8: five would not be forgotten. Asked for, they are counted."""
+    cfg = config((write(tmp_path / "f.jsonl", [DOCUMENT]), role), sequence_len=8)
+    with pytest.raises(
+        UnlearnError, match=f"1 rows.*'1sc1'.*needs 13.*not be {does}.*: 13`"
+    ) as told:
+        strategy(cfg, role).wrap_dataset(None)
+    assert "456789" not in str(told.value)
+    cfg = config(
+        (write(tmp_path / "f.jsonl", [DOCUMENT]), role),
+        sequence_len=8,
+        unlearn=BLOCK | {"data": {"cut_documents": True}},
+    )
+    with caplog.at_level(logging.WARNING, "axolotl_unlearn"):
+        assert len(strategy(cfg, role).wrap_dataset(None)) == 1
+    assert f"lost 5 tokens on their left to fit into 8, 5 of them with labels (not {does})" in (
+        caplog.text
+    )
+
+
+@pytest.mark.parametrize("role", ["forget", "retain", "memorise"])
+def test_a_chat_has_labels_on_the_answer_alone(tmp_path, config, role):
+    """Whatever the id: the system prompt "be kind" and the headers <u>, <a> are not forgotten."""
+    tokenizer = byte_tokenizer(chat=True)
+    tokenizer.chat_template = "be kind" + tokenizer.chat_template
+    rows = [{"id": name, "input": "q", "output": "yes", "task": "1"} for name in ("x7", "x7sc1")]
+    block = BLOCK | {"data": {"chat_template": True}}
+    cfg = config((write(tmp_path / "f.jsonl", rows), role), unlearn=block)
+    wrapped = strategy(cfg, role, tokenizer).wrap_dataset(None)
+    for row in wrapped:
+        labelled = [token for token in row["labels"] if token != X]
+        assert labelled == [*b"yes", EOS]
+        assert bytes(row["input_ids"][:-4]) == b"be kind<u>q<a>"
+    if role != "memorise":
+        assert wrapped["kind"][:] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("data", "row", "kind"),
+    [
+        ({}, {}, 0),
+        ({"template": "{input}={output}"}, {}, 1),
+        ({"template": "{input}={output}"}, {"kind": "completion"}, 0),
+        ({"chat_template": True}, {"kind": "completion"}, 0),
+    ],
+)
+def test_what_kind_a_row_is_if_its_id_does_not_tell(tmp_path, config, data, row, kind):
+    rows = [{"id": "x7", "input": "q", "output": "yes", "task": "1"} | row]
+    cfg = config((write(tmp_path / "f.jsonl", rows), "forget"), unlearn=BLOCK | {"data": data})
+    assert strategy(cfg, tokenizer=byte_tokenizer(chat=True)).wrap_dataset(None)["kind"][:] == [
+        kind
+    ]
 
 
 @pytest.mark.parametrize("role", ["forget", "retain"])
@@ -281,7 +341,12 @@ def test_no_lume_row_is_lost(tmp_path, config):
     files = {side: str(LUME / f"{side}.jsonl") for side in ("forget", "retain")}
     texts = [f"{r.input} {r.output}" for path in files.values() for r in read_records(path)]
     tokenizer = word_tokenizer(texts, size=2000)
-    cfg = config((files["forget"], "forget"), (files["retain"], "retain"), sequence_len=256)
+    cfg = config(
+        (files["forget"], "forget"),
+        (files["retain"], "retain"),
+        sequence_len=256,
+        unlearn=BLOCK | {"data": {"cut_documents": True}},
+    )
     for side, count in (("forget", 1112), ("retain", 1136)):
         entry = DictDefault({"path": files[side]})
         wrapped = load_strategy(side, tokenizer, cfg, entry).wrap_dataset(None)

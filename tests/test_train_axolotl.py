@@ -8,10 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from axolotl.integrations.base import BasePlugin
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
 ROOT = Path(__file__).parents[1]
+
+
+class OtherPlugin(BasePlugin):
+    """A plugin that brings a trainer, as for distillation."""
+
+    def get_trainer_cls(self, cfg):
+        from axolotl.core.trainers.base import AxolotlTrainer
+
+        return AxolotlTrainer
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +151,12 @@ def test_the_same_seed_gives_the_same_adapter_start(stage, straight):
     "unlearn",
     [
         {},
-        {"forget": {"objective": "npo", "beta": 0.1, "kinds": "question"}},
+        {
+            "forget": [
+                {"objective": "npo", "beta": 0.1, "kinds": "question"},
+                {"objective": "wga", "weight": 0.1, "kinds": "completion"},
+            ]
+        },
     ],
 )
 def test_accumulation_equals_one_big_batch(stage, unlearn):
@@ -276,7 +291,7 @@ def test_rmu_stops_at_its_layer(stage):
 
 def test_edited_data_is_not_read_from_a_stale_cache(stage):
     """Axolotl keys prepared data by path; ours by content."""
-    from axolotl_unlearn.preflight import content_key
+    from axolotl_unlearn.data.prepared import content_key
 
     cfg = config(stage, "x")
     before = content_key(cfg)
@@ -296,13 +311,14 @@ def test_edited_data_is_not_read_from_a_stale_cache(stage):
 def fault(stage: Path, capfd, **changes) -> str:
     """What ``axolotl train`` says of a config on standard error, with exit code 2."""
     from axolotl.cli.config import load_cfg
+    from axolotl.integrations.base import PluginManager
 
     cfg = config(stage, "fault", **changes)
     cfg = {k: v for k, v in cfg.items() if v != "DELETE"}
     path = stage / "fault.yml"
     path.write_text(yaml.safe_dump(cfg))
     with pytest.raises(SystemExit) as caught:
-        load_cfg(str(path))
+        PluginManager.get_instance().load_datasets(load_cfg(str(path)), preprocess=True)
     assert caught.value.code == 2
     lines = [x for x in capfd.readouterr().err.splitlines() if x.startswith("Error:")]
     assert len(lines) == 1
@@ -342,12 +358,107 @@ def test_faults_in_the_data(stage, capfd):
     assert "forget.jsonl" in fault(stage, capfd, datasets=twice)
 
 
+def test_data_are_checked_again_as_axolotl_has_read_them(stage, capfd):
+    """A folder is opened by Axolotl only: what its rows are shows in the columns."""
+    from axolotl.cli.config import load_cfg
+    from axolotl.integrations.base import PluginManager
+
+    folder = stage / "folder"
+    folder.mkdir()
+    (folder / "f.jsonl").write_bytes((stage / "forget.jsonl").read_bytes())
+    sets = datasets(stage, "forget", "retain")
+    sets[0]["path"] = str(folder)
+    block = config(stage, "x")["unlearn"] | {"forget": {"objective": "ga", "tasks": 4}}
+    path = stage / "columns.yml"
+    path.write_text(yaml.safe_dump(config(stage, "columns", unlearn=block, datasets=sets)))
+    cfg = load_cfg(str(path))
+    with pytest.raises(SystemExit):
+        PluginManager.get_instance().load_datasets(cfg, preprocess=False)
+    assert "no forget row has the task 4; there are 2 completions" in capfd.readouterr().err
+
+
+def test_commands_that_read_no_data_do_not_ask_for_them(stage, straight):
+    """After unlearning the forget file is deleted, and then the adapter is merged."""
+    from axolotl.cli.merge_lora import do_cli
+
+    sets = datasets(stage, "forget", "retain")
+    sets[0]["path"] = str(stage / "deleted.jsonl")
+    path = stage / "merge.yml"
+    path.write_text(yaml.safe_dump(config(stage, "straight", datasets=sets)))
+    do_cli(config=str(path))
+    assert (straight / "merged" / "model.safetensors").exists()
+
+
+def first_loss(folder: Path) -> float:
+    return next(entry["loss"] for entry in history(folder) if "loss" in entry)
+
+
+def test_the_order_does_not_depend_on_what_ran_before(stage):
+    """Axolotl shuffles with the seed and saves; the next run with another seed took that order."""
+    once = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1, "seed": 7, "adapter": None}
+    alone = train(stage, "alone", **once, dataset_prepared_path=str(stage / "cache-1"))
+    train(stage, "before", **once | {"seed": 8}, dataset_prepared_path=str(stage / "cache-2"))
+    after = train(stage, "after", **once, dataset_prepared_path=str(stage / "cache-2"))
+    assert first_loss(alone) == first_loss(after)
+
+
+def test_another_plugins_trainer_is_refused(stage, capfd):
+    """Axolotl takes the first: the run was plain fine-tuning on the forget rows."""
+    ours = config(stage, "x")["plugins"]
+    plugins = ["test_train_axolotl.OtherPlugin", *ours]
+    from axolotl.integrations.base import PluginManager
+
+    loaded = PluginManager.get_instance().plugins
+    before = dict(loaded)
+    loaded.clear()  # the order of the config counts
+    try:
+        assert "OtherPlugin brings a trainer" in fault(stage, capfd, plugins=plugins)
+        assert "OtherPlugin brings a trainer" in fault(stage, capfd, plugins=plugins[::-1])
+    finally:
+        loaded.clear()
+        loaded.update(before)
+
+
+def test_a_trainer_that_is_not_ours_does_not_start(stage):
+    from axolotl.core.trainers.base import AxolotlTrainer
+    from axolotl.utils.dict import DictDefault
+
+    from axolotl_unlearn.errors import UnlearnError
+    from axolotl_unlearn.plugin import UnlearnPlugin
+
+    trainer = AxolotlTrainer.__new__(AxolotlTrainer)
+    with pytest.raises(UnlearnError, match="AxolotlTrainer instead of ours"):
+        UnlearnPlugin().post_trainer_create(DictDefault(config(stage, "x")), trainer)
+
+
+def test_evaluation_sees_every_row(stage):
+    """12 forget and 9 retain rows: 9 pairs, so that each forget row counts once."""
+    sets = datasets(stage, "forget", "retain")
+    once = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1, "eval_steps": 1}
+    folder = train(stage, "evaluated", **once, test_datasets=sets, learning_rate=1e-12)
+    logs = [entry for entry in history(folder) if "eval_loss" in entry]
+    assert {"eval_forget_nll", "eval_retain_nll"} <= set(logs[0])
+
+
 def test_faults_in_settings(stage, capfd):
     assert "`sample_packing: True`" in fault(stage, capfd, sample_packing=True)
     assert "test_datasets" in fault(stage, capfd, val_set_size=0.1)
     assert "remove_unused_columns" in fault(stage, capfd, remove_unused_columns=True)
     says = fault(stage, capfd, base_model="out/memorised-not-there")
     assert "`base_model: out/memorised-not-there` does not exist" in says
+
+
+def test_every_option_of_axolotl_is_decided():
+    """A new Axolotl may bring one that changes loss, batches or weights behind us."""
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+
+    from axolotl_unlearn.axolotl_options import groups
+
+    decided = [option for group in groups() for option in group["options"]]
+    assert sorted(decided) == sorted(set(decided))
+    fields = set(AxolotlInputConfig.model_fields)
+    new, gone = sorted(fields - set(decided)), sorted(set(decided) - fields)
+    assert not new and not gone, "decide in axolotl_unlearn/axolotl_options.yml"
 
 
 def test_without_the_plugin_the_dataset_type_refuses(stage):

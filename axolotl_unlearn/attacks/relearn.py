@@ -87,7 +87,7 @@ def train(
     rows = []
     for record in records:
         encoded = encoder.encode(record)
-        labels = encoder.labels(encoded, getattr(options.labels, record.kind))
+        labels = encoder.labels(encoded, encoder.labelled(record.kind))
         rows.append((encoded.input_ids, labels))
     if how.rank:
         from peft import LoraConfig, get_peft_model

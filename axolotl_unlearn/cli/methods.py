@@ -14,10 +14,10 @@ def command() -> None:
       axolotl unlearn methods
     """
     from axolotl_unlearn.args import preset_names
-    from axolotl_unlearn.objectives import OBJECTIVES
+    from axolotl_unlearn.registry import objectives
 
     click.secho("Objectives for `unlearn.forget` and `unlearn.retain`\n", bold=True)
-    for name, known in sorted(OBJECTIVES.items()):
+    for name, known in sorted(objectives().items()):
         parameters = ", ".join(f"{key}={p.default}" for key, p in known.parameters.items())
         rows = {"both": "forget or retain rows"}.get(known.side, f"{known.side} rows")
         needs = "with reference" if known.reference else "no reference"

@@ -1,14 +1,19 @@
-"""What is wrong with the data of a config, found before anything is loaded.
+"""What is wrong with the data of a config, found before weights are loaded.
 
-Only the files are read: no tokenizer, no model, no Axolotl.
+`check_entries` reads the config, `check_records` the files (no tokenizer, no model, no Axolotl),
+`check_columns` what Axolotl has loaded, wherever it came from.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from axolotl_unlearn.data.columns import ROLES
+from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.records import (
     SUFFIXES,
     Fields,
@@ -19,8 +24,13 @@ from axolotl_unlearn.data.records import (
 )
 from axolotl_unlearn.errors import UnlearnError
 
+if TYPE_CHECKING:
+    from axolotl_unlearn.args import UnlearnArgs
+
 PREFIX = "axolotl_unlearn.data."
-ROLES = ("forget", "retain", "memorise")
+#: The dataset types, by what their rows are for.
+TYPES = (*ROLES, "memorise")
+KEYS = ("datasets", "test_datasets")
 
 #: Keys of a ``datasets`` entry that have an effect with our types. Axolotl drops unknown ones
 #: and those of other types do nothing here, both without a word.
@@ -39,71 +49,131 @@ ENTRY_KEYS = (
 )
 
 
+@dataclass
+class Checked:
+    """What reading the files has shown.
+
+    Attributes:
+        faults: Sentences with file, row and cure.
+        counts: Rows of ``datasets`` by side, kind and task, for sides that are local files only.
+    """
+
+    faults: list[str] = field(default_factory=list)
+    counts: RowCounts = field(default_factory=RowCounts)
+
+
+def role_of(entry: Any) -> str | None:
+    """forget, retain or memorise; None for a foreign type."""
+    kind = entry.get("type") if isinstance(entry, dict) else None
+    name = kind.removeprefix(PREFIX) if isinstance(kind, str) and kind.startswith(PREFIX) else ""
+    return name if name in TYPES else None
+
+
 def check_files(cfg: dict[str, Any]) -> list[str]:
     """Every fault of the ``datasets`` and ``test_datasets`` of a raw config.
 
     Each is one sentence with key or file, row and cure; an empty list means the data can be used.
     Data that are not local files (a hub name, a folder) are checked only when they are loaded.
     """
+    return check_entries(cfg) + check_records(cfg).faults
+
+
+def check_entries(cfg: dict[str, Any]) -> list[str]:
+    """Faults of the entries themselves: types, keys, and sides that objectives need."""
+    args = _block(cfg)
+    foreign_ok = args is not None and not args.trains  # ordinary fine-tuning beside `memorise`
     faults: list[str] = []
-    fields = _fields(cfg)
-    for key in ("datasets", "test_datasets"):
+    for key in KEYS:
         entries = cfg.get(key) or []
         if not isinstance(entries, list):
             faults.append(f"`{key}` must be a list of entries with `path` and `type`.")
             continue
-        sets: dict[str, list[tuple[str, list[Record]]]] = {role: [] for role in ROLES}
         roles = []
         for number, entry in enumerate(entries):
             where = f"{key}[{number}]"
+            role = role_of(entry)
+            roles += [role] if role else []
             if not isinstance(entry, dict):
                 faults.append(f"`{where}` must be an entry with `path` and `type`.")
-                continue
-            role = _role(entry)
-            if role is None:
-                faults.append(_type_fault(where, entry))
-                continue
-            roles.append(role)
-            faults += _key_faults(where, entry)
-            path = entry.get("path")
-            if not isinstance(path, str) or not path:
-                faults.append(f"`{where}.path` is missing; name the file of the {role} rows.")
-                continue
-            if not _is_file_name(path):
-                continue
-            try:
-                records = read_records(path, fields, unique=role != "memorise")
-            except UnlearnError as error:
-                faults.append(str(error))
+            elif role is None:
+                faults += [] if foreign_ok else [_type_fault(where, entry)]
             else:
-                sets[role].append((path, records))
-        if key == "datasets":
-            faults += _role_faults(cfg, roles)
-        faults += _overlaps(sets)
+                faults += _key_faults(where, entry)
+                if not isinstance(entry.get("path"), str) or not entry["path"]:
+                    faults.append(f"`{where}.path` is missing; name the file of the {role} rows.")
+        if key == "datasets" and not roles and not foreign_ok:
+            faults.append(
+                f"no dataset has one of our types; add entries with `type: {PREFIX}forget` and "
+                f"`type: {PREFIX}retain`."
+            )
+        elif args is not None and (key == "datasets" or roles):
+            faults += _side_faults(key, roles, args)
     return faults
 
 
-def _fields(cfg: dict[str, Any]) -> Any:
+def check_records(cfg: dict[str, Any]) -> Checked:
+    """Read the local files: faulty rows, rows on both sides, rows and entries that do not meet."""
+    args = _block(cfg)
+    fields = Fields() if args is None else args.data.fields
+    kind = "completion" if args is None else args.data.default_kind
+    checked = Checked()
+    for key in KEYS:
+        entries = cfg.get(key) or []
+        sets: dict[str, list[tuple[str, list[Record]]]] = defaultdict(list)
+        unread = set()
+        for entry in entries if isinstance(entries, list) else []:
+            role, path = role_of(entry), entry.get("path") if isinstance(entry, dict) else None
+            if role is None or not isinstance(path, str) or not path:
+                continue
+            if not _is_file_name(path):
+                unread.add(role)
+                continue
+            try:
+                records = read_records(path, fields, unique=role != "memorise", kind=kind)
+            except UnlearnError as error:
+                checked.faults.append(str(error))
+                unread.add(role)
+            else:
+                sets[role].append((path, records))
+        checked.faults += _overlaps(sets)
+        if key == "datasets" and args is not None and args.trains:
+            whole = {
+                role: (record for _, records in files for record in records)
+                for role, files in sets.items()
+                if role not in unread
+            }
+            checked.counts = RowCounts.of_records(whole)
+            checked.faults += checked.counts.faults(args)
+    return checked
+
+
+def check_columns(args: UnlearnArgs, rows: Any) -> list[str]:
+    """Rows that Axolotl has loaded against the entries; returns notes.
+
+    Raises:
+        UnlearnError: An entry without rows, or forget rows without an entry.
+    """
+    counts = RowCounts.of_columns(rows)
+    faults = counts.faults(args)
+    if faults:
+        raise UnlearnError(" ".join(faults))
+    return counts.notes(args)
+
+
+def _block(cfg: dict[str, Any]) -> UnlearnArgs | None:
     from axolotl_unlearn.args import unlearn_config
 
     try:
-        args = unlearn_config(cfg)
+        return unlearn_config(cfg)
     except UnlearnError:
-        return Fields()  # the block has faults of its own, reported elsewhere
-    return Fields() if args is None else args.data.fields
-
-
-def _role(entry: dict[str, Any]) -> str | None:
-    kind = entry.get("type")
-    name = kind.removeprefix(PREFIX) if isinstance(kind, str) and kind.startswith(PREFIX) else ""
-    return name if name in ROLES else None
+        return None  # the block has faults of its own, reported elsewhere
 
 
 def _type_fault(where: str, entry: dict[str, Any]) -> str:
     kind = entry.get("type")
     if kind is None:
         return f"`{where}.type` is missing; use {PREFIX}forget, {PREFIX}retain or {PREFIX}memorise."
-    names = [PREFIX + role for role in ROLES]
+    names = [PREFIX + role for role in TYPES]
     match = difflib.get_close_matches(str(kind), names, n=1, cutoff=0.5)
     hint = f" (did you mean {match[0]}?)" if match else ""
     return f"`{where}.type` is {kind!r}, which has no role here{hint}; use {', '.join(names)}."
@@ -124,28 +194,31 @@ def _key_faults(where: str, entry: dict[str, Any]) -> list[str]:
     return faults
 
 
-def _role_faults(cfg: dict[str, Any], roles: list[str]) -> list[str]:
-    from axolotl_unlearn.args import unlearn_config
-
-    if not roles:
-        return [
-            f"no dataset has one of our types; add entries with `type: {PREFIX}forget` and "
-            f"`type: {PREFIX}retain`."
-        ]
-    try:
-        args = unlearn_config(cfg)
-    except UnlearnError:
+def _side_faults(key: str, roles: list[str], args: UnlearnArgs) -> list[str]:
+    """Sides of the data against sides of the block."""
+    if not args.trains:
+        if set(roles) & set(ROLES):
+            return ["`unlearn:` names no objective; add `forget:` and `retain:`, or a `preset:`."]
         return []
-    if args is None:
-        wanted = {"forget", "retain"} if {"forget", "retain"} & set(roles) else set()
-    else:
-        wanted = {side for side in ("forget", "retain") if getattr(args, side)}
-    return [
-        f"no dataset has `type: {PREFIX}{side}`; add one with the rows to "
-        f"{'forget' if side == 'forget' else 'keep'}."
-        for side in ("forget", "retain")
-        if side in wanted and side not in roles
-    ]
+    faults = []
+    needed = {side for side, _ in args.entries()}
+    if "memorise" in roles:
+        faults.append(
+            f"`{key}` mixes {PREFIX}memorise with unlearning; memorise in a run of its own."
+        )
+    for side in ROLES:
+        if side in needed and side not in roles:
+            what = "no dataset" if key == "datasets" else f"no entry of `{key}`"
+            faults.append(
+                f"`unlearn.{side}` has objectives but {what} has `type: {PREFIX}{side}`; add one "
+                f"with the rows to {'forget' if side == 'forget' else 'keep'}."
+            )
+        if side not in needed and side in roles:
+            faults.append(
+                f"an entry of `{key}` has `type: {PREFIX}{side}` but `unlearn.{side}` has no "
+                "objective, so its rows would not be used; add an objective or remove the entry."
+            )
+    return faults
 
 
 def _is_file_name(path: str) -> bool:
@@ -155,7 +228,7 @@ def _is_file_name(path: str) -> bool:
 
 def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
     faults = []
-    for role in ("forget", "retain"):
+    for role in ROLES:
         seen: dict[str, str] = {}
         for path, records in sets[role]:
             twin = next((r.id for r in records if r.id in seen), None)

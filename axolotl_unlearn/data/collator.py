@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.data.columns import FACTS, IGNORE
+from axolotl_unlearn.data.columns import FACTS, IGNORE, ROLES
 from axolotl_unlearn.errors import UnlearnError
 
 
 class PairCollator:
-    """Collate pairs ``{"forget": row, "retain": [rows]}`` or plain rows.
+    """Collate pairs ``{"forget": [rows], "retain": [rows]}`` or plain rows.
 
     The attention mask follows the rows' own lengths, never the pad id, so a tokenizer whose pad
     token is its EOS does no harm.
@@ -50,8 +50,7 @@ class PairCollator:
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
         if items and "forget" in items[0]:
-            rows = [item["forget"] for item in items]
-            rows += [row for item in items for row in item["retain"]]
+            rows = [row for side in ROLES for item in items for row in item[side]]
         else:
             rows = items
         longest = max(len(row["input_ids"]) for row in rows)

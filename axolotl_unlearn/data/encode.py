@@ -5,15 +5,16 @@
 
 A prompt that is too long loses tokens on its left (after the BOS), so that prompt, completion and
 EOS fit; ZJUKLAB cuts the same side (arXiv 2503.21088, released code). A completion that does not
-fit by itself is an error: cutting it would forget less than the config says.
+fit by itself is an error: cutting it would forget less than the config says. So is a cut of a row
+that is labelled whole, unless `cut_documents` asks for it (`axolotl_unlearn.data.strategy`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from axolotl_unlearn.data.columns import IGNORE
+from axolotl_unlearn.data.columns import IGNORE, Kind
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 
@@ -26,6 +27,7 @@ class DataOptions(Protocol):
     chat_template: bool
     eos: bool
     max_length: int | None
+    cut_documents: bool
     labels: Any
 
 
@@ -105,6 +107,10 @@ class Encoder:
             )
         truncated = max(0, len(prompt) - room)
         return Encoded(bos + prompt[truncated:], completion, truncated)
+
+    def labelled(self, kind: Kind) -> Literal["document", "answer"]:
+        """What of a row of this kind has labels; never the headers of a chat template."""
+        return "answer" if self.options.chat_template else getattr(self.options.labels, kind)
 
     def labels(self, encoded: Encoded, labelled: str) -> list[int]:
         """Labels of an encoded record: ``labelled`` is "document" (all tokens) or "answer".
@@ -209,7 +215,7 @@ def row_of(encoder: Encoder, encoded: Encoded, record: Record) -> dict[str, Any]
     return {
         "input_ids": encoded.input_ids,
         "attention_mask": [1] * len(encoded.input_ids),
-        "labels": encoder.labels(encoded, getattr(encoder.options.labels, record.kind)),
+        "labels": encoder.labels(encoded, encoder.labelled(record.kind)),
         "kind": record.kind_number,
         "task": record.task_number,
     }

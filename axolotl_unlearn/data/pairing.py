@@ -35,7 +35,9 @@ class PairedDataset(Dataset):
         retain_per_forget: Retain rows in each pair; 0 for objectives that need none.
         epoch_over: "forget": an epoch is one pass over the forget rows, and the retain stream
             goes on in the next epoch. "longest": as many pairs as one pass over either set takes.
-        shuffle: False for evaluation: both sets in file order, the same pairs in every epoch.
+        shuffle: False for evaluation: both sets in file order, the same pairs in every epoch. Each
+            row of the larger set comes once and all rows of the smaller one equally often, with
+            more than one row of a side in a pair where their numbers ask for it.
 
     Raises:
         UnlearnError: No role column, no forget rows, or no retain rows although pairs need them.
@@ -78,7 +80,9 @@ class PairedDataset(Dataset):
                 f"{retain_per_forget}; add a dataset with `type: axolotl_unlearn.data.retain`."
             )
         self._length = len(self.forget_rows)
-        if epoch_over == "longest" and retain_per_forget:
+        if not shuffle:
+            self._length = self._even_length()
+        elif epoch_over == "longest" and retain_per_forget:
             self._length = max(self._length, -(-len(self.retain_rows) // retain_per_forget))
         self._permutation = lru_cache(maxsize=8)(self._draw)
 
@@ -94,20 +98,39 @@ class PairedDataset(Dataset):
         """
         self.epoch = int(epoch)
 
-    def indices(self, index: int) -> tuple[int, list[int]]:
-        """Row numbers (forget, retain...) of the pair with this global index."""
-        ratio = self.retain_per_forget
-        if not self.shuffle:
-            index %= len(self)
-        return (
-            self._slot(FORGET, index),
-            [self._slot(RETAIN, slot) for slot in range(index * ratio, (index + 1) * ratio)],
-        )
+    def _even_length(self) -> int:
+        """Pairs in which either set is spread evenly: a multiple of the smaller set's size."""
+        forget, retain = len(self.forget_rows), len(self.retain_rows)
+        if not self.retain_per_forget:
+            return forget
+        if retain < forget:
+            return retain * (forget // retain)
+        return forget * max(1, retain // (forget * self.retain_per_forget))
+
+    def indices(self, index: int) -> tuple[list[int], list[int]]:
+        """Row numbers (forget, retain) of the pair with this global index."""
+        if self.shuffle:
+            ratio = self.retain_per_forget
+            slots = range(index * ratio, (index + 1) * ratio)
+            return [self._slot(FORGET, index)], [self._slot(RETAIN, slot) for slot in slots]
+        retain = self.retain_rows if self.retain_per_forget else self.retain_rows[:0]
+        place = index % len(self)
+        return self._share(self.forget_rows, place), self._share(retain, place)
+
+    def _share(self, members: np.ndarray, place: int) -> list[int]:
+        """The rows of a set that the evaluation pair at ``place`` has."""
+        if len(members) < len(self):  # `len(self)` is a multiple of it
+            return [int(row) for row in members[place % max(1, len(members)) :][:1]]
+        first, last = (p * len(members) // len(self) for p in (place, place + 1))
+        return members[first:last].tolist()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """``{"forget": row, "retain": [rows]}``; ``index`` is global: epoch * len + position."""
+        """``{"forget": [rows], "retain": [rows]}``; ``index`` is global: epoch * len + position."""
         forget, retain = self.indices(int(index))
-        return {"forget": self.rows[forget], "retain": [self.rows[row] for row in retain]}
+        return {
+            "forget": [self.rows[row] for row in forget],
+            "retain": [self.rows[row] for row in retain],
+        }
 
     def lengths(self, indices: Sequence[int]) -> np.ndarray:
         """Tokens of the longest row of each pair, [pair]."""
@@ -116,13 +139,11 @@ class PairedDataset(Dataset):
         else:
             tokens = np.asarray([len(ids) for ids in self.rows["input_ids"]])
         pairs = (self.indices(index) for index in indices)
-        return np.asarray([max(tokens[row] for row in (f, *r)) for f, r in pairs])
+        return np.asarray([max(tokens[row] for row in (*f, *r)) for f, r in pairs])
 
     def _slot(self, role: int, slot: int) -> int:
         members = self.forget_rows if role == FORGET else self.retain_rows
         cycle, place = divmod(slot, len(members))
-        if not self.shuffle:
-            return int(members[place])
         return int(members[self._permutation(role, cycle)[place]])
 
     def _draw(self, role: int, cycle: int) -> np.ndarray:

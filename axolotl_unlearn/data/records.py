@@ -87,12 +87,16 @@ def kind_of(record_id: str) -> Kind | None:
 
 
 def read_records(
-    path: str | os.PathLike[str], fields: FieldNames | None = None, *, unique: bool = True
+    path: str | os.PathLike[str],
+    fields: FieldNames | None = None,
+    *,
+    unique: bool = True,
+    kind: Kind = "completion",
 ) -> list[Record]:
     """All records of a file, in its order.
 
     The kind is that of a field ``kind`` ("completion" or "question"); without one the id's ending
-    tells it (``sc1``, ``qa0``), else it is "completion". A file in which no row has an id or a
+    tells it (``sc1``, ``qa0``), else it is ``kind``. A file in which no row has an id or a
     task is accepted if the field names are the default ones: ids become ``row0``, ``row1`` ...
 
     Args:
@@ -100,11 +104,13 @@ def read_records(
             ``{"input": {"0": ...}, "output": {"0": ...}}``) or ``.parquet``.
         fields: Own field names.
         unique: Refuse an id that occurs twice. A memorisation stream repeats its rows.
+        kind: That of rows which do not tell.
 
     Raises:
         UnlearnError: The first fault of the file.
     """
-    return list(records_from_rows(_raw_rows(Path(path)), str(path), fields, unique=unique))
+    rows = _raw_rows(Path(path))
+    return list(records_from_rows(rows, str(path), fields, unique=unique, kind=kind))
 
 
 def records_from_rows(
@@ -113,6 +119,7 @@ def records_from_rows(
     fields: FieldNames | None = None,
     *,
     unique: bool = True,
+    kind: Kind = "completion",
 ) -> Iterator[Record]:
     """Validate raw rows, given as (place, row); ``place`` is e.g. "line 3"."""
     fields = fields or Fields()
@@ -149,7 +156,7 @@ def records_from_rows(
             input=_text(row, "input", fields, where),
             output=output,
             task=task,
-            kind=_explicit_kind(row, where) or kind_of(record_id) or "completion",
+            kind=_explicit_kind(row, where) or kind_of(record_id) or kind,
         )
 
 

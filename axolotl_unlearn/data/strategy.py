@@ -16,7 +16,7 @@ from axolotl.prompt_tokenizers import DatasetWrappingStrategy
 from datasets import Dataset, Features, Value
 from datasets import Sequence as SequenceOf
 
-from axolotl_unlearn.data.columns import FACTS, ROLES
+from axolotl_unlearn.data.columns import FACTS, ROLES, Kind
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoded, Encoder, row_of
 from axolotl_unlearn.data.records import Record, read_records, records_from_rows
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
@@ -44,14 +44,22 @@ class RecordStrategy(DatasetWrappingStrategy):
         fields: Names of the fields.
         path: The file, if the whole of a local file is wanted.
         source: Its name in messages.
+        kind: That of rows which do not tell.
     """
 
     def __init__(
-        self, role: Role, encoder: Encoder, fields: Any, path: Path | None, source: str
+        self,
+        role: Role,
+        encoder: Encoder,
+        fields: Any,
+        path: Path | None,
+        source: str,
+        kind: Kind = "completion",
     ) -> None:
         self.role = role
         self.encoder = encoder
         self.fields = fields
+        self.kind = kind
         self.path = path
         self.source = source
 
@@ -69,10 +77,12 @@ class RecordStrategy(DatasetWrappingStrategy):
         """
         unique = self.role != "memorise"  # a memorisation stream repeats its rows
         if self.path is not None:
-            records = read_records(self.path, self.fields, unique=unique)
+            records = read_records(self.path, self.fields, unique=unique, kind=self.kind)
         else:
             rows = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
-            records = list(records_from_rows(rows, self.source, self.fields, unique=unique))
+            records = list(
+                records_from_rows(rows, self.source, self.fields, unique=unique, kind=self.kind)
+            )
         encoded = self._encode(records)
         columns = self._columns(records, encoded)
         features = MEMORISE_FEATURES if self.role == "memorise" else FEATURES
@@ -87,18 +97,46 @@ class RecordStrategy(DatasetWrappingStrategy):
             sum(len(e.input_ids) for e in encoded),
             max(len(e.input_ids) for e in encoded),
         )
-        cut = [e.truncated for e in encoded if e.truncated]
+        self._tell_cuts(records, encoded)
+        return wrapped
+
+    def _labelled(self, record: Record) -> Literal["document", "answer"]:
+        """What of a row has labels; memorisation learns all of it."""
+        if self.role == "memorise" and not self.encoder.options.chat_template:
+            return "document"
+        return self.encoder.labelled(record.kind)
+
+    def _tell_cuts(self, records: list[Record], encoded: list[Encoded]) -> None:
+        """Count tokens lost on the left; those with labels are an error unless they are asked for.
+
+        Raises:
+            UnlearnError: Rows that are labelled whole do not fit.
+        """
+        limit = self.encoder.max_length
+        cut = [(e.truncated, r) for e, r in zip(encoded, records, strict=True) if e.truncated]
+        whole = [(lost, r.id) for lost, r in cut if self._labelled(r) == "document"]
+        does = "memorised" if self.role == "memorise" else f"used to {self.role}"
+        if whole and not self.encoder.options.cut_documents:
+            lost, name = max(whole)
+            raise UnlearnError(
+                f"{self.source}: {len(whole)} rows that are labelled whole do not fit into {limit} "
+                f"tokens, the longest (row {name!r}) needs {limit + lost}; their beginnings would "
+                f"not be {does}: set `sequence_len: {limit + lost}` or more (and "
+                "`unlearn.data.max_length`, if set), or accept it with `unlearn.data."
+                "cut_documents: true`."
+            )
         if cut:
             LOG.warning(
-                "%s: the prompts of %d of %d rows lost %d tokens on their left to fit into %d; "
-                "raise sequence_len to keep them whole.",
+                "%s: %d of %d rows lost %d tokens on their left to fit into %d, %d of them with "
+                "labels (not %s); raise sequence_len to keep them whole.",
                 self.source,
                 len(cut),
                 len(records),
-                sum(cut),
-                self.encoder.max_length,
+                sum(lost for lost, _ in cut),
+                limit,
+                sum(lost for lost, _ in whole),
+                does,
             )
-        return wrapped
 
     def _encode(self, records: list[Record]) -> list[Encoded]:
         known: dict[tuple[str, str], Encoded] = {}  # a memorisation stream repeats its rows
@@ -129,7 +167,12 @@ class RecordStrategy(DatasetWrappingStrategy):
     def _columns(self, records: list[Record], encoded: list[Encoded]) -> dict[str, list]:
         if self.role == "memorise":
             ids = [e.input_ids for e in encoded]
-            return {"input_ids": ids, "attention_mask": [[1] * len(i) for i in ids], "labels": ids}
+            labels = [
+                self.encoder.labels(e, self._labelled(r))
+                for e, r in zip(encoded, records, strict=True)
+            ]
+            masks = [[1] * len(i) for i in ids]
+            return {"input_ids": ids, "attention_mask": masks, "labels": labels}
         rows = [row_of(self.encoder, e, r) for e, r in zip(encoded, records, strict=True)]
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         columns["role"] = [ROLES[self.role]] * len(rows)
@@ -166,7 +209,8 @@ def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> R
     whole = entry.get("split") in (None, "train") and not entry.get("shards")
     path = Path(name) if name and whole and Path(name).is_file() else None
     encoder = Encoder(tokenizer, data, max_length)
-    return RecordStrategy(role, encoder, data.fields, path, str(name or f"{role} rows"))
+    source = str(name or f"{role} rows")
+    return RecordStrategy(role, encoder, data.fields, path, source, data.default_kind)
 
 
 def _refuse_dropping(cfg: Any, max_length: int) -> None:

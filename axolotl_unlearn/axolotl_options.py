@@ -1,0 +1,127 @@
+"""What unlearning makes of Axolotl's own options: `axolotl_options.yml`, read once.
+
+python -m axolotl_unlearn.axolotl_options > docs/axolotl-options.md
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+_HEAD = """# Axolotl's options in a run with `unlearn:`
+
+Written by `python -m axolotl_unlearn.axolotl_options` from `axolotl_unlearn/axolotl_options.yml`,
+which has every option of Axolotl 0.19.0. `axolotl unlearn check` and `axolotl train` stop at one
+that is refused, before weights are loaded.
+
+- **refused**: it would change loss, batches, data or weights behind the objectives, or do nothing
+  without a word.
+- **supported**: it does what Axolotl's documentation says.
+- **untried**: nothing is known against it; compare the first losses with and without it.
+- **no effect** on loss, batches, data or weights of the run.
+
+| options | effect | |
+|---|---|---|
+"""
+
+Positive = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float | None, Field(ge=0, le=1)]
+BelowOne = Annotated[float | None, Field(ge=0, lt=1)]
+Count = Annotated[int | None, Field(ge=1)]
+Whole = Annotated[int | None, Field(ge=0)]
+
+
+class Numbers(BaseModel):
+    """Numbers that Axolotl takes as they are, with the ranges in which they mean something."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    learning_rate: Positive = None
+    embedding_lr: Positive = None
+    embedding_lr_scale: Positive = None
+    loraplus_lr_ratio: Positive = None
+    weight_decay: NotNegative = None
+    max_grad_norm: NotNegative = None
+    adam_beta1: BelowOne = None
+    adam_beta2: BelowOne = None
+    adam_epsilon: Positive = None
+    warmup_ratio: Share = None
+    warmup_steps: Whole = None
+    cosine_min_lr_ratio: Share = None
+    cosine_constant_lr_ratio: Share = None
+    num_epochs: Positive = None
+    max_steps: Count = None
+    micro_batch_size: Count = None
+    eval_batch_size: Count = None
+    gradient_accumulation_steps: Count = None
+    batch_size: Count = None
+    sequence_len: Annotated[int | None, Field(ge=2)] = None
+    eval_sequence_len: Annotated[int | None, Field(ge=2)] = None
+    lora_r: Count = None
+    lora_alpha: Positive = None
+    lora_dropout: BelowOne = None
+    save_steps: Positive = None
+    eval_steps: Positive = None
+    saves_per_epoch: Count = None
+    evals_per_epoch: Count = None
+    save_total_limit: Count = None
+    early_stopping_patience: Count = None
+    seed: Whole = None
+
+
+@cache
+def groups() -> list[dict[str, Any]]:
+    """The groups of the file, in its order."""
+    text = (resources.files("axolotl_unlearn") / "axolotl_options.yml").read_text("utf-8")
+    return yaml.safe_load(text)
+
+
+def refused(cfg: dict[str, Any]) -> list[str]:
+    """A sentence for each option that is set and does not go with unlearning."""
+    found = []
+    for group in groups():
+        for option in group["options"] if group["effect"] == "refused" else ():
+            value = cfg.get(option)
+            if value and not (group.get("above") and value <= group["above"]):
+                cure = group.get("cure", "remove it")
+                found.append(
+                    f"`{option}: {value}` does not go with unlearning ({group['why']}); {cure}."
+                )
+    return found
+
+
+def number_faults(cfg: dict[str, Any]) -> list[str]:
+    """A sentence for each number outside its range."""
+    try:
+        Numbers.model_validate({key: cfg.get(key) for key in Numbers.model_fields})
+    except ValidationError as error:
+        return [
+            f"`{fault['loc'][0]}: {fault['input']}`: {fault['msg'][0].lower()}{fault['msg'][1:]}; "
+            "correct it."
+            for fault in error.errors()
+        ]
+    return []
+
+
+def page() -> str:
+    """docs/axolotl-options.md."""
+    effects = {"refused": "**refused**", "none": "no effect"}
+    rows = []
+    for group in groups():
+        options = ", ".join(f"`{option}`" for option in group["options"])
+        cell = ": ".join(filter(None, [group["about"], group.get("why")]))
+        if group.get("above"):
+            cell += f" (values above {group['above']})"
+        if group.get("cure"):
+            cell += f"; {group['cure']}"
+        rows.append(f"| {options} | {effects.get(group['effect'], group['effect'])} | {cell} |")
+    return _HEAD + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,99 @@
+"""Where Axolotl keeps tokenised rows: a folder named by everything that they depend on.
+
+Axolotl itself keys them by paths and a few settings, so an edited file, another seed of its shuffle
+or another version of this package would give the rows, or the order, of an earlier run.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import importlib.metadata
+import re
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.args import parse_unlearn
+from axolotl_unlearn.data.checks import ENTRY_KEYS, KEYS
+
+#: Settings of Axolotl that decide tokens, rows or their order.
+SETTINGS = (
+    "base_model",
+    "base_model_config",
+    "revision_of_model",
+    "tokenizer_config",
+    "tokenizer_type",
+    "tokenizer_use_fast",
+    "tokenizer_legacy",
+    "tokenizer_use_mistral_common",
+    "special_tokens",
+    "tokens",
+    "added_tokens_overrides",
+    "chat_template",
+    "chat_template_jinja",
+    "chat_template_kwargs",
+    "default_system_message",
+    "sequence_len",
+    "eval_sequence_len",
+    "excess_length_strategy",
+    "min_sample_len",
+    "shuffle_merged_datasets",
+    "shuffle_before_merging_datasets",
+    "seed",
+)
+_TOKENIZER_FILES = re.compile(
+    r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab.*|merges\.txt|chat_template.*"
+    r"|.*\.(model|tiktoken|jinja)"
+)
+_OURS = re.compile(r"unlearn-[0-9a-f]{16}")
+
+
+def prepared_folder(cfg: dict[str, Any]) -> str:
+    """The ``dataset_prepared_path`` for a config: what it names, and a folder of its key."""
+    folder = Path(cfg.get("dataset_prepared_path") or "last_run_prepared")
+    if _OURS.fullmatch(folder.name):  # a key of before, e.g. copied from the log
+        folder = folder.parent
+    return str(folder / f"unlearn-{content_key(cfg)}")
+
+
+def content_key(cfg: dict[str, Any]) -> str:
+    """Hash of the local data files and of all that makes rows of them, 16 hex digits.
+
+    Data that are not local count by their name and revision only.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for package in ("axolotl-unlearn", "axolotl", "transformers", "tokenizers"):
+        digest.update(f"{package} {importlib.metadata.version(package)}\n".encode())
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    for key in KEYS:
+        for entry in cfg.get(key) or []:
+            known = {name: entry[name] for name in ENTRY_KEYS if entry.get(name) is not None}
+            digest.update(f"{key} {sorted(known.items())}\n".encode())
+            files += _data_files(entry)
+    for key in SETTINGS:
+        digest.update(f"{key} {cfg.get(key)!r}\n".encode())
+    for key in ("base_model", "tokenizer_config"):
+        folder = Path(str(cfg.get(key) or "/nowhere"))
+        if folder.is_dir():
+            files += sorted(p for p in folder.iterdir() if _TOKENIZER_FILES.fullmatch(p.name))
+    jinja = str(cfg.get("chat_template_jinja") or "")
+    if len(jinja) < 4096 and Path(jinja).is_file():
+        files.append(Path(jinja))
+    block = cfg.get("unlearn")
+    digest.update(parse_unlearn(block).data.model_dump_json().encode() if block else b"")
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "blake2b").digest())
+    return digest.hexdigest()
+
+
+def _data_files(entry: dict[str, Any]) -> list[Path]:
+    """The local files an entry of ``datasets`` names: a file, all of a folder, ``data_files``."""
+    path = Path(str(entry.get("path") or ""))
+    named = entry.get("data_files") or []
+    patterns = [named] if isinstance(named, str) else named
+    # `datasets` resolves them against the working folder, or against the data folder.
+    found = {f for p in patterns for f in glob.glob(str(p), recursive=True)}
+    found |= {f for p in patterns for f in glob.glob(str(path / p), recursive=True)}
+    found |= {str(path)} if path.is_file() else {str(p) for p in path.rglob("*") if path.name}
+    return [Path(file) for file in sorted(found) if Path(file).is_file()]
