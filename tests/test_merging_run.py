@@ -180,6 +180,78 @@ def test_svd_to_an_adapter_keeps_the_energy_it_says(made, tmp_path):
         assert (energy["all"] > 0.99999) == (rank == 8)
 
 
+def logits(model) -> torch.Tensor:
+    """What a model says of two fixed rows of 12 tokens, float32."""
+    ids = torch.arange(2, 26).reshape(2, 12)
+    with torch.no_grad():
+        return model.eval()(input_ids=ids).logits
+
+
+def logits_of(base: Path, adapter: Path | None = None) -> torch.Tensor:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return logits(model if adapter is None else PeftModel.from_pretrained(model, adapter))
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora"),
+    [
+        ("embedding", dict(targets=("embed_tokens", "k_proj"))),
+        ("one layer", dict(layers_to_transform=[1])),
+        ("saved", dict(modules_to_save=["lm_head"])),
+        ("norm", dict(modules_to_save=["norm"])),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_merge_extracted_as_adapter_says_what_the_merge_says(kind, lora, tmp_path):
+    """The parents adapt other modules; at full rank nothing may be lost, by logits."""
+    tiny_model(tmp_path / "base", kind="llama")
+    tiny_adapter(tmp_path / "a", tmp_path / "base", targets=("q_proj", "down_proj"))
+    tiny_adapter(tmp_path / "b", tmp_path / "base", train_seed=2, step=0.1, **lora)
+    if kind == "norm":
+        tensors = weights(tmp_path / "b")
+        name = next(name for name in tensors if name.endswith("model.norm.weight"))
+        spoil_adapter(tmp_path / "b", lambda t: t[name].mul_(1.5))
+    parents = [tmp_path / "a", tmp_path / "b"]
+    model = merge(parents, tmp_path / "base", tmp_path / "model", density=0.9)
+    adapter = merge(
+        parents, tmp_path / "base", tmp_path / "adapter", density=0.9, output="adapter", rank=32
+    )
+    expected = logits_of(model)
+    assert (expected - logits_of(tmp_path / "base")).abs().max() > 0.01
+    torch.testing.assert_close(logits_of(tmp_path / "base", adapter), expected, rtol=0, atol=2e-4)
+    assert json.loads((adapter / "merge.json").read_text())["energy_kept"]["all"] > 0.9999
+    # and back: our own reading of that adapter
+    again = merge([adapter], tmp_path / "base", tmp_path / "again", method="linear")
+    torch.testing.assert_close(logits_of(again), expected, rtol=0, atol=2e-4)
+
+
+def test_what_no_lora_can_hold_is_not_extracted(tmp_path):
+    tiny_model(tmp_path / "base", kind="llama", tied=True)
+    tiny_adapter(tmp_path / "a", tmp_path / "base", targets=("embed_tokens", "q_proj"))
+    with pytest.raises(UnlearnError, match="is the head as well.*--output model"):
+        merge([tmp_path / "a"], tmp_path / "base", tmp_path / "out", output="adapter")
+    with pytest.raises(UnlearnError, match="--rank is of an adapter made from a delta merge"):
+        merge([tmp_path / "a"], tmp_path / "base", tmp_path / "out", rank=8)
+    tiny_model(tmp_path / "second", kind="llama", seed=1)
+    with pytest.raises(UnlearnError, match="Full models have no LoRA rank"):
+        merge([tmp_path / "second"], tmp_path / "base", tmp_path / "out", output="adapter")
+
+
+def test_rslora_factors_keep_their_scale(tmp_path):
+    """PEFT's own add_weighted_adapter writes alpha = r beside use_rslora, a scale of sqrt(r)
+    (huggingface/peft#3761); one parent merged by its weight 1 must say what it says itself."""
+    tiny_model(tmp_path / "base")
+    tiny_adapter(tmp_path / "a", tmp_path / "base", alpha=6, use_rslora=True, step=0.1)
+    out = merge(
+        [tmp_path / "a"], tmp_path / "base", tmp_path / "out", method="linear", space="factors"
+    )
+    expected = logits_of(tmp_path / "base", tmp_path / "a")
+    torch.testing.assert_close(logits_of(tmp_path / "base", out), expected, rtol=0, atol=1e-5)
+
+
 def test_random_drops_repeat_from_the_record(made, tmp_path):
     options = dict(method="dare_ties", density=0.5, seed=7)
     out = merge(both(made), made / "memorised", tmp_path / "a", **options)
@@ -189,6 +261,63 @@ def test_random_drops_repeat_from_the_record(made, tmp_path):
     same = [torch.equal(t, weights(again)[name]) for name, t in weights(out).items()]
     assert all(same)
     assert any(not torch.equal(t, weights(other)[name]) for name, t in weights(out).items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [dict(output="adapter", rank=2), dict(space="factors", output="model"), dict(weights=[1, 0.5])],
+    ids=str,
+)
+def test_a_recipe_repeats_its_merge(project, tmp_path, options):
+    out = merge(both(project), project / "memorised", tmp_path / "a", **options)
+    again = merge_from_recipe(out / "merge.json", tmp_path / "b")
+    first, second = weights(out), weights(again)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+@pytest.mark.parametrize("what", ["over", "memorised"])
+def test_a_recipe_is_of_its_weights(project, tmp_path, what):
+    """Another run at the same path is another merge; --force says so and makes it."""
+    out = merge(both(project), project / "memorised", tmp_path / "a")
+    if what == "over":
+        tiny_adapter(project / "over", project / "memorised", train_seed=7, alpha=8)
+    else:
+        spoil_adapter(project / "memorised", lambda t: t["lm_head.weight"].mul_(2), "model")
+    with pytest.raises(UnlearnError, match=f"{what} has other weights than when .*merge.json"):
+        merge_from_recipe(out / "merge.json", tmp_path / "b")
+    lines: list[str] = []
+    merge_from_recipe(out / "merge.json", tmp_path / "c", force=True, log=lines.append)
+    assert any(f"{what} has other weights" in line for line in lines)
+
+
+def test_a_forced_merge_is_repeated_without_asking_again(project, tmp_path):
+    parents = [project / "over", project / "other"]
+    out = merge(parents, project / "memorised", tmp_path / "a", space="factors", force=True)
+    again = merge_from_recipe(out / "merge.json", tmp_path / "b")
+    assert all(torch.equal(t, weights(again)[name]) for name, t in weights(out).items())
+
+
+@pytest.mark.parametrize("who", ["base", "parent"])
+def test_a_tied_model_that_stores_its_head_is_the_same_model(who, tmp_path):
+    """One side holds lm_head.weight, the other leaves it out: by logits the merge is PEFT's."""
+    tiny_model(tmp_path / "base", kind="llama", tied=True)
+    tiny_adapter(tmp_path / "a", tmp_path / "base", step=0.1)
+    merged_copy(tmp_path / "a", tmp_path / "base", tmp_path / "full")
+    expected = logits_of(tmp_path / "full")
+    folder = tmp_path / {"base": "base", "parent": "full"}[who]
+    tensors = weights(folder)
+    assert "lm_head.weight" not in tensors
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for number, parent in enumerate(("a", "full")):
+        out = merge(
+            [tmp_path / parent], tmp_path / "base", tmp_path / f"out{number}", method="linear"
+        )
+        torch.testing.assert_close(logits_of(out), expected, rtol=0, atol=1e-5)
+    spoil_adapter(folder, lambda t: t["lm_head.weight"].mul_(2), "model")
+    with pytest.raises(UnlearnError, match="ties its head .* stores another lm_head.weight"):
+        merge([tmp_path / "full"], tmp_path / "base", tmp_path / "x", method="linear")
 
 
 def test_sharded_base_and_tied_head(tmp_path):
@@ -235,11 +364,10 @@ def test_initialisation_shows_in_the_a_factors(made):
 # --- guard rails ----------------------------------------------------------------------------------
 
 
-def spoil_adapter(folder: Path, change) -> None:
-    file = folder / "adapter_model.safetensors"
+def spoil_adapter(folder: Path, change, stem: str = "adapter_model") -> None:
     tensors = weights(folder)
     change(tensors)
-    save_file(tensors, file)
+    save_file(tensors, folder / f"{stem}.safetensors", metadata={"format": "pt"})
 
 
 def nan(tensors):
@@ -318,10 +446,37 @@ def test_a_failed_merge_leaves_the_old_result(project, tmp_path):
 
 
 @pytest.mark.parametrize("space", ["delta", "factors"])
-def test_nan_in_an_adapter(project, tmp_path, space):
-    spoil_adapter(project / "under", nan)
+def test_nan_is_found_before_anything_is_merged(project, tmp_path, space):
+    last = sorted(weights(project / "under"))[-1]
+    spoil_adapter(project / "under", lambda tensors: tensors[last].fill_(float("nan")))
+    merged: list[int] = []
     with pytest.raises(UnlearnError, match="under.*NaN or infinity"):
-        merge(both(project), project / "memorised", tmp_path / "out", space=space)
+        merge(
+            both(project),
+            project / "memorised",
+            tmp_path / "out",
+            space=space,
+            progress=lambda done, total: merged.append(done),
+        )
+    assert not merged and not list(tmp_path.glob("out*"))
+
+
+def test_nan_in_full_models(project, tmp_path):
+    spoil_adapter(project / "over/merged", lambda t: t["lm_head.weight"].fill_(torch.inf), "model")
+    with pytest.raises(UnlearnError, match="over/merged: tensor lm_head.weight holds NaN"):
+        merge([project / "over/merged"], project / "memorised", tmp_path / "out")
+    spoil_adapter(project / "memorised", lambda t: t["lm_head.weight"].fill_(torch.nan), "model")
+    with pytest.raises(UnlearnError, match="memorised: tensor lm_head.weight holds NaN"):
+        merge([project / "under"], project / "memorised", tmp_path / "out")
+
+
+def test_a_merge_that_breaks_off_leaves_nothing(project, tmp_path):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        merge(both(project), project / "memorised", tmp_path / "out", progress=stop)
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_other_base_by_hash(project, tmp_path):
@@ -409,11 +564,27 @@ def test_factor_merges_want_one_rank_targets_and_draw(project, tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("peft_type", "LOHA"), ("use_dora", True), ("bias", "all"), ("init_lora_weights", "pissa")],
+    [
+        ("peft_type", "LOHA"),
+        ("use_dora", True),
+        ("bias", "all"),
+        ("init_lora_weights", "pissa"),
+        ("init_lora_weights", "loftq"),
+        ("loftq_config", {"loftq_bits": 4}),
+        ("use_qalora", True),
+        ("trainable_token_indices", [1, 2]),
+        ("something_new", {"a": 1}),
+    ],
 )
 def test_adapters_that_we_cannot_read_say_merge_lora(project, tmp_path, key, value):
     edit_json(project / "over/adapter_config.json", **{key: value})
     with pytest.raises(UnlearnError, match="axolotl merge-lora"):
+        merge(both(project), project / "memorised", tmp_path / "out")
+
+
+def test_activated_lora_is_no_change_of_weights(project, tmp_path):
+    edit_json(project / "over/adapter_config.json", alora_invocation_tokens=[5, 6])
+    with pytest.raises(UnlearnError, match="aLoRA acts on the tokens after its invocation"):
         merge(both(project), project / "memorised", tmp_path / "out")
 
 
@@ -471,6 +642,12 @@ def test_command_line(made, tmp_path):
     assert again.exit_code == 0, again.output
     for name, tensor in weights(tmp_path / "again").items():
         assert torch.equal(tensor, weights(tmp_path / "merged")[name])
+
+    again = CliRunner().invoke(
+        unlearn,
+        [*map(str, arguments), "--recipe", str(tmp_path / "merged/merge.json"), "--overwrite"],
+    )
+    assert again.exit_code == 2 and "--recipe holds --parents already" in again.output
 
     result = CliRunner().invoke(unlearn, [str(word) for word in arguments])
     assert result.exit_code == 2 and "--overwrite" in result.output

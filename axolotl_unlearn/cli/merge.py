@@ -32,6 +32,11 @@ class PathList(click.Option):
             option.process = take
 
 
+def _by_user(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
 def _is_option(word: str) -> bool:
     if not word.startswith("-") or word == "-":
         return False
@@ -59,7 +64,11 @@ def _is_option(word: str) -> bool:
 @click.option("--seed", default=0, show_default=True, help="Of the random drops of DARE.")
 @click.option("--output", type=str, help="model or adapter  [default: factors give an adapter]")
 @click.option("--rank", type=int, help="Rank of an adapter made from a delta merge by SVD.")
-@click.option("--recipe", type=click.Path(path_type=Path), help="Repeat the merge of a merge.json.")
+@click.option(
+    "--recipe",
+    type=click.Path(path_type=Path),
+    help="Repeat the merge of a merge.json on the same weights.",
+)
 @click.option(
     "--zeros",
     type=click.Path(path_type=Path),
@@ -79,6 +88,10 @@ def command(parents, base, out, recipe, zeros, overwrite, force, weights, **opti
             raise UnlearnError("--zeros needs the adapter to copy: give it with --parents.")
         click.echo(write_zeros(parents[0], zeros))
         return
+    if recipe is not None:
+        given = [f"--{n}" for n in ("parents", "base", "weights", *options) if _by_user(n)]
+        if given:
+            raise UnlearnError(f"--recipe holds {given[0]} already: leave it out, or --recipe.")
     missing = [
         name
         for name, value in (("--parents", parents), ("--base", base), ("--out", out))

@@ -15,7 +15,7 @@ _HOMES = {
     "SCALES": "recipe",
     "merge": "run",
     "merge_from_recipe": "run",
-    "merged_tensors": "run",
+    "merged_tensors": "write",
     "write_zeros": "run",
     "open_base": "sources",
     "open_parent": "sources",

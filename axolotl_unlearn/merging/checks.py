@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.recipe import Recipe
@@ -52,9 +51,13 @@ def check(
         _architecture(base, parent)
         _tokenizer(base, parent)
         warnings += _same_base(base, parent, force)
+    for parent in parents:
+        check_finite(parent)
     if recipe.space == "factors":
         _factors(parents)
         warnings += _initialisation(parents, force)
+    else:
+        check_finite(base)
     return warnings
 
 
@@ -71,7 +74,7 @@ def check_output(out: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> 
         return
     if not overwrite:
         raise UnlearnError(f"{out} already exists and is not empty: add --overwrite to replace it.")
-    if not (out / "mergekit_config.yml").exists():
+    if not any((out / name).exists() for name in ("merge.json", "mergekit_config.yml")):
         raise UnlearnError(
             f"{out} is no result of a merge, --overwrite would delete it: choose another --out."
         )
@@ -100,11 +103,13 @@ def check_resources(out: Path, disk_bytes: int, memory_bytes: int) -> str:
     return estimate
 
 
-def check_finite(tensor: Tensor, name: str, where: Path) -> None:
+def check_finite(source: Parent) -> None:
     """A NaN in one adapter would poison the merge in silence."""
-    if not torch.isfinite(tensor).all():
+    broken = source.tensors.scan[1]
+    if broken is not None:
         raise UnlearnError(
-            f"{where}: tensor {name} holds NaN or infinity: that run diverged, train it again."
+            f"{source.path}: tensor {broken} holds NaN or infinity: that run diverged, train it "
+            "again."
         )
 
 

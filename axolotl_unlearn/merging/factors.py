@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.merging.checks import check_finite
-from axolotl_unlearn.merging.methods import factor_call, merge_factor
-from axolotl_unlearn.merging.recipe import Recipe, local
+from axolotl_unlearn.merging.methods import factor_multipliers, merge_factor
+from axolotl_unlearn.merging.recipe import MERGEKIT, Recipe, local
 from axolotl_unlearn.merging.sources import Adapter
-
-HALF = ("F16", "BF16")
 
 
 def merge_factors(
@@ -23,15 +20,12 @@ def merge_factors(
     Equals PEFT's ``add_weighted_adapter`` at weights w (scale: sum for linear, dare_linear and
     magnitude_prune, average for ties and dare_ties), bit for bit unless drops are random.
     """
-    half = any(dtype in HALF for parent in parents for _, dtype in parent.tensors.layout.values())
     merged = {}
     for name, keys in parents[0].factors.items():
         scalings = [parent.scaling(name) for parent in parents]
         for key in keys:
             factors = [parent.tensors[key].float() for parent in parents]
-            for factor, parent in zip(factors, parents, strict=True):
-                check_finite(factor, key, parent.path)
-            merged[key] = merge_factor(recipe, key, factors, scalings, half=half)
+            merged[key] = merge_factor(recipe, key, factors, scalings)
         progress(name)
     return merged
 
@@ -51,25 +45,37 @@ def adapter_config(template: dict, rank: int) -> dict:
 
 
 def mergekit_config(recipe: Recipe, parents: Sequence[Adapter], zeros: str) -> dict | None:
-    """The recipe for `mergekit-pytorch`, or None when sides A and B need different parameters
-    (a negative weight) or a method that only we register."""
+    """The recipe for `mergekit-pytorch`, or None where stock mergekit has no such merge.
+
+    It has none for DARE (rescaled to the L1 norm there), unequal weights of TIES (signs elected
+    after weighting there) and negative weights (A and B differ). Elsewhere the bits are PEFT's but
+    for two cases: a multiplier of TIES that is no power of two (applied after the mean, so rounded
+    elsewhere) and entries of equal magnitude, of which either sort trims others.
+    """
     scalings = [parent.scaling(next(iter(parent.factors))) for parent in parents]
-    method, parameters = factor_call(recipe, scalings, "A")
-    if method.startswith("peft_") or (method, parameters) != factor_call(recipe, scalings, "B"):
+    a, b = (factor_multipliers(recipe, scalings, side) for side in "AB")
+    own: dict = {} if recipe.method == "linear" else {"density": float(recipe.density)}
+    shared: dict = {"normalize": False}
+    if recipe.method == "magnitude_prune":
+        own["gamma"] = 0.0
+    elif recipe.method == "ties" and a == b and len(set(a)) == 1:
+        shared = {"normalize": recipe.scale == "average", "lambda": b[0]}
+        a = b = [1.0] * len(a)
+    elif recipe.method != "linear":
         return None
-    weights = parameters.pop("weight")
-    own = {key: parameters.pop(key) for key in ("density", "gamma") if key in parameters}
+    if a != b:
+        return None
     return {
-        "merge_method": method,
+        "merge_method": MERGEKIT[recipe.method],
         "base_model": local(zeros),
         "models": [
             {
                 "model": local(str(parent.path / "adapter_model.safetensors")),
                 "parameters": {"weight": weight, **own},
             }
-            for parent, weight in zip(parents, weights, strict=True)
+            for parent, weight in zip(parents, a, strict=True)
         ],
-        "parameters": parameters,
+        "parameters": shared,
         "dtype": "float32",
     }
 

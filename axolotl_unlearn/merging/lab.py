@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.merging.checks import check, check_finite, initialisation_cosines
+from axolotl_unlearn.merging.checks import check, initialisation_cosines
 from axolotl_unlearn.merging.factors import merge_factors
 from axolotl_unlearn.merging.methods import merge_delta
 from axolotl_unlearn.merging.recipe import Recipe
@@ -55,10 +55,6 @@ class Lab:
         size = 4 * sum(tensor.numel() for tensor in self.base_weights.values())
         if size * len(self.parents) > CACHE_LIMIT:
             self._cache = None
-        for index, parent in enumerate(self.parents):
-            for name in self.names:
-                if parent.touches(name):
-                    check_finite(self._weight(index, name), name, parent.path)
         # Full models are written whole: weights that no run changed need no merging.
         self.names = [name for name in self.names if self._moved(name)]
         self.base_weights = {name: self.base_weights[name] for name in self.names}

@@ -33,6 +33,18 @@ TOKENIZER_FILES = (
 # What decides how text becomes tokens; the other files may differ in cosmetics.
 TOKENIZER_IDENTITY = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 PREFIX = "base_model.model."
+HEAD = "lm_head.weight"
+
+# What an adapter_config.json may say and still mean "base + scaling B A". Anything else that is
+# set (DoRA, aLoRA, QALoRA, what PEFT will add) changes the base, the input or the product.
+PLAIN_LORA = frozenset(
+    "alpha_pattern auto_mapping base_model_name_or_path ensure_weight_tying eva_config "
+    "exclude_modules fan_in_fan_out inference_mode init_lora_weights layers_pattern "
+    "layers_to_transform lora_alpha lora_dropout megatron_core modules_to_save peft_type "
+    "peft_version qalora_group_size r rank_pattern revision runtime_config target_modules "
+    "task_type use_rslora".split()
+)
+PLAIN_STARTS = ("true", "false", "gaussian", "orthogonal", "eva")
 
 
 def read_json(path: Path) -> dict:
@@ -112,16 +124,20 @@ class Tensors:
     def shape(self, name: str) -> tuple[int, ...]:
         return self.layout[name][0]
 
-    def fingerprint(self) -> str:
-        """SHA-256 over names, shapes, types and bytes; the same however the files are cut."""
-        digest = hashlib.sha256()
+    @cached_property
+    def scan(self) -> tuple[str, str | None]:
+        """SHA-256 over names, shapes, types and bytes (the same however the files are cut), and
+        the first tensor that holds NaN or infinity: one reading for both."""
+        digest, broken = hashlib.sha256(), None
         for name in sorted(self):
             shape, dtype = self.layout[name]
             digest.update(f"{name}|{shape}|{dtype}|".encode())
             flat = self[name].contiguous().flatten()
             if flat.numel():
                 digest.update(memoryview(flat.view(torch.uint8).numpy()))
-        return digest.hexdigest()
+            if broken is None and flat.is_floating_point() and not flat.isfinite().all():
+                broken = name
+        return digest.hexdigest(), broken
 
 
 @dataclass
@@ -137,11 +153,33 @@ class Model:
 
     @cached_property
     def tensors(self) -> Tensors:
-        return Tensors.of_checkpoint(self.path)
+        """All weights; a head that is tied to the embeddings is one weight, stored or not."""
+        tensors = Tensors.of_checkpoint(self.path)
+        if HEAD in tensors and self.tied:
+            twins = [n for n in tensors if n != HEAD and tensors.shape(n) == tensors.shape(HEAD)]
+            if not any(torch.equal(tensors[HEAD], tensors[twin]) for twin in twins):
+                raise UnlearnError(
+                    f"{self.path} ties its head to the embeddings but stores another {HEAD}: load "
+                    "it with transformers and save it again."
+                )
+            tensors = Tensors({name: tensors.files[name] for name in tensors if name != HEAD})
+        return tensors
 
-    @cached_property
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding matrix; some families leave it out of config.json."""
+        if "tie_word_embeddings" in self.config:
+            return bool(self.config["tie_word_embeddings"])
+        from transformers import AutoConfig
+
+        try:
+            return bool(getattr(AutoConfig.from_pretrained(self.path), "tie_word_embeddings", 0))
+        except (ValueError, KeyError, OSError):  # an architecture of its own code
+            return False
+
+    @property
     def fingerprint(self) -> str:
-        return self.tensors.fingerprint()
+        return self.tensors.scan[0]
 
     def touches(self, name: str) -> bool:
         return name in self.tensors
@@ -176,9 +214,9 @@ class Adapter:
             )
         return Tensors.of_file(file)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        return self.tensors.fingerprint()
+        return self.tensors.scan[0]
 
     @cached_property
     def factors(self) -> dict[str, tuple[str, str]]:
@@ -299,14 +337,19 @@ def _supported(adapter: Adapter) -> None:
     cure = "run `axolotl merge-lora` on it and give the merged folder."
     if str(config.get("peft_type", "LORA")).upper() != "LORA":
         raise UnlearnError(f"{where}: peft_type {config['peft_type']} is not LORA; {cure}")
-    for key in ("use_dora", "layer_replication", "target_parameters", "lora_bias"):
-        if config.get(key):
-            raise UnlearnError(f"{where}: {key} is not supported here; {cure}")
-    init = str(config.get("init_lora_weights", True)).lower()
-    if init.startswith(("pissa", "olora", "corda", "lora_ga")):
-        raise UnlearnError(f"{where}: init_lora_weights {init!r} changes the base itself; {cure}")
     if config.get("bias", "none") != "none":
         raise UnlearnError(f"{where}: bias {config['bias']!r} is not supported here; {cure}")
+    for key in sorted(config.keys() - PLAIN_LORA - {"bias"}):
+        if config[key] and key == "alora_invocation_tokens":
+            raise UnlearnError(
+                f"{where}: an aLoRA acts on the tokens after its invocation only, so no weights "
+                "are equal to it and it cannot be merged: train a plain LoRA."
+            )
+        if config[key]:
+            raise UnlearnError(f"{where}: {key} is not supported here; {cure}")
+    init = str(config.get("init_lora_weights", True)).lower()
+    if init not in PLAIN_STARTS:
+        raise UnlearnError(f"{where}: init_lora_weights {init!r} changes the base itself; {cure}")
 
 
 def tokenizer_fingerprint(folder: Path) -> str | None:
