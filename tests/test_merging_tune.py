@@ -181,12 +181,16 @@ def test_membership_is_the_loss_without_the_first_token(made):
 def test_search_writes_what_it_promises(made, tuned):
     out, result, lines = tuned
     assert {path.name for path in out.iterdir()} >= {
-        "best", "tune.json", "candidates.jsonl", "pareto.png", "study.journal", "settings.json",
+        "best", "tune.json", "pareto.png", "study.journal",
     }  # fmt: skip
     assert json.loads((out / "tune.json").read_text())["winner"] == result["winner"]
     assert set(result["test"]) == {"original", "over", "under", "fixed", "winner"}
     assert len(result["candidates"]) >= 6
-    assert any("wants 80 a side" in line for line in lines)
+    # sqrt((n + m + 1) / (12 n m)), by hand for the halves of this test
+    sets = load_sets(made / "data/validation")
+    n, m = len(sets.member), len(sets.nonmember)
+    error = f"{math.sqrt((n + m + 1) / (12 * n * m)):.3f}"
+    assert any("wants 80 a side" in line and error in line for line in lines)
     low, high = result["test"]["winner"]["mia_auc_interval"]
     assert low <= result["test"]["winner"]["mia_auc"] <= high
 
@@ -229,7 +233,7 @@ def test_the_same_seed_gives_the_same_search(made, tuned, tmp_path):
 
 
 def test_a_killed_search_goes_on(made, tuned, tmp_path):
-    """Killed in the fifth candidate: what was scored is not scored again, the rest is."""
+    """Killed in a candidate of the search: what was scored is not scored again, the rest is."""
     calls = []
     real = Scorer.proxy
 
@@ -247,19 +251,13 @@ def test_a_killed_search_goes_on(made, tuned, tmp_path):
         patch.setattr(Scorer, "proxy", counted)
         with pytest.raises(Kill):
             tune(**options(made), out=out)
-    before = (out / "candidates.jsonl").read_text().splitlines()
-    assert len(before) == 6
-    with open(out / "candidates.jsonl", "a") as file:
-        file.write('{"key": "half a li')
-    result = tune(**options(made), out=out)
-    lines = (out / "candidates.jsonl").read_text()
-    assert lines.startswith("\n".join(before))
-    assert len([line for line in lines.splitlines() if line.endswith("}")]) == len(
-        result["candidates"]
-    )
+        with open(out / "study.journal", "a") as file:
+            file.write('{"op_code": 2, "half a li')
+        result = tune(**options(made), out=out)
     assert result["stopped"] == "all trials done"
     keys = [key_of(Recipe.from_dict(c["recipe"])) for c in result["candidates"]]
     assert len(keys) == len(set(keys)) >= 6
+    assert len(calls) == 1 + 1 + len(keys)  # the original, the killed one, each candidate once
 
     # a finished search answers at once and is the same
     with pytest.MonkeyPatch.context() as patch:
@@ -271,22 +269,57 @@ def test_a_killed_search_goes_on(made, tuned, tmp_path):
         tune(**options(made, seed=5), out=out)
 
 
-def test_overwrite_keeps_what_an_interrupted_search_has(made, tmp_path):
-    out = tmp_path / "search"
+def test_scores_belong_to_what_was_scored(made, tmp_path):
+    """Other settings, parents or lengths in one folder: old scores go to the same merges only."""
+    calls = []
+    real = Scorer.proxy
+
+    def counted(self, model):
+        calls.append(1)
+        return real(self, model)
+
+    out, few = tmp_path / "search", options(made, trials=2, finalists=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scorer, "full", None)  # killed by a TypeError after the teacher-forced ones
-        with pytest.raises(TypeError):
-            tune(**options(made, trials=1), out=out, overwrite=True)
-    kept = (out / "candidates.jsonl").read_text()
-    assert len(kept.splitlines()) == 3
-    tune(**options(made, trials=1), out=out, overwrite=True)
-    assert (out / "candidates.jsonl").read_text().startswith(kept)
-    # finished, or of other settings: from the start
-    (out / "candidates.jsonl").write_text("")
-    tune(**options(made, trials=1), out=out, overwrite=True)
-    assert (out / "candidates.jsonl").read_text() != ""
-    tune(**options(made, trials=1, seed=5), out=out, overwrite=True)
-    assert json.loads((out / "settings.json").read_text())["seed"] == 5
+        patch.setattr(Scorer, "proxy", counted)
+        tune(**few, out=out)
+        first = len(calls)
+        tune(**few | {"seed": 5, "methods": ["linear"]}, out=out, overwrite=True)
+        again = len(calls) - first
+        # original, parents and fixed recipe are known; two linear merges are new
+        assert again == 2
+        calls.clear()
+        turned = [made / "under", made / "over"]
+        result = tune(**few | {"parents": turned}, out=out, overwrite=True)
+        assert len(calls) == first
+        fresh = tune(**few | {"parents": turned}, out=tmp_path / "fresh")
+        assert (
+            fresh["test"] == result["test"]
+            and fresh["candidates"][0]["scores"] == (result["candidates"][0]["scores"])
+        )
+        # shorter answers are other scores of the finalists
+        short = few | {"parents": turned, "max_new_tokens": 3}
+        other = tune(**short, out=out, overwrite=True)
+        assert other["finalists"] == tune(**short, out=tmp_path / "fresh_short")["finalists"]
+        assert other["test"] != result["test"]
+
+
+def test_one_parent_is_searched_over_the_scale_of_its_task_vector(made, tmp_path):
+    result = tune(
+        **options(made, parents=[made / "over"], trials=6, finalists=1, methods=["linear"]),
+        out=tmp_path / "x",
+    )
+    assert set(result["test"]) == {"original", "over", "fixed", "winner"}
+    scales = [c["recipe"]["weights"] for c in result["candidates"]]
+    assert {0.5, 0.75, 1.0, 1.25} <= {w[0] for w in scales}
+    assert len(scales) == len({key_of(Recipe.from_dict(c["recipe"])) for c in result["candidates"]})
+    assert {c["recipe"]["scale"] for c in result["candidates"]} == {"sum", "average"}
+    (weight,) = result["winner"]["recipe"]["weights"]
+    if result["winner"]["recipe"]["method"] == "linear":
+        base, best = weights(made / "base"), weights(tmp_path / "x/best")
+        lab = Lab(made / "base", [made / "over"])
+        for name, tensor in lab.parent_weights(0):
+            expected = base[name] + weight * (tensor - base[name])
+            torch.testing.assert_close(best[name], expected, rtol=0, atol=1e-6)
 
 
 def test_a_parent_may_win(made, tmp_path):

@@ -8,7 +8,7 @@ import click
 
 from axolotl_unlearn.cli.merge import PathList
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.merging.recipe import METHODS, SCALES
+from axolotl_unlearn.merging.recipe import METHODS
 
 
 @click.command(
@@ -16,7 +16,9 @@ from axolotl_unlearn.merging.recipe import METHODS, SCALES
     "--data out/demo/data --out out/tuned --trials 40 --seconds 600"
 )
 @click.option(
-    "--parents", cls=PathList, help="Adapters or full models; negate:PATH turns one round."
+    "--parents",
+    cls=PathList,
+    help="Adapters or full models, or one alone; negate:PATH turns round.",
 )
 @click.option("--base", type=click.Path(path_type=Path), help="The model that all started from.")
 @click.option("--data", type=click.Path(path_type=Path), default="out/demo/data", show_default=True,
@@ -36,19 +38,22 @@ from axolotl_unlearn.merging.recipe import METHODS, SCALES
 @click.option("--seed", default=0, show_default=True, help="Of the search and of random drops.")
 @click.option("--methods", cls=PathList, help=f"Of {', '.join(METHODS)}  [default: all]")
 @click.option("--spaces", cls=PathList, help="delta, factors  [default: all that fit the parents]")
-@click.option("--scales", cls=PathList, help="average, sum  [default: both]")
+@click.option("--scales", cls=PathList, help="average, sum  [default: both; sum for one parent]")
 @click.option("--objective", default="aggregate", show_default=True,
               help="Scores with weights: task_aggregate=1,mia_score=2")  # fmt: skip
 @click.option("--gate", default=0.75, show_default=True, help="Least share of the base's utility.")
 @click.option("--max-new-tokens", default=256, show_default=True, help="Of the finalists' answers.")
 @click.option("--batch-size", default=64, show_default=True, help="Of generation.")
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda")
-@click.option("--overwrite", is_flag=True, help="Replace a finished or different search in --out.")
+@click.option("--store", type=click.Path(path_type=Path),
+              help="Folder of scores that searches share  [default: OUT/store]")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace the result of another search in --out.")
 @click.option("--force", is_flag=True, help="Merge despite another base or LoRA initialisation.")
 def command(parents, base, data, out, objective, gate, methods, spaces, scales, **options) -> None:
     """Find the best merge on validation data, write it, and report it on test data.
 
-    Run again with the same options to go on after an interruption.
+    One parent is searched too, over the scale of its task vector. Run again with the same options
+    to go on after an interruption.
     """
     from rich.progress import Progress
 
@@ -73,7 +78,7 @@ def command(parents, base, data, out, objective, gate, methods, spaces, scales, 
             objective=Objective.parse(objective, gate),
             methods=methods or METHODS,
             spaces=spaces or None,
-            scales=scales or SCALES,
+            scales=scales or None,
             log=lambda line: bar.console.print(line, highlight=False, soft_wrap=True),
             progress=lambda done, total, text: bar.update(
                 task, completed=done, total=total, description=text

@@ -8,11 +8,10 @@ among them is written, and only then the test half is looked at, once.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import shutil
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -23,13 +22,33 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.lab import Lab
 from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES, Recipe
 from axolotl_unlearn.merging.scores import Scorer, corrected
-from axolotl_unlearn.metrics.statistics import auc_interval
+from axolotl_unlearn.merging.sources import read_json, tokenizer_fingerprint
+from axolotl_unlearn.metrics.statistics import auc_interval, ideal_membership
+from axolotl_unlearn.store import Store, content_key, versions
 
 FIXED = Recipe(method="ties", space="delta", density=0.8, scale="average")
 ADVISED_MEMBERS = 80
-#: Raised when what a search stores changes its meaning.
-_VERSION = 2
-CANDIDATES, STUDY, RESULT, PLOT = "candidates.jsonl", "study.journal", "tune.json", "pareto.png"
+#: Raised when a score changes its meaning.
+_VERSION = 3
+STUDY, RESULT, PLOT = "study.journal", "tune.json", "pareto.png"
+
+
+#: Known good merges to begin with: method, scale, density, strength of a sum.
+STARTS = (
+    ("ties", "average", 0.8, None),
+    ("ties", "average", 1.0, None),
+    ("ties", "average", 0.5, None),
+    ("linear", "average", None, None),
+    ("linear", "sum", None, 0.75),
+    ("magnitude_prune", "sum", 0.5, 0.75),
+)
+#: The same for one parent, whose average is itself: its task vector at other scales.
+SINGLE_STARTS = (
+    ("linear", "sum", None, 0.75),
+    ("linear", "sum", None, 1.25),
+    ("linear", "sum", None, 0.5),
+    ("magnitude_prune", "sum", 0.5, 1.0),
+)
 
 
 @dataclass(frozen=True)
@@ -128,13 +147,17 @@ def suggest(
     scales: Sequence[str],
     seed: int,
 ) -> Recipe:
-    """One recipe from an Optuna trial. Weights have mean 1 times the strength of a sum."""
+    """One recipe from an Optuna trial. Weights have mean 1 times the strength of a sum.
+
+    A single parent has no shares: its sum is its task vector at the scale ``strength``.
+    """
     method = trial.suggest_categorical("method", list(methods))
     space = trial.suggest_categorical("space", list(spaces))
     scale = trial.suggest_categorical("scale", list(scales))
     density = trial.suggest_float("density", 0.1, 1.0, step=0.05) if method != "linear" else 1.0
     shares = [
-        trial.suggest_float(f"share_{number}", 0.1, 1.0, step=0.05) for number in range(parents)
+        trial.suggest_float(f"share_{number}", 0.1, 1.0, step=0.05) if parents > 1 else 1.0
+        for number in range(parents)
     ]
     strength = trial.suggest_float("strength", 0.3, 1.5, step=0.05) if scale == "sum" else 1.0
     mean = sum(shares) / len(shares)
@@ -152,16 +175,9 @@ def starting_points(
     parents: int, methods: Sequence[str], spaces: Sequence[str], scales: Sequence[str]
 ) -> list[dict]:
     """The fixed recipe, and a few known good ones, as Optuna parameters of ``suggest``."""
-    shares = {f"share_{number}": 1.0 for number in range(parents)}
+    shares = {f"share_{number}": 1.0 for number in range(parents) if parents > 1}
     points = []
-    for method, scale, density, strength in (
-        ("ties", "average", 0.8, None),
-        ("ties", "average", 1.0, None),
-        ("ties", "average", 0.5, None),
-        ("linear", "average", None, None),
-        ("linear", "sum", None, 0.75),
-        ("magnitude_prune", "sum", 0.5, 0.75),
-    ):
+    for method, scale, density, strength in SINGLE_STARTS if parents == 1 else STARTS:
         if method in methods and scale in scales and "delta" in spaces:
             point = {"method": method, "space": "delta", "scale": scale, **shares}
             if density is not None:
@@ -185,7 +201,7 @@ def tune(
     seed: int = 0,
     methods: Sequence[str] = METHODS,
     spaces: Sequence[str] | None = None,
-    scales: Sequence[str] = SCALES,
+    scales: Sequence[str] | None = None,
     objective: Objective | None = None,
     validation: str | Path | None = None,
     test: str | Path | None = None,
@@ -193,16 +209,21 @@ def tune(
     batch_size: int = 64,
     device: str = "cpu",
     names: Sequence[str] | None = None,
+    store: str | Path | None = None,
     overwrite: bool = False,
     force: bool = False,
     log: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int, str], None] = lambda done, total, text: None,
 ) -> dict:
-    """Search; write best/ (model, recipe), tune.json, candidates.jsonl and pareto.png to ``out``.
+    """Search; write best/ (model, recipe), tune.json, study.journal and pareto.png to ``out``.
 
-    ``data_dir`` holds validation/ and test/ (or give both folders). ``seconds``: time budget of the
-    search; ``patience``: stop after that many candidates without a better one. A search that was
-    interrupted goes on when it is called again with the same settings.
+    ``store``: folder of scores by content that searches may share; default ``out/store``.
+
+    ``data_dir`` holds validation/ and test/ (or give both folders). One parent is searched as
+    several are, over the scale of its task vector: a single run then has had the selection that a
+    merge has. ``seconds``: time budget of the search; ``patience``: stop after that many candidates
+    without a better one. A search that was interrupted goes on when it is called again with the
+    same settings; one with other settings scores again only what the last one has not.
     Returns what tune.json holds. The fixed recipe and each parent by itself are always finalists,
     so the winner is a parent if no merge was better on validation; ``log`` says so.
     """
@@ -213,7 +234,8 @@ def tune(
         raise UnlearnError("tune-merge needs at least 1 trial and 1 finalist.")
     _known(methods, METHODS, "method")
     _known(spaces or (), SPACES, "space")
-    _known(scales, SCALES, "scale")
+    _known(scales or (), SCALES, "scale")
+    scales = tuple(scales or (SCALES if len(parents) > 1 else ("sum",)))
     halves = {
         "validation": Path(validation or Path(data_dir) / "validation"),
         "test": Path(test or Path(data_dir) / "test"),
@@ -224,22 +246,29 @@ def tune(
         log(f"Warning: {warning}")
     spaces = tuple(spaces or (SPACES if lab.factors_possible else ("delta",)))
     names = list(names or [Path(str(parent).removeprefix("negate:")).name for parent in parents])
-    settings = {
-        "base": lab.base.fingerprint,
-        "version": _VERSION,
+    # What a score depends on, and what else a search does.
+    content = {
+        "base": [lab.base.fingerprint, tokenizer_fingerprint(lab.base.path)],
         "parents": [f"{'-' if p.negated else ''}{p.fingerprint}" for p in lab.parents],
         "validation": sets["validation"].digest,
         "test": sets["test"].digest,
+        "device": device.split(":")[0],
+        "max_new_tokens": max_new_tokens,
+    }
+    settings = content | {
         "objective": asdict(objective),
         "methods": list(methods),
         "spaces": list(spaces),
         "scales": list(scales),
         "seed": seed,
     }
+    check_place(out, settings, overwrite)
+    study = open_study(out / STUDY, settings, seed, known=len(parents) + 1)
     search = _Search(
         lab=lab,
         model=lab.resident_model(device),
-        store=_Store(out, settings, overwrite),
+        store=Store(store or out / "store"),
+        content=content,
         objective=objective,
         names=names,
         options={"max_new_tokens": max_new_tokens, "batch_size": batch_size},
@@ -252,7 +281,7 @@ def tune(
         return suggest(trial, len(parents), methods, spaces, scales, seed)
 
     starts = starting_points(len(parents), methods, spaces, scales)
-    done, stopped = search.run(draw, starts, seed, trials, seconds, patience, progress)
+    done, stopped = search.run(study, draw, starts, trials, seconds, patience, progress)
     finals = search.finals(finalists)
     winner = max(finals, key=lambda row: row["value"])
     recipe = winner["candidate"].recipe
@@ -319,12 +348,13 @@ def load_halves(folders: Mapping[str, Path], log: Callable[[str], None]) -> dict
     sets = {name: load_sets(folder) for name, folder in folders.items()}
     check_apart(sets["validation"], sets["test"], folders)
     for name, given in sets.items():
-        few = min(len(given.member), len(given.nonmember))
-        if few < ADVISED_MEMBERS:
+        sides = len(given.member), len(given.nonmember)
+        if 0 < min(sides) < ADVISED_MEMBERS:
+            error = ideal_membership(*sides).standard_error
             log(
-                f"Warning: {folders[name]} has {few} members or non-members; a choice made on "
-                f"membership wants {ADVISED_MEMBERS} a side (its AUC has an error of about "
-                f"{0.5 / math.sqrt(few):.2f})."
+                f"Warning: {folders[name]} has {sides[0]} members and {sides[1]} non-members; a "
+                f"choice made on membership wants {ADVISED_MEMBERS} a side (the AUC of a model "
+                f"that never saw them has a standard error of {error:.3f})."
             )
     return sets
 
@@ -335,7 +365,8 @@ class _Search:
 
     lab: Lab
     model: Any
-    store: _Store
+    store: Store
+    content: Mapping
     objective: Objective
     names: list[str]
     options: dict
@@ -366,7 +397,16 @@ class _Search:
         return Scorer(sets, self.tokenizer, **self.options)
 
     def _remember(self, what: str, score: Callable[[Any], dict], source=None) -> dict:
-        return self.store.remember(what, lambda: score(self.lab.load(self.model, source)))
+        return self._kept(what, lambda: score(self.lab.load(self.model, source)))
+
+    def _kept(self, what: str, compute: Callable[[], dict]) -> dict:
+        """From the store, under what it follows from; computed now if it is not there."""
+        key = content_key("tune-merge", _VERSION, versions(), self.content, what)
+        found = self.store.get(key)
+        if found is None:
+            found = compute()
+            self.store.put(key, found)
+        return found
 
     def full(self, candidate: Candidate) -> dict:
         """Scores with free generation on validation."""
@@ -383,44 +423,40 @@ class _Search:
         key = key_of(recipe)
         if key in self.candidates:
             return self.candidates[key]
-        row = self.store.known.get(key)
-        if row is None:
+
+        def look() -> dict:
             begun = time.perf_counter()
             self.lab.load(self.model, recipe)
             merged = time.perf_counter()
-            row = {
-                "key": key,
-                "recipe": recipe.to_dict(),
-                "scores": self.scorer.proxy(self.model),
+            scores = self.scorer.proxy(self.model)
+            return {
+                "scores": scores,
                 "merge_seconds": round(merged - begun, 4),
+                "score_seconds": round(time.perf_counter() - merged, 4),
             }
-            row["score_seconds"] = round(time.perf_counter() - merged, 4)
-            self.store.add(row)
+
+        row = self._kept(f"proxy {key}", look)
         self.candidates[key] = Candidate(
-            name=label(recipe),
-            recipe=recipe,
-            scores=row["scores"],
-            value=self.value(row["scores"]),
-            merge_seconds=row["merge_seconds"],
-            score_seconds=row["score_seconds"],
+            name=label(recipe), recipe=recipe, value=self.value(row["scores"]), **row
         )
         return self.candidates[key]
 
     def run(
         self,
+        study: Any,
         draw: Callable[[Any], Recipe],
         starts: Sequence[dict],
-        seed: int,
         trials: int,
         seconds: float | None,
         patience: int | None,
         progress: Callable[[int, int, str], None],
     ) -> tuple[int, str]:
         """Ask, merge, score, tell; returns the number of trials done and why it stopped."""
-        study = self.store.study(seed)
         for point in starts:
             study.enqueue_trial(point, skip_if_exists=True)
-        finished = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+        finished = _finished(study)
+        for trial in finished:  # candidates of an earlier, interrupted call count too
+            self.consider(Recipe.from_dict(trial.user_attrs["recipe"]))
         best = max((trial.value for trial in finished), default=-math.inf)
         done, since_best, started = len(finished), 0, time.perf_counter()
         stopped = "all trials done"
@@ -433,14 +469,12 @@ class _Search:
                 break
             trial = study.ask()
             candidate = self.consider(draw(trial))
+            trial.set_user_attr("recipe", candidate.recipe.to_dict())
             study.tell(trial, candidate.value)
             done += 1
             since_best = 0 if candidate.value > best else since_best + 1
             best = max(best, candidate.value)
             progress(done, trials, f"best {best:.3f}")
-        # Candidates of an earlier, interrupted call count too.
-        for row in list(self.store.known.values()):
-            self.consider(Recipe.from_dict(row["recipe"]))
         return done, stopped
 
     def ranked(self) -> list[Candidate]:
@@ -560,80 +594,51 @@ def _with_interval(scorer: Scorer, found: Any) -> dict:
     return scores
 
 
-class _Store:
-    """What survives a kill: settings, candidates one a line, other scores, Optuna's journal."""
+def open_study(path: Path, settings: Mapping, seed: int, known: int) -> Any:
+    """The Optuna study of these settings in a journal; each trial's recipe is in its user_attrs.
 
-    def __init__(self, out: Path, settings: dict, overwrite: bool):
-        self.out = out
-        mark = out / "settings.json"
-        text = json.dumps(settings, indent=1, sort_keys=True) + "\n"
-        # One that was interrupted is not thrown away: the same search would find the same.
-        if overwrite and mark.exists() and (mark.read_text() != text or (out / RESULT).exists()):
-            shutil.rmtree(out)
-        if out.is_dir() and any(out.iterdir()):
-            if not mark.exists():
-                raise UnlearnError(f"{out} is not empty and holds no search: choose another --out.")
-            if mark.read_text() != text:
-                raise UnlearnError(
-                    f"{out} holds a search with other models, data or settings: choose another "
-                    "--out, or --overwrite."
-                )
-        out.mkdir(parents=True, exist_ok=True)
-        mark.write_text(text)
-        self.known = {row["key"]: row for row in self._lines(CANDIDATES)}
-        self.other = {row["what"]: row["scores"] for row in self._lines("scores.jsonl")}
-        self.digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    Trials that a kill left running count as failed. ``known``: how many candidates stand
+    beforehand; with the finished trials they shift the sampler's seed.
+    """
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
 
-    def _lines(self, name: str) -> list[dict]:
-        path = self.out / name
-        rows = []
-        for line in path.read_text().splitlines() if path.exists() else ():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:  # the last line of a killed run
-                continue
-        return rows
-
-    def _append(self, name: str, row: dict) -> None:
-        path = self.out / name
-        # A killed run may have left half a line: end it, so that this one stays whole.
-        torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(("\n" if torn else "") + json.dumps(row) + "\n")
-
-    def add(self, row: dict) -> None:
-        self.known[row["key"]] = row
-        self._append(CANDIDATES, row)
-
-    def remember(self, what: str, compute: Callable[[], dict]) -> dict:
-        if what not in self.other:
-            self.other[what] = compute()
-            self._append("scores.jsonl", {"what": what, "scores": self.other[what]})
-        return self.other[what]
-
-    def study(self, seed: int):
-        """The Optuna study of this search; trials that a kill left running count as failed."""
-        import warnings
-
-        import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # multivariate sampling is marked experimental
-            storage = JournalStorage(JournalFileBackend(str(self.out / STUDY)))
-            finished = len(self.known)
-            sampler = optuna.samplers.TPESampler(
-                seed=seed + finished, multivariate=True, group=True, n_startup_trials=12
-            )
-            study = optuna.create_study(
-                storage=storage,
-                study_name=self.digest,
-                sampler=sampler,
-                direction="maximize",
-                load_if_exists=True,
-            )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file():  # Optuna stops for good at the half line of a killed run
+        data = path.read_bytes()
+        path.write_bytes(data[: data.rfind(b"\n") + 1])
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # journals and multivariate sampling: experimental
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(path))),
+            study_name=content_key(settings),
+            direction="maximize",
+            load_if_exists=True,
+        )
         for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        return study
+        study.sampler = optuna.samplers.TPESampler(
+            seed=seed + known + len(_finished(study)),
+            multivariate=True,
+            group=True,
+            n_startup_trials=12,
+        )
+    return study
+
+
+def _finished(study: Any) -> list:
+    return [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+
+
+def check_place(out: Path, settings: Mapping, overwrite: bool) -> None:
+    """A finished search of other settings is replaced only when asked; its scores stay known."""
+    if out.is_dir() and any(out.iterdir()) and not (out / STUDY).exists():
+        raise UnlearnError(f"{out} is not empty and holds no search: choose another --out.")
+    result = out / RESULT
+    if result.exists() and not overwrite and read_json(result).get("settings") != settings:
+        raise UnlearnError(
+            f"{out} holds a search with other models, data or settings: choose another --out, or "
+            "--overwrite."
+        )
