@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import struct
 import subprocess
 import sys
@@ -142,12 +143,15 @@ print(json.dumps({"seconds": time.perf_counter() - start,
                   "cpu_seconds": used.ru_utime + used.ru_stime,
                   "peak_bytes": used.ru_maxrss * 1024}))
 """
+MERGEKIT = MERGE.replace(
+    "from axolotl_unlearn.merging import merge", "from mergekit.scripts.run_yaml import main"
+).replace("merge(**options)", "main.main(options, standalone_mode=False)")
 
 
-def measure(**options) -> dict:
+def measure(code: str, options: dict | list) -> dict:
     """Run one merge in a fresh process."""
     done = subprocess.run(
-        [sys.executable, "-c", MERGE, json.dumps(options, default=str)],
+        [sys.executable, "-c", code, json.dumps(options, default=str)],
         capture_output=True,
         text=True,
     )
@@ -155,6 +159,50 @@ def measure(**options) -> dict:
         raise RuntimeError(done.stderr[-3000:])
     measured = json.loads(done.stdout.strip().splitlines()[-1])
     return {key: round(value, 1) for key, value in measured.items()}
+
+
+def with_mergekit(base: Path, parents: list[Path], out: Path) -> dict:
+    """The same TIES by `mergekit-yaml`."""
+    import yaml
+
+    from axolotl_unlearn.merging import Recipe
+
+    config = (
+        Recipe().for_parents(len(parents)).mergekit_config(str(base), [str(p) for p in parents])
+    )
+    path = out.with_suffix(".yml")
+    path.write_text(yaml.safe_dump(config))
+    options = ["--no-copy-tokenizer", "--no-write-model-card", "--quiet"]
+    return measure(MERGEKIT, [str(path), str(out), *options])
+
+
+def differing(ours: Path, theirs: Path, base: Path, parents: list[Path]) -> dict:
+    """Entries of two merges that differ, and how many of them lie at a parent's threshold."""
+    from axolotl_unlearn.merging import Recipe, open_base
+    from axolotl_unlearn.merging.stream import blocks, threshold
+
+    one, two, start = (open_base(folder).tensors for folder in (ours, theirs, base))
+    trained = [open_base(folder).tensors for folder in parents]
+    entries = apart = level = 0
+    for name in one:
+        shape = one.shape(name)
+
+        def change(parent, rows, name=name):
+            part = parent.rows(name, rows.start, rows.stop)
+            return part - start.rows(name, rows.start, rows.stop)
+
+        limits = [
+            threshold(lambda rows, p=p: change(p, rows), shape, Recipe().density, 1).limit
+            for p in trained
+        ]
+        for rows in blocks(shape):
+            a, b = (t.rows(name, rows.start, rows.stop) for t in (one, two))
+            other = a != b
+            at = [change(p, rows).abs() == limit for p, limit in zip(trained, limits, strict=True)]
+            entries += a.numel()
+            apart += int(other.sum())
+            level += int((other & (at[0] | at[1])).sum())
+    return {"entries": entries, "differing": apart, "at_threshold": level}
 
 
 def parameters(layers: int) -> int:
@@ -169,7 +217,8 @@ def run(scratch: Path) -> list[dict]:
     parents = [scratch / "over", scratch / "under"]
     for seed, parent in enumerate(parents, 1):
         write_adapter(parent, base, LAYERS, seed)
-    measured = measure(parents=parents, base=base, out=scratch / "out", space="factors")
+    options = {"parents": parents, "base": base, "out": scratch / "out", "space": "factors"}
+    measured = measure(MERGE, options)
     rows.append(
         {
             "merge": "factor TIES, two rank-32 adapters, 32 layers",
@@ -186,7 +235,8 @@ def run(scratch: Path) -> list[dict]:
         parent = scratch / f"small_{parent.name}"
         write_adapter(parent, one, 1, seed)
     small = [scratch / f"small_{parent.name}" for parent in parents]
-    measured = measure(parents=small, base=one, out=scratch / "delta")
+    measured = measure(MERGE, {"parents": small, "base": one, "out": scratch / "delta"})
+    shutil.rmtree(scratch / "delta")
     rows.append(
         {
             "merge": "delta TIES, two rank-32 adapters, embedding + 1 layer + head",
@@ -199,7 +249,7 @@ def run(scratch: Path) -> list[dict]:
     for seed in (1, 2):
         full.append(scratch / f"full_{seed}")
         write_model(full[-1], 1, seed=seed, near=one)
-    measured = measure(parents=full, base=one, out=scratch / "full")
+    measured = measure(MERGE, {"parents": full, "base": one, "out": scratch / "full"})
     rows.append(
         {
             "merge": "delta TIES, two full models, embedding + 1 layer + head (all tensors move)",
@@ -208,6 +258,10 @@ def run(scratch: Path) -> list[dict]:
             "target_bytes": 3 * largest + 2_000_000_000,
         }
     )
+    print(rows[-1], flush=True)
+    measured = with_mergekit(one, full, scratch / "mergekit")
+    bits = differing(scratch / "full", scratch / "mergekit", one, full)
+    rows.append({"merge": "the same by mergekit-yaml", **measured, **bits})
     print(rows[-1], flush=True)
     return rows
 
@@ -224,13 +278,14 @@ def report(rows: list[dict], facts: dict) -> str:
         "|---|---|---|---|---|",
     ]
     for row in rows:
-        target = f"{row['target_bytes'] / 1e9:.2f} GB"
+        target = f"{row['target_bytes'] / 1e9:.2f} GB" if "target_bytes" in row else ""
         if "target_seconds" in row:
             target = f"{row['target_seconds']} s, {target}"
         peak = f"{row['peak_bytes'] / 1e9:.2f} GB"
         times = f"{row['seconds']:.1f} | {row['cpu_seconds']:.1f}"
         lines.append(f"| {row['merge']} | {times} | {peak} | {target} |")
     name = "cpu_seconds_per_billion"
+    bits = rows[-1]
     per_billion = next(row[name] for row in rows if name in row)
     lines += [
         "",
@@ -240,13 +295,18 @@ def report(rows: list[dict], facts: dict) -> str:
         "weights is not. Other work kept the machine busy (load "
         f"{facts['load']:.1f} on {facts['cores']} cores at the end): judge by CPU seconds.",
         "",
+        f"Of {bits['entries']:,} entries {bits['differing']:,} differ between ours and mergekit's. "
+        f"In {bits['at_threshold']:,} of them a change has exactly the magnitude at which trimming "
+        "cuts: of several such, mergekit keeps those that its sort puts first, we the first by "
+        "position.",
+        "",
     ]
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scratch", type=Path, help="folder with 12 GB free (default: temporary)")
+    parser.add_argument("--scratch", type=Path, help="folder with 15 GB free (default: temporary)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         rows = run(Path(scratch))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 import torch
-import yaml
-from merging_models import merged_copy, tiny_adapter, tiny_model, weights
+from click.testing import CliRunner
+from merging_models import merged_copy, runs_and_data, tiny_adapter, tiny_model, weights
 
 from axolotl_unlearn.analysis.sweep import densities, path, sweep, table_two_recipes
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging import Recipe, merge
-from axolotl_unlearn.merging.calibrate import best_amount, calibrate, equal_retention
+from axolotl_unlearn.merging.calibrate import calibrate, equal_retention
 from axolotl_unlearn.merging.lab import Lab
 from axolotl_unlearn.merging.layers import (
     choose_layers,
@@ -21,8 +22,8 @@ from axolotl_unlearn.merging.layers import (
     layers,
     patched,
     rank_sum,
-    swap_config,
 )
+from axolotl_unlearn.merging.sources import open_base
 
 METHOD_RECIPES = [
     Recipe(),
@@ -130,7 +131,6 @@ def test_calibration_takes_a_grid_when_the_metric_is_not_monotone(lab, model):
 
     found = calibrate(lab, model, score, 0, keep=0.85)
     assert not found.monotone and found.amount == pytest.approx(0.8)
-    assert best_amount(found.points) == 0.0
 
 
 def test_calibration_keeps_the_whole_model_when_nothing_is_lost(lab, model):
@@ -200,26 +200,6 @@ def test_rank_sum_shares_ranks_of_equal_values():
     assert rank_sum(rows) == ["a", "c", "b"]
 
 
-def test_layer_swap_by_mergekit_equals_patching(made, tmp_path):
-    """Bottom layer of over, top layer of the base, through `mergekit-yaml`'s own code."""
-    from mergekit.config import MergeConfiguration
-    from mergekit.merge import MergeOptions, run_merge
-
-    config = swap_config(made / "over_full", made / "base", 2, bottom=1, top=0)
-    assert yaml.safe_load(yaml.safe_dump(config)) == config
-    run_merge(
-        MergeConfiguration.model_validate(config), str(tmp_path / "swap"),
-        MergeOptions(quiet=True, write_model_card=False),
-    )  # fmt: skip
-    over, base, swap = (
-        weights(folder) for folder in (made / "over_full", made / "base", tmp_path / "swap")
-    )
-    for name, tensor in swap.items():
-        assert torch.equal(tensor, (over if ".layers.0." in name else base)[name])
-    with pytest.raises(UnlearnError, match="do not fit"):
-        swap_config("a", "b", 2, bottom=2, top=1)
-
-
 def test_path_starts_stops_and_ends_on_its_models(lab, model):
     score = distance_score(lab)
     rows = path(lab, model, score, [None, 0, Recipe()], names=["base", "over", "ties"], points=2)
@@ -236,3 +216,54 @@ def test_sweep_scores_each_recipe(lab, model):
     assert rows[0]["scores"] == distance_score(lab)(model)
     assert len(table_two_recipes(Recipe(), factors=True)) == 20
     assert len(table_two_recipes(Recipe(), factors=False)) == 10
+
+
+# --- axolotl unlearn analyse ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    root = tmp_path_factory.mktemp("analyse")
+    runs_and_data(root, {"over": 0, "under": 0})
+    return root
+
+
+def analyse(root, *words) -> tuple[str, dict]:
+    from axolotl_unlearn.cli import unlearn
+
+    out = root / f"{words[0]}.json"
+    arguments = ["analyse", *words, "--base", root / "base", "--out", out]
+    result = CliRunner().invoke(unlearn, [str(word) for word in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output, json.loads(out.read_text())
+
+
+def test_analyse_vectors(scored):
+    said, result = analyse(scored, "vectors", "--parents", scored / "over", scored / "under")
+    base = open_base(scored / "base")
+    over, under = (
+        torch.cat([(t - base.tensors[n]).flatten().double() for n, t in Lab(
+            base, [scored / name]).parent_weights(0)])
+        for name in ("over", "under")
+    )  # fmt: skip
+    assert result["norm"] == pytest.approx([float(over.norm()), float(under.norm())], rel=1e-5)
+    cosine = float(over @ under / over.norm() / under.norm())
+    assert result["cosine"]["0,1"] == pytest.approx(cosine, abs=1e-6)
+    assert f"{cosine:.3f}" in said.splitlines()[1] and "opposite signs" in said
+    assert [row["layer"] for row in result["layers"]] == ["0", "1"]
+
+
+def test_analyse_layers(scored):
+    words = ("--parent", scored / "over", "--data", scored / "data")
+    said, result = analyse(scored, "layers", *words)
+    assert [row["layer"] for row in result["rows"]] == ["0", "1"]
+    best = max(result["path"], key=lambda point: point["scores"]["aggregate"])
+    assert result["scores"] == best["scores"] and "Best aggregate with layers:" in said
+
+
+def test_analyse_retention(scored):
+    words = ("--parents", scored / "over", scored / "under", "--data", scored / "data")
+    said, result = analyse(scored, "retention", *words, "--keep", "1")
+    assert len(result) == 2 and all(0 <= row["amount"] <= 1 for row in result)
+    assert all(row["scores"]["utility"] >= row["threshold"] for row in result)
+    assert str(scored / "over") in said

@@ -7,7 +7,7 @@ comparable when each is mixed to the same retention; what they then still forget
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -126,11 +126,3 @@ def equal_retention(
             }
         )
     return rows
-
-
-def best_amount(points: Sequence[Mapping], objective: str = "aggregate") -> float:
-    """The scored share with the best ``objective``; the smallest of several."""
-    present = [p for p in points if p["scores"].get(objective) is not None]
-    if not present:
-        raise UnlearnError(f"no point has a score {objective!r}.")
-    return max(present, key=lambda p: (p["scores"][objective], -p["amount"]))["amount"]

@@ -1,24 +1,21 @@
-"""Whole layers from one model, the rest from another: patching (CRU) and swapping.
+"""Whole layers from an unlearned model, the rest from the original: `unlearn analyse layers`.
 
 CRU (ICML 2025 workshop "On the Fragility of Latent Knowledge"): score each layer of the unlearned
-model put alone into the original, keep the best, no training. Layer swapping: arXiv 2410.01335,
-bottom and top layers from another expert. Embeddings and head are layers of their own here
-(``embedding``, ``head``); tied ones are one weight and go with ``embedding``.
+model put alone into the original, keep the best, no training. Embeddings and head are layers of
+their own here (``embedding``, ``head``); tied ones are one weight and go with ``embedding``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 
 from torch import Tensor, nn
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.lab import Lab, Score
-from axolotl_unlearn.merging.recipe import Recipe, local
+from axolotl_unlearn.merging.recipe import Recipe
 
-Source = int | Recipe | None
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
@@ -36,31 +33,19 @@ def layers(lab: Lab) -> list[str]:
     return list(dict.fromkeys(layer_of(name) for name in lab.names))
 
 
-def source_weights(lab: Lab, source: Source) -> dict[str, Tensor]:
-    """The moved weights of a parent (its number), a merge, or the base (None)."""
-    if source is None:
-        return dict(lab.base_weights)
-    if isinstance(source, Recipe):
-        return {**lab.base_weights, **dict(lab.weights(source))}
-    return dict(lab.parent_weights(source))
-
-
-def patched(
-    lab: Lab, donor: Source, chosen: Collection[str], rest: Source = None
-) -> dict[str, Tensor]:
-    """``rest`` (default: the original) with the ``chosen`` layers of ``donor``."""
+def patched(lab: Lab, donor: int | Recipe, chosen: Collection[str]) -> dict[str, Tensor]:
+    """The original with the ``chosen`` layers of ``donor`` (a parent's number or a merge)."""
     unknown = sorted(set(chosen) - set(layers(lab)))
     if unknown:
         raise UnlearnError(
             f"layer {unknown[0]!r} is not among those that moved: {', '.join(layers(lab))}."
         )
-    giver, taker = source_weights(lab, donor), source_weights(lab, rest)
-    return {
-        name: giver[name] if layer_of(name) in chosen else taker[name] for name in lab.base_weights
-    }
+    given = lab.weights(donor) if isinstance(donor, Recipe) else lab.parent_weights(donor)
+    taken = {name: weight for name, weight in given if layer_of(name) in chosen}
+    return {**lab.base_weights, **taken}
 
 
-def layer_scores(lab: Lab, model: nn.Module, score: Score, donor: Source = 0) -> list[dict]:
+def layer_scores(lab: Lab, model: nn.Module, score: Score, donor: int | Recipe = 0) -> list[dict]:
     """Scores with one layer of ``donor`` alone in the original, and with all but that one.
 
     Rows ``{"layer", "alone": scores, "without": scores}``: alone shows what the layer does by
@@ -96,7 +81,7 @@ def choose_layers(
     lab: Lab,
     model: nn.Module,
     score: Score,
-    donor: Source = 0,
+    donor: int | Recipe = 0,
     *,
     objective: Callable[[Mapping], float] = lambda scores: scores["aggregate"],
     metrics: Sequence[str] = ("forget", "retain"),
@@ -116,30 +101,3 @@ def choose_layers(
     chosen = order[: best["k"]]
     lab.load(model, patched(lab, donor, set(chosen)))
     return {"layers": chosen, "order": order, "rows": rows, "path": path, "scores": best["scores"]}
-
-
-def swap_config(
-    bottom_top: str | Path, middle: str | Path, layers_total: int, *, bottom: int, top: int
-) -> dict:
-    """mergekit's YAML: the ``bottom`` and ``top`` layers of one model around another's middle.
-
-    Embeddings come from the model of the first layer, final norm and head from that of the last.
-    """
-    if bottom < 0 or top < 0 or bottom + top > layers_total or bottom + top == 0:
-        raise UnlearnError(
-            f"{bottom} bottom and {top} top layers do not fit a model of {layers_total} layers."
-        )
-    ranges = [
-        (bottom_top, 0, bottom),
-        (middle, bottom, layers_total - top),
-        (bottom_top, layers_total - top, layers_total),
-    ]
-    return {
-        "merge_method": "passthrough",
-        "slices": [
-            {"sources": [{"model": local(str(path)), "layer_range": [first, last]}]}
-            for path, first, last in ranges
-            if last > first
-        ],
-        "dtype": "float32",
-    }
