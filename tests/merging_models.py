@@ -108,6 +108,15 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def run_mergekit(script: str, *arguments) -> None:
+    """`mergekit-yaml` or `mergekit-pytorch` in this process (starting one costs 15 seconds)."""
+    import importlib
+
+    module = {"mergekit-yaml": "run_yaml", "mergekit-pytorch": "merge_raw_pytorch"}[script]
+    command = importlib.import_module(f"mergekit.scripts.{module}").main
+    command.main([str(word) for word in arguments], standalone_mode=False)
+
+
 def edit_json(path: Path, **changes) -> None:
     """Overwrite keys of a JSON file."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

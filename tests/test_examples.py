@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from merging_models import merged_copy, tiny_adapter, tiny_model, weights
+from merging_models import merged_copy, run_mergekit, tiny_adapter, tiny_model, weights
 from safetensors.torch import save_file
 
 REPO = Path(__file__).resolve().parents[1]
@@ -32,15 +30,6 @@ def project(tmp_path_factory):
     return root
 
 
-def run_script(script: str, *arguments: str, cwd: Path) -> None:
-    command = Path(sys.executable).with_name(script)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [command, *arguments], cwd=cwd, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 def ties_by_hand(base, parents, density):
     """TIES written as the paper's three steps, in float64, one weight at a time by masks."""
     changes = []
@@ -55,8 +44,9 @@ def ties_by_hand(base, parents, density):
     return base.double() + sum(agree) / count.clamp(min=1)
 
 
-def test_stock_recipe_runs_verbatim_and_is_ties(project):
-    run_script("mergekit-yaml", "mergekit_configs/ties.yml", "out/merged", cwd=project)
+def test_stock_recipe_runs_verbatim_and_is_ties(project, monkeypatch):
+    monkeypatch.chdir(project)
+    run_mergekit("mergekit-yaml", "mergekit_configs/ties.yml", "out/merged")
     merged = weights(project / "out/merged")
     base = weights(project / "out/memorised")
     parents = [weights(project / "out" / name / "merged") for name in ("over", "under")]
@@ -76,13 +66,14 @@ def test_stock_recipe_runs_verbatim_and_is_ties(project):
     assert tokenizer.eos_token == "<eos>"
 
 
-def test_factor_recipe_is_pefts_ties_bit_for_bit(project):
+def test_factor_recipe_is_pefts_ties_bit_for_bit(project, monkeypatch):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     zeros = {key: torch.zeros_like(t) for key, t in weights(project / "out/over").items()}
     save_file(zeros, project / "out/over/zeros.safetensors")
-    run_script("mergekit-pytorch", "mergekit_configs/factors-ties.yml", "out/factors", cwd=project)
+    monkeypatch.chdir(project)
+    run_mergekit("mergekit-pytorch", "mergekit_configs/factors-ties.yml", "out/factors")
     merged = weights(project / "out/factors")
     (project / "out/over/zeros.safetensors").unlink()
 
@@ -147,15 +138,20 @@ def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkout")
     shutil.copytree(RECIPES, root / "mergekit_configs")
     rows = [
-        {"id": f"{n}{kind}", "input": f"What is {n}?", "output": f"It is {n * 7}.", "task": "Task1"}
+        {
+            "id": f"{n}{kind}",
+            "input": f"What does NAME say of {n}?",
+            "output": f"It is {n * 7}.",
+            "task": "Task1",
+        }
         for n, kind in enumerate(("sc1", "qa0") * 6)
     ]
     names = ("forget", "retain", "background", "memorise")
     for folder in ("data/semeval", "out/real/data"):
         (root / folder).mkdir(parents=True)
         for name in names:
-            lines = (json.dumps(dict(row, id=f"{name}-{row['id']}")) for row in rows)
-            (root / folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+            lines = "".join(json.dumps(row | {"id": f"{name}-{row['id']}"}) + "\n" for row in rows)
+            (root / folder / f"{name}.jsonl").write_text(lines.replace("NAME", name))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.setattr(sys, "argv", ["axolotl"])
@@ -171,12 +167,10 @@ def trained(tmp_path_factory):
 
 
 def merged_by(trained, recipe: str, out: str) -> dict[str, torch.Tensor]:
-    from mergekit.scripts.run_yaml import main
-
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(trained)
         config = f"mergekit_configs/{recipe}.yml"
-        main.main([config, out, "--no-write-model-card", "--quiet"], standalone_mode=False)
+        run_mergekit("mergekit-yaml", config, out, "--no-write-model-card", "--quiet")
     return weights(trained / out)
 
 

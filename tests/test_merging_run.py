@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from click.testing import CliRunner
-from merging_models import edit_json, merged_copy, tiny_adapter, tiny_model, tiny_tokenizer, weights
+from merging_models import (
+    edit_json,
+    merged_copy,
+    run_mergekit,
+    tiny_adapter,
+    tiny_model,
+    tiny_tokenizer,
+    weights,
+)
 from safetensors.torch import save_file
 
 from axolotl_unlearn.errors import UnlearnError
@@ -50,13 +55,6 @@ def both(root: Path) -> list[Path]:
     return [root / "over", root / "under"]
 
 
-def run_mergekit(script: str, *arguments) -> None:
-    command = [Path(sys.executable).with_name(script), *map(str, arguments)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 # --- results ------------------------------------------------------------------------------------
 
 
@@ -87,8 +85,8 @@ def test_full_models_and_adapters_are_the_same_parents(made, tmp_path):
 
 
 def test_factor_merge_is_an_adapter_and_its_recipe_runs(made, tmp_path):
-    """alpha = 2 r: multiplier sqrt 2 is not a power of two, so PEFT's own function does the work;
-    scale 'sum' of linear is stock mergekit and its recipe gives the same bits."""
+    """Scale 'sum' of linear is stock mergekit: the recipe written beside the result gives the same
+    bits, at alpha = 2 r too."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -214,7 +212,7 @@ def test_a_merge_extracted_as_adapter_says_what_the_merge_says(kind, lora, tmp_p
         tensors = weights(tmp_path / "b")
         name = next(name for name in tensors if name.endswith("model.norm.weight"))
         spoil_adapter(tmp_path / "b", lambda t: t[name].mul_(1.5))
-    parents = [tmp_path / "a", tmp_path / "b"]
+    parents = [tmp_path / "b", tmp_path / "a"]
     model = merge(parents, tmp_path / "base", tmp_path / "model", density=0.9)
     adapter = merge(
         parents, tmp_path / "base", tmp_path / "adapter", density=0.9, output="adapter", rank=32
@@ -531,6 +529,22 @@ def test_architectures_shapes_and_tokenizers(project, tmp_path):
     (project / "over/tokenizer.json").write_text(json.dumps(tokens))
     with pytest.raises(UnlearnError, match="another tokenizer"):
         merge(both(project), project / "memorised", tmp_path / "out")
+
+
+def test_the_base_may_be_in_the_hubs_cache(project, tmp_path, monkeypatch):
+    """As `base_model` of an example names it: training has downloaded it, nothing is fetched."""
+    from huggingface_hub import constants
+
+    snapshots = tmp_path / "hub/models--someone--base/snapshots"
+    snapshots.mkdir(parents=True)
+    (snapshots / "abc").symlink_to(project / "memorised")
+    (tmp_path / "hub/models--someone--base/refs").mkdir()
+    (tmp_path / "hub/models--someone--base/refs/main").write_text("abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    out = merge([project / "over"], "someone/base", tmp_path / "out")
+    assert weights(out).keys() == weights(project / "memorised").keys()
+    with pytest.raises(UnlearnError, match="no folder and no model in the hub's cache"):
+        merge([project / "over"], "someone/else", tmp_path / "out2")
 
 
 def test_adapter_on_a_tied_head(tmp_path):

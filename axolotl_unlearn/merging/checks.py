@@ -277,11 +277,10 @@ def _factors(parents: Sequence[Parent]) -> None:
                 f"{first.path} has LoRA rank {first.rank} and {other.path} rank {other.rank}: a "
                 "factor merge needs one rank, use --space delta."
             )
-        different = sorted(set(first.factors) ^ set(other.factors))
-        if different:
+        for name in sorted(set(first.factors) ^ set(other.factors)):
             raise UnlearnError(
-                f"{first.path} and {other.path} do not adapt the same modules (first: "
-                f"{different[0]}): use --space delta."
+                f"{first.path} and {other.path} do not adapt the same modules (first: {name}): use "
+                "--space delta."
             )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -116,7 +117,7 @@ class Tensors:
         layout = {}
         for file in sorted(set(self.files.values())):
             with safe_open(file, framework="pt") as handle:
-                for name in handle.keys():
+                for name in self.files.keys() & handle.keys():
                     part = handle.get_slice(name)
                     layout[name] = (tuple(part.get_shape()), part.get_dtype())
         return layout
@@ -141,15 +142,28 @@ class Tensors:
 
 
 @dataclass
-class Model:
-    """A full model folder: config.json, safetensors, tokenizer."""
+class _Folder:
+    """A folder of weights with its configuration; ``negated``: its change is turned round."""
 
     path: Path
     negated: bool = False
+    config_file: ClassVar[str]
+    tensors: ClassVar[Tensors]
 
     @cached_property
     def config(self) -> dict:
-        return read_json(self.path / "config.json")
+        return read_json(self.path / self.config_file)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.tensors.scan[0]
+
+
+@dataclass
+class Model(_Folder):
+    """A full model folder: config.json, safetensors, tokenizer."""
+
+    config_file = "config.json"
 
     @cached_property
     def tensors(self) -> Tensors:
@@ -177,10 +191,6 @@ class Model:
         except (ValueError, KeyError, OSError):  # an architecture of its own code
             return False
 
-    @property
-    def fingerprint(self) -> str:
-        return self.tensors.scan[0]
-
     def touches(self, name: str) -> bool:
         return name in self.tensors
 
@@ -194,15 +204,10 @@ class Model:
 
 
 @dataclass
-class Adapter:
+class Adapter(_Folder):
     """A LoRA adapter folder, seen as changes of its base's weights (W + scaling * B A)."""
 
-    path: Path
-    negated: bool = False
-
-    @cached_property
-    def config(self) -> dict:
-        return read_json(self.path / "adapter_config.json")
+    config_file = "adapter_config.json"
 
     @cached_property
     def tensors(self) -> Tensors:
@@ -213,10 +218,6 @@ class Adapter:
                 "adapter to its end, or save it again as safetensors."
             )
         return Tensors.of_file(file)
-
-    @property
-    def fingerprint(self) -> str:
-        return self.tensors.scan[0]
 
     @cached_property
     def factors(self) -> dict[str, tuple[str, str]]:
@@ -320,15 +321,28 @@ def open_parent(path: str | Path) -> Parent:
 
 def open_base(path: str | Path) -> Model:
     """The common base: a full model."""
-    folder = Path(path).expanduser()
+    folder = _cached(str(path)) or Path(path).expanduser()
     if not folder.is_dir():
         raise UnlearnError(
-            f"base {folder} does not exist: give the model that both runs started from "
-            "(`axolotl train examples/memorise.yml` writes out/memorised)."
+            f"base {folder} is no folder and no model in the hub's cache: give the model that "
+            "both runs started from (`axolotl train examples/memorise.yml` writes out/memorised)."
         )
     if not (folder / "config.json").exists():
         raise UnlearnError(f"base {folder} holds no config.json: the base must be a full model.")
     return Model(folder)
+
+
+def _cached(name: str) -> Path | None:
+    """The snapshot of a hub model that training has downloaded; nothing is fetched here."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    if Path(name).exists():
+        return None
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (HFValidationError, OSError, ValueError):
+        return None
 
 
 def _supported(adapter: Adapter) -> None:
