@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from torch import Tensor, nn
 
@@ -112,17 +112,11 @@ def equal_retention(
     keep: float = 0.95,
     **options,
 ) -> list[dict]:
-    """One row a method, all at equal retention: ``{"name", "amount", "monotone", "scores"}``."""
-    rows = []
-    for name, target in targets.items():
-        found = calibrate(lab, model, score, target, metric=metric, keep=keep, **options)
-        rows.append(
-            {
-                "name": name,
-                "amount": found.amount,
-                "monotone": found.monotone,
-                "threshold": found.threshold,
-                "scores": found.scores,
-            }
-        )
-    return rows
+    """One row a method, all at equal retention: its name and the fields of `Calibration`."""
+    return [
+        {
+            "name": name,
+            **asdict(calibrate(lab, model, score, target, metric=metric, keep=keep, **options)),
+        }
+        for name, target in targets.items()
+    ]

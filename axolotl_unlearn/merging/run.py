@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -228,13 +229,13 @@ def _resources(
 ) -> tuple[int, int]:
     """Bytes of disk and of memory that the merge needs at most (estimates)."""
     overhead = 700_000_000  # the interpreter with torch
-    counts = {name: _entries(shape) for name, (shape, _) in base.tensors.layout.items()}
+    counts = {name: math.prod(shape) for name, (shape, _) in base.tensors.layout.items()}
     touched = [
         count for name, count in counts.items() if any(parent.touches(name) for parent in parents)
     ]
     model_bytes = 4 * sum(counts.values())
     adapter_bytes = 4 * sum(
-        _entries(shape)
+        math.prod(shape)
         for parent in parents[:1]
         if isinstance(parent, Adapter)
         for shape, _ in parent.tensors.layout.values()
@@ -247,10 +248,3 @@ def _resources(
     if output == "adapter":
         return adapter_bytes or model_bytes // 10, memory + 16 * largest
     return model_bytes, memory + min(SHARD, model_bytes) + 4 * max(counts.values())
-
-
-def _entries(shape: Sequence[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
