@@ -7,6 +7,7 @@ rivals. The retrained model only judges.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,16 @@ def teacher_words(plan: Plan) -> list[str | Path]:
     ]
 
 
+def attacked_words(plan: Plan, models: Sequence[str]) -> list[str | Path]:
+    """The command that attacks all models; the public model from before is the attacker's own."""
+    there = [name for name in models if not plan.left_out(name)]
+    return [
+        *("python", "-m", "axolotl_unlearn.analysis.attacked", "--reference", plan.model("base")),
+        *("--data", near(plan.data), "--out", near(plan.out / "attacked.json")),
+        *(f"{name}={plan.model(name)}" for name in there),
+    ]
+
+
 def match_changes(out: Path) -> dict[str, Any]:
     """The example's teacher and held-out rows as paths of this job."""
     teacher = {"model": near(out / "teacher")}
@@ -85,6 +96,12 @@ def table(out: Path, seed: int, sizes: LifeSizes, full: bool) -> dict[str, Kind]
         stages |= rivals(out)
         models += RIVALS
     stages["eval"] = Evaluate(tuple(models), options=MEMBERS, title="score all models")
+    stages["attacked"] = Run(
+        lambda plan: attacked_words(plan, models),
+        "attacked.json",
+        title="attack all models",
+        needs=("base", *models),
+    )
     for name in ("merged", "match"):
         stages[f"relearn-{name}"] = Run(
             lambda plan, name=name: [

@@ -1,0 +1,247 @@
+"""The page of ``make never-seen``: its table, its plots and the marks, from finished seeds.
+
+    python -m axolotl_unlearn.analysis.never_seen out/ns-201 out/ns-202
+
+writes docs/data/never-seen.json and docs/images/never-seen/*.svg; `make docs-tables` then fills
+the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from axolotl_unlearn.analysis.attacked import RANKS
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.semeval import CELLS
+from axolotl_unlearn.store import versions
+
+ATTACKS = ("loss", "zlib", "min_k_20", "min_k_plus_20", "reference", "learned")
+TITLES = dict(
+    zip(ATTACKS, ("loss", "zlib", "Min-20%", "Min-20%++", "ref.", "learned"), strict=True)
+)
+STEPS = 5  # of the relearning attack
+COLOURS = {
+    "original": "#888888",
+    "retrained": "#222222",
+    "teacher": "#8a5a9e",
+    "merged": "#c8553d",
+    "match": "#1b6ca8",
+}
+Seeds = Mapping[str, Mapping[str, Any]]
+
+
+def read_seed(out: Path) -> dict[str, Any]:
+    """What is kept of one seed: scores by model, seconds of each stage, where the run stopped.
+
+    Raises:
+        UnlearnError: The job has not finished.
+    """
+    missing = [n for n in ("results.json", "attacked.json") if not (out / n).is_file()]
+    if missing:
+        raise UnlearnError(f"{out} has no {missing[0]}: run `axolotl unlearn never-seen` first.")
+    results = json.loads((out / "results.json").read_text("utf-8"))
+    found = json.loads((out / "attacked.json").read_text("utf-8"))
+    models = {}
+    for model in results["models"]:
+        name = model["name"]
+        forget = (model.get("collapse") or {}).get("forget") or {}
+        models[name] = {
+            **{key: model[key] for key in ("cells", "task_aggregate", "utility", "distance")
+               if key in model},
+            "broken": forget.get("broken"),
+            "nonsense": forget.get("nonsense"),
+            **found.get(name, {}),
+        }  # fmt: skip
+        attack = out / "eval" / f"relearn-{name}.json"
+        if attack.is_file():
+            rows = json.loads(attack.read_text("utf-8"))["rows"]
+            after = next((row for row in rows if row["x"] == STEPS), None)
+            models[name]["relearn"] = after and after["above_control"]["recalled"]
+    watched = out / "match" / "level.json"
+    level = json.loads(watched.read_text("utf-8")) if watched.is_file() else {}
+    teacher = out / "teacher" / "teacher.json"
+    return {
+        "models": models,
+        "stages": results["stages"],
+        "kept_step": level.get("kept_step"),
+        "last_step": (level.get("watched") or [{}])[-1].get("step"),
+        "teacher": json.loads(teacher.read_text("utf-8")) if teacher.is_file() else None,
+    }
+
+
+def _mean(seeds: Seeds, name: str, value: Callable[[Mapping], float | None]) -> float | None:
+    found = [value(seed["models"][name]) for seed in seeds.values() if name in seed["models"]]
+    known = [v for v in found if v is not None]
+    return statistics.mean(known) if known else None
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def tables(seeds: Seeds) -> dict[str, dict[str, list]]:
+    """``models``: means over seeds. ``marks``: whether `match` reaches each mark in each seed."""
+    names = list(dict.fromkeys(n for seed in seeds.values() for n in seed["models"]))
+    columns = ["model", *(f"AUC {TITLES[a]}" for a in ATTACKS), "forget cells", "retain cells",
+               "utility", "broken / nonsense", "relearned"]  # fmt: skip
+    rows = []
+    for name in names:
+        mean = lambda value, name=name: _mean(seeds, name, value)  # noqa: E731
+        cells = {c: mean(lambda m, c=c: m["cells"].get(c)) for c in CELLS}
+        sides = [
+            " ".join(_number(v) for c, v in cells.items() if c.startswith(side))
+            for side in ("forget", "retain")
+        ]
+        broken, nonsense = (mean(lambda m, k=k: m.get(k)) for k in ("broken", "nonsense"))
+        relearn = mean(lambda m: (m.get("relearn") or {}).get("value"))
+        rows.append(
+            [
+                f"*{name}*",
+                *(_number(mean(lambda m, a=a: m["attacks"][a]["auc"])) for a in ATTACKS),
+                *sides,
+                _number(mean(lambda m: m["utility"])),
+                f"{_share(broken)} / {_share(nonsense)}" if broken is not None else "",
+                "" if relearn is None else f"{relearn:+.3f}",
+            ]
+        )
+    return {"models": {"columns": columns, "rows": rows}, "marks": marks(seeds)}
+
+
+def marks(seeds: Seeds) -> dict[str, list]:
+    """One row a mark, one column a seed, with the number and whether it is reached."""
+    rows: dict[str, list[str]] = {}
+
+    def add(mark: str, text: str, reached: bool | None) -> None:
+        rows.setdefault(mark, []).append(f"{text} {'yes' if reached else 'no'}" if text else "")
+
+    for seed in seeds.values():
+        match, retrained = seed["models"]["match"], seed["models"]["retrained"]
+        for attack in ATTACKS:
+            gap = match["attacks"][attack]["auc"] - retrained["attacks"][attack]["auc"]
+            add(f"AUC {TITLES[attack]} within .10 of *retrained*", f"{gap:+.2f}", abs(gap) <= 0.1)
+        equivalent = [
+            TITLES[a] for a in ATTACKS
+            if match["attacks"][a].get("from_retrained", {}).get("equivalent")
+        ]  # fmt: skip
+        add(
+            "attacks equivalent to *retrained* at this n (margin .10, 5 %)",
+            f"{len(equivalent)} of {len(ATTACKS)}",
+            len(equivalent) == len(ATTACKS),
+        )
+        told = [
+            cell for cell, gap in match.get("distance", {}).items()
+            if cell.startswith("forget") and gap["p"] < 0.05 / 6
+        ]  # fmt: skip
+        add("forget cells told from *retrained* (p < .05 / 6)", f"{len(told)} of 6", not told)
+        kept = min(
+            match["cells"][c] / max(retrained["cells"][c], 1e-9)
+            for c in CELLS
+            if c.startswith("retain")
+        )
+        add("worst retain cell, share of *retrained*'s (.95)", f"{kept:.2f}", kept >= 0.95)
+        gap = (match["nonsense"] or 0) - (retrained["nonsense"] or 0)
+        gap = max(gap, (match["broken"] or 0) - (retrained["broken"] or 0))
+        add("broken or nonsense outputs above *retrained*'s (5 points)", f"{gap:+.1%}", gap <= 0.05)
+        original = seed["models"]["original"]
+        for name, other in (("original", original), ("retrained", retrained)):
+            gap = match["utility"] - other["utility"]
+            add(f"general knowledge against *{name}* (-.03)", f"{gap:+.2f}", gap >= -0.03)
+        relearn = match.get("relearn")
+        add(
+            f"relearned in {STEPS} steps above control (+.05)",
+            f"{relearn['value']:+.3f}" if relearn else "",
+            relearn and relearn["value"] <= 0.05,
+        )
+    return {
+        "columns": ["mark", *(f"seed {seed}" for seed in seeds)],
+        "rows": [[mark, *values] for mark, values in rows.items()],
+    }
+
+
+def attack_figure(seeds: Seeds) -> Figure:
+    """AUC of each attack, a group of bars an attack, with the range over seeds."""
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    names = [n for n in COLOURS if all(n in seed["models"] for seed in seeds.values())]
+    width = 0.8 / len(names)
+    for number, name in enumerate(names):
+        values = [
+            [seed["models"][name]["attacks"][a]["auc"] for seed in seeds.values()] for a in ATTACKS
+        ]
+        x = [i + (number - (len(names) - 1) / 2) * width for i in range(len(ATTACKS))]
+        means = [statistics.mean(v) for v in values]
+        errors = [
+            [m - min(v) for m, v in zip(means, values, strict=True)],
+            [max(v) - m for m, v in zip(means, values, strict=True)],
+        ]
+        axes.bar(x, means, width, yerr=errors, capsize=2, label=name, color=COLOURS[name])
+    axes.axhline(0.5, color="black", lw=0.8, ls=":")
+    axes.set_xticks(range(len(ATTACKS)), [TITLES[a] for a in ATTACKS])
+    axes.set(ylim=(0, 1), ylabel="AUC (.5: cannot tell)")
+    axes.legend(fontsize=8, ncols=len(names))
+    return figure
+
+
+def rank_figure(seeds: Seeds) -> Figure:
+    """Loss of members (solid) and non-members (dashed) by token rank, means over seeds."""
+    figure = Figure(figsize=(7.5, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    for name, colour in COLOURS.items():
+        for side, style in ((0, "-"), (1, "--")):
+            curves = [
+                seed["models"][name]["ranks"][side]
+                for seed in seeds.values()
+                if "ranks" in seed["models"].get(name, {})
+            ]
+            if curves:
+                mean = [statistics.mean(values) for values in zip(*curves, strict=True)]
+                label = name if side == 0 else None
+                axes.plot(RANKS, mean, style, color=colour, label=label, lw=1.4)
+    axes.set(
+        xlabel="token rank in its text (0: least likely)",
+        ylabel="loss, nats",
+        xlim=(0, 0.8),
+    )
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8, title="members solid, non-members dashed", title_fontsize=8)
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("seeds", nargs="+", type=Path, help="folders of finished jobs")
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
+    given = parser.parse_args(arguments)
+    seeds = {}
+    for folder in given.seeds:
+        seed = json.loads((folder / "results.json").read_text("utf-8"))["seed"]
+        seeds[str(seed)] = read_seed(folder)
+    content = {
+        "command": "axolotl unlearn never-seen --seed N",
+        "versions": versions(),
+        "seeds": seeds,
+        "tables": tables(seeds),
+    }
+    path = given.docs / "data" / "never-seen.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    images = given.docs / "images" / "never-seen"
+    images.mkdir(parents=True, exist_ok=True)
+    for name, figure in (("attacks", attack_figure(seeds)), ("ranks", rank_figure(seeds))):
+        figure.savefig(images / f"{name}.svg", metadata={"Date": None})
+    print(f"{path}, {images}")
+
+
+if __name__ == "__main__":
+    main()

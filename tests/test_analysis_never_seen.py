@@ -1,0 +1,127 @@
+"""`make never-seen`: its stages, what the attacks find, and the page's table, on made-up scores."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from axolotl_unlearn.analysis.attacked import RANKS, attacked, learned_scores, rank_curve
+from axolotl_unlearn.analysis.never_seen import main, marks, read_seed, tables
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.memorisation import TokenFacts
+from axolotl_unlearn.metrics.semeval import CELLS
+
+
+def facts(loss: float, n: int, seed: int, tokens: int = 40, tail: float = 1.0) -> list[TokenFacts]:
+    """Texts whose token losses are exponential around `loss`, to the power `tail`."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(n):
+        logp = -loss * rng.exponential(size=tokens) ** tail
+        found.append(
+            TokenFacts(logp, np.zeros(tokens, bool), np.full(tokens, -2.0), np.full(tokens, 1.5))
+        )
+    return found
+
+
+def test_a_rank_curve_is_the_mean_of_sorted_losses():
+    """Two texts of three tokens: sorted losses (3, 2, 1) and (5, 0, 0); mean (4, 1, .5), linear
+    between ranks 0, .5 and 1."""
+    texts = [
+        TokenFacts(np.array(logp, float), *(np.zeros(3) for _ in range(3)))
+        for logp in ([-1, -3, -2], [0, -5, 0])
+    ]
+    curve = rank_curve(texts)
+    assert len(curve) == len(RANKS)
+    assert (curve[0], curve[10], curve[20], curve[5]) == (4.0, 1.0, 0.5, 2.5)
+
+
+def test_a_learned_attack_finds_a_tail_that_the_mean_hides():
+    """Members with the same mean loss and a longer tail: E[x^1.5] = 1.329, so .7523 as much."""
+    members, unseen = facts(0.7523, 80, 0, tail=1.5), facts(1.0, 80, 1)
+    a, b = learned_scores(members, unseen)
+    assert np.mean(a[:, None] > b) > 0.8
+    a, b = learned_scores(facts(1.0, 80, 2), facts(1.0, 80, 3))
+    assert abs(np.mean(a[:, None] > b) - 0.5) < 0.15
+
+
+def seed_folder(path, seed: int):
+    """What a finished job leaves, on made-up scores: match is like retrained, merged is not."""
+    sides = {
+        "original": (0.2, 2.0), "retrained": (2.0, 2.0), "merged": (2.6, 2.1), "match": (2.0, 2.0),
+    }  # fmt: skip
+    known = {
+        name: (facts(m, 80, seed + 10 * i), facts(n, 160, seed + 10 * i + 5))
+        for i, (name, (m, n)) in enumerate(sides.items())
+    }
+    texts = ([f"member {i}" for i in range(80)], [f"text {i}" for i in range(160)])
+    found = attacked(known, (facts(1.2, 80, 90), facts(1.2, 160, 91)), texts)
+    cells = dict.fromkeys(CELLS, 0.9)
+    models = [
+        {
+            "name": name,
+            "cells": cells | ({"retain_task1_knowledge": 0.5} if name == "merged" else {}),
+            "task_aggregate": 0.9,
+            "utility": 0.6,
+            "distance": {c: {"value": 0.0, "p": 0.9} for c in CELLS},
+            "collapse": {"forget": {"broken": 0.0, "nonsense": 0.4 if name == "merged" else 0.01}},
+        }
+        for name in sides
+    ]
+    (path / "eval").mkdir(parents=True)
+    (path / "match").mkdir()
+    results = {"seed": seed, "stages": {}, "models": models}
+    (path / "results.json").write_text(json.dumps(results))
+    (path / "attacked.json").write_text(json.dumps(found))
+    level = {"kept_step": 360, "watched": [{"step": 0}, {"step": 369}]}
+    (path / "match/level.json").write_text(json.dumps(level))
+    rows = [{"x": x, "above_control": {"recalled": {"value": 0.01 * x}}} for x in (1, 5)]
+    (path / "eval/relearn-match.json").write_text(json.dumps({"rows": rows}))
+    return path
+
+
+def test_the_page_says_which_marks_are_reached(tmp_path):
+    folders = [seed_folder(tmp_path / f"ns-{seed}", seed) for seed in (201, 202)]
+    seeds = {"201": read_seed(folders[0]), "202": read_seed(folders[1])}
+    found = marks(seeds)
+    assert found["columns"] == ["mark", "seed 201", "seed 202"]
+    said = {row[0]: row[1] for row in found["rows"]}
+    assert said["AUC loss within .10 of *retrained*"].endswith("yes")
+    assert said["relearned in 5 steps above control (+.05)"] == "+0.050 yes"
+    assert said["worst retain cell, share of *retrained*'s (.95)"] == "1.00 yes"
+    assert "of 6 " in said["attacks equivalent to *retrained* at this n (margin .10, 5 %)"]
+    row = {r[0]: r for r in tables(seeds)["models"]["rows"]}
+    assert row["*original*"][1] == "1.00" and row["*merged*"][-2] == "0% / 40%"
+    assert float(row["*merged*"][1]) < 0.2  # told by their high loss
+    main([*map(str, folders), "--docs", str(tmp_path / "docs")])
+    stored = json.loads((tmp_path / "docs/data/never-seen.json").read_text())
+    assert stored["seeds"]["201"]["kept_step"] == 360 and "tables" in stored
+    for name in ("attacks", "ranks"):
+        assert "<svg" in (tmp_path / f"docs/images/never-seen/{name}.svg").read_text()
+    with pytest.raises(UnlearnError, match="never-seen"):
+        read_seed(tmp_path)
+
+
+def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):
+    from axolotl_unlearn.jobs.never_seen import RIVALS, plan_never_seen
+
+    plan = plan_never_seen(tmp_path, 3, full=True)
+    stages = {stage.name: stage for stage in plan.job.stages}
+    assert set(RIVALS) <= set(stages)
+    configs = {p.stem: yaml.safe_load(p.read_text()) for p in (tmp_path / "configs").glob("*.yml")}
+    assert configs["base"]["reinit_weights"] and "reinit_weights" not in configs["original"]
+    assert configs["original"]["base_model"] == configs["retrained"]["base_model"]
+    assert configs["retrained"]["datasets"][0]["path"].endswith("retrain.jsonl")
+    for name in ("match", "match_lora"):
+        block = configs[name]["unlearn"]
+        teachers = {entry["reference"]["model"] for entry in block["forget"]}
+        assert len(teachers) == 1 and teachers.pop().endswith("teacher")
+        assert block["level"]["heldout"].endswith("data/heldout.jsonl")
+    assert configs["match_lora"]["adapter"] == "lora" and "adapter" not in configs["match"]
+    assert configs["tnpo"]["unlearn"]["forget"]["objective"] == "tnpo"
+    everything = json.dumps({k: v for k, v in configs.items() if k != "retrained"})
+    assert "retrain" not in everything  # it teaches nobody
+    assert {stages[n].name for n in ("teacher", "attacked", "relearn-match")}
