@@ -48,9 +48,9 @@ def make_measured(sets: EvaluationSets, forget: float, retain: float, seed: int 
 def test_differences_by_hand():
     """Forget cells are 1 - v: .75 against .5; retain .8 against .8. Task Aggregate: harmonic
     means of (.75, .75, .8, .8) and (.5, .5, .8, .8)."""
-    sets = make_sets()
+    sets = make_sets(14)
     gaps = compare_measured(
-        make_measured(sets, 0.25, 0.8), make_measured(sets, 0.5, 0.8), sets, resamples=200
+        make_measured(sets, 0.25, 0.8), make_measured(sets, 0.5, 0.8), sets, resamples=5000
     )
     assert gaps["forget_task1_knowledge"].value == pytest.approx(0.25)
     assert gaps["retain_task1_regurgitation"].value == pytest.approx(0)
@@ -59,6 +59,10 @@ def test_differences_by_hand():
     # Every row of a cell has one value, so no resample can differ.
     assert (task.value, task.low, task.high) == pytest.approx((expected,) * 3)
     assert gaps["aggregate"].value == pytest.approx(expected / 3)
+    # 14 documents that agree: signs of one of 2^13 kinds, seen by 5000 random ones at best as
+    # 2/5000, and ten scores are shown.
+    assert gaps["forget_task1_knowledge"].p <= 0.005
+    assert gaps["retain_task1_regurgitation"].p == 1
     # The same losses: membership is paired away.
     assert (gaps["mia_auc"].low, gaps["mia_auc"].high) == (0, 0)
     text = sentence("a", "b", gaps)

@@ -23,7 +23,6 @@ from axolotl_unlearn.metrics.membership import (
     blind_sentence,
     detectable,
     forgetting,
-    mia_score_interval,
     rank_test,
     roc,
     share_interval,
@@ -33,7 +32,7 @@ from axolotl_unlearn.metrics.membership import (
     tpr_at_fpr,
 )
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-from axolotl_unlearn.metrics.statistics import auc
+from axolotl_unlearn.metrics.statistics import auc, mia_score_interval
 
 numbers = st.lists(st.integers(-4, 4).map(float), min_size=2, max_size=12)
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jun Kai Lea Mia Ned Ola Pia".split()
@@ -326,7 +325,7 @@ def test_lab_takes_further_attacks_and_makes_zlib(sets):
     lab = membership_lab(*losses, *sets, attacks={"min_k_20": (losses[0] * 2, losses[1] * 2)})
     assert lab["attacks"]["min_k_20"]["auc"] == lab["auc"]
     ratio = [
-        [-x / len(zlib.compress(t.encode(), 9)) for x, t in zip(loss, texts, strict=True)]
+        [-x / len(zlib.compress(t.encode())) for x, t in zip(loss, texts, strict=True)]
         for loss, texts in zip(losses, sets, strict=True)
     ]
     assert lab["attacks"]["zlib"]["auc"] == pytest.approx(

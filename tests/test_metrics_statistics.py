@@ -33,7 +33,11 @@ from axolotl_unlearn.metrics.statistics import (
     mia_score,
     paired_difference,
     point,
+    semeval_differences,
     semeval_draws,
+    semeval_intervals,
+    semeval_points,
+    sign_flip_p,
 )
 
 numbers = st.lists(st.integers(-4, 4).map(float), min_size=2, max_size=12)
@@ -62,8 +66,15 @@ def test_bootstrap_agrees_with_scipy():
     rng = np.random.default_rng(2)
     values = rng.beta(2, 3, 60)
     ours = mean_interval(Mean(values, range(60)))
+    # Ours has the percentiles of Student's t with 59 degrees, moved out by sqrt(60/59).
+    level = 1 - 2 * stats.norm.cdf(math.sqrt(60 / 59) * stats.t.ppf(0.025, 59))
     theirs = stats.bootstrap(
-        (values,), np.mean, method="percentile", n_resamples=10_000, rng=rng
+        (values,),
+        np.mean,
+        method="percentile",
+        n_resamples=10_000,
+        confidence_level=level,
+        rng=rng,
     ).confidence_interval
     assert ours == pytest.approx((theirs.low, theirs.high), abs=0.005)
 
@@ -183,9 +194,65 @@ def test_paired_interval_is_narrower_than_two_unpaired_ones():
     a = rng.random(50)
     gap = paired_difference(Mean(a, range(50)), Mean(a + 0.1, range(50)))
     assert (gap.value, gap.low, gap.high) == pytest.approx((-0.1, -0.1, -0.1))
-    assert gap.significant and gap.p < 0.001
+    assert gap.significant and gap.p < 0.002
     noise = paired_difference(Mean(a, range(50)), Mean(rng.permutation(a), range(50)))
     assert noise.value == pytest.approx(0) and not noise.significant and noise.p > 0.5
+
+
+def test_two_documents_that_agree_are_no_evidence():
+    """Two signs: of the four patterns two are as extreme, so p is .5; a bootstrap of two said
+    1e-4. Three: 2/8. Opposite signs: 1."""
+    assert sign_flip_p([0.2, 0.3]) == 0.5
+    assert sign_flip_p([0.2, 0.3, 0.1]) == 0.25
+    assert sign_flip_p([0.2]) == 1
+    assert sign_flip_p([0.2, -0.2]) == sign_flip_p([0.0, 0.0]) == 1
+    gap = paired_difference(Mean([0.9, 0.8], "ab"), Mean([0.1, 0.2], "ab"))
+    assert gap.p == 0.5 and not gap.significant
+    draws = [semeval_draws({"c": Mean(v, "ab")}, n=50)["c"] for v in ([0.9, 0.8], [0.1, 0.2])]
+    assert paired_difference(*draws, value=0.7, documents=(2, 2)).p == 0.5
+
+
+def test_many_signs_agree_with_the_normal_approximation():
+    rng = np.random.default_rng(15)
+    d = rng.normal(0.2, 1, 60)
+    z = abs(d.sum()) / math.sqrt((d**2).sum())
+    assert sign_flip_p(d) == pytest.approx(2 * stats.norm.sf(z), abs=0.02)
+
+
+def test_documents_that_never_differ_leave_room():
+    """24 documents, both models always right: as wide as the exact bound on one of them."""
+    always = Mean([1.0] * 24, range(24))
+    gap = paired_difference(always, always)
+    assert (gap.value, gap.low, gap.high, gap.p) == pytest.approx((0, -0.1425, 0.1425, 1), abs=1e-4)
+
+
+def test_composites_are_not_certain_of_cells_whose_rows_all_agree():
+    """One cell of 10 right documents: the composite's bound is that of the cell, .025^(1/10)."""
+    cells = {"forget_a": Mean([1.0] * 10, range(10))}
+    bounds = semeval_intervals(cells, n=20_000)
+    assert bounds["forget_a"] == pytest.approx((0.6915, 1.0), abs=1e-3)
+    assert bounds["task_aggregate"][0] == pytest.approx(0.65, abs=0.05)
+    assert semeval_draws(cells, n=10)["forget"].std() > 0
+
+
+def test_points_carry_the_names_of_the_draws():
+    cells = {"forget_a": Mean([0.5, 1], "ab"), "retain_a": Mean([1, 1], "cd")}
+    parts = (cells, Area([3, 1], [2, 0]), 0.6)
+    points = semeval_points(*parts)
+    assert set(points) == set(semeval_draws(*parts, n=5))
+    task = 2 / (1 / 0.75 + 1)
+    assert points["task_aggregate"] == pytest.approx(task)
+    assert points["aggregate"] == pytest.approx((task + 0.5 + 0.6) / 3)
+
+
+def test_differences_are_corrected_for_their_number():
+    """Two cells: p .25 and 1 of three documents; Holm doubles the smaller."""
+    first = ({"forget_a": Mean([1, 0.9, 0.8], "abc"), "forget_b": Mean([0.5] * 3, "abc")},)
+    second = ({"forget_a": Mean([0, 0.1, 0.2], "abc"), "forget_b": Mean([0.5] * 3, "abc")},)
+    gaps = semeval_differences((*first, None, None), (*second, None, None), n=200)
+    assert gaps["forget_b"].p == 1
+    assert gaps["forget_a"].p == 1  # .25 times four scores: two cells, forget, Task Aggregate
+    assert gaps["forget_a"].value == pytest.approx(0.8)
 
 
 def test_paired_difference_refuses_other_documents():
@@ -379,4 +446,4 @@ def test_ten_thousand_resamples_of_the_official_size_in_five_seconds():
     start = time.perf_counter()
     draws = semeval_draws(cells, area, Mean(rng.random(400), range(400)))
     assert time.perf_counter() - start < 5
-    assert len(draws) == 17 and all(len(d) == 10_000 for d in draws.values())
+    assert len(draws) == 19 and all(len(d) == 10_000 for d in draws.values())

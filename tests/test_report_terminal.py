@@ -59,8 +59,7 @@ def test_flags_are_red_and_the_best_row_is_bold():
 
 def test_over_and_under_forgetting_are_named():
     lines = printed(make_results()).splitlines()
-    words = {"over": "over-forgets", "under": "under-forgets", "merged": "balanced"}
-    for name, word in words.items():
+    for name, word in (("over", "over-forgets"), ("under", "under-forgets"), ("merged", "good")):
         assert word in next(line for line in lines if line.startswith(f"  {name} "))
 
 

@@ -20,7 +20,7 @@ from axolotl_unlearn.args import DataArgs
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.evaluation.continuations import continuation_logps
 from axolotl_unlearn.evaluation.generic import contains_answer
-from axolotl_unlearn.metrics.semeval import rouge_l_recall
+from axolotl_unlearn.metrics.semeval import any_script_recall
 from axolotl_unlearn.metrics.statistics import (
     Difference,
     Mean,
@@ -63,7 +63,7 @@ def plain_probes(records: Sequence[Record], *, join: str = " ") -> list[Probe]:
 def recalled(probe: Probe, generated: str) -> float:
     """Share of the secret that came out, in [0, 1]."""
     if probe.kind == "completion":
-        return rouge_l_recall(generated, probe.expected)
+        return any_script_recall(generated, probe.expected)
     return float(contains_answer(generated, probe.expected))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from axolotl_unlearn.attacks.probes import MEASURES, Scores
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.verdict import THRESHOLDS, strongest_gain
 
 SCHEMA = 1
 
@@ -184,21 +185,18 @@ def _with_interval(figure: Mapping[str, float], sign: str = "") -> str:
 
 
 def sentence(result: Mapping[str, Any]) -> str:
-    """What the attack shows, in words."""
-    attacked = result["rows"][1:] or result["rows"]  # the first is the model as it is
-    worst = max(attacked, key=lambda row: row["gain"]["recalled"]["value"])
-    gain = worst["gain"]["recalled"]
-    if gain["low"] <= 0:
+    """What the attack shows, in words: by the variant that brings back most above the control."""
+    row, gain, p, controlled = strongest_gain(result["rows"])
+    figures = f"{gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    than = " more than from a model that never saw them" if controlled else ""
+    if p >= THRESHOLDS["alpha"].value:
         text = f"{result['title']} brings nothing back that can be told from chance"
+        text += f" (most with {row['variant']}: {figures}{than}, p {p:.3f}"
     else:
-        text = f"{result['title']} brings back {gain['value']:.3f} of the forget texts"
-    text += f" (most with {worst['variant']}: {gain['value']:+.3f} [{gain['low']:+.3f}, "
-    text += f"{gain['high']:+.3f}])"
-    above = worst.get("above_control")
-    if above is None:
-        return text + "; without a control model that never saw them, part of it may be guessing."
-    value = above["recalled"]
-    return text + (
-        f"; against a model that never saw them {value['value']:+.3f} "
-        f"[{value['low']:+.3f}, {value['high']:+.3f}]."
-    )
+        text = f"{result['title']} brings back {gain['value']:.3f} of the forget texts{than}"
+        text += f" (with {row['variant']}: {figures}, p {p:.2g}"
+    variants = max(1, len(result["rows"]) - 1)
+    text += f", corrected for {variants} variants)" if variants > 1 else ")"
+    if not controlled:
+        text += "; without a control model that never saw them, part of it may be guessing"
+    return text + "."

@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.statistics import (
     RESAMPLES,
     Difference,
-    paired_difference,
-    point,
-    semeval_draws,
+    semeval_differences,
 )
 
 if TYPE_CHECKING:
@@ -38,37 +35,13 @@ def compare_measured(
 ) -> dict[str, Difference]:
     """First minus second for the 12 cells, Task Aggregate, AUC, MIA score, utility, Aggregate.
 
-    Scores that one of the two lacks are left out. All are high = good except ``mia_auc``, whose
-    ideal is .5: read ``mia_score`` instead.
+    Scores that one of the two lacks are left out; p-values are corrected for their number
+    (Holm). All are high = good except ``mia_auc``, whose ideal is .5: read ``mia_score`` instead.
     """
     from axolotl_unlearn.evaluation.summary import bootstrap_scores
 
     parts = [bootstrap_scores(found, sets) for found in (first, second)]
-    draws = [semeval_draws(*part, n=resamples, seed=seed) for part in parts]
-    points = [_points(*part) for part in parts]
-    return {
-        metric: paired_difference(
-            draws[0][metric], draws[1][metric], value=points[0][metric] - points[1][metric]
-        )
-        for metric in draws[0]
-        if metric in draws[1]
-    }
-
-
-def _points(cells, membership, utility) -> dict[str, float]:
-    """The scores themselves, by the names of `semeval_draws`."""
-    found = {name: point(score) for name, score in cells.items()}
-    task = semeval.harmonic_mean(found.values())
-    auc = point(membership)
-    mia = semeval.mia_score(auc)
-    if task is not None:
-        found["task_aggregate"] = task
-    found |= {"mia_auc": auc, "mia_score": mia}
-    if utility is not None:
-        found["utility"] = point(utility)
-        if task is not None:
-            found["aggregate"] = semeval.aggregate(task, mia, found["utility"])
-    return found
+    return semeval_differences(*parts, n=resamples, seed=seed)
 
 
 def compare(

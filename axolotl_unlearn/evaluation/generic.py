@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -25,6 +24,7 @@ from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.continuations import continuation_logps
 from axolotl_unlearn.metrics.statistics import Mean, mean_interval, paired_difference
+from axolotl_unlearn.metrics.words import without_accents, words
 
 #: What is measured, as keys of an item's result.
 MEASURES = ("generation", "option", "probability")
@@ -132,11 +132,12 @@ def _names(question: str) -> list[str]:
 
 
 def fold(text: str) -> str:
-    """Lower case, no accents, punctuation as spaces, no article: "the Thames," -> "thames"."""
-    plain = unicodedata.normalize("NFKD", text.casefold())
-    plain = "".join(c for c in plain if not unicodedata.combining(c))
-    words = re.findall(r"\w+", plain.replace("ł", "l").replace("ø", "o"))
-    return " ".join(words[1:] if len(words) > 1 and words[0] in ("a", "an", "the") else words)
+    """Lower case, no accents, punctuation as spaces, no article: "the Thames," -> "thames".
+
+    Where a script has no spaces every character is a word.
+    """
+    found = words(without_accents(text).casefold().replace("ł", "l").replace("ø", "o"))
+    return " ".join(found[1:] if len(found) > 1 and found[0] in ("a", "an", "the") else found)
 
 
 def contains_answer(generated: str, answer: str) -> bool:

@@ -69,6 +69,7 @@ class Measured:
         values: score of each generated row, by its key ("forget/<id>").
         texts: generations by row key; empty for rows that come from a cache without texts.
         contained: is the answer in the generation, for each question by row key.
+        any_script: recall over words of every script, of completion rows that are not ASCII.
         outputs: counts over the generations of each side (`metrics.fluency.reference_figures`).
         options: 1 where the most probable option is the right one, 0 elsewhere.
         extraction: extraction strength (floor 0) of each forget row, in file order.
@@ -81,6 +82,7 @@ class Measured:
     stopped: dict[str, bool] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     contained: dict[str, bool] = field(default_factory=dict)
+    any_script: dict[str, float] = field(default_factory=dict)
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
     member_loss: list[float] = field(default_factory=list)
     nonmember_loss: list[float] = field(default_factory=list)
@@ -101,6 +103,7 @@ def count_outputs(found: Measured, sets: EvaluationSets) -> None:
     """What is kept of all texts instead of them; an earlier version's cache has it not yet."""
     from axolotl_unlearn.evaluation.generic import contains_answer
     from axolotl_unlearn.metrics.fluency import reference_figures
+    from axolotl_unlearn.metrics.semeval import any_script_recall
 
     # An interrupted run of real data has no texts of the rows before.
     if found.outputs or len(found.texts) < len(sets.rows):
@@ -113,4 +116,9 @@ def count_outputs(found: Measured, sets: EvaluationSets) -> None:
         row.key: contains_answer(found.texts[row.key], row.record.output)
         for row in sets.rows
         if row.record.kind == "question"
+    }
+    found.any_script = {
+        row.key: any_script_recall(found.texts[row.key], row.record.output)
+        for row in sets.rows
+        if row.record.kind == "completion" and not row.record.output.isascii()
     }

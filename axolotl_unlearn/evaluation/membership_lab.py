@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics import membership, statistics
+from axolotl_unlearn.metrics import membership, memorisation, statistics
 
 #: Below this many texts of a kind an AUC is close to a coin toss.
 MIN_TEXTS = 20
@@ -71,8 +70,7 @@ def membership_lab(
                 "from one, because a text cannot be seen and unseen."
             )
         losses["zlib"] = tuple(
-            np.asarray(loss, float)
-            / [len(zlib.compress(t.encode("utf-8", errors="replace"), 9)) for t in some]
+            np.asarray(loss, float) / [memorisation.compressed_bytes(t) for t in some]
             for loss, some in zip(losses["loss"], texts, strict=True)
         )
     losses |= attacks or {}
@@ -132,7 +130,7 @@ def attack_figures(
         "auc": value,
         "interval": bounds,
         "mia_score": float(statistics.mia_score(value)),
-        "mia_score_interval": membership.mia_score_interval(bounds),
+        "mia_score_interval": statistics.mia_score_interval(bounds),
         "forgetting": membership.forgetting(bounds),
         "tpr": tpr,
     }

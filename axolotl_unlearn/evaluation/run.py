@@ -24,7 +24,14 @@ from axolotl_unlearn.evaluation.measure import Bars, ask, measure, torch_dtype
 from axolotl_unlearn.evaluation.measured import Measured, Settings
 from axolotl_unlearn.evaluation.models import ModelSpec, load_model, load_tokenizer, parse_models
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets
-from axolotl_unlearn.evaluation.summary import add_distances, summarise
+from axolotl_unlearn.evaluation.summary import (
+    AUDIT_FILE,
+    add_audits,
+    add_distances,
+    add_reference,
+    add_verdicts,
+    summarise,
+)
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
 
 SCHEMA = 1
@@ -160,6 +167,10 @@ def evaluate(
                 )
                 advance(1)
             add_distances(results, measured, sets, resamples=resamples, seed=seed)
+            add_reference(results)
+            add_verdicts(results)
+            lines = add_audits(results, measured, sets, with_text=settings.keep_texts)
+    _write_lines(out / AUDIT_FILE, lines)
     _write(out / "results.json", results, sets, settings)
     return results
 
@@ -227,6 +238,12 @@ def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Setti
     text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
     draft.write_text(text + "\n", encoding="utf-8")
     draft.replace(path)
+
+
+def _write_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
+    path.write_text(text, encoding="utf-8")
 
 
 def _versions() -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from axolotl_unlearn.data.records import document_id
@@ -12,17 +12,18 @@ from axolotl_unlearn.evaluation.membership_lab import membership_lab
 from axolotl_unlearn.evaluation.models import ModelSpec
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import semeval
-from axolotl_unlearn.metrics.membership import Baseline
+from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
+from axolotl_unlearn.metrics.membership import Baseline, forgetting
+from axolotl_unlearn.metrics.memorisation import compressed_bytes
 from axolotl_unlearn.metrics.statistics import (
     Area,
     Mean,
     auc_interval,
     ideal_membership,
-    interval,
-    paired_difference,
-    semeval_draws,
-    widened,
+    semeval_differences,
+    semeval_intervals,
 )
+from axolotl_unlearn.metrics.verdict import THRESHOLDS, judge
 
 if TYPE_CHECKING:
     from axolotl_unlearn.evaluation.measured import Measured
@@ -49,10 +50,10 @@ def summarise(
     score = semeval.mia_score(auc)
     utility = semeval.mean(found.options)
     auc_bounds = _auc_bounds(found)
-    intervals = {}
+    intervals = {"mia_auc": list(auc_bounds)}
     if resamples:
-        intervals = _intervals(found, sets, resamples, seed)
-    intervals["mia_auc"] = list(auc_bounds)
+        bounds = semeval_intervals(*bootstrap_scores(found, sets), n=resamples, seed=seed)
+        intervals |= {name: list(ends) for name, ends in bounds.items()}
     ideal = ideal_membership(len(sets.member), len(sets.nonmember))
     before = semeval.mean(original.options) if original is not None else None
     result = {
@@ -73,17 +74,20 @@ def summarise(
         "mia_score": score,
         "utility": utility,
         "utility_source": sets.utility_source,
+        "utility_chance": semeval.mean([1 / len(one.continuations) for one in sets.utility]),
         "aggregate": semeval.aggregate(task, score, utility),
         "ideal": {"mia_score": ideal.expected, "mia_score_tail": ideal.tail},
         "collapse": collapse,
         "gate": semeval.gate(utility, before),
-        "forgetting": semeval.forgetting(auc, auc_bounds),
+        "forgetting": forgetting(auc_bounds),
+        "any_script": _any_script(found, sets),
         "answers": _answers(found, sets),
         "stopped": semeval.mean([float(value) for value in found.stopped.values()]),
         "seconds": found.seconds,
         "likelihood": {
             "member_loss": found.member_loss,
             "nonmember_loss": found.nonmember_loss,
+            "attacks": attack_losses(found, sets),
             "extraction_strength_forget": found.extraction,
         },
     }
@@ -108,6 +112,23 @@ def _utility_groups(found: Measured, sets: EvaluationSets) -> dict[str, dict[str
     return {name: {"value": semeval.mean(v), "n": len(v)} for name, v in sorted(groups.items())}
 
 
+def _any_script(found: Measured, sets: EvaluationSets) -> dict[str, float]:
+    """Cells whose official ROUGE-L, which sees ASCII only, is off by .05 or more, as they are."""
+    if not found.any_script:
+        return {}
+    values = found.values | found.any_script
+    cells, _ = semeval.cell_values((r.cell, values[r.key]) for r in sets.rows if r.key in values)
+    official, _ = semeval.cell_values(
+        (r.cell, found.values[r.key]) for r in sets.rows if r.key in found.values
+    )
+    limit = THRESHOLDS["any_script"].value
+    return {
+        name: value
+        for name, value in cells.items()
+        if value is not None and abs(value - official[name]) >= limit
+    }
+
+
 def _answers(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, float]]:
     """Of each side's questions: number, share of exact answers, share that contain the answer.
 
@@ -126,8 +147,16 @@ def _answers(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, float
     return answers
 
 
+AUDIT_FILE = "audit.jsonl"
+ROLES = ("original", "retrained", "reference")
+_RETRAINED = re.compile(r"retrained([-_]?\d+)?")
+
+
 def _role(name: str) -> str:
-    return "retrained" if name == "retrained" else "candidate"
+    """By name: retrained (also retrained-2 ...: other seeds), reference, else candidate."""
+    if _RETRAINED.fullmatch(name):
+        return "retrained"
+    return "reference" if name == "reference" else "candidate"
 
 
 def _auc_bounds(found: Measured) -> tuple[float, float]:
@@ -136,24 +165,6 @@ def _auc_bounds(found: Measured) -> tuple[float, float]:
     if min(len(members), len(nonmembers)) < 2:
         return (0.0, 1.0)
     return auc_interval(members, nonmembers)
-
-
-def _intervals(
-    found: Measured, sets: EvaluationSets, resamples: int, seed: int
-) -> dict[str, list[float]]:
-    """Percentile intervals over documents: rows of one document are drawn together."""
-    cells, membership, utility = bootstrap_scores(found, sets)
-    draws = semeval_draws(cells, membership, utility, n=resamples, seed=seed)
-    bounds = {}
-    for name, values in draws.items():
-        low, high = interval(values)
-        if name in cells:
-            low, high = widened(cells[name], (low, high))
-        elif name == "utility" and utility is not None:
-            low, high = widened(utility, (low, high))
-        if math.isfinite(low) and math.isfinite(high):
-            bounds[name] = [low, high]
-    return bounds
 
 
 def bootstrap_scores(
@@ -213,31 +224,127 @@ def add_distances(
     target = next((result for result in results if result["role"] == "retrained"), None)
     if target is None or not resamples:
         return
-    draws = {
-        result["name"]: semeval_draws(
-            *bootstrap_scores(measured[result["name"]], sets), n=resamples, seed=seed
-        )
-        for result in results
-    }
-
-    def value(result: dict[str, Any], metric: str) -> float | None:
-        return result["cells"][metric] if metric in semeval.CELLS else result[metric]
-
     for result in results:
         if result is target:
             continue
-        result["distance"] = {}
-        for metric, theirs in draws[target["name"]].items():
-            ours = draws[result["name"]].get(metric)
-            first, second = value(result, metric), value(target, metric)
-            if ours is None or first is None or second is None:
-                continue
-            gap = paired_difference(ours, theirs, value=first - second)
-            result["distance"][metric] = {
-                "value": gap.value,
-                "interval": [gap.low, gap.high],
-                "p": gap.p,
-            }
+        gaps = semeval_differences(
+            *(bootstrap_scores(measured[one["name"]], sets) for one in (result, target)),
+            n=resamples,
+            seed=seed,
+        )
+        result["distance"] = {
+            metric: {"value": gap.value, "interval": [gap.low, gap.high], "p": gap.p}
+            for metric, gap in gaps.items()
+        }
+
+
+def attack_losses(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, list[float]]]:
+    """Scores of every attack but the loss itself, by side, low = rather a member."""
+    split = len(found.member_loss)
+    losses = {name: (values[:split], values[split:]) for name, values in found.attacks.items()}
+    texts = [[text for _, text in side] for side in (sets.member, sets.nonmember)]
+    losses["zlib"] = tuple(
+        [x / compressed_bytes(text) for x, text in zip(values, some, strict=True)]
+        for values, some in zip((found.member_loss, found.nonmember_loss), texts, strict=True)
+    )
+    return {name: {"member": pair[0], "nonmember": pair[1]} for name, pair in losses.items()}
+
+
+def add_reference(results: list[dict[str, Any]]) -> None:
+    """The attack "reference": loss minus that of a model of the role "reference".
+
+    It never saw the members (a model called "reference" on the command line). With a retrained
+    model the judgement takes that one instead.
+    """
+    reference = next((one for one in results if one["role"] == "reference"), None)
+    for result in results:
+        if reference is None or result is reference:
+            continue
+        result["likelihood"]["attacks"]["reference"] = {
+            side: [
+                a - b
+                for a, b in zip(
+                    result["likelihood"][f"{side}_loss"],
+                    reference["likelihood"][f"{side}_loss"],
+                    strict=True,
+                )
+            ]
+            for side in ("member", "nonmember")
+        }
+
+
+def add_verdicts(results: list[dict[str, Any]], attacks: Sequence[Mapping[str, Any]] = ()) -> None:
+    """``verdict`` of each model (see `metrics.verdict`), once everything else is there."""
+    by_role = {role: next((r for r in results if r["role"] == role), None) for role in ROLES}
+    for result in results:
+        result["verdict"] = judge(
+            result, by_role["original"], by_role["retrained"], attacks
+        ).to_json()
+
+
+def evidence(found: Measured, sets: EvaluationSets) -> Evidence:
+    """What `metrics.audit` needs to know of a model."""
+    losses = attack_losses(found, sets)
+    losses["loss"] = {"member": found.member_loss, "nonmember": found.nonmember_loss}
+    names = [document_id(name) for name, _ in sets.member]
+    return Evidence(
+        members={
+            attack: dict(zip(names, [-x for x in sides["member"]], strict=True))
+            for attack, sides in losses.items()
+        },
+        nonmembers={attack: [-x for x in sides["nonmember"]] for attack, sides in losses.items()},
+        extraction={r.id: x for r, x in zip(sets.forget, found.extraction, strict=True)}
+        if len(found.extraction) == len(sets.forget)
+        else {},
+        said={
+            row.record.id: found.contained[row.key]
+            for row in sets.rows
+            if row.side == "forget" and row.key in found.contained
+        },
+    )
+
+
+def add_audits(
+    results: list[dict[str, Any]],
+    measured: Mapping[str, Measured],
+    sets: EvaluationSets,
+    *,
+    with_text: bool = False,
+) -> list[dict[str, Any]]:
+    """``audit`` (counts) of each candidate, and the lines of audit.jsonl of all of them.
+
+    Args:
+        with_text: also the prompts, expected and generated texts of the rows.
+    """
+    documents: dict[str, list[str]] = {}
+    records = {record.id: record for record in sets.forget}
+    tasks = {}
+    for record in sets.forget:
+        documents.setdefault(record.document, []).append(record.id)
+        tasks[record.document] = record.task
+    for name, _ in sets.member:
+        documents.setdefault(document_id(name), [])
+    facts = {name: evidence(found, sets) for name, found in measured.items()}
+    by_role = {
+        role: next((facts[r["name"]] for r in results if r["role"] == role), None)
+        for role in ("original", "retrained")
+    }
+    lines = []
+    for result in results:
+        if result["role"] != "candidate":
+            continue
+        found = audit(facts[result["name"]], documents, **by_role)
+        result["audit"] = summary_of(found, len(sets.nonmember)) | {"file": AUDIT_FILE}
+        for line in found:
+            if with_text:
+                texts = measured[result["name"]].texts
+                for row in line["rows"]:
+                    record = records[row["id"]]
+                    row |= {"prompt": record.input, "expected": record.output}
+                    row["generated"] = texts.get(f"forget/{record.id}")
+            task = tasks.get(line["document"], "")
+            lines.append({"model": result["name"], "task": task, **line})
+    return lines
 
 
 def _examples(found: Measured, sets: EvaluationSets, per_cell: int = 2) -> list[dict[str, Any]]:

@@ -176,8 +176,8 @@ def collapse_report(
         4-gram, ``looping``, ``broken`` (either), ``empty``, ``constant`` (equal to the most
         frequent output); ``distinct_1``, ``distinct_2``, median ``compression`` of outputs of
         200 bytes or more, ``nonsense`` (share of outputs of 8 or more tokens whose loss is
-        out of the ordinary) and ``perplexity`` (median); ``by_group``; ``reference`` (the same
-        figures). None where there is nothing to compute from.
+        out of the ordinary; there are ``nonsense_n``) and ``perplexity`` (median);
+        ``by_group``; ``reference`` (the same figures). None where there is nothing to compute from.
 
     Raises:
         ValueError: if lists of different lengths are given, or ``nll`` without ``ordinary_nll``.
@@ -259,6 +259,7 @@ def _nonsense(
     limit = float(np.quantile(ordinary_nll, 0.95)) + NONSENSE_NATS
     finite = [x for x in long if np.isfinite(x)]
     return {
+        "nonsense_n": len(long),
         "nonsense": float(np.mean([not x <= limit for x in long])),  # NaN is no ordinary loss
         "perplexity": float(np.exp(min(np.median(finite), 700.0))) if finite else None,
     }

@@ -53,12 +53,6 @@ def forgetting(bounds: Interval) -> Forgetting:
     return "under" if low > 0.5 else "over"
 
 
-def mia_score_interval(bounds: Interval) -> Interval:
-    """Range of ``1 - 2 |AUC - .5|`` over an interval of the AUC; its top is 1 if .5 is inside."""
-    ends = sorted(1 - 2 * abs(bound - 0.5) for bound in bounds)
-    return (ends[0], 1.0 if bounds[0] <= 0.5 <= bounds[1] else ends[1])
-
-
 def tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) -> float:
     """Share of members found when at most ``fpr`` of non-members are called members.
 

@@ -114,7 +114,12 @@ def min_k_plus(facts: TokenFacts, k: float = 0.2) -> float:
 
 def zlib_ratio(facts: TokenFacts, text: str) -> float:
     """Mean loss / bytes after zlib; *lower* means known better (arXiv 2012.07805)."""
-    return loss(facts) / len(zlib.compress(text.encode("utf-8")))
+    return loss(facts) / compressed_bytes(text)
+
+
+def compressed_bytes(text: str) -> int:
+    """Length after zlib at its default level, as in arXiv 2012.07805."""
+    return len(zlib.compress(text.encode("utf-8", errors="replace")))
 
 
 def reference_difference(facts: TokenFacts, reference: TokenFacts) -> float:

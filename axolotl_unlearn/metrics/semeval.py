@@ -25,6 +25,8 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from axolotl_unlearn.metrics.words import AnyScript
+
 SIDES = ("forget", "retain")
 TASKS = (1, 2, 3)
 #: Kind of row to the name of the score it gets.
@@ -63,6 +65,18 @@ def rouge_l_recall(generated: str, expected: str) -> float:
     stemmed (rouge-score's default tokenizer). In [0, 1]; rewards long generations.
     """
     return float(_scorer().score(expected, generated)["rougeL"].recall)
+
+
+@functools.cache
+def _any_script_scorer():
+    from rouge_score import rouge_scorer
+
+    return rouge_scorer.RougeScorer(["rougeL"], tokenizer=AnyScript())
+
+
+def any_script_recall(generated: str, expected: str) -> float:
+    """`rouge_l_recall` over words of every script; the same figure where both texts are ASCII."""
+    return float(_any_script_scorer().score(expected, generated)["rougeL"].recall)
 
 
 def exact_match(generated: str, expected: str) -> float:
@@ -178,11 +192,3 @@ def gate(
         return None
     threshold = share * original
     return {"below_gate": utility < threshold, "threshold": threshold, "original": original}
-
-
-def forgetting(auc: float, interval: tuple[float, float]) -> str:
-    """ "under" (interval above .5), "over" (below .5) or "balanced" (it holds .5)."""
-    low, high = interval
-    if low <= 0.5 <= high:
-        return "balanced"
-    return "under" if auc > 0.5 else "over"

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit
-from scipy.stats import norm, rankdata, t
+from scipy.stats import norm, permutation_test, rankdata, t
 
 LEVEL = 0.95
 RESAMPLES = 10_000
@@ -198,6 +198,12 @@ def mia_score(auc: ArrayLike) -> Array:
     return 1 - 2 * np.abs(np.asarray(auc, dtype=float) - 0.5)
 
 
+def mia_score_interval(bounds: Interval) -> Interval:
+    """Range of ``1 - 2 |AUC - .5|`` over an interval of the AUC; its top is 1 if .5 is inside."""
+    ends = sorted(1 - 2 * abs(bound - 0.5) for bound in bounds)
+    return (ends[0], 1.0 if bounds[0] <= 0.5 <= bounds[1] else ends[1])
+
+
 def semeval_draws(
     cells: Mapping[str, Mean],
     membership: Area | None = None,
@@ -215,7 +221,8 @@ def semeval_draws(
         utility: Per-question values, or a number that is taken as certain.
 
     Returns:
-        The cells, ``task_aggregate`` and, where given, ``mia_auc``, ``mia_score``, ``utility``;
+        The cells, ``forget`` and ``retain`` (harmonic means of the cells whose names start so),
+        ``task_aggregate`` and, where given, ``mia_auc``, ``mia_score``, ``utility``;
         ``aggregate`` if all three are there. ``[B]`` each.
     """
     scores: dict[str, Mean | Area] = dict(cells)
@@ -224,6 +231,13 @@ def semeval_draws(
     if isinstance(utility, Mean):
         scores["utility"] = utility
     draws = cluster_bootstrap(scores, n=n, seed=seed)
+    for name, score in scores.items():
+        if isinstance(score, Mean) and _all_alike(score):
+            draws[name] = _unseen_draws(score, name, n, seed)
+    for side in ("forget", "retain"):
+        parts = [draws[c] for c in cells if c.startswith(side)]
+        if parts:
+            draws[side] = harmonic_mean(np.stack(parts, -1))
     if cells:
         draws["task_aggregate"] = harmonic_mean(np.stack([draws[c] for c in cells], -1))
     if membership is not None:
@@ -236,13 +250,40 @@ def semeval_draws(
     return draws
 
 
-def interval(draws: ArrayLike, level: float = LEVEL) -> Interval:
-    """Percentile interval of bootstrap draws, NaN draws left out (NaN if all are)."""
+def _all_alike(score: Mean) -> bool:
+    """Is every row 0, or every row 1?"""
+    values = np.asarray(score.values, dtype=float)
+    return values[0] in (0.0, 1.0) and not (values != values[0]).any()
+
+
+def _unseen_draws(score: Mean, name: str, n: int, seed: int) -> Array:
+    """Draws of a mean whose rows all agree, so that composites are not certain of it either.
+
+    Resampling would give the same value every time. With G documents that are all right the
+    lower binomial bound at tail a is ``a ** (1 / G)``; so is that quantile of ``U ** (1 / G)``.
+    """
+    generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    high = generator.random(n) ** (1 / len(set(score.clusters)))
+    return high if score.values[0] else 1 - high
+
+
+def interval(draws: ArrayLike, level: float = LEVEL, documents: int | None = None) -> Interval:
+    """Percentile interval of bootstrap draws, NaN draws left out (NaN if all are).
+
+    Args:
+        documents: Number G of documents behind the draws. The bootstrap's spread is too small by
+            sqrt((G - 1) / G) and its tails are normal where Student's are due; with G the
+            percentiles are moved out accordingly (Hesterberg 2015, "expanded percentile").
+    """
     draws = np.asarray(draws, dtype=float)
     draws = draws[~np.isnan(draws)]
     if not len(draws):
         return (math.nan, math.nan)
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    tail = (1 - level) / 2
+    if documents is not None and documents > 1:
+        wider = math.sqrt(documents / (documents - 1)) * t.ppf(tail, documents - 1)
+        tail = float(norm.cdf(wider))
+    low, high = np.quantile(draws, [tail, 1 - tail])
     return (float(low), float(high))
 
 
@@ -253,16 +294,90 @@ def mean_interval(score: Mean, level: float = LEVEL, **bootstrap: int) -> Interv
     certainty; then the exact binomial bound over documents is given (all of G zeros: 0 to
     ``1 - ((1 - level) / 2) ** (1 / G)``, Clopper and Pearson 1934).
     """
-    return widened(score, interval(cluster_bootstrap({"": score}, **bootstrap)[""], level), level)
+    draws = cluster_bootstrap({"": score}, **bootstrap)[""]
+    return widened(score, interval(draws, level, len(set(score.clusters))), level)
 
 
 def widened(score: Mean, bounds: Interval, level: float = LEVEL) -> Interval:
     """``bounds``, or the exact bound of `mean_interval` if all rows are 0 or all are 1."""
-    values = np.asarray(score.values, dtype=float)
-    if (values != values[0]).any() or values[0] not in (0.0, 1.0):
+    if not _all_alike(score):
         return bounds
-    room = 1 - ((1 - level) / 2) ** (1 / len(set(score.clusters)))
-    return (0.0, room) if values[0] == 0 else (1 - room, 1.0)
+    room = _room(score, level)
+    return (0.0, room) if not score.values[0] else (1 - room, 1.0)
+
+
+def _room(score: Mean, level: float) -> float:
+    return 1 - ((1 - level) / 2) ** (1 / len(set(score.clusters)))
+
+
+def sign_flip_p(differences: ArrayLike, *, n: int = RESAMPLES, seed: int = 0) -> float:
+    """Two-sided p-value of "the sign of each difference is a coin toss" (Fisher 1935).
+
+    Exact up to 13 differences (all ``2 ** G`` signs), else by ``n`` random signs. Two documents
+    that agree give .5: there are only four signs.
+    """
+    differences = np.asarray(differences, dtype=float)
+    if len(differences) < 2 or not differences.any():
+        return 1.0
+    return float(
+        permutation_test(
+            (differences,),
+            lambda x, axis: x.sum(axis),
+            permutation_type="samples",
+            n_resamples=n - 1,
+            vectorized=True,
+            batch=max(1, 2_000_000 // len(differences)),
+            rng=np.random.default_rng(seed),
+        ).pvalue
+    )
+
+
+def semeval_intervals(
+    cells: Mapping[str, Mean],
+    membership: Area | None = None,
+    utility: Mean | float | None = None,
+    *,
+    level: float = LEVEL,
+    n: int = RESAMPLES,
+    seed: int = 0,
+) -> dict[str, Interval]:
+    """Intervals of everything in `semeval_draws`, one for each quantity.
+
+    Cells and utility as `mean_interval`, AUC and MIA score by `auc_interval`, composites by
+    percentiles, which count a cell whose rows all agree as uncertain as the binomial bound does.
+    """
+    draws = semeval_draws(cells, membership, utility, n=n, seed=seed)
+    means = dict(cells)
+    if isinstance(utility, Mean):
+        means["utility"] = utility
+    found = {}
+    for name, values in draws.items():
+        if name in means:
+            bounds = interval(values, level, len(set(means[name].clusters)))
+            found[name] = widened(means[name], bounds, level)
+        elif name in ("mia_auc", "mia_score"):
+            if min(len(membership.members), len(membership.nonmembers)) > 1:
+                bounds = auc_interval(membership.members, membership.nonmembers, level)
+                found[name] = bounds if name == "mia_auc" else mia_score_interval(bounds)
+        else:
+            documents = _documents_of(name, cells, membership, utility)
+            found[name] = interval(values, level, documents and documents[0])
+    return {name: bounds for name, bounds in found.items() if all(map(math.isfinite, bounds))}
+
+
+def _documents_of(name: str, cells, membership, utility) -> tuple[int, int] | None:
+    """Documents of the smallest part of a composite, and of all together."""
+    parts: list[Mean | Area] = []
+    if name in ("forget", "retain"):
+        parts = [score for cell, score in cells.items() if cell.startswith(name)]
+    if name in ("task_aggregate", "aggregate"):
+        parts = list(cells.values())
+    if name in ("mia_score", "aggregate"):
+        parts.append(membership)
+    if name == "aggregate" and isinstance(utility, Mean):
+        parts.append(utility)
+    sets = [set(clusters) for score in parts for _, clusters in _sides("", score)]
+    return (min(map(len, sets)), len(set().union(*sets))) if sets else None
 
 
 @dataclass(frozen=True)
@@ -271,8 +386,9 @@ class Difference:
 
     Attributes:
         value: The difference of the scores.
-        low, high: Its interval; the models differ where it excludes 0.
-        p: Two-sided bootstrap p-value: twice the smaller share of resamples on one side of 0.
+        low, high: Its interval.
+        p: Two-sided p-value: of means by `sign_flip_p` over documents, of AUCs by DeLong's
+            variance, of draws by the share of resamples on the other side of 0.
     """
 
     value: float
@@ -282,8 +398,7 @@ class Difference:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
+        return self.p < 1 - LEVEL
 
 
 def paired_difference(
@@ -291,6 +406,7 @@ def paired_difference(
     second: Mean | Area | Array,
     *,
     value: float | None = None,
+    documents: tuple[int, int] | None = None,
     level: float = LEVEL,
     n: int = RESAMPLES,
     seed: int = 0,
@@ -301,6 +417,9 @@ def paired_difference(
         first, second: Scores with the same documents, or draws ``[B]`` that `semeval_draws` or
             `cluster_bootstrap` made from the same documents with the same seed.
         value: The difference itself; needed with draws, whose mean is not the score.
+        documents: With draws: how many documents the smallest part of the score has, and how many
+            there are in all. The interval is that of the smallest part (see `interval`); no
+            p-value is smaller than the ``2 ** (1 - G)`` that the signs of all G can give.
 
     Raises:
         ValueError: if the documents differ: then nothing is paired.
@@ -312,16 +431,107 @@ def paired_difference(
         }:
             raise ValueError("the two scores are not over the same documents: evaluate both again.")
         value = point(first) - point(second)
-        first, second = (
-            cluster_bootstrap({"": score}, n=n, seed=seed)[""] for score in (first, second)
-        )
+        draws = [cluster_bootstrap({"": score}, n=n, seed=seed)[""] for score in (first, second)]
+        if isinstance(first, Mean):
+            return _mean_difference(first, second, value, draws[0] - draws[1], level, n, seed)
+        first, second = draws
     elif value is None:
         raise ValueError("draws do not hold the score itself: give the difference as `value`.")
     gap = np.asarray(first) - np.asarray(second)
     gap = gap[~np.isnan(gap)]
-    low, high = interval(gap, level)
+    low, high = interval(gap, level, documents and documents[0])
     p = min(1.0, 2 * min((gap <= 0).mean(), (gap >= 0).mean())) if len(gap) else math.nan
-    return Difference(float(value), low, high, float(max(p, 1 / (len(gap) + 1))))
+    least = 2.0 ** (1 - documents[1]) if documents else 0.0
+    return Difference(float(value), low, high, float(max(p, least, 1 / (len(gap) + 1))))
+
+
+def semeval_differences(
+    first: tuple[Mapping[str, Mean], Area | None, Mean | float | None],
+    second: tuple[Mapping[str, Mean], Area | None, Mean | float | None],
+    *,
+    level: float = LEVEL,
+    n: int = RESAMPLES,
+    seed: int = 0,
+) -> dict[str, Difference]:
+    """First minus second model for every score that `semeval_draws` makes of both.
+
+    Args:
+        first, second: Its arguments (cells, membership, utility), over the same documents.
+
+    Returns:
+        With p-values after Holm's correction for the number of scores.
+    """
+    both = [semeval_draws(*parts, n=n, seed=seed) for parts in (first, second)]
+    points = [semeval_points(*parts) for parts in (first, second)]
+    means = [
+        dict(cells) | ({"utility": utility} if isinstance(utility, Mean) else {})
+        for cells, _, utility in (first, second)
+    ]
+    found = {}
+    for name in both[0]:
+        if name not in both[1] or not all(name in values for values in points):
+            continue
+        value = points[0][name] - points[1][name]
+        if name in means[0] and name in means[1]:
+            gap = both[0][name] - both[1][name]
+            found[name] = _mean_difference(
+                means[0][name], means[1][name], value, gap[~np.isnan(gap)], level, n, seed
+            )
+        elif name == "mia_auc":
+            pairs = [(parts[1].members, parts[1].nonmembers) for parts in (first, second)]
+            if min(map(len, pairs[0])) > 1:
+                found[name] = auc_difference(*pairs, level)
+        else:
+            found[name] = paired_difference(
+                both[0][name],
+                both[1][name],
+                value=value,
+                documents=_documents_of(name, *first),
+                level=level,
+            )
+    corrected = holm([gap.p for gap in found.values()])
+    return {
+        name: replace(gap, p=float(p))
+        for (name, gap), p in zip(found.items(), corrected, strict=True)
+    }
+
+
+def semeval_points(
+    cells: Mapping[str, Mean], membership: Area | None, utility: Mean | float | None
+) -> dict[str, float]:
+    """The scores themselves, by the names of `semeval_draws`."""
+    found = {name: point(score) for name, score in cells.items()}
+    for side in ("forget", "retain"):
+        parts = [value for name, value in found.items() if name.startswith(side)]
+        if parts:
+            found[side] = float(harmonic_mean(parts))
+    if cells:
+        found["task_aggregate"] = float(harmonic_mean([found[name] for name in cells]))
+    if membership is not None:
+        found["mia_auc"] = point(membership)
+        found["mia_score"] = float(mia_score(found["mia_auc"]))
+    if utility is not None:
+        found["utility"] = point(utility) if isinstance(utility, Mean) else float(utility)
+    parts = ("task_aggregate", "mia_score", "utility")
+    if all(part in found for part in parts):
+        found["aggregate"] = sum(found[part] for part in parts) / 3
+    return found
+
+
+def _mean_difference(
+    first: Mean, second: Mean, value: float, gap: Array, level: float, n: int, seed: int
+) -> Difference:
+    totals: dict[Hashable, float] = dict.fromkeys(first.clusters, 0.0)
+    for score, sign in ((first, 1.0), (second, -1.0)):
+        for document, x in zip(score.clusters, score.values, strict=True):
+            totals[document] += sign * float(x)
+    differences = np.array(list(totals.values()))
+    if not differences.any():
+        # Nothing varies, but as many other documents could differ as a binomial bound allows.
+        room = _room(first, level)
+        return Difference(float(value), -room, room, 1.0)
+    low, high = interval(gap, level, len(totals))
+    return Difference(float(value), low, high, sign_flip_p(differences, n=n, seed=seed))
 
 
 def point(score: Mean | Area) -> float:

@@ -1,37 +1,35 @@
 """Reading ``results.json`` and the few judgements that the table and the page share.
 
 Nothing here computes a metric: numbers come from the evaluation, this module reads, orders and
-flags them. Every judgement (flag, status, best row) is made here once, so that the terminal and
-the page cannot disagree.
+flags them. The judgement of a model is made once, in `metrics.verdict`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.membership import forgetting as name_interval
 from axolotl_unlearn.metrics.semeval import CELLS, SIDES
+from axolotl_unlearn.metrics.statistics import ideal_membership
+from axolotl_unlearn.metrics.verdict import (  # noqa: F401
+    THRESHOLDS,
+    bars,
+    broken,
+    interval,
+    number,
+    role_of,
+    show,
+    side_mean,
+    status,
+    unstopped_answers,
+)
 
 SCHEMA = 1
 HEADLINES = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
-
-# Half width of "balanced" around AUC 0.5 where the evaluation gives neither a name nor an interval.
-BALANCED_HALF_WIDTH = 0.1
-# A model is only called good when it forgets at least this much (harmonic mean of forget cells) ...
-FORGET_BAR = 0.8
-# ... and keeps at least this share of what the original had on the retain set. With a retrained
-# model in the table, both bars become "at most this far below the retrained model".
-KEEP_SHARE = 0.8
-RETRAINED_TOLERANCE = 0.1
-# False positive rate at which single members are looked for; the largest share of broken outputs on
-# the forget set, and of answers that exact match does not see, of a model that may be called good.
-LOW_FPR = 0.01
-BROKEN_LIMIT = 0.1
-UNSTOPPED_LIMIT = 0.05
 
 
 def load_results(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
@@ -114,24 +112,6 @@ def numbers(values: Any) -> list[float]:
     return [value for value in map(number, values) if value is not None]
 
 
-def number(value: Any) -> float | None:
-    """`value` as a finite float, or None (null, NaN, text)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def show(value: Any, digits: int = 3) -> str:
-    """A number as the report prints it; a missing one is "n/a", never 0."""
-    value = number(value)
-    return "n/a" if value is None else f"{value:.{digits}f}"
-
-
-def interval(model: Mapping[str, Any], metric: str) -> tuple[float, float] | None:
-    """The [low, high] interval of one metric, if the evaluation gave a finite one."""
-    return finite_pair(at(model, "intervals", metric))
-
-
 def finite_pair(pair: Any) -> tuple[float, float] | None:
     """(low, high) where both are finite numbers."""
     found = numbers(pair)
@@ -146,44 +126,10 @@ def find(results: Mapping[str, Any], role: str) -> dict[str, Any] | None:
     return None
 
 
-def role_of(model: Mapping[str, Any]) -> str:
-    """ "original", "retrained" or "candidate"."""
-    role = model.get("role") or model["name"]
-    return role if role in ("original", "retrained") else "candidate"
-
-
-def side_mean(model: Mapping[str, Any], side: str) -> float | None:
-    """Harmonic mean of the cells of one side (forget cells are already 1 - v); 0 if any is 0.
-
-    The Task Aggregate is the harmonic mean of these two when both sides have equally many cells.
-    """
-    cells = model.get("cells") or {}
-    values = [number(cells.get(name)) for name in CELLS if name.startswith(side)]
-    present = [value for value in values if value is not None]
-    if not present:
-        return None
-    if min(present) <= 0:
-        return 0.0
-    return len(present) / sum(1 / value for value in present)
-
-
 def cell_count(model: Mapping[str, Any]) -> int:
     """How many of the 12 cells have a value."""
     cells = model.get("cells") or {}
     return sum(number(cells.get(name)) is not None for name in CELLS)
-
-
-def forgetting(model: Mapping[str, Any]) -> str | None:
-    """ "over" (AUC below .5), "under" (above) or "balanced"; None without an AUC."""
-    if model.get("forgetting") in ("over", "under", "balanced"):
-        return model["forgetting"]
-    auc = number(model.get("mia_auc"))
-    if auc is None:
-        return None
-    around = interval(model, "mia_auc") or (auc - BALANCED_HALF_WIDTH, auc + BALANCED_HALF_WIDTH)
-    if around[0] <= 0.5 <= around[1]:
-        return "balanced"
-    return "under" if auc > 0.5 else "over"
 
 
 def flags(model: Mapping[str, Any]) -> list[str]:
@@ -194,116 +140,6 @@ def flags(model: Mapping[str, Any]) -> list[str]:
     if (model.get("gate") or {}).get("below_gate"):
         found.append("below gate")
     return found
-
-
-def status(
-    model: Mapping[str, Any],
-    original: Mapping[str, Any] | None = None,
-    retrained: Mapping[str, Any] | None = None,
-) -> str:
-    """One of: collapsed, below gate, before, target, no membership, over-forgets, under-forgets,
-    recognisable, still knows, lost knowledge, broken answers, utility unknown, good. The first
-    that applies, in this order.
-    """
-    marks = flags(model)
-    if marks:
-        return marks[0]
-    role = role_of(model)
-    if role != "candidate":
-        return {"original": "before", "retrained": "target"}[role]
-    name = forgetting(model)
-    if name is None:
-        return "no membership"
-    if name != "balanced":
-        return f"{name}-forgets"
-    if recognised(model, retrained):
-        return "recognisable"
-    forget, retain = side_mean(model, "forget"), side_mean(model, "retain")
-    forget_bar, retain_bar = bars(original, retrained)
-    if forget is None or forget < forget_bar or unstopped_answers(model, "forget"):
-        return "still knows"
-    if retain is None or retain < retain_bar:
-        return "lost knowledge"
-    if broken(model, retrained):
-        return "broken answers"
-    if number(model.get("utility")) is None or not model.get("gate"):
-        return "utility unknown"
-    return "good"
-
-
-def recognised(
-    model: Mapping[str, Any], retrained: Mapping[str, Any] | None = None
-) -> tuple[str, float] | None:
-    """("low" or "high" loss, share of members found by it at 1 % false positives), or None.
-
-    An AUC of .5 can hide it: a third of the members far below and the others far above the
-    non-members average out. Needs the loss arrays. Counts only where the 95 % interval of the
-    share (Clopper-Pearson) lies above 1 % and above the retrained model's own share.
-    """
-    found = {}
-    for side in ("low", "high"):
-        share = _share_found(model, side)
-        if share is None:
-            return None
-        target = _share_found(retrained, side) if retrained is not None else None
-        floor = max(LOW_FPR, target[0] if target else 0.0)
-        if share[1] > floor:
-            found[side] = share[0]
-    return max(found.items(), key=lambda item: item[1]) if found else None
-
-
-def _share_found(model: Mapping[str, Any], side: str) -> tuple[float, float] | None:
-    """Share of members beyond all but 1 % of the non-members, and its lower 95 % bound."""
-    from scipy.stats import beta
-
-    members, others = (
-        [v if side == "low" else -v for v in numbers(at(model, "likelihood", key))]
-        for key in ("member_loss", "nonmember_loss")
-    )
-    if not members or not others:
-        return None
-    cut = sorted(others)[int(LOW_FPR * len(others))]  # accuses at most 1 % of the non-members
-    hits = sum(value < cut for value in members)
-    low = float(beta.ppf(0.025, hits, len(members) - hits + 1)) if hits else 0.0
-    return hits / len(members), low
-
-
-def broken(model: Mapping[str, Any], retrained: Mapping[str, Any] | None = None) -> float | None:
-    """Share of broken outputs on the forget set where it is over the limit and the target's."""
-    share = _broken_share(model)
-    floor = BROKEN_LIMIT + (_broken_share(retrained) or 0.0)
-    return share if share is not None and share > floor else None
-
-
-def _broken_share(model: Mapping[str, Any] | None) -> float | None:
-    return number(at(model, "collapse", "forget", "broken"))
-
-
-def unstopped_answers(model: Mapping[str, Any], side: str) -> float | None:
-    """Share of questions whose answer is said without being an exact match, where it is large.
-
-    A model that says the right answer and does not stop counts as forgotten for exact match.
-    """
-    exact, contained = (number(at(model, "answers", side, key)) for key in ("exact", "contained"))
-    if exact is None or contained is None or contained - exact < UNSTOPPED_LIMIT:
-        return None
-    return contained - exact
-
-
-def bars(
-    original: Mapping[str, Any] | None, retrained: Mapping[str, Any] | None
-) -> tuple[float, float]:
-    """The least forget score and retain score of a model that may be called good."""
-    forget_bar, retain_bar = FORGET_BAR, KEEP_SHARE
-    if original is not None:
-        retain_bar = KEEP_SHARE * (side_mean(original, "retain") or 1.0)
-    if retrained is not None:
-        target_forget, target_retain = (side_mean(retrained, side) for side in SIDES)
-        if target_forget is not None:
-            forget_bar = target_forget - RETRAINED_TOLERANCE
-        if target_retain is not None:
-            retain_bar = target_retain - RETRAINED_TOLERANCE
-    return forget_bar, retain_bar
 
 
 def best(results: Mapping[str, Any]) -> str | None:
@@ -342,17 +178,25 @@ def membership_warning(results: Mapping[str, Any]) -> str | None:
     return None
 
 
+def forgetting(model: Mapping[str, Any]) -> str | None:
+    """ "over" (AUC below .5), "under" (above) or "balanced"; None without an AUC."""
+    if model.get("forgetting") in ("over", "under", "balanced"):
+        return model["forgetting"]
+    auc = number(model.get("mia_auc"))
+    if auc is None:
+        return None
+    width = THRESHOLDS["auc_margin"].value
+    return name_interval(interval(model, "mia_auc") or (auc - width, auc + width))
+
+
 def auc_standard_error(members: int, nonmembers: int) -> float:
-    """Standard error of the AUC when nothing separates the sets (Mann-Whitney, no ties)."""
-    return math.sqrt((members + nonmembers + 1) / (12 * members * nonmembers))
+    """Standard error of the AUC when nothing separates the sets."""
+    return ideal_membership(members, nonmembers).standard_error
 
 
 def ideal_mia_score(members: int, nonmembers: int) -> float:
-    """Expected MIA score 1 - 2 E|AUC - .5| of a perfect model with this n (normal AUC).
-
-    150 against 150 texts: SE .0334, so 1 - 2 * .0334 * sqrt(2 / pi) = .947.
-    """
-    return 1 - 2 * auc_standard_error(members, nonmembers) * math.sqrt(2 / math.pi)
+    """Expected MIA score of a perfect model with this n."""
+    return ideal_membership(members, nonmembers).expected
 
 
 def sizes_sentence(results: Mapping[str, Any]) -> str:

@@ -73,15 +73,11 @@ def reading(
     original: Mapping[str, Any] | None = None,
     retrained: Mapping[str, Any] | None = None,
 ) -> str:
-    """What an unflagged row is, in a few words: its forgetting, or its part in the comparison.
-
-    A balanced row that is not good says why.
-    """
-    words = FORGETTING_WORDS.get(forgetting(model), "no AUC")
+    """What an unflagged row is, in a few words: its verdict, or its part in the comparison."""
     kind = status(model, original, retrained)
-    if kind in ("before", "target"):
-        return "before unlearning" if kind == "before" else f"target, {words}"
-    return f"{words}, {kind}" if words == "balanced" and kind != "good" else words
+    if kind == "target":
+        return f"target, {FORGETTING_WORDS.get(forgetting(model), 'no AUC')}"
+    return "before unlearning" if kind == "before" else kind
 
 
 def winner_word(good: bool) -> str:

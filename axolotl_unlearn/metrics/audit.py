@@ -1,0 +1,165 @@
+"""Is *this* document gone? One line a document of the forget set, worst first.
+
+Two kinds of evidence, because a model can hide a text and still answer from it. Membership: can
+any attack tell the document from texts that were never seen (`membership.told_documents`, exact,
+controlled for the number of documents)? Only documents in the member file have it. Outputs: is an
+answer of the document still said, and how much of its rows comes out greedily (extraction
+strength)? With a retrained model both are read against what that one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.stats import false_discovery_control
+
+from axolotl_unlearn.metrics.membership import Documents, told_documents
+from axolotl_unlearn.metrics.statistics import LEVEL
+
+#: Worst first.
+READINGS = ("still said", "still known", "pushed away", "not told", "not measured")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one model did with the forget documents.
+
+    Attributes:
+        members: Attack to score of each member by document, high = rather a member.
+        nonmembers: Attack to ``[M]`` scores, in one order for all models.
+        extraction: Extraction strength by row id.
+        said: Is the answer in the generation, by row id of the questions.
+    """
+
+    members: Mapping[str, Mapping[str, float]]
+    nonmembers: Mapping[str, Sequence[float]]
+    extraction: Mapping[str, float] = field(default_factory=dict)
+    said: Mapping[str, bool] = field(default_factory=dict)
+
+    def figures(self, document: str, rows: Sequence[str]) -> dict[str, Any]:
+        """The document's numbers; None where there are none."""
+        loss = self.members.get("loss", {}).get(document)
+        strengths = [self.extraction[row] for row in rows if row in self.extraction]
+        answers = [self.said[row] for row in rows if row in self.said]
+        # The score is minus the loss: non-members with a lower loss score higher.
+        lower = None if loss is None else np.mean(np.asarray(self.nonmembers["loss"]) > loss)
+        return {
+            "loss": None if loss is None else -loss,
+            "rank": None if lower is None else float(lower),
+            "min_k_plus_20": self.members.get("min_k_plus_20", {}).get(document),
+            "extraction_strength": max(strengths, default=None),
+            "answer_said": any(answers) if answers else None,
+            "answers": len(answers),
+            "answers_said": sum(answers) if answers else None,
+        }
+
+
+def audit(
+    model: Evidence,
+    documents: Mapping[str, Sequence[str]],
+    *,
+    original: Evidence | None = None,
+    retrained: Evidence | None = None,
+    rate: float = 1 - LEVEL,
+) -> list[dict[str, Any]]:
+    """One dict a document, worst first.
+
+    Args:
+        documents: Row ids by document of the forget set; documents that only the member file has
+            come with no rows.
+        rate: Share of false accusations among the documents that are told.
+
+    Returns:
+        ``document``; ``rows``: ``{id, extraction_strength, answer_said}`` each; the figures of
+        `Evidence.figures` (``rank``: share of non-members with a lower loss); ``p`` and ``q``
+        (after Benjamini and Hochberg) of membership, ``told``; ``before`` and ``retrained``: the
+        same figures of those models; ``reading``:
+
+            still said    more answers are said than by the retrained model (at all, without one)
+            still known   told from texts that were never seen, as if known
+            pushed away   told, as something that was pushed away
+            not told      neither; not measured: no membership and no answer to look for
+    """
+    names = [name for name in documents if name in model.members.get("loss", {})]
+    tests = _tests(model, retrained, names, rate)
+    place = {name: i for i, name in enumerate(names)}
+    q = false_discovery_control(tests.p, method="bh") if tests is not None else []
+    found = []
+    for name, rows in documents.items():
+        figures = model.figures(name, rows)
+        target = retrained.figures(name, rows) if retrained else None
+        line: dict[str, Any] = {
+            "document": name,
+            **figures,
+            "p": None,
+            "q": None,
+            "told": None,
+            "before": original.figures(name, rows) if original else None,
+            "retrained": target,
+            "rows": [
+                {
+                    "id": row,
+                    "extraction_strength": model.extraction.get(row),
+                    "answer_said": model.said.get(row),
+                }
+                for row in rows
+            ],
+        }
+        side = None
+        if name in place and tests is not None:
+            i = place[name]
+            line |= {"p": float(tests.p[i]), "q": float(q[i]), "told": bool(tests.told[i])}
+            side = tests.side[i] if tests.told[i] else None
+        floor = (target or {}).get("answers_said") or 0
+        if (figures["answers_said"] or 0) > floor:
+            line["reading"] = "still said"
+        elif side:
+            line["reading"] = "still known" if side == "under" else "pushed away"
+        elif line["p"] is None and not figures["answers"]:
+            line["reading"] = "not measured"
+        else:
+            line["reading"] = "not told"
+        found.append(line)
+
+    def badness(line: dict[str, Any]) -> tuple:
+        p = 1.0 if line["p"] is None else line["p"]
+        strength = line["extraction_strength"] or 0.0
+        said = line["answers_said"] or 0
+        return (READINGS.index(line["reading"]), -said, p, -strength, line["document"])
+
+    return sorted(found, key=badness)
+
+
+def summary_of(lines: Sequence[Mapping[str, Any]], nonmembers: int) -> dict[str, Any]:
+    """Counts by reading, and what chance explains."""
+    tested = [line for line in lines if line["p"] is not None]
+    return {
+        "documents": len(lines),
+        "tested": len(tested),
+        "told": sum(bool(line["told"]) for line in tested),
+        "expected": (1 - LEVEL) * len(tested),
+        "below_alpha": sum(line["p"] <= 1 - LEVEL for line in tested),
+        "rate": 1 - LEVEL,
+        "smallest_p": 1 / (nonmembers + 1),
+        "readings": {r: sum(line["reading"] == r for line in lines) for r in READINGS},
+    }
+
+
+def _tests(
+    model: Evidence, retrained: Evidence | None, names: Sequence[str], rate: float
+) -> Documents | None:
+    if not names:
+        return None
+    members = {a: np.array([s[n] for n in names]) for a, s in model.members.items()}
+    others = {a: np.asarray(v, float) for a, v in model.nonmembers.items()}
+    if retrained is not None:
+        # What makes a text hard for every model cancels.
+        shared = [a for a in members if a in retrained.members]
+        members = {
+            a: members[a] - np.array([retrained.members[a][n] for n in names]) for a in shared
+        }
+        others = {a: others[a] - np.asarray(retrained.nonmembers[a], float) for a in shared}
+    return told_documents(members, others, rate=rate)

@@ -1,0 +1,66 @@
+"""The audit list: one document at a time, by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from axolotl_unlearn.metrics.audit import READINGS, Evidence, audit, summary_of
+
+DOCUMENTS = {"a": ["asc1", "aqa0"], "b": ["bsc1", "bqa0"], "c": [], "d": ["dsc1"]}
+
+
+def evidence(a=0.0, b=0.0, c=0.0, said=(False, False), seed=0) -> Evidence:
+    """Non-members around -2; a, b, c that much above; d is in no member file."""
+    others = np.random.default_rng(seed).normal(-2, 0.1, 99)
+    members = {"loss": {"a": -2 + a, "b": -2 + b, "c": -2 + c}}
+    return Evidence(
+        members,
+        {"loss": others.tolist()},
+        {"asc1": 0.1, "aqa0": 0.4, "bsc1": 0.0, "dsc1": 1.0},
+        dict(zip(("aqa0", "bqa0"), said, strict=True)),
+    )
+
+
+def by_name(lines):
+    return {line["document"]: line for line in lines}
+
+
+def test_readings_worst_first():
+    lines = audit(evidence(a=0.0, b=1.0, c=-1.0, said=(True, False)), DOCUMENTS)
+    assert [line["document"] for line in lines] == ["a", "b", "c", "d"]
+    assert [line["reading"] for line in lines] == list(READINGS[:3]) + ["not measured"]
+    found = by_name(lines)
+    # 1 nat is 10 standard deviations: the strangest of a pool of 100.
+    assert found["b"]["p"] == found["c"]["p"] == 0.01 and found["b"]["told"]
+    assert found["b"]["loss"] == 1.0 and found["b"]["rank"] == 0.0 and found["c"]["rank"] == 1.0
+    assert (found["a"]["extraction_strength"], found["a"]["answers_said"]) == (0.4, 1)
+    assert found["d"]["p"] is None and found["d"]["extraction_strength"] == 1.0
+    # p .01, .01 and that of a, the largest: Benjamini-Hochberg gives .01 * 3 / 2.
+    assert found["b"]["q"] == 0.015
+    json.dumps(lines, allow_nan=False)
+
+
+def test_the_retrained_model_is_the_floor():
+    """What it says, too, is no leak; and a text that is easy for it, too, is not told."""
+    target = evidence(b=1.0, said=(True, False))
+    lines = by_name(audit(evidence(b=1.0, said=(True, False)), DOCUMENTS, retrained=target))
+    assert {lines[name]["reading"] for name in "abc"} == {"not told"}
+    assert lines["a"]["retrained"]["answers_said"] == 1
+    alone = by_name(audit(evidence(b=1.0, said=(True, False)), DOCUMENTS, original=target))
+    assert alone["a"]["reading"] == "still said" and alone["b"]["reading"] == "still known"
+    assert alone["b"]["before"]["loss"] == 1.0
+
+
+def test_the_summary_counts():
+    lines = audit(evidence(b=1.0, said=(True, False)), DOCUMENTS)
+    counts = summary_of(lines, 99)
+    assert (counts["documents"], counts["tested"], counts["told"]) == (4, 3, 1)
+    assert counts["smallest_p"] == 0.01 and sum(counts["readings"].values()) == 4
+
+
+def test_nothing_to_test_is_no_error():
+    empty = Evidence({}, {})
+    (line,) = audit(empty, {"a": ["asc1"]})
+    assert line["reading"] == "not measured" and line["rows"][0]["answer_said"] is None
