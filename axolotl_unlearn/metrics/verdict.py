@@ -46,8 +46,8 @@ and what the audit (`metrics.audit`) puts beside it:
                 audit.jsonl beside results.json: model, task, document, loss, rank (share of
                 non-members with a lower loss), min_k_plus_20, extraction_strength (largest of its
                 rows), answer_said, answers, answers_said, p, q, told, before and retrained (the
-                same figures of those models), rows ({id, extraction_strength, answer_said}), reading
-                (one of `audit.READINGS`); texts only of made-up data or with --with-text
+                same figures of those models), rows ({id, extraction_strength, answer_said}),
+                reading (one of `audit.READINGS`); texts only of made-up data or with --with-text
 """
 
 from __future__ import annotations

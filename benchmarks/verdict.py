@@ -1,0 +1,271 @@
+"""How often is the verdict wrong? False alarms, power and coverage, by simulation.
+
+    python -m benchmarks.verdict [--repeats 1000] [--out benchmarks/verdict.json]
+
+Scores are normal; five attacks share most of their noise, as real ones do. "told" is a false alarm
+where no difference was made; "good" is one where the difference is as large as the margin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from axolotl_unlearn.metrics import membership, statistics, verdict
+from axolotl_unlearn.metrics.statistics import Area, Mean
+
+SIZES = (20, 50, 100, 150, 300)
+ATTACKS = ("loss", "zlib", "min_k_20", "min_k_plus_20")
+
+
+def scores(rng: np.random.Generator, n: int, shift: float, shared: np.ndarray | None = None):
+    """Losses by attack of n texts; ``shared``: what makes a text hard for every model."""
+    hard = rng.normal(0, 1, n) if shared is None else shared
+    own = rng.normal(0, 0.3, n)
+    return {name: 0.9 * hard + own + rng.normal(0, 0.2, n) + shift for name in ATTACKS}
+
+
+#: Standard deviation of a score, to turn an AUC into a shift.
+SPREAD = float(np.sqrt(0.81 + 0.09 + 0.04))
+
+
+def shift_of(area: float) -> float:
+    """Loss that members have less, for this AUC."""
+    return float(np.sqrt(2) * SPREAD * norm.ppf(area))
+
+
+def entry(members, others, name="model") -> dict[str, Any]:
+    side = {"member": members, "nonmember": others}
+    return {
+        "name": name,
+        "role": "retrained" if name == "retrained" else "candidate",
+        "likelihood": {
+            **{f"{s}_loss": list(v["loss"]) for s, v in side.items()},
+            "attacks": {
+                a: {s: list(v[a]) for s, v in side.items()} for a in ATTACKS if a != "loss"
+            },
+        },
+        "cells": {"forget_task1_knowledge": 1.0, "retain_task1_knowledge": 1.0},
+        "collapse": {"collapsed": False},
+        "gate": {"below_gate": False, "threshold": 0.1},
+        "utility": 0.9,
+    }
+
+
+TOLD = ("over-forgets", "under-forgets", "recognisable")
+
+
+def judged(repeats: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Statuses by n and AUC, alone and beside a retrained model (whose own AUC may be off .5)."""
+    found = []
+    for n in SIZES:
+        for kind, target, area in (
+            *(("alone", 0.5, a) for a in (0.5, 0.6, 0.7, 0.8)),
+            *(("retrained", 0.5, a) for a in (0.5, 0.55, 0.6)),
+            ("retrained", 0.67, 0.67),
+        ):
+            rng = np.random.default_rng([seed, n, int(100 * area), int(100 * target), len(kind)])
+            counts: Counter[str] = Counter()
+            for _ in range(repeats):
+                hard = rng.normal(0, 1, n), rng.normal(0, 1, n)
+                model = entry(
+                    scores(rng, n, -shift_of(area), hard[0]), scores(rng, n, 0.0, hard[1])
+                )
+                retrained = None
+                if kind == "retrained":
+                    retrained = entry(
+                        scores(rng, n, -shift_of(target), hard[0]),
+                        scores(rng, n, 0.0, hard[1]),
+                        "retrained",
+                    )
+                counts[verdict.judge(model, None, retrained).status] += 1
+            told = sum(counts[s] for s in TOLD) / repeats
+            found.append(
+                {
+                    "n": n,
+                    "against": kind,
+                    "target_auc": target,
+                    "auc": area,
+                    "told": told,
+                    "good": counts["good"] / repeats,
+                    "not_enough": counts["not enough texts"] / repeats,
+                    "repeats": repeats,
+                }
+            )
+            print(found[-1], flush=True)
+    return found
+
+
+def single_tests(repeats: int, seed: int = 1) -> list[dict[str, Any]]:
+    """False alarms of each test by itself, and of the rules that were there before."""
+    found = []
+    for n, m in ((20, 20), (50, 50), (150, 150), (150, 20), (300, 300)):
+        rng = np.random.default_rng([seed, n, m])
+        hits: Counter[str] = Counter()
+        for _ in range(repeats):
+            members = {a: -v for a, v in scores(rng, n, 0.0).items()}
+            others = {a: -v for a, v in scores(rng, m, 0.0).items()}
+            pair = members["loss"], others["loss"]
+            hits["rank test"] += membership.rank_test(*pair) < 0.05
+            hits["tail test"] += membership.tail_test(*pair).p < 0.05
+            told = membership.tell(members, others)
+            hits["all attacks, Holm"] += min(t.p_corrected for t in told.values()) < 0.05
+            documents = membership.told_documents(members, others)
+            hits["any document told"] += bool(documents.told.any())
+            hits["documents with p <= .05 (share)"] += documents.share
+            hits["before: recognisable"] += _recognisable_before(*pair)
+            low, high = membership.auc_interval(*pair)
+            hits["before: called balanced"] += low <= 0.5 <= high
+        found.append(
+            {"n": n, "m": m, "repeats": repeats} | {k: v / repeats for k, v in hits.items()}
+        )
+        print(found[-1], flush=True)
+    return found
+
+
+def _recognisable_before(members: np.ndarray, others: np.ndarray) -> bool:
+    """The rule before: binomial bound for a cut that was taken as known, both ends."""
+    for sign in (1, -1):
+        cut = np.sort(sign * others)[::-1][int(0.01 * len(others))]
+        hits = int((sign * members > cut).sum())
+        if hits and membership.share_interval(hits, len(members))[0] > 0.01:
+            return True
+    return False
+
+
+def at_the_margin(repeats: int, seed: int = 2) -> list[dict[str, Any]]:
+    """How often a model that is exactly the margin away passes the equivalence test (<= .05)."""
+    found = []
+    for n in SIZES:
+        rng = np.random.default_rng([seed, n])
+        alone = paired = inside = 0
+        for _ in range(repeats):
+            hard = rng.normal(0, 1, n), rng.normal(0, 1, n)
+            first, second, off = (
+                [-scores(rng, n, s, h)["loss"] for s, h in zip(shifts, hard, strict=True)]
+                for shifts in ((0, 0), (0, 0), (-shift_of(0.6), 0))
+            )
+            alone += membership.auc_equivalence(tuple(off)).equivalent
+            paired += membership.auc_equivalence(tuple(off), tuple(first)).equivalent
+            inside += membership.auc_equivalence(tuple(second), tuple(first)).equivalent
+        found.append(
+            {"n": n, "repeats": repeats, "alone": alone / repeats, "paired": paired / repeats,
+             "paired, no difference": inside / repeats}
+        )  # fmt: skip
+        print(found[-1], flush=True)
+    return found
+
+
+def best_of_variants(repeats: int, seed: int = 3) -> dict[str, Any]:
+    """An attack with eight variants and no effect: how often is one called a finding?"""
+    rng = np.random.default_rng(seed)
+    now = before = 0
+    for _ in range(repeats):
+        figures = []
+        for z in rng.normal(0, 1, 8):
+            value = 0.02 * z
+            p = float(2 * norm.sf(abs(z)))
+            figures.append({"value": value, "low": value - 0.0392, "high": value + 0.0392, "p": p})
+        rows = [{"variant": "as it is", "gain": {"recalled": dict(figures[0], value=0.0)}}]
+        rows += [{"variant": str(i), "gain": {"recalled": f}} for i, f in enumerate(figures)]
+        now += verdict.strongest_gain(rows)[2] < 0.05
+        before += max(figures, key=lambda f: f["value"])["low"] > 0
+    return {"repeats": repeats, "now": now / repeats, "before": before / repeats}
+
+
+def coverage(repeats: int, resamples: int = 800, seed: int = 4) -> list[dict[str, Any]]:
+    """Share of 95 % intervals that hold the truth."""
+    found = []
+
+    def add(what: str, n: int, held: int) -> None:
+        found.append({"interval": what, "documents": n, "coverage": held / repeats,
+                      "repeats": repeats})  # fmt: skip
+        print(found[-1], flush=True)
+
+    for n in (20, 50, 150):
+        for area in (0.5, 0.7, 0.9):
+            rng = np.random.default_rng([seed, n, int(100 * area)])
+            d, held = np.sqrt(2) * norm.ppf(area), 0
+            for _ in range(repeats):
+                low, high = statistics.auc_interval(rng.normal(d, 1, n), rng.normal(0, 1, n))
+                held += low <= area <= high
+            add(f"AUC {area}", n, held)
+        rng = np.random.default_rng([seed, n, 1])
+        held = 0
+        for _ in range(repeats):
+            text = rng.normal(0, 1, n), rng.normal(0, 1, n)
+            pairs = [tuple(t + rng.normal(0, 0.5, n) for t in text) for _ in range(2)]
+            gap = statistics.auc_difference(*pairs)
+            held += gap.low <= 0 <= gap.high
+        add("difference of two AUCs", n, held)
+        for what, draw, truth in (
+            ("mean, even values", lambda r, k: r.random(k), 0.5),
+            ("mean, skewed values", lambda r, k: r.beta(0.5, 2.0, k), 0.2),
+            ("share .3", lambda r, k: (r.random(k) < 0.3) * 1.0, 0.3),
+            ("share .8, five rows a document", None, 0.8),
+        ):
+            rng = np.random.default_rng([seed, n, len(what)])
+            held = 0
+            for trial in range(repeats):
+                if draw is None:
+                    own = rng.beta(8, 2, n)
+                    values = (rng.random((n, 5)) < own[:, None]).astype(float).ravel()
+                    score = Mean(values, np.repeat(np.arange(n), 5).tolist())
+                else:
+                    score = Mean(draw(rng, n), range(n))
+                low, high = statistics.mean_interval(score, n=resamples, seed=trial)
+                held += low <= truth <= high
+            add(what, n, held)
+        rng = np.random.default_rng([seed, n, 2])
+        held = Counter()
+        for trial in range(repeats):
+            hard = rng.normal(0, 0.2, n)
+            first, second = (
+                Mean(np.clip(0.5 + hard + rng.normal(0, 0.1, n), 0, 1), range(n)) for _ in range(2)
+            )
+            gap = statistics.paired_difference(first, second, n=resamples, seed=trial)
+            held["difference of two means"] += gap.low <= 0 <= gap.high
+            cells = {
+                "forget_a": Mean(rng.beta(8, 2, n), [("f", i) for i in range(n)]),
+                "forget_b": Mean((rng.random(n) < 0.97) * 1.0, [("f", i) for i in range(n)]),
+                "retain_a": Mean(rng.beta(9, 1, n), [("r", i) for i in range(n)]),
+            }
+            area = Area(rng.normal(0.3, 1, n), rng.normal(0, 1, n))
+            bounds = statistics.semeval_intervals(cells, area, n=resamples, seed=trial)
+            task = 3 / (1 / 0.8 + 1 / 0.97 + 1 / 0.9)
+            mia = 1 - 2 * (norm.cdf(0.3 / np.sqrt(2)) - 0.5)
+            for name, truth in (("task_aggregate", task), ("mia_score", mia)):
+                held[name] += bounds[name][0] <= truth <= bounds[name][1]
+        for what, count in held.items():
+            add(what, n, count)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/verdict.json"))
+    options = parser.parse_args()
+    started = time.perf_counter()
+    n = options.repeats
+    report = {
+        "command": f"python -m benchmarks.verdict --repeats {n}",
+        "judged": judged(max(1, n // 3)),
+        "tests": single_tests(n),
+        "margin": at_the_margin(n),
+        "variants": best_of_variants(n),
+        "coverage": coverage(n),
+    }
+    report["seconds"] = round(time.perf_counter() - started)
+    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
