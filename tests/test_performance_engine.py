@@ -13,7 +13,13 @@ from torch.testing import assert_close
 from axolotl_unlearn.args import ObjectiveArgs
 from axolotl_unlearn.engine import packing
 from axolotl_unlearn.engine.entries import make_entries
-from axolotl_unlearn.engine.head import after_head, final_logits, intercept_head, output_head
+from axolotl_unlearn.engine.head import (
+    after_head,
+    final_logits,
+    intercept_head,
+    learn_after_head,
+    output_head,
+)
 from axolotl_unlearn.engine.linearised import Linearised
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
@@ -129,13 +135,15 @@ def test_a_model_that_mixes_packed_rows_is_padded(monkeypatch):
 
 
 def changed_logits_model(name: str):
-    """Tiny models whose logits are capped (Gemma 2), multiplied (Cohere) or divided (Granite)."""
+    """Tiny models whose logits are capped (Gemma 2), multiplied (Cohere, HyperCLOVA X) or
+    divided (Granite)."""
     import transformers
 
     classes = {
         "gemma2": ("Gemma2", {"final_logit_softcapping": 3.0, "head_dim": 8}),
         "cohere": ("Cohere", {"logit_scale": 0.25}),
         "granite": ("Granite", {"logits_scaling": 0.5}),
+        "hyperclovax": ("HyperCLOVAX", {"logits_scaling": 0.5}),
     }
     prefix, extra = classes[name]
     config = getattr(transformers, f"{prefix}Config")(
@@ -152,11 +160,15 @@ def changed_logits_model(name: str):
     return model.double()
 
 
-@pytest.mark.parametrize("name", ["gemma2", "cohere", "granite"])
+@pytest.mark.parametrize("padding_free", [True, False])
+@pytest.mark.parametrize("name", ["gemma2", "cohere", "granite", "hyperclovax"])
 @pytest.mark.parametrize("full", [False, True])
-def test_models_that_change_their_logits(name, full):
-    """Policy and reference alike: loss and gradients against the model's own full logits."""
+def test_models_that_change_their_logits(name, full, padding_free):
+    """Policy and reference alike: loss and gradients against the model's own full logits.
+
+    HyperCLOVA X multiplies by the number by which Granite divides, under the same name."""
     base = changed_logits_model(name)
+    learn_after_head(base, base, "cpu")
     assert after_head(base) is not None
     start = copy.deepcopy(base)
     model = base if full else with_lora(base).double()
@@ -167,6 +179,8 @@ def test_models_that_change_their_logits(name, full):
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
     batch = random_batch(seed=3)
+    if not padding_free:
+        packing.refuse_packing(model)
     got = step_loss(
         model, batch, entries_for(*CONFIGS), reference=reference, plan=ChunkPlan(positions=4)
     ).total
@@ -191,8 +205,9 @@ def test_an_unknown_change_of_logits_is_an_error(monkeypatch):
             forward(**kw)
         ),
     )  # fmt: skip
+    packing.refuse_packing(model)  # which says nothing about the head
     with pytest.raises(UnlearnError, match="changes its logits"):
-        packing.can_pack(model, model, random_batch(seed=3))
+        step_loss(model, random_batch(seed=3), entries_for(CONFIGS[1]))
 
 
 def test_several_distribution_objectives_on_the_same_positions():
@@ -252,6 +267,7 @@ def test_nothing_of_vocabulary_size_stays_for_the_backward_pass():
 
 def test_finished_head_gives_the_models_logits():
     model = changed_logits_model("gemma2").float()
+    learn_after_head(model, model, "cpu")
     ids = torch.randint(3, 23, (1, 6))
     seen = []
 
@@ -262,3 +278,36 @@ def test_finished_head_gives_the_models_logits():
     with intercept_head(output_head(model), program):
         logits = model(input_ids=ids).logits
     assert_close(seen[0], logits)
+
+
+def test_dropout_on_the_head_is_drawn_once_a_step():
+    """LoRA with dropout on the LM head, its chunks recomputed in the backward pass: the slope along
+    a direction, by central differences under the same seed, is what the gradient says."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, lora_dropout=0.5, target_modules=["lm_head"], task_type="CAUSAL_LM")
+    model = get_peft_model(tiny_llama(seed=1).double(), config).double().train()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    batch, entries = random_batch(seed=3), entries_for(("retain", {"objective": "nll"}))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    direction = [torch.randn_like(p) for p in trained]
+
+    def loss(step: float) -> torch.Tensor:
+        with torch.no_grad():
+            for parameter, way in zip(trained, direction, strict=True):
+                parameter.add_(way, alpha=step)
+        torch.manual_seed(5)
+        return step_loss(model, batch, entries, plan=ChunkPlan(positions=3)).total
+
+    loss(0)  # what is learnt once about a model draws no dropout from now on
+    total = loss(0)
+    torch.manual_seed(6)  # other steps of training draw in between
+    gradients = torch.autograd.grad(total, trained)
+    slope = sum((g * way).sum() for g, way in zip(gradients, direction, strict=True)).item()
+    with torch.no_grad():
+        up = loss(1e-3)
+        down = loss(-2e-3)
+    assert slope == pytest.approx(float(up - down) / 2e-3, abs=5e-3)

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from axolotl_unlearn.args import ObjectiveArgs
 from axolotl_unlearn.engine.entries import make_entries, unit_counts
 from axolotl_unlearn.engine.forward import observe
+from axolotl_unlearn.engine.head import learn_after_head
 from axolotl_unlearn.engine.needs import Needs, label_positions
 from axolotl_unlearn.engine.packing import can_pack
 from axolotl_unlearn.engine.statistics import ChunkPlan
@@ -244,7 +245,8 @@ def test_one_policy_forward_and_one_reference_forward():
     for mode, later in (("auto", 1), ("cached", 0)):
         model, batch, entries = lora_model(), random_batch(seed=3), all_entries()
         reference = reference_for(model, mode)
-        can_pack(model, model, batch)  # the probe's few tokens, once a model
+        learn_after_head(model, model, "cpu")  # few tokens, once a model, as for packing
+        can_pack(model, model, batch)
         runs: list[object] = []
         model.get_base_model().model.register_forward_hook(lambda *a, seen=runs: seen.append(a[0]))
         first = step_loss(model, batch, entries, reference=reference).total

@@ -20,6 +20,7 @@ from axolotl_unlearn.engine.head import (
     final_logits,
     head_is_frozen,
     intercept_head,
+    learn_after_head,
     output_head,
     output_vocabulary,
 )
@@ -50,6 +51,7 @@ def observe(
         batch: input_ids, attention_mask, labels ``[R, T]``.
     """
     unwrapped = model if unwrapped is None else unwrapped
+    learn_after_head(model, unwrapped, batch["input_ids"].device)
     layout = layout_of(model, unwrapped, batch)
     groups = group_positions(needs, targets(batch["labels"]))
     vocabulary, frozen = output_vocabulary(unwrapped), head_is_frozen(unwrapped)

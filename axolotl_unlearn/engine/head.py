@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import permutations
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +19,7 @@ from axolotl_unlearn.errors import UnlearnError
 
 def output_head(model: nn.Module) -> nn.Module:
     """The LM head of a (PEFT-wrapped) causal language model."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = _bare(model)
     head = base.get_output_embeddings()
     if head is None:
         raise UnlearnError(
@@ -63,38 +67,99 @@ def text_config(model: nn.Module) -> Any:
     return get_text() if callable(get_text) else config
 
 
-#: What models do to the logits that their head gives, by the key of their config.
-_AFTER_HEAD: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "final_logit_softcapping": lambda z, cap: torch.tanh(z / cap) * cap,  # Gemma 2
-    "logit_scale": lambda z, scale: z * scale,  # Cohere
-    "logits_scaling": lambda z, scale: z / scale,  # Granite
-    "lm_head_multiplier": lambda z, scale: z * scale,  # Falcon H1
-}
+Change = Callable[[Tensor], Tensor]
+
+#: What models do to the logits that their head gives, with a number of their config: capped as
+#: Gemma 2 does, multiplied (Cohere, HyperCLOVA X), divided (Granite).
+_CHANGES: tuple[Callable[[Tensor, float], Tensor], ...] = (
+    lambda z, value: torch.tanh(z / value) * value,
+    lambda z, value: z * value,
+    lambda z, value: z / value,
+)
+_NAMES = ("logit", "lm_head", "softcap")
+#: Bare model -> what it does to its logits, found by `learn_after_head`; None: nothing.
+_AFTER_HEAD: WeakKeyDictionary[nn.Module, Change | None] = WeakKeyDictionary()
 
 
-def after_head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
+def _bare(model: nn.Module) -> nn.Module:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _candidates(model: nn.Module) -> list[Change | None]:
+    """One or two changes with numbers that the config keeps under fitting names, then none."""
+    config = text_config(model)
+    values = [
+        value
+        for key, value in vars(config).items()
+        if any(name in key for name in _NAMES)
+        and isinstance(value, (int, float))
+        and value not in (0, 1)  # of no effect, and True and False
+    ]
+    single = [partial(change, value=value) for value in values for change in _CHANGES]
+    double: list[Change] = [
+        lambda z, first=first, second=second: second(first(z))
+        for first, second in permutations(single, 2)
+        if first.keywords != second.keywords
+    ]
+    return [*single, *double, None]
+
+
+@torch.no_grad()
+def learn_after_head(model: nn.Module, unwrapped: nn.Module, device: torch.device | str) -> None:
+    """Find out on a few made-up tokens what a model does to its logits after the head.
+
+    One forward, once a model; the same on all processes. Of all that its config allows, what comes
+    nearest to the model's own logits.
+
+    Raises:
+        UnlearnError: Nothing comes near.
+    """
+    bare = _bare(unwrapped)
+    if bare in _AFTER_HEAD:
+        return
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = int(text_config(unwrapped).vocab_size)
+    ids = torch.randint(0, vocabulary, (1, 9), generator=generator).to(device)
+    before: list[Tensor] = []
+
+    def keep(states: Tensor, head: Head) -> Tensor:
+        before.append(head(states))
+        return before[0]
+
+    was_training = unwrapped.training
+    unwrapped.eval()
+    try:
+        with intercept_head(output_head(unwrapped), keep):
+            logits = model(input_ids=ids, use_cache=False, return_dict=True).logits
+    finally:
+        unwrapped.train(was_training)
+
+    def error(change: Change | None) -> float:
+        made = before[0] if change is None else change(before[0])
+        gap = (made.float() - logits.float()).abs().max().item()
+        return gap if math.isfinite(gap) else math.inf
+
+    change = min(_candidates(unwrapped), key=error)
+    made = before[0] if change is None else change(before[0])
+    if not torch.allclose(made.float(), logits.float(), rtol=2e-2, atol=1e-3):
+        raise UnlearnError(
+            f"{type(bare).__name__} changes its logits after the LM head in a way that is not "
+            "known here; please report the model's name."
+        )
+    _AFTER_HEAD[bare] = change
+
+
+def after_head(model: nn.Module) -> Change | None:
     """What the model does to its logits after the head; None where it does nothing.
 
-    `axolotl_unlearn.engine.packing.probe` compares the outcome with the model's own logits.
+    Outside a forward it is found out where it is not known (`learn_after_head`).
     """
-    config = text_config(model)
-    steps = []
-    for key, function in _AFTER_HEAD.items():
-        value = getattr(config, key, None)
-        if value not in (None, 0, 1, 1.0):
-            steps.append((function, value))
-    if not steps:
-        return None
-
-    def apply(logits: Tensor) -> Tensor:
-        for function, value in steps:
-            logits = function(logits, value)
-        return logits
-
-    return apply
+    if _bare(model) not in _AFTER_HEAD:
+        learn_after_head(model, model, next(model.parameters()).device)
+    return _AFTER_HEAD[_bare(model)]
 
 
 def final_logits(head: Head, model: nn.Module) -> Head:
     """``head`` followed by `after_head`: hidden states to the logits that the model would give."""
-    rest = after_head(model)
-    return head if rest is None else lambda hidden: rest(head(hidden))
+    change = after_head(model)
+    return head if change is None else lambda states: change(head(states))

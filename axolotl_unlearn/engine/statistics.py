@@ -151,9 +151,8 @@ def head_statistics(
     found = []
     for h, group, size in zip(states, groups, sizes, strict=True):
         parts = [
-            checkpoint(
-                chunk_statistics, part, piece, head, use_reentrant=False, preserve_rng_state=False
-            )
+            # With its random state: LoRA on the head may have dropout.
+            checkpoint(chunk_statistics, part, piece, head, use_reentrant=False)
             if chunks > 2
             else chunk_statistics(part, piece, head)
             for part, piece in _cut(h, group, size)

@@ -19,7 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.engine.head import final_logits, intercept_head, output_head, output_vocabulary
+from axolotl_unlearn.engine.head import (
+    final_logits,
+    intercept_head,
+    learn_after_head,
+    output_head,
+    output_vocabulary,
+)
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
@@ -177,6 +183,7 @@ def _batches(sizes: Sequence[tuple[int, int]], batch_tokens: int) -> list[list[i
 def _forward(model: Any, queries: Sequence[Query], chunk_mib: int, loss_only: bool) -> Tensor:
     """``[P, 4]`` log-probability, greedy, mean, sd of the scored tokens, query after query."""
     device = model.device
+    learn_after_head(model, model, device)
     width = max(len(query.ids) for query in queries)
     ids = torch.zeros(len(queries), width, dtype=torch.long)
     mask = torch.zeros(len(queries), width, dtype=torch.long)
