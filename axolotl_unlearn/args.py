@@ -66,6 +66,20 @@ def _as_reference(value: Any) -> Any:
 Source = Annotated[ReferenceArgs, BeforeValidator(_as_reference)]
 
 
+class AnnealArgs(Strict):
+    """A weight that changes from its value to ``to`` over a phase (or the whole run)."""
+
+    schedule: Literal["linear", "cosine"] = "linear"
+    to: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight in the last step")
+
+    def __str__(self) -> str:
+        return f"{self.schedule} to {self.to:g}"
+
+
+def _as_anneal(value: Any) -> Any:
+    return {"schedule": value} if isinstance(value, str) else value
+
+
 class ObjectiveArgs(BaseModel):
     """One entry of ``forget:`` or ``retain:``: an objective, its weight, and the rows it is for.
 
@@ -77,6 +91,9 @@ class ObjectiveArgs(BaseModel):
 
     objective: str = Field(description="name in the registry; see `axolotl unlearn methods`")
     weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="factor in the total loss")
+    anneal: Annotated[AnnealArgs | None, BeforeValidator(_as_anneal)] = Field(
+        None, description="linear or cosine: lead the weight to 0 (or `to`) by the last step"
+    )
     kinds: Annotated[list[Kind] | None, BeforeValidator(_as_list)] = Field(
         None, description="limit to completions or questions"
     )
@@ -276,6 +293,22 @@ class LevelArgs(Strict):
     patience: int = Field(2, gt=0, description="looks in a row that must be within both")
 
 
+class PhaseArgs(Sides):
+    """A stretch of the run with objectives of its own; the learning rate begins anew."""
+
+    steps: int | None = Field(None, gt=0, description="optimizer steps")
+    epochs: float | None = Field(None, gt=0, description="or passes, as `pairing` counts them")
+    learning_rate: float | None = Field(None, gt=0, description="default: that of the config")
+
+    @model_validator(mode="after")
+    def _check_phase(self) -> PhaseArgs:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give the length of the phase as `steps` or as `epochs`")
+        if not self.entries():
+            raise ValueError("the phase has no objective; add `forget:` or `retain:`")
+        return self
+
+
 class UnlearnArgs(Sides):
     """The ``unlearn:`` block."""
 
@@ -284,6 +317,13 @@ class UnlearnArgs(Sides):
         default_factory=ReferenceArgs,
         description="what objectives compare with: the starting model (auto, adapter_off, "
         "frozen_copy, cached), or a teacher ({model: PATH}, {adapter: PATH})",
+    )
+    phases: list[PhaseArgs] = Field(
+        default_factory=list,
+        description="in place of `forget:` and `retain:`: stretches with objectives of their own",
+    )
+    surgery: Literal["pcgrad", "gu"] | None = Field(
+        None, description="how the gradients of forget and retain are joined; default: added"
     )
     data: DataArgs = Field(default_factory=DataArgs)
     pairing: PairingArgs = Field(default_factory=PairingArgs)
@@ -312,6 +352,18 @@ class UnlearnArgs(Sides):
             given = {k: v for k, v in values.items() if v is not None}
             return _merged(load_preset(values["preset"]), given)
         return values
+
+    @model_validator(mode="after")
+    def _join_phases(self) -> UnlearnArgs:
+        """With phases, ``forget`` and ``retain`` hold the objectives of all of them."""
+        if self.phases:
+            if self.forget or self.retain:
+                raise ValueError("give `phases`, or `forget` and `retain`, not both")
+            for side in ("forget", "retain"):
+                self.__dict__[side] = [e for phase in self.phases for e in getattr(phase, side)]
+        if self.surgery and not (self.forget and self.retain):
+            raise ValueError("`surgery` joins two gradients: it needs `forget` and `retain`")
+        return self
 
     def references(self) -> list[ReferenceArgs]:
         """What the objectives that compare are compared with, each once."""
@@ -405,6 +457,8 @@ def _model_at(location: tuple) -> type[BaseModel]:
     """The model in which an unknown key was found, for the names it might have meant."""
     models = {
         "reference": ReferenceArgs,
+        "anneal": AnnealArgs,
+        "phases": PhaseArgs,
         "data": DataArgs,
         "pairing": PairingArgs,
         "level": LevelArgs,

@@ -89,6 +89,7 @@ class UnlearnPlugin(BasePlugin):
 
         from axolotl_unlearn.data.checks import check_columns
         from axolotl_unlearn.data.pairing import PairedDataset
+        from axolotl_unlearn.training.phases import phase_steps
 
         meta = load_datasets(cfg=cfg)
         args = unlearn_config(cfg)
@@ -102,7 +103,8 @@ class UnlearnPlugin(BasePlugin):
             epoch_over=args.pairing.epoch_over,
         )
         # Axolotl counted single rows; a step is made of pairs.
-        steps = math.ceil(len(pairs) / cfg.batch_size) * cfg.num_epochs
+        epoch = math.ceil(len(pairs) / cfg.batch_size)
+        steps = sum(phase_steps(args, epoch)) if args.phases else epoch * cfg.num_epochs
         meta.total_num_steps = int(min(cfg.max_steps or steps, steps))
         return meta
 

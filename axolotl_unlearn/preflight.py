@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn import axolotl_options
-from axolotl_unlearn.args import UnlearnArgs, parse_unlearn
+from axolotl_unlearn.args import ObjectiveArgs, UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import check_entries, check_records, role_of
 from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.data.coverage import RowCounts
@@ -90,6 +90,18 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             "set it to 1 or more."
         )
     found += axolotl_options.refused(cfg)
+    if args.phases:
+        found += [
+            f"`{key}` does not go with `unlearn.phases`, whose `steps` or `epochs` say how long "
+            "the run is; remove it."
+            for key in ("max_steps", "num_epochs")
+            if cfg.get(key)
+        ]
+    if args.surgery and any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
+        found.append(
+            f"`unlearn.surgery: {args.surgery}` needs both gradients whole on each process; use "
+            "DDP instead of FSDP or DeepSpeed."
+        )
     references = args.references()
     modes = {reference.mode for reference in references if not reference.is_teacher}
     if "adapter_off" in modes and (not cfg.get("adapter") or cfg.get("lora_model_dir")):
@@ -240,15 +252,24 @@ def summary(cfg: dict, counts: RowCounts) -> list[str]:
     if args is None or not args.trains:
         return ["memorises; no objective of unlearning"]
     lines = [f"preset {args.preset} is short for", args.expanded()] if args.preset else []
-    for side, entry in args.entries():
-        known = objectives()[entry.objective]
-        limits = {"kinds": entry.kinds, "tasks": entry.tasks} | entry.parameters
-        extra = "".join(f", {key}={value}" for key, value in limits.items() if value is not None)
-        rows = counts.of_entry(side, entry)
-        unit = known.unit(entry.parameters)
-        lines.append(
-            f"  {side}/{entry.objective:<{24 - len(side)}} weight {entry.weight:g}, mean over "
-            f"{unit}{'e' * (unit == 'batch')}s{extra}{f', for {rows} rows' if rows else ''}"
-            f"  [{known.source}]"
-        )
+    for number, phase in enumerate(args.phases or [args], 1):
+        if args.phases:
+            length = f"{phase.steps} steps" if phase.steps else f"{phase.epochs:g} epochs"
+            lines.append(f"phase {number}, {length}:")
+        lines += [_line(side, entry, counts) for side, entry in phase.entries()]
     return lines + [f"  note: {note}" for note in counts.notes(args)]
+
+
+def _line(side: str, entry: ObjectiveArgs, counts: RowCounts) -> str:
+    """One objective of a config."""
+    known = objectives()[entry.objective]
+    limits = {"anneal": entry.anneal, "kinds": entry.kinds, "tasks": entry.tasks}
+    given = limits | entry.parameters
+    extra = "".join(f", {key}={value}" for key, value in given.items() if value is not None)
+    rows = counts.of_entry(side, entry)
+    unit = known.unit(entry.parameters)
+    return (
+        f"  {side}/{entry.objective:<{24 - len(side)}} weight {entry.weight:g}, mean over "
+        f"{unit}{'e' * (unit == 'batch')}s{extra}{f', for {rows} rows' if rows else ''}"
+        f"  [{known.source}]"
+    )

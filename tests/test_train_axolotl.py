@@ -75,7 +75,8 @@ def train(stage: Path, name: str, **changes) -> Path:
     from axolotl.cli.train import do_cli
 
     path = stage / f"{name}.yml"
-    path.write_text(yaml.safe_dump(config(stage, name, **changes)))
+    cfg = config(stage, name, **changes)
+    path.write_text(yaml.safe_dump({k: v for k, v in cfg.items() if v != "DELETE"}))
     import sys
 
     argv, sys.argv = sys.argv, ["axolotl"]
@@ -222,6 +223,62 @@ def test_two_teachers_beside_the_starting_model(stage, straight):
     assert abs(first["forget/npo.completion"] - start) > 0.1
     assert not list((folder / "checkpoint-1").glob("*/adapter_config.json"))
     assert adapter(folder).keys() == adapter(straight).keys()
+
+
+def phased(stage) -> dict:
+    """3 steps of forgetting beside KL, then 3 of repair whose weight falls."""
+    block = config(stage, "x")["unlearn"]
+    npo, nll = block.pop("forget"), {"objective": "nll", "weight": 1.0, "anneal": "cosine"}
+    del block["retain"]
+    block["phases"] = [
+        {"steps": 3, "forget": npo, "retain": {"objective": "kl"}},
+        {"epochs": 1, "retain": nll, "learning_rate": 1e-3},
+    ]
+    return {"unlearn": block, "num_epochs": "DELETE", "save_strategy": "steps", "save_steps": 2}
+
+
+def test_phases(stage):
+    """An epoch is 3 steps. The learning rate begins anew, each phase logs its own parts, and a run
+    that is stopped in the middle of either phase goes on to the same weights, bit by bit."""
+    whole = train(stage, "phases", **phased(stage), learning_rate=2e-3, lr_scheduler="linear")
+    logs = [entry for entry in history(whole) if "loss" in entry]
+    assert [entry["phase"] for entry in logs] == [1, 1, 1, 2, 2, 2]
+    rates = [entry["learning_rate"] for entry in logs]
+    assert rates[0] == pytest.approx(2e-3) and rates[3] == pytest.approx(1e-3)
+    assert rates[:3] == sorted(rates[:3], reverse=True) and rates[2] < rates[3]
+    assert all("forget/npo" in entry and "retain/nll" not in entry for entry in logs[:3])
+    assert all("forget/npo" not in entry and "forget_nll" not in entry for entry in logs[3:])
+    # cosine from 1 to 0 in three steps: 1, .5, 0
+    for entry, weight in zip(logs[3:], (1, 0.5, 0), strict=True):
+        assert entry["loss"] == pytest.approx(weight * entry["retain/nll"], abs=1e-3)
+    for step in (2, 4):
+        resumed = train(
+            stage, f"phases-from-{step}", **phased(stage), learning_rate=2e-3,
+            lr_scheduler="linear", resume_from_checkpoint=str(whole / f"checkpoint-{step}"),
+        )  # fmt: skip
+        assert_same(whole, resumed, atol=0)
+
+
+@pytest.mark.parametrize("surgery", ["pcgrad", "gu"])
+def test_surgery(stage, surgery):
+    """4 pairs at once against 4 times 1, under SGD (see above); another update than the sum's."""
+    base = {"optimizer": "sgd", "learning_rate": 0.1, "max_steps": 2, "save_strategy": "steps"}
+    base |= {"save_steps": 1, "unlearn": config(stage, "x")["unlearn"]}
+    added = train(stage, "added", **base)
+    base["unlearn"] |= {"surgery": surgery}
+    one = train(stage, f"{surgery}-big", **base)
+    cut = train(stage, f"{surgery}-cut", **base, micro_batch_size=1, gradient_accumulation_steps=4)
+    assert_same(one, cut, atol=1e-6)
+    gap = max((adapter(one)[n] - w).abs().max().item() for n, w in adapter(added).items())
+    cosines = [entry["gradient_cosine"] for entry in history(one) if "loss" in entry]
+    assert gap > 1e-5 and all(-1 <= cosine <= 1 and cosine != 0 for cosine in cosines)
+
+
+def test_surgery_with_adam(stage):
+    """GU reads the metric of the optimizer that Axolotl made; a step later it has one."""
+    block = config(stage, "x")["unlearn"] | {"surgery": "gu"}
+    folder = train(stage, "gu-adam", unlearn=block, max_steps=3)
+    assert all(torch.isfinite(w).all() for w in adapter(folder).values())
 
 
 def test_starting_adapter_is_its_own_reference(stage, straight):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from axolotl_unlearn.engine.entries import make_entries, unit_counts
 from axolotl_unlearn.engine.statistics import ChunkPlan  # noqa: E402
 from axolotl_unlearn.engine.step import step_loss  # noqa: E402
 from axolotl_unlearn.reference.sources import make_reference  # noqa: E402
+from axolotl_unlearn.training.surgery import Surgery  # noqa: E402
 
 CONFIGS = (
     ("forget", {"objective": "npo", "weight": 0.4}),
@@ -54,6 +56,30 @@ def gradients(model, wrapped, batch, entries, counts, scale):
     }
 
 
+def mean_over_ranks(tensor):
+    dist.all_reduce(tensor)
+    return tensor / dist.get_world_size()
+
+
+def joined(model, wrapped, batch, entries, counts, scale, reduce):
+    """PCGrad of both sides."""
+    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    surgery = Surgery("pcgrad", reduce)
+    with getattr(wrapped, "no_sync", nullcontext)():
+        losses = step_loss(
+            wrapped,
+            batch,
+            entries,
+            reference=reference,
+            unwrapped=model,
+            counts=counts,
+            scale=scale,
+        ).losses
+    surgery.add(model, losses)
+    surgery.finish(torch.optim.SGD(model.parameters(), lr=0.1))
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
 def main(out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -71,6 +97,8 @@ def main(out: str) -> None:
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     found["ddp"] = gradients(model, ddp, mine, entries, counts, 2)
 
+    found["pcgrad"] = joined(model, ddp, mine, entries, counts, 2, mean_over_ranks)
+
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -84,8 +112,12 @@ def main(out: str) -> None:
     if rank == 0:
         # No process group matters here: the whole batch in one process.
         expected = gradients(whole, whole, batch, entries, None, 1)
+        together = joined(whole, whole, batch, entries, None, 1, lambda tensor: tensor)
         result = {
-            way: max((got[n] - expected[n]).abs().max().item() for n in expected)
+            way: max(
+                (got[n] - (together if way == "pcgrad" else expected)[n]).abs().max().item()
+                for n in expected
+            )
             for way, got in found.items()
         }
         result["largest"] = max(g.abs().max().item() for g in expected.values())

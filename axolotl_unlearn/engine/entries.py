@@ -75,6 +75,7 @@ def describe(entries: Sequence[Entry]) -> list[dict[str, Any]]:
             "weight": entry.args.weight,
             "unit": entry.unit,
             "source": entry.objective.source,
+            **({"anneal": str(entry.args.anneal)} if entry.args.anneal else {}),
             **entry.args.parameters,
         }
         for entry in entries

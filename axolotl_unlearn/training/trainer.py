@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,13 @@ import torch
 from accelerate.utils import gather_object
 from axolotl.core.trainers.base import AxolotlTrainer
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from axolotl_unlearn.args import ReferenceArgs, UnlearnArgs
 from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
-from axolotl_unlearn.engine.entries import Entry, make_entries, unit_counts
+from axolotl_unlearn.engine.entries import Entry, unit_counts
 from axolotl_unlearn.engine.packing import refuse_packing
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
@@ -36,6 +39,8 @@ from axolotl_unlearn.reference.teacher import (
     require_same_vocabulary,
 )
 from axolotl_unlearn.training.level import Levelled, heldout_rows, level_callback
+from axolotl_unlearn.training.phases import Phase, make_phases, phase_at, restarting
+from axolotl_unlearn.training.surgery import Surgery
 
 BATCH_KEYS = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
 
@@ -55,8 +60,7 @@ class UnlearnTrainer(AxolotlTrainer):
         # With True, Trainer would skip the division by the accumulation steps that
         # `_unlearn_loss` counts on (and a constant loss of 3 would be logged as 6).
         self.model_accepts_loss_kwargs = False
-        self.entries: list[Entry] = make_entries(self.unlearn_args.entries())
-        if not self.entries:
+        if not self.unlearn_args.entries():
             raise UnlearnError("`unlearn:` names no objective; add `forget:` and `retain:`.")
         self.chunk_plan = ChunkPlan(self.unlearn_args.chunk_positions, self.unlearn_args.chunk_mib)
         if not self.unlearn_args.padding_free:
@@ -68,11 +72,64 @@ class UnlearnTrainer(AxolotlTrainer):
         self.level = self._make_level()
         self.heldout: Dataset | None = None
         self._levelled: dict[int, Levelled] = {}
+        self.surgery = (
+            Surgery(self.unlearn_args.surgery, partial(self.accelerator.reduce, reduction="mean"))
+            if self.unlearn_args.surgery
+            else None
+        )
         self._step_counts: Tensor | None = None
         self._meters: dict[str, dict[str, list]] = {
             "train": defaultdict(lambda: [0.0, 0.0]),
             "eval": defaultdict(lambda: [0.0, 0.0]),
         }
+
+    # -- phases ------------------------------------------------------------------------------
+
+    @cached_property
+    def phases(self) -> list[Phase]:
+        """The phases of the run, at least one; known once its number of steps is."""
+        args = self.args
+        rows = self.train_dataset
+        pairs = len(self._pairs(rows, training=True)) if rows is not None else 0
+        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        epoch = math.ceil(pairs / batch)
+        total = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
+        return make_phases(
+            self.unlearn_args,
+            total=total,
+            steps_per_epoch=epoch,
+            learning_rate=args.learning_rate,
+        )
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The objectives of all phases."""
+        return [entry for phase in self.phases for entry in phase.entries]
+
+    def _phase(self, *, training: bool) -> Phase:
+        """That of the step under way; in an evaluation, of the last step done."""
+        step = self.state.global_step
+        return phase_at(self.phases, step if training else max(step - 1, 0))
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> LRScheduler:
+        """With phases, the configured schedule for each of them by itself."""
+        if self.lr_scheduler is not None or not self.unlearn_args.phases:
+            return super().create_scheduler(num_training_steps, optimizer)
+        warmup = self.args.warmup_steps
+        configured = super().create_scheduler
+
+        def schedule_of(stand_in: torch.optim.Optimizer, steps: int) -> LRScheduler:
+            if warmup >= 1:  # Axolotl counted it over the whole run
+                self.args.warmup_steps = int(warmup * steps / num_training_steps)
+            try:
+                return configured(steps, stand_in)
+            finally:
+                self.args.warmup_steps, self.lr_scheduler = warmup, None
+
+        self.lr_scheduler = restarting(optimizer or self.optimizer, self.phases, schedule_of)
+        return self.lr_scheduler
 
     # -- reference ---------------------------------------------------------------------------
 
@@ -88,9 +145,6 @@ class UnlearnTrainer(AxolotlTrainer):
             plan=self.chunk_plan,
             will_precompute=self._precomputes(source),
         )
-
-    def _compared_with(self, source: ReferenceArgs) -> list[Entry]:
-        return [entry for entry in self.entries if self._source(entry) == source]
 
     def _source(self, entry: Entry) -> ReferenceArgs | None:
         """What an entry is compared with; None if with nothing."""
@@ -123,8 +177,9 @@ class UnlearnTrainer(AxolotlTrainer):
                 self._precompute(source, reference)
 
     def _precompute(self, source: ReferenceArgs, reference: Reference) -> None:
-        entries = self._compared_with(source)
-        by_logits = asks_for_logits(entries)
+        # By phase, since what is asked about a row is the union over the entries of a step.
+        asking = [[e for e in p.entries if self._source(e) == source] for p in self.phases]
+        by_logits = any(map(asks_for_logits, asking))
         if source.model:
             trust = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
             require_same_tokenizer(source.model, self.processing_class, **trust)
@@ -134,18 +189,19 @@ class UnlearnTrainer(AxolotlTrainer):
                 require_same_vocabulary(model, self.model)
             if not self.unlearn_args.padding_free:
                 refuse_packing(model)
-            loaded, total = self._all_rows()
-            precompute(
-                reference,
-                model,
-                loaded,
-                entries,
-                Path(self.args.output_dir) / "reference",
-                precision=f"{self.accelerator.mixed_precision} {self.args.device.type}",
-                part=self.args.process_index,
-                total=total,
-                progress=self.args.process_index == 0,
-            )
+            for entries in filter(None, asking):
+                loaded, total = self._all_rows()
+                precompute(
+                    reference,
+                    model,
+                    loaded,
+                    entries,
+                    Path(self.args.output_dir) / "reference",
+                    precision=f"{self.accelerator.mixed_precision} {self.args.device.type}",
+                    part=self.args.process_index,
+                    total=total,
+                    progress=self.args.process_index == 0,
+                )
             self.accelerator.wait_for_everyone()
             reference.refresh()
             reference.release(model, keep_head=by_logits)
@@ -257,69 +313,89 @@ class UnlearnTrainer(AxolotlTrainer):
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._step_counts = None
         if batches:
-            counts = sum(self._counts(batch).to(device) for batch in batches)
+            entries = self._phase(training=True).entries
+            counts = sum(self._counts(batch, entries).to(device) for batch in batches)
             if self.args.world_size > 1:
                 counts = self.accelerator.reduce(counts, reduction="sum")
             self._step_counts = counts
         return batches, items
 
-    def _counts(self, batch: dict[str, Tensor]) -> Tensor:
+    def _counts(self, batch: dict[str, Tensor], entries: Sequence[Entry]) -> Tensor:
         _require_columns(batch)
-        return unit_counts(self.entries, batch)
+        return unit_counts(entries, batch)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        _require_columns(inputs)
-        if model.training:
-            # Trainer divides by the accumulation steps and DDP averages over processes;
-            # both are undone here, since the counts are those of the whole step.
-            scale = self.current_gradient_accumulation_steps * self.args.world_size
-            loss = self._unlearn_loss(model, inputs, self._step_counts, scale, "train")
-        else:
-            loss = self._unlearn_loss(model, inputs, self._counts(inputs), 1, "eval")
+        loss = sum(self._losses(model, inputs).values())
         return (loss, {"loss": loss.detach()}) if return_outputs else loss
 
-    def _unlearn_loss(
-        self, model: nn.Module, batch: dict[str, Tensor], counts: Tensor, scale: int, phase: str
-    ) -> Tensor:
-        """Weighted sum of all objectives for one micro-batch, as a part of its step."""
-        batch = {key: batch[key] for key in BATCH_KEYS}
-        self._require_rows(batch)
+    def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
+        """With surgery, the gradients of both sides by themselves, joined at the end of a step."""
+        if self.surgery is None or len(self._phase(training=True).sides) < 2:
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        # Gradients are taken from the graph, so DDP has nothing to reduce: `Surgery` does.
+        with self.accelerator.no_sync(model), self.compute_loss_context_manager():
+            losses = self._losses(model, inputs)
+        parts = self.current_gradient_accumulation_steps
+        losses = {side: loss / parts for side, loss in losses.items()}
+        scaler = self.accelerator.scaler
+        self.surgery.add(
+            model, losses if scaler is None else {s: scaler.scale(x) for s, x in losses.items()}
+        )
+        if self.accelerator.sync_gradients:
+            cosine = self.surgery.finish(self.optimizer)
+            self._meters["train"]["gradient_cosine"] = [float(cosine), 1.0]
+        return sum(losses.values()).detach()
+
+    def _losses(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Weighted objectives of either side for one micro-batch, as a part of its step."""
+        _require_columns(batch)
+        training = model.training
+        phase = self._phase(training=training)
+        batch = self._rows_of(phase, {key: batch[key] for key in BATCH_KEYS})
+        # Trainer divides by the accumulation steps and DDP averages over processes; both are
+        # undone here, since the counts are those of the whole step.
+        scale = self.current_gradient_accumulation_steps * self.args.world_size if training else 1
         result = step_loss(
             model,
             batch,
-            self.entries,
+            phase.entries,
             reference={
                 entry.name: self._reference_of(entry)
-                for entry in self.entries
+                for entry in phase.entries
                 if self._source(entry) is not None
             },
             unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
-            counts=counts,
+            counts=self._step_counts if training else self._counts(batch, phase.entries),
+            weights=phase.weights(self.state.global_step),
             scale=scale,
             plan=self.chunk_plan,
         )
-        meters = self._meters[phase]
+        meters = self._meters["train" if training else "eval"]
         for name, (value, count) in result.parts.items():
             meters[name][0] += value
             meters[name][1] += count
-        if phase == "train" and not torch.isfinite(result.total):
+        if training and not torch.isfinite(result.total):
             raise UnlearnError(
                 f"the loss is {result.total.item()} at step {self.state.global_step}: lower "
                 "learning_rate, or check the weights of base_model for NaN."
             )
-        return result.total
+        return result.losses
 
-    def _require_rows(self, batch: dict[str, Tensor]) -> None:
-        for side, wanted in (
-            ("forget", self.unlearn_args.forget),
-            ("retain", self.unlearn_args.retain),
-        ):
-            if wanted and not (batch["role"] == ROLES[side]).any():
+    def _rows_of(self, phase: Phase, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The rows of the sides that have objectives; each must have some."""
+        kept = torch.zeros_like(batch["role"], dtype=torch.bool)
+        for side in phase.sides:
+            rows = batch["role"] == ROLES[side]
+            if not rows.any():
                 raise UnlearnError(
                     f"a batch came without {side} rows although `unlearn.{side}` has objectives: "
                     f"add a dataset of type axolotl_unlearn.data.{side}"
                     + (" and pairing.retain_per_forget > 0." if side == "retain" else ".")
                 )
+            kept |= rows
+        return batch if kept.all() else {key: value[kept] for key, value in batch.items()}
 
     # -- log ---------------------------------------------------------------------------------
 
@@ -339,6 +415,9 @@ class UnlearnTrainer(AxolotlTrainer):
                 count = sum(part.get(name, (0.0, 0.0))[1] for part in gathered)
                 if count:
                     logs[prefix + name] = round(total / count, 6)
+            if len(self.phases) > 1:
+                phase = self._phase(training=False)
+                logs[prefix + "phase"] = 1 + self.phases.index(phase)
         super().log(_Logs(logs), start_time)
 
 

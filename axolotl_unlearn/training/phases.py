@@ -1,0 +1,117 @@
+"""What happens when: phases of a run, and weights that change during one.
+
+Everything here is a pure function of the number of the optimizer step, so that a run that is
+stopped anywhere goes on exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from axolotl_unlearn.args import ObjectiveArgs, UnlearnArgs
+from axolotl_unlearn.engine.entries import Entry, make_entries
+from axolotl_unlearn.errors import UnlearnError
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps ``start`` to ``stop`` (excluded) of a run.
+
+    Attributes:
+        entries: the objectives of these steps.
+        learning_rate: its peak, as a multiple of the config's ``learning_rate``.
+    """
+
+    start: int
+    stop: int
+    entries: tuple[Entry, ...]
+    learning_rate: float = 1.0
+
+    @property
+    def sides(self) -> set[str]:
+        """The sides that have objectives."""
+        return {entry.side for entry in self.entries}
+
+    def weights(self, step: int) -> list[float]:
+        """Weight of each entry in the step with this global number."""
+        last = self.stop - 1 - self.start
+        progress = (step - self.start) / last if last > 0 else 0.0
+        return [weight_at(entry.args, min(max(progress, 0.0), 1.0)) for entry in self.entries]
+
+
+def weight_at(entry: ObjectiveArgs, progress: float) -> float:
+    """Weight of an entry: ``weight`` at progress 0, ``anneal.to`` at progress 1.
+
+    linear: ``w + (to - w) t``; cosine: ``to + (w - to) (1 + cos(pi t)) / 2``.
+    """
+    if entry.anneal is None:
+        return entry.weight
+    start, end = entry.weight, entry.anneal.to
+    if entry.anneal.schedule == "linear":
+        return start + (end - start) * progress
+    return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def phase_steps(args: UnlearnArgs, steps_per_epoch: int) -> list[int]:
+    """Optimizer steps of each phase of a config that has phases."""
+    return [phase.steps or math.ceil(phase.epochs * steps_per_epoch) for phase in args.phases]
+
+
+def make_phases(
+    args: UnlearnArgs, *, total: int, steps_per_epoch: int, learning_rate: float
+) -> list[Phase]:
+    """The phases of a config; without ``phases:`` one of ``total`` steps."""
+    if not args.phases:
+        return [Phase(0, total, tuple(make_entries(args.entries())))]
+    ends = [0]
+    for steps in phase_steps(args, steps_per_epoch):
+        ends.append(ends[-1] + steps)
+    return [
+        Phase(
+            start,
+            stop,
+            tuple(make_entries(phase.entries())),
+            (phase.learning_rate or learning_rate) / learning_rate,
+        )
+        for phase, (start, stop) in zip(args.phases, pairwise(ends), strict=True)
+    ]
+
+
+def phase_at(phases: Sequence[Phase], step: int) -> Phase:
+    """The phase of the step with this global number; the last one from its end on."""
+    return next((phase for phase in phases if step < phase.stop), phases[-1])
+
+
+def restarting(
+    optimizer: torch.optim.Optimizer,
+    phases: Sequence[Phase],
+    schedule_of: Callable[[torch.optim.Optimizer, int], LRScheduler],
+) -> LambdaLR:
+    """A schedule that begins anew in each phase.
+
+    Args:
+        schedule_of: makes the configured schedule of an optimizer for a number of steps.
+    """
+    factors = []
+    for phase in phases:
+        stand_in = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        schedule = schedule_of(stand_in, phase.stop - phase.start)
+        if not isinstance(schedule, LambdaLR):
+            raise UnlearnError(
+                f"the learning-rate schedule {type(schedule).__name__} cannot begin anew in each "
+                "of `unlearn.phases`; use `lr_scheduler: linear`, `cosine` or `constant`."
+            )
+        factors.append(schedule.lr_lambdas[0])
+
+    def factor(step: int) -> float:
+        number = phases.index(phase_at(phases, step))
+        phase = phases[number]
+        return phase.learning_rate * factors[number](step - phase.start)
+
+    return LambdaLR(optimizer, factor)

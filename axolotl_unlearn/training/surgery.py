@@ -1,0 +1,136 @@
+"""How the gradients of forgetting and of retaining meet.
+
+Both come from one forward, are summed over micro-batches and processes, and become one gradient
+before clipping and the optimizer. Vectors are lists of tensors, one a trained weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from axolotl_unlearn.errors import UnlearnError
+
+Vector = Sequence[Tensor]
+
+
+def dot(first: Vector, second: Vector) -> Tensor:
+    """Inner product over all weights, scalar float64."""
+    return sum((a.double() * b.double()).sum() for a, b in zip(first, second, strict=True))
+
+
+def pcgrad(forget: Vector, retain: Vector) -> list[Tensor]:
+    """PCGrad, arXiv 2001.06782 algorithm 1 for two tasks.
+
+    Where ``<f, r> < 0``, each loses its component along the other:
+    ``f - <f, r>/<r, r> r + r - <f, r>/<f, f> f``; else ``f + r``.
+    """
+    product = dot(forget, retain)
+    if product >= 0:
+        return [f + r for f, r in zip(forget, retain, strict=True)]
+    keep_f, keep_r = 1 - product / dot(forget, forget), 1 - product / dot(retain, retain)
+    return [
+        f * keep_f.to(f.dtype) + r * keep_r.to(r.dtype) for f, r in zip(forget, retain, strict=True)
+    ]
+
+
+def gu(forget: Vector, retain: Vector, scales: Sequence[Tensor | None]) -> list[Tensor]:
+    """Geometric-disentanglement unlearning, arXiv 2511.17100: the forget gradient without its
+    part along the retain gradient, plus the retain gradient.
+
+    Each weight tensor by itself, in the metric of the optimizer: an update moves a weight by
+    ``g / h`` (``h``: ``scales``), so ``f' = f - <f, r>_h / <r, r>_h r`` with
+    ``<a, b>_h = sum(a b / h)`` makes ``<f'/h, r> = 0``: to first order the forget part of the
+    update leaves the retain loss as it is.
+
+    Args:
+        scales: h of each weight, like it, or None for 1.
+    """
+    joined = []
+    for f, r, h in zip(forget, retain, scales, strict=True):
+        along = r.double() if h is None else r.double() / h.double()
+        length = (along * r.double()).sum()
+        share = (along * f.double()).sum() / length if length > 0 else length
+        joined.append(f + (1 - share).to(f.dtype) * r)
+    return joined
+
+
+def adam_scales(optimizer: Any, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
+    """``sqrt(v / (1 - beta2^t)) + eps`` of each weight as Adam has it before this step; None
+    before its first step, and for optimizers without second moments.
+
+    Raises:
+        UnlearnError: The optimizer keeps its second moments in 8 bits.
+    """
+    optimizer = getattr(optimizer, "optimizer", optimizer)
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    scales: list[Tensor | None] = []
+    for parameter in parameters:
+        state, group = optimizer.state.get(parameter, {}), groups.get(parameter, {})
+        moments = state.get("exp_avg_sq", state.get("state2"))
+        if moments is None:
+            scales.append(None)
+            continue
+        if moments.shape != parameter.shape or not moments.is_floating_point():
+            raise UnlearnError(
+                "`unlearn.surgery: gu` needs the optimizer's second moments in full: use "
+                "`optimizer: adamw_torch` or paged_adamw_32bit."
+            )
+        correction = 1 - group["betas"][1] ** float(state["step"])
+        scales.append((moments / correction).sqrt() + group.get("eps", 1e-8))
+    return scales
+
+
+class Surgery:
+    """Gathers the gradients of both sides over a step and writes their union into ``.grad``.
+
+    Args:
+        method: ``pcgrad`` or ``gu``.
+        reduce: mean over processes of a tensor.
+    """
+
+    def __init__(self, method: str, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        self.method = method
+        self.reduce = reduce
+        self.parameters: list[nn.Parameter] = []
+        self.sides: dict[str, list[Tensor]] = {}
+
+    def add(self, model: nn.Module, losses: dict[str, Tensor]) -> None:
+        """Gradients of one micro-batch, from one graph."""
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        remaining = len(losses)
+        for side, loss in losses.items():
+            remaining -= 1
+            found = (
+                torch.autograd.grad(
+                    loss, self.parameters, retain_graph=remaining > 0, allow_unused=True
+                )
+                if loss.requires_grad  # a batch may hold no row of any of a side's entries
+                else [None] * len(self.parameters)
+            )
+            found = [
+                torch.zeros_like(p) if g is None else g
+                for p, g in zip(self.parameters, found, strict=True)
+            ]
+            before = self.sides.get(side)
+            self.sides[side] = (
+                found if before is None else [a + b for a, b in zip(before, found, strict=True)]
+            )
+
+    def finish(self, optimizer: Any) -> Tensor:
+        """Write the joined gradient; returns the cosine between the two."""
+        forget, retain = (
+            [self.reduce(g) for g in self.sides[side]] for side in ("forget", "retain")
+        )
+        if self.method == "pcgrad":
+            joined = pcgrad(forget, retain)
+        else:
+            joined = gu(forget, retain, adam_scales(optimizer, self.parameters))
+        for parameter, gradient in zip(self.parameters, joined, strict=True):
+            parameter.grad = gradient
+        lengths = (dot(forget, forget) * dot(retain, retain)).sqrt()
+        self.sides = {}
+        return dot(forget, retain) / lengths.clamp(min=1e-300)

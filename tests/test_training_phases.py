@@ -1,0 +1,200 @@
+"""Phases, weights that change, and how two gradients meet; real runs are in test_train_axolotl."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import random_batch, tiny_llama, with_lora
+from torch.testing import assert_close
+from transformers import get_scheduler
+
+from axolotl_unlearn.args import parse_unlearn
+from axolotl_unlearn.engine.entries import make_entries, unit_counts
+from axolotl_unlearn.engine.step import step_loss
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.training.phases import make_phases, phase_at, phase_steps, restarting
+from axolotl_unlearn.training.surgery import Surgery, adam_scales, dot, gu, pcgrad
+
+BLOCK = {
+    "phases": [
+        {"steps": 5, "forget": {"objective": "ga", "weight": 0.8, "anneal": "linear"}},
+        {
+            "epochs": 1.5,
+            "learning_rate": 2e-4,
+            "retain": {
+                "objective": "nll",
+                "weight": 1.0,
+                "anneal": {"schedule": "cosine", "to": 0.5},
+            },
+        },
+    ]
+}
+
+
+def phases():
+    """5 steps, then 1.5 passes of 2 steps each: steps 0 to 4, and 5 to 7."""
+    args = parse_unlearn(BLOCK)
+    return make_phases(args, total=99, steps_per_epoch=2, learning_rate=1e-4)
+
+
+def test_phases_follow_each_other():
+    first, second = phases()
+    assert phase_steps(parse_unlearn(BLOCK), 2) == [5, 3]
+    assert (first.start, first.stop, second.start, second.stop) == (0, 5, 5, 8)
+    assert [phase_at([first, second], step).start for step in (0, 4, 5, 7, 8)] == [0, 0, 5, 5, 5]
+    assert (first.sides, second.sides) == ({"forget"}, {"retain"})
+    assert second.learning_rate == pytest.approx(2)
+
+
+def test_weights_are_a_function_of_the_step():
+    """linear from .8 to 0 in 5 steps: quarters of .8. cosine from 1 to .5 in 3: half way at
+    .5 + .5 (1 + cos(pi/2))/2 = .75. Beyond its steps a phase keeps its ends."""
+    first, second = phases()
+    assert [first.weights(step)[0] for step in range(6)] == pytest.approx(
+        [0.8, 0.6, 0.4, 0.2, 0, 0]
+    )
+    assert [second.weights(step)[0] for step in (4, 5, 6, 7, 9)] == pytest.approx(
+        [1, 1, 0.75, 0.5, 0.5]
+    )
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "constant_with_warmup"])
+def test_the_learning_rate_begins_anew_in_each_phase(name):
+    """It equals that of two runs one after the other, the second at twice the rate."""
+
+    def made(optimizer, steps):
+        return get_scheduler(name, optimizer, num_warmup_steps=1, num_training_steps=steps)
+
+    def rates(schedule, optimizer, steps):
+        found = []
+        for _ in range(steps):
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+        return found
+
+    def optimizer(rate):
+        return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)
+
+    one = optimizer(1e-4)
+    got = rates(restarting(one, phases(), made), one, 8)
+    want = []
+    for rate, steps in ((1e-4, 5), (2e-4, 3)):
+        alone = optimizer(rate)
+        want += rates(made(alone, steps), alone, steps)
+    assert got == pytest.approx(want) and max(want) == pytest.approx(2e-4)
+
+
+def test_faults_of_phases():
+    for block, says in {
+        "not both": BLOCK | {"forget": {"objective": "ga"}},
+        "`steps` or as `epochs`": {"phases": [{"forget": {"objective": "ga"}}]},
+        "no objective": {"phases": [{"steps": 3}]},
+        "did you mean 'steps'": {"phases": [{"step": 3, "forget": {"objective": "ga"}}]},
+        "needs `forget` and `retain`": {"surgery": "gu", "forget": {"objective": "ga"}},
+    }.items():
+        with pytest.raises(UnlearnError) as caught:
+            parse_unlearn(says)
+        assert block in str(caught.value)
+
+
+# -- surgery -------------------------------------------------------------------------------------
+
+
+def vector(*values):
+    return [torch.tensor(value, dtype=torch.float64) for value in values]
+
+
+def test_pcgrad_by_hand():
+    """f = (1, 0), r = (-1, 1): <f, r> = -1. f' = f + r/2 = (.5, .5), r' = r + f = (0, 1)."""
+    (joined,) = pcgrad(vector([1.0, 0.0]), vector([-1.0, 1.0]))
+    assert_close(joined, torch.tensor([0.5, 1.5], dtype=torch.float64))
+    (added,) = pcgrad(vector([1.0, 0.0]), vector([1.0, 1.0]))
+    assert_close(added, torch.tensor([2.0, 1.0], dtype=torch.float64))
+
+
+def test_pcgrad_sees_all_weights_as_one_vector():
+    """Conflict in one tensor, outweighed by agreement in another: nothing is projected."""
+    forget, retain = vector([1.0], [3.0]), vector([-1.0], [1.0])
+    assert pcgrad(forget, retain)[0].item() == 0
+    torch.manual_seed(0)
+    forget = [torch.randn(3, 4).double(), torch.randn(5).double()]
+    retain = [-f + 0.5 * torch.randn_like(f) for f in forget]
+    joined = pcgrad(forget, retain)
+    f, r = (torch.cat([x.flatten() for x in v]) for v in (forget, retain))
+    f_kept, r_kept = f - (f @ r) / (r @ r) * r, r - (f @ r) / (f @ f) * f
+    assert abs(f_kept @ r) < 1e-12 and abs(r_kept @ f) < 1e-12 and f @ r < 0
+    assert_close(torch.cat([x.flatten() for x in joined]), f_kept + r_kept)
+
+
+def test_gu_by_hand():
+    """f = (3, 1), r = (1, 2), h = (1, 2): <f, r>_h = 4, <r, r>_h = 3, f' = f - 4/3 r = (5, -5)/3.
+    Without a metric: <f, r> = 5, <r, r> = 5, f' = (2, -1)."""
+    forget, retain = vector([3.0, 1.0]), vector([1.0, 2.0])
+    (joined,) = gu(forget, retain, vector([1.0, 2.0]))
+    assert_close(joined - retain[0], torch.tensor([5.0, -5.0], dtype=torch.float64) / 3)
+    (plain,) = gu(forget, retain, [None])
+    assert_close(plain - retain[0], torch.tensor([2.0, -1.0], dtype=torch.float64))
+    (nothing,) = gu(forget, vector([0.0, 0.0]), [None])
+    assert_close(nothing, forget[0])
+
+
+def test_gu_in_the_metric_of_a_real_adam():
+    """After real steps of AdamW: forget's part of the update, f'/h, is orthogonal to the retain
+    gradient of every weight; without the metric it is not."""
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(4, 3).double()) for _ in range(2)]
+    optimizer = torch.optim.AdamW(weights, lr=1e-2, betas=(0.9, 0.95), eps=1e-6)
+    assert adam_scales(optimizer, weights) == [None, None]
+    for _ in range(3):
+        for weight in weights:
+            weight.grad = torch.randn_like(weight) * torch.rand_like(weight) ** 3
+        optimizer.step()
+    state = optimizer.state[weights[0]]
+    h = adam_scales(optimizer, weights)
+    assert_close(h[0], (state["exp_avg_sq"] / (1 - 0.95**3)).sqrt() + 1e-6)
+    forget, retain = ([torch.randn_like(w) for w in weights] for _ in range(2))
+    update = [(g - r) / x for g, r, x in zip(gu(forget, retain, h), retain, h, strict=True)]
+    assert all(abs((u * r).sum()) < 1e-9 for u, r in zip(update, retain, strict=True))
+    unaware = gu(forget, retain, [None, None])
+    update = [(g - r) / x for g, r, x in zip(unaware, retain, h, strict=True)]
+    assert all(abs((u * r).sum()) > 1e-3 for u, r in zip(update, retain, strict=True))
+
+
+@pytest.mark.parametrize("method", ["pcgrad", "gu"])
+def test_two_gradients_from_one_forward(method):
+    """Over two micro-batches, equal to the formula on gradients of two runs that know one side
+    each; one forward a micro-batch."""
+    model = with_lora(tiny_llama(seed=1).double()).double().train()
+    block = {"forget": {"objective": "ga"}, "retain": {"objective": "nll", "weight": 2.0}}
+    entries = make_entries(parse_unlearn(block).entries())
+    batch = random_batch(seed=3)
+    parts = [{k: v[rows] for k, v in batch.items()} for rows in ([0, 3], [1, 2, 4])]
+    counts = unit_counts(entries, batch)
+    surgery, forwards = Surgery(method), []
+    model.get_base_model().model.register_forward_hook(lambda *_: forwards.append(1))
+    step_loss(model, batch, entries)  # the packing is tried out once
+    forwards.clear()
+    for part in parts:
+        surgery.add(model, step_loss(model, part, entries, counts=counts).losses)
+    assert len(forwards) == 2
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    cosine = surgery.finish(optimizer)
+    sides = {
+        entry.side: torch.autograd.grad(step_loss(model, batch, [entry]).total, trained)
+        for entry in entries
+    }
+    if method == "pcgrad":
+        want = pcgrad(sides["forget"], sides["retain"])
+    else:
+        want = gu(sides["forget"], sides["retain"], [None] * len(trained))
+    for parameter, gradient in zip(trained, want, strict=True):
+        assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-6)
+    product = dot(sides["forget"], sides["retain"])
+    lengths = math.sqrt(
+        dot(sides["forget"], sides["forget"]) * dot(sides["retain"], sides["retain"])
+    )
+    assert cosine.item() == pytest.approx(float(product) / lengths)
