@@ -267,3 +267,38 @@ def test_folder_of_lume_comes_from_the_environment(lume, tmp_path, monkeypatch):
 
 def test_kinds_of_the_ids_used_here():
     assert kind_of('"x"sc1') == "completion" and kind_of("xqa0") == "question"
+
+
+def test_never_seen_real_adds_held_out_documents_a_teacher_and_match(lume, tofu, tmp_path):
+    from axolotl_unlearn.demo.lume import add_heldout
+    from axolotl_unlearn.jobs.never_seen_real import plan_never_seen_real, teacher_words
+
+    out = tmp_path / "real"
+    build_subset(lume, out / "data", sizes=SIZES)
+    add_heldout(lume, out / "data", (1, 1, 1), SIZES)
+    heldout = read_records(out / "data" / "heldout.jsonl")
+    assert len(heldout) == 2 + 6 + 2  # whole documents, with their questions
+    used = {
+        document_id(json.loads(line)["id"])
+        for name in ("forget", "retain", "background", "member", "nonmember")
+        for line in (out / "data" / f"{name}.jsonl").read_text().splitlines()
+    }
+    assert not used & {r.document for r in heldout}
+    replay = read_records(out / "data" / "replay.jsonl")
+    assert len(replay) == 4 and {r.task for r in replay} == {"replay"}
+    with pytest.raises(UnlearnError, match="1 documents of Task2 left"):
+        add_heldout(lume, out / "data", (1, 2, 1), SIZES)
+
+    plan = plan_never_seen_real(out, lume, tofu, bf16=False, sizes=SIZES, heldout=(1, 1, 1))
+    stages = {stage.name: stage for stage in plan.job.stages}
+    assert {"memorised-merged", "retrained-merged", "heldout", "teacher", "match-merged",
+            "attacked", "relearn-match"} <= set(stages)  # fmt: skip
+    config = yaml.safe_load((out / "configs" / "match.yml").read_text())
+    references = [entry["reference"] for entry in config["unlearn"]["forget"]]
+    assert {r["adapter"] for r in references} == {str(out / "teacher")}
+    assert config["base_model"] == str(out / "memorised" / "merged")
+    words = teacher_words(plan)
+    assert "--no-bf16" in words and words[3].endswith("configs/memorised.yml")
+    assert "heldout" in stages["match"].needs and "teacher" in stages["match"].needs
+    models = stages["eval"].command()
+    assert any(word.startswith("match=") for word in models)

@@ -17,6 +17,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--passes", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/teacher"))
 @click.option("--seed", type=int, help="[CONFIG's]")
+@click.option("--bf16/--no-bf16", default=None, help="[CONFIG's]")
 def command(
     config: Path,
     forget: tuple[Path, ...],
@@ -25,6 +26,7 @@ def command(
     passes: int,
     out: Path,
     seed: int | None,
+    bf16: bool | None,
 ) -> None:
     """Make the teacher of `match`: CONFIG's base, tuned briefly on retained rows.
 
@@ -39,7 +41,7 @@ def command(
     from axolotl_unlearn.training.teacher import make_teacher
 
     cost = make_teacher(
-        config, out, forget=forget, retain=retain, rows=rows, passes=passes, seed=seed
+        config, out, forget=forget, retain=retain, rows=rows, passes=passes, seed=seed, bf16=bf16
     )
     share = f" ({cost.read / cost.original_read:.1%} of the run that made the model)"
     click.echo(

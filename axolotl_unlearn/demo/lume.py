@@ -236,3 +236,46 @@ def _write(path: Path, rows: list[dict]) -> dict:
     payload = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     path.write_bytes(payload)
     return {"rows": len(rows), "sha256": hashlib.sha256(payload).hexdigest()}
+
+
+def add_heldout(
+    lume: Path | str,
+    out: Path | str,
+    counts: Sequence[int] = (12, 10, 40),
+    sizes: RealSizes = RealSizes(),  # noqa: B008 (frozen)
+    seed: int = 0,
+) -> dict:
+    """Beside a subset: ``heldout.jsonl``, whole documents that no run and no evaluation reads, and
+    ``replay.jsonl``, the background rows under a task of their own.
+
+    Args:
+        out: Folder that `build_subset` has written.
+        counts: Documents of Task 1, 2 and 3.
+
+    Raises:
+        UnlearnError: The data set has too few documents left.
+    """
+    lume, out = Path(lume), Path(out)
+    names = ("forget", "retain", "background", "member", "nonmember")
+    used = {
+        document_id(str(row["id"])) for name in names for _, row in read_rows(out / f"{name}.jsonl")
+    }
+    left: dict[str, dict[str, list[Record]]] = {task: {} for task in TASKS}
+    for side in ("forget", "retain"):
+        for task, documents in _documents(lume / "train" / f"{side}.jsonl", sizes.words).items():
+            left[task] |= {name: rows for name, rows in documents.items() if name not in used}
+    chosen: list[Record] = []
+    for task, count in zip(TASKS, counts, strict=True):
+        free = sorted(left[task])
+        if len(free) < count:
+            raise UnlearnError(
+                f"{lume} has {len(free)} documents of {task} left for held-out rows but {count} "
+                "are asked for; give the whole data set or a smaller subset."
+            )
+        random.Random(f"{seed}/heldout/{task}").shuffle(free)
+        chosen += [row for name in free[:count] for row in left[task][name]]
+    replay = [row | {"task": "replay"} for _, row in read_rows(out / "background.jsonl")]
+    return {
+        "heldout": _write(out / "heldout.jsonl", [_row(row) for row in chosen]),
+        "replay": _write(out / "replay.jsonl", replay),
+    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -110,6 +111,8 @@ def plan_real(
     *,
     sizes: RealSizes = RealSizes(),  # noqa: B008 (frozen)
     console: Console | None = None,
+    stages: Callable[[Path, Path | None, RealSizes, Path], dict[str, Kind]] = table,
+    name: str = "demo-real",
 ) -> Plan:
     """The job, not yet started; what is not given comes from environment and machine.
 
@@ -117,6 +120,7 @@ def plan_real(
         lume: Folder of LUME, see `LUME_HINT`.
         tofu: Folder of TOFU's general-knowledge files; without one there is no utility.
         threads: In all; the two forgetting runs share them.
+        stages, name: Of another job on the same model and data.
 
     Raises:
         UnlearnError: There is no LUME.
@@ -126,9 +130,9 @@ def plan_real(
         raise UnlearnError(f"the data are missing: set LUME_DIR (or --lume) to {LUME_HINT}.")
     tofu = tofu or default_folder("TOFU_DIR", "../shared/tofu")
     return Plan(
-        "axolotl unlearn demo-real",
+        f"axolotl unlearn {name}",
         Path(out),
-        table(Path(lume), tofu, sizes, Path(out)),
+        stages(Path(lume), tofu, sizes, Path(out)),
         train_options=precision(bf16),
         threads=threads,
         console=console or Console(),

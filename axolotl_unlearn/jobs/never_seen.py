@@ -7,7 +7,7 @@ rivals. The retrained model only judges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -49,13 +49,21 @@ def teacher_words(plan: Plan) -> list[str | Path]:
     ]
 
 
-def attacked_words(plan: Plan, models: Sequence[str]) -> list[str | Path]:
+def attacked_words(
+    plan: Plan, models: Mapping[str, str], reference: str = "base"
+) -> list[str | Path]:
     """The command that attacks all models; the public model from before is the attacker's own."""
-    there = [name for name in models if not plan.left_out(name)]
+    there = {name: stage for name, stage in models.items() if not plan.left_out(stage)}
     return [
-        *("python", "-m", "axolotl_unlearn.analysis.attacked", "--reference", plan.model("base")),
+        *(
+            "python",
+            "-m",
+            "axolotl_unlearn.analysis.attacked",
+            "--reference",
+            plan.model(reference),
+        ),
         *("--data", near(plan.data), "--out", near(plan.out / "attacked.json")),
-        *(f"{name}={plan.model(name)}" for name in there),
+        *(f"{name}={plan.model(stage)}" for name, stage in there.items()),
     ]
 
 
@@ -97,7 +105,7 @@ def table(out: Path, seed: int, sizes: LifeSizes, full: bool) -> dict[str, Kind]
         models += RIVALS
     stages["eval"] = Evaluate(tuple(models), options=MEMBERS, title="score all models")
     stages["attacked"] = Run(
-        lambda plan: attacked_words(plan, models),
+        lambda plan: attacked_words(plan, {name: name for name in models}),
         "attacked.json",
         title="attack all models",
         needs=("base", *models),
@@ -105,7 +113,7 @@ def table(out: Path, seed: int, sizes: LifeSizes, full: bool) -> dict[str, Kind]
     for name in ("merged", "match"):
         stages[f"relearn-{name}"] = Run(
             lambda plan, name=name: [
-                *("axolotl", "unlearn", "attack", "relearn", plan.model(name)),
+                *("axolotl", "unlearn", "attack", "relearn", f"{name}={plan.model(name)}"),
                 *("--control", plan.model("retrained"), "--data", near(plan.data)),
                 *(*RELEARN, "--out", near(plan.out / "eval")),
             ],

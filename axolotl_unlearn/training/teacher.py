@@ -180,12 +180,14 @@ def make_teacher(
     rows: int | None = None,
     passes: int = 1,
     seed: int | None = None,
+    bf16: bool | None = None,
 ) -> TeacherCost:
     """Train the teacher with ``axolotl train`` and write ``out/teacher.json``.
 
     Args:
         config_path: Config of the run that made the model.
         rows: About how many retained rows it reads; default all.
+        bf16: Instead of the config's.
 
     Raises:
         UnlearnError: The config, the rows or the training.
@@ -202,7 +204,7 @@ def make_teacher(
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     file = out / "teacher-rows.jsonl"
-    derived = teacher_config(config, file, out)
+    derived = teacher_config(config, file, out) | ({} if bf16 is None else {"bf16": bf16})
     batch = int(config.get("micro_batch_size") or 1)
     order = stream(chosen, passes, batch, seed)
     fields = ("id", "input", "output", "task", "kind")
