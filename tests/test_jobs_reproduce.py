@@ -45,7 +45,7 @@ def test_stages_of_a_seed(tmp_path):
     assert set(stages) >= {"over", "under", "merged", "tuned", "reproduction", "test", "retrained"}
     assert set(stages) >= {"tuned_four", "pairs", *SINGLES, *OTHERS}
     assert not {"eval", "path", "single"} & set(stages)
-    assert "--data" in stages["tuned"].command and "--trials" in stages["tuned"].command
+    assert {"--data", "--trials"} <= set(stages["tuned"].command())
     for name, half in (("validation", "validation"), ("test", "test")):
         command = stages[name].command()
         assert command[command.index("--data") + 1] == str(out / "data" / half)

@@ -47,7 +47,7 @@ def test_stages_of_a_new_seed(source, tmp_path):
             *("seed", "output_dir", "base_model", "datasets", "dataset_prepared_path"),
             *("save_strategy", "save_steps", "save_only_model"),
         }
-        assert "--bf16=false" not in stages[name].command
+        assert "--bf16=false" not in stages[name].command()
 
 
 def test_its_own_seed_is_not_trained_again(source, tmp_path):

@@ -1,8 +1,8 @@
 """Run the stages of a job side by side as subprocesses: order, progress, resume, clear failures.
 
-A stage is a command with its inputs. It runs when the stages it needs are done and threads are
-free; it is kept when a stamp from an earlier run carries the same key (command, input files,
-versions, keys of the stages before it; not the number of threads) and its output is still there.
+A stage runs when the stages it needs are done and threads are free. It is kept when a stamp of an
+earlier run carries the same key (command, input files, versions, keys of the stages before it; not
+the number of threads) and its output is still there.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store, content_key, file_digest, versions
@@ -36,8 +38,7 @@ class Stage:
     """One command of a job.
 
     Attributes:
-        name: Short name; also names log and stamp.
-        title: What the display says.
+        name: Also names log and stamp.
         command: Arguments of a subprocess, or a function that returns them at the start, or None
             for a stage that is only `action`.
         output: File that must exist afterwards.
@@ -91,11 +92,8 @@ def stage_key(stage: Stage, command: list[str] | None, before: Iterable[str]) ->
 
 def last_lines(log: Path, count: int = LOG_LINES) -> str:
     """The end of a log without progress bars."""
-    if not log.exists():
-        return ""
-    text = log.read_text("utf-8", errors="replace").replace("\r", "\n")
-    lines = [line for line in text.split("\n") if not _NOISE.search(line)]
-    return "\n".join(lines[-count:])
+    text = log.read_text("utf-8", errors="replace").replace("\r", "\n") if log.exists() else ""
+    return "\n".join([line for line in text.split("\n") if not _NOISE.search(line)][-count:])
 
 
 def training_progress(log: Path) -> tuple[int, int] | None:
@@ -107,66 +105,44 @@ def training_progress(log: Path) -> tuple[int, int] | None:
             tail = file.read()
     except OSError:
         return None
-    tail = tail.rpartition(_TRAINING)[2] if _TRAINING in tail else tail
-    found = _STEPS.findall(tail) if size > 4096 or _TRAINING in log.read_bytes() else []
-    if not found:
+    found = _STEPS.findall(tail.rpartition(_TRAINING)[2])
+    if not found or (_TRAINING not in tail and size <= 4096):
         return None
-    done, total = map(int, found[-1])
-    return done, total
+    return int(found[-1][0]), int(found[-1][1])
 
 
 class _Display:
     """Bars on a terminal; elsewhere (a log file, CI) a line when a stage starts and ends."""
 
     def __init__(self, console: Console, stages: Iterable[Stage]) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
-
         self.console = console
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self.bars = Progress(
-            *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
-        )
+        hidden = not console.is_terminal
+        self.bars = Progress(*columns, TimeElapsedColumn(), console=console, disable=hidden)
         self.tasks = {s.name: self.bars.add_task(s.title, total=None, start=False) for s in stages}
 
-    def say(self, line: str) -> None:
-        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+    def say(self, line: str, always: bool = False) -> None:
+        if always or not self.console.is_terminal:
+            line = f"{time.strftime('%H:%M:%S')} {line}"
+            self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    def _line(self, line: str) -> None:
-        if not self.console.is_terminal:
-            self.say(f"{time.strftime('%H:%M:%S')} {line}")
-
-    def start(self, stage: Stage, log: Path | None) -> None:
+    def start(self, stage: Stage, log: Path | None = None) -> None:
         self.bars.start_task(self.tasks[stage.name])
-        self._line(f"{stage.title}: started" + (f", log {log}" if log else ""))
+        self.say(f"{stage.title}: started" + (f", log {log}" if log else ""))
 
     def step(self, stage: Stage, steps: tuple[int, int] | None) -> None:
         if steps:
             self.bars.update(self.tasks[stage.name], completed=steps[0], total=steps[1])
 
     def end(self, stage: Stage, outcome: Outcome) -> None:
-        state = outcome.state
-        if state == "done":
-            state += f" ({outcome.seconds:.0f} s)"
-        elif state == "kept":
-            state = "unchanged, kept from an earlier run"
-        completed = 0 if outcome.reason else 1
-        self.bars.update(
-            self.tasks[stage.name],
-            total=1,
-            completed=completed,
-            description=f"{stage.title}: {state}",
-        )
-        self.bars.stop_task(self.tasks[stage.name])
-        if outcome.reason:
-            self.say(f"{stage.title}: left out. {outcome.reason}")
-        else:
-            self._line(f"{stage.title}: {state}")
+        seconds = f"done ({outcome.seconds:.0f} s)"
+        kept = "unchanged, kept from an earlier run"
+        state = {"done": seconds, "kept": kept}.get(outcome.state, f"left out. {outcome.reason}")
+        task, done = self.tasks[stage.name], 0 if outcome.reason else 1
+        title = f"{stage.title}: {'left out' if outcome.reason else state}"
+        self.bars.update(task, total=1, completed=done, description=title)
+        self.bars.stop_task(task)
+        self.say(f"{stage.title}: {state}", always=bool(outcome.reason))
 
 
 def _cpu_of_children() -> float:
@@ -174,16 +150,21 @@ def _cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _end_on_sigterm() -> Callable[[], None]:
-    """Let SIGTERM unwind the stack, so that no command outlives us; returns the way back."""
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
+@contextmanager
+def _end_on_sigterm():
+    """Let SIGTERM unwind the stack, so that no command outlives us."""
 
     def leave(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = signal.signal(signal.SIGTERM, leave)
-    return lambda: signal.signal(signal.SIGTERM, before) and None
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Job:
@@ -212,6 +193,7 @@ class Job:
         self.stages: list[Stage] = []
         self.started = time.monotonic()
         self._stamps = Store(folder / "stamps")
+        self._running: list[_Running] = []
         self._cpu_before = _cpu_of_children()
 
     def add(self, stage: Stage) -> None:
@@ -242,88 +224,78 @@ class Job:
             UnlearnError: A command failed; the sentence ends with the last lines of its log.
         """
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-        waiting = list(self.stages)
-        running: list[_Running] = []
-        restore = _end_on_sigterm()
         display = _Display(self.console, self.stages)
         try:
-            with display.bars:
-                while waiting or running:
-                    changed = self._start_ready(waiting, running, display)
-                    for entry in list(running):
+            with _end_on_sigterm(), display.bars:
+                while len(self.outcomes) < len(self.stages):
+                    started = [self._start(stage, display) for stage in self._ready()]
+                    ended = [entry for entry in self._running if entry.process.poll() is not None]
+                    for entry in self._running:
                         display.step(entry.stage, training_progress(entry.log))
-                        if entry.process.poll() is not None:
-                            running.remove(entry)
-                            self._finish(entry, display)
-                            changed = True
-                    if not changed:
+                    for entry in ended:
+                        self._running.remove(entry)
+                        self._finish(entry, display)
+                    if not any(started) and not ended:
                         time.sleep(POLL_SECONDS)
-        finally:
-            restore()
-            for entry in running:  # after an error, Ctrl-C or a termination
+        finally:  # after an error, Ctrl-C or a termination
+            for entry in self._running:
                 entry.process.terminate()
-            for entry in running:
+            for entry in self._running:
                 entry.process.wait()
         return self.outcomes
 
-    def _start_ready(
-        self, waiting: list[Stage], running: list[_Running], display: _Display
-    ) -> bool:
-        """Start, keep or leave out what can be; whether anything was."""
-        ready = [s for s in waiting if all(name in self.outcomes for name in s.needs)]
-        changed = False
-        for stage in ready:
-            wanted = min(stage.threads, self.threads)
-            free = self.threads - sum(min(e.stage.threads, self.threads) for e in running)
-            if stage.command is not None and wanted > free:
-                continue
-            waiting.remove(stage)
-            changed = True
-            reason = stage.skip_if() if stage.skip_if else None
-            if reason:
-                self._end(stage, Outcome("left out", "", 0.0, reason), display)
-                continue
-            command = stage.command() if callable(stage.command) else stage.command
-            key = stage_key(stage, command, [self.outcomes[name].key for name in stage.needs])
-            stamp = self._stamps.get(stage.name)
-            if stage.output.exists() and stamp and stamp["key"] == key:
-                self._end(stage, Outcome("kept", key, stamp["seconds"]), display)
-                continue
-            # Gone before the start: half an output is never taken for a whole one.
-            self._stamps.put(stage.name, {"key": None})
-            if stage.before is not None:
-                stage.before()
-            if command is None:
-                display.start(stage, None)
-                began = time.monotonic()
-                stage.action()
-                self._done(stage, key, began, display)
-            else:
-                entry = self._spawn(stage, command, key)
-                running.append(entry)
-                display.start(stage, entry.log)
-        return changed
+    def _ready(self) -> list[Stage]:
+        begun = {*self.outcomes, *(entry.stage.name for entry in self._running)}
+        waiting = [stage for stage in self.stages if stage.name not in begun]
+        return [s for s in waiting if all(name in self.outcomes for name in s.needs)]
 
-    def _spawn(self, stage: Stage, command: list[str], key: str) -> _Running:
-        log = self.folder / "logs" / f"{stage.name}.log"
-        threads = str(min(stage.threads, self.threads))
+    def _start(self, stage: Stage, display: _Display) -> bool:
+        """Start, keep or leave out a stage that is ready; False if it has to wait for threads."""
+        wanted = min(stage.threads, self.threads)
+        busy = sum(min(entry.stage.threads, self.threads) for entry in self._running)
+        if stage.command is not None and busy + wanted > self.threads:
+            return False
+        began = time.monotonic()
+        reason = stage.skip_if() if stage.skip_if else None
+        if reason:
+            self._end(stage, Outcome("left out", "", 0.0, reason), display)
+            return True
+        command = stage.command() if callable(stage.command) else stage.command
+        key = stage_key(stage, command, [self.outcomes[name].key for name in stage.needs])
+        stamp = self._stamps.get(stage.name)
+        if stage.output.exists() and stamp and stamp["key"] == key:
+            self._end(stage, Outcome("kept", key, stamp["seconds"]), display)
+            return True
+        # Gone before the start: half an output is never taken for a whole one.
+        self._stamps.put(stage.name, {"key": None})
+        if stage.before is not None:
+            stage.before()
+        if command is None:
+            display.start(stage)
+            stage.action()
+            self._done(stage, key, began, display)
+        else:
+            log = self.folder / "logs" / f"{stage.name}.log"
+            process = self._spawn(stage, command, log, str(wanted))
+            self._running.append(_Running(stage, process, key, began, log))
+            display.start(stage, log)
+        return True
+
+    def _spawn(self, stage: Stage, command: list[str], log: Path, threads: str):
+        environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        streams = {"stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
         with log.open("wb") as file:
             file.write(("$ " + " ".join(command) + "\n").encode())
             file.flush()
             try:
-                process = subprocess.Popen(
-                    command,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    env=self.environment | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+                return subprocess.Popen(
+                    command, stdout=file, env=self.environment | environment, **streams
                 )
             except OSError as error:
                 raise UnlearnError(
                     f"{stage.title}: cannot start `{command[0]}` ({error.strerror}); install the "
                     "package into this environment."
                 ) from error
-        return _Running(stage, process, key, time.monotonic(), log)
 
     def _finish(self, entry: _Running, display: _Display) -> None:
         stage, code = entry.stage, entry.process.returncode

@@ -38,7 +38,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from rich.console import Console
@@ -181,8 +181,18 @@ class Plan:
         folders = [Path(part) for n in names if n not in self.table for part in str(n).split("+")]
         return [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
 
-    def rows(self, folder: Path) -> list[Path]:
-        return sorted(folder.glob("*.jsonl"))
+    def rows(self, part: str = "") -> list[Path]:
+        return sorted((self.data / part).glob("*.jsonl"))
+
+    def config_file(self, name: str) -> Path:
+        return self.out / "configs" / f"{name}.yml"
+
+    def write_config(self, name: str, example: str, config: Mapping[str, Any]) -> Path:
+        path = self.config_file(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = f"# Written by `{self.name}` from {example}.\n"
+        path.write_text(head + yaml.safe_dump(config, sort_keys=False), "utf-8")
+        return path
 
     def share(self, share: float | None) -> int:
         """A share of the threads; None is one thread, so that results do not depend on cores."""
@@ -241,25 +251,39 @@ class Kind:
     skip_if: Callable[[Plan], str | None] | None = field(default=None, kw_only=True)
     share: float | None = field(default=None, kw_only=True)
 
-    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
-        raise NotImplementedError
+    #: File below the job's folder that the stage writes; {} is its name.
+    writes: ClassVar[str] = "{}/config.json"
 
     def model(self, plan: Plan, name: str) -> str | Path:
         """Where the model of this stage lies."""
         return plan.out / name
 
-    def stage(self, plan: Plan, name: str, command: Any, output: Path, **more: Any) -> Stage:
-        """A `runner.Stage` with what all stages have."""
+    def uses(self) -> Sequence[str]:
+        """Models that the stage starts from: names of the table, or paths."""
+        return ()
+
+    def command(self, plan: Plan, name: str) -> list[str]:
+        """What to run; asked when the stage can start."""
+        raise NotImplementedError
+
+    def files(self, plan: Plan, name: str) -> Iterable[Path]:
+        """Files whose content the result depends on, beside the weights of models used."""
+        return ()
+
+    def stages(self, plan: Plan, name: str, **more: Any) -> Iterable[Stage]:
         skip = self.skip_if
-        more.setdefault("needs", plan.needs(self))
-        return Stage(
+        yield Stage(
             name,
             self.title or name,
-            command,
-            output,
-            skip_if=(lambda: skip(plan)) if skip else None,
-            threads=plan.share(self.share),
-            **more,
+            **{
+                "command": lambda: self.command(plan, name),
+                "output": plan.out / self.writes.format(name),
+                "inputs": lambda: [*self.files(plan, name), *plan.given(*self.uses())],
+                "needs": plan.needs(self, *self.uses()),
+                "skip_if": (lambda: skip(plan)) if skip else None,
+                "threads": plan.share(self.share),
+                **more,
+            },
         )
 
 
@@ -272,17 +296,17 @@ class Make(Kind):
     settings: object = None
     inputs: Sequence[Path] = ()
 
-    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
-        needs = [stage for other in self.needs for stage in plan.maker(other)]
-        yield self.stage(
+    def files(self, plan: Plan, name: str) -> Iterable[Path]:
+        return self.inputs
+
+    def stages(self, plan: Plan, name: str, **more: Any) -> Iterable[Stage]:
+        return super().stages(
             plan,
             name,
-            None,
-            plan.out / self.output,
+            command=None,
             action=lambda: self.make(plan) and None,
             settings=self.settings,
-            inputs=self.inputs,
-            needs=needs,
+            output=plan.out / self.output,
         )
 
 
@@ -293,12 +317,12 @@ class Run(Kind):
     words: Callable[[Plan], Sequence[str | Path]]
     output: str
 
-    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
-        def command() -> list[str]:
-            first, *rest = map(str, self.words(plan))
-            return [executable(first) if os.sep not in first else first, *rest]
+    def command(self, plan: Plan, name: str) -> list[str]:
+        first, *rest = map(str, self.words(plan))
+        return [executable(first) if os.sep not in first else first, *rest]
 
-        yield self.stage(plan, name, command, plan.out / self.output)
+    def stages(self, plan: Plan, name: str, **more: Any) -> Iterable[Stage]:
+        return super().stages(plan, name, output=plan.out / self.output)
 
 
 @dataclass(frozen=True)
@@ -321,6 +345,9 @@ class Train(Kind):
     merged: bool = False
     seed_shift: int = 0
 
+    def uses(self) -> Sequence[str]:
+        return () if self.base is None else (str(self.base),)
+
     def config(self, plan: Plan, name: str) -> dict[str, Any]:
         """The example with this stage's paths, seed and changes."""
         path = plan.home / "examples" / f"{self.example}.yml"
@@ -330,46 +357,45 @@ class Train(Kind):
         if plan.seed is not None:
             config["seed"] = plan.seed + self.seed_shift
         if self.base is not None:
-            config["base_model"] = plan.model(self.base)
+            config["base_model"] = plan.model(str(self.base))
         if config.get("unlearn", {}).pop("demo_data", None) and not config["unlearn"]:
             del config["unlearn"]  # the first stage has made the data
         for key, value in self.changes.items():
             change(config, key, value)
         for entry in config["datasets"]:
             given = entry["path"]
-            at = given if isinstance(given, Path) else plan.data / Path(given).name
-            entry["path"] = near(at)
+            entry["path"] = near(given if isinstance(given, Path) else plan.data / Path(given).name)
         return config
 
-    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
+    def command(self, plan: Plan, name: str) -> list[str]:
+        path = near(plan.config_file(name))
+        # `python` spares the second start of Python under `accelerate launch`.
+        return [executable("axolotl"), "train", path, "--launcher", "python", *plan.train_options]
+
+    def files(self, plan: Plan, name: str) -> Iterable[Path]:
+        data = [Path(entry["path"]) for entry in self.config(plan, name)["datasets"]]
+        return [plan.config_file(name), *data]
+
+    def stages(self, plan: Plan, name: str, **more: Any) -> Iterable[Stage]:
         config = self.config(plan, name)
-        path = plan.out / "configs" / f"{name}.yml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        head = f"# Written by `{plan.name}` from examples/{self.example}.yml.\n"
-        path.write_text(head + yaml.safe_dump(config, sort_keys=False), "utf-8")
-        lora = "adapter" in config
-        data = [Path(entry["path"]) for entry in config["datasets"]]
-        of_base = () if self.base is None else (self.base,)
-        axolotl = executable("axolotl")
-        yield self.stage(
+        path = plan.write_config(name, f"examples/{self.example}.yml", config)
+        weights = "adapter_model" if "adapter" in config else "model"
+        yield from super().stages(
             plan,
             name,
-            # `python` spares the second start of Python under `accelerate launch`.
-            [axolotl, "train", near(path), "--launcher", "python", *plan.train_options],
-            plan.out / name / ("adapter_model.safetensors" if lora else "model.safetensors"),
-            inputs=lambda: [path, *data, *plan.given(*of_base)],
-            needs=plan.needs(self, *of_base),
+            output=plan.out / name / f"{weights}.safetensors",
             # Checkpoints of an earlier run must not be taken for this one's.
             before=lambda: shutil.rmtree(plan.out / name, ignore_errors=True),
+            **more,
         )
         if self.merged:
             yield Stage(
                 f"{name}-merged",
                 f"merge the adapter of {name}",
                 # In float32: bfloat16 would round most of a LoRA-sized change away.
-                [axolotl, "merge-lora", near(path), "--bf16=false"],
+                [executable("axolotl"), "merge-lora", near(path), "--bf16=false"],
                 plan.out / name / "merged" / "config.json",
-                needs=[*plan.maker(self.base or ""), name],
+                needs=[*plan.maker(str(self.base)), name],
                 skip_if=lambda: plan.left_out(name),
                 threads=plan.share(self.share),
             )
@@ -378,7 +404,7 @@ class Train(Kind):
         if self.merged:
             return plan.out / name / "merged"
         if "adapter" in self.config(plan, name):
-            return f"{plan.model(self.base)}+{near(plan.out / name)}"
+            return f"{plan.model(str(self.base))}+{near(plan.out / name)}"
         return plan.out / name
 
 
@@ -398,38 +424,34 @@ class Merge(Kind):
     config: str | None = None
     options: Sequence[str] = ()
 
-    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
-        out, parents = plan.out / name, [plan.model(parent) for parent in self.parents]
-        if self.config is None:
-            command = [
-                *(executable("axolotl"), "unlearn", "merge", *self.options, "--parents", *parents),
-                *("--base", plan.model(self.base), "--out", near(out), "--overwrite"),
-            ]
-            inputs = []
-        else:
-            inputs = [self._recipe(plan, name, parents)]
-            command = [executable("mergekit-yaml"), near(inputs[0]), near(out)]
-        yield self.stage(
-            plan,
-            name,
-            command,
-            out / "config.json",
-            inputs=lambda: [*inputs, *plan.given(self.base, *self.parents)],
-            needs=plan.needs(self, self.base, *self.parents),
-        )
+    def uses(self) -> Sequence[str]:
+        return (self.base, *self.parents)
 
-    def _recipe(self, plan: Plan, name: str, parents: Sequence[str]) -> Path:
-        path = plan.home / "mergekit_configs" / f"{self.config}.yml"
-        recipe = yaml.safe_load(path.read_text("utf-8"))
-        # mergekit takes "a/b" for the name of a hub repository: absolute paths.
-        recipe["base_model"] = os.path.abspath(plan.model(self.base))
-        for entry, parent in zip(recipe["models"], parents, strict=True):
-            entry["model"] = os.path.abspath(parent)
-        copy = plan.out / "configs" / f"{name}.yml"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        head = f"# Written by `{plan.name}` from mergekit_configs/{self.config}.yml.\n"
-        copy.write_text(head + yaml.safe_dump(recipe, sort_keys=False), "utf-8")
-        return copy
+    def command(self, plan: Plan, name: str) -> list[str]:
+        base, *parents = map(plan.model, self.uses())
+        if self.config:
+            return [
+                executable("mergekit-yaml"),
+                *map(near, (plan.config_file(name), plan.out / name)),
+            ]
+        return [
+            *(executable("axolotl"), "unlearn", "merge", *self.options, "--parents", *parents),
+            *("--base", base, "--out", near(plan.out / name), "--overwrite"),
+        ]
+
+    def files(self, plan: Plan, name: str) -> Iterable[Path]:
+        return [plan.config_file(name)] if self.config else []
+
+    def stages(self, plan: Plan, name: str, **more: Any) -> Iterable[Stage]:
+        if self.config:
+            # mergekit takes "a/b" for the name of a hub repository: absolute paths.
+            base, *parents = (os.path.abspath(plan.model(model)) for model in self.uses())
+            path = plan.home / "mergekit_configs" / f"{self.config}.yml"
+            recipe = yaml.safe_load(path.read_text("utf-8")) | {"base_model": base}
+            for entry, parent in zip(recipe["models"], parents, strict=True):
+                entry["model"] = parent
+            plan.write_config(name, f"mergekit_configs/{self.config}.yml", recipe)
+        return super().stages(plan, name, **more)
 
 
 @dataclass(frozen=True)
@@ -440,26 +462,22 @@ class Search(Kind):
     parents: Sequence[str]
     trials: int = 24
     options: Sequence[str] = ()
+    writes: ClassVar[str] = "{}/tune.json"
 
-    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
-        yield self.stage(
-            plan,
-            name,
-            [
-                *(executable("axolotl"), "unlearn", "tune-merge", "--parents"),
-                *(plan.adapter(parent) for parent in self.parents),
-                *("--base", plan.model(self.base), "--data", near(plan.data)),
-                *("--out", near(plan.out / name), "--trials", str(self.trials), "--overwrite"),
-                *("--max-new-tokens", str(MAX_NEW_TOKENS), *self.options),
-            ],
-            plan.out / name / "tune.json",
-            inputs=lambda: [
-                *plan.rows(plan.data / "validation"),
-                *plan.rows(plan.data / "test"),
-                *plan.given(self.base, *self.parents),
-            ],
-            needs=plan.needs(self, self.base, *self.parents),
-        )
+    def uses(self) -> Sequence[str]:
+        return (self.base, *self.parents)
+
+    def command(self, plan: Plan, name: str) -> list[str]:
+        return [
+            *(executable("axolotl"), "unlearn", "tune-merge", "--parents"),
+            *(plan.adapter(parent) for parent in self.parents),
+            *("--base", plan.model(self.base), "--data", near(plan.data)),
+            *("--out", near(plan.out / name), "--trials", str(self.trials), "--overwrite"),
+            *("--max-new-tokens", str(MAX_NEW_TOKENS), *self.options),
+        ]
+
+    def files(self, plan: Plan, name: str) -> Iterable[Path]:
+        return [path for half in ("validation", "test") for path in plan.rows(half)]
 
     def model(self, plan: Plan, name: str) -> Path:
         return plan.out / name / "best"
@@ -481,37 +499,35 @@ class Evaluate(Kind):
     part: str = ""
     options: Sequence[str] = ()
     then: Callable[[Plan], Any] | None = None
+    writes: ClassVar[str] = "{}/results.json"
 
     def _named(self, plan: Plan) -> Mapping[str, str]:
         if callable(self.models):
             return self.models(plan)
         return self.models if isinstance(self.models, Mapping) else {n: n for n in self.models}
 
-    def stages(self, plan: Plan, name: str) -> Iterable[Stage]:
-        data, out = plan.data / self.part, plan.out / name
-        known = {} if callable(self.models) else self._named(plan)
+    def uses(self) -> Sequence[str]:
+        if callable(self.models):
+            return ()
+        return tuple(self.models.values() if isinstance(self.models, Mapping) else self.models)
 
-        def command() -> list[str]:
-            models = {
-                n: where for n, where in self._named(plan).items() if not plan.left_out(where)
-            }
-            return [
-                *(executable("axolotl"), "unlearn", "eval"),
-                *(f"{n}={plan.model(where)}" for n, where in models.items()),
-                *("--data", near(data), "--out", near(out), "--store", near(plan.store)),
-                *("--max-gen-toks", str(MAX_NEW_TOKENS), "--quiet", *self.options),
-            ]
+    def command(self, plan: Plan, name: str) -> list[str]:
+        models = {n: where for n, where in self._named(plan).items() if not plan.left_out(where)}
+        return [
+            *(executable("axolotl"), "unlearn", "eval"),
+            *(f"{n}={plan.model(where)}" for n, where in models.items()),
+            *("--data", near(plan.data / self.part), "--out", near(plan.out / name)),
+            *("--store", near(plan.store), "--max-gen-toks", str(MAX_NEW_TOKENS), "--quiet"),
+            *self.options,
+        ]
 
+    def files(self, plan: Plan, name: str) -> Iterable[Path]:
+        return plan.rows(self.part)
+
+    def stages(self, plan: Plan, name: str, **more: Any) -> Iterable[Stage]:
         then = self.then
-        yield self.stage(
-            plan,
-            name,
-            command,
-            out / "results.json",
-            inputs=lambda: [*plan.rows(data), *plan.given(*known.values())],
-            needs=plan.needs(self, *known.values()),
-            action=(lambda: then(plan) and None) if then else None,
-        )
+        action = (lambda: then(plan) and None) if then else None
+        return super().stages(plan, name, action=action, **more)
 
 
 def change(config: dict[str, Any], key: str, value: Any) -> None:
