@@ -26,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.analysis.seeds import Table, markdown
 from axolotl_unlearn.jobs import pages
 
 DOCS = Path(__file__).resolve().parent
@@ -35,7 +36,7 @@ CELL = re.compile(r"(<!--= (\S+) (\S+) (.+?) (\S+) -->)[^<]*(<!--/-->)")
 
 
 @cache
-def tables(file: str) -> dict[str, pages.Table]:
+def tables(file: str) -> dict[str, Table]:
     """All tables of a data file."""
     path = DOCS / "data" / f"{file}.json"
     if not path.is_file():
@@ -44,13 +45,13 @@ def tables(file: str) -> dict[str, pages.Table]:
     return content["tables"] if "tables" in content else of_study(content)
 
 
-def of_study(content: dict[str, Any]) -> dict[str, pages.Table]:
+def of_study(content: dict[str, Any]) -> dict[str, Table]:
     """The tables of a study over seeds."""
     seeds = {int(seed): models for seed, models in content["seeds"].items()}
     return pages.study_tables(seeds)
 
 
-def chosen(table: pages.Table, names: str | None) -> pages.Table:
+def chosen(table: Table, names: str | None) -> Table:
     """Some columns of a table, in the order asked for; the first always."""
     if not names:
         return table
@@ -71,7 +72,7 @@ def cell(file: str, key: str, row: str, column: str) -> str:
 
 def filled(text: str) -> str:
     """A page with all its tables and cells made anew."""
-    text = TABLE.sub(lambda m: m[1] + pages.markdown(chosen(tables(m[2])[m[3]], m[4])) + m[5], text)
+    text = TABLE.sub(lambda m: m[1] + markdown(chosen(tables(m[2])[m[3]], m[4])) + m[5], text)
     return CELL.sub(lambda m: m[1] + cell(m[2], m[3], m[4], m[5]) + m[6], text)
 
 

@@ -259,7 +259,7 @@ def test_retrained_is_memorised_without_the_forget_set(lume, tmp_path):
 def test_folder_of_lume_comes_from_the_environment(lume, tmp_path, monkeypatch):
     monkeypatch.setenv("LUME_DIR", str(lume))
     data = next(s for s in plan_real(tmp_path, bf16=True).job.stages if s.name == "data")
-    assert data.inputs[0] == lume / "train" / "forget.jsonl"
+    assert data.inputs()[0] == lume / "train" / "forget.jsonl"
     monkeypatch.delenv("LUME_DIR")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnlearnError, match="set LUME_DIR"):

@@ -18,6 +18,12 @@ from pathlib import Path
 from axolotl_unlearn.analysis import figures
 from axolotl_unlearn.analysis.geometry import task_vectors, update_angles
 from axolotl_unlearn.analysis.paper import COLUMNS, TABLE_2
+from axolotl_unlearn.analysis.seeds import (
+    count_of_seeds,
+    interval_over_seeds,
+    markdown,
+    with_half_width,
+)
 from axolotl_unlearn.analysis.sweep import densities, path, sweep, table_two_recipes
 from axolotl_unlearn.analysis.trajectory import checkpoints, losses, trajectory
 from axolotl_unlearn.errors import UnlearnError
@@ -143,67 +149,65 @@ def _run_figures(base, run, name, score, model, result, drawn, log) -> None:
 
 def page(result: Mapping) -> str:
     """The tables beside the paper's values, as markdown."""
-    lines = [
-        "# Table 2 and figures 2 to 5 from our own runs",
-        "",
-        f"Scores are {result['scores']}; our model, data and n differ from the paper's OLMo-7B, so "
-        "patterns can be compared, values cannot.",
-        "",
-        "| merge | space | scale | " + " | ".join(COLUMNS) + " | paper's Aggregate |",
-        "|---|---|---|" + "---|" * (len(COLUMNS) + 1),
-    ]
-    for name, scores in result["parents"].items():
-        lines.append(f"| {name} | | | {_cells(scores)} | |")
-    for row in result["table_2"]:
-        recipe = row["recipe"]
+    return "\n".join(
+        [
+            "# Table 2 and figures 2 to 5 from our own runs\n",
+            "Our model, data and n differ from the paper's OLMo-7B: patterns can be compared, "
+            "values cannot.\n",
+            *paper_parts([result]),
+            *(f"![{name}]({name}.png)" for name in result["figures"]),
+            *(f"\nLeft out: {line}" for line in result["left_out"]),
+            "",
+        ]
+    )
+
+
+def paper_parts(results: Sequence[Mapping]) -> list[str]:
+    """Table 2, figure 5, equal retention and geometry of one or more seeds, as markdown."""
+    count = f"{count_of_seeds(len(results))}, {results[0].get('scores', 'teacher-forced')} scores"
+    parents = results[0].get("parents", {})
+    merges = [[name, "", "", *_means([r["parents"][name] for r in results]), ""]
+              for name in parents]  # fmt: skip
+    for rows in zip(*(result["table_2"] for result in results), strict=True):
+        recipe = rows[0]["recipe"]
         paper = f"{TABLE_2[recipe['method']]:.3f}" if as_paper(Recipe.from_dict(recipe)) else ""
-        cells = _cells(row["scores"])
-        lines.append(
-            f"| {recipe['method']} | {recipe['space']} | {recipe['scale']} | {cells} | {paper} |"
-        )
-    if "equal_retention" in result:
-        lines += ["", *equal_retention_table([result["equal_retention"]])]
-    geometry = result["geometry"]
-    cosine = geometry["cosine"]["0,1"]
-    lines += [
-        "",
-        "Changes of over and under: norms "
-        f"{geometry['norm'][0]:.3g} and {geometry['norm'][1]:.3g}, "
-        f"cosine {'n/a' if cosine is None else f'{cosine:.2f}'}, opposite signs in "
-        f"{geometry['sign_conflict'] or 0:.0%} of the entries that both change.",
-        "",
-        *[f"![{name}]({name}.png)" for name in result["figures"]],
-        *[f"\nLeft out: {line}" for line in result["left_out"]],
-        "",
+        facts = [recipe[key] for key in ("method", "space", "scale")]
+        merges.append([*facts, *_means([row["scores"] for row in rows]), paper])
+    densities = [
+        [f"{rows[0]['recipe']['density']:g}", *_means([r["scores"] for r in rows])]
+        for rows in zip(*(result["figure_5"] for result in results), strict=True)
     ]
-    return "\n".join(lines)
-
-
-def equal_retention_table(results: Sequence[Mapping]) -> list[str]:
-    """Methods mixed with the original until they keep as much: means over results (seeds)."""
-    first = results[0]
-    lines = [
-        f"Mixed with the original until {first['metric']} is {first['keep']:.0%} of its own "
-        "(`amount`: share of the unlearned model, 1.00 where it keeps as much by itself):",
-        "",
-        "| model | amount | " + " | ".join(COLUMNS) + " |",
-        "|---|---|" + "---|" * len(COLUMNS),
+    merge = ["merge", "space", "scale", *COLUMNS, "paper's aggregate"]
+    parts = [
+        f"## Table 2 of the paper ({count})\n",
+        markdown({"columns": merge, "rows": merges}),
+        f"## Figure 5: density of TIES (delta space, average; {count})\n",
+        markdown({"columns": ["density", *COLUMNS], "rows": densities}),
     ]
-    for rows in zip(*(result["rows"] for result in results), strict=True):
-        scores = {
-            name: None
-            if any(row["scores"].get(name) is None for row in rows)
-            else statistics.fmean(row["scores"][name] for row in rows)
-            for name in COLUMNS
-        }
-        amount = statistics.fmean(row["amount"] for row in rows)
-        lines.append(f"| {rows[0]['name']} | {amount:.2f} | {_cells(scores)} |")
-    return lines
+    kept = [result["equal_retention"] for result in results if "equal_retention" in result]
+    if kept:
+        mixed = []
+        for rows in zip(*(each["rows"] for each in kept), strict=True):
+            amount = f"{statistics.fmean(row['amount'] for row in rows):.2f}"
+            mixed.append([rows[0]["name"], amount, *_means([r["scores"] for r in rows])])
+        parts += [
+            f"## Methods at equal retention ({count})\n",
+            f"Mixed with the original until {kept[0]['metric']} is {kept[0]['keep']:.0%} of its "
+            "own (`amount`: share of the unlearned model, 1.00 where it keeps as much by itself).\n",
+            markdown({"columns": ["model", "amount", *COLUMNS], "rows": mixed}),
+        ]
+    cosines = [result["geometry"]["cosine"]["0,1"] for result in results]
+    shown = ", ".join("n/a" if cosine is None else f"{cosine:.2f}" for cosine in cosines)
+    return [*parts, f"Cosine of the changes of over and under: {shown}.\n"]
 
 
-def _cells(scores: Mapping) -> str:
-    values = [scores.get(name) for name in COLUMNS]
-    return " | ".join("n/a" if value is None else f"{value:.3f}" for value in values)
+def _means(scores: Sequence[Mapping]) -> list[str]:
+    """Means over seeds with their intervals; n/a where a seed lacks the score."""
+    values = [[one.get(name) for one in scores] for name in COLUMNS]
+    return [
+        "n/a" if None in several else with_half_width(interval_over_seeds(several))
+        for several in values
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

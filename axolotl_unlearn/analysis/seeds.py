@@ -6,6 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
+#: ``{"columns": [...], "rows": [[...]]}`` of text.
+Table = dict[str, list]
+
 
 def interval_over_seeds(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half width of its 95 % interval over seeds (Student's t); nan for one seed."""
@@ -26,3 +29,9 @@ def with_half_width(value: tuple[float, float], sign: bool = False) -> str:
 
 def count_of_seeds(count: int) -> str:
     return f"{count} seed" if count == 1 else f"{count} seeds"
+
+
+def markdown(table: Table) -> str:
+    """A table as markdown, with its last line end."""
+    lines = [table["columns"], ["---"] * len(table["columns"]), *table["rows"]]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)

@@ -12,8 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.analysis.paper import COLUMNS, TABLE_2, table_one
-from axolotl_unlearn.analysis.seeds import count_of_seeds, interval_over_seeds, with_half_width
+from axolotl_unlearn.analysis.paper import COLUMNS, table_one
+from axolotl_unlearn.analysis.reproduce import paper_parts
+from axolotl_unlearn.analysis.seeds import (
+    Table,
+    count_of_seeds,
+    interval_over_seeds,
+    markdown,
+    with_half_width,
+)
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.statistics import holm
 
@@ -29,13 +36,6 @@ SHARED = ("original", "retrained")
 KEPT = ("cells", "intervals", "distance", "utility_groups")
 
 Seeds = Mapping[int, Mapping[str, Mapping[str, Any]]]
-Table = dict[str, list]
-
-
-def markdown(table: Table) -> str:
-    """A table as markdown, with its last line end."""
-    lines = [table["columns"], ["---"] * len(table["columns"]), *table["rows"]]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
 def read_models(folder: Path) -> dict[str, dict[str, Any]]:
@@ -178,46 +178,9 @@ def page(
     merged = "fixed" if "fixed" in _names(seeds) else "merged"
     parts.append("\n".join(table_one(seeds, merged=merged)) + "\n")
     parts.append("\n".join(hyperparameters) + "\n")
-    parts += paper_parts(reproduced) if reproduced else []
+    parts += paper_parts(list(reproduced.values())) if reproduced else []
     parts += pair_parts(paired) if paired else []
     return "\n".join(parts)
-
-
-def _means(rows: Sequence[Mapping], names: Sequence[str]) -> list[str]:
-    return [
-        with_half_width(interval_over_seeds([row["scores"][name] for row in rows]))
-        for name in names
-    ]
-
-
-def paper_parts(reproduced: Mapping[int, Mapping]) -> list[str]:
-    """Table 2 and figure 5 of the paper, and what belongs to them."""
-    from axolotl_unlearn.analysis.reproduce import as_paper, equal_retention_table
-    from axolotl_unlearn.merging.recipe import Recipe
-
-    results, count = list(reproduced.values()), count_of_seeds(len(reproduced))
-    merges, densities = [], []
-    for rows in zip(*(result["table_2"] for result in results), strict=True):
-        recipe = rows[0]["recipe"]
-        paper = f"{TABLE_2[recipe['method']]:.3f}" if as_paper(Recipe.from_dict(recipe)) else ""
-        facts = [recipe[k] for k in ("method", "space", "scale")]
-        merges.append([*facts, *_means(rows, ("aggregate", "task_aggregate", "mia_auc")), paper])
-    for rows in zip(*(result["figure_5"] for result in results), strict=True):
-        density = f"{rows[0]['recipe']['density']:g}"
-        densities.append([density, *_means(rows, ("aggregate", "mia_auc"))])
-    columns = ["merge", "space", "scale", "Aggregate", "Task Aggregate", "AUC"]
-    parts = [
-        f"## Table 2 of the paper ({count}, teacher-forced scores)\n",
-        markdown({"columns": [*columns, "paper's Aggregate"], "rows": merges}),
-        f"## Figure 5: density of TIES (delta space, average; {count})\n",
-        markdown({"columns": ["density", "Aggregate", "AUC"], "rows": densities}),
-    ]
-    kept = [result["equal_retention"] for result in results if "equal_retention" in result]
-    if kept:
-        parts.append(f"## Methods at equal retention ({count}, teacher-forced)\n")
-        parts.append("\n".join(equal_retention_table(kept)) + "\n")
-    cosines = [f"{result['geometry']['cosine']['0,1']:.2f}" for result in results]
-    return [*parts, f"Cosine of the two changes: {', '.join(cosines)}.\n"]
 
 
 def pair_parts(paired: Mapping[int, Mapping]) -> list[str]:
