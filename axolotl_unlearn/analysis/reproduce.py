@@ -193,7 +193,7 @@ def paper_parts(results: Sequence[Mapping]) -> list[str]:
         parts += [
             f"## Methods at equal retention ({count})\n",
             f"Mixed with the original until {kept[0]['metric']} is {kept[0]['keep']:.0%} of its "
-            "own (`amount`: share of the unlearned model, 1.00 where it keeps as much by itself).\n",
+            "own (`amount`: share of the unlearned model, 1.00 where it keeps as much itself).\n",
             markdown({"columns": ["model", "amount", *COLUMNS], "rows": mixed}),
         ]
     cosines = [result["geometry"]["cosine"]["0,1"] for result in results]
