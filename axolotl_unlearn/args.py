@@ -192,6 +192,7 @@ class FieldArgs(Strict):
     input: str = "input"
     output: str = "output"
     task: str = "task"
+    document: str = "document"
 
 
 class DataArgs(Strict):

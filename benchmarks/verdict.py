@@ -176,7 +176,7 @@ def best_of_variants(repeats: int, seed: int = 3) -> dict[str, Any]:
         rows = [{"variant": "as it is", "gain": {"recalled": dict(figures[0], value=0.0)}}]
         rows += [{"variant": str(i), "gain": {"recalled": f}} for i, f in enumerate(figures)]
         now += verdict.strongest_gain(rows)[2] < 0.05
-        before += max(figures, key=lambda f: f["value"])["low"] > 0
+        before += bool(max(figures, key=lambda f: f["value"])["low"] > 0)
     return {"repeats": repeats, "now": now / repeats, "before": before / repeats}
 
 
@@ -185,7 +185,7 @@ def coverage(repeats: int, resamples: int = 800, seed: int = 4) -> list[dict[str
     found = []
 
     def add(what: str, n: int, held: int) -> None:
-        found.append({"interval": what, "documents": n, "coverage": held / repeats,
+        found.append({"interval": what, "documents": n, "coverage": float(held) / repeats,
                       "repeats": repeats})  # fmt: skip
         print(found[-1], flush=True)
 
@@ -248,22 +248,28 @@ def coverage(repeats: int, resamples: int = 800, seed: int = 4) -> list[dict[str
     return found
 
 
+PARTS = {
+    "judged": judged,
+    "tests": single_tests,
+    "margin": at_the_margin,
+    "variants": best_of_variants,
+    "coverage": coverage,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=1000)
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/verdict.json"))
     options = parser.parse_args()
     started = time.perf_counter()
     n = options.repeats
-    report = {
-        "command": f"python -m benchmarks.verdict --repeats {n}",
-        "judged": judged(max(1, n // 3)),
-        "tests": single_tests(n),
-        "margin": at_the_margin(n),
-        "variants": best_of_variants(n),
-        "coverage": coverage(n),
-    }
-    report["seconds"] = round(time.perf_counter() - started)
+    # Parts that are not made again stay as they were.
+    report = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    report["command"] = "python -m benchmarks.verdict"
+    report |= {part: PARTS[part](n) for part in options.parts}
+    print(f"{time.perf_counter() - started:.0f} s")
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 

@@ -91,6 +91,18 @@ def test_the_kind_that_is_said_wins_over_the_id(tmp_path):
     assert [r.kind for r in read_records(path)] == ["question", "completion"]
 
 
+def test_own_ids_of_one_document(tmp_path):
+    """`alice-q1` and `alice-q2` were a document each; a text in that field names nothing."""
+    path = tmp_path / "own.jsonl"
+    names = ["alice", 7, None, "A text of the document. " * 9]
+    rows = [{"id": f"alice-q{i}", "input": "a", "output": "b", "task": ""} for i in range(4)]
+    path.write_text(lines([{**r, "document": n} for r, n in zip(rows, names, strict=True)]))
+    found = [record.document for record in read_records(path)]
+    assert found == ["alice", "7", "alice-q2", "alice-q3"]
+    path.write_text(lines([{**row, "person": "alice"} for row in rows]))
+    assert {r.document for r in read_records(path, Fields(document="person"))} == {"alice"}
+
+
 def test_rows_without_id_and_task_are_completions(tmp_path):
     path = tmp_path / "bare.jsonl"
     path.write_text(lines([{"input": "a", "output": "b"}, {"input": "a", "output": "b"}]))

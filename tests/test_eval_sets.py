@@ -135,6 +135,17 @@ def test_without_tasks_all_rows_are_task_1(folder):
     assert "4 of 12 cells" in sets.notes[-1]
 
 
+def test_every_row_a_document_is_said_unless_documents_are_named(folder):
+    rows = rows_of(folder, "forget")
+    own = [{**row, "id": f"person-{i}", "kind": "question"} for i, row in enumerate(rows)]
+    rewrite(folder, "forget", own)
+    assert any("every row of forget counts as a document" in n for n in load_sets(folder).notes)
+    rewrite(folder, "forget", [{**row, "document": f"d{i // 2}"} for i, row in enumerate(own)])
+    sets = load_sets(folder)
+    assert not any("of its own" in note for note in sets.notes)
+    assert len({row.document for row in sets.forget}) == (len(own) + 1) // 2
+
+
 def test_a_kind_without_rows_is_said(folder):
     rows = [r for r in rows_of(folder, "forget") if r["task"] != "Task2" or "sc" in r["id"]]
     rewrite(folder, "forget", rows)

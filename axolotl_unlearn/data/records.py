@@ -21,6 +21,9 @@ from axolotl_unlearn.errors import UnlearnError
 #: File name endings that can be read.
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 
+#: A longer field ``document`` of a row is a text and no name.
+MAX_NAME = 100
+
 # LUME: `"<uuid>"sc1`, `<uuid>qa0`, `67148749sc1`.
 _SUFFIX = re.compile(r"(sc|qa)\d+$")
 
@@ -32,6 +35,7 @@ class FieldNames(Protocol):
     input: str
     output: str
     task: str
+    document: str
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Fields:
     input: str = "input"
     output: str = "output"
     task: str = "task"
+    document: str = "document"
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,15 @@ class Record:
     output: str
     task: str = ""
     kind: Kind = "completion"
+    source: str = ""
 
     @property
     def document(self) -> str:
-        """Identifier of the document the row was made from, for cluster bootstraps."""
-        return document_id(self.id)
+        """The document the row was made from, for cluster bootstraps and the audit list.
+
+        The row's field ``document``, else its id without ``sc1`` or ``qa0``.
+        """
+        return self.source or document_id(self.id)
 
     @property
     def kind_number(self) -> int:
@@ -157,7 +166,16 @@ def records_from_rows(
             output=output,
             task=task,
             kind=_explicit_kind(row, where) or kind_of(record_id) or kind,
+            source=_source(row.get(fields.document)),
         )
+
+
+def _source(value: Any) -> str:
+    """The name of a document; nothing where its text stands there: names appear in reports."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        return ""
+    name = str(value).strip()
+    return name if len(name) <= MAX_NAME and "\n" not in name else ""
 
 
 def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tuple[str, str]]:

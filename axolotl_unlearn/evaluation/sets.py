@@ -184,6 +184,7 @@ def load_sets(
         notes=notes,
     )
     if "tasks" in parts:
+        notes += _lonely("forget", forget) + _lonely("retain", retain)
         present = {row.cell for row in sets.rows}
         absent = [name for name in CELLS if name not in present]
         if absent:
@@ -192,6 +193,19 @@ def load_sets(
                 f"{len(present)} of 12 cells"
             )
     return sets
+
+
+def _lonely(name: str, records: Sequence[Record]) -> list[str]:
+    """Own ids make every row a document of its own, and intervals too narrow if it is not."""
+    documents = {record.document for record in records}
+    if len(documents) < len(records) or len(records) < 2:
+        return []
+    if any(record.source or kind_of(record.id) for record in records):
+        return []
+    return [
+        f"every row of {name} counts as a document of its own; if several rows are made from one "
+        "text, name it in a field `document`, or intervals are too narrow"
+    ]
 
 
 def no_utility(folder: Path) -> str:

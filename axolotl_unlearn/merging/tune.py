@@ -564,13 +564,12 @@ def label(recipe: Recipe) -> str:
 
 def check_apart(validation, test, folders: Mapping[str, Path]) -> None:
     """Choice and report may share neither a document nor a text."""
-    from axolotl_unlearn.data.records import document_id
 
     def content(sets) -> tuple[set[str], set[str]]:
         records = [*sets.forget, *sets.retain]
         documents = [*sets.member, *sets.nonmember]
         # Ids of member files often just number the rows; their texts say whether they are apart.
-        ids = {document_id(r.id) for r in records}
+        ids = {r.document for r in records}
         return ids, {r.input + "\n" + r.output for r in records} | {text for _, text in documents}
 
     for what, mine, theirs in zip(

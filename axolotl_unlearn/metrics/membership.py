@@ -248,14 +248,12 @@ class Tail:
     Attributes:
         end: "low" loss (recognised) or "high" loss (stands out).
         share, expected: Share of members there, and what exchangeable texts give on average.
-        low: Lower 95 % bound of the share for the cut that these non-members gave.
         p: Exact, and doubled because both ends are looked at.
     """
 
     end: str
     share: float
     expected: float
-    low: float
     p: float
 
 
@@ -274,8 +272,7 @@ def tail_test(members: ArrayLike, nonmembers: ArrayLike, fpr: float = LOW_FPR) -
         cut = np.sort(sign * nonmembers)[-r] if r <= m else -np.inf
         hits = int((sign * members > cut).sum())
         p = float(nhypergeom(n + m, n, r).sf(hits - 1)) if r <= m else 1.0
-        low = share_interval(hits, n)[0]
-        found.append(Tail(end, hits / n, r / (m + 1), low, min(1.0, 2 * p)))
+        found.append(Tail(end, hits / n, r / (m + 1), min(1.0, 2 * p)))
     return min(found, key=lambda tail: tail.p)
 
 

@@ -429,7 +429,7 @@ def _tail_above(mine: tuple[Any, Any], theirs: tuple[Any, Any]) -> Tail:
         found.append(sign * members > np.sort(sign * others)[-r])
     only = int((found[0] & ~found[1]).sum()), int((found[1] & ~found[0]).sum())
     p = binomtest(only[0], sum(only), 0.5, alternative="greater").pvalue if sum(only) else 1.0
-    return Tail(tail.end, tail.share, tail.expected, tail.low, max(tail.p, min(1.0, 2 * p)))
+    return Tail(tail.end, tail.share, tail.expected, max(tail.p, min(1.0, 2 * p)))
 
 
 def _power(mine: Mapping[str, Any], theirs: Mapping[str, Any], tests: int) -> dict[str, Any]:
