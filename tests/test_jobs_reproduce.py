@@ -98,6 +98,43 @@ def test_what_a_seed_leaves_out(tmp_path, tables, pairs):
     )
 
 
+def test_equal_chances(tmp_path):
+    """The single runs are searched like the merges, four runs are compared like four parents."""
+    plan = plan_seed(tmp_path / "seed-7", 7, equal=True, held_out=2, trials=5)
+    stages = {stage.name: stage for stage in plan.job.stages}
+    for name, run in (("tuned_a", "single_a"), ("tuned_b", "single_b")):
+        words = stages[name].command()
+        assert words[words.index("--parents") + 1] == str(tmp_path / "seed-7" / run)
+        assert words[words.index("--parents") + 2] == "--base"
+        assert words[words.index("--trials") + 1] == "5"
+    named = [w.partition("=")[0] for w in stages["validation"].command() if "=" in w]
+    assert set(named) == {"original", *FOUR, "tuned_a", "tuned_b"}
+    test = [w.partition("=")[0] for w in stages["test"].command() if "=" in w]
+    assert set(test) >= {"tuned_a", "tuned_b", "retrained_twin", "retrained"}
+    twin, retrained = (
+        yaml.safe_load((tmp_path / "seed-7" / "configs" / f"{name}.yml").read_text())
+        for name in ("retrained_twin", "retrained")
+    )
+    assert twin["seed"] == 1007 and retrained["seed"] == 7
+    assert twin["datasets"] == retrained["datasets"]
+    assert stages["data"].settings[1]["held_out"] == 2
+
+
+def test_best_of_four_is_chosen_on_validation(tmp_path):
+    """On validation under is the best of four, tuned_b of two searches; test differs."""
+    names = ("over", "under", "single_a", "single_b", "tuned_a", "tuned_b", "retrained")
+    for half, values in (
+        ("validation", (0.5, 0.9, 0.6, 0.7, 0.6, 0.8, 0.9)),
+        ("test", (0.9, 0.4, 0.3, 0.2, 0.7, 0.1, 0.95)),
+    ):
+        models = [{"name": n, **_scores(v)} for n, v in zip(names, values, strict=True)]
+        (tmp_path / half).mkdir()
+        (tmp_path / half / "results.json").write_text(json.dumps({"models": models}))
+    found = {name: model["aggregate"] for name, model in read_seed(tmp_path).items()}
+    assert found["best_of_four"] == 0.4 and found["single"] == 0.2
+    assert found["tuned_single"] == 0.1 and "single_a" not in found
+
+
 def test_the_single_run_is_chosen_on_validation(tmp_path):
     """On validation single_b is better, on test single_a: the table shows single_b's test score."""
     for half, a, b in (("validation", 0.6, 0.7), ("test", 0.9, 0.8)):

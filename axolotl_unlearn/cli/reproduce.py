@@ -24,6 +24,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--held-out", default=0, show_default=True, help="Relations of which no fact is replayed."
 )
+@click.option("--equal", is_flag=True, help="Single runs are searched too; a retrained twin.")
 @click.option("--jobs", type=int, help="Commands side by side [one for each core].")
 def command(seeds: str, out: Path, jobs: int | None, **options) -> None:
     """The paper's tables and figures and the merge search on the tiny model, over seeds.
@@ -31,7 +32,7 @@ def command(seeds: str, out: Path, jobs: int | None, **options) -> None:
     Finished stages are kept, so the command may be stopped and repeated.
 
     \b
-    axolotl unlearn reproduce --seeds "101 102 103 104 105" --held-out 2
+    axolotl unlearn reproduce --seeds "101 102 103 104 105" --held-out 2 --equal
     """
     from axolotl_unlearn.jobs.reproduce import reproduce
 

@@ -24,12 +24,16 @@ from axolotl_unlearn.analysis.seeds import (
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.statistics import holm
 
-#: Single runs of which the one that is better on validation counts.
-SINGLES = ("single_a", "single_b")
+#: Name in the tables -> models of which the one with the best Aggregate on validation counts.
+CHOSEN = {
+    "single": ("single_a", "single_b"),
+    "tuned_single": ("tuned_a", "tuned_b"),
+    "best_of_four": ("over", "under", "single_a", "single_b"),
+}
 #: The models of both studies, in the order of the tables.
 ORDER = (
-    *("original", "over", "under", "merged", "fixed", "tuned", "tuned_four", "single"),
-    "retrained",
+    *("original", "over", "under", "merged", "fixed", "tuned", "tuned_four"),
+    *("single", "tuned_single", "best_of_four", "retrained_twin", "retrained"),
 )
 SHARED = ("original", "retrained")
 #: What is kept of a model beside its scores.
@@ -55,11 +59,12 @@ def read_models(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_seed(folder: Path) -> dict[str, dict[str, Any]]:
-    """Test scores of one finished seed; `single` is the one that was better on validation."""
+    """Test scores of one finished seed; what is chosen among runs is chosen on validation."""
     validation, test = (read_models(folder / half) for half in ("validation", "test"))
-    chosen = max(SINGLES, key=lambda name: validation[name]["aggregate"])
-    named = test | {"single": test[chosen]}
-    return {name: named[name] for name in ORDER if name in named}
+    for name, among in CHOSEN.items():
+        if all(run in validation for run in among):
+            test[name] = test[max(among, key=lambda run: validation[run]["aggregate"])]
+    return {name: test[name] for name in ORDER if name in test}
 
 
 def told_apart(model: Mapping, level: float = 0.05) -> list[str]:

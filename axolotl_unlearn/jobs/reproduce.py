@@ -63,6 +63,7 @@ def table(
     retain_per_forget: int = RETAIN_PER_FORGET,
     forget_eos: bool = False,
     held_out: int = 0,
+    equal: bool = False,
 ) -> dict[str, Kind]:
     """The stages of one seed.
 
@@ -72,6 +73,9 @@ def table(
         retain_per_forget: retain rows beside each forget row of a step.
         forget_eos: also forget to end (the end of sequence is a label of forget rows).
         held_out: relations of general knowledge of which nothing is replayed (`Sizes.held_out`).
+        equal: the same chance for all: each single run's scale is searched with as many candidates
+            as the merges, the best of four runs stands beside the merge of four, and a second
+            retrained model of another seed says how far two of them are apart.
     """
     sizes = replace(sizes, held_out=held_out)
     longer: dict[str, Any] = {"num_epochs": EPOCHS}
@@ -123,17 +127,27 @@ def table(
             title="merge other pairs of runs",
             needs=trained,
         )
-    singles = {name: name for name in SINGLES}
+    judged = {name: name for name in SINGLES}
+    on_validation = dict(judged)
+    last = {"retrained": "retrained"}
+    if equal:
+        searched = {f"tuned_{run[-1]}": run for run in SINGLES}
+        for name, run in searched.items():
+            scale = f"search the scale of {run} on validation"
+            stages[name] = Search("memorised", (run,), trials, title=scale)
+            judged[name] = name
+        on_validation = {"over": "over", "under": "under", **judged}
+        twin = replace(stages["retrained"], seed_shift=1000, title="retrain with another seed")
+        stages["retrained_twin"] = twin
+        last = {"retrained_twin": "retrained_twin", **last}
     stages["validation"] = Evaluate(
-        {"original": "memorised", **singles},
+        {"original": "memorised", **on_validation},
         "validation",
         title="score the single runs on validation",
     )
     models = {"fixed": "merged", "tuned": "tuned", "tuned_four": "tuned_four"}
     stages["test"] = Evaluate(
-        {**PARENTS, **models, **singles, "retrained": "retrained"},
-        "test",
-        title="score all models on test",
+        {**PARENTS, **models, **judged, **last}, "test", title="score all models on test"
     )
     return stages
 
