@@ -37,11 +37,11 @@ LINEARS = {
 }
 
 
-def shapes(layers: int) -> dict[str, tuple[int, int]]:
+def shapes(layers: int, vocabulary: int = VOCABULARY) -> dict[str, tuple[int, int]]:
     """Tensors of an OLMo (its norms have no weights)."""
     named = {
-        "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
-        "lm_head.weight": (VOCABULARY, HIDDEN),
+        "model.embed_tokens.weight": (vocabulary, HIDDEN),
+        "lm_head.weight": (vocabulary, HIDDEN),
     }
     for layer in range(layers):
         for name, shape in LINEARS.items():
@@ -86,7 +86,9 @@ def write_config(folder: Path, layers: int) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def write_model(folder: Path, layers: int, seed: int, near: Path | None = None) -> None:
+def write_model(
+    folder: Path, layers: int, seed: int, near: Path | None = None, vocabulary: int = VOCABULARY
+) -> None:
     """Random weights of std .02, or the weights of ``near`` moved by std 1e-4."""
     import torch
     from safetensors import safe_open
@@ -94,7 +96,7 @@ def write_model(folder: Path, layers: int, seed: int, near: Path | None = None) 
 
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, shape in shapes(layers).items():
+    for name, shape in shapes(layers, vocabulary).items():
         if near is None:
             tensors[name] = torch.randn(shape, generator=generator).mul_(0.02)
         else:
@@ -259,14 +261,24 @@ def run(scratch: Path) -> list[dict]:
         }
     )
     print(rows[-1], flush=True)
-    measured = with_mergekit(one, full, scratch / "mergekit")
-    bits = differing(scratch / "full", scratch / "mergekit", one, full)
-    rows.append({"merge": "the same by mergekit-yaml", **measured, **bits})
-    print(rows[-1], flush=True)
     return rows
 
 
-def report(rows: list[dict], facts: dict) -> str:
+def beside_mergekit(scratch: Path) -> dict:
+    """One layer (and small ends) of two full models, by us and by `mergekit-yaml`."""
+    base, parents = scratch / "beside", [scratch / f"beside_{seed}" for seed in (1, 2)]
+    write_model(base, 1, seed=0, vocabulary=1024)
+    for seed, parent in enumerate(parents, 1):
+        write_model(parent, 1, seed=seed, near=base, vocabulary=1024)
+    ours = measure(MERGE, {"parents": parents, "base": base, "out": scratch / "ours"})
+    theirs = with_mergekit(base, parents, scratch / "theirs")
+    bits = differing(scratch / "ours", scratch / "theirs", base, parents)
+    found = {"facts": machine_facts(), "ours": ours, "mergekit": theirs, **bits}
+    print(found, flush=True)
+    return found
+
+
+def report(rows: list[dict], facts: dict, beside: dict) -> str:
     lines = [
         "# Merging at the shapes of OLMo-7B",
         "",
@@ -278,14 +290,13 @@ def report(rows: list[dict], facts: dict) -> str:
         "|---|---|---|---|---|",
     ]
     for row in rows:
-        target = f"{row['target_bytes'] / 1e9:.2f} GB" if "target_bytes" in row else ""
+        target = f"{row['target_bytes'] / 1e9:.2f} GB"
         if "target_seconds" in row:
             target = f"{row['target_seconds']} s, {target}"
         peak = f"{row['peak_bytes'] / 1e9:.2f} GB"
         times = f"{row['seconds']:.1f} | {row['cpu_seconds']:.1f}"
         lines.append(f"| {row['merge']} | {times} | {peak} | {target} |")
     name = "cpu_seconds_per_billion"
-    bits = rows[-1]
     per_billion = next(row[name] for row in rows if name in row)
     lines += [
         "",
@@ -295,22 +306,32 @@ def report(rows: list[dict], facts: dict) -> str:
         "weights is not. Other work kept the machine busy (load "
         f"{facts['load']:.1f} on {facts['cores']} cores at the end): judge by CPU seconds.",
         "",
-        f"Of {bits['entries']:,} entries {bits['differing']:,} differ between ours and mergekit's. "
-        f"In {bits['at_threshold']:,} of them a change has exactly the magnitude at which trimming "
-        "cuts: of several such, mergekit keeps those that its sort puts first, we the first by "
-        "position.",
+        "## Beside mergekit",
+        "",
+        f"Delta TIES of two full models, one layer, "
+        f"{beside['entries'] / 1e6:.0f} million weights, on "
+        f"{beside['facts']['date']}, load {beside['facts']['load']:.1f}, "
+        f"OMP_NUM_THREADS={beside['facts']['threads']}:",
+        "",
+        "| | seconds | CPU seconds | peak memory |",
+        "|---|---|---|---|",
+    ]
+    for name in ("ours", "mergekit"):
+        row = beside[name]
+        times = f"{row['seconds']:.1f} | {row['cpu_seconds']:.1f}"
+        lines.append(f"| {name} | {times} | {row['peak_bytes'] / 1e9:.2f} GB |")
+    lines += [
+        "",
+        f"{beside['differing']:,} entries differ. In {beside['at_threshold']:,} of them a change "
+        "has exactly the magnitude at which trimming cuts: of several such, mergekit keeps those "
+        "that its sort puts first, we the first by position.",
         "",
     ]
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scratch", type=Path, help="folder with 15 GB free (default: temporary)")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
-        rows = run(Path(scratch))
-    facts = {
+def machine_facts() -> dict:
+    return {
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
@@ -319,8 +340,22 @@ def main() -> None:
         "load": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d"),
     }
-    (HERE / "merging.json").write_text(json.dumps({"facts": facts, "rows": rows}, indent=2) + "\n")
-    (HERE / "merging.md").write_text(report(rows, facts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scratch", type=Path, help="folder with 12 GB free (default: temporary)")
+    parser.add_argument("--beside", action="store_true", help="only the comparison with mergekit")
+    arguments = parser.parse_args()
+    path = HERE / "merging.json"
+    result = json.loads(path.read_text()) if arguments.beside else {}
+    with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
+        if not arguments.beside:
+            result["rows"] = run(Path(scratch))
+            result["facts"] = machine_facts()
+        result["beside"] = beside_mergekit(Path(scratch))
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    (HERE / "merging.md").write_text(report(result["rows"], result["facts"], result["beside"]))
 
 
 if __name__ == "__main__":

@@ -90,14 +90,8 @@ def test_factor_merge_is_an_adapter_and_its_recipe_runs(made, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    out = merge(
-        both(made),
-        made / "memorised",
-        tmp_path / "linear",
-        method="linear",
-        space="factors",
-        scale="sum",
-    )
+    options = dict(method="linear", space="factors", scale="sum")
+    out = merge(both(made), made / "memorised", tmp_path / "linear", **options)
     config = json.loads((out / "adapter_config.json").read_text())
     assert config["r"] == config["lora_alpha"] == 4
     recipe = yaml.safe_load((out / "mergekit_config.yml").read_text())
@@ -115,15 +109,7 @@ def test_factor_merge_is_an_adapter_and_its_recipe_runs(made, tmp_path):
 
     model = AutoModelForCausalLM.from_pretrained(made / "memorised")
     merged = PeftModel.from_pretrained(model, out).merge_and_unload().state_dict()
-    full = merge(
-        both(made),
-        made / "memorised",
-        tmp_path / "full",
-        method="linear",
-        space="factors",
-        scale="sum",
-        output="model",
-    )
+    full = merge(both(made), made / "memorised", tmp_path / "full", output="model", **options)
     for name, tensor in weights(full).items():
         torch.testing.assert_close(tensor, merged[name], rtol=0, atol=1e-6)
     assert not (full / "factors").exists()

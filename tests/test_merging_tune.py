@@ -298,6 +298,8 @@ def test_scores_belong_to_what_was_scored(made, tmp_path):
         )
         # shorter answers are other scores of the finalists
         short = few | {"parents": turned, "max_new_tokens": 3}
+        with pytest.raises(UnlearnError, match="other models, data or settings"):
+            tune(**short, out=out)
         other = tune(**short, out=out, overwrite=True)
         assert other["finalists"] == tune(**short, out=tmp_path / "fresh_short")["finalists"]
         assert other["test"] != result["test"]
