@@ -127,6 +127,28 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             path = getattr(reference, key)
             if path and _is_local(path) and not Path(path).exists():
                 found.append(f"`reference.{key}: {path}` does not exist; check the path.")
+    return found + _level_faults(cfg, args)
+
+
+def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
+    found = []
+    if args.level is None:
+        return found
+    if not Path(args.level.heldout).is_file():
+        found.append(
+            f"`unlearn.level.heldout: {args.level.heldout}` is no file; give rows of the same "
+            "kinds as the forget rows that the model never saw."
+        )
+    if not any(entry.objective == "match" for entry in args.forget):
+        found.append(
+            "`unlearn.level` is what `match` aims at, but no forget objective is `match`: add one "
+            "or remove the block."
+        )
+    if any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
+        found.append(
+            "`unlearn.level` scores whole rows under the policy, which FSDP and DeepSpeed do not "
+            "allow; train on one device or with DDP."
+        )
     return found
 
 

@@ -67,12 +67,14 @@ def read_seed(out: Path) -> dict[str, Any]:
     watched = out / "match" / "level.json"
     level = json.loads(watched.read_text("utf-8")) if watched.is_file() else {}
     teacher = out / "teacher" / "teacher.json"
+    cost = json.loads(teacher.read_text("utf-8")) if teacher.is_file() else {}
+    cost.pop("base", None)  # a path of this machine
     return {
         "models": models,
         "stages": results["stages"],
         "kept_step": level.get("kept_step"),
         "last_step": (level.get("watched") or [{}])[-1].get("step"),
-        "teacher": json.loads(teacher.read_text("utf-8")) if teacher.is_file() else None,
+        "teacher": cost,
     }
 
 

@@ -57,18 +57,7 @@ class Levelled:
 
 def heldout_rows(args: UnlearnArgs, tokenizer: Any, cfg: Any) -> Dataset:
     """The rows of ``unlearn.level.heldout``, encoded as forget rows are."""
-    path = Path(args.level.heldout)
-    if not path.is_file():
-        raise UnlearnError(
-            f"`unlearn.level.heldout: {path}` is no file; give rows of the same kinds as the "
-            "forget rows that the model never saw."
-        )
-    if not any(entry.objective == "match" for entry in args.forget):
-        raise UnlearnError(
-            "`unlearn.level` is what `match` aims at, but no forget objective is `match`: add one "
-            "or remove the block."
-        )
-    strategy = load_strategy("forget", tokenizer, cfg, {"path": str(path), "ds_type": "json"})
+    strategy = load_strategy("forget", tokenizer, cfg, {"path": args.level.heldout})
     return strategy.wrap_dataset(None)
 
 

@@ -232,11 +232,6 @@ class UnlearnTrainer(AxolotlTrainer):
         """With ``unlearn.level``, what `match` aims at is read in the policy's scale."""
         if self.unlearn_args.level is None:
             return None
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise UnlearnError(
-                "`unlearn.level` looks at whole rows under the policy, which a sharded model "
-                "(fsdp, deepspeed) does not allow; train on one device or with DDP."
-            )
         return Level(self.unlearn_args.level.gain)
 
     def _reference_of(self, entry: Entry) -> Reference | Levelled:
