@@ -190,7 +190,7 @@ def attack_figure(seeds: Seeds) -> Figure:
         axes.bar(x, means, width, yerr=errors, capsize=2, label=name, color=COLOURS[name])
     axes.axhline(0.5, color="black", lw=0.8, ls=":")
     axes.set_xticks(range(len(ATTACKS)), [TITLES[a] for a in ATTACKS])
-    axes.set(ylim=(0, 1), ylabel="AUC (.5: cannot tell)")
+    axes.set(ylim=(0, 1.15), ylabel="AUC (.5: cannot tell)")
     axes.legend(fontsize=8, ncols=len(names))
     return figure
 
