@@ -151,6 +151,18 @@ def test_entries_and_rows_that_do_not_meet(entry, forget, says):
         assert re.search(says, " ".join(faults))
 
 
+def test_entries_of_phases_are_counted_together(entry):
+    """The second phase may be for other rows than the first."""
+    phases = [
+        {"steps": 1, "forget": {"objective": "npo", "tasks": "bio"}},
+        {"steps": 1, "forget": {"objective": "npo", "tasks": "pii"}, "retain": BLOCK["retain"]},
+    ]
+    cfg = {"datasets": [entry(ROWS), entry([RETAIN], "retain")], "unlearn": {"phases": phases}}
+    assert check_files(cfg) == []
+    phases[1]["forget"]["tasks"] = "stories"
+    assert "`unlearn.phases[1].forget[0].tasks`: no forget row" in check_files(cfg)[0]
+
+
 def test_retain_rows_that_no_entry_is_for_are_named(entry):
     block = BLOCK | {"retain": {"objective": "nll", "kinds": "completion"}}
     rows = [RETAIN, RETAIN | {"id": "csc1", "input": "other"}]

@@ -116,7 +116,8 @@ class RowCounts:
 
 def _placed(args: UnlearnArgs) -> Iterable[tuple[str, str, ObjectiveArgs]]:
     """Entries with their place in the config."""
-    seen: Counter[str] = Counter()
-    for side, entry in args.entries():
-        yield f"unlearn.{side}[{seen[side]}]", side, entry
-        seen[side] += 1
+    phases = [(f"unlearn.phases[{number}]", phase) for number, phase in enumerate(args.phases)]
+    for where, block in phases or [("unlearn", args)]:
+        for side in ROLES:
+            for number, entry in enumerate(getattr(block, side)):
+                yield f"{where}.{side}[{number}]", side, entry
