@@ -11,9 +11,9 @@ A page marks what is written here:
     <!--= FILE KEY ROW COLUMN -->.921<!--/-->   one cell of it
 
 ROW is the beginning of a row, its first cells joined by " / "; COLUMN that of a column's name. A
-file either holds tables *as printed* ("tables": columns and rows of text, with the commit whose
-page printed them), or a *study*: per seed and model all scores, with versions, machine and command,
-of which `jobs.pages` makes the tables.
+file holds tables *as printed* ("tables": columns and rows of text, with the commit whose page
+printed them), or a *study* ("seeds": per seed and model all scores, with versions, machine and
+command), of which `jobs.pages` makes the tables comparison, differences, seeds and told.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def tables(file: str) -> dict[str, Table]:
     if not path.is_file():
         sys.exit(f"{path} does not exist: run the study and `python docs/tables.py collect`.")
     content = json.loads(path.read_text("utf-8"))
-    return content["tables"] if "tables" in content else of_study(content)
+    study = of_study(content) if isinstance(content.get("seeds"), dict) else {}
+    return study | content.get("tables", {})
 
 
 def of_study(content: dict[str, Any]) -> dict[str, Table]:

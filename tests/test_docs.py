@@ -102,6 +102,12 @@ def test_numbers_of_results_come_from_data_alone(name):
     assert re.findall(r"\d*\.\d{2,}", page) == []
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_tables_are_narrow(name):
+    lines = [line for line in text(ROOT / name).splitlines() if line.startswith("| ---")]
+    assert lines and max(line.count("---") for line in lines) <= 7
+
+
 def test_readme_is_short():
     assert len(text(ROOT / "README.md").splitlines()) <= 120
 
