@@ -12,7 +12,7 @@ A page marks what is written here:
 
 ROW is the beginning of a row, its first cells joined by " / "; COLUMN that of a column's name. A
 file holds tables *as printed* ("tables": columns and rows of text, with the commit whose page
-printed them), or a *study* ("seeds": per seed and model all scores, with versions, machine and
+printed them), or a *study* (schema "study"; "seeds": per seed and model all scores, with versions, machine and
 command), of which `jobs.pages` makes the tables comparison, differences, seeds and told.
 """
 
@@ -42,7 +42,7 @@ def tables(file: str) -> dict[str, Table]:
     if not path.is_file():
         sys.exit(f"{path} does not exist: run the study and `python docs/tables.py collect`.")
     content = json.loads(path.read_text("utf-8"))
-    study = of_study(content) if isinstance(content.get("seeds"), dict) else {}
+    study = of_study(content) if content.get("schema") == "study" else {}
     return study | content.get("tables", {})
 
 

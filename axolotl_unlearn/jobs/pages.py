@@ -244,7 +244,7 @@ def write_study(out: Path, command: str, seeds: Seeds, text: str) -> Path:
 
     `docs/tables.py collect` commits the first.
     """
-    content = {**facts(command), "seeds": seeds}
+    content = {"schema": "study", **facts(command), "seeds": seeds}
     (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     path = out / "reproduction.md"
     path.write_text(text, "utf-8")
