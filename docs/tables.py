@@ -12,8 +12,8 @@ A page marks what is written here:
 
 ROW is the beginning of a row, its first cells joined by " / "; COLUMN that of a column's name. A
 file holds tables *as printed* ("tables": columns and rows of text, with the commit whose page
-printed them), or a *study* (schema "study"; "seeds": per seed and model all scores, with versions, machine and
-command), of which `jobs.pages` makes the tables comparison, differences, seeds and told.
+printed them), or a *study* (schema "study"; "seeds": per seed and model all scores, with versions,
+machine and command), of which `jobs.pages` makes the tables comparison, differences, seeds, told.
 """
 
 from __future__ import annotations

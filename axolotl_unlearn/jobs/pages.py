@@ -98,7 +98,7 @@ def comparison(seeds: Seeds, *, shared: Sequence[str] = ()) -> Table:
         values = [[one[c] for one in those] for c in COLUMNS]
         values += [[one["utility_groups"][g]["value"] for one in those] for g in groups]
         rows.append([name + few, *(with_half_width(interval_over_seeds(v)) for v in values)])
-    return {"columns": ["model", *COLUMNS, *(f"utility, {g}" for g in groups)], "rows": rows}
+    return {"columns": ["model", *COLUMNS, *(f"utility ({g})" for g in groups)], "rows": rows}
 
 
 def differences(seeds: Seeds, winner: str = "tuned") -> Table:
