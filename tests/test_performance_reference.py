@@ -16,7 +16,8 @@ from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.reference.sources import FrozenCopy, make_reference, precompute
+from axolotl_unlearn.reference.precompute import precompute
+from axolotl_unlearn.reference.sources import FrozenCopy, make_reference
 from axolotl_unlearn.reference.store import RowStore, weights_digest
 from axolotl_unlearn.reference.teacher import TeacherAdapter, TeacherModel, require_same_tokenizer
 

@@ -20,7 +20,8 @@ from axolotl_unlearn.engine.packing import can_pack
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.reference.sources import Reference, make_reference
+from axolotl_unlearn.reference.base import Reference
+from axolotl_unlearn.reference.sources import make_reference
 
 FORGET, RETAIN = [0, 1, 2], [3, 4]
 

@@ -19,7 +19,7 @@ from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.views import View
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.reference.sources import Reference
+    from axolotl_unlearn.reference.base import Reference
 
 
 @dataclass

@@ -24,7 +24,7 @@ from axolotl_unlearn.engine.head import final_logits, output_head, output_vocabu
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.reference.sources import Reference
+from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.store import weights_digest
 
 _ADAPTER = "teacher"

@@ -24,14 +24,10 @@ from axolotl_unlearn.engine.packing import refuse_packing
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.level import Level
-from axolotl_unlearn.reference.sources import (
-    Reference,
-    adapter_changes_model,
-    asks_for_logits,
-    make_reference,
-    precompute,
-)
+from axolotl_unlearn.reference.precompute import asks_for_logits, precompute
+from axolotl_unlearn.reference.sources import adapter_changes_model, make_reference
 from axolotl_unlearn.reference.teacher import (
     TeacherAdapter,
     TeacherModel,
