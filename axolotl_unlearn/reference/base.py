@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,51 +87,91 @@ class Reference:
         Args:
             needs: label log-probs of whole rows, and hidden states.
         """
-        keys = _row_keys(batch)
-        wants_logp = _rows(needs.labels, keys)
-        layers = {
-            layer: (_row_keys(batch, mask, layer), _rows(mask, keys))
-            for layer, mask in needs.states.items()
-        }
-        todo = torch.tensor(
-            [
-                wants_logp[i]
-                and keys[i] not in self._logp
-                or any(
-                    wants[i] and names[i] not in self._hidden for names, wants in layers.values()
+        asked = _Asked.of(batch, needs)
+        rows = self._unknown(asked, unwrapped, batch)
+        fresh = self._compute(model, unwrapped, batch, needs, asked, rows) if rows else {}
+        return self._answer(unwrapped, batch, needs, asked, fresh)
+
+    def _unknown(self, asked: _Asked, unwrapped: nn.Module, batch: dict[str, Tensor]) -> list[int]:
+        """Rows of which something must be computed."""
+        rows = [
+            i
+            for i in range(len(asked.labels))
+            if not self._knows(self._logp, asked.labels[i])
+            or not all(self._knows(self._hidden, keys[i]) for keys in asked.states.values())
+        ]
+        if self.complete:
+            if rows:
+                raise UnlearnError(
+                    f"the reference has not seen {len(rows)} rows of this batch: with `cached` or "
+                    "a teacher all rows must be in `datasets:` or `test_datasets:`."
                 )
-                for i in range(len(keys))
-            ],
-            dtype=torch.bool,
-        )
-        if self.complete and todo.any():
-            raise UnlearnError(
-                f"the reference has not seen {int(todo.sum())} rows of this batch: with `cached` "
-                "or a teacher all rows must be in `datasets:` or `test_datasets:`."
-            )
-        if not self.complete and _is_sharded(unwrapped) and _anyone(todo.any(), batch):
-            todo[0] |= not todo.any()  # a forward gathers weights, so all processes take part
+        elif _is_sharded(unwrapped) and _anyone(bool(rows), batch):
+            return rows or [0]  # a forward gathers weights, so all processes take part
+        return rows
+
+    @staticmethod
+    def _knows(store: MutableMapping[bytes, Tensor] | RowStore, key: bytes | None) -> bool:
+        return key is None or key in store
+
+    def _compute(
+        self,
+        model: nn.Module,
+        unwrapped: nn.Module,
+        batch: dict[str, Tensor],
+        needs: Needs,
+        asked: _Asked,
+        rows: list[int],
+    ) -> dict[bytes, Tensor]:
+        """Run some rows, remember what is to be remembered, return hidden states by key."""
+        self.forwards += 1
+        part, part_needs = _cut_out(batch, needs, rows)
+        was_training = unwrapped.training
+        unwrapped.eval()
+        try:
+            with self.active(unwrapped):
+                found = observe(
+                    _callable(model), part, part_needs, unwrapped=unwrapped, plan=self.plan
+                )
+        finally:
+            unwrapped.train(was_training)
+        if part_needs.labels is not None:
+            for i, logp, where in zip(rows, found.logp, part_needs.labels, strict=True):
+                if asked.labels[i] is not None:
+                    self._logp[asked.labels[i]] = logp[where].cpu()
         fresh: dict[bytes, Tensor] = {}
-        if todo.any():
-            index = todo.nonzero()[:, 0].to(batch["input_ids"].device)
-            fresh = self._compute(model, unwrapped, batch, needs, index, keys, layers)
-        logp = torch.zeros(batch["labels"].shape, device=batch["input_ids"].device)
+        for layer, states in found.states.items():
+            pieces = states.values.split(states.positions.sum(-1).tolist())
+            for i, values in zip(rows, pieces, strict=True):
+                if asked.states[layer][i] is not None:
+                    fresh[asked.states[layer][i]] = values
+        if self.remember_hidden:
+            for key, values in fresh.items():
+                self._hidden[key] = values.cpu()
+        return fresh
+
+    def _answer(
+        self,
+        unwrapped: nn.Module,
+        batch: dict[str, Tensor],
+        needs: Needs,
+        asked: _Asked,
+        fresh: dict[bytes, Tensor],
+    ) -> Found:
+        """What is known of the batch, put together."""
+        device = batch["input_ids"].device
+        logp = torch.zeros(batch["labels"].shape, device=device)
         where = label_positions(batch)
-        for i, row_wants in enumerate(wants_logp):
-            if row_wants:
-                logp[i, where[i]] = self._logp[keys[i]].to(logp.device)
+        for i, key in enumerate(asked.labels):
+            if key is not None:
+                logp[i, where[i]] = self._logp[key].to(device)
         states = {}
-        for layer, (names, wants) in layers.items():
-            rows = [
-                (fresh[name] if name in fresh else self._hidden[name]).to(logp.device)
-                for name, row_wants in zip(names, wants, strict=True)
-                if row_wants
-            ]
-            values = torch.cat(rows) if rows else logp.new_zeros(0)
+        for layer, keys in asked.states.items():
+            known = [fresh[k] if k in fresh else self._hidden[k] for k in keys if k is not None]
+            values = torch.cat([v.to(device) for v in known]) if known else logp.new_zeros(0)
             states[layer] = States(values, needs.states[layer])
         at_head = HEAD in states and len(states[HEAD].values)
-        logits = self.logits(unwrapped) if at_head else None
-        return Found(logp, states, logits=logits)
+        return Found(logp, states, logits=self.logits(unwrapped) if at_head else None)
 
     def label_logp(self, row: dict[str, Any]) -> Tensor:
         """Remembered log-probs of one row's labels, ``[T]``; the row has been asked about."""
@@ -138,42 +179,44 @@ class Reference:
         key = _row_keys({name: torch.as_tensor(row[name])[None] for name in columns})[0]
         return self._logp[key].double()
 
-    def _compute(self, model, unwrapped, batch, needs, index, keys, layers) -> dict[bytes, Tensor]:
-        """Run the rows ``index`` and remember what is to be remembered; the hidden states."""
-        self.forwards += 1
-        length = 1 + int(batch["attention_mask"][index].any(0).nonzero().max())  # trims padding
-        part = {k: batch[k][index][:, :length] for k in ("input_ids", "attention_mask", "labels")}
-        asked = Needs(
-            None if needs.labels is None else needs.labels[index][:, :length],
-            {layer: mask[index][:, :length] for layer, mask in needs.states.items()},
+
+@dataclass(frozen=True)
+class _Asked:
+    """The key under which each row's answer is remembered; None where nothing is asked.
+
+    Attributes:
+        labels: ``[R]`` of label log-probs; ``states``: ``[R]`` of hidden states by layer.
+    """
+
+    labels: list[bytes | None]
+    states: dict[Layer, list[bytes | None]]
+
+    @classmethod
+    def of(cls, batch: dict[str, Tensor], needs: Needs) -> _Asked:
+        nothing: list[bytes | None] = [None] * len(batch["input_ids"])
+        return cls(
+            nothing if needs.labels is None else _keys_where(needs.labels, _row_keys(batch)),
+            {
+                layer: _keys_where(mask, _row_keys(batch, mask, layer))
+                for layer, mask in needs.states.items()
+            },
         )
-        was_training = unwrapped.training
-        unwrapped.eval()
-        try:
-            with self.active(unwrapped):
-                found = observe(_callable(model), part, asked, unwrapped=unwrapped, plan=self.plan)
-        finally:
-            unwrapped.train(was_training)
-        chosen = index.tolist()
-        if asked.labels is not None:
-            for i, logp, where in zip(chosen, found.logp, asked.labels, strict=True):
-                if where.any():
-                    self._logp[keys[i]] = logp[where].cpu()
-        fresh: dict[bytes, Tensor] = {}
-        for layer, states in found.states.items():
-            names, _ = layers[layer]
-            pieces = states.values.split(states.positions.sum(-1).tolist())
-            for i, values in zip(chosen, pieces, strict=True):
-                if len(values):
-                    fresh[names[i]] = values
-                    if self.remember_hidden:
-                        self._hidden[names[i]] = values.cpu()
-        return fresh
 
 
-def _rows(mask: Tensor | None, keys: list[bytes]) -> list[bool]:
-    """Rows of which a mask holds something."""
-    return [False] * len(keys) if mask is None else mask.any(-1).tolist()
+def _keys_where(mask: Tensor, keys: list[bytes]) -> list[bytes | None]:
+    """The keys of the rows of which ``mask`` holds something."""
+    return [key if any_ else None for key, any_ in zip(keys, mask.any(-1).tolist(), strict=True)]
+
+
+def _cut_out(
+    batch: dict[str, Tensor], needs: Needs, rows: list[int]
+) -> tuple[dict[str, Tensor], Needs]:
+    """Some rows of a batch without the padding that they share, and what is asked of them."""
+    index = torch.tensor(rows, device=batch["input_ids"].device)
+    length = 1 + int(batch["attention_mask"][index].any(0).nonzero().max())
+    part = {k: batch[k][index][:, :length] for k in ("input_ids", "attention_mask", "labels")}
+    labels = None if needs.labels is None else needs.labels[index][:, :length]
+    return part, Needs(labels, {k: mask[index][:, :length] for k, mask in needs.states.items()})
 
 
 def _row_keys(
@@ -208,8 +251,9 @@ def _is_sharded(model: nn.Module) -> bool:
     )
 
 
-def _anyone(mine: Tensor, batch: dict[str, Tensor]) -> bool:
-    flag = mine.to(batch["input_ids"].device, torch.float32)
+def _anyone(mine: bool, batch: dict[str, Tensor]) -> bool:
+    """Whether any process says yes."""
+    flag = torch.tensor(float(mine), device=batch["input_ids"].device)
     torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
     return bool(flag)
 
