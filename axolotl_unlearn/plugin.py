@@ -53,6 +53,7 @@ class UnlearnPlugin(BasePlugin):
         # A fresh LoRA (and `reinit_weights`) is drawn from the global generator, which Axolotl
         # does not seed; both parents of a factor-wise merge must start from the same draw.
         set_seed(cfg.seed if cfg.seed is not None else 42)
+        _check_teachers(cfg)
 
     def post_trainer_create(self, cfg: DictDefault, trainer: Any) -> None:
         """The last moment to see that it is ours that will train."""
@@ -145,6 +146,20 @@ def _stay_on_cpu(cfg: DictDefault) -> None:
     devices = cfg.device_map.values() if isinstance(cfg.device_map, dict) else ()
     if not torch.accelerator.is_available() and any(isinstance(d, int) for d in devices):
         cfg.device_map = {"": "cpu"}
+
+
+def _check_teachers(cfg: DictDefault) -> None:
+    """A teacher must have the policy's tokenizer."""
+    paths = [r.model for r in unlearn_config(cfg).references() if r.model] if _trains(cfg) else []
+    if not paths:
+        return
+    from axolotl.loaders import load_tokenizer
+
+    from axolotl_unlearn.reference.teacher import require_same_tokenizer
+
+    tokenizer = load_tokenizer(cfg)
+    for path in paths:
+        require_same_tokenizer(path, tokenizer, trust_remote_code=bool(cfg.trust_remote_code))
 
 
 def _trains(cfg: Any) -> bool:

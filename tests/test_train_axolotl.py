@@ -225,6 +225,18 @@ def test_two_teachers_beside_the_starting_model(stage, straight):
     assert adapter(folder).keys() == adapter(straight).keys()
 
 
+def test_a_teacher_of_another_tokenizer_is_refused_before_weights_are_loaded(stage):
+    """Its folder has a tokenizer and nothing else, so loading it would fail otherwise."""
+    from data_tokenizers import byte_tokenizer
+
+    from axolotl_unlearn.errors import UnlearnError
+
+    byte_tokenizer().save_pretrained(stage / "foreign")
+    block = config(stage, "x")["unlearn"] | {"reference": {"model": str(stage / "foreign")}}
+    with pytest.raises(UnlearnError, match="another tokenizer than base_model"):
+        train(stage, "foreign-teacher", unlearn=block)
+
+
 def phased(stage) -> dict:
     """3 steps of forgetting beside KL, then 3 of repair whose weight falls."""
     block = config(stage, "x")["unlearn"]

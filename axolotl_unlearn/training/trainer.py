@@ -31,7 +31,6 @@ from axolotl_unlearn.reference.sources import adapter_changes_model, make_refere
 from axolotl_unlearn.reference.teacher import (
     TeacherAdapter,
     TeacherModel,
-    require_same_tokenizer,
     require_same_vocabulary,
 )
 from axolotl_unlearn.training.level import Levelled, heldout_rows, level_callback
@@ -177,9 +176,7 @@ class UnlearnTrainer(AxolotlTrainer):
         asking = [[e for e in p.entries if self._source(e) == source] for p in self.phases]
         by_logits = any(map(asks_for_logits, asking))
         if source.model:
-            trust = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
-            require_same_tokenizer(source.model, self.processing_class, **trust)
-            reference.options = trust
+            reference.options = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
         with reference.opened(self.model) as model, self.accelerator.autocast():
             if by_logits:
                 require_same_vocabulary(model, self.model)
