@@ -107,7 +107,8 @@ def test_the_answer_comes_first(tmp_path):
     results = make_results(("original", "over", "under", "retrained"))
     page = write_report(results, tmp_path / "r.html").read_text()
     said = re.search(r'<p class="say">(.*?)</p>', page)[1]
-    assert said.startswith("None of these is good, because over: ") and "; under: " in said
+    assert said.startswith("None of these is good, because over ") and "; under " in said
+    assert "AUC" in said
     page = write_report(make_results(("original", "retrained")), tmp_path / "r.html").read_text()
     assert "There is nothing to choose" in page
 

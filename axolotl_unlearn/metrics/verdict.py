@@ -905,7 +905,7 @@ def _distance(model: Mapping[str, Any], retrained: Mapping[str, Any]) -> str:
 def _weakest(model: Mapping[str, Any]) -> str:
     cells = _part(model, "cells")
     rows = [(value, cell) for cell in CELLS if (value := number(cells.get(cell))) is not None]
-    return "{1} {0:.2f}".format(*min(rows)) if rows else ""
+    return f"{semeval.score_title(min(rows)[1])} {min(rows)[0]:.2f}" if rows else ""
 
 
 # --- reading an entry of results.json ------------------------------------------------------------

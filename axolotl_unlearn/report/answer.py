@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from axolotl_unlearn.report.results import find, number, status
-from axolotl_unlearn.report.verdict import reading_of
+from axolotl_unlearn.metrics.verdict import judge, name_of
+from axolotl_unlearn.report.results import find, number
 
 TONES = {"collapsed": "bad", "below gate": "bad", "before": "plain", "target": "plain"}
 
@@ -58,23 +58,34 @@ class Answer:
         return [one for one in order if one.candidate]
 
 
-def judge(
-    model: Mapping[str, Any],
-    original: Mapping[str, Any] | None,
-    retrained: Mapping[str, Any] | None,
-) -> Judged:
-    kind = status(model, original, retrained)
-    tone = "good" if kind == "good" else TONES.get(kind, "warn")
-    sentence = reading_of(model, original, retrained)
-    damning = "" if tone in ("good", "plain") else sentence.split("; ")[0]
-    scores = [number(model.get(metric)) for metric in ("aggregate", "mia_auc")]
-    return Judged(model["name"], kind, tone, damning, sentence, *scores)
+def judged_of(
+    results: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] = ()
+) -> list[Judged]:
+    """Every model as `metrics.verdict` judges it.
+
+    Args:
+        attacks: Results of `axolotl unlearn attack`.
+    """
+    roles = find(results, "original"), find(results, "retrained")
+    found = []
+    for model in results["models"]:
+        verdict = judge(model, *roles, attacks)
+        tone = "good" if verdict.good else TONES.get(verdict.status, "warn")
+        worst = verdict.worst if tone != "plain" else None
+        damning = worst.says if worst else ""
+        if verdict.good and verdict.strongest:
+            # Even of a good model: the attack that comes closest.
+            one = verdict.attacks[verdict.strongest]
+            damning = f"closest attack: {name_of(verdict.strongest)}, AUC {one['auc']:.2f}"
+        said = f"{verdict.headline}{f': {damning}' if damning else ''}"
+        scores = [number(model.get(metric)) for metric in ("aggregate", "mia_auc")]
+        found.append(Judged(model["name"], verdict.status, tone, damning, said, *scores))
+    return found
 
 
-def answer_of(results: Mapping[str, Any]) -> Answer:
+def answer_of(results: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] = ()) -> Answer:
     """Judge every model and say which one to use, or why none."""
-    original, retrained = find(results, "original"), find(results, "retrained")
-    judged = [judge(model, original, retrained) for model in results["models"]]
+    judged = judged_of(results, attacks)
     answer = Answer(
         "There is nothing to choose: no unlearned model was evaluated.", "plain", None, judged
     )
@@ -85,8 +96,8 @@ def answer_of(results: Mapping[str, Any]) -> Answer:
     if first.tone == "good":
         rest = [one.name for one in candidates[1:] if one.tone == "good"]
         also = f" {_listing(rest)} would do as well." if rest else ""
-        return Answer(f"Use {first.name}: {first.sentence}{also}", "good", first.name, judged)
-    reasons = [f"{one.name}: {one.damning}" for one in candidates[:3]]
+        return Answer(f"Use {first.name}: {first.sentence}.{also}", "good", first.name, judged)
+    reasons = [f"{one.name} {one.sentence}" for one in candidates[:3]]
     count = "This model is not good" if len(candidates) == 1 else "None of these is good"
     return Answer(f"{count}, because {'; '.join(reasons)}.", "bad", None, judged)
 

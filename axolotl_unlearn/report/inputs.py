@@ -28,6 +28,8 @@ def find_inputs(
     depth.json with uds.json, and (there or in `attacks`) attacks.json with one file an attack.
     `logs` are NAME=PATH and come first.
     """
+    from axolotl_unlearn.attacks.results import sentence
+
     home = Path(folder)
     home = home if home.is_dir() else home.parent
     found: dict[str, Path] = {}
@@ -62,7 +64,10 @@ def find_inputs(
     place = Path(attacks) if attacks else home
     if (place / "attacks.json").is_file():
         extras["attacks"] = _json(place / "attacks.json")
-        extras["attack_sentences"] = _attack_sentences(place)
+        attacked = extras["attack_results"] = _attack_results(place)
+        extras["attack_sentences"] = {
+            f"{one['attack']} on {one['model']}": sentence(one) for one in attacked
+        }
     elif attacks:
         raise UnlearnError(
             f"--attacks {place}: no attacks.json there; `axolotl unlearn attack ... --out {place}` "
@@ -81,16 +86,10 @@ def find_inputs(
     return {"training_logs": found, "trajectory": trajectory, "extras": extras}
 
 
-def _attack_sentences(folder: Path) -> dict[str, str]:
-    """What each attack's own file says, by "attack on model"."""
-    from axolotl_unlearn.attacks.results import sentence
-
-    found = {}
-    for path in sorted(folder.glob("*-*.json")):
-        result = _json(path)
-        if isinstance(result, dict) and result.get("rows") and "attack" in result:
-            found[f"{result['attack']} on {result['model']}"] = sentence(result)
-    return found
+def _attack_results(folder: Path) -> list[dict[str, Any]]:
+    """What each attack wrote into a file of its own."""
+    found = map(_json, sorted(folder.glob("*-*.json")))
+    return [one for one in found if isinstance(one, dict) and one.get("rows") and "attack" in one]
 
 
 def _json(path: Path) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from axolotl_unlearn.metrics.semeval import score_title
 from axolotl_unlearn.metrics.statistics import holm
+from axolotl_unlearn.metrics.verdict import name_of
 from axolotl_unlearn.report import plots
 from axolotl_unlearn.report.answer import answer_of
 from axolotl_unlearn.report.results import (
@@ -48,14 +49,8 @@ _AUDITED = (
 )
 #: Rows of the audit list on the page; the file beside it has them all.
 MOST_AUDITED = 200
-ATTACK_TITLES = {
-    "loss": "Loss",
-    "zlib": "Loss by compressed size (zlib)",
-    "min_k_20": "Min-20 %",
-    "min_k_plus_20": "Min-20 %++",
-    "reference": "Loss against a reference",
-    "learned": "Learned attack",
-}
+#: Documents of it whose texts are shown, where they may be.
+MOST_TEXTS = 20
 _SECRET = re.compile(r"(?im)^(\s*[\w-]*(?:token|secret|password|api_key)[\w-]*\s*:\s*)\S.*$")
 # Keys of an Axolotl config that only look like secrets.
 _NOT_SECRET = re.compile(r"(?i)special_tokens|tokens_per|tokenizer|_tokens\b|token_")
@@ -83,7 +78,7 @@ class View:
         self.models: list[dict[str, Any]] = results["models"]
         self.original, self.retrained = find(results, "original"), find(results, "retrained")
         self.palette = plots.colours([model["name"] for model in self.models])
-        self.answer = answer_of(results)
+        self.answer = answer_of(results, _rows(self.extras.get("attack_results")))
         self.label = results.get("label")
         self.warning = membership_warning(results)
 
@@ -216,11 +211,18 @@ class View:
             places.append({id(row): place for place, row in enumerate(order)})
         lines = []
         for row in rows[:MOST_AUDITED]:
-            cells = [_cell(str(row.get("document", "")), str(row.get("text", "")))]
-            told = bool(row.get("told"))
-            cells.append(
-                _cell("", badges=[("bad" if told else "plain", str(row.get("reading", "")))])
-            )
+            count = len(_rows(row.get("rows")))
+            texts = [
+                [str(one.get(key, "")) for key in ("prompt", "expected", "generated")]
+                for one in _rows(row.get("rows"))
+                if len(lines) < MOST_TEXTS and one.get("generated")
+            ]
+            cells = [
+                _cell(str(row.get("document", "")), f"{count} rows" if count else "", texts=texts)
+            ]
+            told = bool(row.get("told")) or row.get("reading") == "still said"
+            reading = str(row.get("reading", ""))
+            cells.append(_cell("", badges=[("bad" if told else "plain", reading)]))
             for key, _ in _AUDITED:
                 value = row.get(key)
                 shown = _p(value) if key in ("p", "q") and number(value) is not None else two(value)
@@ -243,7 +245,9 @@ class View:
                 }
             )
         told = sum(bool(row.get("told")) for row in rows)
+        said = sum(row.get("reading") == "still said" for row in rows)
         title = f"{name}: {told} of {len(rows)} documents can be told"
+        title += f", an answer of {said} is still said" if said else ""
         if len(rows) > len(lines):
             title += f"; the {len(lines)} worst are listed, audit.jsonl has all"
         return {
@@ -519,7 +523,10 @@ class View:
         configs = self.extras.get("configs")
         named = configs.items() if isinstance(configs, Mapping) else ()
         blocks += [_folded(str(name), text) for name, text in named]
-        shown = ("configs", "audit", "attacks", "attack_sentences", "depth", "depth_sentences")
+        shown = (
+            *("configs", "audit", "attacks", "attack_results", "attack_sentences"),
+            *("depth", "depth_sentences"),
+        )
         blocks += [_folded(key, more) for key, more in self.extras.items() if key not in shown]
         return _section("How this was made", "", *blocks)
 
@@ -666,7 +673,8 @@ def _p(value: float) -> str:
 
 
 def attack_title(name: str) -> str:
-    return ATTACK_TITLES.get(name, name.replace("_", " "))
+    words = name_of(name)
+    return words[:1].upper() + words[1:]
 
 
 def _listed(value: Any) -> list[Any]:
