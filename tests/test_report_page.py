@@ -170,7 +170,7 @@ def places(data, path=()):
     return found
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     st.lists(
         st.tuples(
