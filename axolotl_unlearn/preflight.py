@@ -102,6 +102,12 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             f"`unlearn.surgery: {args.surgery}` needs both gradients whole on each process; use "
             "DDP instead of FSDP or DeepSpeed."
         )
+    checkpointing = cfg.get("gradient_checkpointing_kwargs") or {}
+    if args.surgery and cfg.get("gradient_checkpointing") and checkpointing.get("use_reentrant"):
+        found.append(
+            f"`unlearn.surgery: {args.surgery}` takes two gradients from one graph; set "
+            "`gradient_checkpointing_kwargs: {use_reentrant: false}`."
+        )
     references = args.references()
     modes = {reference.mode for reference in references if not reference.is_teacher}
     if "adapter_off" in modes and (not cfg.get("adapter") or cfg.get("lora_model_dir")):

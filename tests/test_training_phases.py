@@ -14,6 +14,7 @@ from axolotl_unlearn.args import parse_unlearn
 from axolotl_unlearn.engine.entries import make_entries, unit_counts
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.preflight import _setting_faults
 from axolotl_unlearn.training.phases import make_phases, phase_at, phase_steps, restarting
 from axolotl_unlearn.training.surgery import Surgery, adam_scales, dot, gu, pcgrad
 
@@ -98,6 +99,36 @@ def test_faults_of_phases():
         with pytest.raises(UnlearnError) as caught:
             parse_unlearn(says)
         assert block in str(caught.value)
+
+
+SIDES = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
+SHARDED = {"fsdp_config": {"x": 1}, "adapter": "lora"}
+
+
+@pytest.mark.parametrize(
+    ("cfg", "block", "says"),
+    [
+        ({"max_steps": 9}, BLOCK, "`max_steps` does not go with `unlearn.phases`"),
+        ({"num_epochs": 2}, BLOCK, "`num_epochs` does not go with `unlearn.phases`"),
+        (SHARDED, {"surgery": "gu"}, "use DDP instead of FSDP"),
+        (
+            {
+                "gradient_checkpointing": True,
+                "gradient_checkpointing_kwargs": {"use_reentrant": True},
+            },
+            {"surgery": "pcgrad"},
+            "use_reentrant: false",
+        ),
+        (SHARDED | {"lora_model_dir": "out/x"}, {}, "a starting adapter under FSDP"),
+        (SHARDED, {"reference": {"adapter": "."}}, "cannot be switched in under FSDP"),
+        ({}, {"reference": {"model": "./not-there"}}, "`reference.model: ./not-there` does not"),
+    ],
+)
+def test_faults_beside_other_settings(cfg, block, says):
+    """Each is found before anything is loaded, and not without its cause."""
+    args = parse_unlearn(block if "phases" in block else SIDES | block)
+    assert any(says in fault for fault in _setting_faults(cfg, args))
+    assert not _setting_faults({"adapter": "lora"}, parse_unlearn(SIDES | {"surgery": "gu"}))
 
 
 # -- surgery -------------------------------------------------------------------------------------
