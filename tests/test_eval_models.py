@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama, with_lora
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation import generate
 from axolotl_unlearn.evaluation.models import (
     ModelSpec,
     check_finite,
@@ -18,6 +21,7 @@ from axolotl_unlearn.evaluation.models import (
     parse_models,
     weights_digest,
 )
+from axolotl_unlearn.evaluation.scorer import Query, score_queries
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +111,32 @@ def test_adapters_are_merged(home):
     with torch.no_grad():
         expected = with_lora(tiny_llama()).eval()(input_ids=ids).logits
         assert torch.allclose(model(input_ids=ids).logits, expected, atol=1e-4)
+
+
+def test_a_spread_model_says_the_same(tmp_path):
+    """Layers that do not fit into memory (here: a limit of half the model) lie on disk and are
+    fetched when they are used; scores and generated tokens stay the same."""
+    plain = tiny_llama()
+    plain.save_pretrained(tmp_path / "model")
+    size = sum(p.numel() * p.element_size() for p in plain.parameters())
+    spread = load_model(
+        ModelSpec("m", str(tmp_path / "model")),
+        dtype=torch.float32,
+        device="cpu",
+        device_map="auto",
+        max_memory={"cpu": size // 2},
+        offload_folder=str(tmp_path / "disk"),
+    )
+    assert {"disk", "cpu"} == set(map(str, spread.hf_device_map.values()))
+    queries = [Query.of([5, 9, 3, 7, 1]), Query.of([2, 4, 8])]
+    for one, two in zip(score_queries(plain, queries), score_queries(spread, queries), strict=True):
+        assert np.allclose(one.logp, two.logp, atol=1e-6)
+        assert np.allclose(one.sd, two.sd, atol=1e-6)
+    said = [
+        generate._decode(model, SimpleNamespace(pad_token_id=0), [[5, 9, 3], [7]], 6, {1})
+        for model in (plain, spread)
+    ]
+    assert said[0] == said[1]
 
 
 def test_nan_weights_are_refused():

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import eval_model
 import pytest
@@ -120,7 +124,7 @@ def test_second_run_loads_no_model(home, results, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a model was loaded although everything is cached")
 
-    monkeypatch.setattr(run, "load_model", refuse)
+    monkeypatch.setattr(run, "load", refuse)
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
     again = run.evaluate(models, home / "data", home / "eval", **OPTIONS)
     assert again == results
@@ -145,7 +149,7 @@ def test_generic_questions_are_added_to_what_is_known(home, results, tmp_path, m
     assert "drop" in again[1]["general"]
     for new, old in zip(again, results, strict=True):
         assert {k: v for k, v in new.items() if k != "general"} == old
-    monkeypatch.setattr(run, "load_model", refuse)
+    monkeypatch.setattr(run, "load", refuse)
     assert run.evaluate(models, home / "data", out, generic=str(items), **OPTIONS) == again
     assert run.evaluate(models, home / "data", out, **OPTIONS) == results
     items.write_text(json.dumps(row | {"distractors": ["Bonn", "Rome", "Oslo"]}) + "\n")
@@ -290,6 +294,38 @@ def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
     assert counts == [48 - 16]
     assert again["cells"] == results[0]["cells"]
     assert not list((tmp_path / "cache").glob("*.partial.jsonl"))
+
+
+def test_two_processes_equal_one(home, results, tmp_path):
+    """As `accelerate launch` starts them: half of the rows each, one results.json, the same scores;
+    and rows that an interrupted run of another number of processes has left are not made again."""
+    out = tmp_path / "eval"
+    options = ["--min-members", "1", "--max-gen-toks", "12", "--resamples", "50", "--quiet"]
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
+        *("-m", "axolotl_unlearn.cli", "eval"),
+        *(str(home / "original"), f"retrained={home / 'broken'}", "--data", str(home / "data")),
+        *("--out", str(out), *options),
+    ]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("results.json") == 1
+    found = json.loads((out / "results.json").read_text())["models"]
+    for one, two in zip(results, found, strict=True):
+        for part in ("cells", "n", "answers", "utility", "stopped", "weights", "gate"):
+            assert one[part] == two[part], part
+        for part in ("member_loss", "nonmember_loss", "extraction_strength_forget"):
+            assert one["likelihood"][part] == pytest.approx(two["likelihood"][part], abs=1e-5)
+        assert one["collapse"]["reasons"] == two["collapse"]["reasons"]
+        assert one["mia_auc"] == pytest.approx(two["mia_auc"])
+    assert not list((out / "cache").glob("*.partial*"))
+
+
+def test_one_device_map_or_several_processes(home, monkeypatch):
+    monkeypatch.setattr(run, "Workers", lambda: SimpleNamespace(count=2, device="cuda:0"))
+    with pytest.raises(UnlearnError, match="use one of the two"):
+        run.evaluate([str(home / "original")], home / "data", device_map="auto", **OPTIONS)
 
 
 def test_changed_data_are_measured_again(home, results, tmp_path):

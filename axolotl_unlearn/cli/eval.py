@@ -17,6 +17,9 @@ import click
 @click.option("--batch-size", default=64, show_default=True)
 @click.option("--limit", type=int, help="Only so many rows of each part, to try out.")
 @click.option("--device", help="[cuda where there is one, else cpu]")
+@click.option(
+    "--device-map", type=click.Choice(["auto"]), help="Spread a model that does not fit one device."
+)
 @click.option("--dtype", help="float32, bfloat16, float16 or auto [float32 on cpu, else auto]")
 @click.option("--max-gen-toks", default=256, show_default=True, help="New tokens a row.")
 @click.option(
@@ -44,6 +47,8 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options) -> 
     data folder holds forget, retain, member and nonmember (.jsonl, .json or .parquet), and
     general or mmlu/ for utility. Results are cached by content; an interrupted run goes on.
 
+    Several devices: `accelerate launch -m axolotl_unlearn.cli eval ...` splits the rows.
+
     \b
     Example:
       axolotl unlearn eval original=out/memorised out/over out/under out/merged \\
@@ -55,7 +60,8 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options) -> 
     from axolotl_unlearn.evaluation.run import evaluate
     from axolotl_unlearn.report import table
 
-    evaluate(list(models), use_cache=not no_cache, progress=not quiet, **options)
+    if not evaluate(list(models), use_cache=not no_cache, progress=not quiet, **options):
+        return  # not the main process of several
     out = options["out_dir"]
     Console().print(table(out))
     click.echo(f"Results: {out / 'results.json'} (page: axolotl unlearn report {out})")

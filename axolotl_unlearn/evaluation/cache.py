@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from axolotl_unlearn.evaluation.measured import Measured, Settings, count_output
 from axolotl_unlearn.evaluation.models import ModelSpec, weights_digest
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
+from axolotl_unlearn.evaluation.workers import Workers
 from axolotl_unlearn.store import Store
 
 #: Raised when what is measured or how it is stored changes.
@@ -19,15 +20,27 @@ _CACHE_VERSION = 2
 
 
 class Cache(Store):
-    """Measurements by content. Without a folder nothing is stored."""
+    """Measurements by content. Without a folder nothing is stored.
 
-    def __init__(self, folder: Path | None) -> None:
+    Of several processes the main one reads for all and writes; only rows that are being generated
+    are written by each, into a file of its own.
+    """
+
+    def __init__(self, folder: Path | None, workers: Workers | None = None) -> None:
         super().__init__(folder)
+        self.workers = workers or Workers()
         self.files: dict[str, str] = self.get("files") or {}
+
+    def get(self, key: str) -> Any:
+        return self.workers.first(lambda: super(Cache, self).get(key))
+
+    def put(self, key: str, value: Any) -> None:
+        if self.workers.main:
+            super().put(key, value)
 
     def weights(self, spec: ModelSpec) -> str:
         """Digest of a model's weights, configs and tokenizer; files are read once."""
-        digest = weights_digest(spec, self.files)
+        digest = self.workers.first(lambda: weights_digest(spec, self.files))
         self.put("files", self.files)
         return digest
 
@@ -47,26 +60,35 @@ class Cache(Store):
 
     def save(self, key: str, found: Measured, settings: Settings) -> None:
         self.put(key, found.stored(settings.keep_texts))
-        if self.folder is not None:
-            self.partial(key).unlink(missing_ok=True)
+        if self.workers.main:
+            for path in self._partials(key):
+                path.unlink()
 
-    def partial(self, key: str) -> Path:
-        """Rows of a model that is being generated, one JSON line each."""
-        return self.folder / f"{key}.partial.jsonl"
+    def _partials(self, key: str) -> list[Path]:
+        """Rows of a model that is being generated, one JSON line each, one file a process."""
+        return [] if self.folder is None else sorted(self.folder.glob(f"{key}.partial*.jsonl"))
 
-    def rows_so_far(self, key: str, need_texts: bool) -> Iterator[dict[str, Any]]:
-        if self.folder is None or not self.partial(key).is_file():
-            return
-        for line in self.partial(key).read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:  # the last line of a run that was killed
-                continue
-            if not need_texts or row.get("text") is not None:
-                yield row
+    def rows_so_far(self, key: str, need_texts: bool) -> list[dict[str, Any]]:
+        """Rows of an interrupted run, whatever number of processes it had."""
+
+        def read() -> list[dict[str, Any]]:
+            rows = []
+            for path in self._partials(key):
+                for line in path.read_text(encoding="utf-8").splitlines():
+                    try:
+                        row = json.loads(line)
+                    except json.JSONDecodeError:  # the last line of a run that was killed
+                        continue
+                    if not need_texts or row.get("text") is not None:
+                        rows.append(row)
+            return rows
+
+        return self.workers.first(read)
 
     def add_rows(self, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
         if self.folder is None:
             return
-        with self.partial(key).open("a", encoding="utf-8") as file:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{key}.partial{self.workers.rank or ''}.jsonl"
+        with path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

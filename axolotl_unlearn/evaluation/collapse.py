@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from axolotl_unlearn.evaluation.measure import torch_dtype
-from axolotl_unlearn.evaluation.models import ModelSpec, load_model, load_tokenizer
+from axolotl_unlearn.evaluation.measure import counting, load
+from axolotl_unlearn.evaluation.models import ModelSpec, load_tokenizer
 
 
 def collapse_key(keys: Mapping[str, str], spec: ModelSpec, before: ModelSpec | None) -> str:
@@ -41,12 +41,10 @@ def collapse_reports(
         """Mean loss of each text under the original; 0 for a text of one token or none."""
         long = [i for i, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) > 1]
         with bars.bar(bar, len(long)) as advance:
-            facts = score_texts(
-                judge,
-                tokenizer,
+            count = counting(advance, cache.workers)
+            facts = cache.workers.map(
+                lambda part: score_texts(judge, tokenizer, part, loss_only=True, on_batch=count),
                 [texts[i] for i in long],
-                loss_only=True,
-                on_batch=lambda done: advance(len(done)),
             )
         found = [0.0] * len(texts)
         for i, one in zip(long, facts, strict=True):
@@ -66,9 +64,7 @@ def collapse_reports(
                 against = "original's outputs"
             if judge is None:
                 tokenizer = load_tokenizer(before)
-                judge = load_model(
-                    before, dtype=torch_dtype(settings.dtype), device=settings.device
-                )
+                judge = load(before, settings, cache.workers)
                 # An output begins in the middle of a text, where every model is less sure: so
                 # does what it is compared with.
                 halves = [second_half(text) for _, text in sets.nonmember]

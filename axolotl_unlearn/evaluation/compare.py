@@ -84,7 +84,7 @@ def compare(
     settings = Settings.read(results["settings"])
     sets = settings.load_sets(data_dir or results["data_dir"])
     known = {model["name"]: model for model in results["models"]}
-    cache = Cache(Path(out_dir) / "cache")
+    cache = Cache(Path(settings.store or Path(out_dir) / "cache"))
     names, found = [], []
     for model in (first, second):
         if weights := known.get(model, {}).get("weights"):

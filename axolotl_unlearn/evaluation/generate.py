@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from axolotl_unlearn.evaluation.models import input_device
+
 #: Settings of a generation config that do not change greedy tokens. With any other one (for
 #: example a repetition penalty) the model's own ``generate`` is used.
 _HARMLESS = {
@@ -155,7 +157,7 @@ def _decode(
     model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], limit: int, stop: set[int]
 ) -> list[list[int]]:
     """New tokens of each row; finished rows leave the batch."""
-    device = model.device
+    device = input_device(model)
     ids, mask = _left_padded(rows, _pad_id(tokenizer, stop), device)
     padded = not bool(mask.all())
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -215,7 +217,7 @@ def _cache(config: Any, limit: int) -> Any:
 
         def batch_select_indices(self, indices: Tensor) -> None:
             end = self.get_seq_length()
-            self.room = [room[indices] for room in self.room]
+            self.room = [room[indices.to(room.device)] for room in self.room]
             self.keys, self.values = (room[..., :end, :] for room in self.room)
 
     cache = DynamicCache(config=config)
@@ -233,7 +235,7 @@ def _generate(
     new: list[list[int]] = [[] for _ in rows]
     for length in sorted({len(row) for row in rows}):
         numbers = [i for i, row in enumerate(rows) if len(row) == length]
-        ids = torch.tensor([list(rows[i]) for i in numbers], device=model.device)
+        ids = torch.tensor([list(rows[i]) for i in numbers], device=input_device(model))
         output = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),

@@ -9,7 +9,9 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.measured import Measured, Settings, count_outputs
+from axolotl_unlearn.evaluation.models import ModelSpec, load_model
 from axolotl_unlearn.evaluation.sets import Row
+from axolotl_unlearn.evaluation.workers import Workers
 
 
 class Bars:
@@ -49,10 +51,25 @@ def measure(
 ) -> Measured:
     """Everything but the generic questions."""
     found = Measured()
-    _measure_likelihoods(model, tokenizer, sets, settings, found, bars, name)
+    _measure_likelihoods(model, tokenizer, sets, settings, found, cache.workers, bars, name)
     _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name)
     count_outputs(found, sets)
     return found
+
+
+def load(spec: ModelSpec, settings: Settings, workers: Workers) -> Any:
+    """The model where these settings put it: on this process' device, or spread over several."""
+    return load_model(
+        spec,
+        dtype=torch_dtype(settings.dtype),
+        device=workers.device or settings.device,
+        device_map=settings.device_map,
+    )
+
+
+def counting(advance: Callable[[int], None], workers: Workers) -> Callable[[list[int]], None]:
+    """Moves a bar by what this process and, about as fast, each of its siblings has done."""
+    return lambda done: advance(len(done) * workers.count)
 
 
 def torch_dtype(name: str) -> Any:
@@ -66,7 +83,7 @@ def torch_dtype(name: str) -> Any:
     return dtype
 
 
-def _measure_likelihoods(model, tokenizer, sets, settings, found, bars, name) -> None:
+def _measure_likelihoods(model, tokenizer, sets, settings, found, workers, bars, name) -> None:
     from axolotl_unlearn.evaluation.continuations import encode_pairs
     from axolotl_unlearn.evaluation.scorer import Query, score_options, score_queries, score_texts
     from axolotl_unlearn.metrics.memorisation import (
@@ -78,7 +95,10 @@ def _measure_likelihoods(model, tokenizer, sets, settings, found, bars, name) ->
 
     texts = [text for _, text in [*sets.member, *sets.nonmember]]
     with bars.bar(f"{name}: documents", len(texts)) as advance:
-        facts = score_texts(model, tokenizer, texts, on_batch=lambda done: advance(len(done)))
+        facts = workers.map(
+            lambda part: score_texts(model, tokenizer, part, on_batch=counting(advance, workers)),
+            texts,
+        )
     losses = [loss(one) for one in facts]
     found.attacks = {
         "min_k_20": [-min_k(one, 0.2) for one in facts],
@@ -93,7 +113,7 @@ def _measure_likelihoods(model, tokenizer, sets, settings, found, bars, name) ->
     if sets.utility:
         questions = [(option.context, option.continuations) for option in sets.utility]
         with bars.bar(f"{name}: utility", len(questions)):
-            sums = score_options(model, tokenizer, questions)
+            sums = workers.map(lambda part: score_options(model, tokenizer, part), questions)
         found.options = [
             int(_best(row) == option.answer) for row, option in zip(sums, sets.utility, strict=True)
         ]
@@ -103,7 +123,9 @@ def _measure_likelihoods(model, tokenizer, sets, settings, found, bars, name) ->
     encoded = encode_pairs(tokenizer, pairs, DataArgs(join=settings.join))
     queries = [Query.of([*prompt, *answer], len(prompt)) for prompt, answer in encoded]
     with bars.bar(f"{name}: extraction", len(queries)) as advance:
-        facts = score_queries(model, queries, on_batch=lambda done: advance(len(done)))
+        facts = workers.map(
+            lambda part: score_queries(model, part, on_batch=counting(advance, workers)), queries
+        )
     found.extraction = [extraction_strength(one) for one in facts]
 
 
@@ -136,8 +158,11 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, nam
         if stored.get("key") in rows:
             take(stored)
     todo = [row for row in sets.rows if row.key not in found.values]
+    workers, mine = cache.workers, []
     with bars.bar(f"{name}: rows", len(sets.rows)) as advance:
         advance(len(sets.rows) - len(todo))
+        todo = workers.share(todo)
+        count = counting(advance, workers)
 
         def on_batch(numbers, generations) -> None:
             done = []
@@ -153,10 +178,10 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, nam
                     if record.kind == "question"
                     else None,
                 }
-                take({**stored, "text": generation.text})
+                mine.append({**stored, "text": generation.text})
                 done.append({**stored, "text": generation.text if settings.keep_texts else None})
             cache.add_rows(key, done)
-            advance(len(numbers))
+            count(numbers)
 
         generate_greedily(
             model,
@@ -166,10 +191,16 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, nam
             batch_size=settings.batch_size,
             on_batch=on_batch,
         )
+        for part in workers.gather(mine):
+            for stored in part:
+                take(stored)
 
 
-def ask(model, tokenizer, questions, settings, bars, name) -> dict[str, Any]:
-    from axolotl_unlearn.evaluation.generic import score_generic
+def ask(model, tokenizer, questions, settings, workers, bars, name) -> dict[str, Any]:
+    from axolotl_unlearn.evaluation.generic import score_generic, summary
+
+    def answers(part) -> list[dict[str, Any]]:
+        return score_generic(model, tokenizer, part, batch_size=settings.batch_size)["items"]
 
     with bars.bar(f"{name}: generic", len(questions)):
-        return score_generic(model, tokenizer, questions, batch_size=settings.batch_size)
+        return summary(workers.map(answers, questions))

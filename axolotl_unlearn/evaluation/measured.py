@@ -35,6 +35,7 @@ class Settings:
     original: str | None = None
     resamples: int = 10_000
     seed: int = 0
+    store: str | None = None
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Settings:

@@ -220,8 +220,14 @@ def load_tokenizer(spec: ModelSpec) -> Any:
         ) from error
 
 
-def load_model(spec: ModelSpec, *, dtype: Any, device: Any) -> Any:
+def load_model(
+    spec: ModelSpec, *, dtype: Any, device: Any, device_map: Any = None, **options: Any
+) -> Any:
     """The model in evaluation mode on `device`, its adapter merged into the weights.
+
+    Args:
+        device_map: "auto" spreads it over all devices, memory and disk instead (accelerate).
+        options: For ``from_pretrained``.
 
     Raises:
         UnlearnError: It cannot be loaded, or a weight is NaN or infinite.
@@ -232,7 +238,9 @@ def load_model(spec: ModelSpec, *, dtype: Any, device: Any) -> Any:
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(spec.model, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(
+            spec.model, dtype=dtype, device_map=device_map, **options
+        )
     except (OSError, ValueError, KeyError) as error:
         raise UnlearnError(
             f"model {spec.name!r}: {spec.model} cannot be loaded ({_first_line(error)})."
@@ -245,7 +253,14 @@ def load_model(spec: ModelSpec, *, dtype: Any, device: Any) -> Any:
 
         model = PeftModel.from_pretrained(model, spec.adapter).merge_and_unload()
     check_finite(model, spec.name)
-    return model.to(device).eval()
+    return (model if device_map else model.to(device)).eval()
+
+
+def input_device(model: Any) -> Any:
+    """Where a model takes its tokens: of a spread one that of its embeddings."""
+    hook = getattr(model.get_input_embeddings(), "_hf_hook", None)
+    place = getattr(hook, "execution_device", None)
+    return model.device if place is None else place
 
 
 def check_finite(model: Any, name: str) -> None:
@@ -253,6 +268,8 @@ def check_finite(model: Any, name: str) -> None:
     import torch
 
     for key, parameter in model.named_parameters():
+        if parameter.is_meta:  # lies on disk until it is used; a NaN there shows in the losses
+            continue
         if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
             count = int((~torch.isfinite(parameter)).sum())
             raise UnlearnError(

@@ -20,9 +20,9 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.collapse import collapse_key, collapse_reports
-from axolotl_unlearn.evaluation.measure import Bars, ask, measure, torch_dtype
+from axolotl_unlearn.evaluation.measure import Bars, ask, load, measure
 from axolotl_unlearn.evaluation.measured import Measured, Settings
-from axolotl_unlearn.evaluation.models import ModelSpec, load_model, load_tokenizer, parse_models
+from axolotl_unlearn.evaluation.models import ModelSpec, load_tokenizer, parse_models
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets
 from axolotl_unlearn.evaluation.summary import (
     AUDIT_FILE,
@@ -33,6 +33,7 @@ from axolotl_unlearn.evaluation.summary import (
     summarise,
 )
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
+from axolotl_unlearn.evaluation.workers import Workers
 
 SCHEMA = 1
 
@@ -46,6 +47,7 @@ def evaluate(
     batch_size: int = 64,
     limit: int | None = None,
     device: str | None = None,
+    device_map: str | None = None,
     dtype: str | None = None,
     max_gen_toks: int = 256,
     with_text: bool = False,
@@ -62,6 +64,9 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Evaluate models on a data folder and write ``out_dir/results.json``.
 
+    Started by ``accelerate launch`` each process takes a share of the rows; the main one writes
+    and returns what one process alone would, the others return nothing.
+
     The scores are exactly those of the official script (and of the lm-eval group): greedy, at
     most `max_gen_toks` new tokens, raw prompts. In half precision that needs ``batch_size=1``.
 
@@ -71,6 +76,7 @@ def evaluate(
         names: how the results call the models; default: from their folders.
         limit: only the first rows of each part, interleaved over the cells (to try out).
         device: default "cuda" where there is one, else "cpu".
+        device_map: "auto" for a model that does not fit one device: spread over all there are.
         dtype: default "float32" on a CPU and the checkpoint's own elsewhere.
         generic: "builtin" or a file: also ask generic questions with the patterns of the forget
             questions (`evaluation.generic`), and report the drop from the original.
@@ -89,9 +95,16 @@ def evaluate(
     specs = parse_models(models, names)
     if batch_size < 1 or max_gen_toks < 1:
         raise UnlearnError("batch size and max-gen-toks must be 1 or more.")
-    device = device or _default_device()
+    workers = Workers()
+    if device_map and workers.count > 1:
+        raise UnlearnError(
+            "--device-map spreads one model over all devices, several processes have a model "
+            "each; use one of the two."
+        )
+    device = device or (workers.device or _default_device()).split(":")[0]
     settings = Settings(
         device=device,
+        device_map=device_map,
         dtype=dtype or ("float32" if device == "cpu" else "auto"),
         batch_size=batch_size,
         max_gen_toks=max_gen_toks,
@@ -103,16 +116,17 @@ def evaluate(
         original=original,
         resamples=resamples,
         seed=seed,
+        store=None if store is None else str(store),
     )
     sets = settings.load_sets(data_dir)
     settings = replace(settings, keep_texts=with_text or sets.synthetic)
     before = _original_of(specs, original)
     questions = _questions(generic, sets)
     out = Path(out_dir)
-    cache = Cache(Path(store or out / "cache") if use_cache else None)
-    bars = Bars(progress)
+    cache = Cache(Path(store or out / "cache") if use_cache else None, workers)
+    bars = Bars(progress and workers.main)
     with bars.progress:
-        for note in sets.notes:
+        for note in sets.notes if workers.main else ():
             bars.note(f"note: {note}")
         measured: dict[str, Measured] = {}
         weights = {spec.name: cache.weights(spec) for spec in specs}
@@ -131,7 +145,7 @@ def evaluate(
             if found is None or (questions and known is None):
                 started = time.perf_counter()
                 tokenizer = load_tokenizer(spec)
-                model = load_model(spec, dtype=torch_dtype(settings.dtype), device=settings.device)
+                model = load(spec, settings, workers)
                 if found is None:
                     found = measure(
                         model, tokenizer, sets, settings, cache, keys[spec.name], bars, spec.name
@@ -139,12 +153,15 @@ def evaluate(
                     found.seconds = time.perf_counter() - started
                     cache.save(keys[spec.name], found, settings)
                 if questions and known is None:
-                    known = ask(model, tokenizer, questions, settings, bars, spec.name)
+                    known = ask(model, tokenizer, questions, settings, workers, bars, spec.name)
                     cache.put(asked, known)
                 del model
             found.generic = known
             measured[spec.name] = found
         collapse = collapse_reports(specs, before, measured, sets, settings, cache, keys, bars)
+        if not workers.main:
+            return []
+        cache.workers = Workers(alone=True)  # the others have left
         with bars.bar("blind baselines, intervals", len(specs) + 1) as advance:
             blind = _blind(sets, cache, seed)
             advance(1)

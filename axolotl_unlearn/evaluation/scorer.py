@@ -27,6 +27,7 @@ from axolotl_unlearn.engine.head import (
     output_vocabulary,
 )
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.models import input_device
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 __all__ = ["Query", "TokenFacts", "encode_continuation", "score_queries", "score_texts"]
@@ -182,7 +183,7 @@ def _batches(sizes: Sequence[tuple[int, int]], batch_tokens: int) -> list[list[i
 
 def _forward(model: Any, queries: Sequence[Query], chunk_mib: int, loss_only: bool) -> Tensor:
     """``[P, 4]`` log-probability, greedy, mean, sd of the scored tokens, query after query."""
-    device = model.device
+    device = input_device(model)
     learn_after_head(model, model, device)
     width = max(len(query.ids) for query in queries)
     ids = torch.zeros(len(queries), width, dtype=torch.long)
@@ -192,7 +193,7 @@ def _forward(model: Any, queries: Sequence[Query], chunk_mib: int, loss_only: bo
         mask[row, : len(query.ids)] = 1
     rows = torch.tensor([r for r, query in enumerate(queries) for _ in query.times])
     times = torch.tensor([t for query in queries for t in query.times])
-    targets = torch.tensor([t for query in queries for t in query.targets], device=device)
+    targets = torch.tensor([t for query in queries for t in query.targets])
     size = max(16, chunk_mib * 2**20 // (4 * output_vocabulary(model)))
 
     found: list[Tensor] = []
@@ -201,10 +202,11 @@ def _forward(model: Any, queries: Sequence[Query], chunk_mib: int, loss_only: bo
         """``[R, T, D]`` to ``[1, P, 4]``, which the model takes for its logits."""
         picked = hidden[rows.to(hidden.device), times.to(hidden.device)]
         logits = final_logits(head, model)
-        parts = [
-            token_statistics(logits(picked[a : a + size]), targets[a : a + size], loss_only)
-            for a in range(0, len(picked), size)
-        ]
+        parts = []
+        for a in range(0, len(picked), size):
+            z = logits(picked[a : a + size])
+            # The head of a spread model may lie on another device than its embeddings.
+            parts.append(token_statistics(z, targets[a : a + size].to(z.device), loss_only))
         found.append(torch.cat(parts))
         return found[0][None]
 
