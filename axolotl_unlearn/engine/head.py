@@ -131,6 +131,7 @@ def learn_after_head(model: nn.Module, unwrapped: nn.Module, device: torch.devic
     try:
         with intercept_head(output_head(unwrapped), keep):
             logits = model(input_ids=ids, use_cache=False, return_dict=True).logits
+        logits = logits.to(before[0].device)  # the head of a spread model may lie elsewhere
     finally:
         unwrapped.train(was_training)
 
