@@ -17,8 +17,9 @@ import time
 import torch
 from torch.nn import functional as F
 
+from axolotl_unlearn.engine.groups import Group
 from axolotl_unlearn.engine.needs import HEAD, Found, States, Valuation
-from axolotl_unlearn.engine.statistics import ChunkPlan, Group, head_statistics
+from axolotl_unlearn.engine.statistics import ChunkPlan, head_statistics
 from axolotl_unlearn.objectives import OBJECTIVES
 from benchmarks.memory import Alive
 
@@ -28,14 +29,16 @@ P, D, V = 512, 512, 50304
 def ways(plan: ChunkPlan) -> dict:
     """name -> function of (hidden, weight, reference hidden, reference weight, target) to loss."""
 
+    nll = Valuation("nll", "retain", OBJECTIVES["nll"], {}, torch.ones(1, P), slope=-1.0)
+
     def statistics(h, w, target, valuations, frozen):
         row, time = torch.zeros_like(target), torch.arange(len(target))
-        group = Group(row, time, target, True, valuations)
+        group = Group(row, time, target, False, valuations=valuations)
         (found,) = head_statistics(
             lambda row, time: h[time], [group], lambda x: F.linear(x, w),
             plan=plan, vocabulary=len(w), frozen_head=frozen,
         )  # fmt: skip
-        return found
+        return group.factor * found.graded[:, -1].mean()
 
     def ours(frozen):
         def loss(h, w, ref_h, ref_w, target):
@@ -43,9 +46,8 @@ def ways(plan: ChunkPlan) -> dict:
             reference = Found(
                 target, {HEAD: States(ref_h, everywhere)}, logits=lambda x: F.linear(x, ref_w)
             )
-            kl = Valuation("kl", OBJECTIVES["kl"], {}, everywhere, reference)
-            found = statistics(h, w, target, (kl,), frozen)
-            return -found[:, 0].mean() + found[:, 1].mean()
+            kl = Valuation("kl", "retain", OBJECTIVES["kl"], {}, everywhere, 1.0, reference)
+            return statistics(h, w, target, (nll, kl), frozen)
 
         return loss
 
@@ -57,7 +59,7 @@ def ways(plan: ChunkPlan) -> dict:
         return nll + F.kl_div(ref_logp, logp, reduction="batchmean", log_target=True)
 
     def nll_only(h, w, ref_h, ref_w, target):
-        return -statistics(h, w, target, (), True)[:, 0].mean()
+        return statistics(h, w, target, (nll,), True)
 
     def torch_nll_only(h, w, ref_h, ref_w, target):
         return F.linear_cross_entropy(h, w, target, reduction="none").mean()

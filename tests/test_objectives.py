@@ -213,3 +213,19 @@ def test_every_objective_says_what_it_is(name):
     known = OBJECTIVES[name]
     assert "arXiv" in known.source and known.summary.endswith(".")
     assert all(p.default is not p.empty for p in known.parameters.values())
+
+
+@pytest.mark.parametrize("reduction", ["token", "sequence"])
+@pytest.mark.parametrize("name", sorted(n for n, o in OBJECTIVES.items() if o.slope))
+def test_a_declared_slope_is_the_derivative(name, reduction):
+    """The engine takes ``slope * log p`` for the value, where the objective declares one."""
+    known = OBJECTIVES[name]
+    slope = known.slope({"reduction": reduction})
+    assert (slope is None) == (reduction == "sequence")
+    logp = tensor([[-1.0, -2.0], [-0.5, 0.0]], requires_grad=True)
+    mask = tensor([[True, True], [True, False]])
+    values = known.function(LabelScores(logp=logp, mask=mask), reduction=reduction).values
+    if slope is not None:
+        (found,) = torch.autograd.grad(values.sum(), logp)
+        assert_close(found, slope * mask)
+        assert_close(values, slope * logp * mask)

@@ -11,10 +11,12 @@ can take rows laid end to end, padding is not computed at all (`axolotl_unlearn.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from axolotl_unlearn.engine.groups import GroupNumbers, group_positions, read_groups
 from axolotl_unlearn.engine.head import (
     after_head,
     final_logits,
@@ -30,9 +32,7 @@ from axolotl_unlearn.engine.packing import layout_of
 from axolotl_unlearn.engine.statistics import (
     DEFAULT_PLAN,
     ChunkPlan,
-    group_positions,
     head_statistics,
-    read_groups,
 )
 
 
@@ -55,9 +55,10 @@ def observe(
     layout = layout_of(model, unwrapped, batch)
     groups = group_positions(needs, targets(batch["labels"]))
     vocabulary, frozen = output_vocabulary(unwrapped), head_is_frozen(unwrapped)
+    numbers: list[GroupNumbers] = []
 
     def program(head_inputs: Tensor, head: Head) -> list[Tensor]:
-        columns = head_statistics(
+        numbers[:] = head_statistics(
             lambda row, time: layout.pick(head_inputs, row, time),
             groups,
             head,
@@ -71,11 +72,14 @@ def observe(
             )
             for layer, mask in needs.states.items()
         ]
-        return [*columns, *states]
+        zero = head_inputs.flatten()[:0].sum()
+        return [zero, *(found.graded for found in numbers), *states]
 
     with tap_layers(unwrapped, needs.layers, stop=not needs.reach_head) as outputs:
-        pieces = run_to_head(model, layout.inputs, program, unwrapped)
-    return read_groups(groups, pieces[: len(groups)], needs, pieces[len(groups) :])
+        zero, *pieces = run_to_head(model, layout.inputs, program, unwrapped)
+    # Gradients pass through the model's output; what has none does not.
+    numbers = [replace(found, graded=piece) for found, piece in zip(numbers, pieces, strict=False)]
+    return read_groups(groups, numbers, needs, pieces[len(groups) :], zero)
 
 
 def run_to_head(
@@ -100,7 +104,7 @@ def run_to_head(
         pieces.extend(program(head_inputs, final_logits(head, unwrapped)))
         if not with_gradient:
             return head_inputs.new_zeros(1, 1, 1)
-        return torch.cat([head_inputs.flatten()[:0], *(p.flatten() for p in pieces)])[None, :, None]
+        return torch.cat([piece.flatten() for piece in pieces])[None, :, None]
 
     with intercept_head(output_head(unwrapped), at_head):
         output = model(**inputs, use_cache=False, return_dict=True).logits

@@ -6,7 +6,7 @@ comes later, whatever an objective then does with s, so it is formed while the c
 and the logits are dropped: D numbers a position stay instead of V, and the backward pass
 recomputes nothing. `Linearised` multiplies them with what comes back from the loss.
 
-Shape letters: P, p positions (of a chunk), V vocabulary, D hidden, C statistics of a position.
+Shape letters: P, p positions (of a chunk), V vocabulary, D hidden, C and K numbers of a position.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from axolotl_unlearn.data.columns import IGNORE
+from axolotl_unlearn.engine.groups import Group
 from axolotl_unlearn.engine.needs import Valuation
 
 
@@ -43,75 +44,98 @@ class Linearised(torch.autograd.Function):
 
 def linearised_statistics(
     states: Tensor,
-    target: Tensor,
+    group: Group,
     head: Callable[[Tensor], Tensor],
-    valuations: Sequence[Valuation],
     ref_logps: Sequence[Tensor | None],
     *,
-    labels: bool,
     with_gradient: bool,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """One chunk.
+
+    How much each valuation weighs in the loss is known beforehand, so their gradients are added up
+    by the logits, and one product with the head serves them all.
 
     Args:
         states: ``[p, D]``, detached.
-        target: ``[p]`` label ids or -100.
         head: states to logits.
-        valuations: distribution objectives, all asked at all these positions.
-        ref_logps: ``[p, V]`` log-probs of each one's reference; overwritten.
-        labels: whether the label's log-prob is asked too; it comes first.
+        ref_logps: ``[p, V]`` log-probs of each valuation's reference; overwritten.
 
     Returns:
-        values ``[p, C]`` float32 (a log-prob is 0 where there is no target), and their gradients
-        by ``states``, ``[p, C, D]`` in its dtype, or None.
+        the two tensors of `GroupNumbers`, and the gradients of the first by ``states``,
+        ``[p, K, D]`` in its dtype, or None.
     """
     with torch.set_grad_enabled(with_gradient):
         source = states.detach().requires_grad_(with_gradient)
         logits = head(source)
     logp = logits.detach().float().log_softmax(-1)
-    prob = logp.exp() if with_gradient or valuations else None
+    prob = logp.exp() if with_gradient or group.valuations else None
+    known = group.next_ids != IGNORE
+    index = group.next_ids.clamp(min=0)[:, None]
+    label_logp = torch.where(known, logp.gather(1, index)[:, 0], 0.0)
 
-    def slope(by_logits: Tensor, last: bool) -> Tensor:
-        return torch.autograd.grad(
-            logits, source, by_logits.to(logits.dtype), retain_graph=not last
-        )[0]
-
-    values, slopes = [], []
-    for number, (valuation, ref_logp) in enumerate(zip(valuations, ref_logps, strict=True)):
+    values, combined = [], None
+    for number, (valuation, ref_logp) in enumerate(zip(group.valuations, ref_logps, strict=True)):
+        if valuation.slope is not None:
+            values.append(valuation.slope * label_logp)
+            continue
         read_again = any(other is ref_logp for other in ref_logps[number + 1 :])
+        own_ref = ref_logp.clone() if read_again and ref_logp is not None else ref_logp
         value, by_logits = _value_and_gradient(
-            valuation,
-            prob,
-            logp,
-            ref_logp.clone() if read_again and ref_logp is not None else ref_logp,
-            target,
-            with_gradient,
+            valuation, prob, logp, own_ref, group.next_ids, with_gradient
         )
         values.append(value)
         if with_gradient:
-            slopes.append(slope(by_logits, last=not labels and number == len(valuations) - 1))
-        del by_logits
-    if labels:  # last, when ``prob`` may be overwritten
-        value, by_logits = _label_logp(prob, logp, target, with_gradient)
-        values.insert(0, value)
-        if with_gradient:
-            slopes.insert(0, slope(by_logits, last=True))
-    return torch.stack(values, -1), torch.stack(slopes, 1) if with_gradient else None
+            by_logits = by_logits.mul_(group.shares[number])
+            combined = by_logits if combined is None else combined.add_(by_logits)
+    graded, values = stack_numbers(group, label_logp, values)
+    if not with_gradient:
+        return graded, values, None
+
+    def slope(by_logits: Tensor, last: bool) -> Tensor:
+        by_logits = by_logits.to(logits.dtype)
+        return torch.autograd.grad(logits, source, by_logits, retain_graph=not last)[0]
+
+    slopes = []
+    if group.valuations:
+        combined = _add_label_slopes(group, combined, prob, index)
+        slopes.append(slope(combined, last=not group.labels))
+        del combined
+    if group.labels:  # last, as ``prob`` is overwritten
+        by_logits = prob.neg_().scatter_add_(1, index, torch.ones_like(prob[:, :1]))
+        by_logits = by_logits if bool(known.all()) else by_logits * known[:, None]
+        slopes.insert(0, slope(by_logits, last=True))
+    return graded, values, torch.stack(slopes, 1)
+
+
+def stack_numbers(
+    group: Group, label_logp: Tensor, values: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The two tensors of `GroupNumbers` from ``[p]`` log-probs and values of the valuations."""
+    graded = [label_logp] if group.labels else []
+    if values:
+        graded.append(sum(s * value for s, value in zip(group.shares, values, strict=True)))
+    plain = [value.detach() for value in ([label_logp] if group.logged else []) + [*values]]
+    empty = label_logp.new_zeros(len(label_logp), 0)
+    return (
+        torch.stack(graded, -1) if graded else empty,
+        torch.stack(plain, -1) if plain else empty,
+    )
 
 
 @torch.no_grad()
-def _label_logp(
-    prob: Tensor | None, logp: Tensor, target: Tensor, with_gradient: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Log-prob of each label and its gradient by the logits, ``onehot - p``, in place of ``prob``;
-    0 where there is no label."""
-    known = target != IGNORE
-    index = target.clamp(min=0)[:, None]
-    value = torch.where(known, logp.gather(1, index)[:, 0], 0.0)
-    if not with_gradient:
-        return value, None
-    by_logits = prob.neg_().scatter_add_(1, index, torch.ones_like(prob[:, :1]))
-    return value, by_logits if bool(known.all()) else by_logits * known[:, None]
+def _add_label_slopes(group: Group, combined: Tensor | None, prob: Tensor, index: Tensor) -> Tensor:
+    """``combined`` plus the gradients of those valuations that are a constant times the label's
+    log-prob: ``slope * (onehot - p)``."""
+    factors = [
+        valuation.slope * share
+        for valuation, share in zip(group.valuations, group.shares, strict=True)
+        if valuation.slope is not None
+    ]
+    if not factors:
+        return combined
+    factor = sum(factors)
+    combined = prob * -factor if combined is None else combined.addcmul_(prob, -factor)
+    return combined.scatter_add_(1, index, factor.expand_as(index).to(combined.dtype))
 
 
 def _value_and_gradient(

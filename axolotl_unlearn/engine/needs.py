@@ -66,31 +66,41 @@ class Found:
         logp: ``[R, T]`` float32 log-prob of the label that each position predicts; 0 where it was
             not asked for.
         states: hidden states by layer.
-        values: values of distribution objectives by entry, ``[Q]`` float32 each.
+        values: values of valuations by entry, ``[Q]`` float32 each, without gradient.
+        weighted: by side, the sum of all values of its valuations times their factors, with
+            gradient.
+        zero: 0 with a (zero) gradient, for what nothing in the batch is asked about.
         logits: the model's own way from the states at `HEAD` to its logits; None unless asked.
     """
 
     logp: Tensor
     states: dict[Layer, States] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
+    weighted: dict[str, Tensor] = field(default_factory=dict)
+    zero: Tensor | None = None
     logits: Head | None = None
 
 
 @dataclass(frozen=True)
 class Valuation:
-    """A distribution objective that is to be evaluated where the logits are formed.
+    """An objective with a value at each position, evaluated where the logits are formed.
 
     Attributes:
-        name: of its entry.
+        name, side: of its entry.
         positions: ``[R, T]`` bool.
+        factor: what a value weighs in the loss, scalar.
         reference: what the reference found there, if the objective compares with it.
+        slope: the value is this number times the label's log-prob; None: the objective says.
     """
 
     name: str
+    side: str
     objective: Objective
     parameters: dict[str, Any]
     positions: Tensor
+    factor: Tensor | float = 1.0
     reference: Found | None = None
+    slope: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,12 +110,14 @@ class Needs:
     Attributes:
         labels: positions whose label's log-prob is needed.
         states: positions whose hidden state is needed, by layer.
-        valuations: distribution objectives (asked of the policy alone).
+        logged: positions whose label's log-prob is needed as a number, without gradient.
+        valuations: objectives by position (asked of the policy alone).
     """
 
     labels: Tensor | None = None
     states: dict[Layer, Tensor] = field(default_factory=dict)
     valuations: tuple[Valuation, ...] = ()
+    logged: Tensor | None = None
 
     @property
     def layers(self) -> list[int]:
@@ -115,12 +127,13 @@ class Needs:
     @property
     def reach_head(self) -> bool:
         """Whether the forward must go on to the LM head."""
-        return self.labels is not None or bool(self.valuations) or HEAD in self.states
+        at_head = (self.labels, self.logged, self.states.get(HEAD))
+        return bool(self.valuations) or any(mask is not None for mask in at_head)
 
     @property
     def masks(self) -> list[Tensor]:
         """All masks."""
-        labels = [] if self.labels is None else [self.labels]
+        labels = [mask for mask in (self.labels, self.logged) if mask is not None]
         return [*labels, *(v.positions for v in self.valuations), *self.states.values()]
 
     def anything(self) -> bool:
@@ -131,14 +144,16 @@ class Needs:
 def together(needs: Iterable[Needs]) -> Needs:
     """The union of what several views need."""
     labels: Tensor | None = None
+    logged: Tensor | None = None
     states: dict[Layer, Tensor] = {}
     valuations: tuple[Valuation, ...] = ()
     for one in needs:
         labels = _either(labels, one.labels)
+        logged = _either(logged, one.logged)
         for layer, mask in one.states.items():
             states[layer] = _either(states.get(layer), mask)
         valuations += one.valuations
-    return Needs(labels, states, valuations)
+    return Needs(labels, states, valuations, logged)
 
 
 def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:

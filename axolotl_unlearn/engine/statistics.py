@@ -20,8 +20,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from axolotl_unlearn.data.columns import IGNORE
-from axolotl_unlearn.engine.linearised import Linearised, linearised_statistics
-from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, States, Valuation
+from axolotl_unlearn.engine.groups import Group, GroupNumbers
+from axolotl_unlearn.engine.linearised import Linearised, linearised_statistics, stack_numbers
+from axolotl_unlearn.engine.needs import HEAD, Found, Head
 
 
 @dataclass(frozen=True)
@@ -40,79 +41,6 @@ class ChunkPlan:
 DEFAULT_PLAN = ChunkPlan()
 
 
-@dataclass(frozen=True)
-class Group:
-    """Positions about which the same is asked.
-
-    Its statistics have a column for the label's log-prob, if asked, and one for each valuation.
-
-    Attributes:
-        row, time: ``[P]`` where they are.
-        next_ids: ``[P]`` label ids, -100 where there is none.
-        labels: whether the label's log-prob is asked.
-    """
-
-    row: Tensor
-    time: Tensor
-    next_ids: Tensor
-    labels: bool
-    valuations: tuple[Valuation, ...] = ()
-
-    def part(self, start: int, stop: int) -> Group:
-        """Some of its positions."""
-        row, time, next_ids = (x[start:stop] for x in (self.row, self.time, self.next_ids))
-        return Group(row, time, next_ids, self.labels, self.valuations)
-
-
-def group_positions(needs: Needs, next_ids: Tensor) -> list[Group]:
-    """Every position at which ``needs`` asks for logits, by what it asks there.
-
-    Args:
-        next_ids: ``[R, T]`` next-token targets.
-    """
-    asked = [torch.zeros_like(next_ids, dtype=torch.bool) if needs.labels is None else needs.labels]
-    asked += [valuation.positions for valuation in needs.valuations]
-    code = sum(mask.long() << bit for bit, mask in enumerate(asked))
-    groups = []
-    for pattern in code.unique().tolist():
-        if pattern:
-            row, time = (code == pattern).nonzero(as_tuple=True)
-            valuations = tuple(v for bit, v in enumerate(needs.valuations, 1) if pattern >> bit & 1)
-            groups.append(Group(row, time, next_ids[row, time], bool(pattern & 1), valuations))
-    return groups
-
-
-def read_groups(
-    groups: Sequence[Group], columns: Sequence[Tensor], needs: Needs, states: Sequence[Tensor]
-) -> Found:
-    """The statistics of `head_statistics` and hidden states by what ``needs`` asked.
-
-    Args:
-        columns: ``[P, columns]`` of each group.
-        states: ``[Q, D]`` of each layer in ``needs.states``.
-    """
-    logp = torch.zeros_like(needs.masks[0], dtype=torch.float32)
-    labelled = [(g, c[:, 0]) for g, c in zip(groups, columns, strict=True) if g.labels]
-    if labelled:
-        where = tuple(
-            torch.cat([getattr(g, axis) for g, _ in labelled]) for axis in ("row", "time")
-        )
-        logp = logp.index_put(where, torch.cat([column for _, column in labelled]))
-    values: dict[str, list[Tensor]] = {valuation.name: [] for valuation in needs.valuations}
-    for group, found in zip(groups, columns, strict=True):
-        own = found[:, int(group.labels) :].unbind(-1)
-        for valuation, column in zip(group.valuations, own, strict=True):
-            values[valuation.name].append(column)
-    return Found(
-        logp,
-        {
-            layer: States(found, mask)
-            for (layer, mask), found in zip(needs.states.items(), states, strict=True)
-        },
-        {name: torch.cat(found) if found else logp.new_zeros(0) for name, found in values.items()},
-    )
-
-
 def head_statistics(
     pick: Callable[[Tensor, Tensor], Tensor],
     groups: Sequence[Group],
@@ -121,8 +49,8 @@ def head_statistics(
     plan: ChunkPlan = DEFAULT_PLAN,
     vocabulary: int,
     frozen_head: bool = False,
-) -> list[Tensor]:
-    """Statistics of each group, chunk by chunk.
+) -> list[GroupNumbers]:
+    """The numbers of each group, chunk by chunk.
 
     Args:
         pick: ``(row, time) -> [P, D]`` hidden states at positions of the batch.
@@ -131,7 +59,7 @@ def head_statistics(
         frozen_head: the head has no trainable weight, so gradients stop at the states.
 
     Returns:
-        ``[P, columns]`` float32 a group; 0 where there is no target.
+        What was found in each group.
     """
     if not groups:
         return []
@@ -139,7 +67,7 @@ def head_statistics(
     picked = pick(torch.cat([g.row for g in groups]), torch.cat([g.time for g in groups]))
     states = picked.split([len(group.row) for group in groups])
     size = plan.size(vocabulary)
-    # Chunks with distributions hold policy and reference, so they are cut smaller.
+    # Chunks with valuations may hold policy and reference, so they are cut smaller.
     sizes = [max(1, size // 2) if group.valuations else size for group in groups]
     if frozen_head or not torch.is_grad_enabled():
         return [
@@ -157,7 +85,7 @@ def head_statistics(
             else chunk_statistics(part, piece, head)
             for part, piece in _cut(h, group, size)
         ]
-        found.append(torch.cat(parts))
+        found.append(GroupNumbers(*(torch.cat(columns) for columns in zip(*parts, strict=True))))
     return found
 
 
@@ -168,25 +96,23 @@ def _cut(states: Tensor, group: Group, size: int) -> list[tuple[Tensor, Group]]:
     ]
 
 
-def _linearised(states: Tensor, group: Group, head: Head, size: int) -> Tensor:
+def _linearised(states: Tensor, group: Group, head: Head, size: int) -> GroupNumbers:
     """`linearised_statistics` of a group as a function of ``states``."""
-    with_gradient = torch.is_grad_enabled() and states.requires_grad
-    found = [
-        linearised_statistics(
-            part,
-            piece.next_ids,
-            head,
-            piece.valuations,
-            reference_logps(piece),
-            labels=piece.labels,
-            with_gradient=with_gradient,
-        )
-        for part, piece in _cut(states.detach(), group, size)
-    ]
-    values = torch.cat([values for values, _ in found])
-    if not with_gradient:
-        return values
-    return Linearised.apply(states, values, torch.cat([slopes for _, slopes in found]))
+    graded_at_all = group.labels or bool(group.valuations)
+    with_gradient = torch.is_grad_enabled() and states.requires_grad and graded_at_all
+    graded, values, slopes = zip(
+        *(
+            linearised_statistics(
+                part, piece, head, reference_logps(piece), with_gradient=with_gradient
+            )
+            for part, piece in _cut(states.detach(), group, size)
+        ),
+        strict=True,
+    )
+    graded = torch.cat(graded)
+    if with_gradient:
+        graded = Linearised.apply(states, graded, torch.cat(slopes))
+    return GroupNumbers(graded, torch.cat(values))
 
 
 @torch.no_grad()
@@ -205,20 +131,19 @@ def reference_logps(group: Group) -> list[Tensor | None]:
     return [logp(valuation.reference) for valuation in group.valuations]
 
 
-def chunk_statistics(states: Tensor, group: Group, head: Head) -> Tensor:
-    """Statistics of one chunk by plain autograd, ``[p, columns]``: for heads that are trained."""
+def chunk_statistics(states: Tensor, group: Group, head: Head) -> tuple[Tensor, Tensor]:
+    """The tensors of `GroupNumbers` for one chunk by plain autograd: for heads that are trained."""
     logits = head(states).float()
-    if not group.valuations:
-        return -F.cross_entropy(logits, group.next_ids, ignore_index=IGNORE, reduction="none")[
-            :, None
-        ]
+    if group.labels and not group.valuations:
+        label_logp = -F.cross_entropy(logits, group.next_ids, ignore_index=IGNORE, reduction="none")
+        return label_logp[:, None], label_logp.new_zeros(len(label_logp), 0)
     logp = logits.log_softmax(-1)
-    columns = []
-    if group.labels:
-        picked = logp.gather(1, group.next_ids.clamp(min=0)[:, None])[:, 0]
-        columns.append(torch.where(group.next_ids != IGNORE, picked, torch.zeros_like(picked)))
-    for valuation, ref_logp in zip(group.valuations, reference_logps(group), strict=True):
-        columns.append(
-            valuation.objective.function(logp, ref_logp, group.next_ids, **valuation.parameters)
-        )
-    return torch.stack(columns, -1)
+    picked = logp.gather(1, group.next_ids.clamp(min=0)[:, None])[:, 0]
+    label_logp = torch.where(group.next_ids != IGNORE, picked, torch.zeros_like(picked))
+    values = [
+        valuation.slope * label_logp
+        if valuation.slope is not None
+        else valuation.objective.function(logp, ref, group.next_ids, **valuation.parameters)
+        for valuation, ref in zip(group.valuations, reference_logps(group), strict=True)
+    ]
+    return stack_numbers(group, label_logp, values)

@@ -78,19 +78,24 @@ def step_loss(
     weights = [entry.args.weight for entry in entries] if weights is None else weights
     # The references first: while their weights are swapped in, no policy graph must exist.
     references = _ask_references(model, unwrapped, batch, views, reference)
-    needs = together(v.of_policy(found) for v, found in zip(views, references, strict=True))
+    factors = [
+        weights[number] * scale / (view.count if counts is None else counts[number]).clamp(min=1)
+        for number, view in enumerate(views)
+    ]
+    asked = zip(views, references, factors, strict=True)
+    needs = together(view.of_policy(found, factor) for view, found, factor in asked)
     labelled = label_positions(batch)
     # The log has the NLL of either side, except where a training step need not reach the head.
     if knows_nll := needs.reach_head or not unwrapped.training:
-        needs = together([needs, Needs(labels=labelled)])
+        needs = together([needs, Needs(logged=labelled)])
     policy = observe(model, batch, needs, unwrapped=unwrapped, plan=plan)
-    result = StepLoss()
-    for number, (view, found) in enumerate(zip(views, references, strict=True)):
+    sides = dict.fromkeys(entry.side for entry in entries)
+    result = StepLoss({side: policy.weighted.get(side, policy.zero) for side in sides})
+    for view, found, factor in zip(views, references, factors, strict=True):
         entry, terms = view.entry, view.terms(policy, found)
         value = terms.values.sum()
-        count = view.count if counts is None else counts[number]
-        loss = weights[number] * scale * value / count.clamp(min=1)
-        result.losses[entry.side] = result.losses.get(entry.side, 0) + loss
+        if not view.weighed_at_head:
+            result.losses[entry.side] = result.losses[entry.side] + factor * value
         result.log(entry.name, value, view.count)
         for name, values in terms.logs.items():
             result.log(name, values.sum(), view.count)

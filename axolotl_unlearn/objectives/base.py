@@ -77,6 +77,7 @@ class Objective:
     source: str
     summary: str
     closed_form: Callable[..., Any] | None = None
+    slope: Callable[[dict[str, Any]], float | None] | None = None
     parameters: dict[str, inspect.Parameter] = field(default_factory=dict)
 
 
@@ -92,6 +93,7 @@ def objective(
     side: Literal["forget", "retain", "both"] = "forget",
     source: str,
     closed_form: Callable[..., Any] | None = None,
+    slope: Callable[[dict[str, Any]], float | None] | None = None,
 ):
     """Register a function as an objective; its keyword arguments become the config keys.
 
@@ -110,6 +112,8 @@ def objective(
         closed_form: For "distributions": values together with their gradient by the policy's
             logits, ``f(prob, logp, ref_logp, labels, *, with_gradient, **parameters)``, which may
             overwrite ``ref_logp``; without it the gradient is left to autograd.
+        slope: For "labels": with these parameters a value is this constant times the log-prob of
+            its label, or None; it saves a product with the head.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,6 +134,7 @@ def objective(
             source=source,
             summary=(inspect.getdoc(function) or "").split("\n")[0],
             closed_form=closed_form,
+            slope=slope,
             parameters=parameters,
         )
         return function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from axolotl_unlearn.objectives.base import LabelScores, Terms, objective, token_mean
@@ -11,7 +12,14 @@ def _unit(parameters: dict) -> str:
     return "token" if parameters.get("reduction", "token") == "token" else "row"
 
 
-@objective("nll", unit=_unit, side="retain", source="arXiv 2503.21088 eq. 3 (GDR)")
+def _slope(sign: float) -> Callable[[dict], float | None]:
+    """The derivative of a token's value by its log-prob, where the unit is the token."""
+    return lambda parameters: sign if _unit(parameters) == "token" else None
+
+
+@objective(
+    "nll", unit=_unit, slope=_slope(-1.0), side="retain", source="arXiv 2503.21088 eq. 3 (GDR)"
+)
 def nll(scores: LabelScores, *, reduction: Literal["token", "sequence"] = "token") -> Terms:
     """Negative log-likelihood of the labels: ordinary fine-tuning ("gradient descent").
 
@@ -22,7 +30,7 @@ def nll(scores: LabelScores, *, reduction: Literal["token", "sequence"] = "token
     return Terms(loss if reduction == "token" else token_mean(loss, scores))
 
 
-@objective("ga", unit=_unit, side="forget", source="arXiv 2210.01504 eq. 2")
+@objective("ga", unit=_unit, slope=_slope(1.0), side="forget", source="arXiv 2210.01504 eq. 2")
 def gradient_ascent(
     scores: LabelScores, *, reduction: Literal["token", "sequence"] = "token"
 ) -> Terms:

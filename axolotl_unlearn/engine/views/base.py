@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from axolotl_unlearn.engine.needs import Found, Needs, label_positions
+from axolotl_unlearn.engine.needs import Found, Needs, Valuation, label_positions
 from axolotl_unlearn.objectives import Terms
 
 if TYPE_CHECKING:
@@ -46,18 +46,33 @@ class View(ABC):
         return self.positions.sum().float()
 
     @property
+    def weighed_at_head(self) -> bool:
+        """Whether its values reach the loss by `Found.weighted`, where the logits are formed."""
+        return False
+
+    @property
     def compares(self) -> bool:
         """Whether the objective compares with a reference."""
         return self.entry.objective.reference
+
+    def valuation(self, factor: Tensor, **more: Any) -> Valuation:
+        """This entry as something to be evaluated where the logits are formed."""
+        entry = self.entry
+        return Valuation(
+            entry.name, entry.side, entry.objective, entry.args.parameters, self.positions, factor,
+            **more,
+        )  # fmt: skip
 
     @abstractmethod
     def of_reference(self) -> Needs:
         """What it needs of the reference, if it compares with one."""
 
     @abstractmethod
-    def of_policy(self, reference: Found | None) -> Needs:
-        """What it needs of the policy, given what the reference found."""
+    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
+        """What it needs of the policy, given what the reference found and what a value weighs in
+        the loss."""
 
     @abstractmethod
     def terms(self, policy: Found, reference: Found | None) -> Terms:
-        """Values of the objective, a number a unit, with gradient, and what it logs."""
+        """Values of the objective, a number a unit, and what it logs; with gradient unless
+        `weighed_at_head`."""

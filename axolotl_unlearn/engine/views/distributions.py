@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from axolotl_unlearn.engine.needs import HEAD, Found, Needs, Valuation
+from torch import Tensor
+
+from axolotl_unlearn.engine.needs import HEAD, Found, Needs
 from axolotl_unlearn.engine.views.base import View
 from axolotl_unlearn.objectives import Terms
 
@@ -17,13 +19,11 @@ class Distributions(View):
     def of_reference(self) -> Needs:
         return Needs(states={HEAD: self.positions})
 
-    def of_policy(self, reference: Found | None) -> Needs:
-        entry = self.entry
-        valuation = Valuation(
-            entry.name, entry.objective, entry.args.parameters, self.positions, reference
-        )
-        return Needs(valuations=(valuation,))
+    weighed_at_head = True
+
+    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
+        return Needs(valuations=(self.valuation(factor, reference=reference),))
 
     def terms(self, policy: Found, reference: Found | None) -> Terms:
         values = policy.values[self.entry.name]
-        return Terms(values, {self.entry.objective.name: values.detach()})
+        return Terms(values, {self.entry.objective.name: values})

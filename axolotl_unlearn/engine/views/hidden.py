@@ -25,13 +25,13 @@ class Hidden(View):
     def of_reference(self) -> Needs:
         return Needs(states={self.layer: self.positions})
 
-    def of_policy(self, reference: Found | None) -> Needs:
+    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
         return Needs(states={self.layer: self.positions})
 
     def terms(self, policy: Found, reference: Found | None) -> Terms:
         seen = policy.states[self.layer]
         if not bool(self.positions.any()):
-            return Terms(seen.values.sum() * 0.0)
+            return Terms(policy.zero)
         reference_states = None if reference is None else self._own(reference.states[self.layer])
         states = self._own(seen)
         return Terms(
