@@ -78,10 +78,9 @@ def step_loss(
     weights = [entry.args.weight for entry in entries] if weights is None else weights
     # The references first: while their weights are swapped in, no policy graph must exist.
     references = _ask_references(model, unwrapped, batch, views, reference)
-    factors = [
-        weights[number] * scale / (view.count if counts is None else counts[number]).clamp(min=1)
-        for number, view in enumerate(views)
-    ]
+    counts = [view.count for view in views] if counts is None else counts
+    counts = [count.clamp(min=1) for count in counts]
+    factors = [weight * scale / count for weight, count in zip(weights, counts, strict=True)]
     asked = zip(views, references, factors, strict=True)
     needs = together(view.of_policy(found, factor) for view, found, factor in asked)
     labelled = label_positions(batch)
@@ -91,11 +90,12 @@ def step_loss(
     policy = observe(model, batch, needs, unwrapped=unwrapped, plan=plan)
     sides = dict.fromkeys(entry.side for entry in entries)
     result = StepLoss({side: policy.weighted.get(side, policy.zero) for side in sides})
-    for view, found, factor in zip(views, references, factors, strict=True):
+    for number, (view, found) in enumerate(zip(views, references, strict=True)):
         entry, terms = view.entry, view.terms(policy, found)
         value = terms.values.sum()
         if not view.weighed_at_head:
-            result.losses[entry.side] = result.losses[entry.side] + factor * value
+            loss = weights[number] * scale * value / counts[number]
+            result.losses[entry.side] = result.losses[entry.side] + loss
         result.log(entry.name, value, view.count)
         for name, values in terms.logs.items():
             result.log(name, values.sum(), view.count)
