@@ -367,3 +367,24 @@ def test_scores_that_do_not_fit_are_left_out():
         "nan": {"member": [math.nan] * 20, "nonmember": spread(20)},
     }
     assert set(scores_of(model)) == {"loss", "zlib"}
+
+
+def test_a_learned_attack_counts_one_way_only():
+    """Its AUC above .5 tells; below .5 it learnt nothing, and that is neither over nor open."""
+    for direction, expected in ((-1.0, "under-forgets"), (1.0, "good")):
+        model = entry()
+        model["likelihood"]["attacks"]["learned"] = {
+            "member": spread(200, 0.15 * direction), "nonmember": spread(200)
+        }  # fmt: skip
+        if direction < 0:
+            model["likelihood"]["attacks"]["learned"]["member"] = spread(200, -0.5)
+        assert status(model) == expected
+
+
+def test_min_k_40_is_for_priv_leak_and_judges_nothing():
+    model = entry()
+    model["likelihood"]["attacks"]["min_k_40"] = {
+        "member": spread(200, 2),
+        "nonmember": spread(200),
+    }
+    assert judge(model).good and "min_k_40" not in judge(model).attacks

@@ -86,6 +86,7 @@ def torch_dtype(name: str) -> Any:
 def _measure_likelihoods(model, tokenizer, sets, settings, found, workers, bars, name) -> None:
     from axolotl_unlearn.evaluation.continuations import encode_pairs
     from axolotl_unlearn.evaluation.scorer import Query, score_options, score_queries, score_texts
+    from axolotl_unlearn.metrics.learned import text_features
     from axolotl_unlearn.metrics.memorisation import (
         extraction_strength,
         loss,
@@ -103,7 +104,9 @@ def _measure_likelihoods(model, tokenizer, sets, settings, found, workers, bars,
     found.attacks = {
         "min_k_20": [-min_k(one, 0.2) for one in facts],
         "min_k_plus_20": [-min_k_plus(one, 0.2) for one in facts],
+        "min_k_40": [-min_k(one, 0.4) for one in facts],
     }
+    found.features = [text_features(one) for one in facts]
     found.member_loss = losses[: len(sets.member)]
     found.nonmember_loss = losses[len(sets.member) :]
     if not all(map(_finite, losses)):

@@ -75,6 +75,7 @@ class Measured:
         options: 1 where the most probable option is the right one, 0 elsewhere.
         extraction: extraction strength (floor 0) of each forget row, in file order.
         attacks: membership attacks by name, one number a document, members first; low = member.
+        features: of each document, members first, for the learned attack (`metrics.learned`).
         generic: answers to generic questions, where they were asked; cached by itself.
     """
 
@@ -90,6 +91,7 @@ class Measured:
     options: list[int] = field(default_factory=list)
     extraction: list[float] = field(default_factory=list)
     attacks: dict[str, list[float]] = field(default_factory=dict)
+    features: list[list[float]] = field(default_factory=list)
     generic: dict[str, Any] | None = None
     seconds: float = 0.0
 

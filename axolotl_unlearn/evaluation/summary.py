@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from axolotl_unlearn.data.records import document_id
@@ -13,17 +14,19 @@ from axolotl_unlearn.evaluation.models import ModelSpec
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
-from axolotl_unlearn.metrics.membership import Baseline, forgetting
+from axolotl_unlearn.metrics.learned import learned_scores
+from axolotl_unlearn.metrics.membership import Baseline, forgetting, priv_leak
 from axolotl_unlearn.metrics.memorisation import compressed_bytes
 from axolotl_unlearn.metrics.statistics import (
     Area,
     Mean,
+    auc,
     auc_interval,
     ideal_membership,
     semeval_differences,
     semeval_intervals,
 )
-from axolotl_unlearn.metrics.verdict import THRESHOLDS, judge
+from axolotl_unlearn.metrics.verdict import THRESHOLDS, judge, scores_of
 
 if TYPE_CHECKING:
     from axolotl_unlearn.evaluation.measured import Measured
@@ -45,9 +48,9 @@ def summarise(
     """One entry of ``models`` in results.json."""
     rows = [row for row in sets.rows if row.key in found.values]
     cells, counts = semeval.cell_values((row.cell, found.values[row.key]) for row in rows)
-    auc = semeval.mia_auc(found.member_loss, found.nonmember_loss)
+    area = semeval.mia_auc(found.member_loss, found.nonmember_loss)
     task = semeval.task_aggregate(cells)
-    score = semeval.mia_score(auc)
+    score = semeval.mia_score(area)
     utility = semeval.mean(found.options)
     auc_bounds = _auc_bounds(found)
     intervals = {"mia_auc": list(auc_bounds)}
@@ -70,7 +73,7 @@ def summarise(
         },
         "intervals": intervals,
         "task_aggregate": task,
-        "mia_auc": auc,
+        "mia_auc": area,
         "mia_score": score,
         "utility": utility,
         "utility_source": sets.utility_source,
@@ -247,7 +250,24 @@ def attack_losses(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, 
         [x / compressed_bytes(text) for x, text in zip(values, some, strict=True)]
         for values, some in zip((found.member_loss, found.nonmember_loss), texts, strict=True)
     )
+    if found.features:
+        scores = learned_scores(
+            found.features[:split],
+            found.features[split:],
+            [document_id(name) for name, _ in sets.member],
+        )
+        if scores is not None:
+            losses["learned"] = tuple((-side).tolist() for side in scores)
     return {name: {"member": pair[0], "nonmember": pair[1]} for name, pair in losses.items()}
+
+
+def add_priv_leak(results: list[dict[str, Any]]) -> None:
+    """``priv_leak`` of MUSE (arXiv 2407.06460) of each model, where there is a retrained one."""
+    target = next((one for one in results if one["role"] == "retrained"), None)
+    for result in results:
+        sides = [scores_of(one).get("min_k_40") for one in (result, target or result)]
+        if target is not None and result is not target and None not in sides:
+            result["priv_leak"] = priv_leak(*(auc(*side) for side in sides))
 
 
 def add_reference(results: list[dict[str, Any]]) -> None:
@@ -284,7 +304,8 @@ def add_verdicts(results: list[dict[str, Any]], attacks: Sequence[Mapping[str, A
 
 def evidence(found: Measured, sets: EvaluationSets) -> Evidence:
     """What `metrics.audit` needs to know of a model."""
-    losses = attack_losses(found, sets)
+    losses = attack_losses(replace(found, features=[]), sets)
+    losses.pop("min_k_40", None)
     losses["loss"] = {"member": found.member_loss, "nonmember": found.nonmember_loss}
     names = [document_id(name) for name, _ in sets.member]
     return Evidence(

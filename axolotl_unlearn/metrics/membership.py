@@ -228,8 +228,18 @@ def attack_scores(
     return {name: np.asarray(values, float) for name, values in found.items()}
 
 
-def rank_test(members: ArrayLike, nonmembers: ArrayLike) -> float:
-    """Two-sided p-value of "members and non-members are exchangeable" (Mann and Whitney 1947).
+def priv_leak(unlearned: float, retrained: float) -> float:
+    """PrivLeak of MUSE (arXiv 2407.06460, section 3.4) from two AUCs of Min-K% 40.
+
+    MUSE's AUC is that of the non-members, 1 minus ours: ``100 (AUC_u - AUC_r) / AUC_r``. Near 0
+    is good, -100 leaks (under-forgetting), positive is over-forgetting.
+    """
+    ours, theirs = 1 - unlearned, 1 - retrained
+    return 100 * (ours - theirs) / theirs if theirs else float("nan")
+
+
+def rank_test(members: ArrayLike, nonmembers: ArrayLike, alternative: str = "two-sided") -> float:
+    """p-value of "members and non-members are exchangeable" (Mann and Whitney 1947).
 
     Exact without ties up to 50 texts a side, else normal with the correction for ties.
     """
@@ -237,7 +247,7 @@ def rank_test(members: ArrayLike, nonmembers: ArrayLike) -> float:
     ties = len(np.unique(np.concatenate([members, nonmembers]))) < len(members) + len(nonmembers)
     exact = not ties and max(len(members), len(nonmembers)) <= 50
     method = "exact" if exact else "asymptotic"
-    p = mannwhitneyu(members, nonmembers, alternative="two-sided", method=method).pvalue
+    p = mannwhitneyu(members, nonmembers, alternative=alternative, method=method).pvalue
     return float(p) if np.isfinite(p) else 1.0  # all values equal
 
 

@@ -106,10 +106,16 @@ def min_k_plus(facts: TokenFacts, k: float = 0.2) -> float:
     Where the model is certain (sd under 1e-6) there is nothing to compare with: 0 if the token is
     the one it is certain of.
     """
+    return _lowest(standardised(facts), k)
+
+
+def standardised(facts: TokenFacts) -> Array:
+    """``[n]`` ``(log p - mean) / sd`` over the vocabulary; see `min_k_plus`."""
     gap = facts.logp - facts.mean
     flat = facts.sd < 1e-6
-    z = np.where(flat, np.where(facts.greedy, 0.0, gap / 1e-6), gap / np.where(flat, 1, facts.sd))
-    return _lowest(z, k)
+    return np.where(
+        flat, np.where(facts.greedy, 0.0, gap / 1e-6), gap / np.where(flat, 1, facts.sd)
+    )
 
 
 def zlib_ratio(facts: TokenFacts, text: str) -> float:

@@ -15,7 +15,7 @@ What the judgement reads of an entry of ``models`` in results.json (each part ma
 
     likelihood      member_loss, nonmember_loss: loss of each text; attacks: {name: {member: [...],
                     nonmember: [...]}}, more scores of the same texts, low = rather a member as a
-                    loss is (zlib, min_k_20, min_k_plus_20, reference, learned)
+                    loss is (zlib, min_k_20, min_k_plus_20, min_k_40, reference, learned)
     cells, intervals, distance    scores, their intervals, paired differences from the retrained
                     model; forget and retain are the harmonic means of a side's cells
     any_script      cells by words of every script, where the official figure is off
@@ -54,11 +54,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import binomtest, norm
+from scipy.stats import binomtest, norm, t
 
 from axolotl_unlearn.metrics import membership, semeval
 from axolotl_unlearn.metrics.membership import LOW_FPR, MARGIN, Tail
@@ -361,6 +361,7 @@ def _attacks(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
     """Every attack tested against chance or the retrained model, corrected for their number."""
     mine = scores_of(model)
+    mine.pop("min_k_40", None)  # for PrivLeak; beside Min-K% 20 it would only cost power
     theirs = scores_of(retrained) if retrained is not None else {}
     theirs = {n: pair for n, pair in theirs.items() if n in mine and _same_texts(mine[n], pair)}
     if theirs and "loss" in theirs:
@@ -375,7 +376,12 @@ def _attacks(
         return {}, None
     tests: dict[str, tuple[float, Tail]] = {}
     for name, pair in mine.items():
-        if name in theirs:
+        if name == "learned":
+            # Below .5 (or the retrained model's) it learnt nothing: one-sided, no tail.
+            p = _gap_p(pair, theirs[name], True) if name in theirs else None
+            p = membership.rank_test(*pair, "greater") if p is None else p
+            tests[name] = (p, Tail("low", 0.0, 0.0, 1.0))
+        elif name in theirs:
             tests[name] = (_gap_p(pair, theirs[name]), _tail_above(pair, theirs[name]))
         else:
             tests[name] = (membership.rank_test(*pair), membership.tail_test(*pair))
@@ -384,6 +390,8 @@ def _attacks(
     for i, (name, (p, tail)) in enumerate(tests.items()):
         pair = mine[name]
         same = membership.auc_equivalence(pair, theirs.get(name))
+        if name == "learned" and same.value < 0 and same.high < same.margin:
+            same = replace(same, value=0.0, low=0.0, p=0.0)
         area, bounds = auc(*pair), auc_interval(*pair)
         # The tail is only named where the AUC itself shows nothing.
         by_rank = corrected[2 * i] < THRESHOLDS["alpha"].value or (
@@ -412,11 +420,12 @@ def _same_texts(first: tuple[Any, Any], second: tuple[Any, Any]) -> bool:
     return [len(side) for side in first] == [len(side) for side in second]
 
 
-def _gap_p(first: tuple[Any, Any], second: tuple[Any, Any]) -> float:
-    from scipy.stats import t
-
+def _gap_p(first: tuple[Any, Any], second: tuple[Any, Any], one_sided: bool = False) -> float:
     gap = auc_gap(first, second)
-    return float(2 * t.sf(abs(gap.value) / gap.error, gap.df)) if gap.error else 1.0
+    if not gap.error:
+        return 1.0
+    z = gap.value / gap.error
+    return float(t.sf(z, gap.df) if one_sided else 2 * t.sf(abs(z), gap.df))
 
 
 def _tail_above(mine: tuple[Any, Any], theirs: tuple[Any, Any]) -> Tail:
