@@ -54,7 +54,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +65,9 @@ from axolotl_unlearn.metrics.membership import LOW_FPR, MARGIN, Tail
 from axolotl_unlearn.metrics.statistics import LEVEL, auc, auc_gap, auc_interval, holm
 
 CELLS = semeval.CELLS
+#: Measured, never judged: Min-K% 40 is there for PrivLeak; scores of the learned attack depend on
+#: each other through its training folds, and a rank test of them gave 13 % false alarms (n 50).
+UNJUDGED = ("min_k_40", "learned")
 
 
 class Threshold(NamedTuple):
@@ -361,7 +364,8 @@ def _attacks(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
     """Every attack tested against chance or the retrained model, corrected for their number."""
     mine = scores_of(model)
-    mine.pop("min_k_40", None)  # for PrivLeak; beside Min-K% 20 it would only cost power
+    for name in UNJUDGED:
+        mine.pop(name, None)
     theirs = scores_of(retrained) if retrained is not None else {}
     theirs = {n: pair for n, pair in theirs.items() if n in mine and _same_texts(mine[n], pair)}
     if theirs and "loss" in theirs:
@@ -376,12 +380,7 @@ def _attacks(
         return {}, None
     tests: dict[str, tuple[float, Tail]] = {}
     for name, pair in mine.items():
-        if name == "learned":
-            # Below .5 (or the retrained model's) it learnt nothing: one-sided, no tail.
-            p = _gap_p(pair, theirs[name], True) if name in theirs else None
-            p = membership.rank_test(*pair, "greater") if p is None else p
-            tests[name] = (p, Tail("low", 0.0, 0.0, 1.0))
-        elif name in theirs:
+        if name in theirs:
             tests[name] = (_gap_p(pair, theirs[name]), _tail_above(pair, theirs[name]))
         else:
             tests[name] = (membership.rank_test(*pair), membership.tail_test(*pair))
@@ -390,8 +389,6 @@ def _attacks(
     for i, (name, (p, tail)) in enumerate(tests.items()):
         pair = mine[name]
         same = membership.auc_equivalence(pair, theirs.get(name))
-        if name == "learned" and same.value < 0 and same.high < same.margin:
-            same = replace(same, value=0.0, low=0.0, p=0.0)
         area, bounds = auc(*pair), auc_interval(*pair)
         # The tail is only named where the AUC itself shows nothing.
         by_rank = corrected[2 * i] < THRESHOLDS["alpha"].value or (
@@ -420,12 +417,9 @@ def _same_texts(first: tuple[Any, Any], second: tuple[Any, Any]) -> bool:
     return [len(side) for side in first] == [len(side) for side in second]
 
 
-def _gap_p(first: tuple[Any, Any], second: tuple[Any, Any], one_sided: bool = False) -> float:
+def _gap_p(first: tuple[Any, Any], second: tuple[Any, Any]) -> float:
     gap = auc_gap(first, second)
-    if not gap.error:
-        return 1.0
-    z = gap.value / gap.error
-    return float(t.sf(z, gap.df) if one_sided else 2 * t.sf(abs(z), gap.df))
+    return float(2 * t.sf(abs(gap.value) / gap.error, gap.df)) if gap.error else 1.0
 
 
 def _tail_above(mine: tuple[Any, Any], theirs: tuple[Any, Any]) -> Tail:
@@ -734,7 +728,7 @@ def strongest_gain(
 
 def _comes_back(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
     limit = THRESHOLDS["comes_back"].value
-    mine = [a for a in attacks if a.get("model") == model.get("name") and a.get("rows")]
+    mine = [a for a in attacks if a.get("model") == model.get("name") and _whole(a.get("rows"))]
     if not mine:
         return None
     best = []
@@ -766,6 +760,21 @@ def _comes_back(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) 
         )
     order = ("fail", "open", "pass")
     return min(found, key=lambda f: (order.index(f.outcome), -f.value))
+
+
+def _whole(rows: Any) -> bool:
+    """Do all rows of an attack's file have the figures that are read?"""
+    if not isinstance(rows, list) or not rows:
+        return False
+    figures = [
+        _part(_part(row, key), "recalled")
+        for row in rows
+        for key in ("gain", "above_control")
+        if isinstance(row, Mapping) and (key == "gain" or key in row)
+    ]
+    keys = ("value", "low", "high", "p")
+    whole = all(number(figure.get(key)) is not None for figure in figures for key in keys)
+    return whole and len(figures) >= len(rows)
 
 
 # --- in words ------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ write_report("out/eval/results.json", "out/eval/report.html")
 
 from __future__ import annotations
 
+from axolotl_unlearn.metrics.verdict import verdict
 from axolotl_unlearn.report.inputs import find_inputs
 from axolotl_unlearn.report.page import write_report
 from axolotl_unlearn.report.results import load_results
 from axolotl_unlearn.report.terminal import table
-from axolotl_unlearn.report.verdict import verdict
 
 __all__ = ["find_inputs", "load_results", "table", "verdict", "write_report"]
