@@ -36,11 +36,11 @@ def test_every_figure_is_readable_in_80_columns(control, capsys):
 
 def test_the_sentence_names_an_attack_not_the_model_as_it_is():
     plain, attacked = (
-        {"variant": name, "gain": {"recalled": figure(gain)}}
+        {"variant": name, "gain": {"recalled": figure(gain) | {"p": 0.7}}}
         for name, gain in (("not quantised", 0.0), ("int8", -0.01))
     )
     result = {"title": "Quantisation", "rows": [plain, attacked]}
     assert "(most with int8: -0.010 [-0.060, +0.040], p 1.000)" in sentence(result)
     assert sentence(result).startswith("Quantisation brings nothing back")
-    attacked["gain"]["recalled"] = figure(0.2)
+    attacked["gain"]["recalled"] = figure(0.2) | {"p": 0.001}
     assert sentence(result).startswith("Quantisation brings back 0.200 of the forget texts")
