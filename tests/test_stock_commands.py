@@ -47,20 +47,22 @@ def run(command: str, cwd: Path, extra: str = "") -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_readme_chain(checkout):
-    """Train three times, merge both adapters, merge the models, evaluate with lm_eval."""
+    """Train three times, merge both adapters, merge the models, evaluate with lm_eval and by
+    `axolotl unlearn eval`, make the page."""
     chain = commands()
     assert [c.split()[0] for c in chain] == (
-        ["axolotl"] * 5 + ["mergekit-yaml", "axolotl", "lm_eval", "lm_eval"]
+        ["axolotl"] * 5 + ["mergekit-yaml", "axolotl", "lm_eval", "axolotl", "axolotl"]
     )
     for command in chain:
         if command.startswith("axolotl train"):
             run(command, checkout, "--max-steps 3")
         elif command.startswith("axolotl unlearn register-tasks"):
             continue  # changes the installed lm-eval; tested with it in test_eval_*
-        elif command.startswith("lm_eval --tasks"):
-            continue  # needs the registration; the other form follows
         elif command.startswith("lm_eval"):
-            run(command, checkout, "--limit 2 --gen_kwargs max_gen_toks=8 --output_path out/lm")
+            short = "--limit 2 --gen_kwargs max_gen_toks=8 --output_path out/lm"
+            run(command, checkout, f"--include_path eval_tasks {short}")  # not registered here
+        elif command.startswith("axolotl unlearn eval"):
+            run(command, checkout, "--limit 4 --max-gen-toks 8 --resamples 50 --min-members 2 --quiet")
         else:
             run(command, checkout)
     state = sorted((checkout / "out/over").glob("checkpoint-*/trainer_state.json"))[-1]
@@ -71,3 +73,6 @@ def test_the_readme_chain(checkout):
         results["results"]
     )
     assert (checkout / "out/merged/model.safetensors").stat().st_size > 1e6
+    models = json.loads((checkout / "out/eval/results.json").read_text())["models"]
+    assert [model["name"] for model in models] == ["original", "over", "merged"]
+    assert "<html" in (checkout / "out/eval/report.html").read_text("utf-8")
