@@ -62,7 +62,11 @@ def test_the_readme_chain(checkout):
             short = "--limit 2 --gen_kwargs max_gen_toks=8 --output_path out/lm"
             run(command, checkout, f"--include_path eval_tasks {short}")  # not registered here
         elif command.startswith("axolotl unlearn eval"):
-            run(command, checkout, "--limit 4 --max-gen-toks 8 --resamples 50 --min-members 2 --quiet")
+            run(
+                command,
+                checkout,
+                "--limit 4 --max-gen-toks 8 --resamples 50 --min-members 2 --quiet",
+            )
         else:
             run(command, checkout)
     state = sorted((checkout / "out/over").glob("checkpoint-*/trainer_state.json"))[-1]
