@@ -123,12 +123,6 @@ def test_gate_of_the_task():
     assert sv.gate(None, 0.5) is None and sv.gate(0.5, None) is None
 
 
-def test_forgetting_is_named_two_sided():
-    assert sv.forgetting(0.9, (0.8, 0.95)) == "under"
-    assert sv.forgetting(0.1, (0.05, 0.3)) == "over"
-    assert sv.forgetting(0.55, (0.45, 0.62)) == "balanced"
-
-
 def test_empty_sets_and_nan_are_refused():
     with pytest.raises(ValueError, match="no non-members"):
         sv.mia_auc([1.0], [])
