@@ -72,7 +72,7 @@ def test_results_have_the_agreed_form(home, results):
     assert set(first["likelihood"]["attacks"]) == {"min_k_20", "min_k_plus_20", "min_k_40", "zlib"}
     assert first["utility_chance"] == 0.25
     assert isinstance(first["priv_leak"], float) and "priv_leak" not in second
-    assert first["verdict"]["status"] == "before" and second["verdict"]["status"] == "target"
+    assert first["verdict"]["status"] == "before" and second["verdict"]["status"] == "collapsed"
     found = first["verdict"]["attacks"]
     assert set(found) == {"loss", "zlib", "min_k_20", "min_k_plus_20", "reference"}
     assert first["verdict"]["against"] == "retrained"
