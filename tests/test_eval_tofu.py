@@ -36,16 +36,14 @@ def test_truth_ratio_scores():
     assert tofu.truth_ratio_score(1 / 4, "retain") == 3 / 4
 
 
-def test_option_probability_utility_and_privacy_by_hand():
-    """1/2 of (1/2, 1/4, 1/4); nine values of 1/2 with one of 1/8: 9 / (8 * 2 + 8) = 3/8;
-    AUC .75 where the retrained model has .5: +50 %."""
+def test_option_probability_and_utility_by_hand():
+    """1/2 of (1/2, 1/4, 1/4); nine values of 1/2 with one of 1/8: 9 / (8 * 2 + 8) = 3/8."""
     assert tofu.option_probability(math.log(0.5), [math.log(0.25)] * 2) == pytest.approx(0.5)
     means = {(s, m): 0.5 for s in tofu.UTILITY_SETS for m in tofu.UTILITY_MEASURES}
     means["retain", "truth_ratio"] = 1 / 8
     assert tofu.model_utility(means) == pytest.approx(3 / 8)
     del means["retain", "truth_ratio"]
     assert tofu.model_utility(means) is None
-    assert tofu.priv_leak(0.75, 0.5) == 50.0
 
 
 def test_forget_quality_does_not_depend_on_the_direction_of_the_ratio():

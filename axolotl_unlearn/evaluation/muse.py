@@ -18,12 +18,13 @@ from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.tasks import _dataset, _tokenizer, first_token_splitter
-from axolotl_unlearn.metrics import memorisation, tofu
+from axolotl_unlearn.metrics import memorisation
+from axolotl_unlearn.metrics.membership import priv_leak
 from axolotl_unlearn.metrics.semeval import mia_auc
 
 HUB = "muse-bench/MUSE-{corpus}"
 CORPORA = ("News", "Books")
-#: AUC of the retrained model as MUSE's code has it, in its sense (see `tofu.priv_leak`).
+#: AUC of the retrained model as MUSE's code has it, in its sense (see `membership.priv_leak`).
 RETRAINED_AUC = {"News": 0.4772, "Books": 0.5393}
 MIN_K = 0.4
 #: Where an answer of the knowledge tasks ends: the model went on to the next example.
@@ -153,4 +154,4 @@ def auc_members(rows: Sequence[tuple[bool, float, float]]) -> float:
 
 def privleak(rows: Sequence[tuple[bool, float, float]]) -> float:
     """MUSE's PrivLeak in percent; NaN without the retrained model's AUC."""
-    return tofu.priv_leak(1 - auc_members(rows), rows[0][2])
+    return priv_leak(auc_members(rows), 1 - rows[0][2])

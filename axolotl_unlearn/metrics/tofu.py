@@ -1,4 +1,4 @@
-"""The scores of TOFU (arXiv 2401.06121) and MUSE (arXiv 2407.06460), as pure functions of numbers.
+"""The scores of TOFU (arXiv 2401.06121), as pure functions of numbers.
 
 Where TOFU's released code and OpenUnlearning differ, both are here and named: the truth ratio of
 the *utility* sets takes the arithmetic mean of the wrong answers' probabilities in TOFU's code and
@@ -83,13 +83,3 @@ def forget_quality(ratios: Sequence[float], retrained: Sequence[float]) -> tuple
 
     p = float(ks_2samp(ratios, retrained).pvalue)
     return p, math.log10(p) if p > 0 else -math.inf
-
-
-def priv_leak(auc: float, retrained: float) -> float:
-    """MUSE's privacy leakage, in percent: ``100 (AUC - AUC_retrained) / AUC_retrained``.
-
-    Both AUC in MUSE's sense, P(score of a forgotten text > score of a held-out one) with the
-    *loss-like* Min-40% score, so .5 and 0 are ideal; -100 means that members are fully recognised
-    (under-forgetting), large positive values over-forgetting.
-    """
-    return 100 * (auc - retrained) / retrained
