@@ -134,7 +134,10 @@ def _add_label_slopes(group: Group, combined: Tensor | None, prob: Tensor, index
     if not factors:
         return combined
     factor = sum(factors)
-    combined = prob * -factor if combined is None else combined.addcmul_(prob, -factor)
+    if combined is None:  # in place of ``prob``, unless it is read again
+        combined = prob * -factor if group.labels else prob.mul_(-factor)
+    else:
+        combined.addcmul_(prob, -factor)
     return combined.scatter_add_(1, index, factor.expand_as(index).to(combined.dtype))
 
 

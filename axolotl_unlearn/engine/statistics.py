@@ -133,11 +133,12 @@ def reference_logps(group: Group) -> list[Tensor | None]:
 
 def chunk_statistics(states: Tensor, group: Group, head: Head) -> tuple[Tensor, Tensor]:
     """The tensors of `GroupNumbers` for one chunk by plain autograd: for heads that are trained."""
-    logits = head(states).float()
     if group.labels and not group.valuations:
-        label_logp = -F.cross_entropy(logits, group.next_ids, ignore_index=IGNORE, reduction="none")
+        label_logp = -F.cross_entropy(
+            head(states).float(), group.next_ids, ignore_index=IGNORE, reduction="none"
+        )
         return label_logp[:, None], label_logp.new_zeros(len(label_logp), 0)
-    logp = logits.log_softmax(-1)
+    logp = head(states).float().log_softmax(-1)
     picked = logp.gather(1, group.next_ids.clamp(min=0)[:, None])[:, 0]
     label_logp = torch.where(group.next_ids != IGNORE, picked, torch.zeros_like(picked))
     values = [
