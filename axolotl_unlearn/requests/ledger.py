@@ -1,0 +1,345 @@
+"""Which requests were carried out, in an order that nobody can change unseen.
+
+``requests/ledger.jsonl`` holds one entry a line. Each has the SHA-256 of the line before, and an
+HMAC under the key of the folder; ``ledger.head`` says how many lines there are and the SHA-256 of
+the last, since a chain alone does not know that its end is missing. So a changed, removed, swapped
+or added line is found by anybody; a ledger written anew by somebody else is found with the key.
+
+``ledger.key`` also makes the ids under which documents appear in records: a plain hash of a name
+can be guessed, so it would be personal data itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.errors import UnlearnError
+
+LEDGER, HEAD, KEY = "ledger.jsonl", "ledger.head", "ledger.key"
+#: What stands for the line before the first one.
+NOTHING = "0" * 64
+
+
+def canonical(value: Any) -> bytes:
+    """The one way to write a JSON value: sorted keys, no spaces, UTF-8.
+
+    Raises:
+        ValueError: NaN or infinity, which JSON does not know.
+    """
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return text.encode()
+
+
+def now() -> str:
+    """UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Whole or not at all, and on the disk before anything that follows."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise UnlearnError(
+            f"{path} cannot be written ({error.strerror}); make room or allow writing, and run "
+            "the command again."
+        ) from None
+
+
+def model_facts(path: Path | str) -> dict[str, Any]:
+    """What a ledger says of a model: ``path``, ``digest``, ``base``.
+
+    Args:
+        path: A model folder, an adapter folder (its base is read from adapter_config.json), or
+            base+adapter.
+
+    Returns:
+        ``digest``: SHA-256 over weights, configs and tokenizer of the folder itself; ``base``: None
+        or ``{name, digest}`` of the model under an adapter. A digest is None on a hub.
+
+    Raises:
+        UnlearnError: It is no model.
+    """
+    from axolotl_unlearn.evaluation.models import parse_models
+
+    spec = parse_models([str(path)])[0]
+    base = {"name": spec.model, "digest": _folder_digest(spec.model)} if spec.adapter else None
+    own = spec.adapter or spec.model
+    return {"path": own, "digest": _folder_digest(own), "base": base}
+
+
+def _folder_digest(folder: str) -> str | None:
+    from axolotl_unlearn.evaluation.models import ModelSpec, weights_digest
+
+    return weights_digest(ModelSpec("", folder), {}) if Path(folder).is_dir() else None
+
+
+class Ledger:
+    """The ledger of a folder of requests.
+
+    Args:
+        folder: ``requests/``; need not exist before the first entry.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def entries(self) -> list[dict[str, Any]]:
+        """All entries, oldest first, after the whole chain was checked.
+
+        Raises:
+            UnlearnError: The first fault: a line that was changed, removed, swapped or added, or a
+                key that is not the ledger's.
+        """
+        path = self.folder / LEDGER
+        if not path.exists():
+            if (self.folder / HEAD).exists() and self._head()[0]:
+                raise UnlearnError(f"{path} is missing but {HEAD} knows of it; restore it.")
+            return []
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            return self._checked(file.read())
+
+    def _checked(self, raw: bytes) -> list[dict[str, Any]]:
+        path, key = self.folder / LEDGER, self.key()
+        lines = raw.split(b"\n")
+        if lines.pop():
+            raise UnlearnError(
+                f"{path}: what follows line {len(lines)} is no whole line (a crash while it was "
+                "written?); remove it."
+            )
+        entries: list[dict[str, Any]] = []
+        before = NOTHING
+        for number, line in enumerate(lines, start=1):
+            entry = _parsed(line)
+            if entry is None or entry.get("entry") != number or entry.get("previous") != before:
+                raise UnlearnError(
+                    f"{path}, line {number}: the chain is broken: this line or the one before was "
+                    "changed, removed or added; restore the file from a copy."
+                )
+            if key is not None:
+                self._check_mac(entry, number, key)
+            entries.append(entry)
+            before = hashlib.sha256(line).hexdigest()
+        count, last = self._head()
+        if (len(lines), before) == (count, last):
+            return entries
+        # An append that was killed before it wrote the head: only who has the key can have made it.
+        interrupted = entries and (count, last) == (len(lines) - 1, entries[-1]["previous"])
+        if key is not None and interrupted:
+            return entries
+        raise UnlearnError(
+            f"{path} has {len(lines)} entries that do not end where {HEAD} says (entry {count}): "
+            "the end was changed, removed or added; restore both files from a copy."
+        )
+
+    def _check_mac(self, entry: dict[str, Any], number: int, key: bytes) -> None:
+        if entry.get("key") != _key_id(key):
+            raise UnlearnError(
+                f"{self.folder / KEY} is not the key that {LEDGER} was written with; put the right "
+                "key file back."
+            )
+        content = {name: value for name, value in entry.items() if name != "mac"}
+        if not hmac.compare_digest(str(entry.get("mac")), _mac(key, "entry", canonical(content))):
+            raise UnlearnError(
+                f"{self.folder / LEDGER}, line {number} was not written with {KEY}; restore the "
+                "file from a copy."
+            )
+
+    def _head(self) -> tuple[int, str]:
+        path = self.folder / HEAD
+        if not path.exists():
+            ledger = self.folder / LEDGER
+            if ledger.exists() and ledger.stat().st_size:
+                raise UnlearnError(f"{path} is missing; restore it: it says where {LEDGER} ends.")
+            return 0, NOTHING
+        raw = path.read_bytes()
+        head = _parsed(raw[:-1]) if raw.endswith(b"\n") else None
+        if head is None or set(head) != {"entries", "last"}:
+            raise UnlearnError(f"{path} was changed; restore it from a copy.")
+        return head["entries"], head["last"]
+
+    def accepted(self) -> list[dict[str, Any]]:
+        """The entries of requests that were carried out, oldest first."""
+        return [entry for entry in self.entries() if entry["event"] == "accepted"]
+
+    def current(self) -> dict[str, Any] | None:
+        """The model after the last accepted request: path (from here), digest, base."""
+        accepted = self.accepted()
+        if not accepted:
+            return None
+        model = accepted[-1]["model"]
+        return model | {"path": self.outside(model["path"])}
+
+    def refuse_twice(self, request: str) -> None:
+        """
+        Raises:
+            UnlearnError: The request was carried out already.
+        """
+        for entry in self.accepted():
+            if entry["request"] == request:
+                raise UnlearnError(
+                    f"request {request!r} was carried out on {entry['time']} "
+                    f"({self.folder / LEDGER}, line {entry['entry']}); make a new request with "
+                    "`axolotl unlearn request new`."
+                )
+
+    def inside(self, path: Path | str) -> str:
+        """A path as the ledger writes it: relative to its folder, so that both can be moved."""
+        return os.path.relpath(path, self.folder) if Path(path).exists() else str(path)
+
+    def outside(self, path: str) -> str:
+        """The other way round; the name of a model on a hub stays."""
+        found = self.folder / path
+        return os.path.normpath(found) if found.exists() else path
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def append(self, event: str, request: str, **facts: Any) -> dict[str, Any]:
+        """Write one entry; whole and on the disk when this returns.
+
+        Args:
+            event: "accepted", "erased", ...
+            facts: JSON values. No text or name of a person: see `keyed`.
+
+        Raises:
+            UnlearnError: The ledger is broken, the key is missing or wrong, or the disk is full;
+                then nothing was changed.
+        """
+        key = self._own_key()
+        if not (self.folder / LEDGER).exists():
+            self.entries()  # a ledger that is gone is not begun again
+        with self._locked() as file:
+            raw = file.read()
+            entries = self._checked(raw)
+            if not (self.folder / HEAD).exists():
+                self._write_head(0, NOTHING)
+            entry = {
+                "entry": len(entries) + 1,
+                "time": now(),
+                "event": event,
+                "request": request,
+                "key": _key_id(key),
+                "previous": hashlib.sha256(raw.split(b"\n")[-2]).hexdigest() if raw else NOTHING,
+                **facts,
+            }
+            entry["mac"] = _mac(key, "entry", canonical(entry))
+            line = canonical(entry)
+            try:
+                file.write(line + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError as error:
+                os.ftruncate(file.fileno(), len(raw))
+                raise UnlearnError(
+                    f"{self.folder / LEDGER} cannot be written ({error.strerror}); make room and "
+                    "run the command again."
+                ) from None
+            self._write_head(len(entries) + 1, hashlib.sha256(line).hexdigest())
+        return entry
+
+    @contextmanager
+    def _locked(self) -> Iterator[Any]:
+        with (self.folder / LEDGER).open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            yield file
+
+    def _write_head(self, entries: int, last: str) -> None:
+        head = canonical({"entries": entries, "last": last})
+        replace_bytes(self.folder / HEAD, head + b"\n")
+
+    # --- key -------------------------------------------------------------------------------------
+
+    def key(self) -> bytes | None:
+        """The key, or None where it is not here (then HMACs cannot be checked).
+
+        Raises:
+            UnlearnError: It is no key, or others may read it.
+        """
+        path = self.folder / KEY
+        try:
+            key = bytes.fromhex(path.read_text("ascii").strip())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            key = b""
+        if len(key) != 32:
+            raise UnlearnError(f"{path} is not a key (64 hexadecimal digits); put the key back.")
+        if path.stat().st_mode & 0o077:
+            raise UnlearnError(f"{path} can be read by others; run `chmod 600 {path}`.")
+        return key
+
+    def _own_key(self) -> bytes:
+        """The key; a new one for a new ledger."""
+        found = self.key()
+        if found is not None:
+            return found
+        path = self.folder / KEY
+        if (self.folder / LEDGER).exists() or (self.folder / HEAD).exists():
+            raise UnlearnError(
+                f"{path} is missing; put back the key that {LEDGER} was written with."
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        key = secrets.token_bytes(32)
+        try:
+            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:  # another command was first
+            return self._own_key()
+        with os.fdopen(number, "w") as file:
+            file.write(key.hex() + "\n")
+            file.flush()
+            os.fsync(number)
+        ignored = self.folder / ".gitignore"
+        if not ignored.exists():
+            ignored.write_text(f"# Whoever has the key can guess who is in the records.\n{KEY}\n")
+        return key
+
+    def keyed(self, text: str) -> str:
+        """The id of a document in everything that leaves the folder: an HMAC, 32 hex digits."""
+        return _mac(self._own_key(), "document", text.encode())[:32]
+
+    def keyed_file(self, path: Path) -> str:
+        """HMAC-SHA256 of a file's content, hex."""
+        mac = hmac.new(self._own_key(), b"file\0", hashlib.sha256)
+        with path.open("rb") as file:
+            while block := file.read(2**20):
+                mac.update(block)
+        return mac.hexdigest()
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A JSON object written in the one way, else None."""
+    try:
+        value = json.loads(line)
+        return value if isinstance(value, dict) and canonical(value) == line else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _mac(key: bytes, kind: str, content: bytes) -> str:
+    return hmac.new(key, kind.encode() + b"\0" + content, hashlib.sha256).hexdigest()
+
+
+def _key_id(key: bytes) -> str:
+    return _mac(key, "key", b"")[:16]

@@ -1,0 +1,214 @@
+"""The ledger: any single change is found, and nothing is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.ledger import HEAD, KEY, LEDGER, Ledger, canonical
+
+MODEL = {"path": "gone", "digest": "ab" * 32, "base": None}
+
+
+def written(folder, entries: int = 4) -> Ledger:
+    ledger = Ledger(folder)
+    for number in range(entries):
+        ledger.append("accepted", f"2026-{number:03}", model=MODEL | {"digest": f"{number:064x}"})
+    return ledger
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """Bytes of a ledger of four entries, its head and its key."""
+    folder = tmp_path_factory.mktemp("requests")
+    written(folder)
+    return {name: (folder / name).read_bytes() for name in (LEDGER, HEAD, KEY)}
+
+
+def put(folder, files) -> Ledger:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    if (folder / KEY).exists():
+        (folder / KEY).chmod(0o600)
+    return Ledger(folder)
+
+
+def test_chain_by_hand(tmp_path):
+    """Each line's `previous` is the SHA-256 of the line before; `mac` an HMAC of the rest."""
+    written(tmp_path, 3)
+    lines = (tmp_path / LEDGER).read_bytes().splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert entries[0]["previous"] == "0" * 64
+    for line, after in zip(lines, entries[1:], strict=False):
+        assert after["previous"] == hashlib.sha256(line).hexdigest()
+    key = bytes.fromhex((tmp_path / KEY).read_text())
+    content = {name: value for name, value in entries[1].items() if name != "mac"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    mac = hmac.new(key, b"entry\0" + text.encode(), hashlib.sha256).hexdigest()
+    assert entries[1]["mac"] == mac
+    assert Ledger(tmp_path).entries() == entries
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_single_change_of_a_file_is_found(four, tmp_path, data):
+    """A byte changed, removed or added anywhere, in ledger or head, with the key or without."""
+    name = data.draw(st.sampled_from([LEDGER, HEAD]))
+    raw = four[name]
+    place = data.draw(st.integers(0, len(raw) - 1))
+    byte = bytes([data.draw(st.integers(0, 255).filter(lambda b: b != raw[place]))])
+    changed = data.draw(
+        st.sampled_from(
+            [
+                raw[:place] + byte + raw[place + 1 :],
+                raw[:place] + raw[place + 1 :],
+                raw[:place] + byte + raw[place:],
+                raw[:place],
+            ]
+        )
+    )
+    ledger = put(tmp_path, four | {name: changed})
+    if not data.draw(st.booleans(), label="with key"):
+        (tmp_path / KEY).unlink()
+    with pytest.raises(UnlearnError):
+        ledger.entries()
+    assert (tmp_path / name).read_bytes() == changed
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_line_removed_swapped_repeated_or_added_is_found(four, tmp_path, data):
+    lines = four[LEDGER].splitlines(keepends=True)
+    a, b = data.draw(
+        st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(lambda ab: ab[0] != ab[1])
+    )
+    swapped = list(lines)
+    swapped[a], swapped[b] = swapped[b], swapped[a]
+    # A line that fits the chain, by somebody without the key.
+    forged = json.loads(lines[-1]) | {
+        "entry": 5,
+        "previous": hashlib.sha256(lines[-1].rstrip(b"\n")).hexdigest(),
+    }
+    changed = data.draw(
+        st.sampled_from(
+            [
+                lines[:a] + lines[a + 1 :],
+                swapped,
+                lines[:a] + [lines[b]] + lines[a:],
+                [*lines, canonical(forged) + b"\n"],
+                [],
+            ]
+        )
+    )
+    ledger = put(tmp_path, four | {LEDGER: b"".join(changed)})
+    if not data.draw(st.booleans(), label="with key"):
+        (tmp_path / KEY).unlink()
+    with pytest.raises(UnlearnError):
+        ledger.entries()
+
+
+def test_a_ledger_written_anew_is_found_with_the_key_only(four, tmp_path):
+    """Somebody changes an entry and mends chain and head behind it."""
+    entries = [json.loads(line) for line in four[LEDGER].splitlines()]
+    entries[1]["request"] = "another"
+    before, lines = "0" * 64, []
+    for entry in entries:
+        lines.append(canonical(entry | {"previous": before}))
+        before = hashlib.sha256(lines[-1]).hexdigest()
+    files = {
+        LEDGER: b"\n".join(lines) + b"\n",
+        HEAD: canonical({"entries": 4, "last": before}) + b"\n",
+    }
+    assert len(put(tmp_path, files).entries()) == 4
+    with pytest.raises(UnlearnError, match="line 2 was not written with ledger.key"):
+        put(tmp_path, files | {KEY: four[KEY]}).entries()
+
+
+def test_missing_files_and_wrong_keys_are_one_sentence(four, tmp_path):
+    ledger = put(tmp_path, four)
+    faults = {
+        LEDGER: (None, "is missing but ledger.head knows of it"),
+        HEAD: (None, "ledger.head is missing"),
+        KEY: (b"11" * 32, "is not the key that ledger.jsonl was written with"),
+    }
+    for name, (content, sentence) in faults.items():
+        put(tmp_path, four)
+        (tmp_path / name).unlink() if content is None else (tmp_path / name).write_bytes(content)
+        with pytest.raises(UnlearnError, match=sentence):
+            ledger.append("accepted", "next", model=MODEL)
+    put(tmp_path, four | {KEY: b"not a key"})
+    with pytest.raises(UnlearnError, match="64 hexadecimal digits"):
+        ledger.entries()
+    put(tmp_path, four)
+    (tmp_path / KEY).chmod(0o644)
+    with pytest.raises(UnlearnError, match="chmod 600"):
+        ledger.entries()
+    (tmp_path / KEY).unlink()
+    with pytest.raises(UnlearnError, match="put back the key"):
+        ledger.append("accepted", "next", model=MODEL)
+    assert (tmp_path / LEDGER).read_bytes() == four[LEDGER]
+    assert (tmp_path / HEAD).read_bytes() == four[HEAD]
+
+
+def test_an_append_that_was_killed_before_the_head_goes_on(four, tmp_path):
+    """The line is whole and bears our HMAC: the head is only one behind, and follows."""
+    head = canonical({"entries": 3, "last": json.loads(four[LEDGER].splitlines()[3])["previous"]})
+    ledger = put(tmp_path, four | {HEAD: head + b"\n"})
+    assert len(ledger.entries()) == 4
+    ledger.append("accepted", "next", model=MODEL)
+    assert json.loads((tmp_path / HEAD).read_bytes())["entries"] == 5
+    assert len(ledger.entries()) == 5
+
+
+def test_current_model_and_a_request_run_twice(tmp_path):
+    ledger = Ledger(tmp_path / "requests")
+    assert ledger.entries() == [] and ledger.current() is None
+    assert not (tmp_path / "requests").exists(), "reading makes nothing"
+    model = tmp_path / "requests" / "2026-001" / "model"
+    model.mkdir(parents=True)
+    entry = ledger.append("accepted", "2026-001", model=MODEL | {"path": ledger.inside(model)})
+    assert entry["model"]["path"] == "2026-001/model"
+    ledger.append("erased", "2026-001", removed=[])
+    assert ledger.current() == MODEL | {"path": str(model)}
+    os.rename(tmp_path / "requests", tmp_path / "moved")
+    ledger = Ledger(tmp_path / "moved")
+    assert ledger.current()["path"] == str(tmp_path / "moved" / "2026-001" / "model")
+    with pytest.raises(UnlearnError, match="'2026-001' was carried out on .* line 1"):
+        ledger.refuse_twice("2026-001")
+    ledger.refuse_twice("2026-002")
+
+
+def test_key_is_private_and_makes_the_ids(tmp_path):
+    ledger = Ledger(tmp_path)
+    name = ledger.keyed("ada-quill")
+    assert len(name) == 32 and ledger.keyed("ada-quill") == name
+    assert name != hashlib.sha256(b"ada-quill").hexdigest()[:32]
+    assert (tmp_path / KEY).stat().st_mode & 0o777 == 0o600
+    assert KEY in (tmp_path / ".gitignore").read_text()
+    assert Ledger(tmp_path / "other").keyed("ada-quill") != name
+
+
+def test_two_processes_append_at_once(tmp_path):
+    """Twenty entries from each of two processes: forty whole lines, one chain."""
+    code = (
+        "import sys; from axolotl_unlearn.requests.ledger import Ledger\n"
+        "ledger = Ledger(sys.argv[1])\n"
+        "for n in range(20): ledger.append('erased', f'{sys.argv[2]}-{n}')"
+    )
+    Ledger(tmp_path).append("erased", "first")
+    runs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), who]) for who in "ab"]
+    assert [run.wait() for run in runs] == [0, 0]
+    entries = Ledger(tmp_path).entries()
+    assert len(entries) == 41
+    assert [e["request"] for e in entries if e["request"].startswith("a")] == [
+        f"a-{n}" for n in range(20)
+    ]
