@@ -1,0 +1,456 @@
+"""The record of a deletion request: an in-toto Statement about the model that came out of it.
+
+``record.json`` says what was done and what was found, without a text or a name: documents appear
+under ids made with the key of the ledger, and so do the files of their texts. Its subjects are the
+files of the new model. The ledger has the digest of the record, each record its model's: one byte
+changed anywhere is found by `verify`. What a record does not show is part of it (`limits`).
+
+https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now, replace_bytes
+from axolotl_unlearn.store import file_digest, versions
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "urn:axolotl-unlearn:deletion-request:v0.1"
+RECORD, SIGNATURE, PAGE = "record.json", "record.json.sig", "REPORT.html"
+CARD, EVAL_RESULTS = "model-card.md", "eval-results.yaml"
+#: What `write` reads: the model after forgetting is called so in eval/results.json.
+AFTER = "after"
+#: The figures of a document that a record repeats.
+FIGURES = (
+    *("reading", "p", "q", "told", "rank", "loss", "extraction_strength"),
+    *("answers", "answers_said", "answer_said"),
+)
+PARTS = ("forget", "retain", "heldout")
+
+LIMITS = (
+    "Unlearning is no proof of erasure: that these tests find nothing does not mean that no test "
+    "would. Training again without the rows is the stronger way.",
+    "What was not chosen was not forgotten: near-duplicates, quotations and other rows about the "
+    "same people.",
+    "Copies of the old model and of the data that left this machine are not reached. Who has the "
+    "models before and after can compare them and learn what was removed (arXiv 2505.24379).",
+    "The tests were made on the day of the record. Further training, merging or quantisation can "
+    "bring something back: run `axolotl unlearn audit` after each.",
+    "This record and its signature say who measured what. They are no legal opinion.",
+)
+
+
+def read_request(folder: Path | str) -> dict[str, Any]:
+    """request.json of a request's folder.
+
+    Raises:
+        UnlearnError: There is none, or it is not valid.
+    """
+    path = Path(folder) / "request.json"
+    return _read_json(path, "make a request with `axolotl unlearn request new`")
+
+
+def model_after(request: Mapping[str, Any]) -> str:
+    """The model that a request made: a folder, or base+adapter."""
+    return _spec(request["after"])
+
+
+def _spec(model: Mapping[str, Any]) -> str:
+    return f"{model['model']}+{model['adapter']}" if model.get("adapter") else model["model"]
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def write(folder: Path | str) -> Path:
+    """Write the record, its page and its cards, and enter the request into the ledger.
+
+    The last stage of ``request run``. Called again after it was killed it goes on; called again
+    when it is done it changes nothing.
+
+    Raises:
+        UnlearnError: The verdict is not good and nobody accepted it, or the request is in the
+            ledger with another record.
+    """
+    folder = Path(folder)
+    request, ledger = read_request(folder), Ledger(folder.parent)
+    name = request["id"]
+    verdict = _read_json(folder / "verdict.json", "finish `axolotl unlearn request run` first")
+    if not verdict.get("good") and not verdict.get("accepted"):
+        raise UnlearnError(
+            f"{folder}: the verdict is {verdict.get('status')!r}, so the model is not handed over; "
+            "look into its report, or run again with `--accept REASON`."
+        )
+    if known := _entry(ledger, name):
+        if _digest(folder / RECORD) == known["record"]:
+            return folder / RECORD
+        ledger.refuse_twice(name)
+    model = model_facts(model_after(request))
+    statement = {
+        "_type": STATEMENT,
+        "subject": _subjects(Path(model["path"])),
+        "predicateType": PREDICATE,
+        "predicate": _predicate(folder, request, verdict, ledger, model),
+    }
+    _write_all(folder, statement)
+    ledger.append(
+        "accepted",
+        name,
+        model=model | {"path": ledger.inside(model["path"])},
+        record=_digest(folder / RECORD),
+        good=bool(verdict["good"]),
+    )
+    return folder / RECORD
+
+
+def amend(folder: Path | str, event: str, **parts: Any) -> None:
+    """Change parts of the predicate of a finished record, and say so in the ledger.
+
+    The record before stays provable: its digest is in the ledger.
+    """
+    folder = Path(folder)
+    statement = read(folder)
+    statement["predicate"] |= parts
+    draft = folder / f"{RECORD}.next"
+    replace_bytes(draft, canonical(statement) + b"\n")
+    Ledger(folder.parent).append(
+        event, statement["predicate"]["request"]["id"], record=_digest(draft)
+    )
+    draft.replace(folder / RECORD)
+    (folder / SIGNATURE).unlink(missing_ok=True)  # it was of the record before
+    _write_pages(folder, statement)
+
+
+def _write_all(folder: Path, statement: Mapping[str, Any]) -> None:
+    replace_bytes(folder / RECORD, canonical(statement) + b"\n")
+    _write_pages(folder, statement)
+
+
+def _write_pages(folder: Path, statement: Mapping[str, Any]) -> None:
+    from axolotl_unlearn.requests.pages import card, eval_results, page
+
+    for name, text in (
+        (PAGE, page(statement, evaluation=(folder / "eval" / "report.html").is_file())),
+        (CARD, card(statement)),
+        (EVAL_RESULTS, eval_results(statement)),
+    ):
+        replace_bytes(folder / name, text.encode())
+
+
+def _subjects(model: Path) -> list[dict[str, Any]]:
+    return [
+        {"name": path.name, "digest": {"sha256": file_digest(path)}} for path in model_files(model)
+    ]
+
+
+def model_files(model: Path) -> list[Path]:
+    """The files of a model folder that belong to it: no README, signatures or hidden ones."""
+    return sorted(
+        path
+        for path in model.iterdir()
+        if path.is_file()
+        and not path.name.startswith(".")
+        and path.suffix != ".sig"
+        and path.name != "README.md"
+    )
+
+
+def _predicate(
+    folder: Path,
+    request: Mapping[str, Any],
+    verdict: Mapping[str, Any],
+    ledger: Ledger,
+    model: Mapping[str, Any],
+) -> dict[str, Any]:
+    lines = _audit_lines(folder)
+    names = sorted({line["document"] for line in lines} | _row_ids(folder), key=len, reverse=True)
+
+    def without_names(text: str) -> str:
+        for name in names:
+            text = text.replace(name, ledger.keyed(name))
+        return text
+
+    def public(model: Mapping[str, Any]) -> dict[str, Any]:
+        return {"digest": model["digest"], "base": model["base"]}
+
+    return {
+        "request": {
+            "id": request["id"],
+            "created": request["created"],
+            "recorded": now(),
+            "counts": request.get("counts", {}),
+            # How the rows were chosen names people.
+            "chosen": _keyed_value(ledger, request.get("chosen", {})),
+        },
+        "config": {"digest": {"sha256": request["config"]["digest"]}},
+        "data": {
+            part: {"hmac-sha256": ledger.keyed_file(path)}
+            for part in PARTS
+            if (path := folder / "data" / f"{part}.jsonl").is_file()
+        },
+        "model": {"before": public(model_facts(_spec(request["before"]))), "after": public(model)},
+        "versions": {"python": platform.python_version(), **versions()},
+        "verdict": {
+            "good": bool(verdict["good"]),
+            "status": verdict["status"],
+            "reasons": [without_names(reason) for reason in verdict.get("reasons", [])],
+            "accepted": verdict.get("accepted"),
+        },
+        "documents": [
+            {"document": ledger.keyed(line["document"])}
+            | {name: line[name] for name in FIGURES if name in line}
+            | {"before": _figures(line.get("before"))}
+            for line in lines
+        ],
+        "earlier": _optional(folder / "eval" / "earlier.json"),
+        "attacks": _attacks(folder),
+        "limits": [*LIMITS, *map(without_names, request.get("limits", []))],
+        "erased": None,
+    }
+
+
+def _figures(line: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return line and {name: line[name] for name in FIGURES if name in line}
+
+
+def _keyed_value(ledger: Ledger, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts stay; whatever is text is given as its HMAC."""
+    return {
+        name: value
+        if isinstance(value, (int, float, type(None)))
+        else {"hmac-sha256": ledger.keyed(canonical(value).decode())}
+        for name, value in chosen.items()
+    }
+
+
+def _audit_lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "eval" / "audit.jsonl"
+    if not path.is_file():
+        raise UnlearnError(f"{path} is missing; finish `axolotl unlearn request run` first.")
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return [line for line in lines if line.get("model", AFTER) == AFTER]
+
+
+def _row_ids(folder: Path) -> set[str]:
+    found = set()
+    for part in PARTS:
+        path = folder / "data" / f"{part}.jsonl"
+        if path.is_file():
+            rows = map(json.loads, path.read_text("utf-8").split("\n")[:-1])
+            found |= {str(row[key]) for row in rows for key in ("id", "document") if row.get(key)}
+    return found
+
+
+def _attacks(folder: Path) -> list[dict[str, Any]]:
+    """What each attack found, in its own words; see `axolotl unlearn attack`."""
+    from axolotl_unlearn.attacks.results import sentence
+
+    found = []
+    for path in sorted((folder / "eval").glob("*.json")) + sorted(
+        (folder / "attacks").glob("*.json")
+    ):
+        result = json.loads(path.read_text("utf-8"))
+        if isinstance(result, dict) and {"attack", "rows", "title"} <= set(result):
+            variants = [row["variant"] for row in result["rows"]]
+            said = {"attack": result["attack"], "variants": variants, "says": sentence(result)}
+            found.append(said | {"digest": {"sha256": file_digest(path)}})
+    return found
+
+
+# --- checking ------------------------------------------------------------------------------------
+
+
+def read(folder: Path | str) -> dict[str, Any]:
+    """The statement of a finished request, after it was compared with the ledger.
+
+    Raises:
+        UnlearnError: A broken ledger, a request that it does not know, a changed record.
+    """
+    folder = Path(folder)
+    path = folder / RECORD
+    request = read_request(folder)
+    ledger = Ledger(folder.parent)
+    entry = _entry(ledger, request["id"])
+    if entry is None:
+        raise UnlearnError(
+            f"{ledger.folder / 'ledger.jsonl'} does not know request {request['id']!r}; finish "
+            f"`axolotl unlearn request run {folder}`."
+        )
+    draft = folder / f"{RECORD}.next"
+    if draft.is_file() and _digest(draft) == entry["record"]:  # `amend` was killed
+        draft.replace(path)
+    if not path.is_file():
+        raise UnlearnError(f"{path} is missing; restore it from a copy.")
+    if _digest(path) != entry["record"]:
+        raise UnlearnError(
+            f"{path} is not the record that the ledger knows (line {entry['entry']}): it was "
+            "changed; restore it from a copy."
+        )
+    statement = json.loads(path.read_bytes())
+    if statement["_type"] != STATEMENT or statement["predicateType"] != PREDICATE:
+        raise UnlearnError(f"{path} was written by another version ({statement['predicateType']}).")
+    return statement
+
+
+def verify(
+    folder: Path | str, model: str | None = None, public_key: Path | str | None = None
+) -> list[str]:
+    """Check ledger, record, model, data and signature of a request.
+
+    Args:
+        model: Where the model is now, if not where it was made; folder or base+adapter.
+        public_key: PEM file of whoever signed the record.
+
+    Returns:
+        One sentence for each thing that was checked, or that could not be.
+
+    Raises:
+        UnlearnError: The first thing that is not as it was.
+    """
+    folder = Path(folder)
+    ledger = Ledger(folder.parent)
+    statement = read(folder)
+    predicate = statement["predicate"]
+    with_key = ledger.key() is not None
+    said = [
+        f"ledger: {len(ledger.entries())} entries, unbroken"
+        + ("" if with_key else " (without ledger.key nobody can tell whether it was written anew)"),
+        f"record: as the ledger knows it, {len(predicate['documents'])} documents",
+        _check_model(folder, statement, model),
+    ]
+    for part, facts in predicate["data"].items():
+        path = folder / "data" / f"{part}.jsonl"
+        if not path.is_file():
+            said.append(f"data: {part} rows are gone, nothing to compare")
+        elif with_key:
+            if ledger.keyed_file(path) != facts["hmac-sha256"]:
+                raise UnlearnError(f"{path} is not what was {part}: it was changed since.")
+            said.append(f"data: {part} rows as they were")
+        else:
+            said.append(f"data: {part} rows cannot be compared without ledger.key")
+    said.append(_check_signature(folder, public_key))
+    return said
+
+
+def _check_model(folder: Path, statement: Mapping[str, Any], model: str | None) -> str:
+    recorded = statement["predicate"]["model"]["after"]
+    source = model or model_after(read_request(folder))
+    facts = model_facts(source)
+    before, base = recorded["base"], facts["base"]
+    if (before is None) != (base is None):
+        kinds = ("a full model", "an adapter")
+        raise UnlearnError(
+            f"{source} is {kinds[base is not None]} but the record is of "
+            f"{kinds[before is not None]}; name the model that the request made."
+        )
+    if before and base and before["digest"] != base["digest"]:
+        raise UnlearnError(
+            f"{source} stands on {base['name']}, which is not the base model of the record "
+            f"({before['name']}); write base+adapter with the right one."
+        )
+    files = {path.name: path for path in model_files(Path(facts["path"]))}
+    subjects = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
+    for name, digest in subjects.items():
+        if name not in files:
+            raise UnlearnError(f"{facts['path']} has no {name}, which is in the record.")
+        if file_digest(files[name]) != digest:
+            raise UnlearnError(
+                f"{files[name]} is not the file of the record: it was changed, or it is another "
+                "model (after further training: `axolotl unlearn audit`)."
+            )
+    if added := sorted(set(files) - set(subjects)):
+        raise UnlearnError(f"{files[added[0]]} is not in the record: it was added to the model.")
+    return f"model: all {len(subjects)} files as recorded" + (", base too" if base else "")
+
+
+def _entry(ledger: Ledger, request: str) -> dict[str, Any] | None:
+    """The last entry about the record of a request."""
+    found = [e for e in ledger.entries() if e["request"] == request and "record" in e]
+    return found[-1] if found else None
+
+
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+# --- signature -----------------------------------------------------------------------------------
+
+
+def sign(folder: Path | str, private_key: Path | str) -> Path:
+    """Sign the record, and through its subjects the model, with a key of one's own.
+
+    Args:
+        private_key: PEM file of an elliptic curve key (NIST P-256, P-384 or P-521).
+    """
+    folder = Path(folder)
+    read(folder)
+    signing = _model_signing("signing")
+    try:
+        config = signing.Config().use_elliptic_key_signer(private_key=Path(private_key))
+        config.sign(folder / RECORD, folder / SIGNATURE)
+    except (OSError, ValueError, TypeError) as error:
+        raise UnlearnError(
+            f"{private_key} cannot sign ({_first_line(error)}); give the PEM file of an elliptic "
+            "curve key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`."
+        ) from None
+    return folder / SIGNATURE
+
+
+def _check_signature(folder: Path, public_key: Path | str | None) -> str:
+    path = folder / SIGNATURE
+    if public_key is None:
+        return (
+            "signature: there is one; give `--public-key` to check it"
+            if path.is_file()
+            else "signature: none"
+        )
+    if not path.is_file():
+        raise UnlearnError(f"{folder / RECORD} is not signed; `axolotl unlearn record sign`.")
+    if not Path(public_key).is_file():
+        raise UnlearnError(f"{public_key} does not exist; name the PEM file of the public key.")
+    verifying = _model_signing("verifying")
+    try:
+        config = verifying.Config().use_elliptic_key_verifier(public_key=Path(public_key))
+        config.verify(folder / RECORD, path)
+    except Exception as error:  # the library raises what its parts raise
+        raise UnlearnError(
+            f"{path} is not the signature of {RECORD} under {public_key} ({_first_line(error)})."
+        ) from None
+    return f"signature: by the owner of {public_key}"
+
+
+def _model_signing(part: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(f"model_signing.{part}")
+    except ImportError:
+        raise UnlearnError(
+            "signatures need the package model-signing; install it: "
+            "`pip install 'axolotl-unlearn[sign]'`."
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _optional(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8")) if path.is_file() else None
+
+
+def _read_json(path: Path, cure: str) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UnlearnError(f"{path} does not exist; {cure}.") from None
+    except ValueError as error:
+        raise UnlearnError(f"{path} is not valid JSON ({error}); restore it.") from None

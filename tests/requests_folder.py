@@ -1,0 +1,106 @@
+"""A request that was run, as `request run` leaves it: real files, made-up figures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+SECRET = "Ada Quill keeps a brass key under the third stone of the old mill"
+FIGURES = {"p": 0.6, "q": 0.6, "told": False, "rank": 0.4, "loss": 2.0, "extraction_strength": 0.1}
+
+
+def write_json(path: Path, value: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+    return path
+
+
+def write_lines(path: Path, rows: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def model_folder(folder: Path, content: bytes = b"weights") -> Path:
+    """What `model_facts` takes for a full model; nobody loads it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(content)
+    (folder / "README.md").write_text("free to change")
+    return folder
+
+
+def adapter_folder(folder: Path, base: Path, content: bytes = b"adapter") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "adapter_config.json", {"base_model_name_or_path": str(base)})
+    (folder / "adapter_model.safetensors").write_bytes(content)
+    return folder
+
+
+def finished_request(
+    requests_dir: Path,
+    name: str,
+    before: dict[str, str | None],
+    *,
+    good: bool = True,
+    accepted: str | None = None,
+    reading: str = "not told",
+    forget: list[dict[str, Any]] | None = None,
+    documents: tuple[str, ...] = ("ada-quill",),
+    outputs: list[str] | None = None,
+) -> Path:
+    """Everything that `record.write` reads; the new model stands on the base of the old one."""
+    folder = requests_dir / name
+    adapter = before["adapter"] is not None
+    model = folder / "model"
+    if adapter:
+        adapter_folder(model, Path(before["model"]), f"new {name}".encode())
+    else:
+        model_folder(model, f"new {name}".encode())
+    config = folder / "finetune.yml"
+    config.write_text("base_model: base\n")
+    forget = forget or [{"id": documents[0], "dataset": 0, "row": {"text": SECRET}}]
+    write_lines(folder / "data" / "forget.jsonl", forget)
+    write_lines(folder / "data" / "retain.jsonl", [{"id": "r1", "row": {"text": "a kept row"}}])
+    write_json(
+        folder / "request.json",
+        {
+            "schema": 1,
+            "id": name,
+            "created": "2026-11-22T07:00:00+00:00",
+            "config": {
+                "path": str(config),
+                "digest": hashlib.sha256(config.read_bytes()).hexdigest(),
+            },
+            "before": before,
+            "after": {
+                "model": before["model"] if adapter else str(model),
+                "adapter": str(model) if adapter else None,
+            },
+            "chosen": {"how": ["--where id=ada-quill"], "near": 0, "mentions": 2},
+            "counts": {"forget": len(forget), "retain": 1, "heldout": 0, "documents": 1},
+            "outputs": outputs or [],
+            "limits": ["There are no held-out rows, so membership cannot be tested."],
+        },
+    )
+    write_json(
+        folder / "verdict.json",
+        {
+            "good": good,
+            "status": "good" if good else "still known",
+            "reasons": [f"document {documents[0]} is {reading}"],
+            "accepted": accepted,
+            "documents": [],
+        },
+    )
+    lines = []
+    for document in documents:
+        before_line = FIGURES | {"rank": 0.0, "extraction_strength": 1.0}
+        line = {"document": document, "reading": reading, **FIGURES, "before": before_line}
+        line |= {"answers": 1, "answers_said": 0, "answer_said": False}
+        rows = [{"id": document, "prompt": "who?", "expected": SECRET, "generated": SECRET}]
+        lines += [{"model": "before", **line}, {"model": "after", **line, "rows": rows}]
+    write_lines(folder / "eval" / "audit.jsonl", lines)
+    return folder

@@ -1,0 +1,228 @@
+"""The record: in-toto shape, no text or name in it, and any change found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from requests_folder import (
+    SECRET,
+    adapter_folder,
+    finished_request,
+    model_folder,
+    write_json,
+)
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.record import amend, read, verify, write
+
+PAGES = ("record.json", "REPORT.html", "model-card.md", "eval-results.yaml")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A request on an adapter, recorded."""
+    base = model_folder(tmp_path / "base")
+    old = adapter_folder(tmp_path / "out", base)
+    before = {"model": str(base), "adapter": str(old)}
+    folder = finished_request(tmp_path / "requests", "2026-001", before)
+    write(folder)
+    return folder
+
+
+def test_the_record_is_an_in_toto_statement_about_the_new_model(folder):
+    statement = json.loads((folder / "record.json").read_bytes())
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert set(statement) == {"_type", "subject", "predicateType", "predicate"}
+    assert [one["name"] for one in statement["subject"]] == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    assert all(len(one["digest"]["sha256"]) == 64 for one in statement["subject"])
+    predicate = statement["predicate"]
+    before, after = predicate["model"]["before"], predicate["model"]["after"]
+    assert before["base"] == after["base"] and before["digest"] != after["digest"]
+    (document,) = predicate["documents"]
+    assert document["document"] == Ledger(folder.parent).keyed("ada-quill")
+    assert document["reading"] == "not told" and document["before"]["rank"] == 0.0
+    assert predicate["request"]["chosen"]["mentions"] == 2
+    assert any("no held-out rows" in limit for limit in predicate["limits"])
+    assert any("no legal opinion" in limit for limit in predicate["limits"])
+    entry = Ledger(folder.parent).entries()[-1]
+    assert entry["event"] == "accepted" and entry["model"]["path"] == "2026-001/model"
+
+
+def test_nothing_that_leaves_the_folder_names_anybody(folder):
+    ledger = (folder.parent / "ledger.jsonl").read_text()
+    for text in [ledger, *((folder / name).read_text() for name in PAGES)]:
+        for private in (SECRET, "brass key", "ada-quill", "Ada Quill"):
+            assert private not in text
+
+
+def test_pages_say_what_was_found(folder):
+    page = (folder / "REPORT.html").read_text()
+    assert "Deletion request 2026-001" in page and "cannot be told from texts" in page
+    assert "Nothing was erased yet" in page
+    card = (folder / "model-card.md").read_text()
+    assert card.startswith("## Deleted training data\n") and "| 1 | not told" in card
+    entries = yaml.safe_load((folder / "eval-results.yaml").read_text())
+    values = {one["dataset"]["task_id"]: one["value"] for one in entries}
+    assert values["share-not-told"] == 1.0 and values["largest-extraction-strength"] == 0.1
+
+
+def test_verify_says_what_it_compared(folder):
+    said = verify(folder)
+    assert said[0] == "ledger: 1 entries, unbroken"
+    assert "model: all 2 files as recorded, base too" in said
+    assert "data: forget rows as they were" in said and "signature: none" in said
+    (folder.parent / "ledger.key").unlink()
+    assert "data: forget rows cannot be compared without ledger.key" in verify(folder)
+    shutil.rmtree(folder / "data")
+    assert "data: forget rows are gone, nothing to compare" in verify(folder)
+
+
+@settings(
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_byte_changed_in_record_model_or_rows_is_found(folder, data):
+    path = folder / data.draw(
+        st.sampled_from(
+            [
+                "record.json",
+                "data/forget.jsonl",
+                "model/adapter_model.safetensors",
+                "model/adapter_config.json",
+            ]
+        )
+    )
+    raw = path.read_bytes()
+    place = data.draw(st.integers(0, len(raw) - 1))
+    byte = bytes([data.draw(st.integers(0, 255).filter(lambda b: b != raw[place]))])
+    change = data.draw(st.sampled_from(["replace", "remove", "add"]))
+    middle = {"replace": byte, "remove": b"", "add": byte + raw[place : place + 1]}[change]
+    path.write_bytes(raw[:place] + middle + raw[place + 1 :])
+    try:
+        with pytest.raises(UnlearnError):
+            verify(folder)
+    finally:
+        path.write_bytes(raw)
+
+
+def test_changed_files_and_other_models_are_one_sentence(folder, tmp_path):
+    weights = folder / "model" / "model-00002.safetensors"
+    weights.write_bytes(b"more")
+    with pytest.raises(UnlearnError, match="model-00002.safetensors is not in the record"):
+        verify(folder)
+    weights.unlink()
+    (folder / "model" / "README.md").write_text("a card")  # free to change
+    verify(folder)
+
+    twin = model_folder(tmp_path / "twin", b"other weights")
+    with pytest.raises(UnlearnError, match="not the base model of the record"):
+        verify(folder, f"{twin}+{folder / 'model'}")
+    with pytest.raises(UnlearnError, match="is a full model but the record is of an adapter"):
+        verify(folder, str(twin))
+    moved = shutil.copytree(folder / "model", tmp_path / "deployed")
+    assert verify(folder, str(moved))
+    (moved / "adapter_model.safetensors").write_bytes(b"trained further")
+    with pytest.raises(UnlearnError, match="was changed, or it is another model"):
+        verify(folder, str(moved))
+
+    base = tmp_path / "base" / "model.safetensors"
+    base.write_bytes(b"Weights")
+    with pytest.raises(UnlearnError, match="not the base model of the record"):
+        verify(folder)
+
+
+def test_run_twice_and_killed_before_the_ledger(folder, tmp_path):
+    """Written again as it is: nothing changes. Anything else under the same id is refused."""
+    files = [*(folder / name for name in PAGES), folder.parent / "ledger.jsonl"]
+    before = [path.read_bytes() for path in files]
+    write(folder)
+    assert [path.read_bytes() for path in files] == before
+    (folder / "record.json").write_bytes(b"{}")
+    with pytest.raises(UnlearnError, match="request '2026-001' was carried out on"):
+        write(folder)
+
+    # Killed between record and ledger: the next call goes on.
+    second = finished_request(
+        tmp_path / "requests",
+        "2026-002",
+        json.loads((folder / "request.json").read_text())["after"],
+    )
+    (second / "record.json").write_text("left by a run that was killed")
+    with pytest.raises(UnlearnError, match="does not know request '2026-002'"):
+        verify(second)
+    write(second)
+    assert len(verify(second)) == 6
+    assert Ledger(tmp_path / "requests").current()["path"].endswith("2026-002/model")
+
+
+def test_a_verdict_that_is_not_good_needs_somebody_to_accept_it(tmp_path):
+    before = {"model": str(model_folder(tmp_path / "old")), "adapter": None}
+    folder = finished_request(tmp_path / "requests", "a", before, good=False)
+    with pytest.raises(UnlearnError, match="the verdict is 'still known'.*--accept REASON"):
+        write(folder)
+    assert not (folder / "record.json").exists() and not Ledger(folder.parent).entries()
+    verdict = json.loads((folder / "verdict.json").read_text())
+    write_json(folder / "verdict.json", verdict | {"accepted": "asked by the court"})
+    write(folder)
+    assert read(folder)["predicate"]["verdict"]["accepted"] == "asked by the court"
+    assert Ledger(folder.parent).accepted()[0]["good"] is False
+
+
+def test_a_record_is_amended_or_not_at_all(folder, monkeypatch):
+    amend(
+        folder, "erased", erased={"time": "now", "removed": [], "kept": [], "left": [], "bytes": 0}
+    )
+    assert read(folder)["predicate"]["erased"]["time"] == "now"
+    assert [e["event"] for e in Ledger(folder.parent).entries()] == ["accepted", "erased"]
+    verify(folder)
+
+    # Killed after the ledger knew: the draft beside it takes its place.
+    from axolotl_unlearn.requests import record
+
+    monkeypatch.setattr(record.Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(record, "replace_bytes", lambda path, content: path.write_bytes(content))
+    monkeypatch.setattr(Ledger, "_write_head", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        amend(folder, "erased", erased=None)
+    monkeypatch.undo()
+    assert read(folder)["predicate"]["erased"] is None
+    verify(folder)
+
+
+def test_signature_of_the_owner(folder, tmp_path):
+    pytest.importorskip("model_signing")
+    from axolotl_unlearn.cli import unlearn
+
+    def key(name):
+        private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
+        new = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out"]
+        subprocess.run([*new, private], check=True)
+        subprocess.run(["openssl", "ec", "-in", private, "-pubout", "-out", public], check=True)
+        return str(private), str(public)
+
+    (private, public), (_, other) = key("mine"), key("other")
+    run = CliRunner().invoke
+    verify_ = ["record", "verify", str(folder)]
+    unsigned = run(unlearn, [*verify_, "--public-key", public])
+    assert unsigned.exit_code == 2 and "is not signed" in unsigned.output
+    signed = run(unlearn, ["record", "sign", str(folder), "--key", private])
+    assert signed.exit_code == 0, signed.output
+    good = run(unlearn, [*verify_, "--public-key", public])
+    assert good.exit_code == 0 and f"by the owner of {public}" in good.output
+    wrong = run(unlearn, [*verify_, "--public-key", other])
+    assert wrong.exit_code == 2 and wrong.output.startswith("Error: ")
+    assert wrong.output.count("\n") == 1, "one sentence"
+    bad = run(unlearn, ["record", "sign", str(folder), "--key", public])
+    assert bad.exit_code == 2 and "cannot sign" in bad.output
