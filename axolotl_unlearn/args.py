@@ -216,9 +216,24 @@ class DataArgs(Strict):
     )
     labels: LabelArgs = Field(default_factory=LabelArgs)
     fields: FieldArgs = Field(default_factory=FieldArgs)
+    rows: Annotated[list[dict[str, Any]], BeforeValidator(_as_list)] = Field(
+        default_factory=list,
+        description="rows of any Axolotl dataset type: the entry (or entries) of `datasets` that "
+        "made the model, `{type: chat_template, ...}`; with `rl: dpo` for preference rows",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> DataArgs:
+        for number, entry in enumerate(self.rows):
+            if not entry.get("type") and not entry.get("rl"):
+                raise ValueError(f"rows[{number}] has no `type` (chat_template, alpaca ...)")
+        shaped = {"join", "template", "chat_template", "eos", "labels", "max_length"}
+        if self.rows and self.model_fields_set & shaped:
+            first = sorted(self.model_fields_set & shaped)[0]
+            raise ValueError(
+                f"`{first}` does nothing beside `rows`, whose type decides tokens and labels; "
+                "remove one of them"
+            )
         if self.template and self.chat_template:
             raise ValueError("give either template or chat_template, not both")
         if self.template and not ("{input}" in self.template and "{output}" in self.template):

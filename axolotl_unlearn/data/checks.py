@@ -22,6 +22,7 @@ from axolotl_unlearn.data.records import (
     is_made_up,
     read_records,
 )
+from axolotl_unlearn.data.typed import read_sources
 from axolotl_unlearn.errors import UnlearnError
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
 def check_records(cfg: dict[str, Any]) -> Checked:
     """Read the local files: faulty rows, rows on both sides, rows and entries that do not meet."""
     args = _block(cfg)
+    data = None if args is None else args.data
     fields = Fields() if args is None else args.data.fields
     kind = "completion" if args is None else args.data.default_kind
     checked = Checked()
@@ -129,7 +131,10 @@ def check_records(cfg: dict[str, Any]) -> Checked:
                 unread.add(role)
                 continue
             try:
-                records = read_records(path, fields, unique=role != "memorise", kind=kind)
+                if data is not None and data.rows:
+                    records = [one.record for one in read_sources(path, data)]
+                else:
+                    records = read_records(path, fields, unique=role != "memorise", kind=kind)
             except UnlearnError as error:
                 checked.faults.append(str(error))
                 unread.add(role)

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from axolotl.prompt_tokenizers import DatasetWrappingStrategy
 from datasets import Dataset, Features, Value
 from datasets import Sequence as SequenceOf
 
+from axolotl_unlearn.data import typed
 from axolotl_unlearn.data.columns import FACTS, ROLES, Kind
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoded, Encoder, row_of
 from axolotl_unlearn.data.records import Record, read_records, records_from_rows
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.args import DataArgs
 
 LOG = logging.getLogger(__name__)
 
@@ -181,7 +185,47 @@ class RecordStrategy(DatasetWrappingStrategy):
         return columns
 
 
-def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> RecordStrategy:
+class TypedStrategy(DatasetWrappingStrategy):
+    """Gives rows of any Axolotl type a role (`axolotl_unlearn.data.typed`).
+
+    Args:
+        role: Side of the rows.
+        tokenizer, cfg: As Axolotl's own strategies get them.
+        data: ``unlearn.data``, with ``rows``.
+        path: The file, if the whole of a local file is wanted.
+        source: Its name in messages.
+    """
+
+    def __init__(
+        self, role: Role, tokenizer: Any, cfg: Any, data: DataArgs, path: Path | None, source: str
+    ) -> None:
+        self.role, self.tokenizer, self.cfg, self.data = role, tokenizer, cfg, data
+        self.path, self.source = path, source
+
+    def wrap_dataset(self, dataset: Any, *_: Any, **__: Any) -> Dataset:
+        """Rows in file order; several for a text that its strategy cuts.
+
+        Raises:
+            UnlearnError: A fault of the rows, or none that was learned.
+        """
+        if self.path is not None:
+            given = typed.read_sources(self.path, self.data)
+        else:
+            rows = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
+            given = typed.sources(rows, self.source, self.data)
+        rows = typed.encode(given, self.data, self.tokenizer, self.cfg, self.source)
+        if not rows:
+            raise UnlearnError(
+                f"{self.source}: none of {len(given)} rows has tokens that were learned; check "
+                "`sequence_len` and `unlearn.data.rows`."
+            )
+        LOG.info("%s: %d rows to %s, %d token rows", self.source, len(given), self.role, len(rows))
+        return Dataset.from_dict(typed.columns(rows, ROLES[self.role]), features=FEATURES)
+
+
+def load_strategy(
+    role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None
+) -> RecordStrategy | TypedStrategy:
     """The strategy for a ``datasets`` entry.
 
     Raises:
@@ -200,16 +244,23 @@ def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> R
     data = DataArgs() if args is None else args.data
     if data.eos == "retain":
         data = data.model_copy(update={"eos": role != "forget"})
-    max_length = data.max_length or cfg.get("sequence_len")
-    if max_length is None:
-        raise UnlearnError("`sequence_len` is not set; set it to the longest row in tokens.")
-    _refuse_dropping(cfg, max_length)
     entry = ds_cfg or {}
     name = entry.get("path")
     whole = entry.get("split") in (None, "train") and not entry.get("shards")
     path = Path(name) if name and whole and Path(name).is_file() else None
-    encoder = Encoder(tokenizer, data, max_length)
     source = str(name or f"{role} rows")
+    if data.rows:
+        if role == "memorise":
+            raise UnlearnError(
+                "`unlearn.data.rows` does not go with axolotl_unlearn.data.memorise: fine-tune "
+                "with the rows' own type."
+            )
+        return TypedStrategy(role, tokenizer, cfg, data, path, source)
+    max_length = data.max_length or cfg.get("sequence_len")
+    if max_length is None:
+        raise UnlearnError("`sequence_len` is not set; set it to the longest row in tokens.")
+    _refuse_dropping(cfg, max_length)
+    encoder = Encoder(tokenizer, data, max_length)
     return RecordStrategy(role, encoder, data.fields, path, source, data.default_kind)
 
 

@@ -1,0 +1,366 @@
+"""Rows of any Axolotl dataset type under a role: tokens and labels of Axolotl's own strategy.
+
+``unlearn.data.rows`` names the entries of ``datasets`` that made the model (``type:`` and its
+options). Axolotl's strategy of an entry reads each row, so what is forgotten is what was learned.
+
+A line of a file is a row as the entry reads it, or an envelope ``{"id", "dataset", "document",
+"kind", "task", "row"}`` around one: ``dataset`` is the entry's number, all but ``row`` may be
+missing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from axolotl_unlearn.data.columns import IGNORE, KINDS, Kind, task_number
+from axolotl_unlearn.data.records import Record, read_rows
+from axolotl_unlearn.errors import UnlearnError
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.args import DataArgs
+
+LOG = logging.getLogger(__name__)
+
+ENVELOPE = {"id", "dataset", "document", "kind", "task", "row"}
+#: Preference methods of Axolotl whose rows have a prompt, a chosen and a rejected answer.
+PREFERENCE = ("dpo", "ipo", "simpo")
+
+
+def row_id(row: Mapping[str, Any]) -> str:
+    """The id of a row by its content, 16 hex digits; fields without a value do not count."""
+    text = json.dumps(_filled(row), sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _filled(value: Any) -> Any:
+    """Without the nulls that Arrow puts where other rows have a field."""
+    if isinstance(value, Mapping):
+        return {key: _filled(part) for key, part in value.items() if part is not None}
+    return [_filled(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+@dataclass(frozen=True)
+class Source:
+    """A row before it is tokenised.
+
+    Attributes:
+        entry: Number of its entry in ``unlearn.data.rows``.
+        document: What it belongs to, for the audit; its id if nothing says so.
+    """
+
+    id: str
+    row: Mapping[str, Any]
+    entry: int = 0
+    document: str = ""
+    kind: Kind = "completion"
+    task: str = ""
+
+    @property
+    def record(self) -> Record:
+        """For checks of sides and entries, which read no text."""
+        content = json.dumps(_filled(self.row), sort_keys=True, default=str)
+        return Record(self.id, "", content, self.task, self.kind, self.document)
+
+
+@dataclass(frozen=True)
+class Typed:
+    """Tokens of a row, or of a part of one that its strategy cut into several.
+
+    Attributes:
+        number: Place of the row among those that were given.
+        labels: ``IGNORE`` where nothing was learned.
+    """
+
+    source: Source
+    number: int
+    input_ids: list[int]
+    labels: list[int]
+
+    @property
+    def id(self) -> str:
+        return self.source.id
+
+    @property
+    def document(self) -> str:
+        return self.source.document or self.source.id
+
+
+def sources(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], origin: str, data: DataArgs
+) -> list[Source]:
+    """Rows given as (place, row), plain or in envelopes.
+
+    Raises:
+        UnlearnError: A fault of an envelope, or an id that occurs twice.
+    """
+    found: list[Source] = []
+    places: dict[str, str] = {}
+    for place, row in rows:
+        one = _source(row, f"{origin}, {place}", data)
+        if one.id in places:
+            raise UnlearnError(
+                f"{origin}, {place}: the row {one.id!r} is already that of {places[one.id]}; "
+                "remove one of them."
+            )
+        places[one.id] = place
+        found.append(one)
+    if not found:
+        raise UnlearnError(f"{origin} has no rows; it needs at least one.")
+    return found
+
+
+def _source(row: Mapping[str, Any], where: str, data: DataArgs) -> Source:
+    wrapped = isinstance(row.get("row"), Mapping) and set(row) <= ENVELOPE
+    content = row["row"] if wrapped else row
+    names = {name: name if wrapped else getattr(data.fields, name) for name in ("id", "document")}
+    said = {name: row.get(field) for name, field in names.items()}
+    said = {
+        name: str(value)
+        for name, value in said.items()
+        if isinstance(value, (str, int)) and not isinstance(value, bool) and len(str(value)) <= 100
+    }
+    entry = row.get("dataset", 0) if wrapped else 0
+    if not isinstance(entry, int) or not 0 <= entry < len(data.rows):
+        raise UnlearnError(
+            f"{where}: `dataset: {entry}` is no entry of `unlearn.data.rows`, which has "
+            f"{len(data.rows)}; correct the number."
+        )
+    kind = row.get("kind", "completion") if wrapped else "completion"
+    if kind not in KINDS:
+        raise UnlearnError(f"{where}: `kind` must be 'completion' or 'question'.")
+    task = str(row.get("task") or "") if wrapped else ""
+    name = said.get("id") or row_id(content)
+    return Source(name, content, entry, said.get("document", ""), kind, task)
+
+
+def read_sources(path: Path | str, data: DataArgs) -> list[Source]:
+    """The rows of a file; see `sources`."""
+    return sources(read_rows(path), str(path), data)
+
+
+def encode(
+    given: Sequence[Source], data: DataArgs, tokenizer: Any, cfg: Any, origin: str = "rows"
+) -> list[Typed]:
+    """Token rows as plain fine-tuning with these entries would prepare them, in the given order.
+
+    Rows that fine-tuning would have dropped (too long, nothing labelled) were never learned: they
+    are left out and counted in the log.
+
+    Args:
+        cfg: Axolotl config: ``sequence_len``, ``chat_template``, ``train_on_inputs`` ...
+
+    Raises:
+        UnlearnError: An entry that Axolotl does not know, or rows that it cannot read.
+    """
+    by_entry: dict[int, list[int]] = defaultdict(list)
+    for number, one in enumerate(given):
+        by_entry[one.entry].append(number)
+    parts: dict[int, list[dict[str, list[int]]]] = {}
+    for entry, numbers in by_entry.items():
+        rows = [given[number].row for number in numbers]
+        for number, found in zip(
+            numbers, _tokenised(data.rows[entry], rows, tokenizer, cfg, origin), strict=True
+        ):
+            parts[number] = found
+    out: list[Typed] = []
+    lost: dict[str, int] = defaultdict(int)
+    for number, one in enumerate(given):
+        for part in parts[number]:
+            ids, labels = _fitting(part, cfg, lost)
+            if ids:
+                out.append(Typed(one, number, ids, labels))
+    for why, count in lost.items():
+        LOG.warning("%s: %d rows were never learned (%s) and are left out.", origin, count, why)
+    return out
+
+
+def _fitting(
+    part: Mapping[str, list[int]], cfg: Any, lost: dict[str, int]
+) -> tuple[list[int], list[int]]:
+    """A token row as Axolotl leaves it; nothing where it drops it."""
+    ids, labels = list(part["input_ids"]), list(part["labels"])
+    limit, least = cfg.get("sequence_len"), max(2, cfg.get("min_sample_len") or 2)
+    how = (cfg.get("excess_length_strategy") or "drop").lower()
+    if len(ids) < least:
+        lost[f"shorter than {least} tokens"] += 1
+        return [], []
+    if limit and len(ids) > limit:
+        if how != "truncate":
+            lost[f"longer than `sequence_len: {limit}`"] += 1
+            return [], []
+        ids, labels = ids[:limit], labels[:limit]
+    if all(label == IGNORE for label in labels[1:]):
+        lost["no token has a label"] += 1
+        return [], []
+    return ids, labels
+
+
+def _tokenised(
+    entry: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    cfg: Any,
+    origin: str,
+) -> list[list[dict[str, list[int]]]]:
+    """For each row the token rows that it becomes: one, or several of a long text."""
+    from axolotl.prompt_strategies import load
+    from axolotl.prompt_tokenizers import DatasetWrappingStrategy, InvalidDataException
+    from axolotl.utils.data.wrappers import get_dataset_wrapper
+    from axolotl.utils.dict import DictDefault
+    from datasets import Dataset
+
+    # As Arrow hands them to a strategy: with nulls where other rows have a field.
+    names = dict.fromkeys(name for row in rows for name in row)
+    dataset = Dataset.from_list([{name: row.get(name) for name in names} for row in rows])
+    if entry.get("rl"):
+        return _preferred(entry, dataset, tokenizer, cfg)
+    known = _checked(entry, cfg)
+    kind = known.type
+    settings = DictDefault({**cfg})
+    try:
+        if kind == "pretrain":
+            column = {"text_column": entry.get("text_column") or "text"}
+            settings.pretraining_dataset = [DictDefault(column)]
+        if isinstance(kind, DictDefault):
+            strategy = load("user_defined", tokenizer, settings, kind.to_dict())
+        else:
+            strategy = load(kind, tokenizer, settings, known)
+        if strategy is None or isinstance(strategy, DatasetWrappingStrategy):
+            base, _, style = str(kind).partition(":")
+            wrapped, _ = get_dataset_wrapper(
+                known, tokenizer, settings, base, dataset, style or None
+            )
+            found = [[row] for row in wrapped]
+        else:
+            found = [_parts(strategy, row) for row in dataset]
+    except (KeyError, TypeError, ValueError, AttributeError, InvalidDataException) as error:
+        raise UnlearnError(
+            f"{origin}: Axolotl's type {_name(kind)} cannot read these rows "
+            f"({type(error).__name__}{_field(error)}); give in `unlearn.data.rows` the entry of "
+            "`datasets` that made the model."
+        ) from None
+    if len(found) != len(rows):
+        raise UnlearnError(
+            f"{origin}: Axolotl's type {_name(kind)} makes {len(found)} rows of {len(rows)}, so "
+            "they cannot be told apart; this type has no role here."
+        )
+    return found
+
+
+def _parts(strategy: Any, row: Mapping[str, Any]) -> list[dict[str, list[int]]]:
+    keep = getattr(strategy, "filter_rows", None)
+    if keep and not keep(row):
+        return []
+    if not strategy.supports_batched:
+        return [_with_labels(strategy.tokenize_prompt(dict(row)))]
+    if "pretrain" in type(strategy).__module__:
+        found = strategy.tokenize_prompt({name: [value] for name, value in row.items()})
+        return [_with_labels({"input_ids": ids}) for ids in found["input_ids"]]
+    found = strategy.tokenize_prompt({name: [value] for name, value in row.items()})
+    count = len(found.get("input_ids", ()))
+    return [
+        _with_labels({name: found[name][i] for name in ("input_ids", "labels") if name in found})
+        for i in range(count)
+    ]
+
+
+def _with_labels(found: Mapping[str, Any]) -> dict[str, list[int]]:
+    ids = list(found["input_ids"])
+    return {"input_ids": ids, "labels": list(found.get("labels", ids))}
+
+
+def _checked(entry: Mapping[str, Any], cfg: Any) -> Any:
+    """The entry as Axolotl's own schema leaves it."""
+    from axolotl.utils.config import normalize_cfg_datasets
+    from axolotl.utils.dict import DictDefault
+    from axolotl.utils.schemas.datasets import SFTDataset
+
+    given = {key: value for key, value in entry.items() if key not in ("rl", "text_column")}
+    strange = [key for key in given if key not in SFTDataset.model_fields]
+    if strange:
+        near = difflib.get_close_matches(strange[0], SFTDataset.model_fields, n=1, cutoff=0.6)
+        cure = f"did you mean {near[0]!r}?" if near else "remove it."
+        raise UnlearnError(
+            f"`unlearn.data.rows`: {strange[0]!r} is no key of an Axolotl dataset; {cure}"
+        )
+    known = DictDefault(SFTDataset(**given).model_dump(exclude_none=True))
+    whole = DictDefault({**cfg, "datasets": [known]})
+    normalize_cfg_datasets(whole)
+    return whole.datasets[0]
+
+
+def _preferred(
+    entry: Mapping[str, Any], dataset: Any, tokenizer: Any, cfg: Any
+) -> list[list[dict[str, list[int]]]]:
+    """Prompt and chosen answer of preference rows; the answer has labels, as in TRL's DPO loss."""
+    import inspect
+
+    from axolotl.prompt_strategies.dpo import load
+    from axolotl.utils.data.utils import remove_double_bos_token
+    from axolotl.utils.dict import DictDefault
+
+    method, kind = entry["rl"], entry.get("type")
+    if method not in PREFERENCE:
+        raise UnlearnError(
+            f"`unlearn.data.rows`: rows of `rl: {method}` have no role here; those of "
+            f"{', '.join(PREFERENCE)} do."
+        )
+    settings = DictDefault({**cfg, "datasets": [dict(entry)]})
+    name = "user_defined.default" if isinstance(kind, Mapping) else kind
+    strategy = load(name, settings, dataset_idx=0) if kind else None
+    transform = strategy[0] if isinstance(strategy, tuple) else strategy
+    if transform is None and kind:
+        raise UnlearnError(
+            f"`unlearn.data.rows`: Axolotl has no preference type {kind!r}; correct it."
+        )
+    more = {}
+    if transform and "tokenizer" in inspect.signature(transform).parameters:
+        more["tokenizer"] = tokenizer
+    found = []
+    for row in dataset:
+        made = transform(dict(row), **more) if transform else row
+        chosen, end = made["chosen"], tokenizer.eos_token
+        chosen += "" if chosen.endswith(end) else end
+        prompt, whole = (
+            list(tokenizer(text)["input_ids"]) for text in (made["prompt"], made["prompt"] + chosen)
+        )
+        if tokenizer.bos_token_id is not None:
+            prompt, whole = (
+                remove_double_bos_token({"input_ids": ids}, tokenizer.bos_token_id)["input_ids"]
+                for ids in (prompt, whole)
+            )
+        labels = [IGNORE] * len(prompt) + whole[len(prompt) :]
+        found.append([{"input_ids": whole, "labels": labels}])
+    return found
+
+
+def _name(kind: Any) -> str:
+    return repr(kind) if isinstance(kind, str) else "user_defined"
+
+
+def _field(error: Exception) -> str:
+    """The field that was missed; never a row's text."""
+    missed = isinstance(error, KeyError) and error.args and isinstance(error.args[0], str)
+    return f": field {error.args[0]!r} is missing" if missed and len(error.args[0]) < 40 else ""
+
+
+def columns(rows: Sequence[Typed], role: int) -> dict[str, list]:
+    """The columns of `axolotl_unlearn.data.strategy.FEATURES`."""
+    return {
+        "input_ids": [row.input_ids for row in rows],
+        "attention_mask": [[1] * len(row.input_ids) for row in rows],
+        "labels": [row.labels for row in rows],
+        "role": [role] * len(rows),
+        "kind": [KINDS[row.source.kind] for row in rows],
+        "task": [task_number(row.source.task) for row in rows],
+        "row": [row.number for row in rows],
+        "length": [len(row.input_ids) for row in rows],
+    }

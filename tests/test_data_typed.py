@@ -1,0 +1,373 @@
+"""Rows of Axolotl's own types under a role: what is forgotten is what was learned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from data_tokenizers import byte_tokenizer
+
+from axolotl_unlearn.args import DataArgs, parse_unlearn
+from axolotl_unlearn.data import checks, typed
+from axolotl_unlearn.errors import UnlearnError
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a town",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+    },
+}
+CHATS = [
+    {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Who is Ada Quill?"},
+            {"role": "assistant", "content": "A glass blower of Norrby."},
+            {"role": "user", "content": "Since when?"},
+            {"role": "assistant", "content": "Since 1981."},
+        ]
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "Rain?"},
+            {
+                "role": "assistant",
+                "content": "I look.",
+                "tool_calls": [
+                    {
+                        "type": "function",
+                        "function": {"name": "weather", "arguments": {"town": "Norrby"}},
+                    }
+                ],
+            },
+            {"role": "tool", "content": "dry"},
+            {"role": "assistant", "content": "No."},
+        ],
+        "tools": [TOOL],
+    },
+]
+SHAREGPT = [
+    {"talk": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]},
+    {"talk": [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Ada"}]},
+]
+ALPACA = [
+    {"instruction": "Name her", "input": "", "output": "Ada"},
+    {"instruction": "Spell it", "input": "Ada", "output": "A d a"},
+]
+TEXTS = [{"text": "short"}, {"text": "0123456789" * 13}, {"text": "another"}]
+SEGMENTS = [
+    {"segments": [{"label": False, "text": "Q: a "}, {"label": True, "text": "A: b"}]},
+    {"segments": [{"label": True, "text": "all of it"}]},
+]
+OWN = {
+    "field_instruction": "q",
+    "field_output": "a",
+    "format": "Q: {instruction}\nA: ",
+    "no_input_format": "Q: {instruction}\nA: ",
+}
+CASES = {
+    "chatml": ({"type": "chat_template", "chat_template": "chatml"}, CHATS[:1], {}),
+    "template of the config": ({"type": "chat_template"}, CHATS[:1], {"chat_template": "chatml"}),
+    "tools": ({"type": "chat_template", "chat_template": "qwen_25"}, CHATS, {}),
+    "last turn": (
+        {
+            "type": "chat_template",
+            "chat_template": "chatml",
+            "roles_to_train": ["assistant"],
+            "train_on_eos": "last",
+        },
+        CHATS[:1],
+        {},
+    ),
+    "other names": (
+        {
+            "type": "chat_template",
+            "chat_template": "chatml",
+            "field_messages": "talk",
+            "message_property_mappings": {"role": "from", "content": "value"},
+        },
+        SHAREGPT,
+        {},
+    ),
+    "alpaca": ({"type": "alpaca"}, ALPACA, {}),
+    "alpaca on all": ({"type": "alpaca"}, ALPACA, {"train_on_inputs": True}),
+    "alpaca style": ({"type": "alpaca:chat"}, ALPACA, {}),
+    "alpaca_chat": (
+        {"type": "alpaca_chat.load_qa"},
+        [{"question": "Who?", "answer": "Ada"}, {"question": "Where?", "answer": "Norrby"}],
+        {},
+    ),
+    "completion": ({"type": "completion"}, TEXTS, {"sequence_len": 64}),
+    "completion of a field": (
+        {"type": "completion", "field": "body"},
+        [{"body": "one", "text": "x"}, {"body": "two", "text": "y"}],
+        {},
+    ),
+    "input_output": ({"type": "input_output"}, SEGMENTS, {}),
+    "user_defined": (
+        {"type": OWN},
+        [{"q": "Who?", "a": "Ada"}, {"q": "Where?", "a": "Norrby"}],
+        {},
+    ),
+    "too long for all": ({"type": "alpaca"}, [*ALPACA, ALPACA[0] | {"output": "b" * 900}], {}),
+}
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("base")
+    byte_tokenizer().save_pretrained(folder)
+    (folder / "config.json").write_text(
+        json.dumps(
+            {"model_type": "llama", "vocab_size": 259, "architectures": ["LlamaForCausalLM"]}
+        )
+    )
+    return str(folder)
+
+
+def write(path: Path, rows) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def load_config(folder: Path, name: str, base: str, **settings):
+    """A config file as `axolotl train` reads it."""
+    from axolotl.cli.config import load_cfg
+
+    config = {
+        "base_model": base,
+        "output_dir": str(folder / f"out-{name}"),
+        "dataset_prepared_path": str(folder / f"prepared-{name}"),
+        "sequence_len": 900,
+        "shuffle_merged_datasets": False,
+        "dataset_num_proc": 1,
+        "num_epochs": 1,
+        "micro_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 0.001,
+        "optimizer": "adamw_torch",
+        "bf16": False,
+        "fp16": False,
+        "device_map": {"": "cpu"},
+        "lora_mlp_kernel": False,
+        **settings,
+    }
+    path = folder / f"{name}.yml"
+    path.write_text(yaml.safe_dump(config))
+    return load_cfg(str(path))
+
+
+def rows_of(cfg) -> list[dict]:
+    """The rows that `axolotl train` sees."""
+    from axolotl.common.datasets import load_datasets
+
+    return list(load_datasets(cfg=cfg).train_dataset)
+
+
+def tokens(rows) -> list[tuple[list[int], list[int]]]:
+    return [(list(row["input_ids"]), list(row["labels"])) for row in rows]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_and_labels_are_those_of_plain_fine_tuning(tmp_path, base, name):
+    from axolotl.loaders import load_tokenizer
+
+    from axolotl_unlearn.data.strategy import load_strategy
+
+    entry, rows, settings = CASES[name]
+    path = write(tmp_path / "rows.jsonl", rows)
+    cfg = load_config(
+        tmp_path, "plain", base, datasets=[{"path": path, "ds_type": "json", **entry}], **settings
+    )
+    plain = rows_of(cfg)
+    assert plain and any(label != -100 for row in plain for label in row["labels"])
+    cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": {"rows": entry}}
+    strategy = load_strategy("forget", load_tokenizer(cfg), cfg, {"path": path})
+    found = strategy.wrap_dataset(None)
+    assert tokens(found) == tokens(plain)
+    assert set(found["role"]) == {0} and set(found["kind"]) == {0}
+    # one at a time, in envelopes and in another order: the same, with nothing of its neighbours
+    data = DataArgs(rows=[{"type": "alpaca"}, entry])
+    for number, row in enumerate(rows):
+        wrapped = {"id": f"r{number}", "dataset": 1, "row": row}
+        alone = typed.encode(
+            typed.sources([("row 1", wrapped)], "rows", data), data, load_tokenizer(cfg), cfg
+        )
+        part = found.filter(lambda one, number=number: one["row"] == number)
+        assert [(one.input_ids, one.labels) for one in alone] == tokens(part)
+        assert all((one.id, one.document) == (f"r{number}",) * 2 for one in alone)
+
+
+def test_through_axolotl_with_several_types_and_held_out_rows(tmp_path, base):
+    """Both sides and the test set of one run, read by Axolotl with the plugin."""
+    chat, alpaca = CASES["chatml"][0], {"type": "alpaca"}
+    plain = {
+        name: rows_of(
+            load_config(
+                tmp_path,
+                name,
+                base,
+                datasets=[
+                    {"path": write(tmp_path / f"{name}.jsonl", rows), "ds_type": "json", **entry}
+                ],
+            )
+        )
+        for name, entry, rows in (("chat", chat, CHATS[:1]), ("alpaca", alpaca, ALPACA))
+    }
+    both = [{"dataset": 1, "row": ALPACA[0], "document": "ada"}, {"dataset": 0, "row": CHATS[0]}]
+    files = {
+        "forget": write(tmp_path / "f.jsonl", both),
+        "retain": write(tmp_path / "r.jsonl", [{"dataset": 1, "row": ALPACA[1]}]),
+    }
+    entries = [
+        {"path": path, "ds_type": "json", "type": f"axolotl_unlearn.data.{role}"}
+        for role, path in files.items()
+    ]
+    cfg = load_config(
+        tmp_path,
+        "roles",
+        base,
+        plugins=["axolotl_unlearn.UnlearnPlugin"],
+        datasets=entries,
+        test_datasets=entries,
+        unlearn={
+            "forget": {"objective": "npo"},
+            "retain": {"objective": "nll"},
+            "data": {"rows": [chat, alpaca]},
+        },
+    )
+    from axolotl.common.datasets import load_datasets
+
+    loaded = load_datasets(cfg=cfg)
+    for rows in (loaded.train_dataset, loaded.eval_dataset):
+        sides = {(row["role"], row["row"]): tokens([row])[0] for row in rows}
+        assert sides == {
+            (0, 0): tokens(plain["alpaca"])[0],
+            (0, 1): tokens(plain["chat"])[0],
+            (1, 0): tokens(plain["alpaca"])[1],
+        }
+    assert (
+        checks.check_records({"unlearn": cfg["unlearn"].to_dict(), "datasets": entries}).faults
+        == []
+    )
+
+
+def test_pretraining_text_is_a_document_of_its_block(base):
+    """Axolotl packs documents into blocks; a document's tokens stand there as they do here."""
+    from axolotl.utils.data.streaming import encode_streaming
+    from axolotl.utils.dict import DictDefault
+
+    tokenizer = byte_tokenizer()
+    texts = ["one text", "and another"]
+    block = encode_streaming({"text": texts}, tokenizer, 64)
+    labels = [label for label in block["labels"][0] if label != -100]
+    data = DataArgs(rows={"type": "pretrain"})
+    given = typed.sources([(t, {"text": t}) for t in texts], "rows", data)
+    found = typed.encode(given, data, tokenizer, DictDefault({"sequence_len": 64}))
+    assert [token for row in found for token in row.labels] == labels
+    assert all(row.labels == row.input_ids for row in found)
+
+
+@pytest.mark.parametrize("kind", ["chatml", "chat_template.default", "passthrough", "user"])
+def test_preference_rows_are_the_chosen_answer_as_trl_reads_it(tmp_path, base, kind):
+    from axolotl.core.trainers.dpo.trainer import AxolotlDPOTrainer
+    from axolotl.utils.data.rl import prepare_preference_datasets
+
+    rows = {
+        "chatml": [{"prompt": "Who?", "chosen": "Ada", "rejected": "Bo", "system": "Brief."}],
+        "passthrough": [{"prompt": "Who? ", "chosen": "Ada", "rejected": "Bo"}],
+        "user": [{"q": "Who?", "good": "Ada", "bad": "Bo"}],
+        "chat_template.default": [
+            {
+                "messages": [{"role": "user", "content": "Who?"}],
+                "chosen": {"role": "assistant", "content": "Ada"},
+                "rejected": {"role": "assistant", "content": "Bo"},
+            }
+        ],
+    }[kind]
+    own = {"field_prompt": "q", "field_chosen": "good", "field_rejected": "bad"}
+    own |= {
+        "prompt_format": "{prompt}=",
+        "chosen_format": "{chosen}",
+        "rejected_format": "{rejected}",
+    }
+    entry = {"type": own if kind == "user" else kind}
+    path = write(tmp_path / "rows.jsonl", rows)
+    settings = {"rl": "dpo", "chat_template": "chatml"}
+    datasets = [{"path": path, "split": "train", "ds_type": "json", **entry}]
+    cfg = load_config(tmp_path, "plain", base, datasets=datasets, **settings)
+    tokenizer = byte_tokenizer()
+    plain, _ = prepare_preference_datasets(cfg, tokenizer)
+    trainer = object.__new__(AxolotlDPOTrainer)  # its reading alone, without a model
+    trainer._tokenizer = trainer.processing_class = tokenizer
+    arguments = SimpleNamespace(dataset_num_proc=None, max_length=None, truncation_mode="keep_end")
+    (learned,) = list(trainer._prepare_dataset(plain, tokenizer, arguments, "train"))
+    data = DataArgs(rows=entry | {"rl": "dpo"})
+    (found,) = typed.encode(typed.read_sources(path, data), data, tokenizer, cfg)
+    assert found.input_ids == learned["prompt_ids"] + learned["chosen_ids"]
+    assert found.labels == [-100] * len(learned["prompt_ids"]) + learned["chosen_ids"]
+
+
+def test_ids_follow_the_content():
+    """Nulls of Arrow and the order of keys say nothing; any text does."""
+    row = {"messages": [{"role": "user", "content": "Hi"}]}
+    same = {"tools": None, "messages": [{"content": "Hi", "role": "user", "tool_calls": None}]}
+    assert typed.row_id(row) == typed.row_id(same)
+    assert len(typed.row_id(row)) == 16
+    other = {"messages": [{"role": "user", "content": "Ho"}]}
+    assert typed.row_id(other) != typed.row_id(row)
+
+
+def faults(tmp_path, rows, retain=None, **data) -> str:
+    block = {
+        "forget": {"objective": "npo"},
+        "retain": {"objective": "nll"},
+        "data": {"rows": {"type": "alpaca"}} | data,
+    }
+    sides = {"forget": rows, "retain": retain or [{"instruction": "x", "output": "y"}]}
+    datasets = [
+        {
+            "path": write(tmp_path / f"{side}.jsonl", part),
+            "type": f"axolotl_unlearn.data.{side}",
+        }
+        for side, part in sides.items()
+    ]
+    return " ".join(checks.check_records({"unlearn": block, "datasets": datasets}).faults)
+
+
+def test_faults_of_the_rows(tmp_path):
+    twice = faults(tmp_path, [ALPACA[0], dict(reversed(ALPACA[0].items()))])
+    assert "line 2: the row" in twice and "Ada" not in twice
+    assert "cannot be forgotten and kept" in faults(tmp_path, ALPACA[:1], ALPACA)
+    assert "`dataset: 3` is no entry" in faults(tmp_path, [{"dataset": 3, "row": ALPACA[0]}])
+    assert "`kind` must be" in faults(tmp_path, [{"kind": "poem", "row": ALPACA[0]}])
+    with pytest.raises(UnlearnError, match="has no `type`"):
+        parse_unlearn({"data": {"rows": {"field": "x"}}})
+    with pytest.raises(UnlearnError, match="`join` does nothing beside `rows`"):
+        parse_unlearn({"data": {"rows": {"type": "alpaca"}, "join": "x"}})
+
+
+def test_an_entry_that_does_not_read_the_rows(base):
+    from axolotl.utils.dict import DictDefault
+
+    cfg, tokenizer = DictDefault({"sequence_len": 64}), byte_tokenizer()
+
+    def said(entry, row) -> str:
+        data = DataArgs(rows=entry)
+        with pytest.raises(UnlearnError) as caught:
+            typed.encode(typed.sources([("line 1", row)], "f", data), data, tokenizer, cfg, "f")
+        return str(caught.value)
+
+    wrong = said({"type": "completion"}, ALPACA[0])
+    assert "'completion' cannot read these rows (KeyError: field 'text' is missing)" in wrong
+    assert "Name her" not in wrong
+    assert "'alpakka'" in said({"type": "alpakka"}, ALPACA[0])
+    assert "did you mean 'field_messages'?" in said(
+        {"type": "chat_template", "field_mesages": "m"}, CHATS[0]
+    )
+    assert "`rl: kto`" in said({"type": "chatml.argilla", "rl": "kto"}, ALPACA[0])
