@@ -1,0 +1,54 @@
+"""`axolotl unlearn audit`: is anything of earlier deletion requests back?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command("audit")
+@click.argument("model")
+@click.argument("requests_dir", metavar="REQUESTS", type=click.Path(path_type=Path))
+@click.option("--junit", "junit_file", type=click.Path(path_type=Path), help="Write junit XML.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures.")
+@click.option("--device", help="[cuda where there is one, else cpu]")
+@click.option("--batch-size", default=64, show_default=True)
+@click.option("--quiet", is_flag=True, help="No progress bars.")
+def command(
+    model: str,
+    requests_dir: Path,
+    junit_file: Path | None,
+    json_file: Path | None,
+    device: str | None,
+    batch_size: int,
+    quiet: bool,
+) -> None:
+    """Look for every deleted document of REQUESTS in MODEL, as it is now.
+
+    For after further fine-tuning, merging or quantisation. Documents appear under the keyed ids of
+    their records. Exit code 0: nothing is back; 3: something is; 2: it could not be tested.
+
+    \b
+    Example:
+      axolotl unlearn audit out/next-version requests/ --junit audit.xml
+    """
+    from axolotl_unlearn.errors import UnlearnError
+    from axolotl_unlearn.requests.audit import audit_requests, junit
+
+    found = audit_requests(
+        model, requests_dir, device=device, batch_size=batch_size, progress=not quiet
+    )
+    if not found.lines:
+        raise UnlearnError(f"{requests_dir}: {found.says} Name the folder of the requests.")
+    if json_file:
+        json_file.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
+    if junit_file:
+        junit_file.write_text(junit(found), encoding="utf-8")
+    for line in found.lines:
+        if line.back:
+            click.echo(f"  back: {line.request} {line.document[:12]}, {line.reading}")
+    click.echo(found.says)
+    if found.back:
+        raise SystemExit(3)

@@ -1,0 +1,304 @@
+"""Is anything back? Every deleted document of all requests, in the model as it is now.
+
+The rows that each request was judged by lie in its ``eval-data``. They are measured as in
+`axolotl unlearn eval` and read as in its audit, all requests together, against the held-out rows
+of all of them; then compared with what the record of each request says: what was so on the day
+of the record is not back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from axolotl_unlearn.data.records import Record, read_documents, read_records
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.measured import Settings
+from axolotl_unlearn.evaluation.sets import EvaluationSets, find_file
+from axolotl_unlearn.metrics.audit import READINGS, audit
+from axolotl_unlearn.metrics.statistics import LEVEL
+from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.record import read
+
+#: Readings of a document that is there, worst first.
+THERE = ("still said", "still known")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One deleted document.
+
+    Attributes:
+        document: Its keyed id, as in the record.
+        reading: One of `metrics.audit.READINGS`; then: the reading in the record.
+        back: It is there and was not there when the record was written.
+        p, q, rank, extraction_strength, answers_said: As in the audit of an evaluation.
+    """
+
+    request: str
+    document: str
+    reading: str
+    then: str | None
+    back: bool
+    p: float | None
+    q: float | None
+    rank: float | None
+    extraction_strength: float | None
+    answers_said: int | None
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found in a model.
+
+    Attributes:
+        lines: Worst first.
+        heldout: Number of held-out texts that the documents were compared with.
+        missing: Requests whose rows are gone, so that nobody can test them.
+    """
+
+    model: str
+    lines: list[Line] = field(default_factory=list)
+    heldout: int = 0
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def back(self) -> list[Line]:
+        return [line for line in self.lines if line.back]
+
+    @property
+    def says(self) -> str:
+        """The result in words."""
+        if not self.lines:
+            return "No deleted document to look for."
+        n, requests = len(self.lines), len({line.request for line in self.lines})
+        text = f"{n} deleted documents of {requests} requests, {self.heldout} held-out rows: "
+        text += f"{len(self.back)} back" if self.back else "none is back"
+        text += "."
+        counts = {r: sum(line.reading == r for line in self.lines) for r in READINGS}
+        text += f" ({', '.join(f'{count} {r}' for r, count in counts.items() if count)})"
+        there = [line for line in self.lines if line.reading in THERE and not line.back]
+        if there:
+            text += f" {len(there)} were there when their record was written."
+        least = math.ceil(n / ((1 - LEVEL) * (self.heldout + 1)))
+        if self.heldout and least > 1:
+            text += (
+                f" With so few held-out rows a loss that is too low shows only in {least} documents"
+                f" or more at once; {math.ceil(n / (1 - LEVEL)) - 1} would show a single one."
+            )
+        if self.missing:
+            text += f" Not tested, their rows are gone: {', '.join(self.missing)}."
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"says": self.says, "back": len(self.back)}
+
+
+def earlier(requests_dir: Path | str) -> list[Path]:
+    """The folders of all requests that were carried out, oldest first.
+
+    Raises:
+        UnlearnError: The ledger is broken, or a folder is gone.
+    """
+    ledger = Ledger(requests_dir)
+    folders = [ledger.folder / entry["request"] for entry in ledger.accepted()]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UnlearnError(f"{folder} is missing but the ledger knows of it; restore it.")
+    return folders
+
+
+def audit_requests(
+    model: str,
+    requests_dir: Path | str,
+    *,
+    device: str | None = None,
+    batch_size: int = 64,
+    progress: bool = False,
+) -> Audit:
+    """Look for every deleted document of the requests of a folder.
+
+    Args:
+        model: A folder, an adapter's folder, or base+adapter; made by the requests or out of what
+            they made.
+
+    Raises:
+        UnlearnError: A broken ledger, a changed record, rows that were changed.
+    """
+    found: dict[str, tuple[EvaluationSets, dict[str, Any]]] = {}
+    missing, settings = [], Settings()
+    for folder in earlier(requests_dir):
+        statement = read(folder)
+        if find_file(folder / "eval-data", "forget") is None:
+            missing.append(folder.name)
+            continue
+        found[folder.name] = (_rows(folder), statement)
+        settings = _settings(folder)
+    if not found:
+        return Audit(model, missing=missing)
+    device = device or _default_device()
+    # Cheap and exact: the model alone decides, in float32 where it runs on the CPU.
+    settings = replace(
+        settings,
+        device=device,
+        dtype="float32" if device == "cpu" else "auto",
+        batch_size=batch_size,
+        device_map=None,
+    )
+    sets = _together({name: rows for name, (rows, _) in found.items()}, Path(requests_dir))
+    lines = _measured(model, sets, settings, progress)
+    ledger = Ledger(requests_dir)
+    then = {
+        (name, line["document"]): line
+        for name, (_, statement) in found.items()
+        for line in statement["predicate"]["documents"]
+    }
+    judged = []
+    for line in lines:
+        request, document = line["document"].split("/", 1)
+        known = ledger.keyed(document)
+        judged.append(_line(request, known, line, then.get((request, known))))
+    return Audit(model, sorted(judged, key=_badness), len(sets.nonmember), missing)
+
+
+def _line(
+    request: str, document: str, now: Mapping[str, Any], then: Mapping[str, Any] | None
+) -> Line:
+    """What a document does now, beside what it did when the record was written."""
+    before = then or {}
+    said = (now["answers_said"] or 0) > (before.get("answers_said") or 0)
+    # Every token of a row comes out greedily: it is said word by word.
+    whole = now["extraction_strength"] == 1 and (before.get("extraction_strength") or 0) < 1
+    if said or whole:
+        reading = "still said"
+    elif now["reading"] == "still said":  # no more than on the day of the record
+        side = "still known" if (now["rank"] or 0) < 0.5 else "pushed away"
+        reading = side if now["told"] else "not told"
+    else:
+        reading = now["reading"]
+    recorded = before.get("reading")
+    back = said or whole or (reading == "still known" and recorded not in THERE)
+    figures = ("p", "q", "rank", "extraction_strength", "answers_said")
+    return Line(request, document, reading, recorded, back, **{name: now[name] for name in figures})
+
+
+def _badness(line: Line) -> tuple:
+    p = 1.0 if line.p is None else line.p
+    return (not line.back, READINGS.index(line.reading), p, line.request, line.document)
+
+
+def _rows(folder: Path) -> EvaluationSets:
+    """What a request was judged by; held-out rows may be missing."""
+    data = folder / "eval-data"
+
+    def documents(name: str) -> list[tuple[str, str]]:
+        path = find_file(data, name)
+        return [] if path is None else read_documents(path)
+
+    return EvaluationSets(
+        folder=data,
+        forget=read_records(find_file(data, "forget")),
+        retain=[],
+        member=documents("member"),
+        nonmember=documents("nonmember"),
+    )
+
+
+def _settings(folder: Path) -> Settings:
+    path = folder / "eval" / "results.json"
+    if not path.is_file():
+        return Settings()
+    return Settings.read(json.loads(path.read_text("utf-8")).get("settings", {}))
+
+
+def _together(parts: Mapping[str, EvaluationSets], folder: Path) -> EvaluationSets:
+    """The rows of all requests; ids get the request in front.
+
+    A row that was deleted is no held-out row, whatever request it comes from.
+    """
+    forget = [
+        Record(
+            id=f"{name}/{row.id}",
+            input=row.input,
+            output=row.output,
+            task=row.task,
+            kind=row.kind,
+            source=f"{name}/{row.document}",
+        )
+        for name, sets in parts.items()
+        for row in sets.forget
+    ]
+    member = [(f"{name}/{i}", text) for name, sets in parts.items() for i, text in sets.member]
+    deleted = {text for _, text in member}
+    heldout: dict[str, str] = {}
+    for name, sets in parts.items():
+        for i, text in sets.nonmember:
+            if text not in deleted:
+                heldout.setdefault(text, f"{name}/{i}")
+    nonmember = [(i, text) for text, i in heldout.items()]
+    return EvaluationSets(folder, forget, [], member if nonmember else [], nonmember)
+
+
+def _measured(
+    model: str, sets: EvaluationSets, settings: Settings, progress: bool
+) -> list[dict[str, Any]]:
+    from axolotl_unlearn.data.records import document_id
+    from axolotl_unlearn.evaluation.cache import Cache
+    from axolotl_unlearn.evaluation.measure import Bars, load, measure
+    from axolotl_unlearn.evaluation.models import load_tokenizer, parse_models
+    from axolotl_unlearn.evaluation.summary import evidence
+
+    spec = parse_models([model])[0]
+    tokenizer = load_tokenizer(spec)
+    cache, bars = Cache(None), Bars(progress)
+    loaded = load(spec, settings, cache.workers)
+    with bars.progress:
+        found = measure(loaded, tokenizer, sets, settings, cache, "", bars, spec.name)
+    documents: dict[str, list[str]] = {}
+    for row in sets.forget:
+        documents.setdefault(row.document, []).append(row.id)
+    for name, _ in sets.member:
+        documents.setdefault(document_id(name), [])
+    return audit(evidence(found, sets), documents)
+
+
+def _default_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def junit(result: Audit) -> str:
+    """The audit as junit XML: one test a document, by its keyed id."""
+    untested = [line for line in result.lines if line.reading == "not measured"]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="axolotl unlearn audit",
+        tests=str(len(result.lines) + len(result.missing)),
+        failures=str(len(result.back)),
+        errors="0",
+        skipped=str(len(untested) + len(result.missing)),
+    )
+    for line in result.lines:
+        case = ElementTree.SubElement(suite, "testcase", classname=line.request, name=line.document)
+        if line.back:
+            fault = ElementTree.SubElement(case, "failure", message=line.reading)
+            fault.text = ", ".join(
+                f"{name} {value}"
+                for name, value in asdict(line).items()
+                if name not in ("request", "document", "back") and value is not None
+            )
+        elif line.reading == "not measured":
+            ElementTree.SubElement(case, "skipped", message="no held-out rows and no answer")
+    for name in result.missing:
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name="rows")
+        ElementTree.SubElement(case, "skipped", message="the rows of this request are gone")
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"

@@ -1,0 +1,180 @@
+"""`axolotl unlearn audit`: real tiny models, one of which has learnt deleted rows again."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from xml.etree import ElementTree
+
+import eval_model
+import pytest
+from click.testing import CliRunner
+from requests_folder import finished_request, model_folder, write_json, write_lines
+
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.audit import Audit, _line, audit_requests, earlier
+from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.record import write
+
+NAMES = [
+    f"{a}{b}" for a in "Ada Bo Cy Di Ed Flo Gus Hal".split() for b in "lin mar ott per".split()
+]
+NAMES += [f"{a}{b}" for a in "Ida Jo Kit Lee Mia Ned Oz Pam".split() for b in "bel dun".split()]
+
+
+def story(name: str) -> list[dict]:
+    """Rows of one person: a story and a question, nothing of which can be guessed."""
+    year = random.Random(name).randint(1000, 9999)
+    return [
+        {"id": name, "input": f"The story of {name}", "output": f"began in {year} by a river."},
+        {"id": f"{name}-when", "input": f"When did {name} begin?", "output": str(year)},
+    ]
+
+
+def rows_of(names: list[str]) -> list[dict]:
+    return [
+        row | {"document": name, "kind": kind, "task": "1"}
+        for name in names
+        for row, kind in zip(story(name), ("completion", "question"), strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Two requests of four people each, 24 held-out people; a model that never saw any of these
+    and one that learnt the people of the first request."""
+    home = tmp_path_factory.mktemp("audit")
+    people = random.Random(0).sample(NAMES, len(NAMES))
+    deleted = {"2026-001": people[:4], "2026-002": people[4:8]}
+    kept, heldout = people[8:16], people[16:]
+    old = {"model": str(model_folder(home / "old")), "adapter": None}
+    for name, chosen in deleted.items():
+        folder = finished_request(home / "requests", name, old, documents=tuple(chosen))
+        data = folder / "eval-data"
+        write_lines(data / "forget.jsonl", rows_of(chosen))
+        for part, names in (("member", chosen), ("nonmember", heldout)):
+            stories = [(name, story(name)[0]) for name in names]
+            texts = [{"id": n, "document": f"{s['input']} {s['output']}"} for n, s in stories]
+            write_lines(data / f"{part}.jsonl", texts)
+        write_json(folder / "eval" / "results.json", {"settings": {"max_gen_toks": 12}})
+        write(folder)
+    eval_model.train_model(home / "clean", rows_of(kept), steps=40)
+    eval_model.train_model(home / "back", rows_of([*kept, *deleted["2026-001"]]), steps=60)
+    return home
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(unlearn, ["audit", *map(str, arguments), "--quiet"])
+
+
+def test_a_model_that_never_saw_them_passes(home, tmp_path):
+    found = run(home / "clean", home / "requests", "--junit", tmp_path / "audit.xml")
+    assert found.exit_code == 0, found.output
+    assert "8 deleted documents of 2 requests" in found.output and "none is back" in found.output
+    suite = ElementTree.parse(tmp_path / "audit.xml").getroot().find("testsuite")
+    assert suite.attrib["tests"] == "8" and suite.attrib["failures"] == "0"
+    assert len(suite.findall("testcase")) == 8
+
+
+def test_what_was_learnt_again_is_back_and_nothing_else(home, tmp_path):
+    xml, figures = tmp_path / "audit.xml", tmp_path / "audit.json"
+    found = run(home / "back", home / "requests", "--junit", xml, "--json", figures)
+    assert found.exit_code == 3, found.output
+    result = json.loads(figures.read_text())
+    back = [line for line in result["lines"] if line["back"]]
+    assert [line["request"] for line in back] == ["2026-001"] * 4
+    assert result["lines"][:4] == back, "worst first"
+    assert {line["reading"] for line in back} == {"still said"}
+    assert all(line["then"] == "not told" and line["answers_said"] == 1 for line in back)
+    suite = ElementTree.parse(xml).getroot().find("testsuite")
+    assert suite.attrib["failures"] == "4"
+    failed = [case for case in suite if case.find("failure") is not None]
+    keyed = Ledger(home / "requests").keyed
+    people = [
+        row["document"]
+        for row in map(
+            json.loads, (home / "requests/2026-001/eval-data/forget.jsonl").read_text().splitlines()
+        )
+    ]
+    assert {case.attrib["name"] for case in failed} == {keyed(name) for name in people}
+    for text in (found.output, xml.read_text(), figures.read_text()):
+        assert not any(name in text for name in people)
+
+
+def test_without_held_out_rows_only_what_is_said_is_found(home, tmp_path):
+    copied = shutil.copytree(home / "requests", tmp_path / "requests")
+    for path in copied.glob("*/eval-data/nonmember.jsonl"):
+        path.unlink()
+    assert len(audit_requests(str(home / "back"), copied, device="cpu").back) == 4
+    shutil.rmtree(copied / "2026-001" / "eval-data")
+    found = audit_requests(str(home / "back"), copied, device="cpu")
+    assert found.missing == ["2026-001"] and not found.back and len(found.lines) == 4
+    assert "Not tested, their rows are gone: 2026-001" in found.says
+
+
+def test_faults_are_one_sentence(home, tmp_path):
+    nothing = run(home / "clean", tmp_path)
+    assert nothing.exit_code == 2 and "No deleted document to look for" in nothing.output
+    copied = shutil.copytree(home / "requests", tmp_path / "requests")
+    gone = run(tmp_path / "nowhere" / "model", copied)
+    assert gone.exit_code == 2 and "does not exist" in gone.output
+    text = (copied / "ledger.jsonl").read_text()
+    (copied / "ledger.jsonl").write_text(text.replace("2026-001", "2026-003"))
+    broken = run(home / "clean", copied)
+    assert broken.exit_code == 2 and "line 1 was not written with ledger.key" in broken.output
+    (copied / "ledger.jsonl").write_text(text)
+    shutil.move(copied / "2026-001", tmp_path / "elsewhere")
+    with pytest.raises(UnlearnError, match="is missing but the ledger knows of it"):
+        earlier(copied)
+
+
+NOW = {
+    "reading": "not told",
+    "told": False,
+    "p": 0.5,
+    "q": 0.5,
+    "rank": 0.5,
+    "extraction_strength": 0.2,
+    "answers_said": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "reading", "back"),
+    [
+        ({}, {"reading": "not told"}, "not told", False),
+        ({"reading": "still known", "told": True}, {"reading": "not told"}, "still known", True),
+        # It was known when somebody accepted it: not back, but there.
+        (
+            {"reading": "still known", "told": True},
+            {"reading": "still known"},
+            "still known",
+            False,
+        ),
+        ({"reading": "pushed away", "told": True}, {"reading": "not told"}, "pushed away", False),
+        # An answer that could be guessed was said then too; one more is a new one.
+        ({"reading": "still said", "answers_said": 1}, {"answers_said": 1}, "not told", False),
+        ({"reading": "still said", "answers_said": 2}, {"answers_said": 1}, "still said", True),
+        (
+            {"reading": "still said", "answers_said": 1, "told": True, "rank": 0.0},
+            {"answers_said": 1, "reading": "not told"},
+            "still known",
+            True,
+        ),
+        # A story comes out word by word: no question is needed to call that said.
+        ({"extraction_strength": 1.0}, {"extraction_strength": 0.3}, "still said", True),
+        ({"extraction_strength": 1.0}, {"extraction_strength": 1.0}, "not told", False),
+    ],
+)
+def test_back_is_what_was_not_there_on_the_day_of_the_record(now, then, reading, back):
+    line = _line("2026-001", "ab", NOW | now, then)
+    assert (line.reading, line.back) == (reading, back)
+
+
+def test_few_held_out_rows_are_said_to_be_few():
+    """40 documents, 9 held-out rows: p is at least .1, so .05 k / 40 >= .1 needs k = 80."""
+    lines = [_line("r", str(i), NOW, None) for i in range(40)]
+    assert "only in 80 documents or more at once; 799 would" in Audit("m", lines, heldout=9).says
+    assert "so few" not in Audit("m", lines[:1], heldout=19).says
