@@ -129,7 +129,7 @@ class ObjectiveArgs(BaseModel):
     def _check_objective(self) -> ObjectiveArgs:
         known = objectives().get(self.objective)
         if known is None:
-            near = _nearest(self.objective, objectives())
+            near = nearest(self.objective, objectives())
             raise ValueError(
                 f"there is no objective {self.objective!r}{near}; `axolotl unlearn methods` lists "
                 "them"
@@ -138,7 +138,7 @@ class ObjectiveArgs(BaseModel):
             if key not in known.parameters:
                 names = [*known.parameters, *type(self).model_fields]
                 raise ValueError(
-                    f"objective {self.objective} has no parameter {key!r}{_nearest(key, names)}; "
+                    f"objective {self.objective} has no parameter {key!r}{nearest(key, names)}; "
                     f"it takes {', '.join(known.parameters) or 'none'}"
                 )
         fields = {name: (p.annotation, p.default) for name, p in _typed_parameters(known).items()}
@@ -302,7 +302,7 @@ class LevelArgs(Strict):
     stop: bool = Field(
         True, description="end when no attack tells forget documents from held-out ones"
     )
-    margin: float = Field(0.05, gt=0, lt=0.5, description="|AUC - .5| of the strongest attack")
+    margin: float = Field(0.05, gt=0, lt=0.5, description="|AUC - expected| of the strongest attack")
     retain: float = Field(
         0.1, ge=0, description="nats a token that the loss of retained rows may rise"
     )
@@ -421,11 +421,15 @@ def load_preset(name: str) -> dict[str, Any]:
     """Read a preset; raises ValueError with the nearest name if there is none."""
     if name not in preset_names():
         raise ValueError(
-            f"there is no preset {name!r}{_nearest(name, preset_names())}; "
+            f"there is no preset {name!r}{nearest(name, preset_names())}; "
             f"presets: {', '.join(preset_names())}"
         )
-    text = (resources.files("axolotl_unlearn") / "presets" / f"{name}.yml").read_text("utf-8")
-    return yaml.safe_load(text)["unlearn"]
+    return yaml.safe_load(preset_text(name))["unlearn"]
+
+
+def preset_text(name: str) -> str:
+    """The file of a preset: its source as a comment, and the block."""
+    return (resources.files("axolotl_unlearn") / "presets" / f"{name}.yml").read_text("utf-8")
 
 
 def parse_unlearn(block: Any, where: str = "unlearn") -> UnlearnArgs:
@@ -464,7 +468,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _nearest(name: str, known: Any) -> str:
+def nearest(name: str, known: Any) -> str:
     match = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
     return f" (did you mean {match[0]!r}?)" if match else ""
 
@@ -493,7 +497,7 @@ def _sentence(error: ValidationError, where: str) -> str:
         location = tuple(fault["loc"])
         path = ".".join([where, *map(str, location)])
         if fault["type"] == "extra_forbidden":
-            hint = _nearest(location[-1], _model_at(location).model_fields)
+            hint = nearest(location[-1], _model_at(location).model_fields)
             faults.append(f"`{path}` is not a key of the block{hint}")
         else:
             message = fault["msg"].removeprefix("Value error, ")

@@ -67,10 +67,45 @@ def test_presets_hold_the_published_coefficients():
     }
 
 
+#: Objective -> (weight, parameters), as published (sources in the files).
+PUBLISHED = {
+    "tofu-graddiff": {"ga": (1, {}), "nll": (1, {})},
+    "tofu-kl": {"ga": (1, {}), "kl": (1, {"direction": "forward"})},
+    "tofu-npo": {"npo": (1, {"beta": 0.1, "reduction": "sum"}), "nll": (1, {})},
+    "tofu-npo-kl": {
+        "npo": (1, {"beta": 0.1, "reduction": "sum"}), "kl": (1, {"direction": "forward"})
+    },
+    "tofu-simnpo": {"simnpo": (0.125, {"beta": 4.5, "gamma": 0.0}), "nll": (1, {})},
+    "g-effect-wga": {"wga": (1, {"alpha": 5.0}), "nll": (1, {})},
+    "g-effect-tnpo": {"tnpo": (1, {"beta": 4.0}), "nll": (1, {})},
+    "g-effect-wtnpo": {"wtnpo": (1, {"beta": 4.0, "alpha": 1.5}), "nll": (1, {})},
+    "satimp-paper": {"satimp": (1, {"beta1": 5.0, "beta2": 1.0}), "nll": (0.1, {})},
+    "bs-t": {"bst": (1, {"mix": 0.2, "top_k": 20}), "nll": (1, {})},
+    "blade": {"clamped_entropy": (1, {"tau": 0.7}), "nll": (1, {})},
+    "masc-tofu": {"masc": (0.05, {"rho": 0.7, "eta": 0.25, "k": 10, "b": 1.0})},
+    "undial-lora": {"undial": (1, {"beta": 10.0})},
+    "ce-u": {"ceu": (1, {})},
+    "rmu-zephyr": {
+        "rmu": (1, {"layer": 7, "coefficient": 6.5}), "hidden_mse": (1200, {"layer": 7})
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [n for n in preset_names() if not n.startswith("zjuklab")])
+def test_a_preset_is_what_was_published(name):
+    entries = parse_unlearn({"preset": name}).entries()
+    found = {e.objective: (e.weight, e.parameters) for _, e in entries}
+    assert found.keys() == PUBLISHED[name].keys()
+    for objective, (weight, parameters) in PUBLISHED[name].items():
+        assert found[objective][0] == weight
+        assert found[objective][1].items() >= parameters.items()
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_can_be_changed_in_part(name):
+    whole = parse_unlearn({"preset": name})
     args = parse_unlearn({"preset": name, "forget": {"objective": "simnpo"}})
-    assert [e.objective for e in args.forget] == ["simnpo"] and len(args.retain) == 2
+    assert [e.objective for e in args.forget] == ["simnpo"] and args.retain == whole.retain
 
 
 def test_a_preset_keeps_the_keys_of_its_blocks_that_are_not_given():
@@ -109,3 +144,25 @@ def test_a_misspelt_plugin_class_is_an_error_that_names_the_right_one():
 
     with pytest.raises(AttributeError, match="axolotl_unlearn.UnlearnPlugin"):
         _ = axolotl_unlearn.UnlearnPlugn
+
+
+def test_methods_shows_one_of_them_whole():
+    from click.testing import CliRunner
+
+    from axolotl_unlearn.cli.methods import command
+    from axolotl_unlearn.registry import objectives
+
+    def shown(name):
+        result = CliRunner().invoke(command, [name])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    for name in objectives():
+        block = yaml.safe_load(shown(name)[shown(name).index("\nunlearn:") :])
+        assert parse_unlearn(block["unlearn"]).entries()[0][1].objective == name
+    assert "beta: float > 0, default 0.1" in shown("npo") and "2404.05868" in shown("npo")
+    assert not set(objectives()) & set(preset_names())
+    for name in preset_names():
+        assert yaml.safe_load(shown(name))["unlearn"] and shown(name).startswith("#")
+    wrong = CliRunner().invoke(command, ["npoo"])
+    assert wrong.exit_code == 2 and "'npo'" in wrong.output
