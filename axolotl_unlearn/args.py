@@ -302,7 +302,9 @@ class LevelArgs(Strict):
     stop: bool = Field(
         True, description="end when no attack tells forget documents from held-out ones"
     )
-    margin: float = Field(0.05, gt=0, lt=0.5, description="|AUC - expected| of the strongest attack")
+    margin: float = Field(
+        0.05, gt=0, lt=0.5, description="|AUC - expected| of the strongest attack"
+    )
     retain: float = Field(
         0.1, ge=0, description="nats a token that the loss of retained rows may rise"
     )
