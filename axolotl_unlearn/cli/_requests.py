@@ -1,0 +1,136 @@
+"""``axolotl unlearn request list | show | erase``: what was asked for, and what is left of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+FOLDER = click.Path(path_type=Path)
+
+
+@click.command("list")
+@click.argument("requests_dir", metavar="[REQUESTS]", type=FOLDER, default="requests")
+def list_(requests_dir: Path) -> None:
+    """All requests of a folder, in the order of its ledger; the last model is the current one.
+
+    \b
+    Example:
+      axolotl unlearn request list
+    """
+    from axolotl_unlearn.errors import UnlearnError
+    from axolotl_unlearn.requests.ledger import Ledger
+    from axolotl_unlearn.requests.record import read_request
+
+    if not requests_dir.is_dir():
+        raise UnlearnError(f"{requests_dir} does not exist; name the folder of the requests.")
+    ledger = Ledger(requests_dir)
+    states: dict[str, list[str]] = {}
+    for entry in ledger.entries():
+        state = entry["event"] + ("" if entry.get("good", True) else " (not good)")
+        states.setdefault(entry["request"], []).append(f"{state} {entry['time'][:10]}")
+    folders = {path.parent.name for path in requests_dir.glob("*/request.json")}
+    for name in [*states, *sorted(folders - set(states))]:
+        rows = "its folder is gone"
+        if name in folders:
+            rows = f"{read_request(requests_dir / name)['counts'].get('forget', '?')} rows"
+        said = ", ".join(states.get(name, ["not carried out"]))
+        click.echo(f"{name}  {rows}  {said}")
+    current = ledger.current()
+    click.echo(f"current model: {current['path'] if current else 'no request was carried out'}")
+
+
+@click.command("show")
+@click.argument("folder", type=FOLDER)
+def show(folder: Path) -> None:
+    """What a request asked for and what became of it.
+
+    \b
+    Example:
+      axolotl unlearn request show requests/2026-001
+    """
+    from axolotl_unlearn.requests.ledger import Ledger
+    from axolotl_unlearn.requests.pages import readings
+    from axolotl_unlearn.requests.record import PAGE, read, read_request
+
+    request = read_request(folder)
+    known = [e for e in Ledger(folder.parent).entries() if e["request"] == request["id"]]
+    click.echo(f"request {request['id']} of {request['created']}")
+    click.echo(f"  chosen by   {'; '.join(map(str, request['chosen'].get('how', [])))}")
+    click.echo("  rows        " + ", ".join(f"{n} {k}" for k, n in request["counts"].items()))
+    click.echo(f"  config      {request['config']['path']}")
+    if not known:
+        click.echo(f"  not carried out yet: axolotl unlearn request run {folder}")
+        return
+    statement = read(folder)
+    verdict = statement["predicate"]["verdict"]
+    click.echo(f"  judgement   {verdict['status']}")
+    if verdict["accepted"]:
+        click.echo(f"  accepted    {verdict['accepted']}")
+    found = ", ".join(f"{n} {reading}" for reading, n in readings(statement).items() if n)
+    click.echo(f"  documents   {found}")
+    for entry in known:
+        click.echo(f"  ledger      line {entry['entry']}: {entry['event']} {entry['time']}")
+    click.echo(f"  report      {folder / PAGE}")
+
+
+@click.command("erase")
+@click.argument("folder", type=FOLDER)
+@click.option("--yes", is_flag=True, help="Remove what is listed; without it nothing changes.")
+@click.option("--with-data", is_flag=True, help="Also the rows kept for later audits.")
+@click.option(
+    "--search",
+    "places",
+    multiple=True,
+    type=FOLDER,
+    help="Where to look for what is left.  [working folder, cache of Hugging Face data sets]",
+)
+def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) -> None:
+    """Remove the model before a request, its checkpoints, caches and logs; look for what is left.
+
+    Lists first; `--yes` removes. Nothing outside the folders that the config writes to is removed,
+    and nothing that the new model needs. Found texts are never printed.
+
+    \b
+    Example:
+      axolotl unlearn request erase requests/2026-001
+      axolotl unlearn request erase requests/2026-001 --yes
+    """
+    from axolotl_unlearn.errors import UnlearnError
+    from axolotl_unlearn.requests import erase as erasing
+
+    for place in places:
+        if not place.exists():
+            raise UnlearnError(f"--search {place} does not exist; name a folder or file.")
+    planned = erasing.plan(folder, places=places, with_data=with_data)
+    for item in planned.items:
+        said = "remove" if item.why is None else "keep  "
+        why = f" ({item.why})" if item.why else ""
+        click.echo(f"{said}  {_size(item.bytes):>9}  {item.kind}: {erasing.shown(item.path)}{why}")
+    for path, windows in sorted(planned.left.items()):
+        count = f"{windows} of {len(planned.texts.windows)} windows"
+        click.echo(f"left              still holds deleted texts, {count}: {erasing.shown(path)}")
+    found = planned.found
+    click.echo(
+        f"searched {found.files} files ({_size(found.searched_bytes)}); cannot be searched: "
+        f"{len(found.unsearched)} of weights, archives and pictures, "
+        f"{len(found.unreadable)} unreadable"
+    )
+    if planned.texts.too_short:
+        click.echo(f"{planned.texts.too_short} texts are too short to search for")
+    total = _size(sum(item.bytes for item in planned.removable))
+    if not yes:
+        click.echo(f"nothing was changed; `--yes` removes {total}")
+        return
+    erasing.erase(planned)
+    click.echo(f"removed {len(planned.removable)} places, {total}; written into the record")
+
+
+def _size(count: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(count)
+
+
+#: For the group `request`.
+COMMANDS = (list_, show, erase)

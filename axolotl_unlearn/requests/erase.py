@@ -1,0 +1,310 @@
+"""After a request: the model before, its checkpoints, caches and logs, and what is left elsewhere.
+
+Nothing is removed outside the folders that the user's config writes to and the folder of the
+requests; nothing that the accepted model needs; nothing before `erase` is told to. What is found
+elsewhere is named, for the user to remove.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.models import ADAPTER_CONFIG
+from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
+from axolotl_unlearn.requests.record import amend, model_after, read, read_request, verify
+from axolotl_unlearn.requests.search import Found, Texts, row_texts, search
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_LOGS = ("runs", "wandb", "mlruns", "trackio")
+_NEEDED = ("request.json", "record.json", "finetune.yml")
+#: Folders of a request that hold its rows, for later audits.
+KEPT = ("data", "eval-data")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One file or folder that may hold deleted data.
+
+    Attributes:
+        why: Why it stays; None if it can be removed.
+    """
+
+    kind: str
+    path: Path
+    bytes: int
+    why: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `erase` would do.
+
+    Attributes:
+        items: Files and folders of the old model and of the run.
+        found: Where deleted texts were found anywhere.
+        texts: What was looked for.
+    """
+
+    folder: Path
+    items: list[Item] = field(default_factory=list)
+    found: Found = field(default_factory=Found)
+    texts: Texts = field(default_factory=lambda: Texts(frozenset(), ()))
+
+    @property
+    def removable(self) -> list[Item]:
+        return [item for item in self.items if item.why is None]
+
+    @property
+    def left(self) -> dict[Path, int]:
+        """Files that still hold deleted texts and are none of the removable items."""
+        gone = [item.path.resolve() for item in self.removable]
+        return {
+            path: windows
+            for path, windows in self.found.left.items()
+            if not any(_within(path.resolve(), item) for item in gone)
+        }
+
+
+def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = False) -> Plan:
+    """Look, and change nothing.
+
+    Args:
+        places: Where to search for what is left; default the working folder and the cache of
+            Hugging Face data sets.
+        with_data: Also the rows that later audits need.
+
+    Raises:
+        UnlearnError: The request is not in the ledger, or the model that it made is not as
+            recorded: then the old one is not given up.
+    """
+    folder = Path(folder)
+    statement, request = read(folder), read_request(folder)
+    _check_new_model(folder, request)
+    roots = [Path(name) for name in request.get("outputs", [])]
+    roots = [root for root in roots if root.is_dir()]
+    texts = Texts.of(
+        row_texts(folder / "data" / "forget.jsonl"),
+        row_texts(folder / "data" / "retain.jsonl") + row_texts(folder / "data" / "heldout.jsonl"),
+    )
+    requests = folder.parent
+    own = [one / name for one in sorted(requests.iterdir()) for name in KEPT if one.is_dir()]
+    places = list(places) or [Path.cwd(), *_hub_cache()]
+    found = search([*roots, folder, *places], texts, _decoder(request), skip=own)
+    keep = _Keep(folder, request, roots)
+    items = list(_items(folder, request, statement, roots, with_data))
+    items += _found_items(found, items, roots, folder)
+    return Plan(folder, [keep.judged(item) for item in items], found, texts)
+
+
+def erase(planned: Plan) -> dict[str, Any]:
+    """Remove what a plan lists, write it into the record and the ledger.
+
+    Returns:
+        What the record says: ``removed``, ``kept``, ``left`` and counts.
+    """
+    folder = planned.folder
+    ledger, statement = Ledger(folder.parent), read(folder)
+    name = statement["predicate"]["request"]["id"]
+    removed = list((statement["predicate"]["erased"] or {}).get("removed", []))
+    last = [entry for entry in ledger.entries() if entry["request"] == name][-1]
+    if last["event"] == "erasing":  # it was killed
+        removed += [one for one in last["places"] if not os.path.lexists(one["path"])]
+    places = [_public(item) for item in planned.removable]
+    # Before anything goes: a run that is killed leaves a trace of what it was about to remove.
+    ledger.append("erasing", name, places=places)
+    for item in planned.removable:
+        if item.path.is_dir() and not item.path.is_symlink():
+            shutil.rmtree(item.path)
+        else:
+            item.path.unlink(missing_ok=True)
+    removed += places
+    erased = {
+        "time": now(),
+        "removed": removed,
+        "kept": [_public(item) for item in planned.items if item.why is not None],
+        "bytes": sum(one["bytes"] for one in removed),
+        "left": [{"path": shown(path), "windows": n} for path, n in sorted(planned.left.items())],
+        "windows": len(planned.texts.windows),
+        "too_short": planned.texts.too_short,
+        "searched_files": planned.found.files,
+        "unsearched_files": len(planned.found.unsearched) + len(planned.found.unreadable),
+    }
+    amend(folder, "erased", erased=erased)
+    return erased
+
+
+def _public(item: Item) -> dict[str, Any]:
+    facts = asdict(item) | {"path": shown(item.path)}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def shown(path: Path) -> str:
+    """Relative to the working folder where it is below it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _check_new_model(folder: Path, request: dict[str, Any]) -> None:
+    after = request["after"]
+    if Path(after["adapter"] or after["model"]).exists():
+        verify(folder)
+        return
+    current = Ledger(folder.parent).current()
+    if current is None or not Path(current["path"]).exists():
+        raise UnlearnError(
+            f"{folder}: the model that it made is gone, so nothing is erased; restore it first."
+        )
+
+
+# --- what there is -------------------------------------------------------------------------------
+
+
+def _items(
+    folder: Path,
+    request: dict[str, Any],
+    statement: dict[str, Any],
+    roots: list[Path],
+    with_data: bool,
+) -> Iterator[Item]:
+    before = request["before"]
+    old = Path(before["adapter"] or before["model"])
+    if old.is_dir():
+        recorded = statement["predicate"]["model"]["before"]["digest"]
+        known = model_facts(old)["digest"] == recorded if _has_weights(old) else True
+        why = None if known else "it is not the model that the request began with"
+        if _within(old.resolve(), folder.parent.resolve()):
+            yield _item("model before", old, why)  # made by an earlier request, whole
+        else:
+            kind = "adapter before" if before["adapter"] else "model before"
+            for path in _weights(old):
+                yield _item(kind, path, why)
+    for root in {one.resolve(): one for one in [*roots, old, folder / "model"]}.values():
+        if not root.is_dir():
+            continue
+        for path in sorted(root.iterdir()):
+            if path.name.startswith("checkpoint-") and path.is_dir():
+                yield _item("checkpoint", path)
+            elif root in roots and path.name == "merged" and path.is_dir():
+                yield _item("merged model", path)
+            elif root in roots and (path.name in _LOGS or path.suffix == ".log"):
+                yield _item("log", path)
+    if (folder / "work").is_dir():
+        yield _item("work of the run", folder / "work")
+    for name in KEPT:
+        if (folder / name).is_dir():
+            why = None if with_data else "audits need it; `--with-data` removes it too"
+            yield _item("rows of the request", folder / name, why)
+
+
+def _found_items(
+    found: Found, items: list[Item], roots: list[Path], folder: Path
+) -> Iterator[Item]:
+    """Caches, prepared data and logs below our folders that hold deleted texts."""
+    listed = [item.path.resolve() for item in items]
+    seen: set[Path] = set()
+    for path in sorted(found.left):
+        real = path.resolve()
+        root = next((r for r in [*roots, folder] if _within(real, r.resolve())), None)
+        if root is None or any(_within(real, one) for one in listed):
+            continue
+        # A table of a prepared data set is of no use without the others: the folder goes.
+        whole = real.parent if path.suffix == ".arrow" and real.parent != root.resolve() else real
+        if whole in seen:
+            continue
+        seen.add(whole)
+        kind = "prepared data" if path.suffix in (".arrow", ".parquet") else "file with their texts"
+        yield _item(kind, path.parent if whole == real.parent else path)
+
+
+def _item(kind: str, path: Path, why: str | None = None) -> Item:
+    return Item(kind, path, _size(path), why)
+
+
+def _size(path: Path) -> int:
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    return sum(one.lstat().st_size for one in path.rglob("*") if not one.is_dir())
+
+
+def _weights(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_file() and p.suffix in _WEIGHTS)
+
+
+def _has_weights(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)) and bool(
+        _weights(folder)
+    )
+
+
+# --- what stays ----------------------------------------------------------------------------------
+
+
+class _Keep:
+    """Says of an item why it may not be removed."""
+
+    def __init__(self, folder: Path, request: dict[str, Any], roots: list[Path]) -> None:
+        requests = folder.parent.resolve()
+        forbidden = {Path.home().resolve(), *Path.cwd().resolve().parents, Path.cwd().resolve()}
+        forbidden |= {requests, *requests.parents}
+        self.folder, self.requests = folder.resolve(), requests
+        self.roots = [r.resolve() for r in roots if r.resolve() not in forbidden]
+        self.unusable = [r.resolve() for r in roots if r.resolve() in forbidden]
+        used: dict[Path, str] = {}
+        current = Ledger(folder.parent).current() or {}
+        for source, why in (
+            (current.get("path"), "it is the current model"),
+            ((current.get("base") or {}).get("name"), "the current model stands on it"),
+            (model_after(request).split("+")[0], "the model of this request stands on it"),
+            (request.get("base"), "it is the base model"),
+        ):
+            if source and Path(source).exists():
+                used.setdefault(Path(source).resolve(), why)
+        self.used = used
+
+    def judged(self, item: Item) -> Item:
+        why = item.why or self._reason(item.path)
+        return Item(item.kind, item.path, item.bytes, why)
+
+    def _reason(self, path: Path) -> str | None:
+        real = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
+        for model, why in self.used.items():
+            # A checkpoint within the current model's folder is not that model.
+            inside = real.parent == model and not real.name.startswith("checkpoint-")
+            if _within(model, real) or inside:
+                return why
+        if real.parent == self.folder and real.name in _NEEDED:
+            return "the request needs it; whoever chose by a text wrote it there"
+        allowed = [*self.roots, self.folder]
+        earlier = real.name == "model" and real.parent.parent == self.requests
+        if earlier or any(_within(real, root) and real != root for root in allowed):
+            return None
+        if any(_within(real, root) for root in self.unusable):
+            return "the config writes to a folder that holds other things; remove it by hand"
+        return "it is outside the folders that the config writes to; remove it by hand"
+
+
+def _within(path: Path, folder: Path) -> bool:
+    return path == folder or folder in path.parents
+
+
+def _hub_cache() -> list[Path]:
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    cache = Path(os.environ.get("HF_DATASETS_CACHE", Path(home) / "datasets")).expanduser()
+    return [cache] if cache.is_dir() else []
+
+
+def _decoder(request: dict[str, Any]) -> Callable[[list[list[int]]], list[str]] | None:
+    """Token ids to text, by the tokenizer of the new model; None where it has none."""
+    from axolotl_unlearn.evaluation.models import load_tokenizer, parse_models
+
+    try:
+        tokenizer = load_tokenizer(parse_models([model_after(request)])[0])
+    except UnlearnError:
+        return None
+    return lambda rows: tokenizer.batch_decode(rows, skip_special_tokens=True)

@@ -1,0 +1,302 @@
+"""Erasing: what is listed, what goes, what stays, and what is found elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from requests_folder import (
+    SECRET,
+    adapter_folder,
+    finished_request,
+    model_folder,
+    write_json,
+    write_lines,
+)
+
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.erase import erase, plan
+from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.record import read, verify, write
+from axolotl_unlearn.requests.search import Texts, search, words
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKENIZER = ROOT / "examples" / "tiny-olmo"
+
+
+def prepared(folder: Path, texts: list[str]) -> Path:
+    """What Axolotl prepares: token ids only, in Arrow files of a folder."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    rows = [tokenizer(text)["input_ids"] for text in texts]
+    Dataset.from_dict({"input_ids": rows, "labels": rows}).save_to_disk(folder)
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A working folder after a fine-tuning run and one recorded request."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    base, out = model_folder(Path("base")), Path("out/tuned")
+    adapter_folder(out, base)
+    for path in ("checkpoint-10/adapter_model.safetensors", "runs/events", "debug.log", "args.pt"):
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / path).write_text("step 1")
+    (out / "samples.jsonl").write_text(json.dumps({"text": f"Row: {SECRET}!"}) + "\n")
+    (out / "notes.txt").write_text("nothing about anybody")
+    prepared(Path("prepared/a1b2"), ["a kept row of other people", SECRET])
+    prepared(Path("prepared/c3d4"), ["a set of another config without her"])
+    write_lines(Path("train.jsonl"), [{"text": SECRET}, {"text": "a kept row"}])
+    model_folder(Path("out/another"), b"of another run")
+    before = {"model": str(base), "adapter": str(out)}
+    folder = finished_request(
+        Path("requests"), "2026-001", before, outputs=["out/tuned", "prepared"]
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, folder / "model" / name)
+    (folder / "work" / "teacher").mkdir(parents=True)
+    (folder / "work" / "teacher" / "model.safetensors").write_bytes(b"teacher")
+    write(folder)
+    return tmp_path
+
+
+REMOVED = {
+    "out/tuned/adapter_model.safetensors",
+    "out/tuned/args.pt",
+    "out/tuned/checkpoint-10",
+    "out/tuned/runs",
+    "out/tuned/debug.log",
+    "out/tuned/samples.jsonl",
+    "prepared/a1b2",
+    "requests/2026-001/work",
+    "requests/2026-001/eval/audit.jsonl",  # an evaluation that kept what was generated
+}
+
+
+def tree() -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+
+def test_a_look_lists_everything_and_changes_nothing(home):
+    before = tree()
+    found = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001"])
+    assert found.exit_code == 0, found.output
+    assert tree() == before
+    lines = found.output.splitlines()
+    assert {line.rsplit(": ", 1)[1] for line in lines if line.startswith("remove")} == REMOVED
+    kept = [line for line in lines if line.startswith("keep")]
+    assert len(kept) == 1 and "requests/2026-001/data (audits need it" in kept[0]
+    left = [line for line in lines if line.startswith("left")]
+    assert len(left) == 1 and left[0].endswith(" windows: train.jsonl")
+    assert "nothing was changed" in lines[-1]
+    assert "brass" not in found.output and "Quill" not in found.output
+
+
+def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
+    before = tree()
+    found = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001", "--yes"])
+    assert found.exit_code == 0, found.output
+    gone = set(before) - set(tree())
+    assert gone == {p for p in before if any(p == r or p.startswith(f"{r}/") for r in REMOVED)}
+    erased = read(Path("requests/2026-001"))["predicate"]["erased"]
+    assert {one["path"] for one in erased["removed"]} == REMOVED
+    assert erased["left"] == [{"path": "train.jsonl", "windows": erased["windows"]}]
+    assert erased["bytes"] == sum(len(before[path]) for path in gone)
+    page = Path("requests/2026-001/REPORT.html").read_text()
+    assert "still holds texts" in page and "prepared/a1b2" in page and "brass" not in page
+    events = [e["event"] for e in Ledger("requests").entries()]
+    assert events == ["accepted", "erasing", "erased"]
+    verify("requests/2026-001")
+    # Once more: nothing is left to remove, and the record forgets nothing.
+    again = erase(plan("requests/2026-001"))
+    assert {one["path"] for one in again["removed"]} == REMOVED
+
+
+def test_a_run_that_was_killed_leaves_a_trace(home, monkeypatch):
+    from axolotl_unlearn.requests import erase as erasing
+
+    done = []
+
+    def killed(path):
+        if done:
+            raise KeyboardInterrupt
+        done.append(os.fspath(path))
+        remove(path)
+
+    remove = shutil.rmtree
+    monkeypatch.setattr(erasing.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        erase(plan("requests/2026-001"))
+    monkeypatch.undo()
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(home / "cache"))
+    assert not os.path.exists(done[0])
+    assert read("requests/2026-001")["predicate"]["erased"] is None
+    erased = erase(plan("requests/2026-001"))
+    assert {one["path"] for one in erased["removed"]} == REMOVED
+
+
+def test_with_data_the_rows_go_too_and_audits_know(home):
+    erase(plan("requests/2026-001", with_data=True))
+    assert not Path("requests/2026-001/data").exists()
+    assert "data: forget rows are gone, nothing to compare" in verify("requests/2026-001")
+
+
+def test_the_old_model_is_not_given_up_for_a_damaged_one(home):
+    (home / "requests/2026-001/model/adapter_model.safetensors").write_bytes(b"broken")
+    before = tree()
+    found = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001", "--yes"])
+    assert found.exit_code == 2 and "is not the file of the record" in found.output
+    assert tree() == before
+    open_ = finished_request(
+        Path("requests"), "2026-002", {"model": "base", "adapter": "requests/2026-001/model"}
+    )
+    with pytest.raises(UnlearnError, match="does not know request '2026-002'"):
+        plan(open_)
+
+
+def test_never_outside_the_output_folders(home):
+    """A config that writes to the working folder, an old model elsewhere, links out of ours."""
+    elsewhere = adapter_folder(home / "elsewhere", Path("base"), b"old")
+    folder = finished_request(
+        Path("requests"),
+        "2026-002",
+        {"model": "base", "adapter": str(elsewhere)},
+        outputs=[".", "out/tuned", "out/missing"],
+    )
+    write(folder)
+    os.symlink(home / "out" / "another", home / "out" / "tuned" / "checkpoint-99")
+    planned = plan(folder)
+    removed = {str(item.path) for item in planned.removable}
+    assert removed <= {
+        *(path for path in REMOVED if path.startswith("out/tuned")),
+        "out/tuned/checkpoint-99",
+        "requests/2026-002/eval/audit.jsonl",
+    }
+    why = {str(item.path): item.why for item in planned.items}
+    assert "remove it by hand" in why[str(elsewhere / "adapter_model.safetensors")]
+    erase(planned)
+    assert not os.path.lexists("out/tuned/checkpoint-99")
+    assert Path("out/another/model.safetensors").read_bytes() == b"of another run"
+    assert (elsewhere / "adapter_model.safetensors").exists()
+    assert Path("prepared/a1b2").exists() and Path("train.jsonl").exists()
+
+
+def test_a_model_that_the_new_one_stands_on_stays(home):
+    """The user tuned a full model into out/full, and the request made an adapter on top of it."""
+    full = model_folder(Path("out/full"), b"tuned in full")
+    old = adapter_folder(Path("out/full-adapter"), full)
+    before = {"model": str(full), "adapter": str(old)}
+    folder = finished_request(Path("requests"), "2026-003", before, outputs=["out/full"])
+    write(folder)
+    assert not any("out/full/" in str(item.path) for item in plan(folder).removable)
+
+
+def test_the_model_of_an_earlier_request_goes_whole(home):
+    first = Path("requests/2026-001")
+    after = json.loads((first / "request.json").read_text())["after"]
+    second = finished_request(Path("requests"), "2026-002", after, outputs=["out/tuned"])
+    write(second)
+    erase(plan(second))
+    assert not (first / "model").exists() and (second / "model").exists()
+    assert "model: gone since request '2026-002' came after it, nothing to compare" in verify(first)
+    plan(first)  # what is left of it can still be erased
+    listed = CliRunner().invoke(unlearn, ["request", "list"])
+    assert listed.exit_code == 0, listed.output
+    assert "current model: requests/2026-002/model" in listed.output
+
+
+def test_a_model_that_was_trained_again_since_is_not_the_old_one(home):
+    Path("out/tuned/adapter_model.safetensors").write_bytes(b"a new run into the same folder")
+    found = {str(item.path): item.why for item in plan("requests/2026-001").items}
+    assert "not the model that the request" in found["out/tuned/adapter_model.safetensors"]
+
+
+def test_list_and_show(home):
+    run = CliRunner().invoke
+    listed = run(unlearn, ["request", "list"])
+    assert "2026-001  1 rows  accepted 20" in listed.output
+    assert "current model: requests/2026-001/model" in listed.output
+    finished_request(Path("requests"), "2026-002", {"model": "base", "adapter": "out/tuned"})
+    assert "2026-002  1 rows  not carried out" in run(unlearn, ["request", "list"]).output
+    shown = run(unlearn, ["request", "show", "requests/2026-002"])
+    assert "not carried out yet" in shown.output and shown.exit_code == 0
+    shown = run(unlearn, ["request", "show", "requests/2026-001"])
+    assert "documents   1 not told" in shown.output and "REPORT.html" in shown.output
+    for arguments in (["list", "nowhere"], ["show", "nowhere"], ["erase", "nowhere"]):
+        bad = run(unlearn, ["request", *arguments])
+        assert bad.exit_code == 2 and bad.output.count("\n") == 1, bad.output
+
+
+# --- search --------------------------------------------------------------------------------------
+
+
+def test_windows_by_hand():
+    """Ten words have three windows of eight; one that a kept text has says nothing."""
+    text = "one two three four five six seven eight nine ten"
+    assert len(Texts.of([text]).windows) == 3
+    kept = "zero one two three four five six seven eight"
+    texts = Texts.of([text], [kept])
+    assert texts.windows == {tuple(text.split()[1:9]), tuple(text.split()[2:10])}
+    short = Texts.of(["Only five words are here", "too short here"])
+    assert short.windows == {("only", "five", "words", "are", "here")} and short.too_short == 1
+    assert words("Brontë's  key—№7, 鍵を持つ") == [*"brontë s key 7".split(), *"鍵を持つ"]
+
+
+@pytest.mark.parametrize("form", ["text", "json", "gzip", "parquet", "stream", "ids", "split"])
+def test_texts_are_found_in_every_kind_of_file(tmp_path, form):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    secret = "Zoë Brontë hides a small brass key under the third grey stone"
+    texts = Texts.of([secret])
+    decode = None
+    path = tmp_path / "file.txt"
+    nested = pa.table({"messages": [[{"role": "user", "content": f"Well: {secret}."}]]})
+    if form == "text":
+        path.write_text("before\n" + secret.upper().replace(" ", "\n  ") + "\nafter")
+    elif form == "json":
+        path = write_json(tmp_path / "file.jsonl", {"text": f'"{secret}"\n\u2028{secret}'})
+        assert "\\u00eb" in path.read_text()
+    elif form == "gzip":
+        path = tmp_path / "file.jsonl.gz"
+        path.write_bytes(gzip.compress(secret.encode()))
+    elif form == "parquet":
+        path = tmp_path / "file.parquet"
+        pq.write_table(nested, path)
+    elif form == "stream":
+        path = tmp_path / "cache-1.arrow"
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, nested.schema) as writer:
+            writer.write_table(nested)
+    elif form == "ids":
+        path = prepared(tmp_path / "set", ["other", secret]) / "data-00000-of-00001.arrow"
+        from transformers import AutoTokenizer
+
+        decode = AutoTokenizer.from_pretrained(TOKENIZER).batch_decode
+        blind = search([tmp_path], texts)
+        assert blind.unreadable == [path] and not blind.left
+    else:  # across the end of a part that is read at once
+        path.write_text("x " * (2**21 - 12) + secret)
+    found = search([tmp_path], texts, decode)
+    assert found.left == {path: len(texts.windows)}
+
+
+def test_what_cannot_be_searched_is_counted(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    (tmp_path / "old.zip").write_bytes(b"z")
+    (tmp_path / "broken.parquet").write_bytes(b"p")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "log").write_text(SECRET)
+    found = search([tmp_path], Texts.of([SECRET]))
+    assert [path.name for path in found.unsearched] == ["model.safetensors", "old.zip"]
+    assert [path.name for path in found.unreadable] == ["broken.parquet"]
+    assert found.left == {} and found.files == 0
