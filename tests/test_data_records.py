@@ -130,6 +130,7 @@ def test_entries_and_rows_read_tasks_alike(tasks):
     torch = pytest.importorskip("torch")
     from axolotl_unlearn.args import ObjectiveArgs
     from axolotl_unlearn.engine.entries import make_entries
+    from axolotl_unlearn.engine.views import rows_of
 
     (entry,) = make_entries([("forget", ObjectiveArgs(objective="ga", tasks=tasks))])
     names = ["pii", "PII", "math1", "facts", "Task1", "task 1", "2", ""]
@@ -142,7 +143,7 @@ def test_entries_and_rows_read_tasks_alike(tasks):
         "Task1": {"Task1", "task 1"},
     }  # fmt: skip
     wanted = set().union(*(matches[task] for task in tasks))
-    assert {name for name, row in zip(names, entry.rows(batch), strict=True) if row} == wanted
+    assert {name for name, row in zip(names, rows_of(entry, batch), strict=True) if row} == wanted
 
 
 def bad(**changes) -> str:

@@ -1,4 +1,4 @@
-"""The objectives of a config as the engine uses them: which rows, which weight, which view."""
+"""The objectives of a config as the engine uses them: a name, a side, a unit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from axolotl_unlearn.args import ObjectiveArgs
-from axolotl_unlearn.data.columns import KINDS, ROLES, task_number
-from axolotl_unlearn.engine.views import VIEWS, View
+from axolotl_unlearn.engine.views import view_of
 from axolotl_unlearn.objectives import OBJECTIVES, Objective
 
 
@@ -27,23 +26,6 @@ class Entry:
     @property
     def unit(self) -> str:
         return self.objective.unit(self.args.parameters)
-
-    def rows(self, batch: dict[str, Tensor]) -> Tensor:
-        """Rows of the batch that this entry is for, ``[R]`` bool."""
-        chosen = batch["role"] == ROLES[self.side]
-        if self.args.kinds is not None:
-            chosen &= _isin(batch["kind"], [KINDS[kind] for kind in self.args.kinds])
-        if self.args.tasks is not None:
-            chosen &= _isin(batch["task"], [task_number(task) for task in self.args.tasks])
-        return chosen
-
-    def view(self, batch: dict[str, Tensor]) -> View:
-        """What this entry sees of a batch."""
-        return VIEWS[self.objective.sees](self, batch)
-
-
-def _isin(values: Tensor, numbers: Sequence[int]) -> Tensor:
-    return torch.isin(values, torch.tensor(numbers, device=values.device, dtype=values.dtype))
 
 
 def make_entries(pairs: list[tuple[str, ObjectiveArgs]]) -> list[Entry]:
@@ -64,7 +46,7 @@ def make_entries(pairs: list[tuple[str, ObjectiveArgs]]) -> list[Entry]:
 
 def unit_counts(entries: Sequence[Entry], batch: dict[str, Tensor]) -> Tensor:
     """Units of each entry in a micro-batch, ``[E]`` float; add them up over a whole step."""
-    return torch.stack([entry.view(batch).count for entry in entries])
+    return torch.stack([view_of(entry, batch).count for entry in entries])
 
 
 def describe(entries: Sequence[Entry]) -> list[dict[str, Any]]:

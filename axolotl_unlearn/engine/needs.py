@@ -8,7 +8,7 @@ Shape letters: R rows, T time, Q chosen positions, D hidden, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -139,24 +139,3 @@ class Needs:
     def anything(self) -> bool:
         """Whether any position is asked about."""
         return any(bool(mask.any()) for mask in self.masks)
-
-
-def together(needs: Iterable[Needs]) -> Needs:
-    """The union of what several views need."""
-    labels: Tensor | None = None
-    logged: Tensor | None = None
-    states: dict[Layer, Tensor] = {}
-    valuations: tuple[Valuation, ...] = ()
-    for one in needs:
-        labels = _either(labels, one.labels)
-        logged = _either(logged, one.logged)
-        for layer, mask in one.states.items():
-            states[layer] = _either(states.get(layer), mask)
-        valuations += one.valuations
-    return Needs(labels, states, valuations, logged)
-
-
-def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return torch.logical_or(first, second)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.forward import observe
-from axolotl_unlearn.engine.needs import Found, Needs, label_positions, together
+from axolotl_unlearn.engine.needs import Found, Needs, label_positions
 from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
-from axolotl_unlearn.engine.views import View
+from axolotl_unlearn.engine.views import View, together, view_of
 
 if TYPE_CHECKING:
     from axolotl_unlearn.reference.base import Reference
@@ -74,7 +74,7 @@ def step_loss(
         scale: undoes later divisions (accumulation steps x processes).
     """
     unwrapped = model if unwrapped is None else unwrapped
-    views = [entry.view(batch) for entry in entries]
+    views = [view_of(entry, batch) for entry in entries]
     weights = [entry.args.weight for entry in entries] if weights is None else weights
     # The references first: while their weights are swapped in, no policy graph must exist.
     references = _ask_references(model, unwrapped, batch, views, reference)

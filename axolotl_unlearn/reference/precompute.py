@@ -11,7 +11,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from axolotl_unlearn.engine.entries import Entry
-from axolotl_unlearn.engine.needs import Needs, together
+from axolotl_unlearn.engine.needs import Needs
+from axolotl_unlearn.engine.views import together, view_of
 from axolotl_unlearn.reference.base import Reference
 
 
@@ -22,7 +23,7 @@ def asks_for_logits(entries: Sequence[Entry]) -> bool:
 
 def reference_needs(entries: Sequence[Entry], batch: dict[str, Tensor]) -> Needs:
     """What those entries that compare ask of the reference about a batch."""
-    views = (entry.view(batch) for entry in entries if entry.objective.reference)
+    views = (view_of(entry, batch) for entry in entries if entry.objective.reference)
     return together(view.of_reference() for view in views)
 
 

@@ -1,0 +1,234 @@
+"""What an objective sees: a class a view, chosen by ``sees=`` of the objective's registration.
+
+A view is one entry looking at one batch. It alone decides which rows and positions it looks at,
+what it needs of the policy and of the reference, and which values follow.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from axolotl_unlearn.data.columns import KINDS, ROLES, task_number
+from axolotl_unlearn.engine.needs import (
+    HEAD,
+    Found,
+    Layer,
+    Needs,
+    States,
+    Valuation,
+    label_positions,
+)
+from axolotl_unlearn.objectives import LabelScores, Terms
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.engine.entries import Entry
+
+
+class View(ABC):
+    """One entry looking at one batch.
+
+    Attributes:
+        rows: ``[R]`` bool, rows that the entry is for.
+        positions: ``[R, T]`` bool, the positions it looks at.
+    """
+
+    def __init__(self, entry: Entry, batch: dict[str, Tensor]) -> None:
+        self.entry = entry
+        self.rows = rows_of(entry, batch)
+        self.positions = self.looks_at(batch) & self.rows[:, None]
+
+    def looks_at(self, batch: dict[str, Tensor]) -> Tensor:
+        """Positions of any row, ``[R, T]`` bool: those that predict a label, or all tokens."""
+        if self.entry.args.positions == "all":
+            return batch["attention_mask"].bool()
+        return label_positions(batch)
+
+    @cached_property
+    def count(self) -> Tensor:
+        """Units of this entry in the micro-batch, scalar float: what its sum is divided by."""
+        if self.entry.unit == "batch":
+            return self.rows.any().float()
+        if self.entry.unit == "row":
+            return self.positions.any(-1).sum().float()
+        if self.entry.args.divide_by_length:
+            return self.rows.sum().float() * self.entry.args.divide_by_length
+        return self.positions.sum().float()
+
+    @property
+    def weighed_at_head(self) -> bool:
+        """Whether its values reach the loss by `Found.weighted`, where the logits are formed."""
+        return False
+
+    @property
+    def compares(self) -> bool:
+        """Whether the objective compares with a reference."""
+        return self.entry.objective.reference
+
+    def valuation(self, factor: Tensor, **more: Any) -> Valuation:
+        """This entry as something to be evaluated where the logits are formed."""
+        entry = self.entry
+        return Valuation(
+            entry.name, entry.side, entry.objective, entry.args.parameters, self.positions, factor,
+            **more,
+        )  # fmt: skip
+
+    @abstractmethod
+    def of_reference(self) -> Needs:
+        """What it needs of the reference, if it compares with one."""
+
+    @abstractmethod
+    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
+        """What it needs of the policy, given what the reference found and what a value weighs in
+        the loss."""
+
+    @abstractmethod
+    def terms(self, policy: Found, reference: Found | None) -> Terms:
+        """Values of the objective, a number a unit, and what it logs; with gradient unless
+        `weighed_at_head`."""
+
+
+class Labels(View):
+    """Calls the objective once, with the label log-probs of all its rows.
+
+    Where a value is a constant times a label's log-prob (NLL), it is left to the head, where its
+    gradient is formed together with those of others.
+    """
+
+    @property
+    def slope(self) -> float | None:
+        """That constant."""
+        slope = self.entry.objective.slope
+        return None if slope is None else slope(self.entry.args.parameters)
+
+    @property
+    def weighed_at_head(self) -> bool:
+        return self.slope is not None
+
+    def of_reference(self) -> Needs:
+        return Needs(labels=self.positions)
+
+    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
+        if self.weighed_at_head:
+            return Needs(valuations=(self.valuation(factor, slope=self.slope),))
+        return Needs(labels=self.positions)
+
+    def terms(self, policy: Found, reference: Found | None) -> Terms:
+        if self.weighed_at_head:
+            return Terms(policy.values[self.entry.name])
+        rows = self.positions.any(-1).nonzero()[:, 0]
+        if len(rows) == 0:
+            return Terms(policy.zero)
+        mask = self.positions[rows]
+        scores = LabelScores(
+            logp=policy.logp[rows] * mask,
+            mask=mask,
+            ref_logp=None if reference is None else reference.logp[rows] * mask,
+        )
+        return self.entry.objective.function(scores, **self.entry.args.parameters)
+
+
+class Distributions(View):
+    """The objective is called chunk by chunk where the logits are formed.
+
+    Of the reference it needs the hidden states at the head, from which the exact distribution
+    follows (D numbers a position instead of V).
+    """
+
+    weighed_at_head = True
+
+    def of_reference(self) -> Needs:
+        return Needs(states={HEAD: self.positions})
+
+    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
+        return Needs(valuations=(self.valuation(factor, reference=reference),))
+
+    def terms(self, policy: Found, reference: Found | None) -> Terms:
+        values = policy.values[self.entry.name]
+        return Terms(values, {self.entry.objective.name: values})
+
+
+class Hidden(View):
+    """Calls the objective once, with the states of all its positions.
+
+    Where nobody asks for logits the forward ends at the layer.
+    """
+
+    @property
+    def layer(self) -> int:
+        """Number of the decoder layer whose output is seen, from 0."""
+        default = self.entry.objective.parameters["layer"].default
+        return self.entry.args.parameters.get("layer", default)
+
+    def of_reference(self) -> Needs:
+        return Needs(states={self.layer: self.positions})
+
+    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
+        return Needs(states={self.layer: self.positions})
+
+    def terms(self, policy: Found, reference: Found | None) -> Terms:
+        seen = policy.states[self.layer]
+        if not bool(self.positions.any()):
+            return Terms(policy.zero)
+        reference_states = None if reference is None else self._own(reference.states[self.layer])
+        states = self._own(seen)
+        return Terms(
+            self.entry.objective.function(states, reference_states, **self.entry.args.parameters)
+        )
+
+    def _own(self, states: States) -> Tensor:
+        """Of all positions that were asked for, this entry's, ``[P, D]`` in at least float32."""
+        values = states.at(*self.positions.nonzero(as_tuple=True))
+        return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+VIEWS: dict[str, type[View]] = {
+    "labels": Labels,
+    "distributions": Distributions,
+    "hidden": Hidden,
+}
+
+
+def view_of(entry: Entry, batch: dict[str, Tensor]) -> View:
+    """What an entry sees of a batch."""
+    return VIEWS[entry.objective.sees](entry, batch)
+
+
+def rows_of(entry: Entry, batch: dict[str, Tensor]) -> Tensor:
+    """Rows of the batch that an entry is for, ``[R]`` bool."""
+    chosen = batch["role"] == ROLES[entry.side]
+    if entry.args.kinds is not None:
+        chosen &= _isin(batch["kind"], [KINDS[kind] for kind in entry.args.kinds])
+    if entry.args.tasks is not None:
+        chosen &= _isin(batch["task"], [task_number(task) for task in entry.args.tasks])
+    return chosen
+
+
+def _isin(values: Tensor, numbers: Sequence[int]) -> Tensor:
+    return torch.isin(values, torch.tensor(numbers, device=values.device, dtype=values.dtype))
+
+
+def together(needs: Iterable[Needs]) -> Needs:
+    """The union of what several views need."""
+    labels: Tensor | None = None
+    logged: Tensor | None = None
+    states: dict[Layer, Tensor] = {}
+    valuations: tuple[Valuation, ...] = ()
+    for one in needs:
+        labels = _either(labels, one.labels)
+        logged = _either(logged, one.logged)
+        for layer, mask in one.states.items():
+            states[layer] = _either(states.get(layer), mask)
+        valuations += one.valuations
+    return Needs(labels, states, valuations, logged)
+
+
+def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return torch.logical_or(first, second)
