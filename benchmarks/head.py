@@ -17,9 +17,8 @@ import time
 import torch
 from torch.nn import functional as F
 
-from axolotl_unlearn.engine.groups import Group
 from axolotl_unlearn.engine.needs import HEAD, Found, States, Valuation
-from axolotl_unlearn.engine.statistics import ChunkPlan, head_statistics
+from axolotl_unlearn.engine.statistics import ChunkPlan, Group, head_statistics
 from axolotl_unlearn.objectives import OBJECTIVES
 from benchmarks.memory import Alive
 

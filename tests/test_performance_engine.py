@@ -20,8 +20,7 @@ from axolotl_unlearn.engine.head import (
     learn_after_head,
     output_head,
 )
-from axolotl_unlearn.engine.linearised import Linearised
-from axolotl_unlearn.engine.statistics import ChunkPlan
+from axolotl_unlearn.engine.statistics import ChunkPlan, Linearised
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives import OBJECTIVES

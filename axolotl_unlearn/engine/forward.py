@@ -10,13 +10,12 @@ can take rows laid end to end, padding is not computed at all (`axolotl_unlearn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.engine.groups import GroupNumbers, group_positions, read_groups
 from axolotl_unlearn.engine.head import (
     after_head,
     final_logits,
@@ -27,11 +26,13 @@ from axolotl_unlearn.engine.head import (
     output_vocabulary,
 )
 from axolotl_unlearn.engine.layers import tap_layers
-from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, targets
+from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, States, targets
 from axolotl_unlearn.engine.packing import layout_of
 from axolotl_unlearn.engine.statistics import (
     DEFAULT_PLAN,
     ChunkPlan,
+    Group,
+    GroupNumbers,
     head_statistics,
 )
 
@@ -114,3 +115,66 @@ def run_to_head(
         return pieces
     flat = output.flatten().split([piece.numel() for piece in pieces])
     return [part.view_as(piece).to(piece.dtype) for part, piece in zip(flat, pieces, strict=True)]
+
+
+def group_positions(needs: Needs, next_ids: Tensor) -> list[Group]:
+    """Every position at which ``needs`` asks for logits, by what it asks there.
+
+    Args:
+        next_ids: ``[R, T]`` next-token targets.
+    """
+    nowhere = torch.zeros_like(next_ids, dtype=torch.bool)
+    asked = [nowhere if mask is None else mask for mask in (needs.labels, needs.logged)]
+    asked += [valuation.positions for valuation in needs.valuations]
+    code = sum(mask.long() << bit for bit, mask in enumerate(asked))
+    groups = []
+    for pattern in code.unique().tolist():
+        if pattern:
+            row, time = (code == pattern).nonzero(as_tuple=True)
+            labels, logged, *looks = (bool(pattern >> bit & 1) for bit in range(len(asked)))
+            valuations = tuple(v for v, here in zip(needs.valuations, looks, strict=True) if here)
+            ids = next_ids[row, time]
+            groups.append(Group(row, time, ids, labels, logged and not labels, valuations))
+    return groups
+
+
+def read_groups(
+    groups: Sequence[Group],
+    numbers: Sequence[GroupNumbers],
+    needs: Needs,
+    states: Sequence[Tensor],
+    zero: Tensor,
+) -> Found:
+    """What was found in all groups, and hidden states, by what ``needs`` asked.
+
+    Args:
+        states: ``[Q, D]`` of each layer in ``needs.states``.
+        zero: see `Found`.
+    """
+    logp = torch.zeros_like(needs.masks[0], dtype=torch.float32)
+    values: dict[str, list[Tensor]] = {valuation.name: [] for valuation in needs.valuations}
+    weighted: dict[str, Tensor] = {}
+    rows, times, columns = [], [], []
+    for group, found in zip(groups, numbers, strict=True):
+        if group.labels or group.logged:
+            rows.append(group.row)
+            times.append(group.time)
+            columns.append((found.graded if group.labels else found.values)[:, 0])
+        own = found.values[:, int(group.logged) :].unbind(-1)
+        for valuation, column in zip(group.valuations, own, strict=True):
+            values[valuation.name].append(column)
+        if group.valuations:
+            side = group.valuations[0].side
+            weighted[side] = weighted.get(side, 0) + group.factor * found.graded[:, -1].sum()
+    if columns:
+        logp = logp.index_put((torch.cat(rows), torch.cat(times)), torch.cat(columns))
+    return Found(
+        logp,
+        {
+            layer: States(taken, mask)
+            for (layer, mask), taken in zip(needs.states.items(), states, strict=True)
+        },
+        {name: torch.cat(found) if found else logp.new_zeros(0) for name, found in values.items()},
+        weighted,
+        zero,
+    )
