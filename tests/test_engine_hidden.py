@@ -12,8 +12,7 @@ from torch.testing import assert_close
 
 from axolotl_unlearn.args import ObjectiveArgs
 from axolotl_unlearn.engine.entries import make_entries, unit_counts
-from axolotl_unlearn.engine.head import learn_after_head
-from axolotl_unlearn.engine.packing import can_pack, refuse_packing
+from axolotl_unlearn.engine.forward import can_pack, learn_after_head, refuse_packing
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError

@@ -11,14 +11,17 @@ from conftest import random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
 from axolotl_unlearn.args import ObjectiveArgs
-from axolotl_unlearn.engine import packing
 from axolotl_unlearn.engine.entries import make_entries
-from axolotl_unlearn.engine.head import (
+from axolotl_unlearn.engine.forward import (
     after_head,
+    can_pack,
     final_logits,
     intercept_head,
+    is_worthwhile,
     learn_after_head,
     output_head,
+    packed_layout,
+    refuse_packing,
 )
 from axolotl_unlearn.engine.statistics import ChunkPlan, Linearised
 from axolotl_unlearn.engine.step import step_loss
@@ -82,14 +85,14 @@ def test_packed_rows_give_the_padded_result(attention, checkpointing):
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     batch = random_batch(seed=3, forget=4, retain=4, time=24)
-    assert packing.can_pack(model, model, batch)
+    assert can_pack(model, model, batch)
     left = {k: v.clone() for k, v in batch.items()}
     for row, length in enumerate(batch["attention_mask"].sum(-1).tolist()):
         for key in ("input_ids", "attention_mask", "labels"):
             left[key][row] = batch[key][row].roll(24 - length)
     packed = [loss_and_gradients(model, b) for b in (batch, left)]
-    packing.refuse_packing(model)
-    assert not packing.can_pack(model, model, batch)
+    refuse_packing(model)
+    assert not can_pack(model, model, batch)
     total, gradients = loss_and_gradients(model, batch)
     for got, got_gradients in packed:
         assert_close(got, total, rtol=1e-6, atol=1e-7)
@@ -99,7 +102,7 @@ def test_packed_rows_give_the_padded_result(attention, checkpointing):
 
 def test_packing_runs_only_over_real_tokens():
     batch = random_batch(seed=3, forget=4, retain=4, time=24)
-    layout = packing.packed_layout(batch)
+    layout = packed_layout(batch)
     real = int(batch["attention_mask"].sum())
     assert layout.inputs["input_ids"].shape == (1, real) and real < 8 * 24
     hidden = torch.arange(real)[None, :, None]  # each token's own place
@@ -116,10 +119,10 @@ def test_packing_pays_only_where_padding_is_large():
         width = max(lengths)
         return {"attention_mask": (torch.arange(width) < torch.tensor(lengths)[:, None]).long()}
 
-    assert not packing.is_worthwhile(mask(10, 10), 64, blockwise=True)
-    assert not packing.is_worthwhile(mask(10), 64, blockwise=True)
-    assert packing.is_worthwhile(mask(100, *[10] * 7), 64, blockwise=False)
-    assert not packing.is_worthwhile(mask(*[5000] * 7, 4000), 64, blockwise=False)
+    assert not is_worthwhile(mask(10, 10), 64, blockwise=True)
+    assert not is_worthwhile(mask(10), 64, blockwise=True)
+    assert is_worthwhile(mask(100, *[10] * 7), 64, blockwise=False)
+    assert not is_worthwhile(mask(*[5000] * 7, 4000), 64, blockwise=False)
 
 
 def test_a_model_that_mixes_packed_rows_is_padded(monkeypatch):
@@ -129,8 +132,8 @@ def test_a_model_that_mixes_packed_rows_is_padded(monkeypatch):
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
     batch = random_batch(seed=3, forget=4, retain=4, time=24)
     model = with_lora(tiny_llama(seed=1))
-    assert not packing.can_pack(model, model, batch)
-    assert packing.is_worthwhile(batch, 32, blockwise=False)
+    assert not can_pack(model, model, batch)
+    assert is_worthwhile(batch, 32, blockwise=False)
 
 
 def changed_logits_model(name: str):
@@ -179,7 +182,7 @@ def test_models_that_change_their_logits(name, full, padding_free):
                 parameter.add_(0.02 * torch.randn_like(parameter))
     batch = random_batch(seed=3)
     if not padding_free:
-        packing.refuse_packing(model)
+        refuse_packing(model)
     got = step_loss(
         model, batch, entries_for(*CONFIGS), reference=reference, plan=ChunkPlan(positions=4)
     ).total
@@ -204,7 +207,7 @@ def test_an_unknown_change_of_logits_is_an_error(monkeypatch):
             forward(**kw)
         ),
     )  # fmt: skip
-    packing.refuse_packing(model)  # which says nothing about the head
+    refuse_packing(model)  # which says nothing about the head
     with pytest.raises(UnlearnError, match="changes its logits"):
         step_loss(model, random_batch(seed=3), entries_for(CONFIGS[1]))
 
@@ -256,7 +259,7 @@ def test_nothing_of_vocabulary_size_stays_for_the_backward_pass():
         saved.append(tuple(tensor.shape))
         return tensor
 
-    packing.can_pack(model, model, batch)
+    can_pack(model, model, batch)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         total = step_loss(model, batch, entries_for(*CONFIGS), reference=reference).total
     total.backward()

@@ -13,10 +13,8 @@ from torch.testing import assert_close
 
 from axolotl_unlearn.args import ObjectiveArgs
 from axolotl_unlearn.engine.entries import make_entries, unit_counts
-from axolotl_unlearn.engine.forward import observe
-from axolotl_unlearn.engine.head import learn_after_head
+from axolotl_unlearn.engine.forward import can_pack, learn_after_head, observe
 from axolotl_unlearn.engine.needs import Needs, label_positions
-from axolotl_unlearn.engine.packing import can_pack
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError

@@ -5,29 +5,24 @@ the positions that are asked about, computes logits for those alone, and gives n
 back in the logits' place. Because this happens inside the head's own ``forward``, wrappers that
 gather or hook parameters there (DDP, FSDP2, ZeRO-3, PEFT) keep working. Where only hidden states of
 some layer are asked for, later layers do not run (`axolotl_unlearn.engine.layers`). Where the model
-can take rows laid end to end, padding is not computed at all (`axolotl_unlearn.engine.packing`).
+can take rows laid end to end, padding is not computed at all. What must be known of a model is
+learnt once (`axolotl_unlearn.engine.probe`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.engine.head import (
-    after_head,
-    final_logits,
-    head_is_frozen,
-    intercept_head,
-    learn_after_head,
-    output_head,
-    output_vocabulary,
-)
+from axolotl_unlearn.engine import probe
 from axolotl_unlearn.engine.layers import tap_layers
 from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, States, targets
-from axolotl_unlearn.engine.packing import layout_of
 from axolotl_unlearn.engine.statistics import (
     DEFAULT_PLAN,
     ChunkPlan,
@@ -35,6 +30,7 @@ from axolotl_unlearn.engine.statistics import (
     GroupNumbers,
     head_statistics,
 )
+from axolotl_unlearn.errors import UnlearnError
 
 
 def observe(
@@ -178,3 +174,186 @@ def read_groups(
         weighted,
         zero,
     )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of a batch lie in the model's input.
+
+    Attributes:
+        inputs: keyword arguments of the model.
+        place: ``[R, T]`` index of each token in the packed row; None if padded.
+    """
+
+    inputs: dict[str, Tensor]
+    place: Tensor | None = None
+
+    def pick(self, hidden: Tensor, row: Tensor, time: Tensor) -> Tensor:
+        """``[R, T, D]`` or ``[1, N, D]`` hidden states at positions of the batch, ``[P, D]``."""
+        if self.place is None:
+            return hidden[row, time]
+        return hidden[0, self.place[row, time]]
+
+
+def padded_layout(batch: dict[str, Tensor]) -> Layout:
+    """The batch as it is."""
+    return Layout({"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]})
+
+
+def packed_layout(batch: dict[str, Tensor]) -> Layout:
+    """All real tokens in one row, ``[1, N]``, with positions from 0 in each."""
+    real = batch["attention_mask"].bool()
+    positions = real.cumsum(-1) - 1
+    inputs = {
+        "input_ids": batch["input_ids"][real][None],
+        "position_ids": positions[real][None],
+    }
+    place = (real.flatten().cumsum(0) - 1).view_as(real)
+    return Layout(inputs, place)
+
+
+def layout_of(model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor]) -> Layout:
+    """The batch laid end to end where the model can take that and it pays, else as it is."""
+    return packed_layout(batch) if can_pack(model, unwrapped, batch) else padded_layout(batch)
+
+
+def is_worthwhile(batch: dict[str, Tensor], hidden_size: int, blockwise: bool) -> bool:
+    """Whether laying rows end to end saves computation.
+
+    A layer costs about ``12 D^2`` multiplications a token outside attention and ``2 D`` a pair of
+    positions inside; without a kernel for blocks, attention runs over all pairs of the one row.
+    """
+    lengths = batch["attention_mask"].sum(-1).double()
+    rows, width = batch["attention_mask"].shape
+    if rows == 1:
+        return False
+    tokens = lengths.sum()
+    pairs = (lengths**2).sum() if blockwise else tokens**2
+    packed = 6 * hidden_size * tokens + pairs
+    padded = 6 * hidden_size * rows * width + rows * width**2
+    return bool(packed < 0.95 * padded)
+
+
+#: Model -> whether its rows may be laid end to end, learnt once.
+_KEEPS_ROWS_APART: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def can_pack(model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor]) -> bool:
+    """Whether this batch should be laid end to end: the model can, and it pays."""
+    config = probe.text_config(unwrapped)
+    if unwrapped not in _KEEPS_ROWS_APART:
+        run = partial(_run_made_up, model, unwrapped, batch["input_ids"].device)
+        name = type(unwrapped).__name__
+        _KEEPS_ROWS_APART[unwrapped] = probe.keeps_rows_apart(run, config, name)
+    blockwise = "flash" in str(getattr(config, "_attn_implementation", ""))
+    return _KEEPS_ROWS_APART[unwrapped] and is_worthwhile(batch, config.hidden_size, blockwise)
+
+
+def refuse_packing(unwrapped: nn.Module) -> None:
+    """Always pad this model's batches (``unlearn.padding_free: false``)."""
+    _KEEPS_ROWS_APART[unwrapped] = False
+
+
+def output_head(model: nn.Module) -> nn.Module:
+    """The LM head of a (PEFT-wrapped) causal language model."""
+    base = _bare(model)
+    head = base.get_output_embeddings()
+    if head is None:
+        raise UnlearnError(
+            f"{type(base).__name__} has no output embeddings; unlearning needs a causal language "
+            "model with an LM head."
+        )
+    return head
+
+
+def output_vocabulary(model: nn.Module) -> int:
+    """V of the LM head."""
+    head = output_head(model)
+    weight = getattr(head, "weight", None)
+    if weight is None:
+        weight = head.base_layer.weight
+    out = getattr(head, "out_features", None)
+    return int(out if out else weight.shape[0])
+
+
+def head_is_frozen(model: nn.Module) -> bool:
+    """Whether nothing in the LM head is trained (LoRA on it would count as trained)."""
+    return not any(parameter.requires_grad for parameter in output_head(model).parameters())
+
+
+@contextmanager
+def intercept_head(head: nn.Module, program: Callable[[Tensor, Head], Tensor]) -> Iterator[None]:
+    """While inside, calling ``head(hidden)`` runs ``program(hidden, original_forward)``."""
+    had_own = "forward" in vars(head)
+    original = head.forward
+    # Not traced by torch.compile: a program is another closure at every step.
+    head.forward = torch.compiler.disable(lambda hidden, *_, **__: program(hidden, original))
+    try:
+        yield
+    finally:
+        if had_own:
+            head.forward = original
+        else:
+            del head.forward
+
+
+#: Bare model -> what it does to its logits after the head, learnt once; None: nothing.
+_AFTER_HEAD: WeakKeyDictionary[nn.Module, probe.Change | None] = WeakKeyDictionary()
+
+
+def learn_after_head(model: nn.Module, unwrapped: nn.Module, device: torch.device | str) -> None:
+    """Find out what a model does to its logits after the head, unless it is known.
+
+    Raises:
+        UnlearnError: It is nothing that is known here.
+    """
+    bare = _bare(unwrapped)
+    if bare not in _AFTER_HEAD:
+        run = partial(_run_made_up, model, unwrapped, device)
+        name = type(bare).__name__
+        _AFTER_HEAD[bare] = probe.change_after_head(run, probe.text_config(unwrapped), name)
+
+
+def after_head(model: nn.Module) -> probe.Change | None:
+    """What the model does to its logits after the head; None where it does nothing.
+
+    Outside a forward it is found out where it is not known (`learn_after_head`).
+    """
+    if _bare(model) not in _AFTER_HEAD:
+        learn_after_head(model, model, next(model.parameters()).device)
+    return _AFTER_HEAD[_bare(model)]
+
+
+def final_logits(head: Head, model: nn.Module) -> Head:
+    """``head`` followed by `after_head`: hidden states to the logits that the model would give."""
+    change = after_head(model)
+    return head if change is None else lambda states: change(head(states))
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@torch.no_grad()
+def _run_made_up(
+    model: nn.Module, unwrapped: nn.Module, device: torch.device | str, rows: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`probe.Run` of a model."""
+    kept: list[Tensor] = []
+
+    def keep(states: Tensor, head: Head) -> Tensor:
+        kept.extend((states[0], head(states)))
+        return kept[1]
+
+    inputs = {"input_ids": torch.cat(list(rows), 1).to(device)}
+    if len(rows) > 1:
+        places = torch.cat([torch.arange(row.shape[1]) for row in rows])
+        inputs["position_ids"] = places[None].to(device)
+    was_training = unwrapped.training
+    unwrapped.eval()
+    try:
+        with intercept_head(output_head(unwrapped), keep):
+            logits = model(**inputs, use_cache=False, return_dict=True).logits
+    finally:
+        unwrapped.train(was_training)
+    return kept[0], kept[1][0], logits[0]

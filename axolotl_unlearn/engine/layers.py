@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from axolotl_unlearn.engine.head import text_config
+from axolotl_unlearn.engine.probe import text_config
 from axolotl_unlearn.errors import UnlearnError
 
 

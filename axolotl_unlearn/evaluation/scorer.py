@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.engine.head import (
+from axolotl_unlearn.engine.forward import (
     final_logits,
     intercept_head,
     learn_after_head,

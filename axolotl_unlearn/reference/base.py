@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.engine.forward import observe
-from axolotl_unlearn.engine.head import final_logits
+from axolotl_unlearn.engine.forward import final_logits, observe
 from axolotl_unlearn.engine.needs import HEAD, Found, Head, Layer, Needs, States, label_positions
 from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.errors import UnlearnError
