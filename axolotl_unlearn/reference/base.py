@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.engine.forward import final_logits, observe
+from axolotl_unlearn.engine.forward import final_logits, observe, output_head
 from axolotl_unlearn.engine.needs import HEAD, Found, Head, Layer, Needs, States, label_positions
 from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.errors import UnlearnError
@@ -177,6 +177,26 @@ class Reference:
         columns = ("input_ids", "attention_mask", "labels")
         key = _row_keys({name: torch.as_tensor(row[name])[None] for name in columns})[0]
         return self._logp[key].double()
+
+
+class AdapterOff(Reference):
+    """The base model under a LoRA adapter that started fresh."""
+
+    without_adapter = True
+
+    @contextmanager
+    def active(self, model: nn.Module) -> Iterator[None]:
+        with model.disable_adapter():
+            yield
+
+    def head(self, model: nn.Module) -> Head:
+        head = output_head(model)
+        if hasattr(head, "base_layer"):  # LoRA on the head
+            return head.base_layer
+        if hasattr(head, "original_module"):  # head among modules_to_save
+            return head.original_module
+        # `forward` of the class: the instance's may be intercepted at that moment.
+        return lambda hidden: type(head).forward(head, hidden)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 It is the model as it stood when training started, before any resume and with any starting adapter.
 Two sources give it without a second model in memory:
 
-- `AdapterOff`: a fresh LoRA is the identity at the start, so switching it off gives the reference;
+- `AdapterOff` (`reference/base.py`): a fresh LoRA is the identity at the start, so switching it off
+  gives the reference;
 - `FrozenCopy`: a copy of the *trained* weights alone (a starting adapter, or all weights in full
   fine-tuning), swapped in for the reference forward.
 """
@@ -20,27 +21,7 @@ from axolotl_unlearn.engine.forward import output_head
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.reference.base import Reference, is_part
-
-
-class AdapterOff(Reference):
-    """The base model under a LoRA adapter that started fresh."""
-
-    without_adapter = True
-
-    @contextmanager
-    def active(self, model: nn.Module) -> Iterator[None]:
-        with model.disable_adapter():
-            yield
-
-    def head(self, model: nn.Module) -> Head:
-        head = output_head(model)
-        if hasattr(head, "base_layer"):  # LoRA on the head
-            return head.base_layer
-        if hasattr(head, "original_module"):  # head among modules_to_save
-            return head.original_module
-        # `forward` of the class: the instance's may be intercepted at that moment.
-        return lambda hidden: type(head).forward(head, hidden)
+from axolotl_unlearn.reference.base import AdapterOff, Reference, is_part
 
 
 class FrozenCopy(Reference):
