@@ -170,7 +170,9 @@ def hidden(model, batch, row: int, layer: int) -> Tensor:
     ids = batch["input_ids"][row : row + 1, :length]
     grabbed: list[Tensor] = []
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    handle = base.model.layers[layer].register_forward_hook(lambda *a: grabbed.append(a[-1]))
+    handle = (
+        base.get_decoder().layers[layer].register_forward_hook(lambda *a: grabbed.append(a[-1]))
+    )
     model(input_ids=ids)
     handle.remove()
     return grabbed[0][0]

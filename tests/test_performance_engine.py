@@ -199,6 +199,36 @@ def test_models_that_change_their_logits(name, full, padding_free):
         assert_close(g, w, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("objective", ["kl", "hidden_mse"])
+def test_the_language_model_of_one_that_also_sees(objective):
+    """Gemma 3 with a vision tower keeps the text's sizes in a config of its own."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    text = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 23}
+    seen = {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(
+        text_config=small | text, vision_config=small | seen, mm_tokens_per_image=4,
+        image_token_index=22, boi_token_index=21, eoi_token_index=20, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    base = Gemma3ForConditionalGeneration(config).double().eval()
+    start, batch = copy.deepcopy(base), random_batch(seed=3, vocabulary=20)
+    model = with_lora(base).double()
+    layer = {"layer": 1} if objective == "hidden_mse" else {}
+    got = step_loss(
+        model,
+        batch,
+        entries_for(("retain", {"objective": objective, **layer})),
+        reference=make_reference("auto", model, starting_adapter=False, plan=ChunkPlan()),
+    ).total
+    if layer:
+        want = plain.representation(model, start, batch, [3, 4], 1, lambda h: h)
+    else:
+        want = plain.kl(model, start, batch, [3, 4], "reverse", "answer")
+    assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_an_unknown_change_of_logits_is_an_error(monkeypatch):
     model = tiny_llama(seed=1)
     forward = model.forward

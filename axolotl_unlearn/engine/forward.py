@@ -12,7 +12,7 @@ learnt once (`axolotl_unlearn.engine.probe`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -55,14 +55,15 @@ def observe(
     numbers: list[GroupNumbers] = []
 
     def program(head_inputs: Tensor, head: Head) -> list[Tensor]:
-        numbers[:] = head_statistics(
-            lambda row, time: layout.pick(head_inputs, row, time),
-            groups,
-            head,
-            plan=plan,
-            vocabulary=vocabulary,
-            frozen_head=frozen,
-        )
+        if groups:
+            numbers[:] = head_statistics(
+                lambda row, time: layout.pick(head_inputs, row, time),
+                groups,
+                head,
+                plan=plan,
+                vocabulary=vocabulary,
+                frozen_head=frozen,
+            )
         states = [
             layout.pick(
                 head_inputs if layer is HEAD else outputs[layer], *mask.nonzero(as_tuple=True)
@@ -72,7 +73,11 @@ def observe(
         zero = head_inputs.flatten()[:0].sum()
         return [zero, *(found.graded for found in numbers), *states]
 
-    with tap_layers(unwrapped, needs.layers, stop=not needs.reach_head) as outputs:
+    with (
+        tap_layers(unwrapped, needs.layers, stop=not needs.reach_head)
+        if needs.layers
+        else nullcontext({})
+    ) as outputs:
         zero, *pieces = run_to_head(model, layout.inputs, program, unwrapped)
     # Gradients pass through the model's output; what has none does not.
     numbers = [replace(found, graded=piece) for found, piece in zip(numbers, pieces, strict=False)]
@@ -240,7 +245,7 @@ _KEEPS_ROWS_APART: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 def can_pack(model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor]) -> bool:
     """Whether this batch should be laid end to end: the model can, and it pays."""
-    config = probe.text_config(unwrapped)
+    config = unwrapped.config.get_text_config()
     if unwrapped not in _KEEPS_ROWS_APART:
         run = partial(_run_made_up, model, unwrapped, batch["input_ids"].device)
         name = type(unwrapped).__name__
@@ -311,7 +316,7 @@ def learn_after_head(model: nn.Module, unwrapped: nn.Module, device: torch.devic
     if bare not in _AFTER_HEAD:
         run = partial(_run_made_up, model, unwrapped, device)
         name = type(bare).__name__
-        _AFTER_HEAD[bare] = probe.change_after_head(run, probe.text_config(unwrapped), name)
+        _AFTER_HEAD[bare] = probe.change_after_head(run, unwrapped.config.get_text_config(), name)
 
 
 def after_head(model: nn.Module) -> probe.Change | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from axolotl_unlearn.engine.probe import text_config
 from axolotl_unlearn.errors import UnlearnError
 
 
@@ -39,7 +38,7 @@ class _Tapped(nn.Module):
 def decoder_layers(model: nn.Module) -> tuple[nn.Module, str]:
     """The module that holds the decoder's layers, and under which name."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    count = text_config(base).num_hidden_layers
+    count = base.config.get_text_config().num_hidden_layers
     for owner in base.get_decoder().modules():
         for name, child in owner.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == count:
@@ -57,16 +56,13 @@ def tap_layers(
     """While inside, a forward of ``model`` leaves the outputs of ``layers`` in the yielded dict.
 
     Args:
-        layers: numbers of decoder layers, from 0.
+        layers: numbers of decoder layers, from 0; at least one.
         stop: leave out the layers after the last one, whose output then goes to the final norm.
 
     Raises:
         UnlearnError: The model has no such layer.
     """
     taken: dict[int, Tensor] = {}
-    if not layers:
-        yield taken
-        return
     owner, name = decoder_layers(model)
     whole = getattr(owner, name)
     if max(layers) >= len(whole):

@@ -16,7 +16,7 @@ from itertools import permutations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from axolotl_unlearn.errors import UnlearnError
 
@@ -36,13 +36,6 @@ _CHANGES: tuple[Callable[[Tensor, float], Tensor], ...] = (
 )
 _NAMES = ("logit", "lm_head", "softcap")
 _ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
-
-
-def text_config(model: nn.Module) -> Any:
-    """The config of the language model, also of one with several modalities."""
-    config = getattr(model, "config", None)
-    get_text = getattr(config, "gettext_config", None)
-    return get_text() if callable(get_text) else config
 
 
 def made_up_rows(config: Any, *lengths: int) -> list[Tensor]:
