@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import plain
 import pytest
@@ -22,6 +25,7 @@ from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.sources import make_reference
 
 FORGET, RETAIN = [0, 1, 2], [3, 4]
+HIDDEN = (("forget", "rmu"), ("retain", "hidden_mse"))
 
 #: name -> (side, config, plain loss on (model, reference, batch))
 CASES = {
@@ -253,6 +257,60 @@ def test_one_policy_forward_and_one_reference_forward():
         second = step_loss(model, batch, entries, reference=reference).total
         assert len(runs) == 3 + later and reference.forwards == 1 + later
         assert_close(first, second, rtol=0, atol=1e-6)
+
+
+def stays_of(run):
+    """Files of engine/ and reference/ in the order in which a reader opens them: he moves where a
+    function that he has not read yet is called from another file. What he comes back to when a call
+    has ended is no stay, nor are the words in needs.py."""
+    stays, read = [], set()
+
+    def file_of(frame):
+        path = Path(frame.f_code.co_filename)
+        known = path.parent.name in ("engine", "reference") and path.name != "needs.py"
+        return f"{path.parent.name}/{path.name}" if known else None
+
+    def follow(frame, event, _):
+        code, file = frame.f_code, file_of(frame)
+        if event != "call" or file is None or code in read or code.co_name.startswith("<"):
+            return
+        read.add(code)
+        caller = frame.f_back
+        while caller is not None and file_of(caller) is None:
+            caller = caller.f_back
+        if (caller is None or file_of(caller) != file) and stays[-1:] != [file]:
+            stays.append(file)
+
+    sys.setprofile(follow)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return stays
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        (("forget", {"objective": "npo"}), ("retain", {"objective": "kl"})),
+        tuple((side, {"objective": name, "layer": 0}) for side, name in HIDDEN),
+    ],
+)
+def test_the_way_of_a_batch_is_as_short_as_its_page_says(pairs):
+    """The six stays of docs/architecture.md, one of them a return; for hidden states the taps of
+    the layers take the statistics' place."""
+    model, batch = lora_model().train(), random_batch(seed=3)
+    entries = entries_for(*pairs)
+    step_loss(model, batch, entries, reference=reference_for(model))  # learns about the model
+    reference = reference_for(model)
+    stays = stays_of(lambda: step_loss(model, batch, entries, reference=reference))
+    page = (Path(__file__).parent.parent / "docs/architecture.md").read_text("utf-8")
+    section = page.split("## The way of a batch")[1].split("\n## ")[0]
+    listed = re.findall(r"^\d\. `([a-z/]+\.py)`", section, re.MULTILINE)
+    if "layer" in pairs[0][1]:
+        listed[listed.index("engine/statistics.py")] = "engine/layers.py"
+    assert stays == listed
+    assert len(stays) <= 6 and len(stays) - len(set(stays)) <= 1
 
 
 @pytest.mark.parametrize("mode", ["auto", "frozen_copy", "cached"])

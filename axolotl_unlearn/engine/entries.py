@@ -16,16 +16,17 @@ from axolotl_unlearn.objectives import OBJECTIVES, Objective
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of ``forget:`` or ``retain:``: which rows, which objective, which weight."""
+    """One line of ``forget:`` or ``retain:``: which rows, which objective, which weight.
+
+    Attributes:
+        unit: what its sum is divided by the number of: token, row or batch.
+    """
 
     name: str
     side: str
     args: ObjectiveArgs
     objective: Objective
-
-    @property
-    def unit(self) -> str:
-        return self.objective.unit(self.args.parameters)
+    unit: str
 
 
 def make_entries(pairs: list[tuple[str, ObjectiveArgs]]) -> list[Entry]:
@@ -40,7 +41,8 @@ def make_entries(pairs: list[tuple[str, ObjectiveArgs]]) -> list[Entry]:
         while name in names:
             name += "'"
         names.add(name)
-        entries.append(Entry(name, side, args, OBJECTIVES[args.objective]))
+        objective = OBJECTIVES[args.objective]
+        entries.append(Entry(name, side, args, objective, objective.unit(args.parameters)))
     return entries
 
 

@@ -106,7 +106,7 @@ def head_statistics(
     vocabulary: int,
     frozen_head: bool = False,
 ) -> list[GroupNumbers]:
-    """The numbers of each group, chunk by chunk.
+    """The numbers of each group, at least one, chunk by chunk.
 
     Args:
         pick: ``(row, time) -> [P, D]`` hidden states at positions of the batch.
@@ -117,8 +117,6 @@ def head_statistics(
     Returns:
         What was found in each group.
     """
-    if not groups:
-        return []
     # One pick for all: its gradient is written once.
     picked = pick(torch.cat([g.row for g in groups]), torch.cat([g.time for g in groups]))
     states = picked.split([len(group.row) for group in groups])

@@ -162,8 +162,7 @@ class Hidden(View):
     @property
     def layer(self) -> int:
         """Number of the decoder layer whose output is seen, from 0."""
-        default = self.entry.objective.parameters["layer"].default
-        return self.entry.args.parameters.get("layer", default)
+        return self.entry.args.parameter("layer")
 
     def of_reference(self) -> Needs:
         return Needs(states={self.layer: self.positions})
