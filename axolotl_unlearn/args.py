@@ -125,6 +125,11 @@ class ObjectiveArgs(BaseModel):
         """The objective's own parameters, validated."""
         return dict(self.model_extra or {})
 
+    def parameter(self, name: str) -> Any:
+        """One of them, or its default."""
+        default = objectives()[self.objective].parameters[name].default
+        return self.parameters.get(name, default)
+
     @model_validator(mode="after")
     def _check_objective(self) -> ObjectiveArgs:
         known = objectives().get(self.objective)

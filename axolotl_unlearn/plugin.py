@@ -53,6 +53,7 @@ class UnlearnPlugin(BasePlugin):
         # A fresh LoRA (and `reinit_weights`) is drawn from the global generator, which Axolotl
         # does not seed; both parents of a factor-wise merge must start from the same draw.
         set_seed(cfg.seed if cfg.seed is not None else 42)
+        _check_layers(cfg)
         _check_teachers(cfg)
 
     def post_trainer_create(self, cfg: DictDefault, trainer: Any) -> None:
@@ -146,6 +147,22 @@ def _stay_on_cpu(cfg: DictDefault) -> None:
     devices = cfg.device_map.values() if isinstance(cfg.device_map, dict) else ()
     if not torch.accelerator.is_available() and any(isinstance(d, int) for d in devices):
         cfg.device_map = {"": "cpu"}
+
+
+def _check_layers(cfg: DictDefault) -> None:
+    """As `check` does for a model in a folder, also for one of the hub, before its weights."""
+    from axolotl.loaders.utils import load_model_config
+
+    from axolotl_unlearn.preflight import layer_faults
+
+    if not _trains(cfg):
+        return
+    config = load_model_config(cfg).get_text_config()
+    overrides = cfg.overrides_of_model_config or {}
+    count = overrides.get("num_hidden_layers") or config.num_hidden_layers
+    found = layer_faults(unlearn_config(cfg), count)
+    if found:
+        raise UnlearnError(" ".join(found))
 
 
 def _check_teachers(cfg: DictDefault) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import os
 from pathlib import Path
@@ -133,7 +134,29 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             path = getattr(reference, key)
             if path and _is_local(path) and not Path(path).exists():
                 found.append(f"`reference.{key}: {path}` does not exist; check the path.")
-    return found + _level_faults(cfg, args)
+    count = _layers_of_folder(cfg)
+    return found + _level_faults(cfg, args) + (layer_faults(args, count) if count else [])
+
+
+def layer_faults(args: UnlearnArgs, count: int) -> list[str]:
+    """Objectives on hidden states of a layer that a model of ``count`` decoder layers lacks."""
+    return [
+        f"`layer: {entry.parameter('layer')}`"
+        + ("" if "layer" in entry.parameters else " (the default)")
+        + f" of {side}/{entry.objective} in `unlearn:` does not exist: the model has layers 0 to "
+        f"{count - 1}; give one of them."
+        for side, entry in args.entries()
+        if objectives()[entry.objective].sees == "hidden" and entry.parameter("layer") >= count
+    ]
+
+
+def _layers_of_folder(cfg: dict) -> int | None:
+    """Number of decoder layers where the base model is a folder that says it."""
+    file = Path(str(cfg.get("base_model_config") or cfg.get("base_model"))) / "config.json"
+    if cfg.get("overrides_of_model_config") or not file.is_file():
+        return None
+    config = json.loads(file.read_text("utf-8"))
+    return config.get("text_config", config).get("num_hidden_layers")
 
 
 def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:

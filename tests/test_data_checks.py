@@ -219,6 +219,26 @@ def test_settings_of_axolotl(settings, says):
     assert len(found) == (says is not None) and (says is None or re.search(says, found[0]))
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, r"`layer: 7` \(the default\) of forget/rmu .* the model has layers 0 to 3"),
+        ({"layer": 4}, "`layer: 4` of forget/rmu in `unlearn:` does not exist"),
+        ({"layer": 3}, None),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_layer_that_the_model_lacks(settings, says, nested, tmp_path):
+    """Found from config.json; it was found in the first step."""
+    sizes = {"num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": sizes} if nested else sizes))
+    block = {"forget": {"objective": "rmu", **settings}}
+    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
+    cfg = {"plugins": [PLUGIN], "unlearn": block, "datasets": [entry], "base_model": str(tmp_path)}
+    found = config_faults(cfg)
+    assert len(found) == (says is not None) and (says is None or re.search(says, found[0]))
+
+
 def test_the_page_of_axolotls_options_is_the_table():
     """`python -m axolotl_unlearn.axolotl_options > docs/axolotl-options.md`"""
     docs = Path(__file__).parents[1] / "docs" / "axolotl-options.md"

@@ -237,6 +237,38 @@ def test_a_teacher_of_another_tokenizer_is_refused_before_weights_are_loaded(sta
         train(stage, "foreign-teacher", unlearn=block)
 
 
+def test_a_teacher_of_another_hidden_size_has_no_states_to_compare(stage):
+    """It was a failed subtraction of tensors in the first step."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from axolotl_unlearn.errors import UnlearnError
+
+    wider = AutoConfig.from_pretrained(stage / "base", hidden_size=320)
+    AutoModelForCausalLM.from_config(wider).save_pretrained(stage / "wider")
+    AutoTokenizer.from_pretrained(stage / "base").save_pretrained(stage / "wider")
+    block = config(stage, "x")["unlearn"] | {
+        "reference": {"model": str(stage / "wider")},
+        "retain": {"objective": "hidden_mse", "layer": 1},
+    }
+    with pytest.raises(UnlearnError, match="states have 320 numbers and the policy's"):
+        train(stage, "wider-teacher", unlearn=block)
+
+
+def test_a_layer_that_a_model_of_the_hub_lacks_is_found_before_its_weights(stage):
+    """What `check` reads from a folder, the plugin asks transformers for (here: an override)."""
+    from axolotl.utils.dict import DictDefault
+
+    from axolotl_unlearn.errors import UnlearnError
+    from axolotl_unlearn.plugin import UnlearnPlugin
+
+    block = config(stage, "x")["unlearn"] | {"retain": {"objective": "hidden_mse", "layer": 1}}
+    cfg = DictDefault(config(stage, "x", unlearn=block))
+    UnlearnPlugin().pre_model_load(cfg)
+    cfg.overrides_of_model_config = {"num_hidden_layers": 1}
+    with pytest.raises(UnlearnError, match="`layer: 1` of retain/hidden_mse .* layers 0 to 0"):
+        UnlearnPlugin().pre_model_load(cfg)
+
+
 def phased(stage) -> dict:
     """3 steps of forgetting beside KL, then 3 of repair whose weight falls."""
     block = config(stage, "x")["unlearn"]
@@ -507,6 +539,19 @@ def test_evaluation_sees_every_row(stage):
     folder = train(stage, "evaluated", **once, test_datasets=sets, learning_rate=1e-12)
     logs = [entry for entry in history(folder) if "eval_loss" in entry]
     assert {"eval_forget_nll", "eval_retain_nll"} <= set(logs[0])
+
+
+def test_axolotl_evaluate_is_refused(stage):
+    """Of a fresh adapter it said log-ratio 0 and KL 0, and of a trained one too, which is then the
+    start."""
+    from axolotl.cli.evaluate import do_cli
+
+    from axolotl_unlearn.errors import UnlearnError
+
+    path = stage / "evaluate.yml"
+    path.write_text(yaml.safe_dump(config(stage, "evaluate")))
+    with pytest.raises(UnlearnError, match="`axolotl unlearn eval`"):
+        do_cli(config=str(path))
 
 
 def test_faults_in_settings(stage, capfd):

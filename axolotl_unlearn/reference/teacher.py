@@ -220,10 +220,22 @@ def require_same_vocabulary(teacher: nn.Module, policy: nn.Module) -> None:
         )
 
 
+def require_same_hidden_size(teacher: nn.Module, policy: nn.Module) -> None:
+    """Hidden states are compared number by number."""
+    theirs, ours = (m.config.get_text_config().hidden_size for m in (teacher, policy))
+    if theirs != ours:
+        raise UnlearnError(
+            f"the teacher's hidden states have {theirs} numbers and the policy's {ours}: "
+            "objectives on hidden states (hidden_mse, adaptive_rmu) need a teacher of the same "
+            "hidden size; use another one, or `reference: auto` for them."
+        )
+
+
 __all__ = [
     "Teacher",
     "TeacherAdapter",
     "TeacherModel",
+    "require_same_hidden_size",
     "require_same_tokenizer",
     "require_same_vocabulary",
 ]

@@ -31,6 +31,7 @@ from axolotl_unlearn.reference.sources import adapter_changes_model, make_refere
 from axolotl_unlearn.reference.teacher import (
     TeacherAdapter,
     TeacherModel,
+    require_same_hidden_size,
     require_same_vocabulary,
 )
 from axolotl_unlearn.training.level import Levelled, heldout_rows, level_callback
@@ -162,8 +163,13 @@ class UnlearnTrainer(AxolotlTrainer):
         return super().train(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any):
-        """As `train`, where evaluation comes first."""
-        self._precompute_all()
+        """Within a run: a model that has just been loaded would be its own reference."""
+        if not self.is_in_train:
+            raise UnlearnError(
+                "`axolotl evaluate` would compare the model with itself (log-ratio and KL are 0 "
+                "whatever was forgotten): score the trained model by `axolotl unlearn eval`, or "
+                "give `test_datasets` to `axolotl train`."
+            )
         return super().evaluate(*args, **kwargs)
 
     def _precompute_all(self) -> None:
@@ -180,6 +186,8 @@ class UnlearnTrainer(AxolotlTrainer):
         with reference.opened(self.model) as model, self.accelerator.autocast():
             if by_logits:
                 require_same_vocabulary(model, self.model)
+            if any(e.objective.sees == "hidden" for entries in asking for e in entries):
+                require_same_hidden_size(model, self.model)
             if not self.unlearn_args.padding_free:
                 refuse_packing(model)
             for entries in filter(None, asking):
