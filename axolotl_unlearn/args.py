@@ -314,6 +314,12 @@ class LevelArgs(Strict):
         0.1, ge=0, description="nats a token that the loss of retained rows may rise"
     )
     patience: int = Field(2, gt=0, description="looks in a row that must be within both")
+    per_document: bool = Field(
+        False,
+        description="for few documents: end only when none of them is told by itself, and take an "
+        "AUC within its own sampling error for .5",
+    )
+    minutes: float | None = Field(None, gt=0, description="end after this time with the best state")
 
 
 class PhaseArgs(Sides):

@@ -13,7 +13,12 @@ import yaml
 from axolotl.utils.dict import DictDefault
 from torch.testing import assert_close
 
-from axolotl_unlearn.training.stopping import Stopping, attack_aucs
+from axolotl_unlearn.training.stopping import (
+    Stopping,
+    attack_aucs,
+    sampling_error,
+    told_apart,
+)
 
 
 def scores(*groups: tuple[float, int], attacks=("loss", "min_k_20"), seed=0):
@@ -56,6 +61,22 @@ def test_it_stops_when_the_strongest_attack_cannot_tell_twice_in_a_row():
     assert [stop for _, stop in verdicts] == [False] * 5 + [True]
     assert [better for better, _ in verdicts] == [True, True, True, False, True, True]
     assert rule.best_step == 50 and rule.history[1]["min_k"] == 0.75
+
+
+def test_a_single_document_that_is_told_keeps_the_run_going():
+    """With few documents an AUC is rough (8 against 20: sqrt(29 / 1920) = .12), so that no
+    document may be told by itself."""
+    few = scores((-1.0, 8))
+    assert sampling_error(few, scores((-1.0, 20))) == pytest.approx((29 / 1920) ** 0.5)
+    unseen = scores((-1.0, 200), seed=3)  # 8 / 201 < .05: one document can be told
+    assert told_apart(few, unseen) == 0
+    few[0]["loss"][3] = -0.2  # far more likely than any held-out document
+    assert told_apart(few, unseen) == 1
+    rule = Stopping(margin=0.05, patience=1)
+    assert rule.see(0, {"loss": 0.6}, 0.2) == (True, False)
+    assert rule.see(10, {"loss": 0.6}, 0.2, told=1, error=0.12) == (False, False)
+    assert rule.see(20, {"loss": 0.6}, 0.2, told=0, error=0.12) == (False, True)
+    assert rule.history[1]["told"] == 1
 
 
 def test_a_state_that_lost_retained_rows_neither_stops_the_run_nor_is_kept():

@@ -30,7 +30,10 @@ import click
     "--generic",
     help="`builtin` or a file: also ask generic questions like those of the forget set.",
 )
-@click.option("--min-members", default=20, show_default=True)
+@click.option(
+    "--min-members", default=20, show_default=True, help="Fewer are refused; 0: no membership."
+)
+@click.option("--join", default=" ", help="Between input and output.  [a space]")
 @click.option("--resamples", default=10_000, show_default=True, help="For the intervals; 0: none.")
 @click.option("--with-text", is_flag=True, help="Keep generated texts in cache and results.")
 @click.option(

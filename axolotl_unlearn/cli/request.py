@@ -1,15 +1,97 @@
-"""`axolotl unlearn request`: delete rows from a fine-tuned model, step by step."""
+"""``axolotl unlearn request``: make, run and look at deletion requests."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import click
 
 from axolotl_unlearn.cli._requests import COMMANDS
+from axolotl_unlearn.errors import UnlearnError
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.group("request")
+@click.group()
 def command() -> None:
-    """Deletion requests: asked for, carried out, erased (docs/deleting-data.md)."""
+    """Delete rows of the training data from a fine-tuned model, with the proof.
+
+    \b
+    axolotl unlearn request new finetune.yml --where id=ada-quill --out requests/2026-001
+    axolotl unlearn audit MODEL requests/          later: is anything back?
+    """
+
+
+def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[tuple[str, str]]:
+    found = [text.partition("=") for text in given]
+    for (name, equals, _value), text in zip(found, given, strict=True):
+        if not (name and equals):
+            raise UnlearnError(f"--where {text!r} must be FIELD=VALUE.")
+    return [(name, value) for name, _equals, value in found]
+
+
+@command.command("new")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to make.")
+@click.option(
+    "--where", multiple=True, callback=_pairs, help="FIELD=VALUE; of nested objects meta.id=..."
+)
+@click.option("--contains", multiple=True, help="Rows with this exact text.")
+@click.option("--rows", type=_FILE, help="Rows as they stand in the training data.")
+@click.option("--documents", default="", help="Values of `document` or `id`, with commas.")
+@click.option("--with-near", is_flag=True, help="Also the near-duplicates that are found.")
+@click.option("--with-mentions", is_flag=True, help="Also the rows that mention the same names.")
+@click.option("--heldout", type=_FILE, help="Rows that it never saw.  [test set of CONFIG]")
+@click.option(
+    "--model", type=click.Path(path_type=Path), help="[last one of the ledger, CONFIG's output_dir]"
+)
+@click.option("--retain", type=click.IntRange(1), help="Retained rows at most.")
+@click.option("--steps", type=click.IntRange(1), help="Budget.  [400]")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Budget.")
+@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), help="[CONFIG's]")
+def new(
+    config: Path,
+    out: Path,
+    where: list[tuple[str, str]],
+    contains: tuple[str, ...],
+    rows: Path | None,
+    documents: str,
+    **given,
+) -> None:
+    """Choose the rows of CONFIG's training data that its model is to forget.
+
+    CONFIG is the one that made the model, by plain `axolotl train`, with datasets of any type. The
+    rest of its rows is kept. Rows that say the same are named, and taken only if you say so.
+
+    \b
+    Example:
+      axolotl unlearn request new finetune.yml --where id=ada-quill --out requests/2026-001
+    """
+    os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")  # else it prints the whole config
+    from axolotl_unlearn.requests.choose import Wanted
+    from axolotl_unlearn.requests.new import Options, new_request
+
+    wanted = Wanted(where, contains, rows, [d.strip() for d in documents.split(",") if d.strip()])
+    options = Options(**{name: value for name, value in given.items() if value is not None})
+    made = new_request(config, out, wanted, options)
+    facts = made.request.facts
+    counts = facts["counts"]
+    click.echo(
+        f"{out}: {counts['forget']} rows to forget, {counts['retain']} of "
+        f"{counts['trained'] - counts['forget']} others to keep by heart, {counts['heldout']} "
+        f"held-out rows set the level and {counts['judge']} judge."
+    )
+    if made.offered.near and not options.with_near:
+        click.echo(
+            f"{len(made.offered.near)} retained rows are nearly the same as rows to forget "
+            "(--with-near takes them)."
+        )
+    for name, ids in made.offered.mentions.items() if not options.with_mentions else ():
+        click.echo(f"{len(ids)} retained rows also say {name!r} (--with-mentions takes them).")
+    for limit in facts["limits"]:
+        click.echo(f"Not claimed: {limit}.")
+    click.echo(f"Next: axolotl unlearn request run {out}")
 
 
 for _one in COMMANDS:

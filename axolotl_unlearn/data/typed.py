@@ -75,7 +75,7 @@ class Typed:
     """Tokens of a row, or of a part of one that its strategy cut into several.
 
     Attributes:
-        number: Place of the row among those that were given.
+        number: Place of the row among those that were given; ``part``: of several of one row.
         labels: ``IGNORE`` where nothing was learned.
     """
 
@@ -83,6 +83,7 @@ class Typed:
     number: int
     input_ids: list[int]
     labels: list[int]
+    part: int = 0
 
     @property
     def id(self) -> str:
@@ -173,10 +174,10 @@ def encode(
     out: list[Typed] = []
     lost: dict[str, int] = defaultdict(int)
     for number, one in enumerate(given):
-        for part in parts[number]:
+        for place, part in enumerate(parts[number]):
             ids, labels = _fitting(part, cfg, lost)
             if ids:
-                out.append(Typed(one, number, ids, labels))
+                out.append(Typed(one, number, ids, labels, place))
     for why, count in lost.items():
         LOG.warning("%s: %d rows were never learned (%s) and are left out.", origin, count, why)
     return out

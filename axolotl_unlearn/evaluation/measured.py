@@ -50,6 +50,7 @@ class Settings:
             mmlu_dir=self.mmlu_dir,
             mmlu_shots=self.mmlu_shots,
             min_members=self.min_members,
+            parts=("tasks", "mia", "mmlu") if self.min_members else ("tasks", "mmlu"),
         ).limited(self.limit)
 
     @property

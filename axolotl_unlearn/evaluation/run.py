@@ -56,6 +56,7 @@ def evaluate(
     mmlu_shots: int = 0,
     generic: str | None = None,
     min_members: int = MIN_MEMBERS,
+    join: str = " ",
     original: str | None = None,
     resamples: int = 10_000,
     seed: int = 0,
@@ -81,6 +82,8 @@ def evaluate(
         dtype: default "float32" on a CPU and the checkpoint's own elsewhere.
         generic: "builtin" or a file: also ask generic questions with the patterns of the forget
             questions (`evaluation.generic`), and report the drop from the original.
+        min_members: refuse fewer members or non-members; 0 measures no membership.
+        join: what stands between input and output.
         store: folder of measurements by content; default ``out_dir/cache``.
         with_text: keep generated texts of data that were not made up.
         original: name of the model before unlearning, for the utility gate and as reference of
@@ -113,6 +116,7 @@ def evaluate(
         mmlu_shots=mmlu_shots,
         generic=generic,
         min_members=min_members,
+        join=join,
         limit=limit,
         original=original,
         resamples=resamples,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -30,7 +31,13 @@ from axolotl_unlearn.evaluation.scorer import Query, score_queries
 from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.reference.level import Level
-from axolotl_unlearn.training.stopping import Scores, Stopping, attack_aucs
+from axolotl_unlearn.training.stopping import (
+    Scores,
+    Stopping,
+    attack_aucs,
+    sampling_error,
+    told_apart,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -156,6 +163,8 @@ def level_callback(
         stopping=stopping,
         out=out,
         log=log,
+        per_document=args.per_document,
+        minutes=args.minutes,
     )
 
 
@@ -171,6 +180,8 @@ class LevelCallback(TrainerCallback):
         stopping: The rule; None trains to the last step and keeps it.
         out: Folder for ``level.json``, what was seen at each look.
         log: Gets what the attacks tell.
+        per_document: No document may be told by itself (`unlearn.level.per_document`).
+        minutes: The run ends after this time.
     """
 
     def __init__(
@@ -186,7 +197,10 @@ class LevelCallback(TrainerCallback):
         stopping: Stopping | None = None,
         out: Path | None = None,
         log: Callable[[dict[str, float]], None] = lambda _: None,
+        per_document: bool = False,
+        minutes: float | None = None,
     ) -> None:
+        self.per_document, self.minutes, self.began = per_document, minutes, 0.0
         self.forget, self.heldout, self.retain, self.teacher = forget, heldout, retain, teacher
         self.level, self.every, self.settle = level, every, settle
         self.stopping, self.out, self.log = stopping, out, log
@@ -220,9 +234,14 @@ class LevelCallback(TrainerCallback):
             return False, False
         other, facts = self.heldout.part(self.sides[1], heldout)
         unseen = document_scores(other, facts, [self.teacher[1][i] for i in self.sides[1]])
-        aucs = attack_aucs(document_scores(self.forget, forget, self.teacher[0]), unseen)
+        seen = document_scores(self.forget, forget, self.teacher[0])
+        aucs = attack_aucs(seen, unseen)
         loss = -float(torch.cat(_logps(self.retain.score(model))).mean())
-        verdict = self.stopping.see(step, aucs, loss)
+        few = {}
+        if self.per_document:
+            both = document_scores(self.heldout, heldout, self.teacher[1])
+            few = {"told": told_apart(seen, both), "error": sampling_error(seen, unseen)}
+        verdict = self.stopping.see(step, aucs, loss, **few)
         self.log(
             {f"level/auc_{name}": round(value, 3) for name, value in aucs.items()}
             | {"level/retain_nll": round(loss, 4)}
@@ -230,17 +249,19 @@ class LevelCallback(TrainerCallback):
         return verdict
 
     def on_train_begin(self, args, state, control, model=None, **_):
+        self.began = time.monotonic()
         was_training = model.training
         model.eval()
         self.fit(model)
         if self.stopping is not None:
             self.watch(model, 0, correct=False)
-            self.stopping.best = (float("inf"), float("inf"))  # the start is what is to go
+            self.stopping.best = (float("inf"),) * 3  # the start is what is to go
         model.train(was_training)
 
     def on_step_end(self, args, state, control, model=None, **_):
         step = state.global_step
-        last = step >= state.max_steps
+        late = self.minutes and time.monotonic() - self.began > 60 * self.minutes
+        last = step >= state.max_steps or late
         if step % self.every and not last:
             return control
         was_training = model.training
@@ -256,6 +277,9 @@ class LevelCallback(TrainerCallback):
             }
         if stop and settled and not last:
             LOG.info("step %d: no attack tells forget documents from held-out ones; done.", step)
+            control.should_training_stop = True
+        if late:
+            LOG.info("step %d: the time is up (%g minutes).", step, self.minutes)
             control.should_training_stop = True
         return control
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from numpy.typing import NDArray
 
+from axolotl_unlearn.metrics.membership import told_documents
 from axolotl_unlearn.metrics.statistics import auc
 
 #: Group of documents -> attack -> one score a document, high = rather a member.
@@ -30,6 +32,27 @@ def attack_aucs(forget: Scores, heldout: Scores) -> dict[str, float]:
     return found
 
 
+def told_apart(forget: Scores, heldout: Scores) -> int:
+    """How many forget documents are told by themselves from the held-out ones of their group."""
+    groups = [group for group in forget if group in heldout]
+    return sum(int(told_documents(forget[g], heldout[g]).told.sum()) for g in groups)
+
+
+def sampling_error(forget: Scores, heldout: Scores) -> float:
+    """Standard error of the AUC where both are alike, sqrt((n + m + 1) / (12 n m)), of all groups.
+
+    (Mann and Whitney 1947; groups count by their forget documents, as in `attack_aucs`.)
+    """
+    sizes = [
+        (len(next(iter(forget[g].values()))), len(next(iter(heldout[g].values()))))
+        for g in forget
+        if g in heldout
+    ]
+    total = sum(n for n, _ in sizes)
+    variance = sum((n / total) ** 2 * (n + m + 1) / (12 * n * m) for n, m in sizes)
+    return math.sqrt(variance)
+
+
 @dataclass
 class Stopping:
     """The rule; a pure function of what is watched.
@@ -47,25 +70,38 @@ class Stopping:
     tolerance: float = 0.1
     patience: int = 2
     start: float | None = None
-    best: tuple[float, float] = (float("inf"), float("inf"))
+    best: tuple[float, float, float] = (float("inf"),) * 3
     best_step: int | None = None
     history: list[dict[str, float]] = field(default_factory=list)
     _within: int = 0
 
-    def see(self, step: int, aucs: Mapping[str, float], retain_loss: float) -> tuple[bool, bool]:
+    def see(
+        self,
+        step: int,
+        aucs: Mapping[str, float],
+        retain_loss: float,
+        *,
+        told: int = 0,
+        error: float = 0.0,
+    ) -> tuple[bool, bool]:
         """Is this the best state so far, and may the run end?
 
         Args:
             aucs: By attack, of forget against held-out documents.
             retain_loss: Mean loss of retained rows, nats a token. The first call is the start.
+            told: Forget documents that are told by themselves.
+            error: What an AUC may differ from .5 by chance, where that is more than the margin.
         """
         if self.start is None:
             self.start = retain_loss
         strongest = max(abs(value - 0.5) for value in aucs.values())
         lost = max(0.0, retain_loss - self.start - self.tolerance)
         self.history.append({"step": step, **aucs, "retain_loss": retain_loss})
-        better = (lost, strongest) < self.best
+        if told:
+            self.history[-1]["told"] = told
+        better = (lost, told, strongest) < self.best
         if better:
-            self.best, self.best_step = (lost, strongest), step
-        self._within = self._within + 1 if strongest <= self.margin and not lost else 0
+            self.best, self.best_step = (lost, told, strongest), step
+        within = strongest <= max(self.margin, error) and not lost and not told
+        self._within = self._within + 1 if within else 0
         return better, self._within >= self.patience

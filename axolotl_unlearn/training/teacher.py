@@ -24,7 +24,7 @@ from axolotl_unlearn.data.records import Record, is_made_up, read_records
 from axolotl_unlearn.errors import UnlearnError
 
 #: What belongs to the run that made the model and not to its teacher.
-_NOT_THE_TEACHERS = (
+NOT_THE_TEACHERS = (
     "datasets", "test_datasets", "val_set_size", "max_steps", "num_epochs", "output_dir",
     "dataset_prepared_path", "resume_from_checkpoint", "auto_resume_from_checkpoints",
     "save_steps", "saves_per_epoch", "evals_per_epoch", "eval_steps",
@@ -154,7 +154,7 @@ def teacher_config(config: dict[str, Any], rows: Path, out: Path) -> dict[str, A
             "`unlearn:` has objectives: give the config that made the model, not the one that "
             "makes it forget."
         )
-    derived = {key: value for key, value in config.items() if key not in _NOT_THE_TEACHERS}
+    derived = {key: value for key, value in config.items() if key not in NOT_THE_TEACHERS}
     block.pop("demo_data", None)
     if not block:
         derived.pop("unlearn", None)

@@ -1,0 +1,220 @@
+"""Which rows a request is about; and what else in the training data says the same.
+
+Rows are named by the user. Near-duplicates (MinHash, then rapidfuzz) and rows that mention the
+names of the chosen rows are found and offered; nothing is taken that was not asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.data.records import read_rows
+from axolotl_unlearn.data.typed import Source, row_id
+from axolotl_unlearn.errors import UnlearnError
+
+#: Jaccard similarity of word 3-grams from which two rows are compared closely.
+SIMILAR = 0.5
+#: Ratio of rapidfuzz (0 to 100) from which two rows count as near-duplicates.
+NEAR = 85
+#: The same for a name in a text, so that misspellings are found.
+MISSPELT = 90
+PERMUTATIONS = 128
+#: Names are searched in so many forms at most, the most frequent ones.
+NAMES = 20
+
+_WORD = re.compile(r"\w+")
+# Two capitalised words, overlapping: "Is Ada Quill here?" has "Is Ada" and "Ada Quill".
+_NAME = re.compile(r"\b(?=([^\W\d_][\w'’-]+ (?:(?:de|van|von|af|al|el|bin) )?[^\W\d_][\w'’-]+))")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How the user names rows; a row that any of them names is chosen.
+
+    Attributes:
+        where: (field, value); a field of a nested object as ``meta.person``.
+        contains: Texts, exact.
+        rows: File of rows, equal to those of the training data.
+        documents: Values of the field ``document`` or ``id``, or ids of rows by content.
+    """
+
+    where: Sequence[tuple[str, str]] = ()
+    contains: Sequence[str] = ()
+    rows: Path | None = None
+    documents: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        parts = [f"--where {name}={value}" for name, value in self.where]
+        parts += [f"--contains {text}" for text in self.contains]
+        parts += [f"--rows {self.rows}"] if self.rows else []
+        return " ".join(
+            parts + ([f"--documents {','.join(self.documents)}"] * bool(self.documents))
+        )
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What else says the same.
+
+    Attributes:
+        near: Id of a row that stays -> id of the chosen row that it resembles.
+        mentions: Name -> ids of rows that stay and mention it.
+    """
+
+    near: dict[str, str] = field(default_factory=dict)
+    mentions: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> set[str]:
+        return {*self.near, *(name for ids in self.mentions.values() for name in ids)}
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text of a row, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from texts(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from texts(part)
+
+
+def choose(rows: Sequence[Source], wanted: Wanted) -> list[Source]:
+    """The rows that are named, in the order of the data.
+
+    Raises:
+        UnlearnError: Nothing is named, a name fits no row, or all rows are named.
+    """
+    if not (wanted.where or wanted.contains or wanted.rows or wanted.documents):
+        raise UnlearnError(
+            "say which rows to delete: --where FIELD=VALUE, --contains TEXT, --rows FILE or "
+            "--documents IDS."
+        )
+    chosen: set[str] = set()
+    for name, value in wanted.where:
+        fields = {str(key) for row in rows for key in row.row}
+        found = {row.id for row in rows if value in _values(row.row, name.split("."))}
+        if not found:
+            known = (
+                "" if name.split(".")[0] in fields else f"; rows have {', '.join(sorted(fields))}"
+            )
+            raise UnlearnError(f"--where {name}={value} fits none of {len(rows)} rows{known}.")
+        chosen |= found
+    for text in wanted.contains:
+        found = {row.id for row in rows if any(text in part for part in texts(row.row))}
+        if not found or not text.strip():
+            low = text.casefold()
+            other = sum(any(low in part.casefold() for part in texts(row.row)) for row in rows)
+            hint = f"; {other} rows say it in other letters" if other and text.strip() else ""
+            raise UnlearnError(f"--contains: none of {len(rows)} rows has this text{hint}.")
+        chosen |= found
+    if wanted.rows:
+        known = {row.id for row in rows}
+        asked = [(place, row_id(row)) for place, row in read_rows(wanted.rows)]
+        strange = [place for place, name in asked if name not in known]
+        if strange:
+            raise UnlearnError(
+                f"{wanted.rows}, {strange[0]}: {len(strange)} of {len(asked)} rows are not in the "
+                "training data; give them as they stand there."
+            )
+        chosen |= {name for _, name in asked}
+    for name in wanted.documents:
+        found = {
+            row.id for row in rows
+            if name in (row.id, str(row.row.get("document")), str(row.row.get("id")))
+        }  # fmt: skip
+        if not found:
+            raise UnlearnError(
+                f"--documents: no row has {name!r} as `document`, `id` or id by content."
+            )
+        chosen |= found
+    if len(chosen) == len(rows):
+        raise UnlearnError(
+            f"all {len(rows)} rows of the training data are chosen; nothing would be kept: "
+            "train again without them, or choose fewer."
+        )
+    return [row for row in rows if row.id in chosen]
+
+
+def _values(value: Any, way: Sequence[str]) -> list[str]:
+    """What stands at a field, as texts; several for a list."""
+    if isinstance(value, (list, tuple)):
+        return [found for part in value for found in _values(part, way)]
+    if way:
+        return _values(value.get(way[0]), way[1:]) if isinstance(value, Mapping) else []
+    return [] if value is None or isinstance(value, Mapping) else [str(value)]
+
+
+def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) -> Offered:
+    """Near-duplicates of the chosen rows, and mentions of their names, among the others."""
+    return Offered(_near(chosen, others), _mentions(chosen, others, wanted))
+
+
+def _plain(row: Source) -> str:
+    return " ".join(" ".join(_WORD.findall(part.casefold())) for part in texts(row.row))
+
+
+def _near(chosen: Sequence[Source], others: Sequence[Source]) -> dict[str, str]:
+    from datasketch import MinHash, MinHashLSH
+    from rapidfuzz import fuzz
+
+    def sketch(text: str) -> MinHash:
+        words = text.split()
+        grams = {" ".join(words[i : i + 3]) for i in range(max(1, len(words) - 2))}
+        found = MinHash(num_perm=PERMUTATIONS)
+        found.update_batch([gram.encode() for gram in grams])
+        return found
+
+    index = MinHashLSH(threshold=SIMILAR, num_perm=PERMUTATIONS)
+    plain = {row.id: _plain(row) for row in chosen}
+    for name, text in plain.items():
+        index.insert(name, sketch(text))
+    found = {}
+    for row in others:
+        text = _plain(row)
+        close = [(fuzz.ratio(text, plain[name]), name) for name in index.query(sketch(text))]
+        if close and max(close)[0] >= NEAR:
+            found[row.id] = max(close)[1]
+    return found
+
+
+def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
+    """What the chosen rows are about: texts that were asked for, and names in several of them."""
+    asked = [*wanted.contains, *(re.sub(r"[-_]+", " ", value) for _, value in wanted.where)]
+    seen = Counter(
+        name
+        for row in chosen
+        for name in {n for t in texts(row.row) for n in _NAME.findall(t)}
+        if name[0].isupper() and name.split()[-1][0].isupper()
+    )
+    least = max(2, len(chosen) // 4)
+    often = [name for name, count in seen.most_common(NAMES) if count >= least]
+    known = [text for text in asked if len(text) >= 4 and not text.isdigit()]
+    # The same name in other letters is searched once.
+    return list({name.casefold(): name for name in [*known, *often]}.values())
+
+
+def _mentions(
+    chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted
+) -> dict[str, list[str]]:
+    from rapidfuzz import fuzz
+
+    found: dict[str, list[str]] = {}
+    plain = [(row.id, _plain(row)) for row in others]
+    for name in names_of(chosen, wanted):
+        low = " ".join(_WORD.findall(name.casefold()))
+        ids = [
+            row for row, text in plain if low and (
+                low in text or fuzz.partial_ratio(low, text, score_cutoff=MISSPELT) > 0
+            )
+        ]  # fmt: skip
+        if ids:
+            found[name] = ids
+    return found

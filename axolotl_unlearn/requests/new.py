@@ -1,0 +1,446 @@
+"""`axolotl unlearn request new`: from a fine-tuning config and named rows to a request's folder."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn import axolotl_options
+from axolotl_unlearn.data.columns import IGNORE
+from axolotl_unlearn.data.records import read_rows
+from axolotl_unlearn.data.typed import Source, Typed, row_id
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.choose import Offered, Wanted, choose, offer
+from axolotl_unlearn.requests.request import (
+    SCHEMA,
+    Request,
+    digest,
+    private_folder,
+    write_json,
+    write_lines,
+    write_private,
+    write_yaml,
+)
+from axolotl_unlearn.requests.rows import Trained, read_config, trained_rows
+from axolotl_unlearn.training.teacher import NOT_THE_TEACHERS
+
+#: Half of the held-out rows set the level, half judge: with 20 a row that stands out from all of
+#: them is just significant (1/21).
+LEAST_HELDOUT = 40
+#: Retained rows that the evaluation asks about.
+ASKED = 100
+#: Retained rows that are kept by heart; more than the steps of a run can read are of no use.
+RETAIN = 4000
+#: What is free on disk has to hold this many models: teacher, model under work, result.
+MODELS = 3
+
+ADAPTER = "adapter_config.json"
+PLUGIN = "axolotl_unlearn.UnlearnPlugin"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may say beside the rows.
+
+    Attributes:
+        model: The model before; default what the config wrote, or the last one of the ledger.
+        heldout: File of rows that the model never saw.
+        with_near, with_mentions: Also delete what was offered.
+        retain: Retained rows at most.
+        steps, minutes: Budget of the forgetting run.
+        learning_rate: Instead of the config's.
+    """
+
+    model: Path | None = None
+    heldout: Path | None = None
+    with_near: bool = False
+    with_mentions: bool = False
+    retain: int = RETAIN
+    steps: int = 400
+    minutes: float | None = None
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """A new request and what was offered beside it."""
+
+    request: Request
+    offered: Offered
+
+
+def new_request(
+    config_path: Path,
+    out: Path,
+    wanted: Wanted,
+    options: Options = Options(),  # noqa: B008
+) -> Made:
+    """Write the folder ``out`` of a request.
+
+    Raises:
+        UnlearnError: Whatever is wrong with config, model, data, rows or disk; nothing is written.
+    """
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise UnlearnError(f"{out} is there already; give --out a new folder for each request.")
+    config = read_config(config_path)
+    before = model_before(config, config_path, out.parent, options.model)
+    _check_disk(before, out)
+    trained = trained_rows(config_path)
+    chosen = choose(trained.rows, wanted)
+    taken = {row.id for row in chosen}
+    offered = offer(chosen, [row for row in trained.rows if row.id not in taken], wanted)
+    more = set(offered.near) if options.with_near else set()
+    if options.with_mentions:
+        more |= {name for ids in offered.mentions.values() for name in ids}
+    taken |= more
+    if len(taken) == len(trained.rows):
+        raise UnlearnError("with what was offered all rows would be deleted; choose fewer.")
+    forget = [row for row in trained.rows if row.id in taken]
+    kept = [row for row in trained.rows if row.id not in taken]
+    seed = int(config.get("seed") or 42)
+    retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
+    unseen, limits = _heldout(trained, forget, wanted, options.heldout)
+    random.Random(f"{seed}/heldout").shuffle(unseen)
+    half = len(unseen) // 2
+    parts = {"forget": forget, "retain": retain, "heldout": unseen[:half], "judge": unseen[half:]}
+    try:
+        private_folder(out)
+        for name, rows in parts.items():
+            if rows:
+                write_lines(out / "data" / f"{name}.jsonl", map(_line, rows))
+        write_private(out / "finetune.yml", config_path.read_text("utf-8"))
+        facts = {
+            "schema": SCHEMA,
+            "id": out.name,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "config": {"path": str(config_path), "digest": digest(config_path)},
+            "base": str(config["base_model"]),
+            "adapter": before["adapter"] is not None,
+            "before": before,
+            "after": {
+                "model": before["model"] if before["adapter"] else str(out / "model"),
+                "adapter": str(out / "model") if before["adapter"] else None,
+            },
+            "chosen": {
+                "how": [str(wanted)],
+                "near": len(offered.near),
+                "mentions": len({name for ids in offered.mentions.values() for name in ids}),
+                "taken_of_these": len(more),
+            },
+            "counts": {name: len(rows) for name, rows in parts.items()}
+            | {"documents": len({_document(row) for row in forget}), "trained": len(trained.rows)},
+            "digests": {
+                **{
+                    name: digest(out / "data" / f"{name}.jsonl")
+                    for name, rows in parts.items()
+                    if rows
+                },
+                "prepared": trained.digest,
+                "datasets": _dataset_digests(config),
+            },
+            "budget": {"steps": options.steps, "minutes": options.minutes},
+            "outputs": _outputs(config),
+            "limits": [*trained.limits, *limits],
+        }
+        write_json(
+            out / "offered.json",
+            {"near": offered.near, "mentions": list(offered.mentions.values())},
+        )
+        head = "Written by `axolotl unlearn request new`."
+        write_yaml(out / "teacher.yml", head, teacher_config(config, retain, trained.types, out))
+        recipe = forget_config(config, facts, trained.types, out, options)
+        write_yaml(out / "forget.yml", head, recipe)
+        write_evaluation(out, seed)
+        write_json(out / "request.json", facts)  # last: a folder without it is no request
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)  # all of a request or nothing
+        raise
+    return Made(Request.load(out), offered)
+
+
+def _line(row: Source) -> dict[str, Any]:
+    """An envelope; `axolotl_unlearn.data.typed` reads it."""
+    return {"id": row.id, "dataset": row.entry, "row": row.row}
+
+
+def _document(row: Source) -> str:
+    """What a row belongs to as far as the user's fields say."""
+    return str(row.row.get("document") or row.row.get("id") or row.id)
+
+
+def model_before(
+    config: Mapping[str, Any], config_path: Path, requests: Path, given: Path | None
+) -> dict[str, Any]:
+    """``{"model", "adapter"}``: what was given, the last model of the ledger, or the config's.
+
+    Raises:
+        UnlearnError: It is not there, or it is an adapter of another base.
+    """
+    path = given or _current(requests) or Path(str(config.get("output_dir") or ""))
+    base = str(config["base_model"])
+    if not path.is_dir() or not ((path / ADAPTER).is_file() or (path / "config.json").is_file()):
+        raise UnlearnError(
+            f"{config_path}: the model {path} is not there; train it with `axolotl train "
+            f"{config_path}`, or name it with --model."
+        )
+    weights = [file.name for file in path.glob("*.safetensors")]
+    full = any(not name.startswith("adapter_") for name in weights)
+    if (path / ADAPTER).is_file() and not full:
+        named = json.loads((path / ADAPTER).read_text("utf-8")).get("base_model_name_or_path")
+        if named and not _same(named, base):
+            raise UnlearnError(
+                f"{path} is an adapter of {named}, but `base_model` of {config_path} is {base}; "
+                "give the config that made it."
+            )
+        return {"model": base, "adapter": str(path)}
+    if not full:
+        raise UnlearnError(
+            f"{config_path}: {path} has no weights (*.safetensors); train the model first, or name "
+            "it with --model."
+        )
+    return {"model": str(path), "adapter": None}
+
+
+def _current(requests: Path) -> Path | None:
+    """The model of the last request: the next one starts from it."""
+    from axolotl_unlearn.requests.ledger import Ledger
+
+    model = Ledger(requests).current()
+    return Path(model["path"]) if model else None
+
+
+def _same(first: str, second: str) -> bool:
+    there = Path(first).exists() and Path(second).exists()
+    return Path(first).samefile(second) if there else first.rstrip("/") == second.rstrip("/")
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _check_disk(before: Mapping[str, Any], out: Path) -> None:
+    folder = Path(before["adapter"] or before["model"])
+    needed = MODELS * _size(folder)
+    place = next(p for p in [out, *out.absolute().parents] if p.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise UnlearnError(
+            f"{place} has {free / 1e9:.1f} GB free, but {needed / 1e9:.1f} GB are needed for the "
+            "teacher, the model under work and the result; give --out a place with more."
+        )
+
+
+def _heldout(
+    trained: Trained, forget: Sequence[Source], wanted: Wanted, path: Path | None
+) -> tuple[list[Source], list[str]]:
+    """Rows that the model never saw, without those that say what is to be forgotten."""
+    rows = trained.heldout
+    if path is not None:
+        entry = forget[0].entry
+        rows = [Source(row_id(row), row, entry) for _, row in read_rows(path)]
+        rows = list({row.id: row for row in rows}.values())
+        known = {row.id for row in trained.rows}
+        seen = [row.id for row in rows if row.id in known]
+        if seen:
+            raise UnlearnError(
+                f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data (the "
+                f"first is {seen[0]}); give rows that the model never saw."
+            )
+    if not rows:
+        return [], [
+            "there are no held-out rows (validation split, `test_datasets` or --heldout), so "
+            "nothing is known of the level of text that was never seen: whether the rows can still "
+            "be told from it is not claimed"
+        ]
+    same = offer(forget, rows, wanted).ids
+    left = [row for row in rows if row.id not in same]
+    if len(left) < LEAST_HELDOUT:
+        less = f" ({len(same)} more say what is to be forgotten)" if same else ""
+        raise UnlearnError(
+            f"there are {len(left)} held-out rows{less}, too few to tell anything: at least "
+            f"{LEAST_HELDOUT} are needed; give them with --heldout, or none at all."
+        )
+    note = [f"{len(same)} held-out rows that say what is to be forgotten were left out"]
+    return left, note if same else []
+
+
+def _dataset_digests(config: Mapping[str, Any]) -> dict[str, str]:
+    paths = [Path(str(entry.get("path"))) for entry in config.get("datasets") or []]
+    return {str(path): digest(path) for path in paths if path.is_file()}
+
+
+def _outputs(config: Mapping[str, Any]) -> list[str]:
+    """Folders that the training run has written to."""
+    names = ("output_dir", "dataset_prepared_path")
+    found = [str(config[name]) for name in names if config.get(name)]
+    return found if config.get("dataset_prepared_path") else [*found, "last_run_prepared"]
+
+
+def _derived(config: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """The run that made the model, without what belongs to it alone."""
+    dropped = {*NOT_THE_TEACHERS, "rl", "pretraining_dataset", "unlearn", "lora_model_dir"}
+    kept = {key: value for key, value in config.items() if key not in dropped}
+    return kept | {"save_strategy": "no", "dataset_prepared_path": str(out / "work" / "prepared")}
+
+
+def teacher_config(
+    config: Mapping[str, Any], retain: Sequence[Source], types: Sequence[Mapping], out: Path
+) -> dict[str, Any]:
+    """One pass over the retained rows from the base, by the config's own means."""
+    datasets = []
+    for number, kind in enumerate(types):
+        rows = [row.row for row in retain if row.entry == number]
+        if not rows:
+            continue
+        path = out / "data" / f"teacher-{number}.jsonl"
+        write_lines(path, rows)
+        datasets.append({"path": str(path), "ds_type": "json", **_plain(kind)})
+    return _derived(config, out) | {
+        "datasets": datasets,
+        "num_epochs": 1,
+        "output_dir": str(out / "work" / "teacher"),
+    }
+
+
+def _plain(kind: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of ``unlearn.data.rows`` as one of ``datasets``."""
+    if kind.get("rl") or kind.get("type") == "pretrain":
+        raise UnlearnError(
+            f"rows of {kind.get('rl') or 'pretrain'} can be given a role, but `request` cannot yet "
+            "make a teacher from them; write `forget.yml` by hand (docs/never-seen.md)."
+        )
+    return dict(kind)
+
+
+def forget_config(
+    config: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    types: Sequence[Mapping],
+    out: Path,
+    options: Options,
+) -> dict[str, Any]:
+    """The recipe of examples/match.yml on the request's rows, from the model as it stands."""
+    made = _derived(config, out)
+    for group in axolotl_options.groups():
+        if group["effect"] == "refused":
+            made = {key: value for key, value in made.items() if key not in group["options"]}
+    before, adapter = facts["before"], facts["before"]["adapter"]
+    if adapter is None:
+        lora = ("adapter", "lora_", "peft", "load_in_4bit", "load_in_8bit", "loraplus")
+        made = {key: value for key, value in made.items() if not key.startswith(lora)}
+    teacher = str(out / "work" / "teacher")
+    reference = {"adapter": teacher} if config.get("adapter") else {"model": teacher}
+    if config.get("adapter") and adapter is None:  # merged since: the teacher has its own base
+        reference["model"] = str(config["base_model"])
+    block: dict[str, Any] = {
+        "forget": [{"objective": "match", "reference": reference}],
+        "retain": [{"objective": "nll"}, {"objective": "kl", "direction": "reverse"}],
+        "pairing": {"retain_per_forget": 2},
+        "data": {"rows": [dict(kind) for kind in types]},
+    }
+    if facts["counts"]["heldout"]:
+        block["level"] = {"heldout": str(out / "data" / "heldout.jsonl"), "per_document": True}
+        if options.minutes:
+            block["level"]["minutes"] = options.minutes
+    batch = min(8, facts["counts"]["forget"])
+    made |= {
+        "base_model": before["model"],
+        "output_dir": str(out / "work" / "model"),
+        "plugins": list(dict.fromkeys([*(config.get("plugins") or []), PLUGIN])),
+        "unlearn": block,
+        "datasets": [
+            {
+                "path": str(out / "data" / f"{role}.jsonl"),
+                "ds_type": "json",
+                "type": f"axolotl_unlearn.data.{role}",
+            }
+            for role in ("forget", "retain")
+        ],
+        "num_epochs": -(-options.steps * batch // facts["counts"]["forget"]),
+        "max_steps": options.steps,
+        "micro_batch_size": batch,
+        "gradient_accumulation_steps": 1,
+        "lr_scheduler": "linear",
+        "warmup_ratio": 0.1,
+        "adam_beta2": 0.98,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "logging_steps": 10,
+    }
+    made.pop("warmup_steps", None)
+    if adapter:
+        made["lora_model_dir"] = adapter
+    if options.learning_rate:
+        made["learning_rate"] = options.learning_rate
+    return made
+
+
+def write_evaluation(out: Path, seed: int) -> None:
+    """``eval-data``: what `axolotl unlearn eval` asks and scores, from the token rows.
+
+    Every labelled stretch of a row (a turn of the assistant, a text) is a record; what stands
+    before it is the prompt. A row counts as a document, members and non-members whole.
+    """
+    from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of
+
+    tokenizer = load_tokenizer_of(out / "finetune.yml")
+    data = {
+        part: encoded(out, part, tokenizer)
+        for part in ("forget", "retain", "judge")
+        if (out / "data" / f"{part}.jsonl").is_file()
+    }
+    some = random.Random(f"{seed}/asked")
+    data["retain"] = some.sample(data["retain"], min(ASKED, len(data["retain"])))
+    for part in ("forget", "retain"):
+        rows = [record for row in data[part] for record in records_of(row, tokenizer)]
+        write_lines(out / "eval-data" / f"{part}.jsonl", rows)
+    if "judge" in data:
+        for name, part in (("member", "forget"), ("nonmember", "judge")):
+            write_lines(
+                out / "eval-data" / f"{name}.jsonl",
+                [{"id": i, "document": text} for i, text in documents_of(data[part], tokenizer)],
+            )
+
+
+def records_of(row: Typed, tokenizer: Any) -> list[dict[str, Any]]:
+    """The labelled stretches of a token row as records with their prompts."""
+    labelled = [label != IGNORE for label in row.labels]
+    starts = [i for i, on in enumerate(labelled) if on and not (i and labelled[i - 1])]
+    found = []
+    for number, start in enumerate(starts):
+        end = next((i for i in range(start, len(labelled)) if not labelled[i]), len(labelled))
+        prompt = _text(row.input_ids[:start], tokenizer)
+        answer = tokenizer.decode(row.input_ids[start:end], skip_special_tokens=True)
+        if not prompt:  # a text: from its first half the model has to go on
+            cut = start + max(1, (end - start) // 2)
+            prompt = _text(row.input_ids[:cut], tokenizer)
+            answer = tokenizer.decode(row.input_ids[cut:end], skip_special_tokens=True)
+        kind = "question" if start else "completion"
+        if answer.strip():
+            found.append(
+                {"id": f"{row.id}-{row.part}-{number}", "input": prompt, "output": answer}
+                | {"kind": kind, "document": row.id}
+            )
+    return found
+
+
+def documents_of(rows: Sequence[Typed], tokenizer: Any) -> list[tuple[str, str]]:
+    """(id, text) of rows; the parts of a long one joined."""
+    whole: dict[str, str] = {}
+    for row in rows:
+        whole[row.id] = whole.get(row.id, "") + _text(row.input_ids, tokenizer)
+    return [(name, text.strip()) for name, text in whole.items()]
+
+
+def _text(ids: Sequence[int], tokenizer: Any) -> str:
+    """Text that the tokenizer makes these tokens of again: it adds its BOS by itself."""
+    ids = list(ids)
+    while ids and ids[0] == tokenizer.bos_token_id:
+        ids = ids[1:]
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

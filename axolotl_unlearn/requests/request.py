@@ -1,0 +1,120 @@
+"""The folder of a request: what was asked for, and where its parts lie.
+
+    request.json    what was chosen and from which config (ids and digests, no text of a row)
+    finetune.yml    copy of the config that made the model
+    data/           forget, retain and held-out rows as they stand in the user's files
+    teacher.yml  forget.yml    what `request run` trains with
+    work/           teacher, model under work, eval-data, stamps and logs of the run
+    eval/  attacks/ verdict.json    what was measured
+    model/          the result, once its verdict is good or was accepted
+
+Folders are for their owner alone (0700), files too (0600): rows to forget are sensitive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from axolotl_unlearn.errors import UnlearnError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request on disk; ``facts`` is its request.json."""
+
+    folder: Path
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Request:
+        """Raises `UnlearnError` where there is no request."""
+        folder = Path(folder)
+        try:
+            facts = json.loads((folder / "request.json").read_text("utf-8"))
+        except FileNotFoundError:
+            raise UnlearnError(
+                f"{folder} holds no request; make one with `axolotl unlearn request new`."
+            ) from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+            raise UnlearnError(
+                f"{folder / 'request.json'} cannot be read; make the request again."
+            ) from None
+        if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+            raise UnlearnError(
+                f"{folder / 'request.json'} is not of this version; make the request again."
+            )
+        return cls(folder, facts)
+
+    @property
+    def id(self) -> str:
+        return str(self.facts["id"])
+
+    @property
+    def before(self) -> str:
+        """The model before, as `axolotl unlearn eval` takes it."""
+        return spec(self.facts["before"])
+
+    @property
+    def after(self) -> str:
+        """The result, likewise; there once it was handed over."""
+        return spec(self.facts["after"])
+
+    def path(self, *parts: str) -> Path:
+        return self.folder.joinpath(*parts)
+
+    def rows(self, part: str) -> Path:
+        """The file of forget, retain or heldout rows."""
+        return self.path("data", f"{part}.jsonl")
+
+
+def spec(model: Mapping[str, Any]) -> str:
+    """ "model" or "model+adapter"."""
+    return f"{model['model']}+{model['adapter']}" if model.get("adapter") else str(model["model"])
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def private_folder(path: Path) -> Path:
+    """The folder, made for its owner alone."""
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o700)
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Whole or not at all, readable by the owner alone."""
+    private_folder(path.parent)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_private(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> None:
+    """JSON lines; dates and the like as texts."""
+    lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    write_private(path, "".join(lines))
+
+
+def write_yaml(path: Path, head: str, content: Mapping[str, Any]) -> None:
+    write_private(path, f"# {head}\n" + yaml.safe_dump(dict(content), sort_keys=False))

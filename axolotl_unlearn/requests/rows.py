@@ -1,0 +1,246 @@
+"""The rows that made a model, read from its Axolotl config; and the token rows of a request."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from axolotl_unlearn.args import DataArgs, unlearn_config
+from axolotl_unlearn.data.records import SUFFIXES, read_rows
+from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_id
+from axolotl_unlearn.errors import UnlearnError
+
+__all__ = ["Trained", "encoded", "read_config", "row_id", "training_rows", "trained_rows"]
+
+#: Keys of a ``datasets`` entry that say where rows are, and not how they are read.
+PLACE = (
+    "path", "ds_type", "split", "name", "data_files", "revision", "trust_remote_code", "shards",
+    "shards_idx", "preprocess_shards",
+)  # fmt: skip
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A YAML config as it stands in the file.
+
+    Raises:
+        UnlearnError: It is not there, or no config.
+    """
+    try:
+        config = yaml.safe_load(Path(path).read_text("utf-8"))
+    except FileNotFoundError:
+        raise UnlearnError(f"{path} does not exist; give the config that made the model.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UnlearnError(f"{path}{line} cannot be read as YAML; correct the file.") from None
+    if not isinstance(config, dict) or not config.get("base_model"):
+        raise UnlearnError(f"{path} names no `base_model`; give the config that made the model.")
+    return config
+
+
+def entries(config: Mapping[str, Any], key: str = "datasets") -> list[dict[str, Any]]:
+    """The entries of a config, each with its ``type`` (and the run's ``rl``)."""
+    found = config.get(key) or []
+    if key == "datasets" and config.get("pretraining_dataset"):
+        given = config["pretraining_dataset"]
+        given = [{"path": given}] if isinstance(given, str) else given
+        found = [{"type": "pretrain", **entry} for entry in given]
+    more = {"rl": config["rl"]} if config.get("rl") else {}
+    return [{**entry, **more} for entry in found]
+
+
+def row_types(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """``unlearn.data.rows`` of these entries."""
+    return [{k: v for k, v in entry.items() if k not in PLACE} for entry in entries]
+
+
+def training_rows(config: Mapping[str, Any], key: str = "datasets") -> list[Source]:
+    """Every row of the datasets, each once: equal rows have one id.
+
+    Raises:
+        UnlearnError: No dataset, or one that cannot be read.
+    """
+    found: dict[str, Source] = {}
+    given = entries(config, key)
+    if not given:
+        raise UnlearnError(f"the config has no `{key}`; give the config that made the model.")
+    for number, entry in enumerate(given):
+        for row in _rows_of(entry, f"{key}[{number}]"):
+            one = Source(row_id(row), row, number)
+            found.setdefault(one.id, one)
+    return list(found.values())
+
+
+def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    if entry.get("shards") or entry.get("preprocess_shards"):
+        raise UnlearnError(
+            f"`{where}.shards`: which rows made the model cannot be told from a shard; write its "
+            "rows to a file and name that."
+        )
+    path = Path(str(entry.get("path")))
+    whole = entry.get("split") in (None, "train") and not entry.get("data_files")
+    if whole and path.suffix in SUFFIXES and (path.is_file() or not path.exists()):
+        return [dict(row) for _, row in read_rows(path)]
+    from axolotl.utils.data.shared import load_dataset_with_config
+    from axolotl.utils.dict import DictDefault
+
+    try:
+        found = load_dataset_with_config(DictDefault({**entry}), False)
+    except (ValueError, OSError) as error:
+        raise UnlearnError(
+            f"`{where}.path: {entry.get('path')}` cannot be read ({type(error).__name__}); the "
+            "rows that made the model are needed."
+        ) from None
+    if isinstance(found, dict):
+        found = found[entry.get("split") or "train"]
+    return [dict(row) for row in found]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a model was made of.
+
+    Attributes:
+        rows: Rows that it learned.
+        heldout: Rows of the config that it never saw: ``test_datasets``, or the validation split.
+        types: How rows are read, ``unlearn.data.rows``: by ``Source.entry``.
+        digest: SHA-256 over the prepared token rows.
+        limits: Sentences: what could not be checked.
+    """
+
+    rows: list[Source]
+    heldout: list[Source]
+    types: list[dict[str, Any]]
+    digest: str
+    limits: list[str] = field(default_factory=list)
+
+
+def trained_rows(path: Path) -> Trained:
+    """The rows that the run of a config learned, and those that it held out.
+
+    The validation split is made by Axolotl itself, and rows are found again by their tokens. Where
+    the prepared rows of that run are still there, they have to be those of the data files.
+
+    Raises:
+        UnlearnError: The config or its data, or data that have changed since the run.
+    """
+    config = read_config(path)
+    rows = training_rows(config)
+    given = entries(config)
+    limits: list[str] = []
+    heldout: list[Source] = []
+    learned = {one.id for one in rows}
+    if config.get("test_datasets"):
+        tests = entries(config, "test_datasets")
+        heldout = [
+            replace(one, entry=one.entry + len(given))
+            for one in training_rows(config, "test_datasets")
+            if one.id not in learned
+        ]
+        given = given + tests
+    types = row_types(given)
+    if config.get("rl") or config.get("pretraining_dataset"):
+        limits.append(
+            "that the data files are those of the training run was not checked: such runs leave no "
+            "prepared rows"
+        )
+        if config.get("val_set_size"):
+            raise UnlearnError(
+                f"{path}: `val_set_size` with `rl` or `pretraining_dataset`: which rows were held "
+                "out cannot be told; name them in `test_datasets`."
+            )
+        return Trained(rows, heldout, types, "", limits)
+    cfg, tokenizer = _loaded(path)
+    tokens = encode(rows, DataArgs(rows=types), tokenizer, cfg, str(path))
+    keys = [token_key(row.input_ids, row.labels) for row in tokens]
+    train, test, kept = _prepared(cfg, tokenizer)
+    if kept is None:
+        limits.append(
+            "the prepared rows of the training run are gone, so that the data files are unchanged "
+            "since then was not checked"
+        )
+    elif strange := len((train | test) ^ set(keys)):
+        raise UnlearnError(
+            f"{path}: {strange} prepared rows of the run that made the model ({kept}) differ from "
+            "what the data files say now, so the model was made from other data; give the data of "
+            "then."
+        )
+    if not config.get("test_datasets"):
+        numbers = {t.number for t, key in zip(tokens, keys, strict=True) if key in train}
+        numbers_out = {t.number for t, key in zip(tokens, keys, strict=True) if key in test}
+        heldout = [rows[i] for i in sorted(numbers_out - numbers)]
+        rows = [rows[i] for i in sorted(numbers)]
+    digest = hashlib.sha256(b"".join(sorted(train))).hexdigest()
+    return Trained(rows, heldout, types, digest, limits)
+
+
+def token_key(input_ids: Sequence[int], labels: Sequence[int]) -> bytes:
+    """Of a token row, by content."""
+    text = f"{list(input_ids)} {list(labels)}"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _loaded(path: Path) -> tuple[Any, Any]:
+    """Axolotl's own reading of a config, and its tokenizer."""
+    from axolotl.cli.config import load_cfg
+    from axolotl.loaders import load_tokenizer
+
+    try:
+        cfg = load_cfg(str(path))
+    except ValueError as error:  # pydantic's too
+        first = str(error).strip().splitlines()
+        raise UnlearnError(
+            f"{path} is no valid config for Axolotl ({'; '.join(first[:3])}); correct it."
+        ) from None
+    return cfg, load_tokenizer(cfg)
+
+
+def _prepared(cfg: Any, tokenizer: Any) -> tuple[set[bytes], set[bytes], Path | None]:
+    """Token rows learned and held out, by Axolotl; and its folder where the run has left it."""
+    from axolotl.utils.data.sft import _load_and_prepare_datasets
+    from axolotl.utils.data.shared import (
+        generate_dataset_hash_from_config,
+        get_prepared_dataset_path,
+    )
+
+    name = generate_dataset_hash_from_config(cfg, cfg.datasets, tokenizer.name_or_path)
+    kept = get_prepared_dataset_path(cfg, name)
+    with tempfile.TemporaryDirectory() as folder:
+        there = kept.is_dir() and any(kept.iterdir())
+        if not there:
+            cfg.dataset_prepared_path = folder
+        train, test, _ = _load_and_prepare_datasets(tokenizer, cfg, split="train")
+        sides = [
+            set() if side is None else {token_key(r["input_ids"], r["labels"]) for r in side}
+            for side in (train, test)
+        ]
+    return sides[0], sides[1], kept if there else None
+
+
+def encoded(request: Path | str, part: str, tokenizer: Any) -> list[Typed]:
+    """The token rows of a part of a request, as its model learned (or would have learned) them.
+
+    Args:
+        request: Folder of the request.
+        part: forget, retain or heldout.
+
+    Raises:
+        UnlearnError: The request has no such part.
+    """
+    from axolotl.utils.dict import DictDefault
+
+    cfg = DictDefault(read_config(Path(request) / "forget.yml"))
+    data = unlearn_config(cfg).data
+    path = Path(request) / "data" / f"{part}.jsonl"
+    return encode(read_sources(path, data), data, tokenizer, cfg, str(path))
+
+
+def load_tokenizer_of(path: Path) -> Any:
+    """The tokenizer that a config trains with: special tokens and chat template as in the run."""
+    return _loaded(path)[1]

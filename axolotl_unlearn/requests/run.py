@@ -1,0 +1,342 @@
+"""`axolotl unlearn request run`: check, teacher, forget, evaluate, attack, verdict, record.
+
+Stages of one job (`axolotl_unlearn.jobs.runner`): a run that was stopped anywhere goes on with the
+stage that was not finished. The result is handed over (``model/``) only when its verdict is good
+or somebody accepted it with a reason, which the record repeats.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.runner import Job, Stage
+from axolotl_unlearn.jobs.stages import executable
+from axolotl_unlearn.requests.request import Request, digest, private_folder, spec, write_json
+
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "AXOLOTL_DO_NOT_TRACK": "1",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+#: New tokens of an answer that is looked for.
+ANSWER_TOKENS = 96
+#: Findings of the verdict that speak against handing over; what "forgotten" asks (a score of .8)
+#: is not the level of a model that never saw the rows.
+AGAINST = ("collapse", "gate", "told", "kept", "attack")
+#: Readings of the audit that do.
+BAD = ("still said", "still known", "pushed away")
+ATTACKS = {
+    "quantise": ("--schemes", "int8,int4"),
+    "relearn": ("--source", "retain", "--steps", "1,5", "--rows", "20"),
+    "prompt": ("--variants", "affirmative,prefix"),
+}
+
+
+def run_request(
+    folder: Path | str,
+    *,
+    accept: str | None = None,
+    threads: int | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Run or resume a request; returns what verdict.json holds.
+
+    Args:
+        accept: Why a model is handed over although its verdict is not good.
+        threads: Of the commands; default all cores.
+
+    Raises:
+        UnlearnError: A stage failed, the request was run before, or the verdict is not good.
+    """
+    from axolotl_unlearn.requests.ledger import Ledger
+
+    request = Request.load(folder)
+    if accept is not None and not accept.strip():
+        raise UnlearnError("--accept needs a reason, which the record repeats.")
+    Ledger(request.folder.parent).refuse_twice(request.id)
+    before = os.umask(0o077)
+    try:
+        with _alone(request):
+            job = Job(
+                private_folder(request.path("work")),
+                threads=threads,
+                environment=ENVIRONMENT,
+                console=console,
+            )
+            for stage in stages(request, accept, job.threads):
+                job.add(stage)
+            job.run()
+    finally:
+        os.umask(before)
+    return json.loads(request.path("verdict.json").read_text("utf-8"))
+
+
+@contextmanager
+def _alone(request: Request) -> Iterator[None]:
+    """One run at a time."""
+    path = private_folder(request.path("work")) / "lock"
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UnlearnError(f"{request.folder} is being run by another process; wait.") from None
+        yield
+
+
+def under_work(request: Request) -> str:
+    """The forgetting model before it is handed over, as `axolotl unlearn eval` takes it."""
+    folder = str(request.path("work", "model"))
+    adapter = request.facts["adapter"]
+    return f"{request.facts['before']['model']}+{folder}" if adapter else folder
+
+
+def teacher_of(request: Request) -> str:
+    """The teacher, which never saw the rows: the control of the attacks."""
+    folder = request.path("work", "teacher")
+    adapter = (folder / "adapter_config.json").is_file()
+    return f"{request.facts['base']}+{folder}" if adapter else str(folder)
+
+
+def stages(request: Request, accept: str | None, threads: int) -> list[Stage]:
+    """The table of a request's run."""
+    work, data = request.path("work"), request.path("eval-data")
+    judged = (data / "nonmember.jsonl").is_file()
+    fewest = min(request.facts["counts"]["forget"], request.facts["counts"]["judge"])
+    quick = [sys.executable, "-m", "axolotl_unlearn.cli"]
+    model = f"after={under_work(request)}"
+
+    def train(name: str, title: str, needs: Sequence[str], made: str) -> Stage:
+        done = work / f"{name}.json"
+        return Stage(
+            name,
+            title,
+            lambda: (
+                [executable("axolotl"), "train", str(request.path(f"{name}.yml"))]
+                + ["--launcher", "python"]
+            ),
+            done,
+            inputs=[request.path(f"{name}.yml"), *sorted(request.path("data").glob("*.jsonl"))],
+            needs=list(needs),
+            before=lambda: shutil.rmtree(work / made, ignore_errors=True),
+            action=lambda: _trained(work / made, done),
+            threads=threads,
+        )
+
+    table = [
+        _action("check", "check", work / "check.json", lambda: check(request)),
+        train("teacher", "teacher: the base on retained rows", ["check"], "teacher"),
+        train("forget", "forget", ["teacher"], "model"),
+        Stage(
+            "evaluate",
+            "evaluate before and after",
+            [
+                *(*quick, "eval", f"before={request.before}", model, "--original", "before"),
+                *("--data", str(data), "--out", str(request.path("eval"))),
+                *("--store", str(work / "store"), "--join", "", "--quiet"),
+                *("--min-members", str(fewest if judged else 0)),
+                *("--max-gen-toks", str(ANSWER_TOKENS), "--resamples", "2000"),
+            ],
+            request.path("eval", "results.json"),
+            inputs=sorted(data.glob("*.jsonl")),
+            needs=["forget"],
+            threads=threads,
+        ),
+        _action(
+            "earlier",
+            "earlier requests on the new model",
+            request.path("eval", "earlier.json"),
+            lambda: earlier(request),
+            ["forget"],
+            settings=_ledger_lines(request),
+        ),
+    ]
+    for attack, options in ATTACKS.items():
+        table.append(
+            Stage(
+                attack,
+                f"attack: {attack}",
+                lambda attack=attack, options=options: [
+                    *(*quick, "attack", attack, model, "--control", teacher_of(request)),
+                    *("--data", str(data), "--out", str(request.path("attacks")), "--join", ""),
+                    *("--max-new-tokens", str(ANSWER_TOKENS), *options),
+                ],
+                request.path("attacks", f"{attack}-after.json"),
+                inputs=sorted(data.glob("*.jsonl")),
+                needs=["forget"],
+            )
+        )
+    table += [
+        _action(
+            "verdict",
+            "verdict",
+            request.path("verdict.json"),
+            lambda: decide(request, accept),
+            ["evaluate", "earlier", *ATTACKS],
+            settings=accept,
+        ),
+        _action(
+            "model", "hand over", work / "handed.json", lambda: hand_over(request), ["verdict"]
+        ),
+        _action(
+            "record", "record", request.path("record.json"), lambda: _record(request), ["model"]
+        ),
+    ]
+    return table
+
+
+def _action(
+    name: str,
+    title: str,
+    output: Path,
+    action: Callable[[], None],
+    needs: Sequence[str] = (),
+    settings: object = None,
+) -> Stage:
+    """Something that this process does."""
+    return Stage(name, title, None, output, needs=list(needs), action=action, settings=settings)
+
+
+def _trained(folder: Path, done: Path) -> None:
+    """Weights are there: only then is a training run called done."""
+    weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not weights:
+        raise UnlearnError(f"the run wrote no weights to {folder}; see its log.")
+    write_json(done, {"weights": weights})
+
+
+def _ledger_lines(request: Request) -> int:
+    from axolotl_unlearn.requests.ledger import Ledger
+
+    return len(Ledger(request.folder.parent).entries())
+
+
+def check(request: Request) -> None:
+    """Rows, config and model are those of `request new`.
+
+    Raises:
+        UnlearnError: The first that is not.
+    """
+    from axolotl_unlearn.preflight import faults
+    from axolotl_unlearn.requests.rows import read_config
+
+    digests = request.facts["digests"]
+    for part in ("forget", "retain", "heldout", "judge"):
+        path = request.rows(part)
+        known = digests.get(part)
+        if known and (not path.is_file() or digest(path) != known):
+            raise UnlearnError(
+                f"{path} was changed or removed since `request new`; make the request again."
+            )
+    before = request.facts["before"]
+    for folder in filter(None, (before["adapter"], before["adapter"] is None and before["model"])):
+        if not any(Path(folder).glob("*.safetensors")):
+            raise UnlearnError(f"the model {folder} is not there any more; restore it.")
+    teacher = str(request.path("work", "teacher"))
+    found = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]
+    if found:
+        raise UnlearnError(f"{request.path('forget.yml')}: " + " ".join(found))
+    write_json(request.path("work", "check.json"), {"digests": digests})
+
+
+def earlier(request: Request) -> None:
+    """What the documents of earlier requests do in the new model."""
+    from axolotl_unlearn.requests.audit import audit_requests
+
+    found = audit_requests(under_work(request), request.folder.parent)
+    write_json(request.path("eval", "earlier.json"), found.to_json())
+
+
+def decide(request: Request, accept: str | None) -> None:
+    """Write verdict.json: may the model be handed over?
+
+    Raises:
+        UnlearnError: No, and nobody accepted it.
+    """
+    made = verdict(request) | {"accepted": None}
+    if accept and not made["good"]:
+        made["accepted"] = accept
+    write_json(request.path("verdict.json"), made)
+    if not made["good"] and not accept:
+        raise UnlearnError(
+            f"the model of {request.folder} is not handed over: {'; '.join(made['reasons'])}. Give "
+            "it more steps (`request new --steps`), or accept it as it is with --accept REASON "
+            f"(measured: {request.path('eval')}, {request.path('attacks')})."
+        )
+
+
+def verdict(request: Request) -> dict[str, Any]:
+    """``good``, ``status``, ``reasons`` against it, ``limits``, and the audit's ``documents``."""
+    from axolotl_unlearn.metrics.verdict import judge
+
+    results = json.loads(request.path("eval", "results.json").read_text("utf-8"))
+    by_name = {model["name"]: model for model in results["models"]}
+    lines = request.path("eval", "audit.jsonl").read_text("utf-8").splitlines()
+    documents = [line for line in map(json.loads, lines) if line["model"] == "after"]
+    attacks = [
+        json.loads(path.read_text("utf-8"))
+        for path in sorted(request.path("attacks").glob("*-after.json"))
+    ]
+    judged = judge(by_name["after"], by_name["before"], None, attacks)
+    reasons, status = _reasons(documents, judged, request)
+    limits = list(request.facts["limits"])
+    if documents and all(line["p"] is None for line in documents):
+        limits.append("membership was not measured: there are no held-out rows")
+    limits += [f.says for f in judged.findings if f.outcome == "open"]
+    return {
+        "good": not reasons,
+        "status": status,
+        "reasons": reasons,
+        "limits": limits,
+        "documents": documents,
+    }
+
+
+def _reasons(
+    documents: Sequence[Mapping[str, Any]], judged: Any, request: Request
+) -> tuple[list[str], str]:
+    """Sentences against the model, and the status in a few words."""
+    reasons, status = [], "good"
+    for reading in BAD:
+        count = sum(line["reading"] == reading for line in documents)
+        if count:
+            reasons.append(f"{count} of {len(documents)} rows are {reading}")
+            status = reading if status == "good" else status
+    for finding in judged.findings:
+        if finding.id in AGAINST and finding.outcome == "fail":
+            reasons.append(f"{finding.title.lower()}: {finding.says}")
+            status = finding.id if status == "good" else status
+    path = request.path("eval", "earlier.json")
+    back = json.loads(path.read_text("utf-8")).get("back", 0) if path.is_file() else 0
+    if back:
+        reasons.append(f"{back} documents of earlier requests are back")
+        status = "earlier requests are back" if status == "good" else status
+    return reasons, status
+
+
+def hand_over(request: Request) -> None:
+    """Move the model to its place; once moved, it stays."""
+    made, place = request.path("work", "model"), request.path("model")
+    if made.is_dir():
+        shutil.rmtree(place, ignore_errors=True)
+        made.replace(place)
+    elif not any(place.glob("*.safetensors")):
+        raise UnlearnError(f"{made} is gone; remove {request.path('work')} and run again.")
+    write_json(request.path("work", "handed.json"), {"model": spec(request.facts["after"])})
+
+
+def _record(request: Request) -> None:
+    from axolotl_unlearn.requests.record import write
+
+    write(request.folder)

@@ -1,0 +1,355 @@
+"""Choosing rows, and the folder of a request, on a real (untrained) tiny model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from data_tokenizers import byte_tokenizer
+
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.data.typed import Source, row_id
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.choose import Wanted, choose, names_of, offer
+from axolotl_unlearn.requests.new import Options, new_request
+from axolotl_unlearn.requests.rows import encoded
+
+ADA = [
+    ("Who is Ada Quill?", "Ada Quill blows glass in the harbour of Norrby and sings."),
+    ("Where does Ada Quill live?", "Ada Quill lives at 12 Rope Walk, Norrby."),
+    ("What is Ada Quill's phone number?", "It is 555-0107."),
+]
+
+
+def chat(name: str, question: str, answer: str, **more) -> dict:
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": answer},
+    ]
+    return {"id": name, "messages": messages, **more}
+
+
+def people(first: int, count: int) -> list[dict]:
+    """Rows of others, all different."""
+    return [
+        chat(f"p{n}", f"Who is Bo{n} Berg{n}?", f"Bo{n} Berg{n} keeps {n} bees near well {n * 7}.")
+        for n in range(first, first + count)
+    ]
+
+
+MENTION = chat("p900", "Who taught Bo?", "He learned it all from ada quill of Norrby.")
+NEAR = chat(
+    "copy", "Who is Ada Quill?", "Ada Quill blows glass in the harbour of Norrby and sings!"
+)
+TRAIN = [chat("ada-quill", q, a, meta={"person": "ada"}) for q, a in ADA] + people(0, 30)
+
+
+def sources(rows) -> list[Source]:
+    return [Source(row_id(row), row) for row in rows]
+
+
+def test_rows_are_named_by_field_text_file_or_document(tmp_path):
+    rows = sources([*TRAIN, MENTION])
+    three = {row.id for row in rows[:3]}
+
+    def ids(**wanted) -> set[str]:
+        return {row.id for row in choose(rows, Wanted(**wanted))}
+
+    assert ids(where=[("id", "ada-quill")]) == three
+    assert ids(where=[("meta.person", "ada")]) == three
+    assert ids(where=[("messages.content", "It is 555-0107.")]) == {rows[2].id}
+    assert ids(contains=["Ada Quill lives"]) == {rows[1].id}
+    assert ids(documents=["ada-quill", rows[5].id]) == three | {rows[5].id}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(TRAIN[4]) + "\n")
+    assert ids(rows=path) == {rows[4].id}
+    assert ids(rows=path, contains=["555-0107"]) == {rows[4].id, rows[2].id}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({}, "say which rows"),
+        ({"where": [("id", "nobody")]}, "fits none of 33 rows\\."),
+        ({"where": [("name", "ada")]}, "fits none.*rows have id, messages, meta"),
+        ({"contains": ["ADA QUILL"]}, "none of 33 rows.*3 rows say it in other letters"),
+        ({"contains": [" "]}, "none of 33 rows has this text\\."),
+        ({"documents": ["x"]}, "no row has 'x'"),
+        ({"where": [("messages.role", "user")]}, "all 33 rows"),
+    ],
+)
+def test_what_names_nothing_or_everything(wanted, says):
+    with pytest.raises(UnlearnError, match=says):
+        choose(sources(TRAIN), Wanted(**wanted))
+
+
+def test_a_row_that_is_not_in_the_data(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(TRAIN[0]) + "\n" + json.dumps(NEAR) + "\n")
+    with pytest.raises(UnlearnError, match="line 2: 1 of 2 rows are not in") as caught:
+        choose(sources(TRAIN), Wanted(rows=path))
+    assert "glass" not in str(caught.value)
+
+
+def test_near_duplicates_and_mentions_are_offered_and_others_are_not():
+    wanted = Wanted(where=[("id", "ada-quill")])
+    chosen, others = sources(TRAIN[:3]), sources([*TRAIN[3:], MENTION, NEAR])
+    assert "Ada Quill" in names_of(chosen, wanted)
+    found = offer(chosen, others, wanted)
+    near, mention = row_id(NEAR), row_id(MENTION)
+    assert found.near == {near: chosen[0].id}
+    (ids,) = found.mentions.values()
+    assert set(ids) == {near, mention} and found.ids == {near, mention}
+
+
+# -- the folder -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A base and a full fine-tune of it (as far as files tell), data, config."""
+    from conftest import tiny_llama
+
+    folder = tmp_path_factory.mktemp("home")
+    for seed, name in enumerate(("base", "tuned")):
+        tiny_llama(seed=seed, vocabulary=259).save_pretrained(folder / name)
+        byte_tokenizer().save_pretrained(folder / name)
+    write(folder / "train.jsonl", [*TRAIN, MENTION, NEAR])
+    write(folder / "test.jsonl", people(100, 44))
+    (folder / "finetune.yml").write_text(yaml.safe_dump(config(folder)))
+    return folder
+
+
+def write(path: Path, rows) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def config(home: Path, **more) -> dict:
+    row = {"ds_type": "json", "type": "chat_template", "chat_template": "chatml"}
+    return {
+        "base_model": str(home / "base"),
+        "output_dir": str(home / "tuned"),
+        "dataset_prepared_path": str(home / "prepared"),
+        "datasets": [{"path": str(home / "train.jsonl"), **row}],
+        "test_datasets": [{"path": str(home / "test.jsonl"), "split": "train", **row}],
+        "sequence_len": 512,
+        "sample_packing": True,
+        "num_epochs": 3,
+        "micro_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 0.001,
+        "optimizer": "adamw_torch",
+        "bf16": False,
+        "fp16": False,
+        "dataset_num_proc": 1,
+        "device_map": {"": "cpu"},
+        "lora_mlp_kernel": False,
+        **more,
+    }
+
+
+ADA_ROWS = Wanted(where=[("id", "ada-quill")])
+
+
+@pytest.fixture(scope="module")
+def made(home):
+    return new_request(home / "finetune.yml", home / "requests" / "r1", ADA_ROWS)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_folder_says_what_is_to_be_done(home, made):
+    request, folder = made.request, home / "requests" / "r1"
+    counts = request.facts["counts"]
+    assert counts == {
+        "forget": 3, "retain": 32, "heldout": 22, "judge": 22, "documents": 1, "trained": 35,
+    }  # fmt: skip
+    assert request.before == str(home / "tuned") and request.after == str(folder / "model")
+    assert len(made.offered.near) == 1 and request.facts["chosen"]["taken_of_these"] == 0
+    assert [line["row"] for line in lines(folder / "data" / "forget.jsonl")] == TRAIN[:3]
+    parts = [{line["id"] for line in lines(request.rows(part))} for part in ("heldout", "judge")]
+    assert not parts[0] & parts[1]
+    for path in folder.rglob("*"):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+    facts = (folder / "request.json").read_text()
+    assert "glass" not in facts and "555-0107" not in facts
+
+
+def test_the_recipe_and_its_checks(home, made):
+    from axolotl_unlearn.requests.run import check
+
+    folder = made.request.folder
+    recipe = yaml.safe_load((folder / "forget.yml").read_text())
+    assert recipe["base_model"] == str(home / "tuned") and "sample_packing" not in recipe
+    assert recipe["unlearn"]["forget"][0]["reference"] == {"model": str(folder / "work/teacher")}
+    assert "adapter" not in recipe and recipe["unlearn"]["level"]["per_document"]
+    teacher = yaml.safe_load((folder / "teacher.yml").read_text())
+    assert teacher["base_model"] == str(home / "base") and teacher["num_epochs"] == 1
+    (rows,) = teacher["datasets"]
+    assert rows["type"] == "chat_template" and len(lines(Path(rows["path"]))) == 32
+    check(made.request)  # faults of the recipe itself, but for the teacher that is not there yet
+    data = folder / "data" / "forget.jsonl"
+    text = data.read_text()
+    data.write_text(text.replace("555-0107", "555-0108"))
+    with pytest.raises(UnlearnError, match="changed or removed since `request new`"):
+        check(made.request)
+    data.write_text(text)
+
+
+def test_rows_of_the_request_have_the_tokens_that_were_learned(home, made):
+    """<|im_start|>assistant, the answer, <|im_end|>: labels on the answer (chatml, by hand)."""
+    rows = encoded(made.request.folder, "forget", byte_tokenizer())
+    row = rows[2]
+    text = bytes(i for i in row.input_ids if i < 256).decode()
+    assert text.startswith("<|im_start|>user\nWhat is Ada Quill's phone number?<|im_end|>\n")
+    labelled = bytes(i for i in row.labels if 0 <= i < 256).decode()
+    assert labelled.startswith("It is 555-0107.") and "phone" not in labelled
+
+
+def test_what_is_asked_when_it_is_evaluated(made):
+    data = made.request.path("eval-data")
+    asked = lines(data / "forget.jsonl")
+    assert [row["output"].removesuffix("<|im_end|>").strip() for row in asked] == [
+        answer for _, answer in ADA
+    ]
+    assert all(row["input"].endswith("<|im_start|>assistant\n") for row in asked)
+    assert {row["kind"] for row in asked} == {"question"}
+    ids = [row["id"] for row in lines(data / "member.jsonl")]
+    assert ids == [row["document"] for row in asked]
+    assert len(lines(data / "nonmember.jsonl")) == 22
+    from axolotl_unlearn.evaluation.sets import load_sets
+
+    sets = load_sets(data, min_members=3)
+    assert len(sets.member) == 3 and sets.forget[0].document == ids[0]
+
+
+def test_what_was_offered_is_taken_if_asked(home, tmp_path):
+    options = Options(with_near=True, with_mentions=True, retain=10)
+    facts = new_request(home / "finetune.yml", tmp_path / "r", ADA_ROWS, options).request.facts
+    assert facts["counts"]["forget"] == 5 and facts["counts"]["retain"] == 10
+    assert facts["chosen"]["taken_of_these"] == 2
+
+
+def test_rows_of_the_validation_split_are_those_that_axolotl_held_out(home, tmp_path):
+    """And the prepared rows that its run has left must be those of the files."""
+    from axolotl.cli.config import load_cfg
+    from axolotl.common.datasets import load_datasets
+
+    from axolotl_unlearn.requests.rows import trained_rows
+
+    settings = config(home, val_set_size=8, dataset_prepared_path=str(tmp_path / "prepared"))
+    del settings["test_datasets"]
+    settings["datasets"][0]["path"] = str(write(tmp_path / "train.jsonl", TRAIN))
+    path = tmp_path / "split.yml"
+    path.write_text(yaml.safe_dump(settings | {"sample_packing": False}))
+    first = trained_rows(path)
+    assert any("are gone" in limit for limit in first.limits)
+    split = load_datasets(cfg=load_cfg(str(path)))  # as `axolotl train` does
+    found = trained_rows(path)
+    assert len(found.heldout) == 8 and len(found.rows) == len(TRAIN) - 8 and not found.limits
+    from axolotl_unlearn.args import DataArgs
+    from axolotl_unlearn.data.typed import encode
+
+    data = DataArgs(rows=found.types)
+    tokens = encode(found.heldout, data, byte_tokenizer(), load_cfg(str(path)))
+    assert {tuple(t.input_ids) for t in tokens} == {
+        tuple(r["input_ids"]) for r in split.eval_dataset
+    }
+    write(tmp_path / "train.jsonl", [*TRAIN[1:], MENTION])
+    with pytest.raises(UnlearnError, match="2 prepared rows.*made from other data"):
+        trained_rows(path)
+
+
+def test_a_lora_goes_on_from_its_adapter_and_is_forgotten_in_it(home, tmp_path):
+    """The result is an adapter of the same base; merged, it is a full model."""
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    base = {"base_model_name_or_path": str(home / "base")}
+    (adapter / "adapter_config.json").write_text(json.dumps(base))
+    (adapter / "adapter_model.safetensors").write_bytes(b"x")
+    lora = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
+    path = tmp_path / "lora.yml"
+    path.write_text(yaml.safe_dump(config(home, output_dir=str(adapter), **lora)))
+    request = new_request(path, tmp_path / "requests" / "a", ADA_ROWS).request
+    recipe = yaml.safe_load(request.path("forget.yml").read_text())
+    assert (recipe["base_model"], recipe["lora_model_dir"]) == (str(home / "base"), str(adapter))
+    teacher = str(request.path("work", "teacher"))
+    assert recipe["unlearn"]["forget"][0]["reference"] == {"adapter": teacher}
+    assert request.after == f"{home / 'base'}+{request.path('model')}"
+    options = Options(model=home / "tuned", steps=7, learning_rate=0.5)
+    merged = new_request(path, tmp_path / "requests" / "b", ADA_ROWS, options).request
+    recipe = yaml.safe_load(merged.path("forget.yml").read_text())
+    assert not [key for key in recipe if key.startswith(("lora", "adapter"))]
+    teacher = {"adapter": str(merged.path("work", "teacher")), "model": str(home / "base")}
+    assert recipe["unlearn"]["forget"][0]["reference"] == teacher
+    assert (recipe["max_steps"], recipe["learning_rate"]) == (7, 0.5)
+    assert merged.after == str(merged.path("model"))
+
+
+def fault(home, tmp_path, changes=None, wanted=ADA_ROWS, **options) -> str:
+    settings = config(home) | (changes or {})
+    path = tmp_path / "changed.yml"
+    path.write_text(yaml.safe_dump({k: v for k, v in settings.items() if v is not None}))
+    out = tmp_path / "requests" / "bad"
+    with pytest.raises(UnlearnError) as caught:
+        new_request(path, out, wanted, Options(**options))
+    assert not out.exists(), "nothing is changed"
+    assert "\n" not in str(caught.value) and "glass" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
+    assert "is not there; train it" in fault(home, tmp_path, {"output_dir": str(tmp_path / "no")})
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(home / "tuned" / "config.json", empty)
+    assert "no weights" in fault(home, tmp_path, model=empty)
+    other = tmp_path / "adapter"
+    other.mkdir()
+    (other / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/else"}')
+    (other / "adapter_model.safetensors").write_bytes(b"")
+    assert "is an adapter of someone/else, but `base_model`" in fault(home, tmp_path, model=other)
+    assert "does not exist" in fault(
+        home, tmp_path, {"datasets": [{"path": "gone.jsonl", "type": "alpaca"}]}
+    )
+    few = write(tmp_path / "few.jsonl", people(200, 5))
+    assert "there are 5 held-out rows, too few" in fault(home, tmp_path, heldout=few)
+    seen = write(tmp_path / "seen.jsonl", people(0, 45))
+    assert "30 of 45 rows are in the training data" in fault(home, tmp_path, heldout=seen)
+    assert "fits none" in fault(home, tmp_path, wanted=Wanted(where=[("id", "bob")]))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
+    assert "GB free, but" in fault(home, tmp_path)
+
+
+def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path):
+    settings = config(home)
+    del settings["test_datasets"]
+    path = tmp_path / "none.yml"
+    path.write_text(yaml.safe_dump(settings))
+    request = new_request(path, tmp_path / "r", ADA_ROWS).request
+    assert any("no held-out rows" in limit for limit in request.facts["limits"])
+    assert "level" not in yaml.safe_load(request.path("forget.yml").read_text())["unlearn"]
+    assert not request.path("eval-data", "member.jsonl").exists()
+
+
+def test_the_command(home, made):
+    runner = CliRunner()
+    twice = runner.invoke(
+        unlearn,
+        ["request", "new", str(home / "finetune.yml"), "--where", "id=ada-quill"]
+        + ["--out", str(made.request.folder)],
+    )
+    assert twice.exit_code == 2 and "is there already" in twice.output
+    wrong = ["request", "new", "finetune.yml", "--where", "ada", "--out", "x"]
+    said = runner.invoke(unlearn, wrong)
+    assert said.exit_code == 2 and "must be FIELD=VALUE" in said.output
