@@ -181,6 +181,7 @@ def test_never_outside_the_output_folders(home):
         *(path for path in REMOVED if path.startswith("out/tuned")),
         "out/tuned/checkpoint-99",
         "requests/2026-002/eval/audit.jsonl",
+        "requests/2026-002/work",
     }
     why = {str(item.path): item.why for item in planned.items}
     assert "remove it by hand" in why[str(elsewhere / "adapter_model.safetensors")]

@@ -20,6 +20,7 @@ from requests_folder import (
 )
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.audit import audit_requests
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import amend, read, verify, write
 
@@ -49,6 +50,7 @@ def test_the_record_is_an_in_toto_statement_about_the_new_model(folder):
     predicate = statement["predicate"]
     before, after = predicate["model"]["before"], predicate["model"]["after"]
     assert before["base"] == after["base"] and before["digest"] != after["digest"]
+    assert after["base"]["name"] == "base", "no path of this machine"
     (document,) = predicate["documents"]
     assert document["document"] == Ledger(folder.parent).keyed("ada-quill")
     assert document["reading"] == "not told" and document["before"]["rank"] == 0.0
@@ -69,7 +71,7 @@ def test_nothing_that_leaves_the_folder_names_anybody(folder):
 def test_pages_say_what_was_found(folder):
     page = (folder / "REPORT.html").read_text()
     assert "Deletion request 2026-001" in page and "cannot be told from texts" in page
-    assert "Nothing was erased yet" in page
+    assert "Nothing was erased yet" in page and "training again: forget 12." in page
     card = (folder / "model-card.md").read_text()
     assert card.startswith("## Deleted training data\n") and "| 1 | not told" in card
     entries = yaml.safe_load((folder / "eval-results.yaml").read_text())
@@ -129,6 +131,8 @@ def test_changed_files_and_other_models_are_one_sentence(folder, tmp_path):
     twin = model_folder(tmp_path / "twin", b"other weights")
     with pytest.raises(UnlearnError, match="not the base model of the record"):
         verify(folder, f"{twin}+{folder / 'model'}")
+    with pytest.raises(UnlearnError, match="not the base model of the record"):
+        audit_requests(f"{twin}+{folder / 'model'}", folder.parent)
     with pytest.raises(UnlearnError, match="is a full model but the record is of an adapter"):
         verify(folder, str(twin))
     moved = shutil.copytree(folder / "model", tmp_path / "deployed")

@@ -22,8 +22,8 @@ from axolotl_unlearn.evaluation.measured import Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets, find_file
 from axolotl_unlearn.metrics.audit import READINGS, audit
 from axolotl_unlearn.metrics.statistics import LEVEL
-from axolotl_unlearn.requests.ledger import Ledger
-from axolotl_unlearn.requests.record import read
+from axolotl_unlearn.requests.ledger import Ledger, model_facts
+from axolotl_unlearn.requests.record import check_base, read
 
 #: Readings of a document that is there, worst first.
 THERE = ("still said", "still known")
@@ -128,12 +128,14 @@ def audit_requests(
             they made.
 
     Raises:
-        UnlearnError: A broken ledger, a changed record, rows that were changed.
+        UnlearnError: A broken ledger, a changed record, an adapter of another base.
     """
+    facts = model_facts(model)
     found: dict[str, tuple[EvaluationSets, dict[str, Any]]] = {}
     missing, settings = [], Settings()
     for folder in earlier(requests_dir):
         statement = read(folder)
+        check_base(model, facts["base"], statement["predicate"]["model"]["after"]["base"])
         if find_file(folder / "eval-data", "forget") is None:
             missing.append(folder.name)
             continue

@@ -90,7 +90,12 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     roots = [root for root in roots if root.is_dir()]
     texts = Texts.of(
         row_texts(folder / "data" / "forget.jsonl"),
-        row_texts(folder / "data" / "retain.jsonl") + row_texts(folder / "data" / "heldout.jsonl"),
+        [
+            text
+            for path in sorted((folder / "data").glob("*.jsonl"))
+            if path.stem != "forget"
+            for text in row_texts(path)
+        ],
     )
     requests = folder.parent
     own = [one / name for one in sorted(requests.iterdir()) for name in KEPT if one.is_dir()]

@@ -82,7 +82,7 @@ def eval_results(statement: Statement) -> str:
     https://huggingface.co/docs/hub/eval-results
     """
     import yaml
-    from huggingface_hub._eval_results import EvalResultEntry, eval_result_entries_to_yaml
+    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
     record = statement["predicate"]
     documents = record["documents"]

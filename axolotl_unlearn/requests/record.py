@@ -32,7 +32,6 @@ FIGURES = (
     *("reading", "p", "q", "told", "rank", "loss", "extraction_strength"),
     *("answers", "answers_said", "answer_said"),
 )
-PARTS = ("forget", "retain", "heldout")
 
 LIMITS = (
     "Unlearning is no proof of erasure: that these tests find nothing does not mean that no test "
@@ -178,7 +177,10 @@ def _predicate(
         return text
 
     def public(model: Mapping[str, Any]) -> dict[str, Any]:
-        return {"digest": model["digest"], "base": model["base"]}
+        base = model["base"]
+        if base and Path(base["name"]).is_dir():  # no path of this machine
+            base = base | {"name": Path(base["name"]).name}
+        return {"digest": model["digest"], "base": base}
 
     return {
         "request": {
@@ -191,9 +193,8 @@ def _predicate(
         },
         "config": {"digest": {"sha256": request["config"]["digest"]}},
         "data": {
-            part: {"hmac-sha256": ledger.keyed_file(path)}
-            for part in PARTS
-            if (path := folder / "data" / f"{part}.jsonl").is_file()
+            path.stem: {"hmac-sha256": ledger.keyed_file(path)}
+            for path in sorted((folder / "data").glob("*.jsonl"))
         },
         "model": {"before": public(model_facts(_spec(request["before"]))), "after": public(model)},
         "versions": {"python": platform.python_version(), **versions()},
@@ -211,7 +212,11 @@ def _predicate(
         ],
         "earlier": _optional(folder / "eval" / "earlier.json"),
         "attacks": _attacks(folder),
-        "limits": [*LIMITS, *map(without_names, request.get("limits", []))],
+        "limits": [
+            *LIMITS,
+            *map(without_names, verdict.get("limits") or request.get("limits", [])),
+        ],
+        "seconds": _seconds(folder),
         "erased": None,
     }
 
@@ -240,12 +245,17 @@ def _audit_lines(folder: Path) -> list[dict[str, Any]]:
 
 def _row_ids(folder: Path) -> set[str]:
     found = set()
-    for part in PARTS:
-        path = folder / "data" / f"{part}.jsonl"
-        if path.is_file():
-            rows = map(json.loads, path.read_text("utf-8").split("\n")[:-1])
-            found |= {str(row[key]) for row in rows for key in ("id", "document") if row.get(key)}
+    for path in (folder / "data").glob("*.jsonl"):
+        rows = map(json.loads, path.read_text("utf-8").split("\n")[:-1])
+        found |= {str(row[key]) for row in rows for key in ("id", "document") if row.get(key)}
     return found
+
+
+def _seconds(folder: Path) -> dict[str, float]:
+    """What each stage of the run took, to compare with training again."""
+    stamps = (folder / "work" / "stamps").glob("*.json")
+    found = {path.stem: json.loads(path.read_text("utf-8")).get("seconds") for path in stamps}
+    return {name: value for name, value in sorted(found.items()) if value is not None}
 
 
 def _attacks(folder: Path) -> list[dict[str, Any]]:
@@ -355,11 +365,7 @@ def _check_model(folder: Path, statement: Mapping[str, Any], model: str | None) 
             f"{source} is {kinds[base is not None]} but the record is of "
             f"{kinds[before is not None]}; name the model that the request made."
         )
-    if before and base and before["digest"] != base["digest"]:
-        raise UnlearnError(
-            f"{source} stands on {base['name']}, which is not the base model of the record "
-            f"({before['name']}); write base+adapter with the right one."
-        )
+    check_base(source, base, before)
     files = {path.name: path for path in model_files(Path(facts["path"]))}
     subjects = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
     for name, digest in subjects.items():
@@ -373,6 +379,23 @@ def _check_model(folder: Path, statement: Mapping[str, Any], model: str | None) 
     if added := sorted(set(files) - set(subjects)):
         raise UnlearnError(f"{files[added[0]]} is not in the record: it was added to the model.")
     return f"model: all {len(subjects)} files as recorded" + (", base too" if base else "")
+
+
+def check_base(
+    source: str, base: Mapping[str, Any] | None, recorded: Mapping[str, Any] | None
+) -> None:
+    """
+    Raises:
+        UnlearnError: Both are adapters, of different bases.
+    """
+    if not base or not recorded:
+        return
+    which = "digest" if base["digest"] and recorded["digest"] else "name"
+    if base[which] != recorded[which]:
+        raise UnlearnError(
+            f"{source} stands on {base['name']}, which is not the base model of the record "
+            f"({recorded['name']}); write base+adapter with the right one."
+        )
 
 
 def _entry(ledger: Ledger, request: str) -> dict[str, Any] | None:
