@@ -227,12 +227,43 @@ def test_documents_that_never_differ_leave_room():
 
 
 def test_composites_are_not_certain_of_cells_whose_rows_all_agree():
-    """One cell of 10 right documents: the composite's bound is that of the cell, .025^(1/10)."""
+    """One cell of 10 right documents, .025^(1/10) and more; the composite's is Jeffreys'."""
     cells = {"forget_a": Mean([1.0] * 10, range(10))}
     bounds = semeval_intervals(cells, n=20_000)
     assert bounds["forget_a"] == pytest.approx((0.6915, 1.0), abs=1e-3)
-    assert bounds["task_aggregate"][0] == pytest.approx(0.65, abs=0.05)
+    tail = stats.norm.cdf(stats.t.ppf(0.025, 9) * (10 / 9) ** 0.5)
+    expected = stats.beta.ppf(tail, 10.5, 0.5)
+    assert bounds["task_aggregate"][0] == pytest.approx(expected, abs=0.01)
     assert semeval_draws(cells, n=10)["forget"].std() > 0
+
+
+def test_the_aggregate_of_a_perfect_model_is_inside_its_interval():
+    """AUC .5: percentiles of resamples held the truth in 74 of 100 data sets."""
+    rng = np.random.default_rng(3)
+    held = 0
+    for trial in range(200):
+        cells = {
+            side: Mean(rng.beta(8, 2, 50), [(side, i) for i in range(50)])
+            for side in ("forget_a", "retain_a")
+        }
+        area = Area(rng.normal(0, 1, 50), rng.normal(0, 1, 50))
+        utility = Mean((rng.random(100) < 0.8) * 1.0, range(100))
+        low, high = semeval_intervals(cells, area, utility, n=200, seed=trial)["aggregate"]
+        held += low <= (0.8 + 1 + 0.8) / 3 <= high
+    assert held / 200 > 0.91
+
+
+def test_aggregate_interval_by_hand():
+    """Task .8 +- .03, MIA .6 +- .09, utility .5 +- 0: sqrt(.03^2 + .09^2) / 3 = .0316."""
+    from axolotl_unlearn.metrics.statistics import _aggregate_interval
+
+    points = {"task_aggregate": 0.8, "mia_score": 0.6, "utility": 0.5, "aggregate": 1.9 / 3}
+    bounds = {"task_aggregate": (0.77, 0.83), "mia_score": (0.51, 0.69), "utility": (0.5, 0.5)}
+    low, high = _aggregate_interval(points, bounds)
+    assert (low, high) == pytest.approx((1.9 / 3 - 0.03162, 1.9 / 3 + 0.03162), abs=1e-5)
+    # A MIA score that may be 1: its distance .4 counts whole, (.03 + .4) / 3.
+    _, high = _aggregate_interval(points, bounds | {"mia_score": (0.51, 1.0)})
+    assert high == pytest.approx(1.9 / 3 + 0.43 / 3)
 
 
 def test_points_carry_the_names_of_the_draws():

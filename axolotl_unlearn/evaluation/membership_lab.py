@@ -130,7 +130,7 @@ def attack_figures(
         "auc": value,
         "interval": bounds,
         "mia_score": float(statistics.mia_score(value)),
-        "mia_score_interval": statistics.mia_score_interval(bounds),
+        "mia_score_interval": statistics.mia_score_interval(members, others, level),
         "forgetting": membership.forgetting(bounds),
         "tpr": tpr,
     }
