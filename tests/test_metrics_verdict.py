@@ -391,3 +391,29 @@ def test_what_has_no_valid_test_judges_nothing():
         "nonmember": spread(200),
     }
     assert judge(model).good and set(judge(model).attacks) == {"loss", "zlib"}
+
+
+@pytest.mark.parametrize(("p", "expected"), [(0.009, "under-forgets"), (0.011, "good")])
+def test_the_learned_attack_counts_with_the_others(p, expected):
+    """Two attacks of two tests and the learned one: five p-values, so it tells below .01."""
+    model = entry(learned={"auc": 0.71, "p": p, "against": "chance"})
+    found = judge(model)
+    assert found.status == expected
+    assert found.attacks["learned"]["p_corrected"] == pytest.approx(5 * p)
+    assert ("learned attack tells members" in found.sentence) == (expected != "good")
+    json.dumps(found.to_json(), allow_nan=False)
+    for junk in (None, {}, {"p": math.nan}, {"p": "x"}, {"auc": None, "p": 0.001}):
+        judge(entry(learned=junk))
+
+
+def test_attack_files_of_earlier_versions_have_no_p():
+    """A KeyError before; .3 with an interval of +-.04 is 14.7 standard errors."""
+    old = attack((0.3, 0.2), (0.1, 0.0))
+    for row in old["rows"]:
+        for figure in (row["gain"], row["above_control"]):
+            del figure["recalled"]["p"]
+    assert status(entry(), attacks=[old]) == "comes back"
+    assert strongest_gain(old["rows"])[2] < 1e-10
+    old["rows"][2]["above_control"]["recalled"] |= {"value": 0.02, "low": -0.02, "high": 0.06}
+    old["rows"][1]["above_control"]["recalled"] |= {"value": -0.2}
+    assert strongest_gain(old["rows"])[2] == pytest.approx(2 * 0.327, abs=0.001)  # z = .98

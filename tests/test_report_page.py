@@ -107,8 +107,8 @@ def test_the_answer_comes_first(tmp_path):
     results = make_results(("original", "over", "under", "retrained"))
     page = write_report(results, tmp_path / "r.html").read_text()
     said = re.search(r'<p class="say">(.*?)</p>', page)[1]
-    assert said.startswith("None of these is good, because over ") and "; under " in said
-    assert "AUC" in said
+    assert said == "None of these is good: over (over-forgets), under (under-forgets)."
+    assert page.count('class="why">') == 4 and "AUC" in page.split('class="why">')[2]
     page = write_report(make_results(("original", "retrained")), tmp_path / "r.html").read_text()
     assert "There is nothing to choose" in page
 
@@ -395,17 +395,17 @@ def test_depth_files_are_found(tmp_path):
 
 
 def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
-    """Written by the attack's own `figures_row` and `save`: 3 of 4 rows recalled after 10 steps,
-    1 before, so the gain is .5."""
+    """Written by the attack's own `figures_row` and `save`: 30 of 40 rows recalled after 10 steps,
+    10 before, so the gain is .5. The terminal counts it as the page does; it did not."""
     from axolotl_unlearn.attacks.probes import Scores
     from axolotl_unlearn.attacks.results import curve, figures_row, save
 
-    ids = [f"row{i}" for i in range(4)]
+    ids = [f"row{i}" for i in range(40)]
 
     def scores(recalled):
         return Scores(ids=ids, documents=ids, recalled=recalled, probability=recalled)
 
-    before, after = scores([1.0, 0, 0, 0]), scores([1.0, 1, 1, 0])
+    before, after = scores([1.0, 0, 0, 0] * 10), scores([1.0, 1, 1, 0] * 10)
     rows = [figures_row("0 steps", 0, before, before), figures_row("10 steps", 10, after, before)]
     result = {"attack": "relearn", "title": "Relearning", "model": "merged", "rows": rows}
     save(tmp_path / "a", result, [curve("relearn", "merged", "step", rows, "recalled")])
@@ -415,7 +415,16 @@ def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
     outcome = run(folder, "--attacks", tmp_path / "a")
     assert outcome.exit_code == 0, outcome.output
     page = (folder / "report.html").read_text()
-    assert "relearn on merged" in page and "+0.500" in page and 'data-plot="attack"' in page
+    assert "relearn on merged" in page and "0.50 of the forget" in page
+    assert 'data-plot="attack"' in page and "comes back" in page
+    assert "merged is not good" in outcome.output and "comes back" in outcome.output
+    assert "comes back" not in run(folder).output
+    # Files of earlier versions have no p: a KeyError before.
+    path = tmp_path / "a" / "relearn-merged.json"
+    path.write_text(re.sub(r',\s*"p": [^\s,}]+', "", path.read_text()))
+    assert "comes back" in run(folder, "--attacks", tmp_path / "a").output
+    path.write_text(json.dumps({"attack": "relearn", "rows": [{"gain": 1}]}))
+    assert run(folder, "--attacks", tmp_path / "a").exit_code == 0
 
 
 @pytest.mark.parametrize(

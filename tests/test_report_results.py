@@ -85,7 +85,7 @@ def test_membership_sizes_fall_back_to_the_loss_arrays():
 
 
 def test_missing_numbers_are_not_zero():
-    assert [show(v) for v in (None, float("nan"), True, "x", 0)] == ["n/a"] * 4 + ["0.000"]
+    assert [show(v) for v in (None, float("nan"), True, "x", 0)] == ["n/a"] * 4 + ["0.00"]
 
 
 def test_reads_a_folder_a_file_and_a_dict(results, tmp_path):

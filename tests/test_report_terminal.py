@@ -67,7 +67,7 @@ def test_narrow_terminals_and_missing_scores():
     """A model with nothing but a name prints n/a, not 0 and not an error."""
     text = printed({"models": [{"name": "bare"}]}, width=70)
     assert (
-        text.startswith("This model is not good")
+        text.startswith("bare is not good: ")
         and text.split("Model")[1].count("n/a") == 5
         and "n not recorded" in " ".join(text.split())
     )
@@ -85,14 +85,18 @@ def test_verdicts_of_doubtful_models_never_say_good(name):
 def test_a_collapsed_model_with_a_fine_aggregate_is_called_collapsed():
     model = {**by_name(make_results(), "ascent"), "aggregate": 0.4}
     text = verdict(model, None)
-    assert "Collapsed" in text and "97 % of outputs repeat one token" in text and "0.400" in text
+    assert (
+        "Collapsed" in text
+        and "97 % of outputs repeat one token" in text
+        and "of 0.40 says" in text
+    )
 
 
 def test_below_gate_names_the_three_utilities():
     gate = {"below_gate": True, "threshold": 0.75, "original": 1.0}
     model = {**by_name(make_results(), "over"), "gate": gate}
     text = verdict(model, None)
-    assert "0.600" in text and "0.750" in text and "1.000" in text and "gate" in text
+    assert "0.60," in text and "0.75 is" in text and "1.00)" in text and "gate" in text
 
 
 def test_without_utility_nothing_is_called_good_outright():

@@ -187,13 +187,13 @@ def _with_interval(figure: Mapping[str, float], sign: str = "") -> str:
 def sentence(result: Mapping[str, Any]) -> str:
     """What the attack shows, in words: by the variant that brings back most above the control."""
     row, gain, p, controlled = strongest_gain(result["rows"])
-    figures = f"{gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    figures = f"{gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]"
     than = " more than from a model that never saw them" if controlled else ""
     if p >= THRESHOLDS["alpha"].value:
         text = f"{result['title']} brings nothing back that can be told from chance"
         text += f" (most with {row['variant']}: {figures}{than}, p {p:.3f}"
     else:
-        text = f"{result['title']} brings back {gain['value']:.3f} of the forget texts{than}"
+        text = f"{result['title']} brings back {gain['value']:.2f} of the forget texts{than}"
         text += f" (with {row['variant']}: {figures}, p {p:.2g}"
     variants = max(1, len(result["rows"]) - 1)
     text += f", corrected for {variants} variants)" if variants > 1 else ")"

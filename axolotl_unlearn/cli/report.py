@@ -56,5 +56,5 @@ def command(
     out = out or (folder if folder.is_dir() else folder.parent) / "report.html"
     page = write_report(results, out, **inputs)
     console = Console()
-    console.print(table(results))
+    console.print(table(results, inputs["extras"].get("attack_results", ())))
     console.print(f"Report: {page}", soft_wrap=True)

@@ -28,6 +28,7 @@ from axolotl_unlearn.evaluation.summary import (
     AUDIT_FILE,
     add_audits,
     add_distances,
+    add_learned,
     add_priv_leak,
     add_reference,
     add_verdicts,
@@ -191,6 +192,7 @@ def evaluate(
             add_distances(results, measured, sets, resamples=resamples, seed=seed)
             add_reference(results)
             add_priv_leak(results)
+            add_learned(results, measured, sets)
             add_verdicts(results)
             lines = add_audits(results, measured, sets, with_text=settings.keep_texts)
     _write_lines(out / AUDIT_FILE, lines)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.evaluation.generic import drop
@@ -14,7 +15,7 @@ from axolotl_unlearn.evaluation.models import ModelSpec
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
-from axolotl_unlearn.metrics.learned import learned_scores
+from axolotl_unlearn.metrics.learned import learned_attack
 from axolotl_unlearn.metrics.membership import Baseline, forgetting, priv_leak
 from axolotl_unlearn.metrics.memorisation import compressed_bytes
 from axolotl_unlearn.metrics.statistics import (
@@ -250,14 +251,6 @@ def attack_losses(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, 
         [x / compressed_bytes(text) for x, text in zip(values, some, strict=True)]
         for values, some in zip((found.member_loss, found.nonmember_loss), texts, strict=True)
     )
-    if found.features:
-        scores = learned_scores(
-            found.features[:split],
-            found.features[split:],
-            [document_id(name) for name, _ in sets.member],
-        )
-        if scores is not None:
-            losses["learned"] = tuple((-side).tolist() for side in scores)
     return {name: {"member": pair[0], "nonmember": pair[1]} for name, pair in losses.items()}
 
 
@@ -293,6 +286,30 @@ def add_reference(results: list[dict[str, Any]]) -> None:
         }
 
 
+def add_learned(
+    results: list[dict[str, Any]], measured: Mapping[str, Measured], sets: EvaluationSets
+) -> None:
+    """``learned`` of each candidate: AUC and p of the learned attack, and what it is ``against``.
+
+    With a retrained model (or one of the role "reference") the attack sees how far a text's
+    features are from that one's; else the features themselves.
+    """
+    names = {r["role"]: r["name"] for r in reversed(results) if r["role"] in ROLES}
+    other = names.get("retrained") or names.get("reference")
+    split = len(sets.member)
+    for result in results:
+        features = [measured[name].features for name in filter(None, (result["name"], other))]
+        if result["role"] != "candidate" or not all(map(len, features)):
+            continue
+        seen = np.asarray(features[0], float)
+        if other is not None:
+            seen = seen - np.asarray(features[1], float)
+        documents = [document_id(name) for name, _ in sets.member]
+        found = learned_attack(seen[:split], seen[split:], documents)
+        if found is not None:
+            result["learned"] = {"auc": found.auc, "p": found.p, "against": other or "chance"}
+
+
 def add_verdicts(results: list[dict[str, Any]], attacks: Sequence[Mapping[str, Any]] = ()) -> None:
     """``verdict`` of each model (see `metrics.verdict`), once everything else is there."""
     by_role = {role: next((r for r in results if r["role"] == role), None) for role in ROLES}
@@ -304,7 +321,7 @@ def add_verdicts(results: list[dict[str, Any]], attacks: Sequence[Mapping[str, A
 
 def evidence(found: Measured, sets: EvaluationSets) -> Evidence:
     """What `metrics.audit` needs to know of a model."""
-    losses = attack_losses(replace(found, features=[]), sets)
+    losses = attack_losses(found, sets)
     losses.pop("min_k_40", None)
     losses["loss"] = {"member": found.member_loss, "nonmember": found.nonmember_loss}
     names = [document_id(name) for name, _ in sets.member]

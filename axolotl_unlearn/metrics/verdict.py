@@ -15,7 +15,8 @@ What the judgement reads of an entry of ``models`` in results.json (each part ma
 
     likelihood      member_loss, nonmember_loss: loss of each text; attacks: {name: {member: [...],
                     nonmember: [...]}}, more scores of the same texts, low = rather a member as a
-                    loss is (zlib, min_k_20, min_k_plus_20, min_k_40, reference, learned)
+                    loss is (zlib, min_k_20, min_k_plus_20, min_k_40, reference)
+    learned         auc and p of the learned attack (`metrics.learned`, a permutation test)
     cells, intervals, distance    scores, their intervals, paired differences from the retrained
                     model; forget and retain are the harmonic means of a side's cells
     any_script      cells by words of every script, where the official figure is off
@@ -33,7 +34,8 @@ What `Verdict.to_json` puts into ``models[i].verdict``:
                 with which a value like this would pass, says is one sentence
     attacks     {name: {auc, low, high, p, p_corrected, side, tail: {end, share, expected, p},
                 difference: {value, low, high, margin, p, equivalent, needed}}}; low, high of
-                ``auc`` are a 95 % interval, those of ``difference`` the 90 % interval of the test
+                ``auc`` are a 95 % interval, those of ``difference`` the 90 % interval of the test;
+                null for the learned attack, as are its tail and difference
     strongest   name of the attack with the smallest corrected p-value, or null
     power       {members, nonmembers, tests, smallest_difference}: the AUC difference that so many
                 texts find in four of five data sets, or null
@@ -65,8 +67,8 @@ from axolotl_unlearn.metrics.membership import LOW_FPR, MARGIN, Tail
 from axolotl_unlearn.metrics.statistics import LEVEL, auc, auc_gap, auc_interval, holm
 
 CELLS = semeval.CELLS
-#: Measured, never judged: Min-K% 40 is there for PrivLeak; scores of the learned attack depend on
-#: each other through its training folds, and a rank test of them gave 13 % false alarms (n 50).
+#: Scores that no rank test judges: Min-K% 40 is there for PrivLeak; those of the learned attack, in
+#: results of earlier versions, depend on each other through its training folds.
 UNJUDGED = ("min_k_40", "learned")
 
 
@@ -384,7 +386,10 @@ def _attacks(
             tests[name] = (_gap_p(pair, theirs[name]), _tail_above(pair, theirs[name]))
         else:
             tests[name] = (membership.rank_test(*pair), membership.tail_test(*pair))
-    corrected = holm([p for rank, tail in tests.values() for p in (rank, tail.p)])
+    p_values = [p for rank, tail in tests.values() for p in (rank, tail.p)]
+    learned = _part(model, "learned")
+    learned_p = _share(learned.get("p"))
+    corrected = holm(p_values if learned_p is None else [*p_values, learned_p])
     found = {}
     for i, (name, (p, tail)) in enumerate(tests.items()):
         pair = mine[name]
@@ -410,7 +415,16 @@ def _attacks(
             "tail": asdict(tail),
             "difference": {**asdict(same), "equivalent": same.equivalent},
         }
-    return found, _power(mine, theirs, 2 * len(tests))
+    if learned_p is not None and "loss" in found:
+        # Which side its pattern is on it does not say: that of the loss.
+        found["learned"] = {
+            "auc": number(learned.get("auc")),
+            "p": learned_p,
+            "p_corrected": float(corrected[-1]),
+            "by": "permutation",
+            "side": found["loss"]["side"],
+        } | dict.fromkeys(("low", "high", "tail", "difference"))
+    return found, _power(mine, theirs, len(corrected))
 
 
 def _same_texts(first: tuple[Any, Any], second: tuple[Any, Any]) -> bool:
@@ -449,7 +463,10 @@ def _power(mine: Mapping[str, Any], theirs: Mapping[str, Any], tests: int) -> di
 
 def strongest(told: Mapping[str, dict[str, Any]]) -> str | None:
     """The attack that tells most: smallest corrected p-value, then largest difference."""
-    order = {n: (a["p_corrected"], -abs(a["difference"]["value"])) for n, a in told.items()}
+    order = {
+        name: (one["p_corrected"], -abs((one["difference"] or {"value": 0})["value"]))
+        for name, one in told.items()
+    }
     return min(order, key=order.get) if order else None
 
 
@@ -464,6 +481,11 @@ def _told(told: Mapping[str, dict[str, Any]]) -> Finding | None:
         says = (
             f"{100 * tail['share']:.0f} % of the members can be picked out by their {tail['end']} "
             f"{name_of(name)}, where chance explains {100 * tail['expected']:.0f} %"
+        )
+    elif attack["by"] == "permutation":
+        says = (
+            f"{name_of(name)} tells members from texts it never saw: AUC {show(attack['auc'])} on "
+            "documents it was not trained on"
         )
     else:
         word = "higher" if attack["difference"]["value"] > 0 else "lower"
@@ -487,7 +509,11 @@ def _told(told: Mapping[str, dict[str, Any]]) -> Finding | None:
 
 
 def _same(told: Mapping[str, dict[str, Any]], against: str) -> Finding | None:
-    """All attacks within the margin; all have to pass, so no correction is due."""
+    """All attacks within the margin; all have to pass, so no correction is due.
+
+    The learned attack has no interval, so it is no part of this: it can only tell.
+    """
+    told = {name: attack for name, attack in told.items() if attack["difference"]}
     if not told:
         return None
     name = max(told, key=lambda attack: told[attack]["difference"]["p"])
@@ -541,7 +567,7 @@ def _sets(model: Mapping[str, Any]) -> Finding | None:
         return Finding("sets", "Members and non-members alike", "fail", says)
     name, one = max(apart.items(), key=lambda item: abs(item[1]["auc"] - 0.5))
     low, high = number(one.get("low")), number(one.get("high"))
-    says += f" ({name.replace('_', ' ')}: AUC {show(one['auc'], 2)})"
+    says += f" ({name.replace('_', ' ')}: AUC {show(one['auc'])})"
     return Finding(
         "sets", "Members and non-members alike", "fail", says, one["auc"], low, high, 0.5
     )
@@ -575,8 +601,8 @@ def _side(
     seen = _every_script(model, side)
     if value is not None and seen is not None:
         outcome = "pass" if seen >= bar else "fail"
-        says = f"{name} {show(seen, 2)} of 1, at least {show(bar, 2)} is asked; the official "
-        says += f"figure of {show(value, 2)} does not see this script"
+        says = f"{name} {show(seen)} of 1, at least {show(bar)} is asked; the official "
+        says += f"figure of {show(value)} does not see this script"
         return Finding(name, word, outcome, says, seen, limit=bar)
     if value is None:
         return Finding(name, word, "fail", f"no cell of the {side} side has a value", limit=bar)
@@ -589,13 +615,13 @@ def _side(
             target = value - gap["value"]
             low, high = target + ends[0], target + ends[1]
     outcome = "pass" if low >= bar else "fail" if high < bar else "open"
-    says = f"{name} {show(value, 2)} of 1, at least {show(bar, 2)} is asked"
+    says = f"{name} {show(value)} of 1, at least {show(bar)} is asked"
     needed = None
     if outcome == "open" and value > bar:
         rows = sum(int(number(_part(model, "n").get(c)) or 0) for c in CELLS if c.startswith(side))
         needed = math.ceil(rows * ((value - low) / (value - bar)) ** 2) if rows else None
     if outcome == "open":
-        says += f" (interval {show(low, 2)} to {show(high, 2)})"
+        says += f" (interval {show(low)} to {show(high)})"
     return Finding(name, word, outcome, says, value, low, high, bar, needed=needed)
 
 
@@ -716,19 +742,29 @@ def strongest_gain(
     Returns:
         The row, its figures ``{value, low, high, p}`` of the recalled share (above the control
         where there is one, else against the unattacked model), p after Holm's correction over
-        the variants, and whether there is a control.
+        the variants, and whether there is a control. Files of earlier versions have no p; then it
+        is that of a normal figure with this interval.
     """
     attacked = list(rows[1:]) or list(rows)
     controlled = all("above_control" in row for row in attacked)
     figures = [row["above_control" if controlled else "gain"]["recalled"] for row in attacked]
-    corrected = holm([max(one["p"], 0.0) if one["value"] > 0 else 1.0 for one in figures])
+    p_values = [_p_of(one) if one["value"] > 0 else 1.0 for one in figures]
+    corrected = holm(p_values)
     place = min(range(len(attacked)), key=lambda i: (corrected[i], -figures[i]["value"]))
     return attacked[place], dict(figures[place]), float(corrected[place]), controlled
 
 
+def _p_of(figure: Mapping[str, Any]) -> float:
+    p = number(figure.get("p"))
+    if p is not None:
+        return max(p, 0.0)
+    error = (figure["high"] - figure["low"]) / (2 * norm.ppf((1 + LEVEL) / 2))
+    return float(2 * norm.sf(abs(figure["value"]) / error)) if error > 0 else 1.0
+
+
 def _comes_back(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
     limit = THRESHOLDS["comes_back"].value
-    mine = [a for a in attacks if a.get("model") == model.get("name") and _whole(a.get("rows"))]
+    mine = [a for a in attacks if a.get("model") == model.get("name") and whole(a.get("rows"))]
     if not mine:
         return None
     best = []
@@ -742,7 +778,7 @@ def _comes_back(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) 
         outcome = "fail" if tells else "pass" if gain["high"] < limit else "open"
         says = (
             f"{attack.get('title') or attack.get('attack')} ({row.get('variant')}) brings back "
-            f"{gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}] of the forget texts "
+            f"{gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}] of the forget texts "
             + ("above its control" if controlled else "(no control was given)")
         )
         found.append(
@@ -762,8 +798,8 @@ def _comes_back(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) 
     return min(found, key=lambda f: (order.index(f.outcome), -f.value))
 
 
-def _whole(rows: Any) -> bool:
-    """Do all rows of an attack's file have the figures that are read?"""
+def whole(rows: Any) -> bool:
+    """Do all rows of an attack's file have the figures that `strongest_gain` reads?"""
     if not isinstance(rows, list) or not rows:
         return False
     figures = [
@@ -772,9 +808,9 @@ def _whole(rows: Any) -> bool:
         for key in ("gain", "above_control")
         if isinstance(row, Mapping) and (key == "gain" or key in row)
     ]
-    keys = ("value", "low", "high", "p")
-    whole = all(number(figure.get(key)) is not None for figure in figures for key in keys)
-    return whole and len(figures) >= len(rows)
+    keys = ("value", "low", "high")
+    complete = all(number(figure.get(key)) is not None for figure in figures for key in keys)
+    return complete and len(figures) >= len(rows)
 
 
 # --- in words ------------------------------------------------------------------------------------
@@ -896,8 +932,8 @@ def _auc(model: Mapping[str, Any]) -> str:
 
 def _sides(model: Mapping[str, Any]) -> str:
     return (
-        f"forgotten {show(side_mean(model, 'forget'), 2)} and "
-        f"kept {show(side_mean(model, 'retain'), 2)} of 1"
+        f"forgotten {show(side_mean(model, 'forget'))} and "
+        f"kept {show(side_mean(model, 'retain'))} of 1"
     )
 
 
@@ -906,7 +942,7 @@ def _utility(model: Mapping[str, Any], original: Mapping[str, Any] | None) -> st
         return "utility was not measured"
     before = number((original or {}).get("utility"))
     text = f"utility {show(model['utility'])}"
-    return text if before is None else f"{text} against {before:.3f} before"
+    return text if before is None else f"{text} against {show(before)} before"
 
 
 def _distance(model: Mapping[str, Any], retrained: Mapping[str, Any]) -> str:
@@ -946,8 +982,11 @@ def _share(value: Any) -> float | None:
     return value if value is not None and 0 <= value <= 1 else None
 
 
-def show(value: Any, digits: int = 3) -> str:
-    """A number as the report prints it; a missing one is "n/a", never 0."""
+def show(value: Any, digits: int = 2) -> str:
+    """A number as the report prints it; a missing one is "n/a", never 0.
+
+    Two decimals: what intervals of the usual width leave to say.
+    """
     value = number(value)
     return "n/a" if value is None else f"{value:.{digits}f}"
 

@@ -19,15 +19,15 @@ class Judged:
     Attributes:
         kind: the verdict's name.
         tone: good, warn, bad or plain (no candidate).
+        headline: the verdict in a few words.
         damning: the figure that speaks most against it, in a few words; "" where none does.
-        sentence: the verdict in words.
     """
 
     name: str
     kind: str
     tone: str
+    headline: str
     damning: str
-    sentence: str
     aggregate: float | None = None
     auc: float | None = None
 
@@ -77,9 +77,9 @@ def judged_of(
             # Even of a good model: the attack that comes closest.
             one = verdict.attacks[verdict.strongest]
             damning = f"closest attack: {name_of(verdict.strongest)}, AUC {one['auc']:.2f}"
-        said = f"{verdict.headline}{f': {damning}' if damning else ''}"
         scores = [number(model.get(metric)) for metric in ("aggregate", "mia_auc")]
-        found.append(Judged(model["name"], verdict.status, tone, damning, said, *scores))
+        words = (verdict.status, tone, verdict.headline, damning)
+        found.append(Judged(model["name"], *words, *scores))
     return found
 
 
@@ -96,10 +96,14 @@ def answer_of(results: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] =
     if first.tone == "good":
         rest = [one.name for one in candidates[1:] if one.tone == "good"]
         also = f" {_listing(rest)} would do as well." if rest else ""
-        return Answer(f"Use {first.name}: {first.sentence}.{also}", "good", first.name, judged)
-    reasons = [f"{one.name} {one.sentence}" for one in candidates[:3]]
-    count = "This model is not good" if len(candidates) == 1 else "None of these is good"
-    return Answer(f"{count}, because {'; '.join(reasons)}.", "bad", None, judged)
+        why = f"it {first.headline}{f' ({first.damning})' if first.damning else ''}"
+        return Answer(f"Use {first.name}: {why}.{also}", "good", first.name, judged)
+    if len(candidates) == 1:
+        why = f"{first.headline}{f' ({first.damning})' if first.damning else ''}"
+        return Answer(f"{first.name} is not good: {why}.", "bad", None, judged)
+    # One word a model; the figures stand in the table below.
+    kinds = ", ".join(f"{one.name} ({one.kind})" for one in candidates)
+    return Answer(f"None of these is good: {kinds}.", "bad", None, judged)
 
 
 def _listing(names: list[str]) -> str:

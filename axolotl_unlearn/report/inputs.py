@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.verdict import whole
 from axolotl_unlearn.report.results import role_of
 
 
@@ -30,8 +31,7 @@ def find_inputs(
     """
     from axolotl_unlearn.attacks.results import sentence
 
-    home = Path(folder)
-    home = home if home.is_dir() else home.parent
+    home = folder_of(folder)
     found: dict[str, Path] = {}
     for entry in logs:
         name, equals, path = entry.partition("=")
@@ -64,7 +64,7 @@ def find_inputs(
     place = Path(attacks) if attacks else home
     if (place / "attacks.json").is_file():
         extras["attacks"] = _json(place / "attacks.json")
-        attacked = extras["attack_results"] = _attack_results(place)
+        attacked = extras["attack_results"] = attack_results(place)
         extras["attack_sentences"] = {
             f"{one['attack']} on {one['model']}": sentence(one) for one in attacked
         }
@@ -86,10 +86,22 @@ def find_inputs(
     return {"training_logs": found, "trajectory": trajectory, "extras": extras}
 
 
-def _attack_results(folder: Path) -> list[dict[str, Any]]:
+def folder_of(results: str | Path) -> Path:
+    """The folder of an evaluation, given as itself or as its results.json."""
+    path = Path(results)
+    return path if path.is_dir() else path.parent
+
+
+def attack_results(folder: Path) -> list[dict[str, Any]]:
     """What each attack wrote into a file of its own."""
     found = map(_json, sorted(folder.glob("*-*.json")))
-    return [one for one in found if isinstance(one, dict) and one.get("rows") and "attack" in one]
+    return [
+        one
+        for one in found
+        if isinstance(one, dict)
+        and {"attack", "title", "model"} <= set(one)
+        and whole(one.get("rows"))
+    ]
 
 
 def _json(path: Path) -> Any:

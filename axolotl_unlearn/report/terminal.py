@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from axolotl_unlearn.report.answer import answer_of
+from axolotl_unlearn.report.answer import Judged, answer_of
+from axolotl_unlearn.report.inputs import attack_results, folder_of
 from axolotl_unlearn.report.results import (
     best,
     cell_count,
-    find,
     flags,
     forgetting,
     ideal_mia_score,
@@ -22,25 +22,29 @@ from axolotl_unlearn.report.results import (
     load_results,
     membership_sizes,
     membership_warning,
-    role_of,
     show,
     sizes_sentence,
-    status,
 )
 
 FORGETTING_WORDS = {"over": "over-forgets", "under": "under-forgets", "balanced": "balanced"}
 
 
-def table(results: Mapping[str, Any] | str | Path) -> Table:
+def table(
+    results: Mapping[str, Any] | str | Path, attacks: Sequence[Mapping[str, Any]] | None = None
+) -> Table:
     """The answer in a sentence, then one row a model: its scores and its verdict.
+
+    Args:
+        attacks: Results of `axolotl unlearn attack`; default: those in the results' folder.
 
     Collapsed rows and rows below the utility gate are red and never best; the best of the others
     is bold. The caption states the conventions and n.
     """
+    if attacks is None:
+        attacks = [] if isinstance(results, Mapping) else attack_results(folder_of(results))
     results = load_results(results)
     winner = best(results)
-    original, retrained = find(results, "original"), find(results, "retrained")
-    answer = answer_of(results)
+    answer = answer_of(results, attacks)
     color = {"good": "green", "bad": "yellow"}.get(answer.tone, "")
     out = Table(
         title=Text(answer.sentence, style=f"bold {color}"),
@@ -54,7 +58,7 @@ def table(results: Mapping[str, Any] | str | Path) -> Table:
     for heading in ("Aggregate", "Task\nAgg.", "AUC\n(ideal\n.5)", "MIA\nscore", "Utility"):
         out.add_column(heading, justify="right", no_wrap=True)
     out.add_column("Reading", min_width=13)
-    for model in results["models"]:
+    for model, judged in zip(results["models"], answer.models, strict=True):
         marks = flags(model)
         style = "red" if marks else "bold" if model["name"] == winner else ""
         out.add_row(
@@ -63,21 +67,9 @@ def table(results: Mapping[str, Any] | str | Path) -> Table:
                 _cell(model, metric, style)
                 for metric in ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
             ),
-            _reading(model, marks, model["name"] == winner, original, retrained),
+            _reading(model, marks, model["name"] == winner, judged),
         )
     return out
-
-
-def reading(
-    model: Mapping[str, Any],
-    original: Mapping[str, Any] | None = None,
-    retrained: Mapping[str, Any] | None = None,
-) -> str:
-    """What an unflagged row is, in a few words: its verdict, or its part in the comparison."""
-    kind = status(model, original, retrained)
-    if kind == "target":
-        return f"target, {FORGETTING_WORDS.get(forgetting(model), 'no AUC')}"
-    return "before unlearning" if kind == "before" else kind
 
 
 def winner_word(good: bool) -> str:
@@ -103,15 +95,18 @@ def _reading(
     model: Mapping[str, Any],
     marks: list[str],
     is_best: bool,
-    original: Mapping[str, Any] | None,
-    retrained: Mapping[str, Any] | None,
+    judged: Judged,
 ) -> Text:
+    """What the row is, in a few words: its flags, its verdict, or its part in the comparison."""
     if marks:
         return Text(", ".join(mark.upper() for mark in marks), style="bold red")
-    words = reading(model, original, retrained)
-    good = status(model, original, retrained) == "good"
-    style = "green" if good else "yellow" if role_of(model) == "candidate" else "dim"
-    text = Text(words, style=style)
+    words = {
+        "target": f"target, {FORGETTING_WORDS.get(forgetting(model), 'no AUC')}",
+        "before": "before unlearning",
+    }
+    good = judged.tone == "good"
+    style = "green" if good else "yellow" if judged.candidate else "dim"
+    text = Text(words.get(judged.kind, judged.kind), style=style)
     if is_best:
         text.append(f", {winner_word(good)}", style="bold")
     return text

@@ -722,7 +722,7 @@ def _marks(models: Sequence[Mapping[str, Any]]) -> str:
 _SHOWN = {
     *("name", "model", "role", "cells", "n", "intervals", "examples", "likelihood", "forgetting"),
     *("gate", "seconds", "distance", "config", "settings", "general", "membership", "ideal"),
-    *("weights", "verdict", "audit", *HEADLINES),
+    *("weights", "verdict", "audit", "learned", *HEADLINES),
 }
 
 
