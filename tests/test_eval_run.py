@@ -431,3 +431,34 @@ def test_utility_is_told_by_group_of_questions(tmp_path):
         "held out": {"value": 0, "n": 1},
         "replayed": {"value": pytest.approx(2 / 3), "n": 3},
     }
+
+
+def test_canaries_are_planted_trained_and_told(home):
+    """A model that learnt the planted documents is told, one that learnt nothing is not; and no
+    certificate without a gated utility."""
+    run_command = CliRunner().invoke
+    data, out = home / "canaries", home / "canaries-eval"
+    made = run_command(
+        unlearn, ["canaries", "make", "--data", str(home / "data"), "--out", str(data),
+                  "--pairs", "14", "--seed", "1"],
+    )  # fmt: skip
+    assert made.exit_code == 0, made.output
+    rows = load_sets(data, min_members=1).forget
+    planted = [{"input": r.input, "output": r.output} for r in rows if "canary" in r.id]
+    assert len(planted) == 14
+    eval_model.train_model(home / "knows", planted * 2, steps=60)
+    models = [f"knows={home / 'knows'}", f"clean={home / 'broken'}"]
+    run.evaluate(models, data, out, **OPTIONS)
+    judged = run_command(unlearn, ["canaries", "judge", str(out)])
+    assert judged.exit_code == 0, judged.output
+    found = json.loads((out / "canaries.json").read_text())
+    assert found["knows"]["answer"] == "told" and found["knows"]["shares"]["loss"] > 0.9
+    assert found["clean"]["answer"] == "open" and found["clean"]["pairs"] == 14
+    assert "knows: planted documents can be told from their twins, still known" in judged.output
+    wide = run_command(unlearn, ["canaries", "judge", str(out), "--margin", "0.45"])
+    assert "clean" in wide.output and not json.loads((out / "canaries.json").read_text())[
+        "clean"]["certified"]  # fmt: skip
+    (data / "canaries.json").unlink()
+    assert "canaries make" in run_command(unlearn, ["canaries", "judge", str(out)]).output
+    (data / "member.jsonl").write_text('{"id": "x", "document": "another"}\n')
+    assert "evaluate again" in run_command(unlearn, ["canaries", "judge", str(out)]).output
