@@ -74,6 +74,7 @@ def finished_request(
                 "path": str(config),
                 "digest": hashlib.sha256(config.read_bytes()).hexdigest(),
             },
+            "base": before["model"] if adapter else "base",
             "before": before,
             "after": {
                 "model": before["model"] if adapter else str(model),

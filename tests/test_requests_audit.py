@@ -103,6 +103,18 @@ def test_what_was_learnt_again_is_back_and_nothing_else(home, tmp_path):
         assert not any(name in text for name in people)
 
 
+def test_a_broken_model_does_not_pass(home, tmp_path):
+    """It says nothing and is told from nothing, because it knows nothing."""
+    from safetensors.torch import load_file, save_file
+
+    broken = shutil.copytree(home / "clean", tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["lm_head.weight"] = -weights["lm_head.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    found = run(broken, home / "requests")
+    assert found.exit_code == 2 and "no better than a guess" in found.output, found.output
+
+
 def test_without_held_out_rows_only_what_is_said_is_found(home, tmp_path):
     copied = shutil.copytree(home / "requests", tmp_path / "requests")
     for path in copied.glob("*/eval-data/nonmember.jsonl"):

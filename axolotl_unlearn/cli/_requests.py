@@ -20,7 +20,7 @@ def list_(requests_dir: Path) -> None:
     """
     from axolotl_unlearn.errors import UnlearnError
     from axolotl_unlearn.requests.ledger import Ledger
-    from axolotl_unlearn.requests.record import read_request
+    from axolotl_unlearn.requests.request import Request
 
     if not requests_dir.is_dir():
         raise UnlearnError(f"{requests_dir} does not exist; name the folder of the requests.")
@@ -33,7 +33,7 @@ def list_(requests_dir: Path) -> None:
     for name in [*states, *sorted(folders - set(states))]:
         rows = "its folder is gone"
         if name in folders:
-            rows = f"{read_request(requests_dir / name)['counts'].get('forget', '?')} rows"
+            rows = f"{Request.load(requests_dir / name).facts['counts']['forget']} rows"
         said = ", ".join(states.get(name, ["not carried out"]))
         click.echo(f"{name}  {rows}  {said}")
     current = ledger.current()
@@ -51,14 +51,16 @@ def show(folder: Path) -> None:
     """
     from axolotl_unlearn.requests.ledger import Ledger
     from axolotl_unlearn.requests.pages import readings
-    from axolotl_unlearn.requests.record import PAGE, read, read_request
+    from axolotl_unlearn.requests.record import PAGE, read
+    from axolotl_unlearn.requests.request import Request
 
-    request = read_request(folder)
-    known = [e for e in Ledger(folder.parent).entries() if e["request"] == request["id"]]
-    click.echo(f"request {request['id']} of {request['created']}")
-    click.echo(f"  chosen by   {'; '.join(map(str, request['chosen'].get('how', [])))}")
-    click.echo("  rows        " + ", ".join(f"{n} {k}" for k, n in request["counts"].items()))
-    click.echo(f"  config      {request['config']['path']}")
+    request = Request.load(folder)
+    facts = request.facts
+    known = [e for e in Ledger(folder.parent).entries() if e["request"] == request.id]
+    click.echo(f"request {request.id} of {facts['created']}")
+    click.echo(f"  chosen by   {'; '.join(map(str, facts['chosen']['how']))}")
+    click.echo("  rows        " + ", ".join(f"{n} {k}" for k, n in facts["counts"].items()))
+    click.echo(f"  config      {facts['config']['path']}")
     if not known:
         click.echo(f"  not carried out yet: axolotl unlearn request run {folder}")
         return

@@ -49,6 +49,8 @@ def command(
     for line in found.lines:
         if line.back:
             click.echo(f"  back: {line.request} {line.document[:12]}, {line.reading}")
+    if found.knows_nothing and not found.back:
+        raise UnlearnError(f"{model}: {found.says} Make the model again.")
     click.echo(found.says)
     if found.back:
         raise SystemExit(3)

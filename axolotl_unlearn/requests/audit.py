@@ -59,13 +59,21 @@ class Audit:
     Attributes:
         lines: Worst first.
         heldout: Number of held-out texts that the documents were compared with.
+        heldout_loss, chance: Mean loss of the held-out texts, and of a uniform guess, nats a token.
         missing: Requests whose rows are gone, so that nobody can test them.
     """
 
     model: str
     lines: list[Line] = field(default_factory=list)
     heldout: int = 0
+    heldout_loss: float | None = None
+    chance: float | None = None
     missing: list[str] = field(default_factory=list)
+
+    @property
+    def knows_nothing(self) -> bool:
+        """The model is no better than a guess: it passes whatever was deleted."""
+        return self.heldout_loss is not None and self.heldout_loss >= self.chance
 
     @property
     def back(self) -> list[Line]:
@@ -90,6 +98,11 @@ class Audit:
             text += (
                 f" With so few held-out rows a loss that is too low shows only in {least} documents"
                 f" or more at once; {math.ceil(n / (1 - LEVEL)) - 1} would show a single one."
+            )
+        if self.knows_nothing:
+            text += (
+                f" The model is no better than a guess on the held-out rows (loss "
+                f"{self.heldout_loss:.1f}, a guess {self.chance:.1f}), so this says nothing."
             )
         if self.missing:
             text += f" Not tested, their rows are gone: {', '.join(self.missing)}."
@@ -153,7 +166,7 @@ def audit_requests(
         device_map=None,
     )
     sets = _together({name: rows for name, (rows, _) in found.items()}, Path(requests_dir))
-    lines = _measured(model, sets, settings, progress)
+    lines, loss, chance = _measured(model, sets, settings, progress)
     ledger = Ledger(requests_dir)
     then = {
         (name, line["document"]): line
@@ -165,7 +178,8 @@ def audit_requests(
         request, document = line["document"].split("/", 1)
         known = ledger.keyed(document)
         judged.append(_line(request, known, line, then.get((request, known))))
-    return Audit(model, sorted(judged, key=_badness), len(sets.nonmember), missing)
+    judged.sort(key=_badness)
+    return Audit(model, judged, len(sets.nonmember), loss, chance, missing)
 
 
 def _line(
@@ -248,8 +262,9 @@ def _together(parts: Mapping[str, EvaluationSets], folder: Path) -> EvaluationSe
 
 def _measured(
     model: str, sets: EvaluationSets, settings: Settings, progress: bool
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], float | None, float]:
     from axolotl_unlearn.data.records import document_id
+    from axolotl_unlearn.engine.forward import output_vocabulary
     from axolotl_unlearn.evaluation.cache import Cache
     from axolotl_unlearn.evaluation.measure import Bars, load, measure
     from axolotl_unlearn.evaluation.models import load_tokenizer, parse_models
@@ -266,7 +281,9 @@ def _measured(
         documents.setdefault(row.document, []).append(row.id)
     for name, _ in sets.member:
         documents.setdefault(document_id(name), [])
-    return audit(evidence(found, sets), documents)
+    losses = found.nonmember_loss
+    mean = sum(losses) / len(losses) if losses else None
+    return audit(evidence(found, sets), documents), mean, math.log(output_vocabulary(loaded))
 
 
 def _default_device() -> str:

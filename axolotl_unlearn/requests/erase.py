@@ -17,7 +17,8 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
-from axolotl_unlearn.requests.record import amend, model_after, read, read_request, verify
+from axolotl_unlearn.requests.record import amend, read, verify
+from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.requests.search import Found, Texts, row_texts, search
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -84,9 +85,9 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
             recorded: then the old one is not given up.
     """
     folder = Path(folder)
-    statement, request = read(folder), read_request(folder)
-    _check_new_model(folder, request)
-    roots = [Path(name) for name in request.get("outputs", [])]
+    statement, request = read(folder), Request.load(folder)
+    _check_new_model(request)
+    roots = [Path(name) for name in request.facts["outputs"]]
     roots = [root for root in roots if root.is_dir()]
     texts = Texts.of(
         row_texts(folder / "data" / "forget.jsonl"),
@@ -101,8 +102,8 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     own = [one / name for one in sorted(requests.iterdir()) for name in KEPT if one.is_dir()]
     places = list(places) or [Path.cwd(), *_hub_cache()]
     found = search([*roots, folder, *places], texts, _decoder(request), skip=own)
-    keep = _Keep(folder, request, roots)
-    items = list(_items(folder, request, statement, roots, with_data))
+    keep = _Keep(request, roots)
+    items = list(_items(request, statement, roots, with_data))
     items += _found_items(found, items, roots, folder)
     return Plan(folder, [keep.judged(item) for item in items], found, texts)
 
@@ -155,15 +156,14 @@ def shown(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def _check_new_model(folder: Path, request: dict[str, Any]) -> None:
-    after = request["after"]
-    if Path(after["adapter"] or after["model"]).exists():
-        verify(folder)
+def _check_new_model(request: Request) -> None:
+    if request.path("model").exists():
+        verify(request.folder)
         return
-    current = Ledger(folder.parent).current()
+    current = Ledger(request.folder.parent).current()
     if current is None or not Path(current["path"]).exists():
         raise UnlearnError(
-            f"{folder}: the model that it made is gone, so nothing is erased; restore it first."
+            f"{request.folder}: the model that it made is gone, so nothing is erased; restore it."
         )
 
 
@@ -171,13 +171,12 @@ def _check_new_model(folder: Path, request: dict[str, Any]) -> None:
 
 
 def _items(
-    folder: Path,
-    request: dict[str, Any],
+    request: Request,
     statement: dict[str, Any],
     roots: list[Path],
     with_data: bool,
 ) -> Iterator[Item]:
-    before = request["before"]
+    folder, before = request.folder, request.facts["before"]
     old = Path(before["adapter"] or before["model"])
     if old.is_dir():
         recorded = statement["predicate"]["model"]["before"]["digest"]
@@ -253,7 +252,8 @@ def _has_weights(folder: Path) -> bool:
 class _Keep:
     """Says of an item why it may not be removed."""
 
-    def __init__(self, folder: Path, request: dict[str, Any], roots: list[Path]) -> None:
+    def __init__(self, request: Request, roots: list[Path]) -> None:
+        folder = request.folder
         requests = folder.parent.resolve()
         forbidden = {Path.home().resolve(), *Path.cwd().resolve().parents, Path.cwd().resolve()}
         forbidden |= {requests, *requests.parents}
@@ -265,8 +265,8 @@ class _Keep:
         for source, why in (
             (current.get("path"), "it is the current model"),
             ((current.get("base") or {}).get("name"), "the current model stands on it"),
-            (model_after(request).split("+")[0], "the model of this request stands on it"),
-            (request.get("base"), "it is the base model"),
+            (request.facts["after"]["model"], "the model of this request stands on it"),
+            (request.facts["base"], "it is the base model"),
         ):
             if source and Path(source).exists():
                 used.setdefault(Path(source).resolve(), why)
@@ -304,12 +304,12 @@ def _hub_cache() -> list[Path]:
     return [cache] if cache.is_dir() else []
 
 
-def _decoder(request: dict[str, Any]) -> Callable[[list[list[int]]], list[str]] | None:
+def _decoder(request: Request) -> Callable[[list[list[int]]], list[str]] | None:
     """Token ids to text, by the tokenizer of the new model; None where it has none."""
     from axolotl_unlearn.evaluation.models import load_tokenizer, parse_models
 
     try:
-        tokenizer = load_tokenizer(parse_models([model_after(request)])[0])
+        tokenizer = load_tokenizer(parse_models([request.after])[0])
     except UnlearnError:
         return None
     return lambda rows: tokenizer.batch_decode(rows, skip_special_tokens=True)

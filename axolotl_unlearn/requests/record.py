@@ -19,6 +19,7 @@ from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now, replace_bytes
+from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.store import file_digest, versions
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -46,25 +47,6 @@ LIMITS = (
 )
 
 
-def read_request(folder: Path | str) -> dict[str, Any]:
-    """request.json of a request's folder.
-
-    Raises:
-        UnlearnError: There is none, or it is not valid.
-    """
-    path = Path(folder) / "request.json"
-    return _read_json(path, "make a request with `axolotl unlearn request new`")
-
-
-def model_after(request: Mapping[str, Any]) -> str:
-    """The model that a request made: a folder, or base+adapter."""
-    return _spec(request["after"])
-
-
-def _spec(model: Mapping[str, Any]) -> str:
-    return f"{model['model']}+{model['adapter']}" if model.get("adapter") else model["model"]
-
-
 # --- writing -------------------------------------------------------------------------------------
 
 
@@ -79,8 +61,8 @@ def write(folder: Path | str) -> Path:
             ledger with another record.
     """
     folder = Path(folder)
-    request, ledger = read_request(folder), Ledger(folder.parent)
-    name = request["id"]
+    request, ledger = Request.load(folder), Ledger(folder.parent)
+    name = request.id
     verdict = _read_json(folder / "verdict.json", "finish `axolotl unlearn request run` first")
     if not verdict.get("good") and not verdict.get("accepted"):
         raise UnlearnError(
@@ -91,12 +73,12 @@ def write(folder: Path | str) -> Path:
         if _digest(folder / RECORD) == known["record"]:
             return folder / RECORD
         ledger.refuse_twice(name)
-    model = model_facts(model_after(request))
+    model = model_facts(request.after)
     statement = {
         "_type": STATEMENT,
         "subject": _subjects(Path(model["path"])),
         "predicateType": PREDICATE,
-        "predicate": _predicate(folder, request, verdict, ledger, model),
+        "predicate": _predicate(request, verdict, ledger, model),
     }
     _write_all(folder, statement)
     ledger.append(
@@ -162,12 +144,12 @@ def model_files(model: Path) -> list[Path]:
 
 
 def _predicate(
-    folder: Path,
-    request: Mapping[str, Any],
+    request: Request,
     verdict: Mapping[str, Any],
     ledger: Ledger,
     model: Mapping[str, Any],
 ) -> dict[str, Any]:
+    folder, facts = request.folder, request.facts
     lines = _audit_lines(folder)
     names = sorted({line["document"] for line in lines} | _row_ids(folder), key=len, reverse=True)
 
@@ -184,19 +166,19 @@ def _predicate(
 
     return {
         "request": {
-            "id": request["id"],
-            "created": request["created"],
+            "id": facts["id"],
+            "created": facts["created"],
             "recorded": now(),
-            "counts": request.get("counts", {}),
+            "counts": facts.get("counts", {}),
             # How the rows were chosen names people.
-            "chosen": _keyed_value(ledger, request.get("chosen", {})),
+            "chosen": _keyed_value(ledger, facts.get("chosen", {})),
         },
-        "config": {"digest": {"sha256": request["config"]["digest"]}},
+        "config": {"digest": {"sha256": facts["config"]["digest"]}},
         "data": {
             path.stem: {"hmac-sha256": ledger.keyed_file(path)}
             for path in sorted((folder / "data").glob("*.jsonl"))
         },
-        "model": {"before": public(model_facts(_spec(request["before"]))), "after": public(model)},
+        "model": {"before": public(model_facts(request.before)), "after": public(model)},
         "versions": {"python": platform.python_version(), **versions()},
         "verdict": {
             "good": bool(verdict["good"]),
@@ -214,7 +196,7 @@ def _predicate(
         "attacks": _attacks(folder),
         "limits": [
             *LIMITS,
-            *map(without_names, verdict.get("limits") or request.get("limits", [])),
+            *map(without_names, verdict.get("limits") or facts.get("limits", [])),
         ],
         "seconds": _seconds(folder),
         "erased": None,
@@ -285,12 +267,12 @@ def read(folder: Path | str) -> dict[str, Any]:
     """
     folder = Path(folder)
     path = folder / RECORD
-    request = read_request(folder)
+    request = Request.load(folder)
     ledger = Ledger(folder.parent)
-    entry = _entry(ledger, request["id"])
+    entry = _entry(ledger, request.id)
     if entry is None:
         raise UnlearnError(
-            f"{ledger.folder / 'ledger.jsonl'} does not know request {request['id']!r}; finish "
+            f"{ledger.folder / 'ledger.jsonl'} does not know request {request.id!r}; finish "
             f"`axolotl unlearn request run {folder}`."
         )
     draft = folder / f"{RECORD}.next"
@@ -351,11 +333,11 @@ def verify(
 
 def _check_model(folder: Path, statement: Mapping[str, Any], model: str | None) -> str:
     recorded = statement["predicate"]["model"]["after"]
-    request = read_request(folder)
-    source = model or model_after(request)
+    request = Request.load(folder)
+    source = model or request.after
     if model is None and not Path(source.split("+")[-1]).exists():
         last = Ledger(folder.parent).accepted()[-1]["request"]
-        if last != request["id"]:
+        if last != request.id:
             return f"model: gone since request {last!r} came after it, nothing to compare"
     facts = model_facts(source)
     before, base = recorded["base"], facts["base"]
