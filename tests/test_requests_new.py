@@ -11,10 +11,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
+from requests_folder import finished_request
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests import record
 from axolotl_unlearn.requests.choose import Wanted, choose, names_of, offer
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.rows import encoded
@@ -237,6 +239,30 @@ def test_what_was_offered_is_taken_if_asked(home, tmp_path):
     facts = new_request(home / "finetune.yml", tmp_path / "r", ADA_ROWS, options).request.facts
     assert facts["counts"]["forget"] == 5 and facts["counts"]["retain"] == 10
     assert facts["chosen"]["taken_of_these"] == 2
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_rows_of_earlier_requests_are_not_kept_by_heart(home, tmp_path, with_rows):
+    """They still stand in the training data; a retain row would teach them again."""
+    requests = tmp_path / "requests"
+    deleted = row_id(TRAIN[5])
+    earlier = finished_request(
+        requests,
+        "r1",
+        {"model": str(home / "tuned"), "adapter": None},
+        forget=[{"id": deleted, "dataset": 0, "row": TRAIN[5]}],
+        documents=(deleted,),
+    )
+    record.write(earlier)
+    if not with_rows:
+        shutil.rmtree(earlier / "data")
+    facts = new_request(home / "finetune.yml", requests / "r2", ADA_ROWS).request.facts
+    assert facts["before"]["model"] == str(earlier / "model"), "it starts from the last model"
+    kept = {row["id"] for row in lines(requests / "r2" / "data" / "retain.jsonl")}
+    assert deleted not in kept and len(kept) == facts["counts"]["trained"] - 4
+    # If it is back, it can be chosen again.
+    again = Wanted(documents=[deleted])
+    assert new_request(home / "finetune.yml", requests / "r3", again).request.facts
 
 
 def test_rows_of_the_validation_split_are_those_that_axolotl_held_out(home, tmp_path):

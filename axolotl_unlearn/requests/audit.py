@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,25 @@ def earlier(requests_dir: Path | str) -> list[Path]:
         if not folder.is_dir():
             raise UnlearnError(f"{folder} is missing but the ledger knows of it; restore it.")
     return folders
+
+
+def deleted_rows(requests_dir: Path | str, rows: Iterable[str]) -> set[str]:
+    """Which of these row ids earlier requests have deleted: the next one must not keep them by
+    heart, though they may still stand in the training data.
+
+    Where the rows of a request are gone, its record tells by its keyed ids.
+    """
+    folders, known, keyed = earlier(requests_dir), set(), set()
+    for folder in folders:
+        path = folder / "data" / "forget.jsonl"
+        if path.is_file():
+            known |= {
+                json.loads(line)["id"] for line in path.read_text("utf-8").split("\n") if line
+            }
+        else:
+            keyed |= {line["document"] for line in read(folder)["predicate"]["documents"]}
+    ledger = Ledger(requests_dir)
+    return {row for row in rows if row in known or (keyed and ledger.keyed(row) in keyed)}
 
 
 def audit_requests(

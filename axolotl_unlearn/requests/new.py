@@ -16,6 +16,7 @@ from axolotl_unlearn.data.columns import IGNORE
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_id
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.audit import deleted_rows
 from axolotl_unlearn.requests.choose import Offered, Wanted, choose, offer
 from axolotl_unlearn.requests.request import (
     SCHEMA,
@@ -94,15 +95,18 @@ def new_request(
     trained = trained_rows(config_path)
     chosen = choose(trained.rows, wanted)
     taken = {row.id for row in chosen}
-    offered = offer(chosen, [row for row in trained.rows if row.id not in taken], wanted)
+    # Rows of earlier requests may be chosen again, but never kept.
+    gone = deleted_rows(out.parent, (row.id for row in trained.rows))
+    others = [row for row in trained.rows if row.id not in taken | gone]
+    offered = offer(chosen, others, wanted)
     more = set(offered.near) if options.with_near else set()
     if options.with_mentions:
         more |= {name for ids in offered.mentions.values() for name in ids}
     taken |= more
-    if len(taken) == len(trained.rows):
+    kept = [row for row in others if row.id not in taken]
+    if not kept:
         raise UnlearnError("with what was offered all rows would be deleted; choose fewer.")
     forget = [row for row in trained.rows if row.id in taken]
-    kept = [row for row in trained.rows if row.id not in taken]
     seed = int(config.get("seed") or 42)
     retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
     unseen, limits = _heldout(trained, forget, wanted, options.heldout)
