@@ -1,9 +1,10 @@
 """How often is the verdict wrong? False alarms, power and coverage, by simulation.
 
-    python -m benchmarks.verdict [--repeats 1000] [--out benchmarks/verdict.json]
+    python -m benchmarks.verdict [--parts coverage ...] [--repeats 1000]
 
 Scores are normal; five attacks share most of their noise, as real ones do. "told" is a false alarm
-where no difference was made; "good" is one where the difference is as large as the margin.
+where no difference was made; "good" is one where the difference is as large as the margin. The
+numbers go into benchmarks/verdict.json, the tables of the pages into docs/data/error-rates.json.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from axolotl_unlearn.metrics import membership, statistics, verdict
+from axolotl_unlearn.metrics import canaries, learned, membership, statistics, verdict
 from axolotl_unlearn.metrics.statistics import Area, Mean
 
 SIZES = (20, 50, 100, 150, 300)
@@ -245,6 +246,91 @@ def coverage(repeats: int, resamples: int = 800, seed: int = 4) -> list[dict[str
                 held[name] += bounds[name][0] <= truth <= bounds[name][1]
         for what, count in held.items():
             add(what, n, count)
+        for shift in (0.0, 0.3, 0.8):
+            for what, count in _composites(n, shift, repeats, resamples, seed).items():
+                add(f"{what}, AUC {norm.cdf(shift / np.sqrt(2)):.2f}", n, count)
+    return found
+
+
+#: Expected values of six cells a side, completions and answers in turn.
+TWELVE = {"forget": (0.85, 0.97, 0.7, 0.9, 0.75, 0.95), "retain": (0.9, 0.95, 0.85, 0.9, 0.8, 0.9)}
+
+
+def _composites(n: int, shift: float, repeats: int, resamples: int, seed: int) -> Counter[str]:
+    """Twelve cells of n documents a task, n members and non-members, 3 n questions."""
+    rng = np.random.default_rng([seed, n, int(10 * shift), 3])
+    held: Counter[str] = Counter()
+    sides = {f"side {name}": 6 / sum(1 / p for p in means) for name, means in TWELVE.items()}
+    truth = {name.removeprefix("side "): value for name, value in sides.items()}
+    truth["task_aggregate"] = 2 / sum(1 / side for side in sides.values())
+    truth["mia_score"] = 2 * (1 - norm.cdf(shift / np.sqrt(2)))
+    truth["aggregate"] = (truth["task_aggregate"] + truth["mia_score"] + 0.8) / 3
+    for trial in range(repeats):
+        cells = {}
+        for side, means in TWELVE.items():
+            for i, p in enumerate(means):
+                drawn = rng.beta(10 * p, 10 - 10 * p, n) if i % 2 == 0 else rng.random(n) < p
+                documents = [(side, i // 2, document) for document in range(n)]
+                cells[f"{side}_{i}"] = Mean(drawn * 1.0, documents)
+        area = Area(rng.normal(shift, 1, n), rng.normal(0, 1, n))
+        utility = Mean((rng.random(3 * n) < 0.8) * 1.0, range(3 * n))
+        bounds = statistics.semeval_intervals(cells, area, utility, n=resamples, seed=trial)
+        for name, value in truth.items():
+            held[f"{name} of twelve cells"] += bounds[name][0] <= value <= bounds[name][1]
+    return held
+
+
+def learned_attack(repeats: int, seed: int = 5) -> list[dict[str, Any]]:
+    """The learned attack: features with few causes; a difference in the spread of one of them.
+
+    Also the test that was tried before: a rank test of the cross-validated scores.
+    """
+    found = []
+    for n in SIZES:
+        for effect in (0.0, 0.5):
+            rng = np.random.default_rng([seed, n, int(10 * effect)])
+            told = ranked = 0
+            for _ in range(repeats):
+                mix = rng.normal(0, 1, (6, 40))
+                sides = []
+                for size in (effect, 0.0):
+                    causes = rng.standard_t(5, (n, 6))
+                    causes[:, 0] += size
+                    sides.append(causes @ mix + rng.normal(0, 1, (n, 40)))
+                one = learned.learned_attack(*sides, permutations=399)
+                told += one.p <= 0.05
+                ranked += membership.rank_test(one.members, one.nonmembers, "greater") <= 0.05
+            found.append(
+                {"n": n, "effect": effect, "repeats": repeats, "permutation test": told / repeats,
+                 "rank test of the scores": ranked / repeats}
+            )  # fmt: skip
+            print(found[-1], flush=True)
+    return found
+
+
+def canary_pairs(repeats: int, seed: int = 6, most: int = 3000) -> list[dict[str, Any]]:
+    """Planted pairs: answers by the share of pairs that the attack gets right, pairs needed.
+
+    ``most`` pairs are there; .6 is as large as the default margin.
+    """
+    found = []
+    for margin in (0.1, 0.05):
+        for share in (0.5, 0.52, 0.55, 0.6, 0.7, 0.9):
+            rng = np.random.default_rng([seed, int(100 * share), int(100 * margin)])
+            answers: Counter[str] = Counter()
+            needed = []
+            for _ in range(repeats):
+                wins = (rng.random(most) < share) * 1.0
+                one = canaries.certify({"loss": wins}, {"loss": np.full(most, 0.5)}, margin=margin)
+                answers[one.answer] += 1
+                needed.append(one.needed or most)
+            found.append(
+                {"margin": margin, "share": share, "repeats": repeats,
+                 **{a: answers[a] / repeats for a in ("told", "certified", "open")},
+                 "median_needed": float(np.median(needed)),
+                 "needed_9_of_10": float(np.quantile(needed, 0.9))}
+            )  # fmt: skip
+            print(found[-1], flush=True)
     return found
 
 
@@ -254,7 +340,80 @@ PARTS = {
     "margin": at_the_margin,
     "variants": best_of_variants,
     "coverage": coverage,
+    "learned": learned_attack,
+    "canaries": canary_pairs,
 }
+
+
+def tables(report: dict[str, Any]) -> dict[str, Any]:
+    """The tables of the pages, as text."""
+
+    def table(columns: list[str], rows: list[list[str]]) -> dict[str, Any]:
+        return {"columns": columns, "rows": rows}
+
+    def judged_rows(against: str, areas: list[tuple[float, float, str]]) -> list[list[str]]:
+        lines = {
+            (one["n"], one["target_auc"], one["auc"]): one
+            for one in report["judged"]
+            if one["against"] == against
+        }
+        return [
+            [
+                str(n),
+                *(
+                    f"{lines[n, target, area][key]:.2f}" if (n, target, area) in lines else ""
+                    for target, area, key in areas
+                ),
+            ]
+            for n in SIZES
+        ]
+
+    alone = [(0.5, 0.5, "told"), (0.5, 0.5, "good"), (0.5, 0.6, "told"), (0.5, 0.6, "good")]
+    alone += [(0.5, 0.7, "told")]
+    paired = [(0.5, 0.5, "told"), (0.5, 0.5, "good"), (0.5, 0.55, "told"), (0.5, 0.6, "told")]
+    paired += [(0.5, 0.6, "good"), (0.67, 0.67, "told")]
+    by_interval: dict[str, dict[int, float]] = {}
+    for one in report["coverage"]:
+        by_interval.setdefault(one["interval"], {})[one["documents"]] = one["coverage"]
+    margins = {one["n"]: one for one in report["margin"]}
+    learnt = {(one["n"], one["effect"]): one for one in report["learned"]}
+    return {
+        "alone": table(
+            ["texts of each kind", "AUC .5: told (false alarm)", "AUC .5: good", "AUC .6: told",
+             "AUC .6: good (wrong)", "AUC .7: told"],
+            judged_rows("alone", alone),
+        ),
+        "paired": table(
+            ["texts of each kind", "same: told (false alarm)", "same: good", ".05 off: told",
+             ".10 off: told", ".10 off: good (wrong)", "both at .67: told (false alarm)"],
+            judged_rows("retrained", paired),
+        ),
+        "margin": table(
+            ["texts of each kind", "against .5", "paired", "paired, no difference"],
+            [[str(n), *(f"{margins[n][k]:.3f}" for k in ("alone", "paired"))]
+             + [f"{margins[n]['paired, no difference']:.2f}"] for n in SIZES if n in margins],
+        ),
+        "coverage": table(
+            ["95 % interval of", *(f"{n} documents" for n in (20, 50, 150))],
+            [[name, *(f"{found[n]:.3f}" if n in found else "" for n in (20, 50, 150))]
+             for name, found in by_interval.items()],
+        ),
+        "learned": table(
+            ["texts of each kind", "no difference: permutation test", "no difference: rank test",
+             "a difference: permutation test"],
+            [[str(n), f"{learnt[n, 0.0]['permutation test']:.3f}",
+              f"{learnt[n, 0.0]['rank test of the scores']:.3f}",
+              f"{learnt[n, 0.5]['permutation test']:.2f}"] for n in SIZES if (n, 0.5) in learnt],
+        ),
+        "canaries": table(
+            ["margin", "share of pairs told", "certified", "told", "open", "pairs needed (median)",
+             "in 9 of 10"],
+            [[f"{one['margin']:g}", f"{one['share']:g}",
+              *(f"{one[k]:.3f}" for k in ("certified", "told", "open")),
+              f"{one['median_needed']:.0f}", f"{one['needed_9_of_10']:.0f}"]
+             for one in report["canaries"]],
+        ),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -262,6 +421,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/verdict.json"))
+    parser.add_argument("--tables", type=Path, default=Path("docs/data/error-rates.json"))
     options = parser.parse_args()
     started = time.perf_counter()
     n = options.repeats
@@ -271,6 +431,10 @@ def main() -> None:
     report |= {part: PARTS[part](n) for part in options.parts}
     print(f"{time.perf_counter() - started:.0f} s")
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if not set(PARTS) <= set(report):
+        return  # the tables need all parts
+    shown = {"as_printed_in": "benchmarks/verdict.json", "tables": tables(report)}
+    options.tables.write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -138,6 +138,16 @@ def test_the_audit_list_is_sorted_without_a_script(tmp_path):
     assert "0.10 before" in table and "3.00 retrained" in table and "&lt; .001" in table
 
 
+def test_long_ids_are_cut_where_that_tells_them_apart():
+    from axolotl_unlearn.report.view import _short_ids
+
+    first, second = (f'"{a}-1111-4222-8333-444455556666"' for a in ("0a0a0a0a", "0b0b0b0b"))
+    assert _short_ids([first, second]) == {first: "0a0a0a0a", second: "0b0b0b0b"}
+    twin = first[:-2] + '7"'
+    assert _short_ids([first, twin])[twin] == twin.strip('"')
+    assert _short_ids(["alice", "'bob'"]) == {"alice": "alice", "'bob'": "bob"}
+
+
 def test_only_differences_from_the_retrained_model_are_listed(tmp_path):
     """Holm over four tests: p .02 counts as .08 and is no difference, p .001 as .004."""
     results = make_results(("original", "merged", "retrained"))

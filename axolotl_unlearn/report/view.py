@@ -45,7 +45,6 @@ _AUDITED = (
     ("extraction_strength", "Extraction"),
     ("answer_said", "Answer said"),
     ("p", "p"),
-    ("q", "q"),
 )
 #: Rows of the audit list on the page; the file beside it has them all.
 MOST_AUDITED = 200
@@ -192,13 +191,14 @@ class View:
             "Min-20 %++ and extraction strength stand those before unlearning and those of the "
             "retrained model; rank is the share of unseen texts with a lower loss (near 0: "
             "known, near 1: pushed away). q is p corrected for the number of documents "
-            "(Benjamini-Hochberg).",
+            "(Benjamini-Hochberg). Long ids are cut to 8 characters; audit.jsonl has them whole.",
             *blocks,
         )
 
     def _audited(self, name: str, rows: list[Mapping[str, Any]], number_: int) -> Block | None:
         if not rows:
             return None
+        short = _short_ids([str(row.get("document", "")) for row in rows])
         head = [_cell("Document"), _cell("Reading"), *(_cell(title) for _, title in _AUDITED)]
         keys = ["worst first", *(title.lower() for _, title in _AUDITED)]
         places = [{id(row): place for place, row in enumerate(rows)}]
@@ -217,26 +217,21 @@ class View:
                 for one in _rows(row.get("rows"))
                 if len(lines) < MOST_TEXTS and one.get("generated")
             ]
-            cells = [
-                _cell(str(row.get("document", "")), f"{count} rows" if count else "", texts=texts)
-            ]
+            name_ = short[str(row.get("document", ""))]
+            cells = [_cell(name_, f"{count} rows" if count else "", texts=texts)]
             told = bool(row.get("told")) or row.get("reading") == "still said"
             reading = str(row.get("reading", ""))
             cells.append(_cell("", badges=[("bad" if told else "plain", reading)]))
             for key, _ in _AUDITED:
-                value = row.get(key)
-                shown = _p(value) if key in ("p", "q") and number(value) is not None else two(value)
                 others = [
-                    f"{two(x)} {side}"
+                    f"{_audited_value(at(row, side, key))} {side}"
                     for side in ("before", "retrained")
-                    if number(x := at(row, side, key)) is not None
+                    if at(row, side, key) is not None
                 ]
-                cells.append(
-                    _cell(
-                        "yes" if value is True else "no" if value is False else shown,
-                        ", ".join(others),
-                    )
-                )
+                if key == "p" and number(row.get("q")) is not None:
+                    others = [f"q {_p(row['q'])}"]
+                shown = _audited_value(row.get(key), key == "p")
+                cells.append(_cell(shown, "\n".join(others)))
             lines.append(
                 {
                     "tone": "bad" if told else "",
@@ -288,7 +283,7 @@ class View:
             return _section(title, "")
         rows = []
         for metric in (m for m in (*HEADLINES, *CELLS) if m in found):
-            cells = [_cell(score_title(metric)), _cell(two(_value(self.retrained, metric)))]
+            cells = [_cell(score_title(metric)), _cell(show(_value(self.retrained, metric)))]
             for model in others:
                 value, p = found[metric].get(model["name"], (None, 1.0))
                 differs = value is not None
@@ -490,7 +485,7 @@ class View:
             for key, value in _flat(model):
                 values.setdefault(key, {})[model["name"]] = value
         rows = [
-            {"cells": [_cell(key), *(_cell(two(row.get(m["name"]))) for m in self.models)]}
+            {"cells": [_cell(key), *(_cell(show(row.get(m["name"]))) for m in self.models)]}
             for key, row in values.items()
         ]
         head = [_cell("Key in results.json"), *map(self.name, self.models)]
@@ -543,8 +538,8 @@ class View:
         return [
             {
                 "name": self.name(model) | {"badges": [(one.tone, one.kind)]},
-                "auc": two(one.auc),
-                "aggregate": two(one.aggregate),
+                "auc": show(one.auc),
+                "aggregate": show(one.aggregate),
                 "why": one.damning,
                 "tone": one.tone,
             }
@@ -652,16 +647,11 @@ def _ranged(model: Mapping[str, Any], metric: str, **more: Any) -> dict[str, Any
 
 def _with_interval(value: Any, around: Any = None) -> dict[str, Any]:
     pair = finite_pair(around)
-    return _cell(two(value), f"{pair[0]:.2f} to {pair[1]:.2f}" if pair else "")
+    return _cell(show(value), f"{pair[0]:.2f} to {pair[1]:.2f}" if pair else "")
 
 
 def _value(model: Mapping[str, Any], metric: str) -> float | None:
     return number(at(model, "cells", metric) if metric in CELLS else model.get(metric))
-
-
-def two(value: Any) -> str:
-    """Two decimals: what intervals of this width leave to say."""
-    return show(value, 2)
 
 
 def _plain(value: Any) -> float:
@@ -675,6 +665,20 @@ def _p(value: float) -> str:
 def attack_title(name: str) -> str:
     words = name_of(name)
     return words[:1].upper() + words[1:]
+
+
+def _audited_value(value: Any, is_p: bool = False) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _p(value) if is_p and number(value) is not None else show(value)
+
+
+def _short_ids(names: Sequence[str]) -> dict[str, str]:
+    """Ids without quotation marks, and cut to 8 characters where these still tell them apart."""
+    bare = {name: name.strip("\"'") for name in names}
+    cut = {name[:8] for name in bare.values()}
+    long = max(map(len, bare.values()), default=0) > 24
+    return {k: v[:8] for k, v in bare.items()} if long and len(cut) == len(bare) else bare
 
 
 def _listed(value: Any) -> list[Any]:
