@@ -61,6 +61,20 @@ def test_the_record_is_an_in_toto_statement_about_the_new_model(folder):
     assert entry["event"] == "accepted" and entry["model"]["path"] == "2026-001/model"
 
 
+def test_the_formats_are_those_of_their_owners(folder):
+    """Read by in-toto's and Hugging Face's own parsers."""
+    pytest.importorskip("in_toto_attestation")
+    from google.protobuf import json_format
+    from huggingface_hub import parse_eval_result_entries
+    from in_toto_attestation.v1.statement import Statement
+    from in_toto_attestation.v1.statement_pb2 import Statement as Message
+
+    message = json_format.Parse((folder / "record.json").read_text(), Message())
+    Statement.copy_from_pb(message).validate()
+    entries = parse_eval_result_entries(yaml.safe_load((folder / "eval-results.yaml").read_text()))
+    assert entries[0].dataset_id == "deletion-requests/2026-001" and entries[0].task_id
+
+
 def test_nothing_that_leaves_the_folder_names_anybody(folder):
     ledger = (folder.parent / "ledger.jsonl").read_text()
     for text in [ledger, *((folder / name).read_text() for name in PAGES)]:

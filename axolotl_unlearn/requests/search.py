@@ -31,7 +31,7 @@ _TABLES = {".arrow", ".parquet", ".feather"}
 _SKIPPED_NAMES = {".git", ".venv", "venv", "node_modules", "__pycache__"}
 #: Text is read in parts of this many characters, which overlap by some words.
 _PART = 2**22
-_KEYS = 200
+_KEYS = 64
 
 
 def words(text: str) -> list[str]:
