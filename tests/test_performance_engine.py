@@ -11,6 +11,7 @@ from conftest import random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
 from axolotl_unlearn.args import ObjectiveArgs
+from axolotl_unlearn.engine import statistics
 from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.engine.forward import (
     after_head,
@@ -227,6 +228,38 @@ def test_the_language_model_of_one_that_also_sees(objective):
     else:
         want = plain.kl(model, start, batch, [3, 4], "reverse", "answer")
     assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+class Capped(torch.nn.Linear):
+    """A head whose backward pass reads its output again."""
+
+    def forward(self, states):
+        return torch.tanh(super().forward(states))
+
+
+def test_gradients_take_the_place_of_logits_unless_those_are_needed(monkeypatch):
+    """Positions with one gradient and with two (NPO's and a KL's); rows one by one as at once."""
+    base, batch = tiny_llama(seed=1).double(), random_batch(seed=3)
+    capped = Capped(32, 23, bias=False).double()
+    capped.load_state_dict(base.lm_head.state_dict())
+    base.lm_head = capped
+    model = with_lora(copy.deepcopy(base)).double()
+    entries = entries_for(*CONFIGS, ("forget", {"objective": "unilogit", "weight": 0.3}))
+    total, gradients = loss_and_gradients(model, batch, entries)
+    expected = (
+        0.4 * plain.npo(model, base, batch, [0, 1, 2], 0.1, "sum")
+        + 0.4 * plain.nll(model, batch, [3, 4])
+        + 0.2 * plain.kl(model, base, batch, [3, 4], "reverse", "answer")
+        + 0.3 * plain.over_labels(model, batch, [0, 1, 2], plain.unilogit)
+    )
+    assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
+    wanted = torch.autograd.grad(expected, [p for p in model.parameters() if p.requires_grad])
+    for g, w in zip(gradients, wanted, strict=True):
+        assert_close(g, w, rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(statistics, "_BLOCK", 1)
+    again, same = loss_and_gradients(model, batch, entries)
+    assert torch.equal(again, total)
+    assert all(torch.equal(g, w) for g, w in zip(same, gradients, strict=True))
 
 
 def test_an_unknown_change_of_logits_is_an_error(monkeypatch):

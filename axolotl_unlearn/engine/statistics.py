@@ -16,7 +16,8 @@ C and K numbers of a position.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -156,9 +157,7 @@ def _linearised(states: Tensor, group: Group, head: Head, size: int) -> GroupNum
     with_gradient = torch.is_grad_enabled() and states.requires_grad and graded_at_all
     graded, values, slopes = zip(
         *(
-            linearised_statistics(
-                part, piece, head, reference_logps(piece), with_gradient=with_gradient
-            )
+            linearised_statistics(part, piece, head, with_gradient=with_gradient)
             for part, piece in _cut(states.detach(), group, size)
         ),
         strict=True,
@@ -190,12 +189,7 @@ class Linearised(torch.autograd.Function):
 
 
 def linearised_statistics(
-    states: Tensor,
-    group: Group,
-    head: Callable[[Tensor], Tensor],
-    ref_logps: Sequence[Tensor | None],
-    *,
-    with_gradient: bool,
+    states: Tensor, group: Group, head: Head, *, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """One chunk.
 
@@ -205,53 +199,106 @@ def linearised_statistics(
     Args:
         states: ``[p, D]``, detached.
         head: states to logits.
-        ref_logps: ``[p, V]`` log-probs of each valuation's reference; overwritten.
 
     Returns:
         the two tensors of `GroupNumbers`, and the gradients of the first by ``states``,
         ``[p, K, D]`` in its dtype, or None.
     """
-    with torch.set_grad_enabled(with_gradient):
+    with torch.set_grad_enabled(with_gradient), _saved_for_backward() as saved:
         source = states.detach().requires_grad_(with_gradient)
         logits = head(source)
-    logp = logits.detach().float().log_softmax(-1)
-    prob = logp.exp() if with_gradient or group.valuations else None
-    known = group.next_ids != IGNORE
-    index = group.next_ids.clamp(min=0)[:, None]
+    references = reference_logits(group)
+    graded = int(group.labels) + bool(group.valuations)
+    by_logits = [logits.detach()] * graded if with_gradient else []
+    # Each row's gradient comes in place of its logits, unless these are read again.
+    for number in range(int(logits.untyped_storage().data_ptr() not in saved), len(by_logits)):
+        by_logits[number] = torch.empty_like(by_logits[number])
+    numbers = [
+        _row_statistics(
+            group,
+            group.next_ids[rows],
+            logits.detach()[rows],
+            [None if reference is None else reference[rows] for reference in references],
+            [gradient[rows] for gradient in by_logits],
+        )
+        for rows in _blocks(logits)
+    ]
+    slopes = [
+        torch.autograd.grad(logits, source, gradient, retain_graph=number + 1 < graded)[0]
+        for number, gradient in enumerate(by_logits)
+    ]
+    graded, values = (torch.cat(columns) for columns in zip(*numbers, strict=True))
+    return graded, values, torch.stack(slopes, 1) if slopes else None
+
+
+@contextmanager
+def _saved_for_backward() -> Iterator[set[int]]:
+    """The storages that are saved for the backward pass; a head may need its output again."""
+    saved: set[int] = set()
+
+    def note(tensor: Tensor) -> Tensor:
+        if type(tensor) is Tensor:  # quantised weights may have no storage
+            saved.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield saved
+
+
+def _blocks(logits: Tensor) -> list[slice]:
+    """Rows of a chunk whose softmax is taken at once: on a CPU as many as stay in its cache, since
+    a new tensor of the chunk's size costs more (page faults) than what is computed in it."""
+    count, vocabulary = logits.shape
+    size = count if logits.device.type != "cpu" else max(1, _BLOCK // (4 * vocabulary))
+    return [slice(start, start + size) for start in range(0, count, max(1, size))]
+
+
+#: Bytes of float32 logits.
+_BLOCK = 4 * 2**20
+
+
+@torch.no_grad()
+def _row_statistics(
+    group: Group,
+    next_ids: Tensor,
+    logits: Tensor,
+    references: Sequence[Tensor | None],
+    by_logits: Sequence[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """The two tensors of `GroupNumbers` for some positions of a chunk.
+
+    Args:
+        next_ids: ``[p]`` label ids; ``logits`` ``[p, V]``, ``references`` those of each valuation.
+        by_logits: ``[p, V]`` for each column of ``graded``, gets its gradient; empty if none is
+            wanted.
+    """
+    logp = logits.float().log_softmax(-1)
+    prob = logp.exp() if by_logits or group.valuations else None
+    known = next_ids != IGNORE
+    index = next_ids.clamp(min=0)[:, None]
     label_logp = torch.where(known, logp.gather(1, index)[:, 0], 0.0)
 
     values, combined = [], None
-    for number, (valuation, ref_logp) in enumerate(zip(group.valuations, ref_logps, strict=True)):
+    for valuation, reference, share in zip(
+        group.valuations, references, group.shares if group.valuations else [], strict=True
+    ):
         if valuation.slope is not None:
             values.append(valuation.slope * label_logp)
             continue
-        read_again = any(other is ref_logp for other in ref_logps[number + 1 :])
-        own_ref = ref_logp.clone() if read_again and ref_logp is not None else ref_logp
-        value, by_logits = _value_and_gradient(
-            valuation, prob, logp, own_ref, group.next_ids, with_gradient
+        ref_logp = None if reference is None else reference.float().log_softmax(-1)
+        value, gradient = _value_and_gradient(
+            valuation, prob, logp, ref_logp, next_ids, bool(by_logits)
         )
         values.append(value)
-        if with_gradient:
-            by_logits = by_logits.mul_(group.shares[number])
-            combined = by_logits if combined is None else combined.add_(by_logits)
-    graded, values = stack_numbers(group, label_logp, values)
-    if not with_gradient:
-        return graded, values, None
-
-    def slope(by_logits: Tensor, last: bool) -> Tensor:
-        by_logits = by_logits.to(logits.dtype)
-        return torch.autograd.grad(logits, source, by_logits, retain_graph=not last)[0]
-
-    slopes = []
-    if group.valuations:
-        combined = _add_label_slopes(group, combined, prob, index)
-        slopes.append(slope(combined, last=not group.labels))
-        del combined
-    if group.labels:  # last, as ``prob`` is overwritten
-        by_logits = prob.neg_().scatter_add_(1, index, torch.ones_like(prob[:, :1]))
-        by_logits = by_logits if bool(known.all()) else by_logits * known[:, None]
-        slopes.insert(0, slope(by_logits, last=True))
-    return graded, values, torch.stack(slopes, 1)
+        if by_logits:
+            gradient = gradient.mul_(share)
+            combined = gradient if combined is None else combined.add_(gradient)
+    if by_logits and group.valuations:
+        by_logits[-1].copy_(_add_label_slopes(group, combined, prob, index))
+    if by_logits and group.labels:  # last, as ``prob`` is overwritten
+        gradient = prob.neg_().scatter_add_(1, index, torch.ones_like(prob[:, :1]))
+        by_logits[0].copy_(gradient if bool(known.all()) else gradient * known[:, None])
+    return stack_numbers(group, label_logp, values)
 
 
 def stack_numbers(
@@ -300,33 +347,32 @@ def _value_and_gradient(
     ``ref_logp``. The gradient is the registered closed form, else autograd's: ``g - p sum(g)``."""
     objective, parameters = valuation.objective, valuation.parameters
     if objective.closed_form is not None:
-        with torch.no_grad():
-            return objective.closed_form(
-                prob, logp, ref_logp, target, with_gradient=with_gradient, **parameters
-            )
+        return objective.closed_form(
+            prob, logp, ref_logp, target, with_gradient=with_gradient, **parameters
+        )
     with torch.set_grad_enabled(with_gradient):
         leaf = logp.detach().requires_grad_(with_gradient)
         value = objective.function(leaf, ref_logp, target, **parameters)
-    if not with_gradient:
-        return value, None
-    (by_logp,) = torch.autograd.grad(value.sum(), leaf)
+        if not with_gradient:
+            return value, None
+        (by_logp,) = torch.autograd.grad(value.sum(), leaf)
     return value.detach(), by_logp - prob * by_logp.sum(-1, keepdim=True)
 
 
 @torch.no_grad()
-def reference_logps(group: Group) -> list[Tensor | None]:
-    """Log-probs of the reference of each valuation, ``[p, V]``; one tensor for one reference."""
+def reference_logits(group: Group) -> list[Tensor | None]:
+    """Logits of the reference of each valuation, ``[p, V]``; one tensor for one reference."""
     made: dict[int, Tensor] = {}
 
-    def logp(reference: Found | None) -> Tensor | None:
+    def logits(reference: Found | None) -> Tensor | None:
         if reference is None:
             return None
         if id(reference) not in made:
             states = reference.states[HEAD].at(group.row, group.time)
-            made[id(reference)] = reference.logits(states).float().log_softmax(-1)
+            made[id(reference)] = reference.logits(states)
         return made[id(reference)]
 
-    return [logp(valuation.reference) for valuation in group.valuations]
+    return [logits(valuation.reference) for valuation in group.valuations]
 
 
 def chunk_statistics(states: Tensor, group: Group, head: Head) -> tuple[Tensor, Tensor]:
@@ -342,7 +388,12 @@ def chunk_statistics(states: Tensor, group: Group, head: Head) -> tuple[Tensor, 
     values = [
         valuation.slope * label_logp
         if valuation.slope is not None
-        else valuation.objective.function(logp, ref, group.next_ids, **valuation.parameters)
-        for valuation, ref in zip(group.valuations, reference_logps(group), strict=True)
+        else valuation.objective.function(
+            logp,
+            None if reference is None else reference.float().log_softmax(-1),
+            group.next_ids,
+            **valuation.parameters,
+        )
+        for valuation, reference in zip(group.valuations, reference_logits(group), strict=True)
     ]
     return stack_numbers(group, label_logp, values)
