@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -368,7 +369,8 @@ def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path):
     assert not request.path("eval-data", "member.jsonl").exists()
 
 
-def test_the_command(home, made):
+def test_the_command(home, made, monkeypatch):
+    monkeypatch.delenv("AXOLOTL_DO_NOT_TRACK", raising=False)
     runner = CliRunner()
     twice = runner.invoke(
         unlearn,
@@ -376,6 +378,7 @@ def test_the_command(home, made):
         + ["--out", str(made.request.folder)],
     )
     assert twice.exit_code == 2 and "is there already" in twice.output
+    assert os.environ["AXOLOTL_DO_NOT_TRACK"] == "1", "a deletion is reported to nobody"
     wrong = ["request", "new", "finetune.yml", "--where", "ada", "--out", "x"]
     said = runner.invoke(unlearn, wrong)
     assert said.exit_code == 2 and "must be FIELD=VALUE" in said.output

@@ -69,6 +69,8 @@ def new(
       axolotl unlearn request new finetune.yml --where id=ada-quill --out requests/2026-001
     """
     os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")  # else it prints the whole config
+    # What is deleted is nobody's business; without a network it also waits for ever at the end.
+    os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
     from axolotl_unlearn.requests.choose import Wanted
     from axolotl_unlearn.requests.new import Options, new_request
 

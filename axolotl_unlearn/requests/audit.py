@@ -87,9 +87,8 @@ class Audit:
         n, requests = len(self.lines), len({line.request for line in self.lines})
         text = f"{n} deleted documents of {requests} requests, {self.heldout} held-out rows: "
         text += f"{len(self.back)} back" if self.back else "none is back"
-        text += "."
         counts = {r: sum(line.reading == r for line in self.lines) for r in READINGS}
-        text += f" ({', '.join(f'{count} {r}' for r, count in counts.items() if count)})"
+        text += f" ({', '.join(f'{count} {r}' for r, count in counts.items() if count)})."
         there = [line for line in self.lines if line.reading in THERE and not line.back]
         if there:
             text += f" {len(there)} were there when their record was written."
