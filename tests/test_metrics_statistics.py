@@ -253,6 +253,23 @@ def test_the_aggregate_of_a_perfect_model_is_inside_its_interval():
     assert held / 200 > 0.91
 
 
+def test_composites_count_the_documents_of_all_their_cells():
+    """Equal variances over 20 documents each: 1 + 2^2 / (2 / 19) = 39; cells over the same
+    documents are not counted twice."""
+    from axolotl_unlearn.metrics.statistics import _effective_documents
+
+    values = [0.4, 0.6] * 10
+    cells = {name: Mean(values, [(name, i) for i in range(20)]) for name in "ab"}
+    draws = dict.fromkeys("ab", np.array([0.4, 0.6]))
+    assert _effective_documents(cells, draws) == pytest.approx(39)
+    cells["b"] = Mean(values, cells["a"].clusters)
+    assert _effective_documents(cells, draws) == pytest.approx(20)
+    small = {"a": cells["a"], "c": Mean([0.0, 1.0], "xy")}
+    few = _effective_documents(small, {"a": np.array([0.5, 0.501]), "c": np.array([0.0, 1.0])})
+    assert few == pytest.approx(2, abs=0.01)  # the cell that varies decides
+    assert _effective_documents({"c": Mean([0.5, 0.5], "xy")}, {"c": np.full(3, 0.5)}) is None
+
+
 def test_aggregate_interval_by_hand():
     """Task .8 +- .03, MIA .6 +- .09, utility .5 +- 0: sqrt(.03^2 + .09^2) / 3 = .0316."""
     from axolotl_unlearn.metrics.statistics import _aggregate_interval

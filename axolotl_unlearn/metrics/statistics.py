@@ -306,7 +306,7 @@ def _unseen_draws(score: Mean, name: str, n: int, seed: int) -> Array:
     return high if score.values[0] else 1 - high
 
 
-def interval(draws: ArrayLike, level: float = LEVEL, documents: int | None = None) -> Interval:
+def interval(draws: ArrayLike, level: float = LEVEL, documents: float | None = None) -> Interval:
     """Percentile interval of bootstrap draws, NaN draws left out (NaN if all are).
 
     Args:
@@ -391,6 +391,8 @@ def semeval_intervals(
         means["utility"] = utility
     found = {}
     for name, values in draws.items():
+        if name == "aggregate":
+            continue
         if name in means:
             bounds = interval(values, level, len(set(means[name].clusters)))
             found[name] = widened(means[name], bounds, level)
@@ -399,8 +401,10 @@ def semeval_intervals(
                 make = auc_interval if name == "mia_auc" else mia_score_interval
                 found[name] = make(membership.members, membership.nonmembers, level)
         else:
-            documents = _documents_of(name, cells, membership, utility)
-            found[name] = interval(values, level, documents and documents[0])
+            parts = {
+                c: s for c, s in cells.items() if name == "task_aggregate" or c.startswith(name)
+            }
+            found[name] = interval(values, level, _effective_documents(parts, draws))
     found = {name: bounds for name, bounds in found.items() if all(map(math.isfinite, bounds))}
     if {"task_aggregate", "mia_score", "utility"} <= set(found):
         points = semeval_points(cells, membership, utility)
@@ -422,6 +426,24 @@ def _aggregate_interval(points: Mapping[str, float], bounds: Mapping[str, Interv
         up = math.hypot(high[0], high[2]) + high[1]
     value = points["aggregate"]
     return (max(0.0, value - math.hypot(*low) / 3), min(1.0, value + up / 3))
+
+
+def _effective_documents(cells: Mapping[str, Mean], draws: Draws) -> float | None:
+    """Documents that a harmonic mean of cells counts for (Welch 1947, Satterthwaite 1946).
+
+    Each cell adds its variance times the squared slope, ``x ** -4`` up to a factor; cells over the
+    same documents count as one.
+    """
+    parts: dict[frozenset, float] = {}
+    for name, score in cells.items():
+        documents = frozenset(score.clusters)
+        variance = float(np.nanvar(draws[name])) / max(point(score), 1e-9) ** 4
+        parts[documents] = parts.get(documents, 0.0) + variance
+    total = sum(parts.values())
+    shares = {d: v / total for d, v in parts.items() if v > 0 and len(d) > 1}
+    if not shares:
+        return None
+    return 1 + 1 / sum(share**2 / (len(d) - 1) for d, share in shares.items())
 
 
 def _documents_of(name: str, cells, membership, utility) -> tuple[int, int] | None:
