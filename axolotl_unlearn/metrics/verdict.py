@@ -252,7 +252,7 @@ def judge(
             _collapse(model),
             _gate(model),
             _chance(model),
-            _told(told),
+            _told(told, against),
             _sets(model),
             _side(model, original, retrained, "forget"),
             _unstopped(model, retrained),
@@ -383,7 +383,9 @@ def _attacks(
     tests: dict[str, tuple[float, Tail]] = {}
     for name, pair in mine.items():
         if name in theirs:
-            tests[name] = (_gap_p(pair, theirs[name]), _tail_above(pair, theirs[name]))
+            # The tail of the differences: each model's own cut is noise that its members share.
+            apart = [a - b for a, b in zip(pair, theirs[name], strict=True)]
+            tests[name] = (_gap_p(pair, theirs[name]), membership.tail_test(*apart))
         else:
             tests[name] = (membership.rank_test(*pair), membership.tail_test(*pair))
     p_values = [p for rank, tail in tests.values() for p in (rank, tail.p)]
@@ -436,19 +438,6 @@ def _gap_p(first: tuple[Any, Any], second: tuple[Any, Any]) -> float:
     return float(2 * t.sf(abs(gap.value) / gap.error, gap.df)) if gap.error else 1.0
 
 
-def _tail_above(mine: tuple[Any, Any], theirs: tuple[Any, Any]) -> Tail:
-    """`tail_test`, and more members there than under the retrained model (exact McNemar)."""
-    tail = membership.tail_test(*mine)
-    sign = 1 if tail.end == "low" else -1
-    found = []
-    for members, others in (mine, theirs):
-        r = math.floor(LOW_FPR * len(others) + 1e-9) + 1
-        found.append(sign * members > np.sort(sign * others)[-r])
-    only = int((found[0] & ~found[1]).sum()), int((found[1] & ~found[0]).sum())
-    p = binomtest(only[0], sum(only), 0.5, alternative="greater").pvalue if sum(only) else 1.0
-    return Tail(tail.end, tail.share, tail.expected, max(tail.p, min(1.0, 2 * p)))
-
-
 def _power(mine: Mapping[str, Any], theirs: Mapping[str, Any], tests: int) -> dict[str, Any]:
     n, m = (len(side) for side in mine["loss"])
     power = THRESHOLDS["power"].value
@@ -470,7 +459,7 @@ def strongest(told: Mapping[str, dict[str, Any]]) -> str | None:
     return min(order, key=order.get) if order else None
 
 
-def _told(told: Mapping[str, dict[str, Any]]) -> Finding | None:
+def _told(told: Mapping[str, dict[str, Any]], against: str) -> Finding | None:
     if not told:
         return None
     name = strongest(told)
@@ -478,9 +467,10 @@ def _told(told: Mapping[str, dict[str, Any]]) -> Finding | None:
     tells = attack["p_corrected"] < THRESHOLDS["alpha"].value
     if attack["by"] == "tail":
         tail = attack["tail"]
+        beside = ", beside the retrained model's" if against == "retrained" else ""
         says = (
             f"{100 * tail['share']:.0f} % of the members can be picked out by their {tail['end']} "
-            f"{name_of(name)}, where chance explains {100 * tail['expected']:.0f} %"
+            f"{name_of(name)}{beside}, where chance explains {100 * tail['expected']:.0f} %"
         )
     elif attack["by"] == "permutation":
         says = (
