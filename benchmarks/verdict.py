@@ -258,12 +258,16 @@ def composites(repeats: int, resamples: int = 500, seed: int = 4) -> list[dict[s
             held["task_aggregate of three cells"] += (
                 low <= 3 / (1 / 0.8 + 1 / 0.97 + 1 / 0.9) <= high
             )
+        drawn = Counter(dict.fromkeys(held, repeats))
         for shift in (0.0, 0.3, 0.8):
             for what, count in _composites(n, shift, repeats, resamples, seed).items():
-                held[f"{what}, AUC {norm.cdf(shift / np.sqrt(2)):.2f}"] = count
+                if what in ("mia_score", "aggregate"):
+                    what = f"{what}, AUC {norm.cdf(shift / np.sqrt(2)):.2f}"
+                held[what] += count
+                drawn[what] += repeats
         for what, count in held.items():
-            found.append({"interval": what, "documents": n, "coverage": count / repeats,
-                          "repeats": repeats})  # fmt: skip
+            found.append({"interval": what, "documents": n, "coverage": count / drawn[what],
+                          "repeats": drawn[what]})  # fmt: skip
             print(found[-1], flush=True)
     return found
 

@@ -1,6 +1,7 @@
 """The driver: configs derived from the examples, the gate, and one small job from end to end."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.jobs import stages
 from axolotl_unlearn.jobs.demo import SINGLE_BETA, plan_demo, retain_fault, write_trajectory
-from axolotl_unlearn.jobs.stages import Evaluate, Plan, Train, change
+from axolotl_unlearn.jobs.stages import Evaluate, Plan, Run, Train, change
 
 ROOT = Path(__file__).parents[1]
 TASKS = [f"{part}" for part in ("regurgitation", "knowledge")]
@@ -228,3 +229,19 @@ def test_small_job_from_end_to_end(monkeypatch, tmp_path):
         assert len(scored["cells"]) == 12 and 0 <= scored["mia_auc"] <= 1
     assert "merged" in plan.report(results).read_text("utf-8")
     assert "kept from an earlier run" in (tmp_path / "screen.txt").read_text()
+
+
+def test_the_audit_list_lies_beside_the_results_and_in_the_page(tmp_path):
+    """The demo's page lacked it: the list stayed in the evaluation's folder."""
+    from rich.console import Console
+
+    write = (
+        "import json, pathlib; out = pathlib.Path('eval'); out.mkdir(exist_ok=True); "
+        "(out / 'audit.jsonl').write_text(json.dumps({'model': 'm', 'document': 'd', 'p': .1}));"
+        "(out / 'results.json').write_text(json.dumps({'models': [{'name': 'm'}]}))"
+    )
+    write = write.replace("'eval'", repr(str(tmp_path / "eval")))
+    stage = Run(lambda plan: [sys.executable, "-c", write], output="eval/results.json")
+    plan = Plan("job", tmp_path, {"eval": stage}, seed=0, console=Console(quiet=True))
+    page = plan.report(plan.run()).read_text()
+    assert (tmp_path / "audit.jsonl").is_file() and "Document by document" in page

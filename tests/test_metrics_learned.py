@@ -142,3 +142,35 @@ def test_the_evaluation_asks_it_of_candidates_alone(features, against, tmp_path)
     del results[0]["learned"]
     add_learned(results[:1], measured, sets)
     assert "learned" not in results[0]
+
+
+def test_single_members_are_told_and_innocent_ones_at_most_nominally():
+    """Half of the members are known, half are like the non-members: p-values of these are
+    uniform, those of the known are the smallest there are."""
+    rng = np.random.default_rng(2)
+    innocent, known = [], []
+    for seed in range(20):
+        members, others = rng.normal(0, 1, (2, 60, 8))
+        members[:30, 0] += 5
+        found = learned_attack(members, others, permutations=1, seed=seed)
+        known += found.each[:30].tolist()
+        innocent += found.each[30:].tolist()
+    assert np.median(known) == pytest.approx(1 / 61)
+    assert np.mean(np.array(innocent) <= 0.05) < 0.07
+    assert np.mean(innocent) == pytest.approx(0.5, abs=0.06)
+
+
+def test_a_member_is_relabelled_for_its_own_p_value():
+    from axolotl_unlearn.metrics.learned import _predictor
+
+    rng = np.random.default_rng(4)
+    members, others = rng.normal(0.3, 1, (25, 5)), rng.normal(0, 1, (30, 5))
+    found = learned_attack(members, others, permutations=1, seed=9, repeats=2)
+    predictor = _predictor(
+        np.concatenate([members, others]), np.arange(55), 5, 2, np.random.default_rng(9)
+    )
+    for i in (0, 7):
+        labels = np.repeat([1.0, 0.0], [25, 30])
+        labels[i] = 0
+        scores = predictor @ labels
+        assert found.each[i] == pytest.approx((1 + (scores[25:] >= scores[i]).sum()) / 31)

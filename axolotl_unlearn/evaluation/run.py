@@ -192,9 +192,11 @@ def evaluate(
             add_distances(results, measured, sets, resamples=resamples, seed=seed)
             add_reference(results)
             add_priv_leak(results)
-            add_learned(results, measured, sets)
+            learned = add_learned(results, measured, sets)
             add_verdicts(results)
-            lines = add_audits(results, measured, sets, with_text=settings.keep_texts)
+            lines = add_audits(
+                results, measured, sets, learned=learned, with_text=settings.keep_texts
+            )
     _write_lines(out / AUDIT_FILE, lines)
     _write(out / "results.json", results, sets, settings)
     return results

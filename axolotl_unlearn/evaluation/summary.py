@@ -288,12 +288,16 @@ def add_reference(results: list[dict[str, Any]]) -> None:
 
 def add_learned(
     results: list[dict[str, Any]], measured: Mapping[str, Measured], sets: EvaluationSets
-) -> None:
+) -> dict[str, dict[str, float]]:
     """``learned`` of each candidate: AUC and p of the learned attack, and what it is ``against``.
 
     With a retrained model (or one of the role "reference") the attack sees how far a text's
     features are from that one's; else the features themselves.
+
+    Returns:
+        By candidate its p-value of each member document.
     """
+    each = {}
     names = {r["role"]: r["name"] for r in reversed(results) if r["role"] in ROLES}
     other = names.get("retrained") or names.get("reference")
     split = len(sets.member)
@@ -308,6 +312,8 @@ def add_learned(
         found = learned_attack(seen[:split], seen[split:], documents)
         if found is not None:
             result["learned"] = {"auc": found.auc, "p": found.p, "against": other or "chance"}
+            each[result["name"]] = dict(zip(documents, found.each.tolist(), strict=True))
+    return each
 
 
 def add_verdicts(results: list[dict[str, Any]], attacks: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -347,11 +353,13 @@ def add_audits(
     measured: Mapping[str, Measured],
     sets: EvaluationSets,
     *,
+    learned: Mapping[str, Mapping[str, float]] | None = None,
     with_text: bool = False,
 ) -> list[dict[str, Any]]:
     """``audit`` (counts) of each candidate, and the lines of audit.jsonl of all of them.
 
     Args:
+        learned: what `add_learned` returns.
         with_text: also the prompts, expected and generated texts of the rows.
     """
     documents: dict[str, list[str]] = {}
@@ -371,8 +379,10 @@ def add_audits(
     for result in results:
         if result["role"] != "candidate":
             continue
-        found = audit(facts[result["name"]], documents, **by_role)
-        result["audit"] = summary_of(found, len(sets.nonmember)) | {"file": AUDIT_FILE}
+        each = (learned or {}).get(result["name"])
+        found = audit(facts[result["name"]], documents, learned=each, **by_role)
+        counts = summary_of(found, len(sets.nonmember), 2 if each else 1)
+        result["audit"] = counts | {"file": AUDIT_FILE}
         for line in found:
             if with_text:
                 texts = measured[result["name"]].texts

@@ -224,6 +224,9 @@ class Plan:
         }
         text = json.dumps(content, indent=1, ensure_ascii=False)
         (self.out / "results.json").write_text(text + "\n", "utf-8")
+        audit = self.out / results / "audit.jsonl"
+        if audit.is_file():  # the page looks for it beside its results
+            shutil.copy(audit, self.out)
         return content
 
     def report(self, results: Mapping[str, Any]) -> Path:

@@ -63,6 +63,7 @@ def audit(
     *,
     original: Evidence | None = None,
     retrained: Evidence | None = None,
+    learned: Mapping[str, float] | None = None,
     rate: float = 1 - LEVEL,
 ) -> list[dict[str, Any]]:
     """One dict a document, worst first.
@@ -70,6 +71,8 @@ def audit(
     Args:
         documents: Row ids by document of the forget set; documents that only the member file has
             come with no rows.
+        learned: p-values of members by document from the learned attack; the smaller of it and that
+            of the other attacks together counts, doubled.
         rate: Share of false accusations among the documents that are told.
 
     Returns:
@@ -86,7 +89,10 @@ def audit(
     names = [name for name in documents if name in model.members.get("loss", {})]
     tests = _tests(model, retrained, names, rate)
     place = {name: i for i, name in enumerate(names)}
-    q = false_discovery_control(tests.p, method="bh") if tests is not None else []
+    p_values = tests.p if tests is not None else np.zeros(0)
+    if learned and tests is not None:
+        p_values = np.minimum(1, 2 * np.minimum(p_values, [learned.get(n, 1.0) for n in names]))
+    q = false_discovery_control(p_values, method="bh") if len(p_values) else []
     found = []
     for name, rows in documents.items():
         figures = model.figures(name, rows)
@@ -111,8 +117,9 @@ def audit(
         side = None
         if name in place and tests is not None:
             i = place[name]
-            line |= {"p": float(tests.p[i]), "q": float(q[i]), "told": bool(tests.told[i])}
-            side = tests.side[i] if tests.told[i] else None
+            told = bool(q[i] <= rate)
+            line |= {"p": float(p_values[i]), "q": float(q[i]), "told": told}
+            side = tests.side[i] if told else None
         floor = (target or {}).get("answers_said") or 0
         if (figures["answers_said"] or 0) > floor:
             line["reading"] = "still said"
@@ -133,8 +140,14 @@ def audit(
     return sorted(found, key=badness)
 
 
-def summary_of(lines: Sequence[Mapping[str, Any]], nonmembers: int) -> dict[str, Any]:
-    """Counts by reading, and what chance explains."""
+def summary_of(
+    lines: Sequence[Mapping[str, Any]], nonmembers: int, kinds: int = 1
+) -> dict[str, Any]:
+    """Counts by reading, and what chance explains.
+
+    Args:
+        kinds: Of p-values of which the smallest counts: 2 with the learned attack.
+    """
     tested = [line for line in lines if line["p"] is not None]
     return {
         "documents": len(lines),
@@ -143,7 +156,7 @@ def summary_of(lines: Sequence[Mapping[str, Any]], nonmembers: int) -> dict[str,
         "expected": (1 - LEVEL) * len(tested),
         "below_alpha": sum(line["p"] <= 1 - LEVEL for line in tested),
         "rate": 1 - LEVEL,
-        "smallest_p": 1 / (nonmembers + 1),
+        "smallest_p": kinds / (nonmembers + 1),
         "readings": {r: sum(line["reading"] == r for line in lines) for r in READINGS},
     }
 

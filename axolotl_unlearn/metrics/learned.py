@@ -64,12 +64,16 @@ class Learned:
         members, nonmembers: Out-of-fold scores ``[N]``, ``[M]``, high = rather a member.
         auc: Of these scores. One that learnt nothing is a little below .5 on average.
         p: One-sided, exact: the share of permutations of the labels with an AUC as large.
+        each: ``[N]``: can this member be told from the non-members? Exact conformal p-values: the
+            member is labelled as one of them, the attack trained on the other members, and p is the
+            share of the M + 1 that look as much like a member.
     """
 
     members: Array
     nonmembers: Array
     auc: float
     p: float
+    each: Array
 
 
 def learned_attack(
@@ -117,7 +121,11 @@ def learned_attack(
     ranks = (rankdata(scores, axis=0) * texts).sum(0)
     areas = (ranks / inside_number - (inside_number + 1) / 2) / (n + m - inside_number)
     p = (1 + (areas[1:] >= areas[0] - 1e-12).sum()) / (permutations + 1)
-    return Learned(scores[:n, 0], scores[n:, 0], float(areas[0]), float(p))
+    # Without the label of a member (and of the other texts of its document) as a positive one.
+    alike = groups[:, None] == groups[None, :n]  # [T, N]
+    others = scores[n:, :1] - (predictor @ alike)[n:]  # [M, N]
+    each = (1 + (others >= scores[:n, 0] - 1e-12).sum(0)) / (m + 1)
+    return Learned(scores[:n, 0], scores[n:, 0], float(areas[0]), float(p), each)
 
 
 def _predictor(
