@@ -87,9 +87,11 @@ def tree() -> dict[str, bytes]:
 
 
 def test_a_look_lists_everything_and_changes_nothing(home):
+    (home / "odd.parquet").write_bytes(b"no table")
     before = tree()
     found = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001"])
     assert found.exit_code == 0, found.output
+    assert "look yourself: odd.parquet" in found.output
     assert tree() == before
     lines = found.output.splitlines()
     assert {line.rsplit(": ", 1)[1] for line in lines if line.startswith("remove")} == REMOVED

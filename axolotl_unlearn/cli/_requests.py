@@ -111,8 +111,11 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) ->
         click.echo(f"{said}  {_size(item.bytes):>9}  {item.kind}: {erasing.shown(item.path)}{why}")
     for path, windows in sorted(planned.left.items()):
         count = f"{windows} of {len(planned.texts.windows)} windows"
-        click.echo(f"left              still holds deleted texts, {count}: {erasing.shown(path)}")
+        size = _size(path.stat().st_size)
+        click.echo(f"left    {size:>9}  still holds deleted texts, {count}: {erasing.shown(path)}")
     found = planned.found
+    for path in found.unreadable:
+        click.echo(f"unread  {_size(path.stat().st_size):>9}  look yourself: {erasing.shown(path)}")
     click.echo(
         f"searched {found.files} files ({_size(found.searched_bytes)}); cannot be searched: "
         f"{len(found.unsearched)} of weights, archives and pictures, "
