@@ -184,3 +184,20 @@ def test_memory_grows_with_the_chunk_not_with_the_vocabulary():
     with Watch():
         score_queries(wide, [Query.of(ids) for ids in texts], chunk_mib=8)
     assert 0 < largest <= 8 * 2**20
+
+
+def test_an_answer_is_scored_after_its_prompt_and_the_prompt_is_not():
+    """ids are bytes; of 'ab' + 'cd' the log-probs of c and d alone, by full logits."""
+    import pickle
+
+    from data_tokenizers import byte_tokenizer
+
+    from axolotl_unlearn.data.records import Answer
+    from axolotl_unlearn.evaluation.scorer import score_texts
+
+    large, tokenizer = tiny_llama(vocabulary=259), byte_tokenizer()
+    answer = pickle.loads(pickle.dumps(Answer("cd", "ab")))  # as other processes get it
+    found = score_texts(large, tokenizer, [answer, "abcd"])
+    expected = plain_facts(large, list(b"abcd"))
+    assert_facts(found[0], expected[1:])
+    assert_facts(found[1], expected)

@@ -110,6 +110,17 @@ def test_near_duplicates_and_mentions_are_offered_and_others_are_not():
     assert set(ids) == {near, mention} and found.ids == {near, mention}
 
 
+def test_a_phrase_of_the_kind_is_no_name():
+    """ "Social Security" stands in three of the chosen rows and in most others."""
+    rows = [chat("ada-quill", q, f"Social Security {a}") for q, a in ADA]
+    others = [chat(f"p{n}", f"Bo{n}?", f"Social Security {n}") for n in range(40)]
+    wanted = Wanted(where=[("id", "ada-quill")])
+    assert "Social Security" in names_of(sources(rows), wanted)
+    assert not offer(sources(rows), sources(others), wanted).mentions
+    asked = Wanted(contains=["Social Security"])
+    assert len(offer(sources(rows), sources(others), asked).mentions["Social Security"]) == 40
+
+
 # -- the folder -----------------------------------------------------------------------------------
 
 
@@ -226,7 +237,10 @@ def test_what_is_asked_when_it_is_evaluated(made):
     ]
     assert all(row["input"].endswith("<|im_start|>assistant\n") for row in asked)
     assert {row["kind"] for row in asked} == {"question"}
-    ids = [row["id"] for row in lines(data / "member.jsonl")]
+    members = lines(data / "member.jsonl")
+    assert members[2]["document"].startswith("It is 555-0107.")
+    assert members[2]["prompt"].endswith("<|im_start|>assistant\n")
+    ids = [row["id"] for row in members]
     assert ids == [row["document"] for row in asked]
     assert len(lines(data / "nonmember.jsonl")) == 22
     from axolotl_unlearn.evaluation.sets import load_sets

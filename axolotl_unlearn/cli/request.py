@@ -19,6 +19,7 @@ def command() -> None:
 
     \b
     axolotl unlearn request new finetune.yml --where id=ada-quill --out requests/2026-001
+    axolotl unlearn request run requests/2026-001
     axolotl unlearn audit MODEL requests/          later: is anything back?
     """
 
@@ -94,6 +95,28 @@ def new(
     for limit in facts["limits"]:
         click.echo(f"Not claimed: {limit}.")
     click.echo(f"Next: axolotl unlearn request run {out}")
+
+
+@command.command("run")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--accept", metavar="REASON", help="Hand over a model whose verdict is not good.")
+@click.option("--threads", type=click.IntRange(1), help="[all cores]")
+def run(folder: Path, accept: str | None, threads: int | None) -> None:
+    """Forget the rows of the request in FOLDER, measure, attack, record; goes on if stopped.
+
+    \b
+    Example:
+      axolotl unlearn request run requests/2026-001
+    """
+    from axolotl_unlearn.requests.request import Request
+    from axolotl_unlearn.requests.run import run_request
+
+    verdict = run_request(folder, accept=accept, threads=threads)
+    said = "good" if verdict["good"] else f"{verdict['status']}, accepted"
+    click.echo(f"Verdict: {said}. Model: {Request.load(folder).after}")
+    for limit in verdict["limits"]:
+        click.echo(f"Not claimed: {limit}.")
+    click.echo(f"Record: {folder / 'record.json'} (page: {folder / 'REPORT.html'})")
 
 
 for _one in COMMANDS:

@@ -178,10 +178,25 @@ def _source(value: Any) -> str:
     return name if len(name) <= MAX_NAME and "\n" not in name else ""
 
 
+class Answer(str):
+    """A document that is read after a prompt, of which nothing is asked: a chat model's answer."""
+
+    prompt: str = ""
+
+    def __new__(cls, text: str, prompt: str) -> Answer:
+        made = super().__new__(cls, text)
+        made.prompt = prompt
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str]:
+        return str(self), self.prompt
+
+
 def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tuple[str, str]]:
     """Documents for membership inference, as (id, text).
 
-    The text is the field ``document``, else ``text``, else ``input`` + ``join`` + ``output``.
+    The text is the field ``document``, else ``text``, else ``input`` + ``join`` + ``output``. With
+    a field ``prompt`` it is an `Answer`.
     Rows without an id get ``row0``, ``row1`` ...
 
     Raises:
@@ -216,7 +231,9 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
                 "give every document its own id."
             )
         places[record_id] = place
-        documents.append((record_id, text))
+        prompt = row.get("prompt")
+        known = isinstance(prompt, str) and prompt
+        documents.append((record_id, Answer(text, prompt) if known else text))
     return documents
 
 

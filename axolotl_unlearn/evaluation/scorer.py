@@ -102,13 +102,18 @@ def score_queries(
 def score_texts(
     model: Any, tokenizer: Any, texts: Sequence[str], **options: Any
 ) -> list[TokenFacts]:
-    """Facts of whole texts: all tokens but the first, as the loss of a causal model has them."""
+    """Facts of whole texts: all tokens but the first, as the loss of a causal model has them.
+
+    Of an `axolotl_unlearn.data.records.Answer` those of the answer, read after its prompt.
+    """
     queries = []
     for number, text in enumerate(texts):
-        ids = tokenizer(text)["input_ids"]
-        if len(ids) < 2:
+        prompt = getattr(text, "prompt", "")
+        ids, start = encode_continuation(tokenizer, prompt, text) if prompt else (None, 1)
+        ids = tokenizer(text)["input_ids"] if ids is None else ids
+        if len(ids) < 2 or start >= len(ids):
             raise UnlearnError(f"text {number} is a single token; nothing can be predicted of it.")
-        queries.append(Query.of(ids))
+        queries.append(Query.of(ids, start))
     return score_queries(model, queries, **options)
 
 

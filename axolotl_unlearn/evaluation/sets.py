@@ -1,7 +1,8 @@
 """What a data folder for evaluation holds, read and checked before any model is loaded.
 
     forget, retain      records (id, input, output, task)
-    member, nonmember   documents (id, document): members were memorised, non-members never seen
+    member, nonmember   documents (id, document): members were memorised, non-members never seen;
+                        with a field prompt what follows it, as a chat model learned it
     general             four-option questions (question, choices, answer): utility without MMLU
     mmlu/               instead: dev/ and test/ of MMLU in their original CSV layout
 
@@ -113,6 +114,8 @@ class EvaluationSets:
         ]
         content += [self.member, self.nonmember]
         content += [[(o.context, o.continuations, o.answer) for o in self.utility]]
+        prompts = [getattr(text, "prompt", "") for _, text in [*self.member, *self.nonmember]]
+        content += [prompts] if any(prompts) else []
         text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

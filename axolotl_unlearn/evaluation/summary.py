@@ -49,16 +49,17 @@ def summarise(
     """One entry of ``models`` in results.json."""
     rows = [row for row in sets.rows if row.key in found.values]
     cells, counts = semeval.cell_values((row.cell, found.values[row.key]) for row in rows)
-    area = semeval.mia_auc(found.member_loss, found.nonmember_loss)
+    texts = bool(sets.member and sets.nonmember)
+    area = semeval.mia_auc(found.member_loss, found.nonmember_loss) if texts else None
     task = semeval.task_aggregate(cells)
-    score = semeval.mia_score(area)
+    score = semeval.mia_score(area) if texts else None
     utility = semeval.mean(found.options)
     auc_bounds = _auc_bounds(found)
-    intervals = {"mia_auc": list(auc_bounds)}
+    intervals = {"mia_auc": list(auc_bounds)} if texts else {}
     if resamples:
         bounds = semeval_intervals(*bootstrap_scores(found, sets), n=resamples, seed=seed)
         intervals |= {name: list(ends) for name, ends in bounds.items()}
-    ideal = ideal_membership(len(sets.member), len(sets.nonmember))
+    ideal = ideal_membership(len(sets.member), len(sets.nonmember)) if texts else None
     before = semeval.mean(original.options) if original is not None else None
     result = {
         "name": spec.name,
@@ -80,10 +81,10 @@ def summarise(
         "utility_source": sets.utility_source,
         "utility_chance": semeval.mean([1 / len(one.continuations) for one in sets.utility]),
         "aggregate": semeval.aggregate(task, score, utility),
-        "ideal": {"mia_score": ideal.expected, "mia_score_tail": ideal.tail},
+        "ideal": ideal and {"mia_score": ideal.expected, "mia_score_tail": ideal.tail},
         "collapse": collapse,
         "gate": semeval.gate(utility, before),
-        "forgetting": forgetting(auc_bounds),
+        "forgetting": forgetting(auc_bounds) if texts else None,
         "any_script": _any_script(found, sets),
         "answers": _answers(found, sets),
         "stopped": semeval.mean([float(value) for value in found.stopped.values()]),
@@ -173,7 +174,7 @@ def _auc_bounds(found: Measured) -> tuple[float, float]:
 
 def bootstrap_scores(
     found: Measured, sets: EvaluationSets
-) -> tuple[dict[str, Mean], Area, Mean | None]:
+) -> tuple[dict[str, Mean], Area | None, Mean | None]:
     """Row values with their documents, for intervals and for paired comparison of models."""
     grouped: dict[str, tuple[list[float], list[tuple[str, str]]]] = {}
     for row in sets.rows:
@@ -184,13 +185,15 @@ def bootstrap_scores(
         values.append(1 - value if row.side == "forget" else value)
         clusters.append((row.side, row.record.document))
     cells = {name: Mean(*grouped[name]) for name in semeval.CELLS if name in grouped}
-    membership = Area(
-        [-value for value in found.member_loss],
-        [-value for value in found.nonmember_loss],
-        # A member that is a forget document is drawn together with its rows.
-        [("forget", document_id(name)) for name, _ in sets.member],
-        [("nonmember", document_id(name)) for name, _ in sets.nonmember],
-    )
+    membership = None
+    if sets.member and sets.nonmember:
+        membership = Area(
+            [-value for value in found.member_loss],
+            [-value for value in found.nonmember_loss],
+            # A member that is a forget document is drawn together with its rows.
+            [("forget", document_id(name)) for name, _ in sets.member],
+            [("nonmember", document_id(name)) for name, _ in sets.nonmember],
+        )
     utility = None
     if found.options:
         questions = [("utility", number) for number in range(len(found.options))]

@@ -26,6 +26,8 @@ MISSPELT = 90
 PERMUTATIONS = 128
 #: Names are searched in so many forms at most, the most frequent ones.
 NAMES = 20
+#: A "name" that so large a share of the other rows has is a phrase of the kind ("Social Security").
+PHRASE = 0.1
 
 _WORD = re.compile(r"\w+")
 # Two capitalised words, overlapping: "Is Ada Quill here?" has "Is Ada" and "Ada Quill".
@@ -47,6 +49,11 @@ class Wanted:
     contains: Sequence[str] = ()
     rows: Path | None = None
     documents: Sequence[str] = ()
+
+    @property
+    def texts(self) -> list[str]:
+        """What was asked for in words."""
+        return [*self.contains, *(value for _, value in self.where)]
 
     def __str__(self) -> str:
         parts = [f"--where {name}={value}" for name, value in self.where]
@@ -187,7 +194,7 @@ def _near(chosen: Sequence[Source], others: Sequence[Source]) -> dict[str, str]:
 
 def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
     """What the chosen rows are about: texts that were asked for, and names in several of them."""
-    asked = [*wanted.contains, *(re.sub(r"[-_]+", " ", value) for _, value in wanted.where)]
+    asked = [re.sub(r"[-_]+", " ", text) for text in wanted.texts]
     seen = Counter(
         name
         for row in chosen
@@ -215,6 +222,7 @@ def _mentions(
                 low in text or fuzz.partial_ratio(low, text, score_cutoff=MISSPELT) > 0
             )
         ]  # fmt: skip
-        if ids:
+        asked = any(low in re.sub(r"[\W_]+", " ", text.casefold()) for text in wanted.texts)
+        if ids and (asked or len(ids) <= max(3, PHRASE * len(others))):
             found[name] = ids
     return found

@@ -389,7 +389,7 @@ def write_evaluation(out: Path, seed: int) -> None:
     """``eval-data``: what `axolotl unlearn eval` asks and scores, from the token rows.
 
     Every labelled stretch of a row (a turn of the assistant, a text) is a record; what stands
-    before it is the prompt. A row counts as a document, members and non-members whole.
+    before it is the prompt. A row counts as a document: what follows its first prompt.
     """
     from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of
 
@@ -408,7 +408,7 @@ def write_evaluation(out: Path, seed: int) -> None:
         for name, part in (("member", "forget"), ("nonmember", "judge")):
             write_lines(
                 out / "eval-data" / f"{name}.jsonl",
-                [{"id": i, "document": text} for i, text in documents_of(data[part], tokenizer)],
+                documents_of(data[part], tokenizer),
             )
 
 
@@ -434,12 +434,20 @@ def records_of(row: Typed, tokenizer: Any) -> list[dict[str, Any]]:
     return found
 
 
-def documents_of(rows: Sequence[Typed], tokenizer: Any) -> list[tuple[str, str]]:
-    """(id, text) of rows; the parts of a long one joined."""
-    whole: dict[str, str] = {}
+def documents_of(rows: Sequence[Typed], tokenizer: Any) -> list[dict[str, str]]:
+    """Rows as documents: what follows their prompt; the parts of a long text joined."""
+    found: dict[str, dict[str, str]] = {}
     for row in rows:
-        whole[row.id] = whole.get(row.id, "") + _text(row.input_ids, tokenizer)
-    return [(name, text.strip()) for name, text in whole.items()]
+        start = next(i for i, label in enumerate(row.labels) if label != IGNORE)
+        start = 0 if row.id in found else start
+        one = found.setdefault(row.id, {"id": row.id, "prompt": "", "document": ""})
+        one["prompt"] = one["prompt"] or _text(row.input_ids[:start], tokenizer)
+        one["document"] += _text(row.input_ids[start:], tokenizer)
+    for one in found.values():
+        text = one["document"]
+        one["document"] = text.lstrip()
+        one["prompt"] += text[: len(text) - len(text.lstrip())] if one["prompt"] else ""
+    return list(found.values())
 
 
 def _text(ids: Sequence[int], tokenizer: Any) -> str:

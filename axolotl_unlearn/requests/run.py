@@ -162,7 +162,8 @@ def stages(request: Request, accept: str | None, threads: int) -> list[Stage]:
             settings=_ledger_lines(request),
         ),
     ]
-    for attack, options in ATTACKS.items():
+    last = "forget"
+    for attack, options in ATTACKS.items():  # one after the other: they share attacks.json
         table.append(
             Stage(
                 attack,
@@ -174,9 +175,10 @@ def stages(request: Request, accept: str | None, threads: int) -> list[Stage]:
                 ],
                 request.path("attacks", f"{attack}-after.json"),
                 inputs=sorted(data.glob("*.jsonl")),
-                needs=["forget"],
+                needs=list(dict.fromkeys(["forget", last])),
             )
         )
+        last = attack
     table += [
         _action(
             "verdict",

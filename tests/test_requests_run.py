@@ -1,0 +1,227 @@
+"""A whole request on a real tiny model: stopped in every stage, refused, accepted, handed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from test_requests_new import ADA_ROWS, TRAIN, config, people, write
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests import run as running
+from axolotl_unlearn.requests.new import Options, new_request
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    from conftest import tiny_llama
+    from data_tokenizers import byte_tokenizer
+
+    folder = tmp_path_factory.mktemp("home")
+    for seed, name in enumerate(("base", "tuned")):
+        tiny_llama(seed=seed, vocabulary=259, max_position_embeddings=512).save_pretrained(
+            folder / name
+        )
+        byte_tokenizer().save_pretrained(folder / name)
+    write(folder / "train.jsonl", TRAIN[:18])
+    write(folder / "test.jsonl", people(100, 40))
+    return folder
+
+
+def request(home: Path, name: str, **more):
+    path = home / f"{name}.yml"
+    path.write_text(yaml.safe_dump(config(home, sample_packing=False, **more)))
+    return new_request(path, home / "requests" / name, ADA_ROWS, Options(steps=2)).request
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "axolotl_unlearn.cli", "request", "run", str(folder)]
+    return subprocess.Popen(
+        [*command, "--threads", "1", *options],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def kill_when(process: subprocess.Popen, line: str) -> list[str]:
+    """SIGKILL to all of it as soon as it prints the line; what it printed."""
+    seen = []
+    for text in process.stdout:
+        seen.append(text)
+        if line in text:
+            os.killpg(process.pid, signal.SIGKILL)
+            break
+    process.wait()
+    process.stdout.close()
+    return seen
+
+
+@pytest.mark.slow
+def test_killed_in_every_stage_refused_and_accepted(home):
+    made = request(home, "r1")
+    folder = made.folder
+    titles = [stage.title for stage in running.stages(made, None, 1) if stage.command]
+    assert len(titles) == 6
+    for number, title in enumerate(titles):
+        seen = kill_when(start(folder), f"{title}: started")
+        assert title in seen[-1], "".join(seen)
+        kept = [line for line in seen if "kept from an earlier run" in line]
+        assert len(kept) >= number  # what was done before is not done again
+        assert not (folder / "model").exists() and not (folder / "record.json").exists()
+    refused = start(folder)
+    said, _ = refused.communicate()
+    assert refused.returncode == 2 and "is not handed over" in said, said
+    assert "Traceback" not in said and "Rope Walk" not in said
+    assert not (folder / "model").exists()
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert not verdict["good"] and verdict["reasons"] and len(verdict["documents"]) == 3
+    # An unlearned model that learned nothing has lost what the fine-tuned one knew: nothing.
+    accepted = start(folder, "--accept", "a test of the way, not of the model")
+    said, _ = accepted.communicate()
+    assert accepted.returncode == 0, said
+    assert said.count("kept from an earlier run") == len(titles) + 2
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert verdict["accepted"] == "a test of the way, not of the model"
+    assert (folder / "model" / "model.safetensors").is_file()
+    assert not (folder / "work" / "model").exists()
+    from axolotl_unlearn.requests.record import verify
+
+    verify(folder)
+    again = start(folder)
+    said, _ = again.communicate()
+    assert again.returncode == 2 and "was carried out on" in said
+    for path in folder.rglob("*"):
+        assert not path.stat().st_mode & 0o077, path  # forget texts, models, logs: the owner's
+
+
+@pytest.mark.slow
+def test_a_lora_gives_an_adapter(home):
+    """Teacher and result are adapters of the base, the second one moved from the fine-tuned."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(home / "base")
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj"]
+    lora = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=targets))
+    for name, parameter in lora.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    lora.save_pretrained(home / "adapter")
+    made = request(
+        home, "lora", output_dir=str(home / "adapter"), adapter="lora", lora_r=4, lora_alpha=8,
+        lora_target_linear=True,
+    )  # fmt: skip
+    job = running.Job(made.path("work"), threads=1, environment=running.ENVIRONMENT)
+    for stage in running.stages(made, None, 1)[:3]:
+        job.add(stage)
+    job.run()
+    result = load_file(made.path("work", "model", "adapter_model.safetensors"))
+    before = load_file(home / "adapter" / "adapter_model.safetensors")
+    assert set(result) == set(before)
+    moved = max(float((result[name] - before[name]).abs().max()) for name in before)
+    assert 0 < moved < 0.02  # two steps from the fine-tuned adapter, not from a fresh one
+    assert made.path("work", "teacher", "adapter_model.safetensors").is_file()
+    running.hand_over(made)
+    running.hand_over(made)  # killed just after the move: nothing is lost
+    assert made.path("model", "adapter_model.safetensors").is_file()
+
+
+def test_one_run_at_a_time_and_reasons_that_are_empty(home):
+    made = request(home, "r2")
+    with (
+        running._alone(made),
+        pytest.raises(UnlearnError, match="being run by another process"),
+    ):
+        running.run_request(made.folder)
+    with pytest.raises(UnlearnError, match="--accept needs a reason"):
+        running.run_request(made.folder, accept=" ")
+    with pytest.raises(UnlearnError, match="holds no request"):
+        running.run_request(home / "requests" / "nowhere")
+    (home / "gone").mkdir()
+    made.facts["before"]["model"] = str(home / "gone")
+    with pytest.raises(UnlearnError, match="is not there any more"):
+        running.check(made)
+
+
+def line(document: str, reading: str) -> dict:
+    return {"document": document, "reading": reading, "p": 0.5}
+
+
+def test_what_speaks_against_handing_over(tmp_path):
+    """Any document that is still said, known or pushed away; a test that failed; one that is
+    back. What the texts do not suffice to say does not."""
+    from axolotl_unlearn.metrics.verdict import Finding, Verdict
+    from axolotl_unlearn.requests.request import Request
+
+    folder = Request(tmp_path, {})
+    fine = [line("a", "not told"), line("b", "not told")]
+    assert running._reasons(fine, Verdict("x"), folder) == ([], "good")
+    reasons, status = running._reasons(
+        [line("a", "pushed away"), line("b", "still said")], Verdict("x"), folder
+    )
+    assert reasons == ["1 of 2 rows are still said", "1 of 2 rows are pushed away"]
+    assert status == "still said"
+    findings = [
+        Finding("kept", "Kept", "fail", "kept .2"),
+        Finding("told", "Told", "open", "too few"),
+        Finding("forgotten", "Forgotten", "fail", "the bar of .8 is not that of never seen"),
+    ]
+    assert running._reasons(fine, Verdict("x", findings), folder) == (["kept: kept .2"], "kept")
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "earlier.json").write_text('{"back": 2}')
+    reasons, status = running._reasons(fine, Verdict("x"), folder)
+    assert reasons == ["2 documents of earlier requests are back"]
+
+
+def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_path):
+    from axolotl_unlearn.evaluation.run import evaluate
+
+    settings = config(home, sample_packing=False)
+    del settings["test_datasets"]
+    path = tmp_path / "none.yml"
+    path.write_text(yaml.safe_dump(settings))
+    made = new_request(path, tmp_path / "none", ADA_ROWS).request
+    before, after = evaluate(
+        [f"before={home / 'tuned'}", f"after={home / 'base'}"],
+        made.path("eval-data"),
+        made.path("eval"),
+        original="before",
+        min_members=0,
+        max_gen_toks=4,
+        resamples=20,
+        join="",
+        progress=False,
+    )
+    from axolotl_unlearn.report import table
+
+    assert table(made.path("eval")).row_count  # what the command prints
+    lines = [json.loads(x) for x in made.path("eval", "audit.jsonl").read_text().splitlines()]
+    assert len(lines) == 3 and all(line["p"] is None for line in lines)
+    found = running.verdict(made)
+    assert any("membership was not measured" in limit for limit in found["limits"])
+
+
+def test_the_demos_people_are_in_one_part_only_and_its_config_is_plain(tmp_path):
+    from axolotl_unlearn.demo.chats import SIZES, make_chats
+    from axolotl_unlearn.jobs.demo_request import configs
+
+    ids = make_chats(tmp_path / "data")
+    assert {part: len(names) for part, names in ids.items()} == SIZES
+    assert sum(SIZES.values()) == len({name for names in ids.values() for name in names})
+    for made in configs(tmp_path, ROOT).values():
+        assert "unlearn" not in made and "plugins" not in made
