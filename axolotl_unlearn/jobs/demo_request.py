@@ -24,7 +24,9 @@ from axolotl_unlearn.jobs.runner import Job, Stage
 from axolotl_unlearn.jobs.stages import ENVIRONMENT, executable, near, repository
 
 #: Budget of the forgetting run.
-STEPS = 150
+STEPS = 180
+#: The way is shown to its end, whatever the verdict, which is printed.
+ACCEPTED = "demo on made-up data"
 ROW = {"ds_type": "json", "type": "chat_template"}
 PLAIN: dict[str, Any] = {
     "chat_template": "jinja",
@@ -78,7 +80,7 @@ def configs(out: Path, home: Path) -> dict[str, dict[str, Any]]:
             num_epochs=5,
             learning_rate=0.002,
         ),
-        "finetune": run("chat", out / "base", "train", num_epochs=18, learning_rate=0.0016, **tests)
+        "finetune": run("chat", out / "base", "train", num_epochs=12, learning_rate=0.0016, **tests)
         | {"eval_strategy": "no"},
         "later": run("later", request / "model", "later", num_epochs=4, learning_rate=0.0005),
     }
@@ -127,7 +129,7 @@ def stages(out: Path, threads: int) -> list[Stage]:
         command(
             "run",
             "request run: forget, evaluate, attack, record",
-            ["request", "run", near(request)],
+            ["request", "run", near(request), "--accept", ACCEPTED],
             request / "record.json",
             "new",
         ),
@@ -227,7 +229,9 @@ def show(results: Mapping[str, Any], console: Console) -> None:
     """What came out, in a few lines."""
     rows = results["documents"]
     said = [sum(row[key] or 0 for row in rows) for key in ("said_before", "answers_said")]
-    console.print(f"verdict: {results['verdict']['status']}")
+    verdict = results["verdict"]
+    reasons = f" ({'; '.join(verdict['reasons'])}); accepted: {ACCEPTED}" * (not verdict["good"])
+    console.print(f"verdict: {verdict['status']}{reasons}", highlight=False, markup=False)
     console.print(f"answers of the person that are said: {said[0]} before, {said[1]} after")
     for name, cells in results["retain"].items():
         shown = ", ".join(f"{cell} {value:.2f}" for cell, value in cells.items())
