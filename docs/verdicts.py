@@ -69,7 +69,7 @@ def _found(model: Mapping[str, Any], sign: int) -> tuple[float, float]:
 
 
 def verdict_rows(seed: str, models: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Seed, model, AUC, old verdict, new verdict, the attack that tells most, what decided."""
+    """A row a candidate: verdicts, the attack that tells most, members told, what decided."""
     roles = {role_of(model): model for model in models}
     original, retrained = roles["original"], roles["retrained"]
     rows = []
@@ -88,6 +88,9 @@ def verdict_rows(seed: str, models: Sequence[Mapping[str, Any]]) -> list[list[st
                 status_before(model, original, retrained),
                 new.status,
                 shown,
+                f"{model['learned']['auc']:.2f}" if "learned" in model else "",
+                str(model["audit"]["tested"]),
+                str(model["audit"]["told"]),
                 new.worst.says if new.worst else "",
             ]
         )
@@ -141,6 +144,7 @@ def _number(value: Any, digits: int = 2) -> str:
 
 def _plain(text: str, most: int = 160) -> str:
     text = re.sub(r"\s+", " ", text).strip().replace("|", "/")
+    text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= most else f"{text[:most]} ..."
 
 
@@ -163,7 +167,8 @@ def main() -> None:
         "tables": {
             "verdicts": {
                 "columns": ["seed", "model", "AUC", "old verdict", "new verdict",
-                            "strongest attack", "what decided"],
+                            "strongest attack", "AUC of the learned attack", "members", "told",
+                            "what decided"],
                 "rows": rows,
             },
             "worst": {
