@@ -115,17 +115,23 @@ def learned_attack(
     for size in np.unique(sizes):
         alike = np.flatnonzero(sizes == size)
         labels[alike, 1:] = rng.permuted(labels[alike, 1:], axis=0)
-    texts = labels[groups].astype(float)
-    scores = predictor @ texts
-    inside_number = texts.sum(0)
-    ranks = (rankdata(scores, axis=0) * texts).sum(0)
-    areas = (ranks / inside_number - (inside_number + 1) / 2) / (n + m - inside_number)
+    scores = predictor[:, :n].sum(1)
+    # In parts, so that memory does not grow with texts times permutations.
+    parts = np.array_split(labels, 1 + labels.shape[1] * (n + m) // 4_000_000, axis=1)
+    areas = np.concatenate([_areas(predictor, part[groups].astype(float)) for part in parts])
     p = (1 + (areas[1:] >= areas[0] - 1e-12).sum()) / (permutations + 1)
     # Without the label of a member (and of the other texts of its document) as a positive one.
     alike = groups[:, None] == groups[None, :n]  # [T, N]
-    others = scores[n:, :1] - (predictor @ alike)[n:]  # [M, N]
-    each = (1 + (others >= scores[:n, 0] - 1e-12).sum(0)) / (m + 1)
-    return Learned(scores[:n, 0], scores[n:, 0], float(areas[0]), float(p), each)
+    others = scores[n:, None] - predictor[n:] @ alike  # [M, N]
+    each = (1 + (others >= scores[:n] - 1e-12).sum(0)) / (m + 1)
+    return Learned(scores[:n], scores[n:], float(areas[0]), float(p), each)
+
+
+def _areas(predictor: Array, labels: Array) -> Array:
+    """AUC of the scores for each column of labels, ``[T, b]`` to ``[b]``; ties half."""
+    inside = labels.sum(0)
+    ranks = (rankdata(predictor @ labels, axis=0) * labels).sum(0)
+    return (ranks / inside - (inside + 1) / 2) / (len(labels) - inside)
 
 
 def _predictor(
