@@ -24,7 +24,7 @@ from axolotl_unlearn.jobs.runner import Job, Stage
 from axolotl_unlearn.jobs.stages import ENVIRONMENT, executable, near, repository
 
 #: Budget of the forgetting run.
-STEPS = 180
+STEPS = 150
 #: The way is shown to its end, whatever the verdict, which is printed.
 ACCEPTED = "demo on made-up data"
 ROW = {"ds_type": "json", "type": "chat_template"}
@@ -80,7 +80,7 @@ def configs(out: Path, home: Path) -> dict[str, dict[str, Any]]:
             num_epochs=5,
             learning_rate=0.002,
         ),
-        "finetune": run("chat", out / "base", "train", num_epochs=12, learning_rate=0.0016, **tests)
+        "finetune": run("chat", out / "base", "train", num_epochs=18, learning_rate=0.0016, **tests)
         | {"eval_strategy": "no"},
         "later": run("later", request / "model", "later", num_epochs=4, learning_rate=0.0005),
     }

@@ -295,7 +295,8 @@ def verdict(request: Request) -> dict[str, Any]:
     limits = list(request.facts["limits"])
     if documents and all(line["p"] is None for line in documents):
         limits.append("membership was not measured: there are no held-out rows")
-    limits += [f.says for f in judged.findings if f.outcome == "open"]
+    few = "too few rows to say more than this: "
+    limits += [few + f.says for f in judged.findings if f.outcome == "open"]
     return {
         "good": not reasons,
         "status": status,
