@@ -138,6 +138,16 @@ def test_the_audit_list_is_sorted_without_a_script(tmp_path):
     assert "0.10 before" in table and "3.00 retrained" in table and "&lt; .001" in table
 
 
+def test_the_learned_attack_stands_beside_the_others(tmp_path):
+    results = make_results()
+    for model in results["models"]:
+        model["membership"] = {"attacks": {"loss": {"auc": 0.5, "interval": [0.4, 0.6]}}}
+    results["models"][1]["learned"] = {"auc": 0.97, "p": 0.0002, "against": "retrained"}
+    page = write_report(results, tmp_path / "r.html").read_text()
+    row = page[page.index("Learned attack") :].partition("</tr>")[0]
+    assert "0.97" in row and "p &lt; .001" in row and row.count("n/a") == len(results["models"]) - 1
+
+
 def test_long_ids_are_cut_where_that_tells_them_apart():
     from axolotl_unlearn.report.view import _short_ids
 

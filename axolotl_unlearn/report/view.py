@@ -321,6 +321,10 @@ class View:
                 figures = at(labs[model["name"]], "attacks", attack)
                 cells.append(_with_interval(at(figures, "auc"), at(figures, "interval")))
             rows.append({"cells": cells})
+        learned = [(at(m, "learned", "auc"), number(at(m, "learned", "p"))) for m in models]
+        if any(p is not None for _, p in learned):
+            cells = [_cell(show(a), "" if p is None else f"p {_p(p)}") for a, p in learned]
+            rows.append({"cells": [_cell("Learned attack"), *cells]})
         shares = [at(labs[model["name"]], "tpr", "0.01") for model in models]
         if any(shares):
             cells = [_with_interval(at(one, "value"), at(one, "interval")) for one in shares]
