@@ -372,6 +372,18 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
     assert "GB free, but" in fault(home, tmp_path)
 
 
+def test_a_model_made_of_preferences_is_refused_and_nothing_is_left(home, tmp_path):
+    pairs = [{"prompt": f"Who is {n}?", "chosen": f"{n}", "rejected": "nobody"} for n in range(3)]
+    data = write(tmp_path / "pairs.jsonl", pairs)
+    changes = {
+        "rl": "dpo",
+        "datasets": [{"path": str(data), "type": "chatml", "split": "train"}],
+        "test_datasets": None,
+    }
+    said = fault(home, tmp_path, changes, Wanted(contains=["Who is 1?"]))
+    assert "rows of dpo can be given a role, but `request` cannot yet" in said
+
+
 def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path):
     settings = config(home)
     del settings["test_datasets"]
