@@ -113,6 +113,27 @@ def ceu(model, batch, rows) -> Tensor:
     return torch.stack(values).mean()
 
 
+def nckd(model, reference, batch, rows, temperature, k) -> Tensor:
+    values = []
+    for row in rows:
+        logits = reference(
+            input_ids=batch["input_ids"][row : row + 1, : int(batch["attention_mask"][row].sum())]
+        ).logits[0]
+        logp = full_logp(model, batch, row)
+        for t, y in label_positions(batch, row):
+            rest = [v for v in range(logp.shape[-1]) if v != y]
+            ours = logp[t][rest] - logp[t][rest].logsumexp(0)
+            theirs = (logits[t][rest].detach().double() / temperature).log_softmax(0)
+            order = theirs.argsort(descending=True)
+            ours, theirs = (
+                torch.cat([x.exp()[order[:k]], x.exp()[order[k:]].sum()[None]]).log()
+                for x in (ours, theirs)
+            )
+            kl = (theirs.exp() * (theirs - ours)).sum()
+            values.append((1 - logp[t][y].exp().detach()) * kl)
+    return torch.stack(values).mean()
+
+
 def over_labels(model, batch, rows, value) -> Tensor:
     """Mean over all label positions of ``value(log-probs [vocabulary], label)``."""
     values = []

@@ -18,7 +18,7 @@ from axolotl_unlearn.objectives.bounded import (
     masc,
     unilogit,
 )
-from axolotl_unlearn.objectives.divergence import ceu, kl, undial
+from axolotl_unlearn.objectives.divergence import ceu, kl, nckd, undial
 from axolotl_unlearn.objectives.likelihood import gradient_ascent, nll
 from axolotl_unlearn.objectives.matching import log_odds, match
 from axolotl_unlearn.objectives.preference import npo, simnpo
@@ -130,6 +130,31 @@ def test_ceu_by_hand():
     """p = (1/2, 1/4, 1/4), label 0: target (0, 1/2, 1/2), so the loss is ln 4."""
     p = tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
     assert_close(ceu(p, None, tensor([0])), tensor([log(4)]).double())
+
+
+def test_nckd_by_hand():
+    """p = (1/2, 3/8, 1/8) and q = (.9, .08, .02), label 0: without it (3/4, 1/4) and (4/5, 1/5);
+    times 1 - p_0 = 1/2. At temperature 1/2 the reference's rest is (16/17, 1/17). What the label
+    has in the reference does not count, and of the policy's own only the factor does."""
+    p = tensor([[1 / 2, 3 / 8, 1 / 8]], dtype=torch.float64).log()
+    q = tensor([[0.9, 0.08, 0.02]], dtype=torch.float64).log()
+
+    def kl(a, b):
+        return sum(x * log(x / y) for x, y in zip(a, b, strict=True))
+
+    got = nckd(p, q, tensor([0]))
+    assert_close(got, tensor([kl((4 / 5, 1 / 5), (3 / 4, 1 / 4)) / 2]).double())
+    got = nckd(p, q, tensor([0]), temperature=0.5)
+    assert_close(got, tensor([kl((16 / 17, 1 / 17), (3 / 4, 1 / 4)) / 2]).double())
+    p = tensor([[0.2, 0.4, 0.2, 0.1, 0.1]], dtype=torch.float64).log()
+    q = tensor([[0.5, 0.1, 0.25, 0.1, 0.05]], dtype=torch.float64).log()
+    got = nckd(p, q, tensor([0]), k=1)  # token 2 against all of 1, 3, 4
+    assert_close(got, tensor([kl((1 / 2, 1 / 2), (1 / 4, 3 / 4)) * 0.8]).double())
+    z = p.clone().requires_grad_()
+    nckd(z.log_softmax(-1), q, tensor([0])).sum().backward()
+    assert_close(z.grad[0, 0], tensor(0.0).double())  # the label's own logit is left alone
+    sure = tensor([[0.0, -200.0, -201.0]])
+    assert torch.isfinite(nckd(sure, sure.flip(1), tensor([0]))).all()
 
 
 def test_match_by_hand():

@@ -83,6 +83,11 @@ CASES = {
         {"objective": "undial", "beta": 3.0},
         lambda m, r, b: plain.undial(m, r, b, FORGET, 3.0),
     ),
+    "nckd": (
+        "forget",
+        {"objective": "nckd", "temperature": 0.6, "k": 5},
+        lambda m, r, b: plain.nckd(m, r, b, FORGET, 0.6, 5),
+    ),
     **{
         f"rmu-{positions}": (
             "forget",

@@ -79,6 +79,16 @@ def test_a_single_document_that_is_told_keeps_the_run_going():
     assert rule.history[1]["told"] == 1
 
 
+def test_the_goal_is_what_the_level_itself_would_give():
+    """Forget documents that are harder than the held-out ones for every model: an AUC of .42 is
+    right then, and .50 is not."""
+    rule = Stopping(margin=0.05, tolerance=0.1, patience=1)
+    assert rule.see(0, {"loss": 0.50}, 0.2, {"loss": 0.42}) == (True, False)
+    assert rule.see(10, {"loss": 0.44}, 0.2, {"loss": 0.42}) == (True, True)
+    assert rule.see(20, {"loss": 0.43, "reference": 0.56}, 0.2, {"loss": 0.42}) == (False, False)
+    assert rule.history[1]["expected"] == {"loss": 0.42}
+
+
 def test_a_state_that_lost_retained_rows_neither_stops_the_run_nor_is_kept():
     rule = Stopping(margin=0.1, tolerance=0.1, patience=1)
     rule.see(0, {"loss": 1.0}, 0.2)
@@ -164,7 +174,7 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
     from axolotl_unlearn.args import parse_unlearn
     from axolotl_unlearn.objectives.matching import log_odds
     from axolotl_unlearn.reference.level import Level
-    from axolotl_unlearn.training.level import LevelCallback, Watched, halves, heldout_rows
+    from axolotl_unlearn.training.level import LevelCallback, Watched, heldout_rows
 
     config = example(life, "unused")
     args = parse_unlearn(config["unlearn"])
@@ -191,11 +201,9 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
     asked = [label_logp(teacher, row) for row in rows]
     level = Level()
     callback = LevelCallback(watched, watched, watched, (asked, asked), level, every=2)
-    callback.fit(policy)
-    first, second = halves(watched)
-    assert sorted(first + second) == list(range(len(rows)))
+    callback.watch(policy, 0, correct=False)
     for group in set(watched.groups):
-        chosen = [i for i in first if watched.groups[i] == group]
+        chosen = [i for i, other in enumerate(watched.groups) if other == group]
         mine = torch.cat([label_logp(policy, rows[i]) for i in chosen])
         theirs = torch.cat([asked[i] for i in chosen])
         mapped = log_odds(level.aim(theirs, group))

@@ -71,7 +71,7 @@ def match_changes(out: Path) -> dict[str, Any]:
     """The example's teacher and held-out rows as paths of this job."""
     teacher = {"model": near(out / "teacher")}
     return {
-        **{f"unlearn.forget.{number}.reference": teacher for number in range(2)},
+        **{f"unlearn.forget.{number}.reference": teacher for number in range(4)},
         "unlearn.level.heldout": near(out / "data" / "heldout.jsonl"),
     }
 

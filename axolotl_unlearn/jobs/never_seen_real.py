@@ -55,7 +55,7 @@ def table(
             "smollm2/match",
             "memorised",
             {
-                **{f"unlearn.forget.{number}.reference": teacher for number in range(2)},
+                **{f"unlearn.forget.{number}.reference": teacher for number in range(4)},
                 "unlearn.level.heldout": near(out / "data" / "heldout.jsonl"),
             },
             merged=True,

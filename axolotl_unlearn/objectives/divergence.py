@@ -113,3 +113,47 @@ def ceu(logp: Tensor, ref_logp: Tensor | None, labels: Tensor) -> Tensor:
     rows = torch.arange(len(labels), device=labels.device)[known]
     target[rows, labels[known]] = -torch.inf
     return -(target.softmax(-1) * logp).sum(-1)
+
+
+@objective(
+    "nckd", sees="distributions", reference=True, unit="token", source="arXiv 2203.08679 eq. 7"
+)
+def nckd(
+    logp: Tensor,
+    ref_logp: Tensor,
+    labels: Tensor,
+    *,
+    temperature: Annotated[float, Gt(0)] = 1.0,
+    k: Annotated[int, Gt(0)] = 20,
+) -> Tensor:
+    """NCKD: what the model says *instead* of the label is what the reference would say instead.
+
+    ``(1 - p_y) KL(q' || p')`` with ``p'`` and ``q'`` the distributions over all tokens but the
+    label, ``q'`` at a temperature; the factor is that of the chain rule of KL, detached. It leaves
+    the label's own probability alone: beside `match`, which sets that one. A label that is pushed
+    down gives its mass to a flat rest, since the memorised model never had to know one.
+
+    - ``k``: the reference's likeliest ``k`` are compared one by one, all others as one: a sharper
+      reference has a thinner tail than the policy gives to text that it never saw.
+
+    Args:
+        logp, ref_logp: ``[position, vocabulary]`` log-probs of policy and reference.
+        labels: ``[position]``.
+        temperature: Below 1 sharper than the reference.
+    """
+    label = labels.clamp(min=0)[:, None]
+    least = torch.finfo(logp.dtype).min / 4
+    ours = logp.scatter(1, label, least).log_softmax(-1)
+    theirs = (ref_logp / temperature).scatter(1, label, least).log_softmax(-1)
+    if k < logp.shape[-1] - 1:
+        theirs, chosen = theirs.topk(k, dim=-1)
+        ours = ours.gather(1, chosen)
+        ours, theirs = (torch.cat([x, _others(x)], -1) for x in (ours, theirs))
+    other = -torch.expm1(logp.detach().gather(1, label)[:, 0].clamp(max=0))
+    return other * (theirs.exp() * (theirs - ours)).sum(-1)
+
+
+def _others(logp: Tensor) -> Tensor:
+    """``[position, 1]`` log-prob of everything that is not among ``[position, k]``."""
+    some = logp.logsumexp(-1, keepdim=True).clamp(max=-1e-6)
+    return torch.log(-torch.expm1(some))

@@ -1,8 +1,8 @@
 """Watching the level while the policy moves: targets are refitted, the run ends by itself.
 
-Every few steps forget, retain and held-out rows are scored under the policy. Half of the held-out
-documents set the level (`axolotl_unlearn.reference.level`), the other half are what the attacks
-compare the forget documents with (`axolotl_unlearn.training.stopping`).
+Every few steps forget, retain and held-out rows are scored under the policy. The held-out rows set
+the level (`axolotl_unlearn.reference.level`), and attacks compare the forget documents with them
+(`axolotl_unlearn.training.stopping`). Other texts that were never seen have to judge the result.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -43,6 +42,8 @@ LOG = logging.getLogger(__name__)
 
 #: Retained rows that are scored at a watch.
 RETAIN_ROWS = 200
+#: Attacks that see nothing but label log-probs, which is all that is known of the level.
+OF_LABELS = ("loss", "zlib", "min_k_20")
 
 
 class Levelled:
@@ -89,26 +90,6 @@ class Watched:
         for group, value in zip(self.groups, values, strict=True):
             found[group].append(value)
         return dict(found)
-
-    def part(self, chosen: Sequence[int], values: Sequence[Any]) -> tuple[Watched, list[Any]]:
-        """Some of the rows, with their values."""
-        some = object.__new__(Watched)
-        for name in ("rows", "groups", "queries", "texts"):
-            setattr(some, name, [getattr(self, name)[i] for i in chosen])
-        return some, [values[i] for i in chosen]
-
-
-def halves(watched: Watched) -> tuple[list[int], list[int]]:
-    """Rows that set the level, and rows to be compared with; the same each time, by content."""
-    sides: tuple[list[int], list[int]] = ([], [])
-    seen: dict[Hashable, int] = defaultdict(int)
-    order = sorted(
-        range(len(watched.rows)), key=lambda i: zlib.crc32(watched.texts[i].encode("utf-8"))
-    )
-    for i in order:  # alternating within a group, so that both halves hold every kind
-        sides[seen[watched.groups[i]] % 2].append(i)
-        seen[watched.groups[i]] += 1
-    return sides
 
 
 def document_scores(
@@ -204,7 +185,6 @@ class LevelCallback(TrainerCallback):
         self.forget, self.heldout, self.retain, self.teacher = forget, heldout, retain, teacher
         self.level, self.every, self.settle = level, every, settle
         self.stopping, self.out, self.log = stopping, out, log
-        self.sides = halves(heldout)
         self.kept: dict[str, Tensor] = {}
         lacking = {g for g in forget.groups if g not in set(heldout.groups)}
         if lacking:
@@ -215,33 +195,40 @@ class LevelCallback(TrainerCallback):
                 "add held-out rows of the same kind, or their level is unknown."
             )
 
-    def fit(self, model: nn.Module) -> None:
-        """The level as the policy stands."""
-        facts = _logps(self.heldout.score(model))
-        half, policy = self.heldout.part(self.sides[0], facts)
-        teacher = [self.teacher[1][i] for i in self.sides[0]]
-        self.level.fit(half.by_group(teacher), half.by_group(policy))
+    def fit(self, heldout: Sequence[Tensor]) -> None:
+        """The level as the policy stands, from its label log-probs of the held-out rows."""
+        self.level.fit(self.heldout.by_group(self.teacher[1]), self.heldout.by_group(heldout))
+
+    def expected(self) -> dict[str, float]:
+        """AUC of each attack if every document were at its level: .5 only on average.
+
+        Some documents are harder than others for a model that saw neither, and the teacher knows.
+        """
+        sides = []
+        for watched, teacher in zip((self.forget, self.heldout), self.teacher, strict=True):
+            pairs = zip(watched.groups, teacher, strict=True)
+            aims = [_facts(self.level.unmoved(logp, group)) for group, logp in pairs]
+            sides.append(document_scores(watched, aims, teacher))
+        return {name: value for name, value in attack_aucs(*sides).items() if name in OF_LABELS}
 
     def watch(self, model: nn.Module, step: int, correct: bool) -> tuple[bool, bool]:
         """One look at all rows; (best so far, may end)."""
         forget, heldout = self.forget.score(model), self.heldout.score(model)
-        half, policy = self.heldout.part(self.sides[0], _logps(heldout))
-        teacher = [self.teacher[1][i] for i in self.sides[0]]
-        self.level.fit(half.by_group(teacher), half.by_group(policy))
+        self.fit(_logps(heldout))
         if correct:
-            self.level.correct(self.forget.by_group(_logps(forget)), half.by_group(policy))
+            self.level.correct(
+                self.forget.by_group(self.teacher[0]), self.forget.by_group(_logps(forget))
+            )
         if self.stopping is None:
             return False, False
-        other, facts = self.heldout.part(self.sides[1], heldout)
-        unseen = document_scores(other, facts, [self.teacher[1][i] for i in self.sides[1]])
         seen = document_scores(self.forget, forget, self.teacher[0])
+        unseen = document_scores(self.heldout, heldout, self.teacher[1])
         aucs = attack_aucs(seen, unseen)
         loss = -float(torch.cat(_logps(self.retain.score(model))).mean())
         few = {}
         if self.per_document:
-            both = document_scores(self.heldout, heldout, self.teacher[1])
-            few = {"told": told_apart(seen, both), "error": sampling_error(seen, unseen)}
-        verdict = self.stopping.see(step, aucs, loss, **few)
+            few = {"told": told_apart(seen, unseen), "error": sampling_error(seen, unseen)}
+        verdict = self.stopping.see(step, aucs, loss, self.expected(), **few)
         self.log(
             {f"level/auc_{name}": round(value, 3) for name, value in aucs.items()}
             | {"level/retain_nll": round(loss, 4)}
@@ -252,9 +239,8 @@ class LevelCallback(TrainerCallback):
         self.began = time.monotonic()
         was_training = model.training
         model.eval()
-        self.fit(model)
+        self.watch(model, 0, correct=False)
         if self.stopping is not None:
-            self.watch(model, 0, correct=False)
             self.stopping.best = (float("inf"),) * 3  # the start is what is to go
         model.train(was_training)
 

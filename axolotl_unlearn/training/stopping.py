@@ -61,7 +61,7 @@ class Stopping:
     recognised. Retained rows come first: a state that has lost them is never the best.
 
     Attributes:
-        margin: ``|AUC - .5|`` that counts as "cannot be told", for the strongest attack.
+        margin: ``|AUC - expected|`` that counts as "cannot be told", for the strongest attack.
         tolerance: How far the mean loss of retained rows may lie above that of the start, nats.
         patience: Watches in a row that must be within both.
     """
@@ -80,6 +80,7 @@ class Stopping:
         step: int,
         aucs: Mapping[str, float],
         retain_loss: float,
+        expected: Mapping[str, float] | None = None,
         *,
         told: int = 0,
         error: float = 0.0,
@@ -89,16 +90,22 @@ class Stopping:
         Args:
             aucs: By attack, of forget against held-out documents.
             retain_loss: Mean loss of retained rows, nats a token. The first call is the start.
+            expected: The AUC of an attack if nothing had been seen, where known (else .5): the
+                forget documents may be harder than the held-out ones, or easier.
             told: Forget documents that are told by themselves.
-            error: What an AUC may differ from .5 by chance, where that is more than the margin.
+            error: What an AUC may differ from that by chance, where that is more than the margin.
         """
         if self.start is None:
             self.start = retain_loss
-        strongest = max(abs(value - 0.5) for value in aucs.values())
+        goal = expected or {}
+        strongest = max(abs(value - goal.get(name, 0.5)) for name, value in aucs.items())
         lost = max(0.0, retain_loss - self.start - self.tolerance)
-        self.history.append({"step": step, **aucs, "retain_loss": retain_loss})
-        if told:
-            self.history[-1]["told"] = told
+        seen = {"step": step, **aucs, "retain_loss": retain_loss}
+        self.history.append(
+            seen
+            | ({"told": told} if told else {})
+            | ({"expected": dict(expected)} if expected else {})
+        )
         better = (lost, told, strongest) < self.best
         if better:
             self.best, self.best_step = (lost, told, strongest), step
