@@ -37,9 +37,10 @@ def home(tmp_path_factory) -> Path:
 
 
 def request(home: Path, name: str, **more):
+    """In a folder of its own: a ledger that accepted one model is where the next request starts."""
     path = home / f"{name}.yml"
     path.write_text(yaml.safe_dump(config(home, sample_packing=False, **more)))
-    return new_request(path, home / "requests" / name, ADA_ROWS, Options(steps=2)).request
+    return new_request(path, home / f"requests-{name}" / name, ADA_ROWS, Options(steps=2)).request
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen:
