@@ -159,8 +159,8 @@ def _check_layers(cfg: DictDefault) -> None:
         return
     config = load_model_config(cfg).get_text_config()
     overrides = cfg.overrides_of_model_config or {}
-    count = overrides.get("num_hidden_layers") or config.num_hidden_layers
-    found = layer_faults(unlearn_config(cfg), count)
+    count = overrides.get("num_hidden_layers") or getattr(config, "num_hidden_layers", None)
+    found = layer_faults(unlearn_config(cfg), count) if count else []
     if found:
         raise UnlearnError(" ".join(found))
 

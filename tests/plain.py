@@ -91,12 +91,10 @@ def match(model, reference, batch, rows, width, floor, offset) -> Tensor:
 def undial(model, reference, batch, rows, beta) -> Tensor:
     values = []
     for row in rows:
-        logits = reference(
-            input_ids=batch["input_ids"][row : row + 1, : int(batch["attention_mask"][row].sum())]
-        ).logits[0]
+        logits = full_logp(reference, batch, row)
         logp = full_logp(model, batch, row)
         for t, y in label_positions(batch, row):
-            target = logits[t].detach().double().clone()
+            target = logits[t].detach().clone()
             target[y] -= beta
             values.append(-(target.softmax(-1) * logp[t]).sum())
     return torch.stack(values).mean()
@@ -116,14 +114,12 @@ def ceu(model, batch, rows) -> Tensor:
 def nckd(model, reference, batch, rows, temperature, k) -> Tensor:
     values = []
     for row in rows:
-        logits = reference(
-            input_ids=batch["input_ids"][row : row + 1, : int(batch["attention_mask"][row].sum())]
-        ).logits[0]
+        logits = full_logp(reference, batch, row)
         logp = full_logp(model, batch, row)
         for t, y in label_positions(batch, row):
             rest = [v for v in range(logp.shape[-1]) if v != y]
             ours = logp[t][rest] - logp[t][rest].logsumexp(0)
-            theirs = (logits[t][rest].detach().double() / temperature).log_softmax(0)
+            theirs = (logits[t][rest].detach() / temperature).log_softmax(0)
             order = theirs.argsort(descending=True)
             ours, theirs = (
                 torch.cat([x.exp()[order[:k]], x.exp()[order[k:]].sum()[None]]).log()

@@ -153,6 +153,10 @@ def test_nckd_by_hand():
     z = p.clone().requires_grad_()
     nckd(z.log_softmax(-1), q, tensor([0])).sum().backward()
     assert_close(z.grad[0, 0], tensor(0.0).double())  # the label's own logit is left alone
+    half, mixed = (tensor([[a, 1 - a]], dtype=torch.float64).log() for a in (1 / 2, 1 / 4))
+    # a position without a label compares everything, the first token too
+    got = nckd(half, mixed, tensor([-100]))
+    assert_close(got, tensor([kl((1 / 4, 3 / 4), (1 / 2, 1 / 2))]).double())
     sure = tensor([[0.0, -200.0, -201.0]])
     assert torch.isfinite(nckd(sure, sure.flip(1), tensor([0]))).all()
 

@@ -165,7 +165,7 @@ def line(document: str, reading: str) -> dict:
 
 def test_what_speaks_against_handing_over(tmp_path):
     """Any document that is still said, known or pushed away; a test that failed; one that is
-    back. What the texts do not suffice to say does not."""
+    back. What the texts do not suffice to say does not, but for retained rows under their bar."""
     from axolotl_unlearn.metrics.verdict import Finding, Verdict
     from axolotl_unlearn.requests.request import Request
 
@@ -183,6 +183,13 @@ def test_what_speaks_against_handing_over(tmp_path):
         Finding("forgotten", "Forgotten", "fail", "the bar of .8 is not that of never seen"),
     ]
     assert running._reasons(fine, Verdict("x", findings), folder) == (["kept: kept .2"], "kept")
+    # Under the bar, though its interval reaches it: not handed over. Above it, open is open.
+    low, high = (
+        Finding("kept", "Kept", "open", f"kept {value}", value, value - 0.1, value + 0.1, 0.8)
+        for value in (0.72, 0.85)
+    )
+    assert running._reasons(fine, Verdict("x", [low]), folder) == (["kept: kept 0.72"], "kept")
+    assert running._reasons(fine, Verdict("x", [high]), folder) == ([], "good")
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "earlier.json").write_text('{"back": 2}')
     reasons, status = running._reasons(fine, Verdict("x"), folder)

@@ -67,9 +67,10 @@ def attacked_words(
     ]
 
 
-def match_changes(out: Path) -> dict[str, Any]:
-    """The example's teacher and held-out rows as paths of this job."""
-    teacher = {"model": near(out / "teacher")}
+def match_changes(out: Path, teacher: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The example's teacher (for each of its four forget entries) and held-out rows as paths of
+    this job."""
+    teacher = teacher or {"model": near(out / "teacher")}
     return {
         **{f"unlearn.forget.{number}.reference": teacher for number in range(4)},
         "unlearn.level.heldout": near(out / "data" / "heldout.jsonl"),

@@ -15,7 +15,7 @@ from rich.console import Console
 from axolotl_unlearn.demo.lume import RealSizes, add_heldout
 from axolotl_unlearn.jobs.demo_real import MODEL, MODELS, plan_real
 from axolotl_unlearn.jobs.demo_real import table as demo_real
-from axolotl_unlearn.jobs.never_seen import RELEARN, attacked_words
+from axolotl_unlearn.jobs.never_seen import RELEARN, attacked_words, match_changes
 from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Plan, Run, Train, near
 
 
@@ -54,10 +54,7 @@ def table(
         "match": Train(
             "smollm2/match",
             "memorised",
-            {
-                **{f"unlearn.forget.{number}.reference": teacher for number in range(4)},
-                "unlearn.level.heldout": near(out / "data" / "heldout.jsonl"),
-            },
+            match_changes(out, teacher),
             merged=True,
             title="match",
             needs=("teacher", "heldout"),

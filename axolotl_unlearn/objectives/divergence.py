@@ -138,18 +138,21 @@ def nckd(
 
     Args:
         logp, ref_logp: ``[position, vocabulary]`` log-probs of policy and reference.
-        labels: ``[position]``.
+        labels: ``[position]``; where there is none it is the whole KL(q || p).
         temperature: Below 1 sharper than the reference.
     """
     label = labels.clamp(min=0)[:, None]
+    known = labels >= 0
+    hidden = torch.zeros_like(logp, dtype=torch.bool).scatter(1, label, known[:, None])
     least = torch.finfo(logp.dtype).min / 4
-    ours = logp.scatter(1, label, least).log_softmax(-1)
-    theirs = (ref_logp / temperature).scatter(1, label, least).log_softmax(-1)
+    ours = logp.masked_fill(hidden, least).log_softmax(-1)
+    theirs = (ref_logp / temperature).masked_fill(hidden, least).log_softmax(-1)
     if k < logp.shape[-1] - 1:
         theirs, chosen = theirs.topk(k, dim=-1)
         ours = ours.gather(1, chosen)
         ours, theirs = (torch.cat([x, _others(x)], -1) for x in (ours, theirs))
     other = -torch.expm1(logp.detach().gather(1, label)[:, 0].clamp(max=0))
+    other = other.where(known, 1.0)
     return other * (theirs.exp() * (theirs - ours)).sum(-1)
 
 

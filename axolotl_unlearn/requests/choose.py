@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.search import strings
 
 #: Jaccard similarity of word 3-grams from which two rows are compared closely.
 SIMILAR = 0.5
@@ -81,18 +82,6 @@ class Offered:
         return {*self.near, *(name for ids in self.mentions.values() for name in ids)}
 
 
-def texts(value: Any) -> Iterator[str]:
-    """Every text of a row, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from texts(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from texts(part)
-
-
 def choose(rows: Sequence[Source], wanted: Wanted) -> list[Source]:
     """The rows that are named, in the order of the data.
 
@@ -115,10 +104,10 @@ def choose(rows: Sequence[Source], wanted: Wanted) -> list[Source]:
             raise UnlearnError(f"--where {name}={value} fits none of {len(rows)} rows{known}.")
         chosen |= found
     for text in wanted.contains:
-        found = {row.id for row in rows if any(text in part for part in texts(row.row))}
+        found = {row.id for row in rows if any(text in part for part in strings(row.row))}
         if not found or not text.strip():
             low = text.casefold()
-            other = sum(any(low in part.casefold() for part in texts(row.row)) for row in rows)
+            other = sum(any(low in part.casefold() for part in strings(row.row)) for row in rows)
             hint = f"; {other} rows say it in other letters" if other and text.strip() else ""
             raise UnlearnError(f"--contains: none of {len(rows)} rows has this text{hint}.")
         chosen |= found
@@ -165,7 +154,7 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
 
 
 def _plain(row: Source) -> str:
-    return " ".join(" ".join(_WORD.findall(part.casefold())) for part in texts(row.row))
+    return " ".join(" ".join(_WORD.findall(part.casefold())) for part in strings(row.row))
 
 
 def _near(chosen: Sequence[Source], others: Sequence[Source]) -> dict[str, str]:
@@ -198,7 +187,7 @@ def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
     seen = Counter(
         name
         for row in chosen
-        for name in {n for t in texts(row.row) for n in _NAME.findall(t)}
+        for name in {n for t in strings(row.row) for n in _NAME.findall(t)}
         if name[0].isupper() and name.split()[-1][0].isupper()
     )
     least = max(2, len(chosen) // 4)

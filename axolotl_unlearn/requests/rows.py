@@ -228,7 +228,7 @@ def encoded(request: Path | str, part: str, tokenizer: Any) -> list[Typed]:
 
     Args:
         request: Folder of the request.
-        part: forget, retain or heldout.
+        part: forget, retain, heldout or judge.
 
     Raises:
         UnlearnError: The request has no such part.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,10 @@ def words(text: str) -> list[str]:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Every text in a JSON-like value."""
+    """Every text in a JSON-like value, at any depth."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         for one in value.values():
             yield from strings(one)
     elif isinstance(value, (list, tuple)):
