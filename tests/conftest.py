@@ -10,6 +10,8 @@ for _key, _value in {
     "TOKENIZERS_PARALLELISM": "false",
     "AXOLOTL_DO_NOT_TRACK": "1",
     "OMP_NUM_THREADS": "1",
+    # Each worker of `datasets` imports Axolotl again (10 s); none are needed for a few rows.
+    "AXOLOTL_DATASET_NUM_PROC": "0",
 }.items():
     os.environ.setdefault(_key, _value)
 

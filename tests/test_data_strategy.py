@@ -53,7 +53,7 @@ def config(tmp_path, tokenizer_folder):
                 "sequence_len": 64,
                 "datasets": entries,
                 "dataset_prepared_path": str(tmp_path / "prepared"),
-                "dataset_num_proc": 1,
+                "dataset_num_proc": 0,
                 "val_set_size": 0.0,
                 "num_epochs": 1,
                 "micro_batch_size": 2,

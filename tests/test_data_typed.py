@@ -145,7 +145,7 @@ def load_config(folder: Path, name: str, base: str, **settings):
         "dataset_prepared_path": str(folder / f"prepared-{name}"),
         "sequence_len": 900,
         "shuffle_merged_datasets": False,
-        "dataset_num_proc": 1,
+        "dataset_num_proc": 0,
         "num_epochs": 1,
         "micro_batch_size": 1,
         "gradient_accumulation_steps": 1,

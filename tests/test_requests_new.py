@@ -161,7 +161,7 @@ def config(home: Path, **more) -> dict:
         "optimizer": "adamw_torch",
         "bf16": False,
         "fp16": False,
-        "dataset_num_proc": 1,
+        "dataset_num_proc": 0,
         "device_map": {"": "cpu"},
         "lora_mlp_kernel": False,
         **more,

@@ -33,7 +33,7 @@ PLAIN: dict[str, Any] = {
     "chat_template_jinja": TEMPLATE,
     "sequence_len": 256,
     "pad_to_sequence_len": False,
-    "dataset_num_proc": 1,
+    "dataset_num_proc": 0,
     "micro_batch_size": 16,
     "gradient_accumulation_steps": 1,
     "optimizer": "adamw_torch",

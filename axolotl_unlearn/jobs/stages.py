@@ -52,6 +52,8 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "AXOLOTL_DO_NOT_TRACK": "1",
     "PYTHONUNBUFFERED": "1",
+    # Each worker of `datasets` imports Axolotl again (10 s): none for some thousand rows.
+    "AXOLOTL_DATASET_NUM_PROC": "0",
     # Waiting threads give the core away; on a busy machine spinning costs more.
     "OMP_WAIT_POLICY": "PASSIVE",
     # glibc gives every large tensor back to the system and asks for it again: half of the time of

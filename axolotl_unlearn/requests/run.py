@@ -29,6 +29,8 @@ ENVIRONMENT = {
     "AXOLOTL_DO_NOT_TRACK": "1",
     "PYTHONUNBUFFERED": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
+    # Each worker of `datasets` imports Axolotl again (10 s); a request has some thousand rows.
+    "AXOLOTL_DATASET_NUM_PROC": "0",
 }
 #: New tokens of an answer that is looked for.
 ANSWER_TOKENS = 96
