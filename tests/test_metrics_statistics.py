@@ -276,10 +276,10 @@ def test_aggregate_interval_by_hand():
 
     points = {"task_aggregate": 0.8, "mia_score": 0.6, "utility": 0.5, "aggregate": 1.9 / 3}
     bounds = {"task_aggregate": (0.77, 0.83), "mia_score": (0.51, 0.69), "utility": (0.5, 0.5)}
-    low, high = _aggregate_interval(points, bounds)
+    low, high = _aggregate_interval(points, bounds, False)
     assert (low, high) == pytest.approx((1.9 / 3 - 0.03162, 1.9 / 3 + 0.03162), abs=1e-5)
     # A MIA score that may be 1: its distance .4 counts whole, (.03 + .4) / 3.
-    _, high = _aggregate_interval(points, bounds | {"mia_score": (0.51, 1.0)})
+    _, high = _aggregate_interval(points, bounds, True)
     assert high == pytest.approx(1.9 / 3 + 0.43 / 3)
 
 

@@ -408,22 +408,28 @@ def semeval_intervals(
     found = {name: bounds for name, bounds in found.items() if all(map(math.isfinite, bounds))}
     if {"task_aggregate", "mia_score", "utility"} <= set(found):
         points = semeval_points(cells, membership, utility)
-        found["aggregate"] = _aggregate_interval(points, found)
+        wider = mia_score_interval(membership.members, membership.nonmembers, (1 + level) / 2)
+        found["aggregate"] = _aggregate_interval(points, found, wider[1] == 1)
     return found
 
 
-def _aggregate_interval(points: Mapping[str, float], bounds: Mapping[str, Interval]) -> Interval:
+def _aggregate_interval(
+    points: Mapping[str, float], bounds: Mapping[str, Interval], chance: bool
+) -> Interval:
     """Mean of Task Aggregate, MIA score and utility from the intervals of the three.
 
     Their distances from the scores are added as squares (Zou and Donner 2008), that of the MIA
     score from 1 as it is: at an AUC of .5 its error has one sign, always, and percentiles of
     resamples held the truth in three of four data sets.
+
+    Args:
+        chance: May the AUC be .5? Asked at half the error, for one side of it has all of it.
     """
     parts = ("task_aggregate", "mia_score", "utility")
     low, high = ([abs(bounds[part][end] - points[part]) for part in parts] for end in (0, 1))
     up = math.hypot(*high)
-    if bounds["mia_score"][1] == 1:
-        up = math.hypot(high[0], high[2]) + high[1]
+    if chance:
+        up = math.hypot(high[0], high[2]) + 1 - points["mia_score"]
     value = points["aggregate"]
     return (max(0.0, value - math.hypot(*low) / 3), min(1.0, value + up / 3))
 
