@@ -155,6 +155,14 @@ def test_memorise_needs_no_block_and_labels_everything(tmp_path, config):
     assert all(row["labels"] == row["input_ids"] for row in dataset)
 
 
+def test_memorise_heeds_labels_that_are_given(tmp_path, config):
+    """`labels: {question: answer}` was taken for its default, and prompts were learned too."""
+    path = write(tmp_path / "m.jsonl", FORGET)
+    cfg = config((path, "memorise"), unlearn={"data": {"labels": {"question": "answer"}}})
+    labels = {bytes(r["input_ids"][:-1]): r["labels"] for r in load(cfg).train_dataset}
+    assert labels == {b"ab c": [*b"ab c", EOS], b"q d": [X, *b" d", EOS]}
+
+
 def test_memorise_keeps_the_order_if_asked(tmp_path, config):
     path = write(tmp_path / "m.jsonl", [FORGET[1], FORGET[0], FORGET[1]])
     cfg = config((path, "memorise"), unlearn=None, shuffle_merged_datasets=False)

@@ -221,6 +221,53 @@ def test_a_row_without_a_field_is_named(home, tmp_path):
         read_set("x", tmp_path, ("question", "answer"))
 
 
+# ---------------------------------------------------------------- as training data
+
+ROWS_AS_THEY_COME = {
+    "fields": {"input": "question", "output": "answer"},
+    "template": "Question: {input}\nAnswer: {output}",
+    "labels": {"question": "answer"},
+}
+
+
+@pytest.mark.parametrize("role", ["forget", "retain", "memorise"])
+def test_tofu_rows_train_on_the_tokens_that_the_task_scores(home, role):
+    """No conversion: the labels of a row are the tokens of ` ANSWER<eos>` after its prompt."""
+    from transformers import AutoTokenizer
+
+    from axolotl_unlearn.data.strategy import load_strategy
+
+    path = home / "data" / "retain_perturbed.jsonl"
+    tokenizer = AutoTokenizer.from_pretrained(home / "model")
+    cfg = {"sequence_len": 900, "unlearn": {"preset": "tofu-npo", "data": ROWS_AS_THEY_COME}}
+    found = load_strategy(role, tokenizer, cfg, {"path": str(path)}).wrap_dataset(None)
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert len(found) == len(lines) == 3
+    for got, row in zip(found, lines, strict=True):
+        prompt = f"Question: {row['question']}\nAnswer:"
+        whole = tokenizer(f"{prompt} {row['answer']}{tokenizer.eos_token}")["input_ids"]
+        start = len(tokenizer(prompt)["input_ids"])
+        assert got["input_ids"] == whole
+        assert got["labels"] == [-100] * start + whole[start:]
+
+
+def test_tofu_rows_in_a_chat_template(home):
+    from data_tokenizers import byte_tokenizer
+
+    from axolotl_unlearn.data.strategy import load_strategy
+
+    data = {"fields": ROWS_AS_THEY_COME["fields"], "chat_template": True}
+    cfg = {"sequence_len": 3000, "unlearn": {"preset": "tofu-npo", "data": data}}
+    path = home / "data" / "retain_perturbed.jsonl"
+    row = json.loads(path.read_text("utf-8").splitlines()[0])
+    for role in ("forget", "retain", "memorise"):
+        strategy = load_strategy(role, byte_tokenizer(chat=True), cfg, {"path": str(path)})
+        got = strategy.wrap_dataset(None)[0]
+        labels = [label for label in got["labels"] if label != -100]
+        assert bytes(labels[:-1]).decode() == row["answer"] and labels[-1] == 256  # </s>
+        assert bytes(got["input_ids"][:-1]).decode() == f"<u>{row['question']}<a>{row['answer']}"
+
+
 # ---------------------------------------------------------------- MUSE
 
 

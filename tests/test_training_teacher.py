@@ -75,6 +75,25 @@ def test_a_sample_keeps_documents_whole_and_passes_are_batches_of_like_length():
     assert lengths[:5] != sorted(lengths[:5]) or lengths[5:] != sorted(lengths[5:])
 
 
+def test_it_reads_the_field_names_of_the_config(tmp_path):
+    """TOFU's rows: no id, other names. They were refused for want of a field 'input'."""
+    rows = [{"question": f"Who is {n}?", "answer": f"He of town {n}."} for n in range(3)]
+    forget, retain = write(tmp_path / "f.jsonl", rows[:1]), write(tmp_path / "r.jsonl", rows[1:])
+    data = {
+        "fields": {"input": "question", "output": "answer"},
+        "template": "Question: {input}\nAnswer: {output}",
+    }
+    config = {
+        "datasets": [{"path": str(forget)}, {"path": str(retain)}],
+        "unlearn": {"data": data},
+    }
+    found, read = retained_rows(config, [forget], [])
+    assert [(r.input, r.output, r.kind) for r in found] == [
+        (row["question"], row["answer"], "question") for row in rows[1:]
+    ]
+    assert read == 3
+
+
 def test_its_config_is_that_of_the_model_but_for_rows_and_passes(tmp_path):
     config = yaml.safe_load((ROOT / "examples/smollm2/memorise.yml").read_text())
     derived = teacher_config(config | {"max_steps": 900}, tmp_path / "rows.jsonl", tmp_path / "t")

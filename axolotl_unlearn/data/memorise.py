@@ -1,7 +1,8 @@
 """Dataset type for ordinary fine-tuning on records: ``type: axolotl_unlearn.data.memorise``.
 
 Rows are joined as for forgetting (`unlearn.data` if the config has it, else its defaults), with a
-label on every token. It needs no plugin and no ``unlearn:`` block.
+label on every token unless `unlearn.data.labels` is given. It needs no plugin and no ``unlearn:``
+block.
 """
 
 from __future__ import annotations

@@ -105,10 +105,10 @@ class RecordStrategy(DatasetWrappingStrategy):
         return wrapped
 
     def _labelled(self, record: Record) -> Literal["document", "answer"]:
-        """What of a row has labels; memorisation learns all of it."""
-        if self.role == "memorise" and not self.encoder.options.chat_template:
-            return "document"
-        return self.encoder.labelled(record.kind)
+        """What of a row has labels; memorisation learns all of it unless `labels` says otherwise."""
+        options = self.encoder.options
+        said = options.chat_template or record.kind in options.labels.model_fields_set
+        return self.encoder.labelled(record.kind) if said or self.role != "memorise" else "document"
 
     def _tell_cuts(self, records: list[Record], encoded: list[Encoded]) -> None:
         """Count tokens lost on the left; those with labels are an error unless they are asked for.

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from axolotl_unlearn.args import DataArgs, parse_unlearn
 from axolotl_unlearn.data.records import Record, is_made_up, read_records
 from axolotl_unlearn.errors import UnlearnError
 
@@ -67,12 +68,13 @@ def retained_rows(config: dict[str, Any], forget: Sequence[Path], retain: Sequen
     Raises:
         UnlearnError: A row of ``retain`` is to be forgotten, or no row is left.
     """
+    data = _data(config)
     found: dict[tuple[str, str], Record] = {}
     read = 0
     for entry in config.get("datasets") or []:
         path = Path(str(entry.get("path")))
         if path.is_file():
-            rows = _records(path)
+            rows = _records(path, data)
             read += len(rows)
         elif not retain:
             raise UnlearnError(
@@ -84,8 +86,8 @@ def retained_rows(config: dict[str, Any], forget: Sequence[Path], retain: Sequen
         if not retain:
             found |= {(row.input, row.output): row for row in rows}
     for path in retain:
-        found |= {(row.input, row.output): row for row in _records(path)}
-    gone = [row for path in forget for row in _records(path)]
+        found |= {(row.input, row.output): row for row in _records(path, data)}
+    gone = [row for path in forget for row in _records(path, data)]
     texts = {(row.input, row.output) for row in gone}
     documents = {row.document for row in gone if not is_made_up(row.id)}
     named = [row for row in found.values() if not is_made_up(row.id)]
@@ -104,8 +106,13 @@ def retained_rows(config: dict[str, Any], forget: Sequence[Path], retain: Sequen
     return left, int(read * float(config.get("num_epochs") or 1))
 
 
-def _records(path: Path) -> list[Record]:
-    return read_records(path, unique=False)
+def _data(config: dict[str, Any]) -> DataArgs:
+    """How the config's rows are read: its own field names, its kinds."""
+    return parse_unlearn(config.get("unlearn") or {}).data
+
+
+def _records(path: Path, data: DataArgs) -> list[Record]:
+    return read_records(path, data.fields, unique=False, kind=data.default_kind)
 
 
 def stream(rows: Sequence[Record], passes: int, batch: int, seed: int) -> list[Record]:
@@ -207,9 +214,11 @@ def make_teacher(
     derived = teacher_config(config, file, out) | ({} if bf16 is None else {"bf16": bf16})
     batch = int(config.get("micro_batch_size") or 1)
     order = stream(chosen, passes, batch, seed)
-    fields = ("id", "input", "output", "task", "kind")
+    fields = _data(config).fields.model_dump(exclude={"document"}) | {"kind": "kind"}
     lines = (
-        json.dumps({name: getattr(row, name) for name in fields}, ensure_ascii=False)
+        json.dumps(
+            {field: getattr(row, name) for name, field in fields.items()}, ensure_ascii=False
+        )
         for row in order
     )
     file.write_text("\n".join(lines) + "\n", "utf-8")
