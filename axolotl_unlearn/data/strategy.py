@@ -105,7 +105,7 @@ class RecordStrategy(DatasetWrappingStrategy):
         return wrapped
 
     def _labelled(self, record: Record) -> Literal["document", "answer"]:
-        """What of a row has labels; memorisation learns all of it unless `labels` says otherwise."""
+        """What of a row has labels; memorisation learns all of it unless `labels` is given."""
         options = self.encoder.options
         said = options.chat_template or record.kind in options.labels.model_fields_set
         return self.encoder.labelled(record.kind) if said or self.role != "memorise" else "document"
