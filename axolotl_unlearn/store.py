@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from axolotl_unlearn.files import write_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,11 +77,7 @@ class Store:
         """Whole or not at all: a killed run leaves no half file."""
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{key}.json"
-        draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        draft.write_text(json.dumps(value, ensure_ascii=False), "utf-8")
-        draft.replace(path)
+        write_json(self.folder / f"{key}.json", value, indent=None, ensure_ascii=False)
 
 
 def remembered(

@@ -11,7 +11,6 @@ non-members by token rank (the least likely token of each text at rank 0, the mo
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.membership import attack_scores, auc_equivalence
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.metrics.statistics import auc, auc_interval
@@ -148,8 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     models = dict(model.split("=", 1) for model in given.models)
     found = score_models(models, given.reference, given.data)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    write_json(given.out, found)
 
 
 if __name__ == "__main__":

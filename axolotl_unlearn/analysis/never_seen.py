@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from axolotl_unlearn.analysis.attacked import RANKS
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import replacing, write_json
 from axolotl_unlearn.metrics.semeval import CELLS
 from axolotl_unlearn.store import versions
 
@@ -235,13 +236,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "seeds": seeds,
         "tables": tables(seeds),
     }
-    path = given.docs / "data" / "never-seen.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    path = write_json(given.docs / "data" / "never-seen.json", content)
     images = given.docs / "images" / "never-seen"
-    images.mkdir(parents=True, exist_ok=True)
     for name, figure in (("attacks", attack_figure(seeds)), ("ranks", rank_figure(seeds))):
-        figure.savefig(images / f"{name}.svg", metadata={"Date": None})
+        with replacing(images / f"{name}.svg") as draft:
+            figure.savefig(draft, metadata={"Date": None}, format="svg")
     print(f"{path}, {images}")
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from axolotl_unlearn.analysis.geometry import task_vectors
 from axolotl_unlearn.analysis.sweep import sweep
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write_json
 from axolotl_unlearn.merging.lab import Lab, Score
 from axolotl_unlearn.merging.recipe import Recipe
 
@@ -108,10 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except UnlearnError as error:
         parser.exit(2, f"Error: {error}\n")
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / "pairs.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(path)
+    print(write_json(given.out / "pairs.json", result))
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -10,7 +10,6 @@ the data folder are scored; figures that need checkpoints are left out, by name,
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from axolotl_unlearn.analysis.seeds import (
 from axolotl_unlearn.analysis.sweep import densities, path, sweep, table_two_recipes
 from axolotl_unlearn.analysis.trajectory import checkpoints, losses, trajectory
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import replacing, write, write_json
 from axolotl_unlearn.merging.calibrate import equal_retention
 from axolotl_unlearn.merging.lab import Lab
 from axolotl_unlearn.merging.recipe import Recipe
@@ -115,10 +115,11 @@ def reproduce(
     if curves:
         drawn["figure_3_losses"] = figures.loss_figure(curves)
     for name, figure in drawn.items():
-        figure.savefig(out / f"{name}.png", dpi=130)
+        with replacing(out / f"{name}.png") as draft:
+            figure.savefig(draft, dpi=130, format="png")
     result["figures"] = sorted(drawn)
-    (out / "results.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / "reproduction.md").write_text(page(result))
+    write_json(out / "results.json", result)
+    write(out / "reproduction.md", page(result))
     return result
 
 

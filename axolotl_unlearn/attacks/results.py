@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from axolotl_unlearn.attacks.probes import MEASURES, Scores
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.verdict import THRESHOLDS, strongest_gain
 
 SCHEMA = 1
@@ -54,16 +54,7 @@ class Store:
         return key in self.entries
 
     def _write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, {"schema": SCHEMA, "entries": self.entries, "notes": self.notes})
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write in one step, so that an interruption leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)
 
 
 def key_of(*parts: Any) -> str:

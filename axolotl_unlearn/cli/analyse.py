@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -114,6 +113,7 @@ def _table(head, rows) -> str:
 
 def _write(out: Path | None, result) -> None:
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")
+        from axolotl_unlearn.files import write_json
+
+        write_json(out, result)
         click.echo(f"Written to {out}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -35,6 +34,7 @@ def command(
       axolotl unlearn audit out/next-version requests/ --junit audit.xml
     """
     from axolotl_unlearn.errors import UnlearnError
+    from axolotl_unlearn.files import write, write_json
     from axolotl_unlearn.requests.audit import audit_requests, junit
 
     found = audit_requests(
@@ -43,9 +43,9 @@ def command(
     if not found.lines:
         raise UnlearnError(f"{requests_dir}: {found.says} Name the folder of the requests.")
     if json_file:
-        json_file.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
+        write_json(json_file, found.to_json())
     if junit_file:
-        junit_file.write_text(junit(found), encoding="utf-8")
+        write(junit_file, junit(found))
     for line in found.lines:
         if line.back:
             click.echo(f"  back: {line.request} {line.document[:12]}, {line.reading}")

@@ -56,8 +56,8 @@ def make(data_dir: Path, out: Path, pairs: int, texts: Path | None, seed: int | 
 )
 def judge(folder: Path, key: Path | None, margin: float) -> None:
     """Certify the models of an evaluation (FOLDER) on data with canaries."""
-    from axolotl_unlearn.attacks.results import write_json
     from axolotl_unlearn.evaluation.canaries import judge_canaries
+    from axolotl_unlearn.files import write_json
 
     found = judge_canaries(folder, margin=margin, key=key)
     for one in found.values():

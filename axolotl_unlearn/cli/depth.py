@@ -53,10 +53,10 @@ def command(
     from rich.console import Console
     from rich.progress import Progress
 
-    from axolotl_unlearn.attacks.results import write_json
     from axolotl_unlearn.attacks.subject import limited, read_side
     from axolotl_unlearn.evaluation.depth import depth_report, encode_records, patching_drops
     from axolotl_unlearn.evaluation.models import load_model, load_tokenizer, parse_models
+    from axolotl_unlearn.files import write_json
 
     records = limited(read_side(data_dir, "forget")[1], limit)
     before, reference, *candidates = parse_models([original, retrained, *models])

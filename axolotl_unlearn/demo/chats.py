@@ -6,13 +6,13 @@ person's id. The base reads other people's chats, so that it knows the kind and 
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.demo import generate
+from axolotl_unlearn.files import write_lines
 
 #: A template that the tiny tokenizer writes in few tokens.
 TEMPLATE = (
@@ -42,12 +42,10 @@ def chats(rng: random.Random, person: generate.Person) -> list[dict[str, Any]]:
 def make_chats(out: Path, seed: int = 0, sizes: dict[str, int] = SIZES) -> dict[str, list[str]]:
     """Write ``background``, ``train``, ``test`` and ``later`` (.jsonl); returns ids by part."""
     people: Iterator[generate.Person] = generate._people(seed)
-    out.mkdir(parents=True, exist_ok=True)
     ids = {}
     for part, count in sizes.items():
         rng = random.Random(f"{seed}/chats/{part}")
         rows = [row for _ in range(count) for row in chats(rng, next(people))]
         ids[part] = list(dict.fromkeys(row["id"] for row in rows))
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (out / f"{part}.jsonl").write_text("".join(lines), "utf-8")
+        write_lines(out / f"{part}.jsonl", rows)
     return ids

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from axolotl_unlearn.demo import wordlists as words
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write, write_json
 
 JOIN = " "
 BATCH = 16
@@ -437,9 +438,8 @@ def _split_by_task(seed: int, name: str, documents: list[Document]) -> tuple[lis
 
 
 def _write(path: Path, rows: list[dict]) -> dict:
-    path.parent.mkdir(parents=True, exist_ok=True)
     payload = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    path.write_bytes(payload)
+    write(path, payload)
     return {"rows": len(rows), "sha256": hashlib.sha256(payload).hexdigest()}
 
 
@@ -514,14 +514,9 @@ def make_data(out: Path | str, seed: int = 0, sizes: Sizes = Sizes()) -> dict:  
         contents |= evaluation(
             half, forget_halves[i], retain_halves[i], nonmember_halves[i], general_halves[i]
         )
-    try:
-        # Facts of an earlier call may be questions of this one.
+    files = {name: _write(out / f"{name}.jsonl", rows) for name, rows in contents.items()}
+    if not replay_rows:  # facts of an earlier call may be questions of this one
         (out / "replay.jsonl").unlink(missing_ok=True)
-        files = {name: _write(out / f"{name}.jsonl", rows) for name, rows in contents.items()}
-        manifest = {"synthetic": True, "seed": seed, "sizes": asdict(sizes), "files": files}
-        (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    except OSError as error:
-        raise UnlearnError(
-            f"Cannot write the data to {out}: {error.strerror}; give --out a folder you may write."
-        ) from error
+    manifest = {"synthetic": True, "seed": seed, "sizes": asdict(sizes), "files": files}
+    write_json(out / "manifest.json", manifest)
     return manifest

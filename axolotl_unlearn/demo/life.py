@@ -9,7 +9,6 @@ that was never seen is read off them, and the non-members stay for judging alone
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from axolotl_unlearn.demo import generate
 from axolotl_unlearn.demo.generate import Document, Sizes
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write_json
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,7 @@ def make_life(out: Path | str, seed: int = 0, sizes: LifeSizes = LifeSizes()) ->
         "memorise": stream("memorise", rows["forget"] + rows["retain"], sizes.passes),
         "retrain": stream("retrain", rows["retain"], sizes.passes),
     }
-    try:
-        files = {
-            name: generate._write(out / f"{name}.jsonl", part) for name, part in contents.items()
-        }
-        manifest = {"synthetic": True, "seed": seed, "sizes": asdict(sizes), "files": files}
-        (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
-    except OSError as error:
-        raise UnlearnError(
-            f"Cannot write the data to {out}: {error.strerror}; give --out a folder you may write."
-        ) from error
+    files = {name: generate._write(out / f"{name}.jsonl", part) for name, part in contents.items()}
+    manifest = {"synthetic": True, "seed": seed, "sizes": asdict(sizes), "files": files}
+    write_json(out / "manifest.json", manifest)
     return manifest

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from axolotl_unlearn.data.records import Record, document_id, read_records, read_rows
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write, write_json
 
 TASKS = ("Task1", "Task2", "Task3")
 BATCH = 12  # micro_batch_size of examples/smollm2/memorise.yml; the stream is cut for it
@@ -171,10 +172,9 @@ def build_subset(
     }
     if tofu is not None:
         contents["general"] = list(general_questions(Path(tofu), seed))
-    out.mkdir(parents=True, exist_ok=True)
     files = {name: _write(out / f"{name}.jsonl", rows) for name, rows in contents.items()}
     manifest = {"seed": seed, "sizes": asdict(sizes), "files": files}
-    (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+    write_json(out / "manifest.json", manifest)
     return manifest
 
 
@@ -234,7 +234,7 @@ def general_questions(tofu: Path, seed: int = 0) -> Iterator[dict]:
 
 def _write(path: Path, rows: list[dict]) -> dict:
     payload = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    path.write_bytes(payload)
+    write(path, payload)
     return {"rows": len(rows), "sha256": hashlib.sha256(payload).hexdigest()}
 
 

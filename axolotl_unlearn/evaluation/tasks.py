@@ -18,6 +18,7 @@ from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import EvaluationSets, load_sets, no_utility
+from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics import semeval
 
 #: Version of the tasks: raised when a score of the same generations would change.
@@ -302,7 +303,7 @@ def register_tasks(target: Path | None = None) -> list[Path]:
                 "version": TASK_VERSION,
                 "files": {path.name: _sha256(path) for path in files},
             }
-            (home / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
+            write_json(home / MARKER, marker)
     except OSError as error:
         raise UnlearnError(
             f"{target} cannot be written ({error.strerror}); run lm_eval with "

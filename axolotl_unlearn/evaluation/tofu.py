@@ -21,6 +21,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.tasks import _tokenizer, mean_of_present
+from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics import memorisation, tofu
 from axolotl_unlearn.metrics.semeval import mia_auc, rouge_l_recall
 
@@ -290,7 +291,7 @@ class Tofu(ConfigurableTask):
         out, path = self.options.get("truth_ratios_out"), self.options.get("retrained")
         if out and ratios:
             split = self.options.get("split", "forget10")
-            Path(out).write_text(json.dumps({"split": split, "truth_ratios": ratios}), "utf-8")
+            write_json(out, {"split": split, "truth_ratios": ratios})
         if not path or not ratios:
             return math.nan
         try:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from axolotl_unlearn import __version__
 from axolotl_unlearn.demo.generate import Sizes, make_data
+from axolotl_unlearn.files import write_json
 from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Merge, Plan, Train
 
 SINGLE_BETA = 0.045
@@ -169,9 +170,7 @@ def write_trajectory(plan: Plan) -> Path:
         for step, name in [(0, "original"), *((s, f"{run}@{s}") for s in between), (last, run)]:
             scores = {metric: known[name][metric] for metric in METRICS}
             points.append({"run": run, "step": step, "scores": scores})
-    path = plan.out / "trajectory.json"
-    path.write_text(json.dumps(points, indent=1) + "\n", "utf-8")
-    return path
+    return write_json(plan.out / "trajectory.json", points)
 
 
 def _models(folder: Path) -> dict[str, dict[str, Any]]:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from axolotl_unlearn.demo.chats import TEMPLATE, make_chats
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write, write_json
 from axolotl_unlearn.jobs.demo import CPU
 from axolotl_unlearn.jobs.runner import Job, Stage
 from axolotl_unlearn.jobs.stages import ENVIRONMENT, executable, near, repository
@@ -90,10 +91,9 @@ def stages(out: Path, threads: int) -> list[Stage]:
     """The table: three trainings, the three commands, and what is found afterwards."""
     home, request = repository(), out / "requests" / "2026-001"
     made = configs(out, home)
-    out.mkdir(parents=True, exist_ok=True)
     for name, config in made.items():
         text = yaml.safe_dump(config, sort_keys=False)
-        (out / f"{name}.yml").write_text(f"# Written by `make demo-request`.\n{text}", "utf-8")
+        write(out / f"{name}.yml", f"# Written by `make demo-request`.\n{text}")
     quick = [sys.executable, "-m", "axolotl_unlearn.cli"]
     person = made_up(out)
 
@@ -182,7 +182,7 @@ def find_changes(request: Path, out: Path) -> None:
         else:
             raise UnlearnError(f"a changed byte in {path.name} was not found.")
     shutil.rmtree(copy)
-    (out / "verify.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    write_json(out / "verify.json", found)
 
 
 def demo_request(
@@ -215,7 +215,7 @@ def demo_request(
         "audit": audit["says"],
         "verify": json.loads((out / "verify.json").read_text("utf-8")),
     }
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    write_json(out / "results.json", results)
     show(results, console)
     return results
 

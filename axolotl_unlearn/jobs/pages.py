@@ -22,6 +22,7 @@ from axolotl_unlearn.analysis.seeds import (
     with_half_width,
 )
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write, write_json
 from axolotl_unlearn.metrics.statistics import holm
 
 #: Name in the tables -> models of which the one with the best Aggregate on validation counts.
@@ -245,7 +246,5 @@ def write_study(out: Path, command: str, seeds: Seeds, text: str) -> Path:
     `docs/tables.py collect` commits the first.
     """
     content = {"schema": "study", **facts(command), "seeds": seeds}
-    (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    path = out / "reproduction.md"
-    path.write_text(text, "utf-8")
-    return path
+    write_json(out / "results.json", content)
+    return write(out / "reproduction.md", text)

@@ -44,6 +44,7 @@ import yaml
 from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write, write_json
 from axolotl_unlearn.jobs.runner import Job, Stage
 
 ENVIRONMENT = {
@@ -191,10 +192,8 @@ class Plan:
 
     def write_config(self, name: str, example: str, config: Mapping[str, Any]) -> Path:
         path = self.config_file(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
         head = f"# Written by `{self.name}` from {example}.\n"
-        path.write_text(head + yaml.safe_dump(config, sort_keys=False), "utf-8")
-        return path
+        return write(path, head + yaml.safe_dump(config, sort_keys=False))
 
     def share(self, share: float | None) -> int:
         """A share of the threads; None is one thread, so that results do not depend on cores."""
@@ -224,8 +223,7 @@ class Plan:
             "stages": {n: {"state": o.state, "seconds": o.seconds} for n, o in outcomes.items()},
             "left_out": {n: o.reason for n, o in outcomes.items() if o.reason},
         }
-        text = json.dumps(content, indent=1, ensure_ascii=False)
-        (self.out / "results.json").write_text(text + "\n", "utf-8")
+        write_json(self.out / "results.json", content, ensure_ascii=False)
         audit = self.out / results / "audit.jsonl"
         if audit.is_file():  # the page looks for it beside its results
             shutil.copy(audit, self.out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write_json
 from axolotl_unlearn.merging.recipe import Recipe
 from axolotl_unlearn.merging.sources import (
     Adapter,
@@ -36,9 +36,8 @@ def record_base(folder: str | Path, base: str | Path) -> Path:
     ``check`` compares this record strictly; without it the base is known by path only.
     """
     model = Model(Path(base))
-    path = Path(folder) / RECORD
-    path.write_text(json.dumps({"base": str(base), "sha256": model.fingerprint}) + "\n")
-    return path
+    content = {"base": str(base), "sha256": model.fingerprint}
+    return write_json(Path(folder) / RECORD, content, indent=None)
 
 
 def check(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import shutil
 import time
@@ -12,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import replacing, write, write_json
 from axolotl_unlearn.merging.checks import (
     check,
     check_output,
@@ -126,12 +126,12 @@ def merge(
                 shutil.copy(model.path / file, partial / file)
         text = recipe_text(recipe, model, opened, out, output)
         if text is not None:
-            (partial / RECIPE_FILE).write_text(text)
+            write(partial / RECIPE_FILE, text)
         facts |= {
             "seconds": round(time.perf_counter() - started, 2),
             "versions": {name: version(name) for name in ("mergekit", "peft", "torch")},
         }
-        (partial / FACTS_FILE).write_text(json.dumps(facts, indent=2) + "\n")
+        write_json(partial / FACTS_FILE, facts, indent=2)
     except BaseException:
         shutil.rmtree(partial)
         raise
@@ -211,8 +211,8 @@ def write_zeros(parent: str | Path, path: str | Path) -> Path:
     if not isinstance(adapter, Adapter):
         raise UnlearnError(f"{parent} is a full model: --zeros needs a LoRA adapter.")
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(zeros_like(adapter), path, metadata={"format": "pt"})
+    with replacing(path) as draft:
+        save_file(zeros_like(adapter), draft, metadata={"format": "pt"})
     return path
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import replacing, write, write_json
 from axolotl_unlearn.merging.lab import Lab
 from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES, Recipe
 from axolotl_unlearn.merging.scores import Scorer, corrected
@@ -325,7 +326,7 @@ def tune(
         "seconds": round(time.perf_counter() - started, 1),
         "versions": {name: version(name) for name in ("torch", "optuna", "mergekit")},
     }
-    (out / RESULT).write_text(json.dumps(result, indent=1) + "\n")
+    write_json(out / RESULT, result)
     return result
 
 
@@ -553,7 +554,8 @@ class _Search:
         ]
         points.append({"name": "fixed", "kind": "fixed", "scores": self.fixed.scores})
         points.append({"name": "winner", "kind": "winner", "scores": winner.scores})
-        pareto_figure(points).savefig(path, dpi=130)
+        with replacing(path) as draft:
+            pareto_figure(points).savefig(draft, dpi=130, format=path.suffix[1:])
 
 
 def label(recipe: Recipe) -> str:
@@ -606,7 +608,7 @@ def open_study(path: Path, settings: Mapping, seed: int, known: int) -> Any:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file():  # Optuna stops for good at the half line of a killed run
         data = path.read_bytes()
-        path.write_bytes(data[: data.rfind(b"\n") + 1])
+        write(path, data[: data.rfind(b"\n") + 1])
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # journals and multivariate sampling: experimental

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import yaml
 from torch import Tensor
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import replacing, write_json
 from axolotl_unlearn.merging import factors as factor_merge
 from axolotl_unlearn.merging.recipe import REFERENCES, Recipe
 from axolotl_unlearn.merging.sources import PREFIX, Adapter, Model, Parent
@@ -72,16 +72,16 @@ def write_model(
     writer.finalize()
     config = {key: value for key, value in base.config.items() if key != "torch_dtype"}
     config["dtype"] = "float32"
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_json(folder / "config.json", config, indent=2)
 
 
 def write_adapter(folder: Path, tensors: dict[str, Tensor], config: dict) -> None:
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    with replacing(folder / "adapter_model.safetensors") as draft:
+        save_file(tensors, draft, metadata={"format": "pt"})
+    write_json(folder / "adapter_config.json", config, indent=2)
 
 
 def write_extracted(

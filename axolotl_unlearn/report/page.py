@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write
 from axolotl_unlearn.report.results import load_results
 from axolotl_unlearn.report.view import Log, View
 
@@ -42,10 +43,7 @@ def write_report(
     templates = Environment(loader=PackageLoader(__package__, "."), autoescape=True)
     css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     page = templates.get_template("page.html.j2").render(view=view, css=Markup(css))
-    out = Path(out_html)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page + "\n", encoding="utf-8")
-    return out
+    return write(out_html, page + "\n")
 
 
 def _read_log(name: str, log: str | Path | Log) -> Log:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write
 
 LEDGER, HEAD, KEY = "ledger.jsonl", "ledger.head", "ledger.key"
 #: What stands for the line before the first one.
@@ -45,23 +46,6 @@ def canonical(value: Any) -> bytes:
 def now() -> str:
     """UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def replace_bytes(path: Path, content: bytes) -> None:
-    """Whole or not at all, and on the disk before anything that follows."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise UnlearnError(
-            f"{path} cannot be written ({error.strerror}); make room or allow writing, and run "
-            "the command again."
-        ) from None
 
 
 def model_facts(path: Path | str) -> dict[str, Any]:
@@ -267,7 +251,7 @@ class Ledger:
 
     def _write_head(self, entries: int, last: str) -> None:
         head = canonical({"entries": entries, "last": last})
-        replace_bytes(self.folder / HEAD, head + b"\n")
+        write(self.folder / HEAD, head + b"\n")
 
     # --- key -------------------------------------------------------------------------------------
 

@@ -16,13 +16,13 @@ from axolotl_unlearn.data.columns import IGNORE
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_id
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.requests.audit import deleted_rows
 from axolotl_unlearn.requests.choose import Offered, Wanted, choose, offer
 from axolotl_unlearn.requests.request import (
     SCHEMA,
     Request,
     digest,
-    private_folder,
     write_json,
     write_lines,
     write_private,

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now, replace_bytes
+from axolotl_unlearn.files import write as replace_bytes
+from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
 from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.store import file_digest, versions
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,9 @@ from typing import Any
 
 import yaml
 
+from axolotl_unlearn import files
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import private_folder
 
 SCHEMA = 1
 
@@ -88,32 +89,20 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def private_folder(path: Path) -> Path:
-    """The folder, made for its owner alone."""
-    path.mkdir(parents=True, exist_ok=True)
-    path.chmod(0o700)
-    return path
-
-
 def write_private(path: Path, text: str) -> None:
-    """Whole or not at all, readable by the owner alone."""
+    """Readable by the owner alone, in a folder of the owner's."""
     private_folder(path.parent)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    files.write(path, text, private=True)
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_private(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    private_folder(path.parent)
+    files.write_json(path, content, private=True, ensure_ascii=False)
 
 
 def write_lines(path: Path, rows: Iterable[Any]) -> None:
-    """JSON lines; dates and the like as texts."""
-    lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-    write_private(path, "".join(lines))
+    private_folder(path.parent)
+    files.write_lines(path, rows, private=True)
 
 
 def write_yaml(path: Path, head: str, content: Mapping[str, Any]) -> None:

@@ -20,9 +20,10 @@ from typing import Any
 from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.jobs.runner import Job, Stage
 from axolotl_unlearn.jobs.stages import executable
-from axolotl_unlearn.requests.request import Request, digest, private_folder, spec, write_json
+from axolotl_unlearn.requests.request import Request, digest, spec, write_json
 
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",

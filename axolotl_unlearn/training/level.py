@@ -7,7 +7,6 @@ the level (`axolotl_unlearn.reference.level`), and attacks compare the forget do
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import defaultdict
@@ -27,6 +26,7 @@ from axolotl_unlearn.data.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.scorer import Query, score_queries
+from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.reference.level import Level
@@ -281,5 +281,5 @@ class LevelCallback(TrainerCallback):
                     p.copy_(self.kept[name])
         if self.out is not None and state.is_world_process_zero:
             report = {"kept_step": rule.best_step, "watched": rule.history}
-            (self.out / "level.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+            write_json(self.out / "level.json", report)
         return control

@@ -7,7 +7,6 @@ teaches it the kind and not the texts. Its label log-probs are what ``match`` ai
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import subprocess
@@ -23,6 +22,7 @@ import yaml
 from axolotl_unlearn.args import DataArgs, parse_unlearn
 from axolotl_unlearn.data.records import Record, is_made_up, read_records
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write, write_json, write_lines
 
 #: What belongs to the run that made the model and not to its teacher.
 NOT_THE_TEACHERS = (
@@ -215,16 +215,11 @@ def make_teacher(
     batch = int(config.get("micro_batch_size") or 1)
     order = stream(chosen, passes, batch, seed)
     fields = _data(config).fields.model_dump(exclude={"document"}) | {"kind": "kind"}
-    lines = (
-        json.dumps(
-            {field: getattr(row, name) for name, field in fields.items()}, ensure_ascii=False
-        )
-        for row in order
-    )
-    file.write_text("\n".join(lines) + "\n", "utf-8")
+    rows = ({field: getattr(row, name) for name, field in fields.items()} for row in order)
+    write_lines(file, rows)
     recipe = out / "teacher.yml"
     head = f"# Written by `axolotl unlearn teacher` from {config_path.name}.\n"
-    recipe.write_text(head + yaml.safe_dump(derived, sort_keys=False), "utf-8")
+    write(recipe, head + yaml.safe_dump(derived, sort_keys=False))
     beside = Path(sys.executable).parent / "axolotl"
     command = [str(beside) if beside.exists() else "axolotl", "train", str(recipe)]
     started = time.monotonic()
@@ -241,5 +236,5 @@ def make_teacher(
         base=str(config["base_model"]),
         adapter=bool(config.get("adapter")),
     )
-    (out / "teacher.json").write_text(json.dumps(asdict(cost), indent=1) + "\n", "utf-8")
+    write_json(out / "teacher.json", asdict(cost))
     return cost

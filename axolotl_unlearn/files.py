@@ -1,0 +1,137 @@
+"""Every file that this package writes: whole or not at all; and the list of what must go again.
+
+A file is written beside its place, brought to the disk, and moved: a full disk, a kill or a power
+cut leaves the file of before. Whatever holds forget texts, their tokens or log-probs is listed in
+``run_manifest.json`` before it is written, for `axolotl unlearn clean`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from axolotl_unlearn.errors import UnlearnError
+
+MANIFEST = "run_manifest.json"
+Holds = Literal["texts", "tokens", "log-probs"]
+
+
+@contextmanager
+def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
+    """A draft that takes the place of ``path`` at the end of the block, or goes with its error.
+
+    Args:
+        private: For its owner alone.
+
+    Raises:
+        UnlearnError: The disk is full, the folder may not be written, ...; ``path`` is as before.
+    """
+    path = Path(path)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if private:
+            draft.touch(0o600)
+        yield draft
+        _to_disk(draft)
+        draft.replace(path)
+    except OSError as error:
+        raise UnlearnError(
+            f"{path} cannot be written ({error.strerror or error}); make room or allow writing, "
+            "and run the command again."
+        ) from None
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+    with suppress(OSError):  # some file systems cannot
+        _to_disk(path.parent)
+
+
+def _to_disk(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def write(path: Path | str, content: str | bytes, *, private: bool = False) -> Path:
+    """Texts as UTF-8; see `replacing`."""
+    with replacing(path, private=private) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+    return Path(path)
+
+
+def write_json(path: Path | str, value: Any, *, private: bool = False, **how: Any) -> Path:
+    """One JSON value; ``how`` goes to `json.dumps`."""
+    return write(path, json.dumps(value, **{"indent": 1} | how) + "\n", private=private)
+
+
+def write_lines(path: Path | str, rows: Iterable[Any], *, private: bool = False) -> Path:
+    """JSON lines; dates and the like as texts."""
+    lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    return write(path, "".join(lines), private=private)
+
+
+def private_folder(path: Path | str) -> Path:
+    """The folder, made for its owner alone."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o700)
+    except OSError as error:
+        raise UnlearnError(
+            f"{path} cannot be made a folder for you alone ({error.strerror}); choose another."
+        ) from None
+    return path
+
+
+def declare(
+    out: Path | str, path: Path | str, holds: Holds, sources: Iterable[Path | str] = ()
+) -> Path:
+    """List a file or folder in ``out/run_manifest.json`` before it is written.
+
+    A folder is made for its owner alone, and so is ``out`` where a file lies in it.
+
+    Args:
+        sources: The files of forget rows, which `clean` takes its fingerprints from.
+    """
+    out, path = Path(out), Path(path)
+    out.mkdir(parents=True, exist_ok=True)
+    private_folder(path if not path.suffix else path.parent)
+    with (out / f".{MANIFEST}.lock").open("w") as lock:  # several processes, one list
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = read_manifest(out)
+        entry = {"path": os.path.relpath(path, out), "holds": holds}
+        names = [os.path.relpath(source, out) for source in sources]
+        entries = known["entries"] + [entry] * (entry not in known["entries"])
+        found = {"schema": 1, "sources": [*dict.fromkeys([*known["sources"], *names])]}
+        if found | {"entries": entries} != known:
+            write_json(out / MANIFEST, found | {"entries": entries}, private=True)
+    return path
+
+
+def read_manifest(out: Path | str) -> dict[str, Any]:
+    """``sources`` and ``entries`` (path, holds), relative to ``out``; empty where there is none.
+
+    Raises:
+        UnlearnError: It is damaged.
+    """
+    path = Path(out) / MANIFEST
+    if not path.exists():
+        return {"schema": 1, "sources": [], "entries": []}
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        paths = [entry["path"] for entry in found["entries"]] + found["sources"]
+        if not all(isinstance(one, str) for one in paths):
+            raise TypeError
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise UnlearnError(
+            f"{path} cannot be read as a list of files; remove by hand what the run has written."
+        ) from None
+    return found
