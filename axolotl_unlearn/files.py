@@ -92,28 +92,50 @@ def private_folder(path: Path | str) -> Path:
 
 
 def declare(
-    out: Path | str, path: Path | str, holds: Holds, sources: Iterable[Path | str] = ()
+    out: Path | str,
+    path: Path | str,
+    holds: Holds,
+    sources: Iterable[Path | str] = (),
+    *,
+    folder: bool = False,
 ) -> Path:
     """List a file or folder in ``out/run_manifest.json`` before it is written.
 
-    A folder is made for its owner alone, and so is ``out`` where a file lies in it.
+    Folders that are made here, ``out`` too, are for their owner alone.
 
     Args:
         sources: The files of forget rows, which `clean` takes its fingerprints from.
+        folder: ``path`` is a folder.
     """
     out, path = Path(out), Path(path)
-    out.mkdir(parents=True, exist_ok=True)
-    private_folder(path if not path.suffix else path.parent)
-    with (out / f".{MANIFEST}.lock").open("w") as lock:  # several processes, one list
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    for made in (out, path if folder else path.parent):
+        if not made.exists():
+            private_folder(made)
+    with _locked(out):  # several processes, one list
         known = read_manifest(out)
         entry = {"path": os.path.relpath(path, out), "holds": holds}
-        names = [os.path.relpath(source, out) for source in sources]
-        entries = known["entries"] + [entry] * (entry not in known["entries"])
-        found = {"schema": 1, "sources": [*dict.fromkeys([*known["sources"], *names])]}
-        if found | {"entries": entries} != known:
-            write_json(out / MANIFEST, found | {"entries": entries}, private=True)
+        found = {
+            "schema": 1,
+            "sources": _and(known["sources"], (os.path.relpath(one, out) for one in sources)),
+            "entries": _and(known["entries"], [entry]),
+        }
+        if found != known:
+            write_json(out / MANIFEST, found, private=True)
     return path
+
+
+def _and(known: list, more: Iterable) -> list:
+    return known + [one for one in more if one not in known]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
 
 
 def read_manifest(out: Path | str) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from typing import Any
 
 from axolotl_unlearn import axolotl_options
 from axolotl_unlearn.args import ObjectiveArgs, UnlearnArgs, parse_unlearn
-from axolotl_unlearn.data.checks import check_entries, check_records, role_of
+from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
 from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.prepared import prepared_folder
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import declare
 from axolotl_unlearn.registry import objectives
 
 LOG = logging.getLogger(__name__)
@@ -240,6 +241,24 @@ def prepare_data(cfg: dict) -> None:
     if found:
         raise UnlearnError(" ".join(found))
     cfg["dataset_prepared_path"] = prepared_folder(cfg)
+    _keep_together(cfg)
+
+
+def _keep_together(cfg: dict) -> None:
+    """Everything that reading the data leaves on disk lies in one private folder, which is listed.
+
+    Hugging Face ``datasets`` would put a copy of the texts into the cache of the home folder.
+    """
+    import datasets
+
+    folder = Path(cfg["dataset_prepared_path"])
+    entries = [one for key in KEYS for one in cfg.get(key) or [] if role_of(one)]
+    if not entries:
+        return
+    files = [Path(e["path"]) for e in entries if role_of(e) == "forget"]
+    sources = [path for path in files if path.is_file()]
+    declare(cfg.get("output_dir") or "model-out", folder, "tokens", sources, folder=True)
+    datasets.config.HF_DATASETS_CACHE = folder / "cache"
 
 
 def make_demo_data(folder: str) -> None:

@@ -77,7 +77,9 @@ class Store:
         """Whole or not at all: a killed run leaves no half file."""
         if self.folder is None:
             return
-        write_json(self.folder / f"{key}.json", value, indent=None, ensure_ascii=False)
+        write_json(
+            self.folder / f"{key}.json", value, private=True, indent=None, ensure_ascii=False
+        )
 
 
 def remembered(

@@ -303,3 +303,106 @@ def test_what_cannot_be_searched_is_counted(tmp_path):
     assert [path.name for path in found.unsearched] == ["model.safetensors", "old.zip"]
     assert [path.name for path in found.unreadable] == ["broken.parquet"]
     assert found.left == {} and found.files == 0
+
+
+# --- clean: what any run leaves ------------------------------------------------------------------
+
+
+@pytest.fixture
+def left(tmp_path, monkeypatch):
+    """A working folder after a training run and an evaluation, each with its list."""
+    from axolotl_unlearn.files import declare
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    write_lines(Path("forget.jsonl"), [{"id": "ada", "input": "who?", "output": SECRET}])
+    out, tokens = Path("out/over"), Path("last_run_prepared/unlearn-0123456789abcdef")
+    declare(out, tokens, "tokens", ["forget.jsonl"], folder=True)
+    prepared(tokens / "a1b2", [SECRET])
+    declare(out, out / "reference", "log-probs", folder=True)
+    (out / "reference" / "logp-0.bin").write_bytes(b"1234")
+    declare(out, out / "eval" / "audit.jsonl", "texts")
+    write_lines(out / "eval" / "audit.jsonl", [{"rows": [{"generated": SECRET}]}])
+    write_lines(out / "eval" / "audit.jsonl.4711.tmp", [{"generated": SECRET}])
+    model_folder(out)
+    shutil.copy(TOKENIZER / "tokenizer.json", out)
+    shutil.copy(TOKENIZER / "tokenizer_config.json", out)
+    return out
+
+
+def clean(*arguments: str):
+    return CliRunner().invoke(unlearn, ["clean", *arguments])
+
+
+def test_clean_removes_what_runs_listed_and_proves_it(left):
+    modes = {p.stat().st_mode & 0o777 for p in (left, left / "reference", left / "eval")}
+    assert modes == {0o700}
+    before = tree()
+    looked = clean("out/over", "--dry-run")
+    assert looked.exit_code == 0 and looked.output.count("remove") == 4 and tree() == before
+    done = clean("out/over")
+    assert done.exit_code == 0, done.output
+    assert "none left" in done.output and "brass" not in done.output
+    gone = {name for name in before if name not in tree()}
+    assert {name.split("/")[-2] for name in gone} == {"a1b2", "reference", "eval", "over"}
+    assert not any(name.startswith("out/over/run_") for name in tree())
+    assert {"out/over/model.safetensors", "forget.jsonl"} <= set(tree())
+    again = clean("out/over")
+    assert again.exit_code == 2 and "or it is clean" in again.output
+
+
+def test_clean_names_what_no_run_listed(left):
+    """A log of another tool, a table of tokens, the head of a file of weights, a cache."""
+    from safetensors.numpy import save_file
+
+    (left / "other.log").write_text(f"row: {SECRET}")
+    save_file({}, left / "extra.safetensors", metadata={"note": SECRET})
+    prepared(Path("last_run_prepared/by-hand"), [SECRET])
+    prepared(Path("hub/json"), [SECRET])
+    done = clean("out/over")
+    assert done.exit_code == 3 and "brass" not in done.output
+    lines = [line.rsplit(": ", 1)[1] for line in done.output.splitlines() if "left  " in line]
+    named = ["hub" if line.startswith("hub/") else Path(line).name for line in lines]
+    assert sorted(named) == [
+        "data-00000-of-00001.arrow",
+        "extra.safetensors",
+        "hub",
+        "other.log",
+    ]
+
+
+def test_clean_stays_inside(left, tmp_path):
+    """A list that was tampered with removes nothing elsewhere."""
+    from axolotl_unlearn.files import MANIFEST, read_manifest
+
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years")
+    (left / "link").symlink_to(precious)
+    found = read_manifest(left)
+    for path in ("../../precious", "..", ".", "/etc/hostname", "link", "link/thesis.txt"):
+        found["entries"].append({"path": path, "holds": "texts"})
+    write_json(left / MANIFEST, found)
+    done = clean("out/over")
+    assert done.exit_code == 3
+    assert done.output.count("it is outside; remove it by hand") >= 4
+    assert (precious / "thesis.txt").read_text() == "years" and left.is_dir()
+
+
+def test_clean_wants_the_rows_and_no_request(left):
+    Path("forget.jsonl").rename("kept-elsewhere.jsonl")
+    missing = clean("out/over")
+    assert missing.exit_code == 2 and "--forget FILE" in missing.output
+    assert clean("out/over", "--forget", "kept-elsewhere.jsonl", "--dry-run").exit_code == 0
+    write_json(left / "request.json", {})
+    assert "request erase" in clean("out/over").output
+    (left / "request.json").unlink()
+    (left / "run_manifest.json").write_text("[")
+    broken = clean("out/over", "--forget", "kept-elsewhere.jsonl")
+    assert broken.exit_code == 2 and "cannot be read as a list" in broken.output
+
+
+def test_log_probs_may_stay(left):
+    done = clean("out/over", "--keep-log-probs")
+    assert done.exit_code == 0 and (left / "reference" / "logp-0.bin").exists()
+    assert clean("out/over").exit_code == 0 and not (left / "reference").exists()

@@ -192,6 +192,38 @@ def test_cached_reference_gives_the_same_run(stage, adapter_kind):
     assert [p.stat().st_size for p in stored] == sizes
 
 
+#: Eight words of a forget row, for token ids that are not decoded.
+SPOKEN = "What did the forget clerk number 1 see"
+
+
+def test_what_a_run_leaves_is_listed_private_and_goes_again(stage, monkeypatch, capfd):
+    """Texts are in no output and in no file that the list lacks; afterwards they are nowhere."""
+    from click.testing import CliRunner
+
+    from axolotl_unlearn.cli import unlearn
+    from axolotl_unlearn.data.records import read_records
+    from axolotl_unlearn.files import read_manifest
+    from axolotl_unlearn.requests.search import Texts, search
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(stage / "no-hub"))
+    own = {"dataset_prepared_path": str(stage / "prepared-own"), "max_steps": 2}
+    own |= {"unlearn": config(stage, "x")["unlearn"] | {"reference": "cached"}}
+    out = train(stage, "listed", **own, save_strategy="steps", save_steps=1)
+    said = capfd.readouterr()
+    records = read_records(stage / "forget.jsonl")
+    texts = Texts.of([text for r in records for text in (r.input, r.output)])
+    assert len(texts.windows) > 12 and not texts.among(said.out + said.err)
+    entries = {entry["path"]: entry["holds"] for entry in read_manifest(out)["entries"]}
+    assert sorted(entries.values()) == ["log-probs", "tokens"]
+    folders = [(out / path).resolve() for path in entries]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folders)
+    found = search([out, stage / "prepared-own"], texts, lambda rows: [SPOKEN] * len(rows)).left
+    assert found and all(any(f in path.resolve().parents for f in folders) for path in found)
+    done = CliRunner().invoke(unlearn, ["clean", str(out)])
+    assert done.exit_code == 0 and not texts.among(done.output), done.output
+    assert not any(path.exists() for path in folders) and adapter(out)
+
+
 def test_two_teachers_beside_the_starting_model(stage, straight):
     """Forget documents against another adapter and answers against another model, hold retain rows
     to the start: only KL is 0 at first. The checkpoint holds the policy's adapter alone."""

@@ -54,7 +54,11 @@ class Store:
         return key in self.entries
 
     def _write(self) -> None:
-        write_json(self.path, {"schema": SCHEMA, "entries": self.entries, "notes": self.notes})
+        write_json(
+            self.path,
+            {"schema": SCHEMA, "entries": self.entries, "notes": self.notes},
+            private=True,
+        )
 
 
 def key_of(*parts: Any) -> str:

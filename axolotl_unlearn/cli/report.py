@@ -49,11 +49,14 @@ def command(
     """
     from rich.console import Console
 
+    from axolotl_unlearn.files import declare
     from axolotl_unlearn.report import find_inputs, load_results, table, write_report
 
     results = load_results(folder)
     inputs = find_inputs(results, folder, logs=logs, configs=configs, attacks=attacks)
     out = out or (folder if folder.is_dir() else folder.parent) / "report.html"
+    if (results.get("settings") or {}).get("keep_texts"):
+        declare(out.parent, out, "texts")
     page = write_report(results, out, **inputs)
     console = Console()
     console.print(table(results, inputs["extras"].get("attack_results", ())))

@@ -56,6 +56,11 @@ def prepared_folder(cfg: dict[str, Any]) -> str:
     return str(folder / f"unlearn-{content_key(cfg)}")
 
 
+def is_prepared(path: Path) -> bool:
+    """A real folder with the name that `prepared_folder` gives."""
+    return bool(_OURS.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+
+
 def content_key(cfg: dict[str, Any]) -> str:
     """Hash of the local data files and of all that makes rows of them, 16 hex digits.
 

@@ -15,7 +15,7 @@ from axolotl_unlearn.demo import generate
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measured import Settings
 from axolotl_unlearn.evaluation.sets import find_file
-from axolotl_unlearn.files import write_json, write_lines
+from axolotl_unlearn.files import declare, write_json, write_lines
 from axolotl_unlearn.metrics.canaries import Certificate, certify
 from axolotl_unlearn.metrics.membership import MARGIN
 from axolotl_unlearn.metrics.verdict import UNJUDGED, number, scores_of
@@ -71,6 +71,9 @@ def plant(
         rows["member"].append({"id": planted, "document": f"{opening} {closing}"})
         rows["nonmember"].append({"id": twin, "document": " ".join(other)})
         key.append([planted, twin])
+    declare(out, out / "forget.jsonl", "texts", [out / "forget.jsonl"])
+    for name in ("member.jsonl", "nonmember.jsonl", KEY):
+        declare(out, out / name, "texts")
     shutil.copytree(source, out, dirs_exist_ok=True)
     for name, path in files.items():
         (out / path.name).unlink()

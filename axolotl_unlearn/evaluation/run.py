@@ -23,7 +23,7 @@ from axolotl_unlearn.evaluation.collapse import collapse_key, collapse_reports
 from axolotl_unlearn.evaluation.measure import Bars, ask, load, measure
 from axolotl_unlearn.evaluation.measured import Measured, Settings
 from axolotl_unlearn.evaluation.models import ModelSpec, load_tokenizer, parse_models
-from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets
+from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, find_file
 from axolotl_unlearn.evaluation.summary import (
     AUDIT_FILE,
     add_audits,
@@ -36,7 +36,7 @@ from axolotl_unlearn.evaluation.summary import (
 )
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
 from axolotl_unlearn.evaluation.workers import Workers
-from axolotl_unlearn.files import write_json, write_lines
+from axolotl_unlearn.files import declare, write_json, write_lines
 
 SCHEMA = 1
 
@@ -130,7 +130,15 @@ def evaluate(
     before = _original_of(specs, original)
     questions = _questions(generic, sets)
     out = Path(out_dir)
-    cache = Cache(Path(store or out / "cache") if use_cache else None, workers)
+    kept = Path(store or out / "cache")
+    if workers.main:
+        holds = "texts" if settings.keep_texts else "log-probs"
+        rows = [find_file(sets.folder, "forget")]
+        for name in ("results.json", AUDIT_FILE):
+            declare(out, out / name, holds, rows)
+        if use_cache:
+            declare(out, kept, holds, rows, folder=True)
+    cache = Cache(kept if use_cache else None, workers)
     bars = Bars(progress and workers.main)
     with bars.progress:
         for note in sets.notes if workers.main else ():
@@ -198,7 +206,7 @@ def evaluate(
             lines = add_audits(
                 results, measured, sets, learned=learned, with_text=settings.keep_texts
             )
-    write_lines(out / AUDIT_FILE, lines)
+    write_lines(out / AUDIT_FILE, lines, private=True)
     _write(out / "results.json", results, sets, settings)
     return results
 
@@ -261,7 +269,7 @@ def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Setti
         "versions": _versions(),
         "models": models,
     }
-    write_json(path, results, ensure_ascii=False, allow_nan=False)
+    write_json(path, results, private=True, ensure_ascii=False, allow_nan=False)
 
 
 def _versions() -> dict[str, str]:

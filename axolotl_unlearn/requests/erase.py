@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Plan:
         return {
             path: windows
             for path, windows in self.found.left.items()
-            if not any(_within(path.resolve(), item) for item in gone)
+            if not any(within(path.resolve(), item) for item in gone)
         }
 
 
@@ -100,8 +101,8 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     )
     requests = folder.parent
     own = [one / name for one in sorted(requests.iterdir()) for name in KEPT if one.is_dir()]
-    places = list(places) or [Path.cwd(), *_hub_cache()]
-    found = search([*roots, folder, *places], texts, _decoder(request), skip=own)
+    places = list(places) or [Path.cwd(), *hub_cache()]
+    found = search([*roots, folder, *places], texts, tokenizer_of([request.after]), skip=own)
     keep = _Keep(request, roots)
     items = list(_items(request, statement, roots, with_data))
     items += _found_items(found, items, roots, folder)
@@ -182,7 +183,7 @@ def _items(
         recorded = statement["predicate"]["model"]["before"]["digest"]
         known = model_facts(old)["digest"] == recorded if _has_weights(old) else True
         why = None if known else "it is not the model that the request began with"
-        if _within(old.resolve(), folder.parent.resolve()):
+        if within(old.resolve(), folder.parent.resolve()):
             yield _item("model before", old, why)  # made by an earlier request, whole
         else:
             kind = "adapter before" if before["adapter"] else "model before"
@@ -214,8 +215,8 @@ def _found_items(
     seen: set[Path] = set()
     for path in sorted(found.left):
         real = path.resolve()
-        root = next((r for r in [*roots, folder] if _within(real, r.resolve())), None)
-        if root is None or any(_within(real, one) for one in listed):
+        root = next((r for r in [*roots, folder] if within(real, r.resolve())), None)
+        if root is None or any(within(real, one) for one in listed):
             continue
         # A table of a prepared data set is of no use without the others: the folder goes.
         whole = real.parent if path.suffix == ".arrow" and real.parent != root.resolve() else real
@@ -227,10 +228,10 @@ def _found_items(
 
 
 def _item(kind: str, path: Path, why: str | None = None) -> Item:
-    return Item(kind, path, _size(path), why)
+    return Item(kind, path, size_of(path), why)
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_size
     return sum(one.lstat().st_size for one in path.rglob("*") if not one.is_dir())
@@ -281,35 +282,37 @@ class _Keep:
         for model, why in self.used.items():
             # A checkpoint within the current model's folder is not that model.
             inside = real.parent == model and not real.name.startswith("checkpoint-")
-            if _within(model, real) or inside:
+            if within(model, real) or inside:
                 return why
         if real.parent == self.folder and real.name in _NEEDED:
             return "the request needs it; whoever chose by a text wrote it there"
         allowed = [*self.roots, self.folder]
         earlier = real.name == "model" and real.parent.parent == self.requests
-        if earlier or any(_within(real, root) and real != root for root in allowed):
+        if earlier or any(within(real, root) and real != root for root in allowed):
             return None
-        if any(_within(real, root) for root in self.unusable):
+        if any(within(real, root) for root in self.unusable):
             return "the config writes to a folder that holds other things; remove it by hand"
         return "it is outside the folders that the config writes to; remove it by hand"
 
 
-def _within(path: Path, folder: Path) -> bool:
+def within(path: Path, folder: Path) -> bool:
     return path == folder or folder in path.parents
 
 
-def _hub_cache() -> list[Path]:
+def hub_cache() -> list[Path]:
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     cache = Path(os.environ.get("HF_DATASETS_CACHE", Path(home) / "datasets")).expanduser()
     return [cache] if cache.is_dir() else []
 
 
-def _decoder(request: Request) -> Callable[[list[list[int]]], list[str]] | None:
-    """Token ids to text, by the tokenizer of the new model; None where it has none."""
+def tokenizer_of(models: Iterable[Path | str]) -> Callable[[list[list[int]]], list[str]] | None:
+    """Token ids to text, by the first of the models that has a tokenizer; else None."""
     from axolotl_unlearn.evaluation.models import load_tokenizer, parse_models
 
-    try:
-        tokenizer = load_tokenizer(parse_models([request.after])[0])
-    except UnlearnError:
-        return None
-    return lambda rows: tokenizer.batch_decode(rows, skip_special_tokens=True)
+    for model in models:
+        try:
+            tokenizer = load_tokenizer(parse_models([str(model)])[0])
+        except UnlearnError:
+            continue
+        return partial(tokenizer.batch_decode, skip_special_tokens=True)
+    return None

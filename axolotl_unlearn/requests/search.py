@@ -143,17 +143,19 @@ def search(
         if real in seen:
             continue
         seen.add(real)
-        if path.suffix in _WEIGHTS | _ARCHIVES:
+        searched = path.suffix not in _WEIGHTS | _ARCHIVES
+        if not searched:
             found.unsearched.append(path)
-            continue
+            if path.suffix != ".safetensors":
+                continue
         try:
             windows: set[tuple[str, ...]] = set()
             for text in _texts(path, decode):
                 windows |= texts.among(text)
                 if len(windows) == len(texts.windows):
                     break
-            found.files += 1
-            found.searched_bytes += path.stat().st_size
+            found.files += searched
+            found.searched_bytes += path.stat().st_size * searched
         except (OSError, ValueError, EOFError):
             found.unreadable.append(path)
             continue
@@ -175,6 +177,11 @@ def _files(places: Iterable[Path], skipped: set[Path]) -> Iterator[Path]:
 def _texts(path: Path, decode: Callable[[list[list[int]]], list[str]] | None) -> Iterator[str]:
     if path.suffix in _TABLES:
         yield from _table_texts(path, decode)
+        return
+    if path.suffix == ".safetensors":  # what stands before the weights
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            yield _plain(file.read(min(size, 2**27)).decode("utf-8", "replace"))
         return
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8", errors="replace") as file:

@@ -24,6 +24,7 @@ from axolotl_unlearn.engine.forward import refuse_packing
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import declare
 from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.reference.precompute import asks_for_logits, precompute
@@ -192,12 +193,13 @@ class UnlearnTrainer(AxolotlTrainer):
                 refuse_packing(model)
             for entries in filter(None, asking):
                 loaded, total = self._all_rows()
+                out = Path(self.args.output_dir)
                 precompute(
                     reference,
                     model,
                     loaded,
                     entries,
-                    Path(self.args.output_dir) / "reference",
+                    declare(out, out / "reference", "log-probs", folder=True),
                     precision=f"{self.accelerator.mixed_precision} {self.args.device.type}",
                     part=self.args.process_index,
                     total=total,
