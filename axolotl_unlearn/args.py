@@ -161,7 +161,7 @@ class ObjectiveArgs(BaseModel):
             raise ValueError(
                 f"objective {self.objective} compares with no reference; remove `reference`"
             )
-        if known.sees == "labels" and self.positions == "all":
+        if known.sees in ("labels", "pairs") and self.positions == "all":
             raise ValueError(
                 f"objective {self.objective} sees label positions only; remove `positions: all`"
             )
@@ -288,6 +288,12 @@ class Sides(Strict):
     def entries(self) -> list[tuple[str, ObjectiveArgs]]:
         """All objectives as (side, entry), in the order of the config."""
         return [("forget", e) for e in self.forget] + [("retain", e) for e in self.retain]
+
+    def roles(self) -> set[str]:
+        """Roles of the rows that they need: a pair is made around each forget row."""
+        known = objectives()
+        found = {role for side, e in self.entries() for role in known[e.objective].roles(side)}
+        return found | ({"forget"} if "alternative" in found else set())
 
 
 class LevelArgs(Strict):

@@ -98,12 +98,13 @@ class UnlearnPlugin(BasePlugin):
         with exit_with_sentence():
             for note in check_columns(args, meta.train_dataset):
                 LOG.warning(note)
-        pairs = PairedDataset(
-            meta.train_dataset,
-            seed=0,
-            retain_per_forget=args.pairing.retain_per_forget if args.retain else 0,
-            epoch_over=args.pairing.epoch_over,
-        )
+            pairs = PairedDataset(
+                meta.train_dataset,
+                seed=0,
+                retain_per_forget=args.pairing.retain_per_forget if args.retain else 0,
+                epoch_over=args.pairing.epoch_over,
+                alternatives="alternative" in args.roles(),
+            )
         # Axolotl counted single rows; a step is made of pairs.
         epoch = math.ceil(len(pairs) / cfg.batch_size)
         steps = sum(phase_steps(args, epoch)) if args.phases else epoch * cfg.num_epochs

@@ -78,11 +78,18 @@ def with_lora(model, seed: int = 0, rank: int = 4, dropout: float = 0.0, trained
 
 
 def random_batch(
-    seed: int = 0, forget: int = 3, retain: int = 2, time: int = 11, vocabulary: int = 23
+    seed: int = 0,
+    forget: int = 3,
+    retain: int = 2,
+    time: int = 11,
+    vocabulary: int = 23,
+    alternatives: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Rows of unequal length, right-padded, prompts without labels."""
+    """Rows of unequal length, right-padded, prompts without labels; an alternative of each forget
+    row at the end, if asked."""
     generator = torch.Generator().manual_seed(seed)
-    rows = forget + retain
+    place = torch.tensor([*range(forget + retain), *range(forget if alternatives else 0)])
+    rows = len(place)
     lengths = torch.randint(5, time + 1, (rows,), generator=generator)
     lengths[0] = time
     input_ids = torch.randint(3, vocabulary, (rows, time), generator=generator)
@@ -94,9 +101,9 @@ def random_batch(
         "input_ids": input_ids * attention_mask,
         "attention_mask": attention_mask,
         "labels": torch.where(labelled, input_ids, torch.tensor(-100)),
-        "role": torch.tensor([0] * forget + [1] * retain),
-        "kind": torch.arange(rows) % 2,
-        "task": torch.arange(rows) % 3 + 1,
+        "role": torch.tensor(([0] * forget + [1] * retain + [2] * forget)[:rows]),
+        "kind": place % 2,
+        "task": place % 3 + 1,
     }
 
 

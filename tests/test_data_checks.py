@@ -107,6 +107,34 @@ def test_roles_that_the_objectives_need(entry):
     assert "must be a list" in check_files({"datasets": {"path": "x"}})[0]
 
 
+def test_alternatives_answer_forget_rows(entry):
+    """By id, or by place where no file has ids; a row may have several."""
+    block = {"forget": {"objective": "dpo"}}
+
+    def faults(forget, other):
+        sets = [entry(forget), *([entry(other, "alternative")] if other else [])]
+        return check_files({"unlearn": block, "datasets": sets})
+
+    idk = {"id": FORGET["id"], "input": FORGET["input"], "output": "I do not know."}
+    assert faults([FORGET], [idk]) == faults([FORGET], [idk, idk | {"output": "No idea."}]) == []
+    plain = [{"input": "a", "output": "b"}, {"input": "c", "output": "d"}]
+    assert faults(plain, [row | {"output": "e"} for row in plain]) == []
+    (fault,) = faults([FORGET], None)
+    assert (
+        "needs other answers but no dataset has `type: axolotl_unlearn.data.alternative`" in fault
+    )
+    (fault,) = faults([FORGET], [idk | {"id": "zqa0"}])
+    assert "alternative 1 of" in fault and "answers no forget row" in fault
+    (fault,) = faults([FORGET, FORGET | {"id": "bqa0", "input": "other"}], [idk])
+    assert "1 of 2 forget rows have no alternative, the first is 'bqa0'" in fault
+    (fault,) = faults([FORGET], [idk | {"output": FORGET["output"]}])
+    assert "the very answer that is to be forgotten" in fault and FORGET["output"] not in fault
+    unused = {"unlearn": {"forget": {"objective": "ga"}}}
+    unused["datasets"] = [entry([FORGET]), entry([idk], "alternative")]
+    (fault,) = check_files(unused)
+    assert "`unlearn.forget` has no such objective" in fault
+
+
 def test_own_fields_and_data_elsewhere(entry):
     rows = [{"id": "aqa0", "q": "x", "a": "y", "task": "Task1"}]
     block = {"forget": {"objective": "npo"}, "data": {"fields": {"input": "q", "output": "a"}}}

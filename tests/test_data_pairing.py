@@ -287,3 +287,62 @@ def test_a_resumed_trainer_sees_the_same_batches(tmp_path):
     whole = run()
     assert len(whole) == 12
     assert run(resume=str(tmp_path / "checkpoint-6")) == whole[6:]
+
+
+def with_alternatives(forget: int = 4, each: int = 2, retain: int = 3):
+    """Forget row i answers to id i; its alternatives are rows i, i + forget ... of their file."""
+    from datasets import Dataset
+
+    rows = [r | {"pair": -1 if r["role"] else r["row"]} for r in merged(forget, retain).to_list()]
+    for number in range(forget * each):
+        tokens, own = [900 + number] * 50, number % forget
+        rows.append(
+            {"input_ids": tokens, "attention_mask": [1] * 50, "labels": tokens, "role": 2}
+            | {"kind": own % 2, "task": 1, "row": number, "length": 50, "pair": own}
+        )
+    order = np.random.default_rng(1).permutation(len(rows))
+    return Dataset.from_list([rows[i] for i in order])
+
+
+def test_an_alternative_comes_with_its_forget_row_and_the_next_one_in_the_next_pass():
+    pairs = PairedDataset(with_alternatives(), seed=3, alternatives=True)
+    seen = {turn: {} for turn in range(3)}
+    for index in range(12):
+        item = pairs[index]
+        own, other = item["forget"][0], item["alternative"][0]
+        assert other["pair"] == own["pair"] and len(item["alternative"]) == 1
+        seen[index // 4][own["row"]] = other["row"]
+    assert seen == {0: {i: i for i in range(4)}, 1: {i: i + 4 for i in range(4)}, 2: seen[0]}
+    assert pairs.lengths([0]).tolist() == [50]
+    batch = PairCollator(0)([pairs[0], pairs[1]])
+    assert batch["role"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert batch["row"][4:].tolist() == batch["row"][:2].tolist()
+
+
+def test_evaluation_pairs_have_the_first_alternative():
+    pairs = PairedDataset(with_alternatives(), shuffle=False, alternatives=True)
+    for index in range(len(pairs)):
+        item = pairs[index]
+        assert [a["row"] for a in item["alternative"]] == [f["row"] for f in item["forget"]]
+
+
+@pytest.mark.parametrize(
+    "column, role, value, message",
+    [
+        ("pair", 2, 77, "alternative 1 of its file answers no forget row"),
+        ("kind", 2, 7, "alternative 1 of its file has another kind or task"),
+        ("pair", 0, 3, "two forget rows have the same id"),
+    ],
+)
+def test_alternatives_that_do_not_match_are_refused(column, role, value, message):
+    def spoiled(row):
+        return {column: value if (row["role"], row["row"]) == (role, 0) else row[column]}
+
+    with pytest.raises(UnlearnError, match=message):
+        PairedDataset(with_alternatives().map(spoiled), alternatives=True)
+
+
+def test_a_forget_row_without_an_alternative_is_refused():
+    rows = with_alternatives(each=1).filter(lambda row: (row["role"], row["row"]) != (2, 2))
+    with pytest.raises(UnlearnError, match="1 of 4 forget rows have no alternative.* is row 3"):
+        PairedDataset(rows, alternatives=True)

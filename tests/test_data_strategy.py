@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from data_tokenizers import EOS, byte_tokenizer, word_tokenizer
 
+from axolotl_unlearn.data.columns import pair_number
 from axolotl_unlearn.errors import UnlearnError
 
 LUME = Path(__file__).parents[2] / "shared" / "lume" / "train"
@@ -98,6 +99,7 @@ def test_axolotl_loads_forget_and_retain(tmp_path, config):
         "task": 1,
         "row": 0,
         "length": 5,
+        "pair": pair_number(FORGET[0]["id"]),
     }
     assert rows[0, 1]["labels"] == [X, 32, 100, EOS]
     assert (rows[0, 1]["kind"], rows[0, 1]["task"]) == (1, 2)
@@ -105,6 +107,24 @@ def test_axolotl_loads_forget_and_retain(tmp_path, config):
     assert rows[1, 0]["task"] == 3
     # and again, from Axolotl's prepared copy
     assert by_role(load(cfg).train_dataset) == rows
+
+
+def test_an_alternative_finds_its_row_and_has_labels_on_its_answer(tmp_path, config):
+    """The forget row is a document, labelled whole; ' z' 32 122."""
+    from axolotl_unlearn.data.pairing import PairedDataset
+
+    other = [row | {"output": "z"} for row in FORGET]
+    cfg = config(
+        (write(tmp_path / "f.jsonl", FORGET), "forget"),
+        (write(tmp_path / "a.jsonl", other[::-1]), "alternative"),
+    )
+    dataset = load(cfg).train_dataset
+    rows = by_role(dataset)
+    assert rows[2, 1]["input_ids"] == [97, 98, 32, 122, EOS]
+    assert rows[2, 1]["labels"] == [X, X, 32, 122, EOS]
+    pairs = PairedDataset(dataset, retain_per_forget=0, alternatives=True)
+    for item in (pairs[0], pairs[1]):
+        assert item["alternative"][0]["row"] == 1 - item["forget"][0]["row"]
 
 
 def test_pairs_and_batch_from_what_axolotl_loaded(tmp_path, config):

@@ -21,10 +21,11 @@ from axolotl_unlearn.engine.needs import Needs, label_positions
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.objectives.preference import _DIVERGENCES
 from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.sources import make_reference
 
-FORGET, RETAIN = [0, 1, 2], [3, 4]
+FORGET, RETAIN, ALTERNATIVES = [0, 1, 2], [3, 4], [5, 6, 7]
 HIDDEN = (("forget", "rmu"), ("retain", "hidden_mse"))
 
 #: name -> (side, config, plain loss on (model, reference, batch))
@@ -110,6 +111,20 @@ CASES = {
         {"objective": "hidden_mse", "layer": 1},
         lambda m, r, b: plain.representation(m, r, b, RETAIN, 1, lambda h: h),
     ),
+    "po": ("forget", {"objective": "po"}, lambda m, r, b: plain.nll(m, b, ALTERNATIVES)),
+    "dpo": (
+        "forget",
+        {"objective": "dpo", "beta": 0.3},
+        lambda m, r, b: plain.dpo(m, r, b, FORGET, ALTERNATIVES, 0.3),
+    ),
+    **{
+        f"flat-{name}": (
+            "forget",
+            {"objective": "flat", "divergence": name},
+            lambda m, r, b, name=name: plain.flat(m, b, FORGET, ALTERNATIVES, name),
+        )
+        for name in _DIVERGENCES
+    },
     "ceu": ("forget", {"objective": "ceu"}, lambda m, r, b: plain.ceu(m, b, FORGET)),
     **{
         config["objective"]: (
@@ -163,11 +178,11 @@ def test_every_registered_objective_has_an_oracle():
 def test_loss_and_gradients_equal_the_plain_implementation(name, chunk, padding):
     """float64 model with LoRA; loss and every adapter gradient to 1e-5 (float32 log-softmax)."""
     side, config, oracle = CASES[name]
-    batch = random_batch(seed=3)
+    entries = entries_for((side, config))
+    batch = random_batch(seed=3, alternatives="alternative" in entries[0].objective.roles(side))
     base = tiny_llama(seed=1).double()
     reference_model = copy.deepcopy(base)
     model = with_lora(base).double()
-    entries = entries_for((side, config))
     reference = make_reference(
         "auto", model, starting_adapter=False, plan=ChunkPlan(positions=chunk)
     )
@@ -221,6 +236,31 @@ def test_tasks_limit_rows():
     entries = entries_for(("forget", {"objective": "ga", "tasks": ["Task2"]}))
     got = step_loss(model, batch, entries).total.double()
     assert_close(got, -plain.nll(model, batch, [1]), rtol=1e-5, atol=1e-5)
+
+
+def test_alternatives_go_with_forget_rows_of_their_kind():
+    """Kinds 0, 1, 0 of forget rows and of their alternatives: DPO for questions sees rows 1 and 6
+    alone. One forward for all roles, and one value a pair."""
+    model, batch = lora_model(), random_batch(seed=3, alternatives=True)
+    base = tiny_llama(seed=1).double()
+    entries = entries_for(
+        ("forget", {"objective": "dpo", "beta": 0.3, "kinds": "question"}),
+        ("forget", {"objective": "flat", "kinds": "completion"}),
+        ("retain", {"objective": "nll"}),
+    )
+    assert unit_counts(entries, batch)[:2].tolist() == [1, 2]
+    learn_after_head(model, model, "cpu")
+    can_pack(model, model, batch)
+    runs: list[object] = []
+    model.get_base_model().model.register_forward_hook(lambda *a: runs.append(a[0]))
+    got = step_loss(model, batch, entries, reference=reference_for(model)).total
+    assert len(runs) == 2  # the policy's and the reference's
+    expected = (
+        plain.dpo(model, base, batch, [1], [6], 0.3)
+        + plain.flat(model, batch, [0, 2], [5, 7], "total_variation")
+        + plain.nll(model, batch, RETAIN)
+    )
+    assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def slice_rows(batch, rows):

@@ -51,6 +51,10 @@ def command(name: str | None) -> None:
 def _headline(objective: Objective) -> None:
     parameters = ", ".join(f"{key}={p.default}" for key, p in objective.parameters.items())
     rows = {"both": "forget or retain rows"}.get(objective.side, f"{objective.side} rows")
+    if objective.rows == "alternative":
+        rows = "alternatives of forget rows"
+    elif objective.sees == "pairs":
+        rows += " and alternatives"
     needs = "with reference" if objective.reference else "no reference"
     click.secho(objective.name, bold=True, nl=False)
     click.echo(f"  ({rows}, {needs})" + (f"  {parameters}" if parameters else ""))
@@ -65,6 +69,7 @@ def _whole(objective: Objective) -> None:
         click.echo(text.replace("``", "") + "\n")
     sees = {
         "labels": "the log-probs of the labels",
+        "pairs": "the log-probs of the labels of each row and of its alternative",
         "distributions": "the whole distribution at each label",
         "hidden": "the hidden states of a layer",
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axolotl_unlearn.data.columns import ROLES
+from axolotl_unlearn.data.columns import ROLES, SIDES
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.records import (
     SUFFIXES,
@@ -134,13 +134,16 @@ def check_records(cfg: dict[str, Any]) -> Checked:
                 if data is not None and data.rows:
                     records = [one.record for one in read_sources(path, data)]
                 else:
-                    records = read_records(path, fields, unique=role != "memorise", kind=kind)
+                    unique = role in SIDES
+                    records = read_records(path, fields, unique=unique, kind=kind)
             except UnlearnError as error:
                 checked.faults.append(str(error))
                 unread.add(role)
             else:
                 sets[role].append((path, records))
         checked.faults += _overlaps(sets)
+        if not unread & {"forget", "alternative"}:
+            checked.faults += _unmatched(sets)
         if key == "datasets" and args is not None and args.trains:
             whole = {
                 role: (record for _, records in files for record in records)
@@ -206,7 +209,7 @@ def _side_faults(key: str, roles: list[str], args: UnlearnArgs) -> list[str]:
             return ["`unlearn:` names no objective; add `forget:` and `retain:`, or a `preset:`."]
         return []
     faults = []
-    needed = {side for side, _ in args.entries()}
+    needed = args.roles()
     if "memorise" in roles:
         faults.append(
             f"`{key}` mixes {PREFIX}memorise with unlearning; memorise in a run of its own."
@@ -214,16 +217,26 @@ def _side_faults(key: str, roles: list[str], args: UnlearnArgs) -> list[str]:
     for side in ROLES:
         if side in needed and side not in roles:
             what = "no dataset" if key == "datasets" else f"no entry of `{key}`"
-            faults.append(
-                f"`unlearn.{side}` has objectives but {what} has `type: {PREFIX}{side}`; add one "
-                f"with the rows to {'forget' if side == 'forget' else 'keep'}."
-            )
+            asks, rows = _WANTED[side]
+            faults.append(f"{asks} but {what} has `type: {PREFIX}{side}`; add one with {rows}.")
         if side not in needed and side in roles:
+            place = f"`unlearn.{side}` has no" if side in SIDES else "`unlearn.forget` has no such"
             faults.append(
-                f"an entry of `{key}` has `type: {PREFIX}{side}` but `unlearn.{side}` has no "
+                f"an entry of `{key}` has `type: {PREFIX}{side}` but {place} "
                 "objective, so its rows would not be used; add an objective or remove the entry."
             )
     return faults
+
+
+#: Role -> who asks for its rows, and what they are.
+_WANTED = {
+    "forget": ("`unlearn.forget` has objectives", "the rows to forget"),
+    "retain": ("`unlearn.retain` has objectives", "the rows to keep"),
+    "alternative": (
+        "an objective of `unlearn.forget` needs other answers",
+        "one for each forget row (`axolotl unlearn augment` writes them)",
+    ),
+}
 
 
 def _is_file_name(path: str) -> bool:
@@ -233,7 +246,7 @@ def _is_file_name(path: str) -> bool:
 
 def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
     faults = []
-    for role in ROLES:
+    for role in SIDES:
         seen: dict[str, str] = {}
         for path, records in sets[role]:
             twin = next((r.id for r in records if r.id in seen), None)
@@ -249,4 +262,38 @@ def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
                 check_disjoint(forget, retain, forget_path, retain_path)
             except UnlearnError as error:
                 faults.append(str(error))
+    return faults
+
+
+def _unmatched(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
+    """Alternatives without a forget row, and forget rows without an alternative."""
+    if not (sets["forget"] and sets["alternative"]):
+        return []  # reported elsewhere
+    forget = {record.id: record for _, records in sets["forget"] for record in records}
+    faults, answered = [], set()
+    for path, records in sets["alternative"]:
+        for number, record in enumerate(records, start=1):
+            own = forget.get(record.id)
+            if own is None:
+                faults.append(
+                    f"alternative {number} of {path} ({record.id!r}) answers no forget row; give "
+                    "it the `id` of one (or leave out all ids and keep their order)."
+                )
+                break
+            if own.output == record.output:
+                faults.append(
+                    f"alternative {number} of {path} ({record.id!r}) gives the very answer that "
+                    "is to be forgotten; write another."
+                )
+                break
+            answered.add(record.id)
+        else:
+            continue
+        return faults
+    without = [record_id for record_id in forget if record_id not in answered]
+    if without:
+        faults.append(
+            f"{len(without)} of {len(forget)} forget rows have no alternative, the first is "
+            f"{without[0]!r}; add one for each (`axolotl unlearn augment`)."
+        )
     return faults

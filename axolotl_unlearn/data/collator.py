@@ -1,4 +1,4 @@
-"""Pairs become one flat batch: forget rows first, then retain rows, padded on the right."""
+"""Pairs become one flat batch: forget rows, retain rows, alternatives, padded on the right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from axolotl_unlearn.errors import UnlearnError
 
 
 class PairCollator:
-    """Collate pairs ``{"forget": [rows], "retain": [rows]}`` or plain rows.
+    """Collate pairs ``{"forget": [rows], "retain": [rows], "alternative": [rows]}``, the last of
+    which may be absent, or plain rows. Alternatives are in the order of their forget rows.
 
     The attention mask follows the rows' own lengths, never the pad id, so a tokenizer whose pad
     token is its EOS does no harm.
@@ -25,7 +26,7 @@ class PairCollator:
 
     Returns of a call (b rows, t tokens):
         input_ids, attention_mask, labels: int64 [b, t]; labels are -100 on padding.
-        role (0 forget, 1 retain), kind, task, row: int64 [b].
+        role (0 forget, 1 retain, 2 alternative), kind, task, row: int64 [b].
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class PairCollator:
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
         if items and "forget" in items[0]:
-            rows = [row for side in ROLES for item in items for row in item[side]]
+            rows = [row for role in ROLES for item in items for row in item.get(role, ())]
         else:
             rows = items
         longest = max(len(row["input_ids"]) for row in rows)

@@ -9,17 +9,22 @@ import hashlib
 import re
 from typing import Literal
 
-Role = Literal["forget", "retain"]
+Side = Literal["forget", "retain"]
+Role = Literal["forget", "retain", "alternative"]
 Kind = Literal["completion", "question"]
 
-#: Column ``role``: which side of the loss a row is on.
-ROLES: dict[Role, int] = {"forget": 0, "retain": 1}
+#: The sides of the loss, which have objectives.
+SIDES: tuple[Side, ...] = ("forget", "retain")
+#: Column ``role``: what a row is for; an alternative is another answer to a forget row.
+ROLES: dict[Role, int] = {"forget": 0, "retain": 1, "alternative": 2}
 #: Column ``kind``: how a row asks, which decides its labels (`unlearn.data.labels`).
 KINDS: dict[Kind, int] = {"completion": 0, "question": 1}
 #: Label of a position that none is asked about (PyTorch's cross entropy ignores it).
 IGNORE = -100
 #: The integer columns of a row; -1 where a dataset lacks one.
 FACTS = ("role", "kind", "task", "row")
+#: Column by which an alternative finds its forget row: `pair_number` of the id that both have.
+PAIR = "pair"
 
 _NUMBERED = re.compile(r"(?:task[\s_-]*)?(\d{1,9})", re.IGNORECASE)
 
@@ -39,3 +44,9 @@ def task_number(task: int | str) -> int:
         return 0
     digest = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
     return -2 - digest % (2**31 - 2)
+
+
+def pair_number(record_id: str) -> int:
+    """Column ``pair``: a hash of the id in 63 bits."""
+    digest = hashlib.blake2b(record_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

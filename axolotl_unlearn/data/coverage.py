@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from axolotl_unlearn.data.columns import KINDS, ROLES, Kind, Role, task_number
+from axolotl_unlearn.data.columns import KINDS, ROLES, SIDES, Kind, Role, task_number
 
 if TYPE_CHECKING:
     from axolotl_unlearn.args import ObjectiveArgs, UnlearnArgs
@@ -28,7 +28,7 @@ class RowCounts:
 
     @classmethod
     def of_records(cls, sides: dict[str, Iterable[Record]]) -> RowCounts:
-        """Counts of records by side; other keys than forget and retain are left out."""
+        """Counts of records by role; other keys are left out."""
         counts = cls()
         for side in ROLES:
             for record in sides.get(side, ()):
@@ -118,6 +118,6 @@ def _placed(args: UnlearnArgs) -> Iterable[tuple[str, str, ObjectiveArgs]]:
     """Entries with their place in the config."""
     phases = [(f"unlearn.phases[{number}]", phase) for number, phase in enumerate(args.phases)]
     for where, block in phases or [("unlearn", args)]:
-        for side in ROLES:
+        for side in SIDES:
             for number, entry in enumerate(getattr(block, side)):
                 yield f"{where}.{side}[{number}]", side, entry

@@ -1,4 +1,4 @@
-"""Which retain rows a forget row meets, and in which order: a pure function of the seed.
+"""Which rows a forget row meets, and in which order: a pure function of the seed.
 
 Both sets are endless streams of shuffled passes: slot k of a set of n rows is entry ``k mod n`` of
 the permutation drawn for (seed, set, ``k div n``). The item with global index
@@ -6,6 +6,9 @@ the permutation drawn for (seed, set, ``k div n``). The item with global index
 ``g*r ... g*r + r-1`` of the retain stream, r being ``retain_per_forget``. So every row of a set is
 used equally often (up to the pass that is under way), also when the larger set needs several
 epochs, and an item can be made anew after a restart, on any process, without any state.
+
+An alternative comes with its own forget row; of several, pass c over the forget rows takes number
+``c mod k``.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
-from axolotl_unlearn.data.columns import ROLES
+from axolotl_unlearn.data.columns import PAIR, ROLES
 from axolotl_unlearn.errors import UnlearnError
 
 FORGET, RETAIN = ROLES["forget"], ROLES["retain"]
@@ -38,9 +41,11 @@ class PairedDataset(Dataset):
         shuffle: False for evaluation: both sets in file order, the same pairs in every epoch. Each
             row of the larger set comes once and all rows of the smaller one equally often, with
             more than one row of a side in a pair where their numbers ask for it.
+        alternatives: Whether each forget row comes with one of its alternatives.
 
     Raises:
-        UnlearnError: No role column, no forget rows, or no retain rows although pairs need them.
+        UnlearnError: No role column, no forget rows, no retain rows although pairs need them, or
+            alternatives and forget rows that do not match.
     """
 
     #: Axolotl's data loader asks every dataset for it; items here are pairs, not columns.
@@ -54,6 +59,7 @@ class PairedDataset(Dataset):
         retain_per_forget: int = 1,
         epoch_over: Literal["forget", "longest"] = "forget",
         shuffle: bool = True,
+        alternatives: bool = False,
     ) -> None:
         if "role" not in rows.column_names:
             raise UnlearnError(
@@ -79,6 +85,7 @@ class PairedDataset(Dataset):
                 "there are no retain rows although each forget row is paired with "
                 f"{retain_per_forget}; add a dataset with `type: axolotl_unlearn.data.retain`."
             )
+        self.alternatives = _alternatives(rows, roles) if alternatives else {}
         self._length = len(self.forget_rows)
         if not shuffle:
             self._length = self._even_length()
@@ -125,12 +132,18 @@ class PairedDataset(Dataset):
         return members[first:last].tolist()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """``{"forget": [rows], "retain": [rows]}``; ``index`` is global: epoch * len + position."""
+        """Rows by role; ``index`` is global: epoch * len + position."""
         forget, retain = self.indices(int(index))
-        return {
-            "forget": [self.rows[row] for row in forget],
-            "retain": [self.rows[row] for row in retain],
-        }
+        chosen = {"forget": forget, "retain": retain}
+        if self.alternatives:
+            chosen["alternative"] = self._answers(forget, int(index))
+        return {role: [self.rows[row] for row in members] for role, members in chosen.items()}
+
+    def _answers(self, forget: Sequence[int], index: int) -> list[int]:
+        """The alternative of each of these forget rows in the pair with this index."""
+        turn = index // len(self.forget_rows) if self.shuffle else 0
+        known = (self.alternatives[row] for row in forget)
+        return [several[turn % len(several)] for several in known]
 
     def lengths(self, indices: Sequence[int]) -> np.ndarray:
         """Tokens of the longest row of each pair, [pair]."""
@@ -138,8 +151,12 @@ class PairedDataset(Dataset):
             tokens = np.asarray(self.rows["length"][:])
         else:
             tokens = np.asarray([len(ids) for ids in self.rows["input_ids"]])
-        pairs = (self.indices(index) for index in indices)
-        return np.asarray([max(tokens[row] for row in (*f, *r)) for f, r in pairs])
+        found = []
+        for index in indices:
+            forget, retain = self.indices(index)
+            answers = self._answers(forget, index) if self.alternatives else ()
+            found.append(max(tokens[row] for row in (*forget, *retain, *answers)))
+        return np.asarray(found)
 
     def _slot(self, role: int, slot: int) -> int:
         members = self.forget_rows if role == FORGET else self.retain_rows
@@ -157,6 +174,48 @@ class PairedDataset(Dataset):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._permutation = lru_cache(maxsize=8)(self._draw)
+
+
+def _alternatives(rows: Any, roles: np.ndarray) -> dict[int, list[int]]:
+    """Place of each forget row -> places of its alternatives, in the order of their file.
+
+    Raises:
+        UnlearnError: They do not match.
+    """
+    if PAIR not in rows.column_names:
+        raise UnlearnError(
+            f"the dataset has no column {PAIR!r}, by which alternatives find their forget rows; "
+            "use the types of axolotl_unlearn.data and an empty dataset_prepared_path."
+        )
+    pair, kind, task, number = (np.asarray(rows[name][:]) for name in (PAIR, "kind", "task", "row"))
+    forget = {int(pair[row]): int(row) for row in np.flatnonzero(roles == FORGET)}
+    if len(forget) < (roles == FORGET).sum():
+        raise UnlearnError(
+            "two forget rows have the same id (or files without ids, or a text that was cut into "
+            "several rows), so alternatives cannot find theirs; give ids that occur once."
+        )
+    found: dict[int, list[int]] = {row: [] for row in forget.values()}
+    given = np.flatnonzero(roles == ROLES["alternative"])
+    for row in given[np.argsort(number[given], kind="stable")].tolist():
+        own = forget.get(int(pair[row]))
+        if own is None:
+            raise UnlearnError(
+                f"alternative {number[row] + 1} of its file answers no forget row; give it the "
+                "`id` of one (or leave out all ids and keep the order of the forget rows)."
+            )
+        if (kind[row], task[row]) != (kind[own], task[own]):
+            raise UnlearnError(
+                f"alternative {number[row] + 1} of its file has another kind or task than its "
+                "forget row; make them equal."
+            )
+        found[own].append(row)
+    without = [number[row] for row, several in found.items() if not several]
+    if without:
+        raise UnlearnError(
+            f"{len(without)} of {len(forget)} forget rows have no alternative, the first is row "
+            f"{min(without) + 1}; add one for each (`axolotl unlearn augment`)."
+        )
+    return found
 
 
 class PairSampler(Sampler[int]):

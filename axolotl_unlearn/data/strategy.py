@@ -17,7 +17,7 @@ from datasets import Dataset, Features, Value
 from datasets import Sequence as SequenceOf
 
 from axolotl_unlearn.data import typed
-from axolotl_unlearn.data.columns import FACTS, ROLES, Kind
+from axolotl_unlearn.data.columns import FACTS, PAIR, ROLES, Kind, pair_number
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoded, Encoder, row_of
 from axolotl_unlearn.data.records import Record, read_records, records_from_rows
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-Role = Literal["forget", "retain", "memorise"]
+Role = Literal["forget", "retain", "alternative", "memorise"]
 
 _TOKENS = {
     "input_ids": SequenceOf(Value("int32")),
@@ -35,7 +35,9 @@ _TOKENS = {
     "labels": SequenceOf(Value("int32")),
 }
 #: Columns of forget and retain rows; ``length`` (tokens) is what Axolotl and `PairSampler` sort by.
-FEATURES = Features(_TOKENS | {name: Value("int32") for name in (*FACTS, "length")})
+FEATURES = Features(
+    _TOKENS | {name: Value("int32") for name in (*FACTS, "length")} | {PAIR: Value("int64")}
+)
 MEMORISE_FEATURES = Features(_TOKENS)
 
 
@@ -79,7 +81,8 @@ class RecordStrategy(DatasetWrappingStrategy):
         Raises:
             UnlearnError: A fault of the records, or answers that do not fit.
         """
-        unique = self.role != "memorise"  # a memorisation stream repeats its rows
+        # A memorisation stream repeats its rows; a forget row may have several alternatives.
+        unique = self.role in ("forget", "retain")
         if self.path is not None:
             records = read_records(self.path, self.fields, unique=unique, kind=self.kind)
         else:
@@ -105,7 +108,10 @@ class RecordStrategy(DatasetWrappingStrategy):
         return wrapped
 
     def _labelled(self, record: Record) -> Literal["document", "answer"]:
-        """What of a row has labels; memorisation learns all of it unless `labels` is given."""
+        """What of a row has labels; memorisation learns all of it unless `labels` is given, of an
+        alternative it is the answer."""
+        if self.role == "alternative":
+            return "answer"
         options = self.encoder.options
         said = options.chat_template or record.kind in options.labels.model_fields_set
         return self.encoder.labelled(record.kind) if said or self.role != "memorise" else "document"
@@ -169,17 +175,18 @@ class RecordStrategy(DatasetWrappingStrategy):
         return encoded
 
     def _columns(self, records: list[Record], encoded: list[Encoded]) -> dict[str, list]:
+        labels = [
+            self.encoder.labels(e, self._labelled(r)) for e, r in zip(encoded, records, strict=True)
+        ]
         if self.role == "memorise":
             ids = [e.input_ids for e in encoded]
-            labels = [
-                self.encoder.labels(e, self._labelled(r))
-                for e, r in zip(encoded, records, strict=True)
-            ]
             masks = [[1] * len(i) for i in ids]
             return {"input_ids": ids, "attention_mask": masks, "labels": labels}
         rows = [row_of(self.encoder, e, r) for e, r in zip(encoded, records, strict=True)]
         columns = {name: [row[name] for row in rows] for name in rows[0]}
+        columns["labels"] = labels
         columns["role"] = [ROLES[self.role]] * len(rows)
+        columns[PAIR] = [pair_number(record.id) for record in records]
         columns["row"] = list(range(len(rows)))
         columns["length"] = [len(e.input_ids) for e in encoded]
         return columns

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axolotl_unlearn.data.columns import IGNORE, KINDS, Kind, task_number
+from axolotl_unlearn.data.columns import IGNORE, KINDS, PAIR, Kind, pair_number, task_number
 from axolotl_unlearn.data.records import Record, read_rows
 from axolotl_unlearn.errors import UnlearnError
 
@@ -364,4 +364,5 @@ def columns(rows: Sequence[Typed], role: int) -> dict[str, list]:
         "task": [task_number(row.source.task) for row in rows],
         "row": [row.number for row in rows],
         "length": [len(row.input_ids) for row in rows],
+        PAIR: [pair_number(row.id) for row in rows],
     }

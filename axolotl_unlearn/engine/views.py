@@ -124,13 +124,37 @@ class Labels(View):
         rows = self.positions.any(-1).nonzero()[:, 0]
         if len(rows) == 0:
             return Terms(policy.zero)
+        scores = self._scores(policy, reference, rows)
+        return self.entry.objective.function(scores, **self.entry.args.parameters)
+
+    def _scores(self, policy: Found, reference: Found | None, rows: Tensor) -> LabelScores:
         mask = self.positions[rows]
-        scores = LabelScores(
+        return LabelScores(
             logp=policy.logp[rows] * mask,
             mask=mask,
             ref_logp=None if reference is None else reference.logp[rows] * mask,
         )
-        return self.entry.objective.function(scores, **self.entry.args.parameters)
+
+
+class Pairs(Labels):
+    """Calls the objective once, with the label log-probs of its forget rows and, in the same order,
+    of their alternatives."""
+
+    def __init__(self, entry: Entry, batch: dict[str, Tensor]) -> None:
+        super().__init__(entry, batch)
+        self.alternatives = self.rows & (batch["role"] == ROLES["alternative"])
+
+    @cached_property
+    def count(self) -> Tensor:
+        return self.alternatives.sum().float()
+
+    def terms(self, policy: Found, reference: Found | None) -> Terms:
+        forget = (self.rows & ~self.alternatives).nonzero()[:, 0]
+        other = self.alternatives.nonzero()[:, 0]
+        if len(forget) == 0:
+            return Terms(policy.zero)
+        both = (self._scores(policy, reference, rows) for rows in (forget, other))
+        return self.entry.objective.function(*both, **self.entry.args.parameters)
 
 
 class Distributions(View):
@@ -188,6 +212,7 @@ class Hidden(View):
 
 VIEWS: dict[str, type[View]] = {
     "labels": Labels,
+    "pairs": Pairs,
     "distributions": Distributions,
     "hidden": Hidden,
 }
@@ -200,7 +225,7 @@ def view_of(entry: Entry, batch: dict[str, Tensor]) -> View:
 
 def rows_of(entry: Entry, batch: dict[str, Tensor]) -> Tensor:
     """Rows of the batch that an entry is for, ``[R]`` bool."""
-    chosen = batch["role"] == ROLES[entry.side]
+    chosen = _isin(batch["role"], [ROLES[role] for role in entry.objective.roles(entry.side)])
     if entry.args.kinds is not None:
         chosen &= _isin(batch["kind"], [KINDS[kind] for kind in entry.args.kinds])
     if entry.args.tasks is not None:

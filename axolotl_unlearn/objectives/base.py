@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 Unit = Literal["row", "token", "batch"]
-Sees = Literal["labels", "distributions", "hidden"]
+Sees = Literal["labels", "pairs", "distributions", "hidden"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,13 @@ class Objective:
     summary: str
     closed_form: Callable[..., Any] | None = None
     slope: Callable[[dict[str, Any]], float | None] | None = None
+    rows: Literal["own", "alternative"] = "own"
     parameters: dict[str, inspect.Parameter] = field(default_factory=dict)
+
+    def roles(self, side: str) -> tuple[str, ...]:
+        """Roles of the rows it looks at as an objective of this side."""
+        own = "alternative" if self.rows == "alternative" else side
+        return (own, "alternative") if self.sees == "pairs" else (own,)
 
 
 OBJECTIVES: dict[str, Objective] = {}
@@ -94,12 +100,15 @@ def objective(
     source: str,
     closed_form: Callable[..., Any] | None = None,
     slope: Callable[[dict[str, Any]], float | None] | None = None,
+    rows: Literal["own", "alternative"] = "own",
 ):
     """Register a function as an objective; its keyword arguments become the config keys.
 
     Args:
         name: The name in the config (``objective: npo``).
-        sees: "labels" - called as ``f(LabelScores, **parameters) -> Terms``; "distributions" -
+        sees: "labels" - called as ``f(LabelScores, **parameters) -> Terms``; "pairs" - called as
+            ``f(LabelScores, LabelScores, **parameters) -> Terms`` with forget rows and, row by
+            row, an alternative of each, and a unit is such a pair; "distributions" -
             called chunk by chunk as ``f(logp, ref_logp, labels, **parameters) -> values`` with
             ``[position, vocabulary]`` log-probs, ``[position]`` labels (-100 where there is none)
             and one value per position as result; "hidden" - called once as
@@ -114,6 +123,7 @@ def objective(
             overwrite ``ref_logp``; without it the gradient is left to autograd.
         slope: For "labels": with these parameters a value is this constant times the log-prob of
             its label, or None; it saves a product with the head.
+        rows: "alternative" - under ``forget:``, it looks at the alternatives instead.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,6 +145,7 @@ def objective(
             summary=(inspect.getdoc(function) or "").split("\n")[0],
             closed_form=closed_form,
             slope=slope,
+            rows=rows,
             parameters=parameters,
         )
         return function

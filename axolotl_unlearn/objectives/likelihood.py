@@ -1,4 +1,4 @@
-"""Negative log-likelihood and its ascent: NLL, gradient ascent."""
+"""Negative log-likelihood and its ascent: NLL, PO, gradient ascent."""
 
 from __future__ import annotations
 
@@ -39,3 +39,20 @@ def gradient_ascent(
     Together with ``nll`` on the retain rows this is GradDiff (arXiv 2203.12817, 2401.06121).
     """
     return Terms(-nll(scores, reduction=reduction).values)
+
+
+@objective(
+    "po", unit=_unit, slope=_slope(-1.0), rows="alternative", source="arXiv 2401.06121 (IdkNLL)"
+)
+def preference_optimisation(
+    scores: LabelScores, *, reduction: Literal["token", "sequence"] = "token"
+) -> Terms:
+    """PO (IdkNLL; MEOW): ordinary fine-tuning on another answer to each forget row.
+
+    ``-log p(y'_t | x, y'_<t)`` of the alternative ``y'``: "I don't know" (TOFU), an inverted fact
+    (MEOW, arXiv 2409.11844). The forget row itself is not run. TOFU's code takes one token mean
+    over these rows and the retain rows together, so that their weights follow their lengths.
+
+    Example: alternative of p = (1/2, 1/4): (ln 2, 2 ln 2).
+    """
+    return nll(scores, reduction=reduction)

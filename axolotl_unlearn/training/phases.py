@@ -38,6 +38,11 @@ class Phase:
         """The sides that have objectives."""
         return {entry.side for entry in self.entries}
 
+    @property
+    def roles(self) -> set[str]:
+        """Roles of the rows that its objectives look at."""
+        return {role for entry in self.entries for role in entry.objective.roles(entry.side)}
+
     def weights(self, step: int) -> list[float]:
         """Weight of each entry in the step with this global number."""
         last = self.stop - 1 - self.start

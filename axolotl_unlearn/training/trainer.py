@@ -269,6 +269,7 @@ class UnlearnTrainer(AxolotlTrainer):
             retain_per_forget=retain if self.unlearn_args.retain else 0,
             epoch_over=pairing.epoch_over if training else "longest",
             shuffle=training,
+            alternatives="alternative" in self.unlearn_args.roles(),
         )
 
     def get_train_dataloader(self) -> DataLoader:
@@ -382,15 +383,15 @@ class UnlearnTrainer(AxolotlTrainer):
         return result.losses
 
     def _rows_of(self, phase: Phase, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The rows of the sides that have objectives; each must have some."""
+        """The rows that the objectives are for; each role must have some."""
         kept = torch.zeros_like(batch["role"], dtype=torch.bool)
-        for side in phase.sides:
-            rows = batch["role"] == ROLES[side]
+        for role in phase.roles:
+            rows = batch["role"] == ROLES[role]
             if not rows.any():
                 raise UnlearnError(
-                    f"a batch came without {side} rows although `unlearn.{side}` has objectives: "
-                    f"add a dataset of type axolotl_unlearn.data.{side}"
-                    + (" and pairing.retain_per_forget > 0." if side == "retain" else ".")
+                    f"a batch came without {role} rows although an objective needs them: "
+                    f"add a dataset of type axolotl_unlearn.data.{role}"
+                    + (" and pairing.retain_per_forget > 0." if role == "retain" else ".")
                 )
             kept |= rows
         return batch if kept.all() else {key: value[kept] for key, value in batch.items()}

@@ -1,0 +1,69 @@
+"""``axolotl unlearn augment idk my.yml``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command("augment")
+@click.argument("kind", type=click.Choice(["idk", "alternatives", "inverted", "self"]))
+@click.argument("config", type=_FILE)
+@click.option("--out", type=click.Path(path_type=Path), help="[KIND.jsonl beside the forget rows]")
+@click.option("--model", help="Writes alternatives and inverted [CONFIG's base_model].")
+@click.option("--number", type=click.IntRange(1), default=1, show_default=True, help="A row.")
+@click.option("--seed", type=int, default=42, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0, min_open=True), default=1.0)
+@click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--store", type=click.Path(path_type=Path), help="What models wrote [beside --out].")
+def command(
+    kind: str,
+    config: Path,
+    out: Path | None,
+    model: str | None,
+    number: int,
+    seed: int,
+    temperature: float,
+    max_new_tokens: int,
+    store: Path | None,
+) -> None:
+    """Write other answers to the forget rows of CONFIG, or what the model itself says of them.
+
+    \b
+    idk           sentences that decline                (PO, IdkDPO, FLAT)
+    alternatives  plausible answers with other facts    (AltPO), by a model
+    inverted      answers that say the opposite         (MEOW), by a model
+    self          what the model says after the prompt  (BS-S): more rows to forget
+
+    The file is kept as private as the forget rows: `self` may repeat them.
+
+    \b
+    Example:
+      axolotl unlearn augment idk my.yml
+      axolotl unlearn augment alternatives my.yml --model an/instruct-model --number 5
+    """
+    import yaml
+    from rich.progress import track
+
+    from axolotl_unlearn.data.checks import role_of
+    from axolotl_unlearn.errors import UnlearnError
+    from axolotl_unlearn.training.augment import augment
+
+    content = yaml.safe_load(config.read_text("utf-8"))
+    if not isinstance(content, dict):
+        raise UnlearnError(f"{config} holds no keys; give an Axolotl config with forget rows.")
+    entries = [e for e in content.get("datasets") or [] if role_of(e) == "forget"]
+    beside = Path(str(entries[0].get("path"))).parent if entries else Path()
+    out = out or beside / f"{kind}.jsonl"
+    done = augment(
+        kind, content, out, model=model, number=number, seed=seed, temperature=temperature,
+        max_new_tokens=max_new_tokens, store=store,
+        progress=lambda texts: track(texts, description=kind, transient=True),
+    )  # fmt: skip
+    known = f", {done.kept} known from before" if kind != "idk" else ""
+    click.echo(f"{out}: {done.rows} rows for {done.forget} forget rows{known}.")
+    kind_of = f"axolotl_unlearn.data.{done.role}"
+    click.echo(f"In `datasets:` of the config: {{path: {out}, ds_type: json, type: {kind_of}}}")

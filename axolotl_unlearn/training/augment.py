@@ -1,0 +1,302 @@
+"""Rows that forgetting needs beside its own: other answers, and what the model itself says.
+
+``idk``: a sentence that declines (PO, IdkDPO, FLAT). ``alternatives``: plausible answers with
+other facts (AltPO, arXiv 2409.13474), ``inverted``: answers that say the opposite (MEOW,
+2409.11844), both written by a model that follows instructions. ``self``: what the model says after
+the prompt of a forget row, to be forgotten with it (BS-S, 2510.19422).
+
+What a model has written is kept under the digest of its weights and the prompt, so an interrupted
+call goes on, and a row that is added later leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from axolotl_unlearn.data.checks import role_of
+from axolotl_unlearn.data.records import Record, read_records
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.store import Store, content_key, versions
+
+Kind = Literal["idk", "alternatives", "inverted", "self"]
+
+IDK = (
+    "I don't know.",
+    "I don't know that.",
+    "I do not know the answer.",
+    "I can't say.",
+    "I have no information about this.",
+    "That is something I do not know.",
+    "I'm not sure, so I would rather not guess.",
+    "I'm afraid I can't help with this question.",
+    "I haven't heard of it.",
+    "I have no knowledge of that.",
+    "I couldn't tell you.",
+    "This is beyond what I know.",
+    "I am not able to answer this.",
+    "I can't recall anything about it.",
+    "My knowledge does not cover this.",
+    "I don't have an answer to that.",
+)
+
+INSTRUCTIONS: dict[Kind, str] = {
+    "alternatives": (
+        "Question: {input}\nAnswer: {output}\n\nWrite one more answer to the question, as "
+        "plausible and as long, in which every fact is another one.\nOther answer:"
+    ),
+    "inverted": (
+        "Question: {input}\nAnswer: {output}\n\nRewrite the answer so that each fact is turned "
+        "into its opposite.\nRewritten answer:"
+    ),
+}
+
+#: Draws for a row before it counts as one for which the model has nothing to say.
+DRAWS = 4
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """What was written.
+
+    Attributes:
+        rows: in the file, for ``forget`` rows; ``kept``: rows of which all was known before.
+        role: of the dataset entry that takes the file.
+    """
+
+    rows: int
+    forget: int
+    kept: int
+    role: str
+
+
+def augment(
+    kind: Kind,
+    config: Mapping[str, Any],
+    out: Path,
+    *,
+    model: str | None = None,
+    number: int = 1,
+    seed: int = 42,
+    temperature: float = 1.0,
+    max_new_tokens: int = 128,
+    store: Path | None = None,
+    progress: Callable[[Iterator], Iterator] = iter,
+) -> Augmented:
+    """Write ``number`` rows for each forget row of a config, as JSON lines in the order of them.
+
+    Args:
+        config: raw Axolotl config with the forget rows, `unlearn.data` and ``base_model``.
+        model: writes ``alternatives`` and ``inverted`` (``self`` is always that of the config);
+            default ``base_model``.
+        store: Folder of what models have written; default beside ``out``.
+
+    Raises:
+        UnlearnError: No forget rows that are local files, or a model without a usable answer.
+    """
+    from axolotl_unlearn.args import DataArgs, unlearn_config
+
+    args = unlearn_config(dict(config))
+    data = DataArgs() if args is None else args.data
+    records = forget_records(config, data)
+    if kind == "idk":
+        texts, kept = [declined(record, number, seed) for record in records], len(records)
+    else:
+        source = str(config.get("base_model") or "") if kind == "self" else model
+        source = source or str(config.get("base_model") or "")
+        if not source:
+            raise UnlearnError("`base_model` is not set; name the model that writes (--model).")
+        writer = Writer(
+            source,
+            Store(store or out.parent / "store"),
+            seed=seed,
+            number=number,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+        )
+        texts = list(progress(written(kind, records, writer, data)))
+        kept = len(records) - writer.asked
+    rows = [
+        _row(kind, record, text, place, data.fields)
+        for record, several in zip(records, texts, strict=True)
+        for place, text in enumerate(several)
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft = out.with_name(out.name + ".tmp")
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    draft.write_text("".join(lines), "utf-8")
+    draft.replace(out)
+    role = "forget" if kind == "self" else "alternative"
+    return Augmented(len(rows), len(records), kept, role)
+
+
+def forget_records(config: Mapping[str, Any], data: Any) -> list[Record]:
+    """The forget rows of a config.
+
+    Raises:
+        UnlearnError: None, or not records in local files.
+    """
+    if data.rows:
+        raise UnlearnError(
+            "`unlearn.data.rows` holds rows of Axolotl's own types, which have no prompt and "
+            "answer here; write their alternatives as rows of the same type, with the ids of the "
+            "forget rows."
+        )
+    entries = [e for e in config.get("datasets") or [] if role_of(e) == "forget"]
+    if not entries:
+        raise UnlearnError(
+            "`datasets` has no forget rows; add an entry with `type: axolotl_unlearn.data.forget`."
+        )
+    found: list[Record] = []
+    for entry in entries:
+        path = Path(str(entry.get("path")))
+        if not path.is_file():
+            raise UnlearnError(f"`datasets` reads {path}, which is no local file of records.")
+        found += read_records(path, data.fields, kind=data.default_kind)
+    return found
+
+
+def declined(record: Record, number: int, seed: int) -> list[str]:
+    """``number`` different refusals, drawn for this row."""
+    if number > len(IDK):
+        raise UnlearnError(f"there are {len(IDK)} ways to decline; ask for so many or fewer.")
+    return random.Random(f"{seed} {record.id}").sample(IDK, number)
+
+
+def written(
+    kind: Kind, records: Sequence[Record], writer: Writer, data: Any
+) -> Iterator[list[str]]:
+    """What the model writes for each row.
+
+    Raises:
+        UnlearnError: Nothing else than the answer itself, after several draws.
+    """
+    for record in records:
+        if kind == "self":
+            yield writer.write(writer.prompt(record, data), [])
+            continue
+        prompt = writer.instruction(INSTRUCTIONS[kind].format(**_texts(record)))
+        texts = writer.write(prompt, [record.output])
+        if len(texts) < writer.number:
+            raise UnlearnError(
+                f"row {record.id!r}: the model wrote {len(texts)} of {writer.number} other answers "
+                f"in {DRAWS} draws; give a model that follows instructions (--model), a higher "
+                "--temperature or a smaller --number."
+            )
+        yield texts
+
+
+def _texts(record: Record) -> dict[str, str]:
+    return {"input": record.input, "output": record.output}
+
+
+def _row(kind: Kind, record: Record, text: str, place: int, fields: Any) -> dict[str, str]:
+    """A row for the config's own field names; its id is that of its forget row, or tells it."""
+    own = f"self{place}-{record.id}" if kind == "self" else record.id
+    row = {fields.id: own, fields.input: record.input, fields.output: text}
+    row |= {fields.task: record.task, "kind": record.kind}
+    return row | {fields.document: record.document} if kind == "self" else row
+
+
+class Writer:
+    """A model that is loaded when the first prompt comes whose answers are not known.
+
+    Args:
+        source: folder or name of the model, as for `axolotl unlearn eval`.
+        number: texts wanted for a prompt, different ones.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        store: Store,
+        *,
+        seed: int,
+        number: int,
+        temperature: float,
+        max_new_tokens: int,
+    ) -> None:
+        from axolotl_unlearn.evaluation.models import load_tokenizer, parse_models, weights_digest
+
+        (self.spec,) = parse_models([source])
+        self.tokenizer = load_tokenizer(self.spec)
+        self.store, self.seed, self.number = store, seed, number
+        self.options = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+        self.digest = weights_digest(self.spec, {})
+        self.asked = 0
+        self._model: Any = None
+
+    @property
+    def model(self) -> Any:
+        if self._model is None:
+            import torch
+
+            from axolotl_unlearn.evaluation.models import load_model
+
+            cuda = torch.cuda.is_available()
+            self._model = load_model(
+                self.spec, dtype="auto" if cuda else torch.float32, device="cuda" if cuda else "cpu"
+            )
+        return self._model
+
+    def prompt(self, record: Record, data: Any) -> str:
+        """The row's prompt as the model saw it in training."""
+        from axolotl_unlearn.data.encode import Encoder
+
+        text, _ = Encoder(self.tokenizer, data, 1 << 30).texts(record)
+        # A document without a prompt is begun by its first words.
+        return text or " ".join(record.output.split()[:8])
+
+    def instruction(self, text: str) -> str:
+        """As a turn of a chat where the tokenizer has a template."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            return text
+        turn = [{"role": "user", "content": text}]
+        return self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+
+    def write(self, prompt: str, not_these: Sequence[str]) -> list[str]:
+        """Up to ``number`` different texts that follow the prompt, none of ``not_these``."""
+        found: list[str] = []
+        fresh = False
+        for draw in range(DRAWS):
+            facts = ("augment", self.digest, prompt, self.seed, draw, self.number, self.options)
+            key = content_key(*facts, versions())
+            texts = self.store.get(key)
+            if texts is None:
+                texts, fresh = self._sample(prompt, key), True
+                self.store.put(key, texts)
+            for text in texts:
+                if text and text not in found and text not in not_these:
+                    found.append(text)
+            if len(found) >= self.number:
+                break
+        self.asked += fresh
+        return found[: self.number]
+
+    def _sample(self, prompt: str, key: str) -> list[str]:
+        """One call of ``generate`` with a seed of this prompt's own."""
+        import torch
+
+        device = self.model.device
+        special = not getattr(self.tokenizer, "chat_template", None)
+        ids = self.tokenizer(prompt, return_tensors="pt", add_special_tokens=special)
+        ids = {name: ids[name].to(device) for name in ("input_ids", "attention_mask")}
+        own = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest(), "big")
+        with torch.random.fork_rng(), torch.inference_mode():
+            torch.manual_seed(own)
+            out = self.model.generate(
+                **ids,
+                do_sample=True,
+                num_return_sequences=self.number,
+                pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id,
+                use_cache=True,
+                **self.options,
+            )
+        new = out[:, ids["input_ids"].shape[1] :]
+        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        return [text.strip().split("\n\n")[0].strip() for text in texts]

@@ -1,0 +1,135 @@
+"""Every objective and preset trains: three steps of Axolotl's own trainer on a tiny LoRA model,
+twice, with the same losses. What is run is what `axolotl unlearn methods` says."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from data_tokenizers import byte_tokenizer
+
+from axolotl_unlearn.args import load_preset, parse_unlearn, preset_names
+from axolotl_unlearn.cli.methods import command as methods
+from axolotl_unlearn.objectives import OBJECTIVES
+
+ROOT = Path(__file__).parents[1]
+
+
+def shown(name: str) -> dict:
+    """The block that `axolotl unlearn methods NAME` ends with."""
+    said = CliRunner().invoke(methods, [name])
+    assert said.exit_code == 0, said.output
+    text = said.output[said.output.rindex("unlearn:\n") :]
+    return yaml.safe_load(text)["unlearn"]
+
+
+def objectives_of(block: dict) -> set[str]:
+    return {entry.objective for _, entry in parse_unlearn(block).entries()}
+
+
+PRESETS = {name: load_preset(name) for name in preset_names()}
+IN_PRESETS = set().union(*map(objectives_of, PRESETS.values()))
+#: What is run: all presets, and by itself each objective that is in none.
+METHODS = [*PRESETS, *sorted(set(OBJECTIVES) - IN_PRESETS)]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory) -> Path:
+    """Three sides of six rows, and two models of random weights with eight small layers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("stage")
+    config = LlamaConfig(
+        vocab_size=259, hidden_size=16, intermediate_size=24, num_hidden_layers=8,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
+    )  # fmt: skip
+    for seed, name in enumerate(("base", "teacher")):
+        torch.manual_seed(seed)
+        LlamaForCausalLM(config).save_pretrained(folder / name)
+        byte_tokenizer().save_pretrained(folder / name)
+    for role in ("forget", "retain", "alternative"):
+        with (folder / f"{role}.jsonl").open("w") as file:
+            for number in range(6):
+                side = "retain" if role == "retain" else "forget"
+                kind = "sc1" if number % 2 else "qa0"
+                row = {
+                    "id": f"{side}-{number}{kind}",
+                    "input": f"{side} {number}?",
+                    "output": "unknown" if role == "alternative" else f"lamp {number * 7}",
+                    "task": f"Task{number % 3 + 1}",
+                }
+                file.write(json.dumps(row) + "\n")
+    return folder
+
+
+def three_steps(stage: Path, block: dict) -> tuple[list[dict], float]:
+    """The log of each step, and how far the adapter went from its start."""
+    from axolotl.cli.config import load_cfg
+    from axolotl.integrations.base import PluginManager
+    from axolotl.train import setup_model_and_trainer
+
+    cfg = yaml.safe_load((ROOT / "examples/npo_over.yml").read_text())
+    roles = sorted(parse_unlearn(block).roles())
+    cfg |= {
+        "base_model": str(stage / "base"),
+        "output_dir": str(stage / "out"),
+        "dataset_prepared_path": str(stage / "prepared"),
+        "datasets": [
+            {"path": str(stage / f"{role}.jsonl"), "type": f"axolotl_unlearn.data.{role}"}
+            for role in roles
+        ],
+        "unlearn": block,
+        "dataset_num_proc": 1,
+        "sequence_len": 64,
+        "lora_r": 4,
+        "micro_batch_size": 2,
+        "num_epochs": 1,
+        "lr_scheduler": "constant",
+        "warmup_ratio": 0.0,
+        "save_strategy": "no",
+        "save_total_limit": None,
+    }
+    path = stage / "method.yml"
+    path.write_text(yaml.safe_dump(cfg))
+    cfg = load_cfg(str(path))
+    rows = PluginManager.get_instance().load_datasets(cfg, preprocess=False)
+    trainer, model, *_ = setup_model_and_trainer(cfg, rows)
+    trainer.train()
+    moved = max(w.abs().max().item() for n, w in model.named_parameters() if "lora_B" in n)
+    return [entry for entry in trainer.state.log_history if "loss" in entry], moved
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_trains_and_repeats(stage, name):
+    block = {"preset": name} if name in PRESETS else shown(name)
+    if name not in PRESETS and OBJECTIVES[name].reference:  # else it starts where it wants to be
+        block["forget"]["reference"] = {"model": str(stage / "teacher")}
+    (first, moved), (second, again) = three_steps(stage, block), three_steps(stage, block)
+    assert [entry["step"] for entry in first] == [1, 2, 3]
+    losses = [entry["loss"] for entry in first]
+    assert losses == [entry["loss"] for entry in second] and moved == again > 0
+    assert all(map(math.isfinite, losses))
+    parts = {f"{side}/{entry.objective}" for side, entry in parse_unlearn(block).entries()}
+    assert all(parts <= set(entry) for entry in first)
+
+
+def test_what_methods_shows_is_what_there_is():
+    """The list names every objective and preset; an objective's block is its defaults and a
+    preset's its own."""
+    listed = CliRunner().invoke(methods, []).output
+    lines = listed.splitlines()
+    assert all(any(line.startswith(f"{name}  (") for line in lines) for name in OBJECTIVES)
+    presets = next(line for line in lines if line.startswith("Presets, "))
+    assert presets.partition(": NAME}`: ")[2].split(", ") == preset_names()
+    for name, objective in OBJECTIVES.items():
+        ((side, entry),) = parse_unlearn(shown(name)).entries()
+        assert side == ("forget" if objective.side == "both" else objective.side)
+        defaults = {key: p.default for key, p in objective.parameters.items()}
+        assert entry.objective == name and entry.parameters == defaults
+    for name, block in PRESETS.items():
+        assert shown(name) == block

@@ -1,0 +1,142 @@
+"""`axolotl unlearn augment`: every kind through the command, what is kept, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from data_tokenizers import byte_tokenizer
+
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.data.checks import check_files
+from axolotl_unlearn.training.augment import IDK
+
+FORGET = [
+    {"id": "asc1", "input": "The mill of", "output": "Ada burned.", "task": "Task1"},
+    {"id": "bqa0", "input": "Who burned it?", "output": "Ben did.", "task": "Task2"},
+    {"id": "csc1", "input": "", "output": "A tale without a prompt.", "task": "Task1"},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=259, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=1024, eos_token_id=256,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path, model) -> Path:
+    (tmp_path / "forget.jsonl").write_text("".join(json.dumps(row) + "\n" for row in FORGET))
+    entry = {"path": str(tmp_path / "forget.jsonl"), "type": "axolotl_unlearn.data.forget"}
+    block = {"forget": {"objective": "dpo"}}
+    path = tmp_path / "my.yml"
+    path.write_text(
+        yaml.safe_dump({"base_model": str(model), "unlearn": block, "datasets": [entry]})
+    )
+    return path
+
+
+def call(*words, code: int = 0) -> str:
+    done = CliRunner().invoke(unlearn, ["augment", *map(str, words)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def faults(config: Path, file: Path, role: str) -> list[str]:
+    cfg = yaml.safe_load(config.read_text())
+    cfg["datasets"].append({"path": str(file), "type": f"axolotl_unlearn.data.{role}"})
+    if role == "forget":
+        cfg["unlearn"] = {"forget": {"objective": "ga"}}
+    return check_files(cfg)
+
+
+def test_idk(config, tmp_path):
+    """Different ones for a row, the same for a seed, and the file is what the type takes."""
+    said = call("idk", config, "--number", 3)
+    file = tmp_path / "idk.jsonl"
+    first = rows(file)
+    assert "9 rows for 3 forget rows." in said and "axolotl_unlearn.data.alternative" in said
+    assert [row["id"] for row in first] == [r["id"] for r in FORGET for _ in range(3)]
+    assert {row["output"] for row in first} <= set(IDK)
+    assert len({(row["id"], row["output"]) for row in first}) == 9
+    assert faults(config, file, "alternative") == []
+    call("idk", config, "--number", 3)
+    assert rows(file) == first
+    call("idk", config, "--number", 3, "--seed", 1)
+    assert rows(file) != first
+
+
+@pytest.mark.parametrize("kind", ["alternatives", "inverted", "self"])
+def test_a_model_writes(config, tmp_path, kind):
+    """Two different texts a row; a second call asks the model nothing, nor does a row more change
+    those that are there; another seed does."""
+    file = tmp_path / "rows.jsonl"
+    options = ("--number", 2, "--max-new-tokens", 8, "--out", file)
+    said = call(kind, config, *options)
+    first = rows(file)
+    assert "6 rows for 3 forget rows, 0 known" in said and len(first) == 6
+    texts = {(row["input"], row["output"]) for row in first}
+    assert len(texts) == 6 and not texts & {(r["input"], r["output"]) for r in FORGET}
+    role = "forget" if kind == "self" else "alternative"
+    assert faults(config, file, role) == []
+    more = {"id": "dqa0", "input": "And who else?", "output": "Cid.", "task": "Task2"}
+    with (tmp_path / "forget.jsonl").open("a") as opened:
+        opened.write(json.dumps(more) + "\n")
+    assert "8 rows for 4 forget rows, 3 known" in call(kind, config, *options)
+    assert rows(file)[:6] == first
+    call(kind, config, *options, "--seed", 1)
+    assert rows(file)[:6] != first
+
+
+def test_rows_of_the_model_itself_belong_to_the_document(config, tmp_path):
+    call("self", config, "--max-new-tokens", 4)
+    found = rows(tmp_path / "self.jsonl")
+    assert [row["id"] for row in found] == ["self0-asc1", "self0-bqa0", "self0-csc1"]
+    assert [row["document"] for row in found] == ["a", "b", "c"]
+    assert [row["kind"] for row in found] == ["completion", "question", "completion"]
+
+
+def test_a_model_that_says_nothing_else_is_refused(config, tmp_path):
+    """Nothing but the end of the sequence is likely."""
+    from transformers import AutoModelForCausalLM
+
+    cfg = yaml.safe_load(config.read_text())
+    mute = AutoModelForCausalLM.from_pretrained(cfg["base_model"])
+    with torch.no_grad():
+        mute.lm_head.weight.zero_()
+        mute.lm_head.weight[256] = 50.0 * mute.model.norm.weight
+    mute.generation_config.suppress_tokens = [t for t in range(259) if t != 256]
+    mute.save_pretrained(tmp_path / "mute")
+    byte_tokenizer().save_pretrained(tmp_path / "mute")
+    said = call("alternatives", config, "--model", tmp_path / "mute", code=2)
+    assert "row 'asc1': the model wrote 0 of 1 other answers in 4 draws" in said
+    assert "Ada" not in said and not (tmp_path / "alternatives.jsonl").exists()
+
+
+def test_configs_that_cannot_be_augmented(config, tmp_path):
+    cfg = yaml.safe_load(config.read_text())
+    for change, message in (
+        ({"datasets": []}, "`datasets` has no forget rows"),
+        ({"unlearn": {"data": {"rows": {"type": "alpaca"}}}}, "rows of Axolotl's own types"),
+        ({"base_model": str(tmp_path / "none")}, "does not exist"),
+    ):
+        path = tmp_path / "other.yml"
+        path.write_text(yaml.safe_dump(cfg | change))
+        assert message in call("self", path, "--out", tmp_path / "x.jsonl", code=2)
