@@ -3,6 +3,7 @@ twice, with the same losses. What is run is what `axolotl unlearn methods` says.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from pathlib import Path
@@ -40,18 +41,17 @@ METHODS = [*PRESETS, *sorted(set(OBJECTIVES) - IN_PRESETS)]
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory) -> Path:
-    """Three sides of six rows, and two models of random weights with eight small layers."""
+    """Three sides of six rows, and two models with eight small layers: one that has begun to learn
+    the forget rows (some objectives have nothing to do else), one of random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    # Every run collects garbage some times; without this it walks through all that was imported.
+    gc.freeze()
     folder = tmp_path_factory.mktemp("stage")
     config = LlamaConfig(
         vocab_size=259, hidden_size=16, intermediate_size=24, num_hidden_layers=8,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
     )  # fmt: skip
-    for seed, name in enumerate(("base", "teacher")):
-        torch.manual_seed(seed)
-        LlamaForCausalLM(config).save_pretrained(folder / name)
-        byte_tokenizer().save_pretrained(folder / name)
     for role in ("forget", "retain", "alternative"):
         with (folder / f"{role}.jsonl").open("w") as file:
             for number in range(6):
@@ -64,14 +64,35 @@ def stage(tmp_path_factory) -> Path:
                     "task": f"Task{number % 3 + 1}",
                 }
                 file.write(json.dumps(row) + "\n")
+    for seed, name in enumerate(("base", "teacher")):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+        if name == "base":
+            learn(model, folder / "forget.jsonl")
+        model.save_pretrained(folder / name)
+        byte_tokenizer().save_pretrained(folder / name)
     return folder
 
 
-def three_steps(stage: Path, block: dict) -> tuple[list[dict], float]:
-    """The log of each step, and how far the adapter went from its start."""
+def learn(model, path: Path) -> None:
+    """Sixty steps on the rows of a file."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    texts = [f"{row['input']} {row['output']}" for row in rows]
+    tokenizer = byte_tokenizer()
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(**inputs, labels=labels).loss.backward()
+        optimizer.step()
+
+
+def prepared(stage: Path, block: dict) -> tuple:
+    """What Axolotl makes of a config: its own, and the rows."""
     from axolotl.cli.config import load_cfg
     from axolotl.integrations.base import PluginManager
-    from axolotl.train import setup_model_and_trainer
 
     cfg = yaml.safe_load((ROOT / "examples/npo_over.yml").read_text())
     roles = sorted(parse_unlearn(block).roles())
@@ -85,8 +106,10 @@ def three_steps(stage: Path, block: dict) -> tuple[list[dict], float]:
         ],
         "unlearn": block,
         "dataset_num_proc": 1,
-        "sequence_len": 64,
+        "sequence_len": 256,
         "lora_r": 4,
+        "lora_target_linear": False,
+        "lora_target_modules": ["q_proj", "down_proj"],
         "micro_batch_size": 2,
         "num_epochs": 1,
         "lr_scheduler": "constant",
@@ -97,7 +120,13 @@ def three_steps(stage: Path, block: dict) -> tuple[list[dict], float]:
     path = stage / "method.yml"
     path.write_text(yaml.safe_dump(cfg))
     cfg = load_cfg(str(path))
-    rows = PluginManager.get_instance().load_datasets(cfg, preprocess=False)
+    return cfg, PluginManager.get_instance().load_datasets(cfg, preprocess=False)
+
+
+def three_steps(cfg, rows) -> tuple[list[dict], float]:
+    """The log of each step, and how far the adapter went from its start."""
+    from axolotl.train import setup_model_and_trainer
+
     trainer, model, *_ = setup_model_and_trainer(cfg, rows)
     trainer.train()
     moved = max(w.abs().max().item() for n, w in model.named_parameters() if "lora_B" in n)
@@ -109,7 +138,8 @@ def test_a_method_trains_and_repeats(stage, name):
     block = {"preset": name} if name in PRESETS else shown(name)
     if name not in PRESETS and OBJECTIVES[name].reference:  # else it starts where it wants to be
         block["forget"]["reference"] = {"model": str(stage / "teacher")}
-    (first, moved), (second, again) = three_steps(stage, block), three_steps(stage, block)
+    cfg, rows = prepared(stage, block)
+    (first, moved), (second, again) = three_steps(cfg, rows), three_steps(cfg, rows)
     assert [entry["step"] for entry in first] == [1, 2, 3]
     losses = [entry["loss"] for entry in first]
     assert losses == [entry["loss"] for entry in second] and moved == again > 0
