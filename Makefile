@@ -17,7 +17,7 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo never-seen never-seen-real demo-real demo-request reproduce reproduce-real test test-quick quality format bench bench-gpu docs-tables clean
+.PHONY: help setup demo never-seen never-seen-real demo-real demo-request reproduce reproduce-real leaderboard test test-quick quality format bench bench-gpu docs-tables clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -56,6 +56,9 @@ reproduce: setup  ## the paper's tables and figures, and the merge search (SEEDS
 
 reproduce-real: setup  ## the same with SmolLM2-135M after demo-real (SEEDS="42 1 2")
 	axolotl unlearn reproduce-real $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)")
+
+leaderboard: setup  ## all methods with one budget (SEEDS="0 1 2", METHODS=npo,simnpo; about an hour)
+	axolotl unlearn leaderboard $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)") $(if $(METHODS),--methods "$(METHODS)") $(if $(filter file,$(origin OUT)),,--out $(OUT))
 
 test: setup  ## the whole test suite
 	OMP_NUM_THREADS=1 python tests/each_file.py

@@ -13,7 +13,8 @@ A page marks what is written here:
 ROW is the beginning of a row, its first cells joined by " / "; COLUMN that of a column's name. A
 file holds tables *as printed* ("tables": columns and rows of text, with the commit whose page
 printed them), or a *study* (schema "study"; "seeds": per seed and model all scores, with versions,
-machine and command), of which `jobs.pages` makes the tables comparison, differences, seeds, told.
+machine and command), of which `jobs.pages` makes the tables comparison, differences, seeds, told,
+or a *leaderboard* (tables methods and chosen, by `jobs.leaderboard`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.analysis.seeds import Table, markdown
-from axolotl_unlearn.jobs import pages
+from axolotl_unlearn.jobs import leaderboard, pages
 
 DOCS = Path(__file__).resolve().parent
 PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
@@ -42,8 +43,8 @@ def tables(file: str) -> dict[str, Table]:
     if not path.is_file():
         sys.exit(f"{path} does not exist: run the study and `python docs/tables.py collect`.")
     content = json.loads(path.read_text("utf-8"))
-    study = of_study(content) if content.get("schema") == "study" else {}
-    return study | content.get("tables", {})
+    made = {"study": of_study, "leaderboard": leaderboard.tables}.get(content.get("schema"))
+    return (made(content) if made else {}) | content.get("tables", {})
 
 
 def of_study(content: dict[str, Any]) -> dict[str, Table]:

@@ -1,0 +1,178 @@
+"""`make leaderboard`: the same budget for all, the choice, the arithmetic of a line, a real run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+
+from axolotl_unlearn.args import parse_unlearn
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.leaderboard import (
+    METHODS,
+    TRIALS,
+    World,
+    best,
+    chosen_methods,
+    leaderboard,
+    line,
+    page,
+    slug,
+    strongest_attack,
+    table,
+    tables,
+)
+from axolotl_unlearn.jobs.stages import Plan
+from axolotl_unlearn.objectives import OBJECTIVES
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def test_every_method_has_the_same_chance():
+    """All objectives that forget, but those that need a teacher; as many strengths each."""
+    assert {len(set(method.values)) for method in METHODS.values()} == {TRIALS}
+    assert all(list(m.values) == sorted(m.values) for m in METHODS.values())
+    forgets = {name for name, one in OBJECTIVES.items() if one.side == "forget"}
+    assert {m.forget["objective"] for m in METHODS.values()} == forgets - {"match", "nckd"}
+    assert len({slug(name) for name in METHODS}) == len(METHODS)
+
+
+def test_stages_differ_in_the_method_alone(tmp_path):
+    world = World()
+    methods = chosen_methods("npo + gu,idkdpo,rmu")
+    assert list(methods) == ["NPO + GU", "IdkDPO", "RMU"]
+    plan = Plan("test", tmp_path, table(tmp_path, 3, methods, world), seed=3)
+    names = [stage.name for stage in plan.job.stages]
+    assert len(names) == 3 + 1 + 3 * (TRIALS + 1) + 1 + 3 * 2
+    configs = {p.stem: yaml.safe_load(p.read_text()) for p in (tmp_path / "configs").glob("*.yml")}
+    for name, method in methods.items():
+        for number, value in enumerate(method.values):
+            config = configs[f"{slug(name)}-{number}"]
+            args = parse_unlearn(config["unlearn"])
+            assert args.forget[0].model_dump()[method.knob] == value
+            roles = {entry["type"].rpartition(".")[2] for entry in config["datasets"]}
+            assert roles == args.roles()
+            same = configs["rmu-0"]
+            for key in set(config) - {"unlearn", "datasets", "output_dir"}:
+                assert config[key] == same[key], key
+    command = next(s for s in plan.job.stages if s.name == "alternative").command()
+    assert command[command.index("idk") + 1].endswith("configs/idkdpo-0.yml")
+    at = chosen_methods("rmu")["RMU"].at_layer(7)
+    assert at.forget["layer"] == at.retain[0]["layer"] == 7
+
+
+def test_unknown_methods_and_budgets_are_refused(tmp_path):
+    with pytest.raises(UnlearnError, match="no method 'nppo'; there are graddiff, npo"):
+        chosen_methods("nppo")
+    with pytest.raises(UnlearnError, match="give 1 to 4"):
+        leaderboard(tmp_path, [0], "npo", trials=9)
+    done = CliRunner().invoke(unlearn, ["leaderboard", "--model", str(tmp_path)])
+    assert done.exit_code == 2 and "together, or none" in done.output
+
+
+def model(name: str, aggregate: float, *, collapsed=False, below=False) -> dict:
+    return {
+        "name": name,
+        "role": "candidate",
+        "aggregate": aggregate,
+        "task_aggregate": aggregate,
+        "utility": 0.5,
+        "collapse": {"collapsed": collapsed, "broken": 0.25},
+        "gate": {"below_gate": below},
+        "distance": {"a": {"value": -0.2}, "b": {"value": 0.4}, "aggregate": {"value": 9.0}},
+        # a member with less loss than each of two others: .5, but Min-K% sees it above both
+        "likelihood": {
+            "member_loss": [1.0, 3.0],
+            "nonmember_loss": [2.0, 2.5],
+            "attacks": {"min_k": {"member": [9.0, 9.5], "nonmember": [1.0, 9.2]}},
+        },
+    }
+
+
+def test_the_choice_is_the_best_that_works(tmp_path):
+    def choice(*models):
+        folder = tmp_path / "npo-validation"
+        folder.mkdir(exist_ok=True)
+        original = model("original", 2.0) | {"role": "original"}
+        (folder / "results.json").write_text(json.dumps({"models": [original, *models]}))
+        return best(tmp_path, "NPO")["name"]
+
+    assert choice(model("npo-0", 0.5), model("npo-1", 0.7)) == "npo-1"
+    lost = [model("npo-1", 0.9, collapsed=True), model("npo-2", 0.8, below=True)]
+    assert choice(model("npo-0", 0.5), *lost) == "npo-0"
+    assert choice(*lost) == "npo-1"
+
+
+def test_a_line_by_hand():
+    """Loss: pairs (1<2, 1<2.5, 3>2, 3>2.5): AUC 1/2. Min-K%: 9 and 9.5 against 1 and 9.2: only
+    9 < 9.2, so 1/4: farther from chance. Distance (.2 + .4) / 2."""
+    one = model("npo", 0.6)
+    assert strongest_attack(one) == ("min_k", pytest.approx(0.25))
+    found = line(one)
+    assert found["distance"] == pytest.approx(0.3) and found["broken"] == 0.25
+    assert not found["collapsed"] and line(model("x", 1.0, below=True))["collapsed"]
+
+
+def test_tables_put_what_collapsed_last():
+    def lines(**aggregates):
+        tried = {"knob": "beta", "value": 0.1, "at_end": True, "seconds": 1.0, "mib": 700}
+        found = {n: line(model(n, a)) | tried for n, a in aggregates.items()}
+        found["GA"] |= {"collapsed": True}
+        return {"retrained": line(model("retrained", 0.9)), **found}
+
+    seeds = {"0": lines(NPO=0.6, GA=0.95, WGA=0.7), "1": lines(NPO=0.8, GA=0.5, WGA=0.6)}
+    content = {"seeds": seeds}
+    made = tables(content)["methods"]
+    assert [row[0] for row in made["rows"]] == [
+        "retrained", "NPO", "WGA", "GA (collapsed in 2 of 2)",
+    ]  # fmt: skip
+    npo = dict(zip(made["columns"], made["rows"][1], strict=True))
+    assert npo["Aggregate"] == "0.700" and npo["MiB"] == "700" and npo["relearnt"] == ""
+    assert "| NPO | beta | 0.1*, 0.1* | min_k |" in page(content)
+
+
+def test_a_model_of_the_users_own_from_end_to_end(tmp_path):
+    """Real commands on random weights: one method that needs alternatives, one trial; a second call
+    does nothing again."""
+    from rich.console import Console
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from axolotl_unlearn.demo.generate import Sizes, make_data
+
+    sizes = Sizes(
+        stories=2, pii=2, facts_forget=40, facts_retain=4, nonmembers=40, general=8, background=2,
+        passes=1, background_per_pass=1,
+    )  # fmt: skip
+    make_data(tmp_path / "data", seed=0, sizes=sizes)
+    for seed, name in enumerate(("mine", "without")):
+        torch.manual_seed(seed)
+        config = AutoConfig.from_pretrained(
+            "examples/tiny-olmo", hidden_size=32, num_hidden_layers=2
+        )
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / name)
+        AutoTokenizer.from_pretrained("examples/tiny-olmo").save_pretrained(tmp_path / name)
+    world = World("npo_over", 1, tmp_path / "mine", tmp_path / "without", tmp_path / "data")
+    log = tmp_path / "log"
+    for _ in range(2):
+        with log.open("w") as file:
+            console = Console(file=file)
+            path = leaderboard(
+                tmp_path / "out", [0], "idkdpo", world=world, trials=1, console=console
+            )
+    assert log.read_text().count("unchanged, kept") == 6 and ": started" not in log.read_text()
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    found = content["seeds"]["0"]["IdkDPO"]
+    assert content["schema"] == "leaderboard" and set(found) >= {"relearn", "quantise", "mib"}
+    assert 0 < found["seconds"] < 60 and found["value"] == METHODS["IdkDPO"].values[0]
+    assert "relearn" in content["seeds"]["0"]["retrained"]
+    assert "| IdkDPO" in path.read_text()
