@@ -80,6 +80,29 @@ def _as_anneal(value: Any) -> Any:
     return {"schedule": value} if isinstance(value, str) else value
 
 
+class ConstraintArgs(Strict):
+    """Hold a loss below a level: its weight grows while it is above, and falls below it."""
+
+    at_most: float | None = Field(None, description="the level, in the unit of the loss")
+    of_start: float | None = Field(
+        None, gt=0, description="or the level as a multiple of the loss in the first step"
+    )
+    step: float = Field(1.0, gt=0, description="what is added to the weight, times the distance")
+    down: float = Field(1.0, ge=0, description="share of the step where the loss is below")
+    penalty: float = Field(0.0, ge=0, description="further weight, times the distance above")
+
+    @model_validator(mode="after")
+    def _check(self) -> ConstraintArgs:
+        if (self.at_most is None) == (self.of_start is None):
+            raise ValueError("give the level as `at_most` or as `of_start`")
+        return self
+
+    def __str__(self) -> str:
+        start = self.at_most is None
+        level = f"{self.of_start:g} of its start" if start else f"{self.at_most:g}"
+        return f"at most {level}, step {self.step:g}"
+
+
 class ObjectiveArgs(BaseModel):
     """One entry of ``forget:`` or ``retain:``: an objective, its weight, and the rows it is for.
 
@@ -93,6 +116,9 @@ class ObjectiveArgs(BaseModel):
     weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="factor in the total loss")
     anneal: Annotated[AnnealArgs | None, BeforeValidator(_as_anneal)] = Field(
         None, description="linear or cosine: lead the weight to 0 (or `to`) by the last step"
+    )
+    constraint: ConstraintArgs | None = Field(
+        None, description="hold this loss below a level; `weight` is where its multiplier starts"
     )
     kinds: Annotated[list[Kind] | None, BeforeValidator(_as_list)] = Field(
         None, description="limit to completions or questions"
@@ -157,6 +183,8 @@ class ObjectiveArgs(BaseModel):
             ) from None
         for key in self.parameters:
             self.model_extra[key] = getattr(validated, key)
+        if self.constraint is not None and self.anneal is not None:
+            raise ValueError("`constraint` finds the weight by itself; remove `anneal`")
         if self.reference is not None and not known.reference:
             raise ValueError(
                 f"objective {self.objective} compares with no reference; remove `reference`"
@@ -497,6 +525,7 @@ def _model_at(location: tuple) -> type[BaseModel]:
     models = {
         "reference": ReferenceArgs,
         "anneal": AnnealArgs,
+        "constraint": ConstraintArgs,
         "phases": PhaseArgs,
         "data": DataArgs,
         "pairing": PairingArgs,

@@ -333,7 +333,12 @@ def summary(cfg: dict, counts: RowCounts) -> list[str]:
 def _line(side: str, entry: ObjectiveArgs, counts: RowCounts) -> str:
     """One objective of a config."""
     known = objectives()[entry.objective]
-    limits = {"anneal": entry.anneal, "kinds": entry.kinds, "tasks": entry.tasks}
+    limits = {
+        "anneal": entry.anneal,
+        "constraint": entry.constraint,
+        "kinds": entry.kinds,
+        "tasks": entry.tasks,
+    }
     given = limits | entry.parameters
     extra = "".join(f", {key}={value}" for key, value in given.items() if value is not None)
     rows = counts.of_entry(side, entry)

@@ -166,3 +166,20 @@ def test_methods_shows_one_of_them_whole():
         assert yaml.safe_load(shown(name))["unlearn"] and shown(name).startswith("#")
     wrong = CliRunner().invoke(command, ["npoo"])
     assert wrong.exit_code == 2 and "'npo'" in wrong.output
+
+
+def test_a_constraint_has_one_level_and_no_schedule():
+    def parsed(**entry):
+        return parse_unlearn(
+            {"forget": {"objective": "ga"}, "retain": {"objective": "nll", **entry}}
+        )
+
+    held = parsed(constraint={"of_start": 0.85, "step": 2}).retain[0].constraint
+    assert str(held) == "at most 0.85 of its start, step 2"
+    for wrong, message in (
+        ({"constraint": {"step": 1}}, "as `at_most` or as `of_start`"),
+        ({"constraint": {"at_most": 1}, "anneal": "linear"}, "remove `anneal`"),
+        ({"constraint": {"at_mots": 1}}, "did you mean 'at_most'"),
+    ):
+        with pytest.raises(UnlearnError, match=message):
+            parsed(**wrong)

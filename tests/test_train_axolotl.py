@@ -335,6 +335,35 @@ def test_phases(stage):
         assert_same(whole, resumed, atol=0)
 
 
+def test_a_multiplier_follows_the_loss_of_the_step(stage):
+    """lambda 1, then + 2 (L - 3) with the L of each step, half of it below; it weighs the loss of
+    the next step. The same from micro-batches, and after a resume to the last bit."""
+    block = config(stage, "x")["unlearn"]
+    held = {"at_most": 3.0, "step": 2.0, "down": 0.5, "penalty": 0.1}
+    block["retain"] = {"objective": "nll", "weight": 1.0, "constraint": held}
+    base = {"optimizer": "sgd", "learning_rate": 0.1, "unlearn": block}
+    whole = train(stage, "dual", **base, save_strategy="steps", save_steps=3)
+    logs = [entry for entry in history(whole) if "loss" in entry]
+    multiplier, gap = 1.0, 0.0
+    for entry in logs:
+        weight = multiplier + 0.1 * max(0.0, gap)
+        parts = 0.1 * entry["forget/npo"] + weight * entry["retain/nll"]
+        assert entry["loss"] == pytest.approx(parts, rel=1e-4)
+        gap = entry["retain/nll"] - 3.0
+        multiplier = max(0.0, multiplier + 2.0 * gap * (0.5 if gap < 0 else 1.0))
+        assert entry["dual/retain/nll"] == pytest.approx(multiplier, rel=1e-4)
+    assert multiplier > 2
+    cut = train(stage, "dual-cut", **base, micro_batch_size=1, gradient_accumulation_steps=4)
+    assert_same(whole, cut, atol=1e-5)
+    resumed = train(
+        stage, "dual-again", **base, save_strategy="steps", save_steps=3,
+        resume_from_checkpoint=str(whole / "checkpoint-3"),
+    )  # fmt: skip
+    assert_same(whole, resumed, atol=0)
+    again = [entry for entry in history(resumed) if "loss" in entry]
+    assert [e["dual/retain/nll"] for e in again] == [e["dual/retain/nll"] for e in logs]
+
+
 @pytest.mark.parametrize("surgery", ["pcgrad", "gu"])
 def test_surgery(stage, surgery):
     """4 pairs at once against 4 times 1, under SGD (see above); another update than the sum's."""

@@ -60,6 +60,7 @@ def describe(entries: Sequence[Entry]) -> list[dict[str, Any]]:
             "unit": entry.unit,
             "source": entry.objective.source,
             **({"anneal": str(entry.args.anneal)} if entry.args.anneal else {}),
+            **({"constraint": str(entry.args.constraint)} if entry.args.constraint else {}),
             **entry.args.parameters,
         }
         for entry in entries

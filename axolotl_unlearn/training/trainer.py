@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import resource
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
@@ -35,6 +37,7 @@ from axolotl_unlearn.reference.teacher import (
     require_same_hidden_size,
     require_same_vocabulary,
 )
+from axolotl_unlearn.training.duals import Duals
 from axolotl_unlearn.training.level import Levelled, heldout_rows, level_callback
 from axolotl_unlearn.training.phases import Phase, make_phases, phase_at, restarting
 from axolotl_unlearn.training.surgery import Surgery
@@ -74,6 +77,9 @@ class UnlearnTrainer(AxolotlTrainer):
             if self.unlearn_args.surgery
             else None
         )
+        self.duals = Duals(partial(self.accelerator.reduce, reduction="sum"))
+        if any(entry.constraint for _, entry in self.unlearn_args.entries()):
+            self.add_callback(self.duals)
         self._step_counts: Tensor | None = None
         self._meters: dict[str, dict[str, list]] = {
             "train": defaultdict(lambda: [0.0, 0.0]),
@@ -161,7 +167,10 @@ class UnlearnTrainer(AxolotlTrainer):
         self._precompute_all()
         if self.level is not None:
             self._watch_level()
-        return super().train(*args, **kwargs)
+        output = super().train(*args, **kwargs)
+        if self.is_world_process_zero():
+            write_cost(Path(self.args.output_dir), output.metrics, output.global_step)
+        return output
 
     def evaluate(self, *args: Any, **kwargs: Any):
         """Within a run: a model that has just been loaded would be its own reference."""
@@ -367,7 +376,7 @@ class UnlearnTrainer(AxolotlTrainer):
             },
             unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
             counts=self._step_counts if training else self._counts(batch, phase.entries),
-            weights=phase.weights(self.state.global_step),
+            weights=self.duals.weights(phase.entries, phase.weights(self.state.global_step)),
             scale=scale,
             plan=self.chunk_plan,
         )
@@ -375,6 +384,10 @@ class UnlearnTrainer(AxolotlTrainer):
         for name, (value, count) in result.parts.items():
             meters[name][0] += value
             meters[name][1] += count
+        if training:
+            for entry, count in zip(phase.entries, self._step_counts, strict=True):
+                if entry.args.constraint is not None:
+                    self.duals.add(entry, result.parts[entry.name][0], count)
         if training and not torch.isfinite(result.total):
             raise UnlearnError(
                 f"the loss is {result.total.item()} at step {self.state.global_step}: lower "
@@ -414,10 +427,23 @@ class UnlearnTrainer(AxolotlTrainer):
                 count = sum(part.get(name, (0.0, 0.0))[1] for part in gathered)
                 if count:
                     logs[prefix + name] = round(total / count, 6)
+            logs |= self.duals.logged() if phase == "train" else {}
             if len(self.phases) > 1:
                 phase = self._phase(training=False)
                 logs[prefix + "phase"] = 1 + self.phases.index(phase)
         super().log(_Logs(logs), start_time)
+
+
+def write_cost(folder: Path, metrics: dict[str, float], steps: int) -> None:
+    """``cost.json``: seconds and steps of the run (after a resume: seconds since then), and the
+    peak memory of the device, or of the process where there is none."""
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    folder.mkdir(parents=True, exist_ok=True)
+    cost = {"seconds": metrics["train_runtime"], "steps": steps, "peak_mib": round(peak)}
+    (folder / "cost.json").write_text(json.dumps(cost) + "\n", "utf-8")
 
 
 class _Logs(dict):
