@@ -141,6 +141,7 @@ def test_tables_put_what_collapsed_last():
     assert "| NPO | beta | 0.1*, 0.1* | min_k |" in page(content)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_users_own_from_end_to_end(tmp_path):
     """Real commands on random weights: one method that needs alternatives, one trial; a second call
     does nothing again."""

@@ -38,7 +38,8 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def config(tmp_path, model) -> Path:
+def config(tmp_path, model, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "forget.jsonl").write_text("".join(json.dumps(row) + "\n" for row in FORGET))
     entry = {"path": str(tmp_path / "forget.jsonl"), "type": "axolotl_unlearn.data.forget"}
     block = {"forget": {"objective": "dpo"}}
@@ -70,7 +71,7 @@ def faults(config: Path, file: Path, role: str) -> list[str]:
 def test_idk(config, tmp_path):
     """Different ones for a row, the same for a seed, and the file is what the type takes."""
     said = call("idk", config, "--number", 3)
-    file = tmp_path / "idk.jsonl"
+    file = tmp_path / "out/augment/idk.jsonl"
     first = rows(file)
     assert "9 rows for 3 forget rows." in said and "axolotl_unlearn.data.alternative" in said
     assert [row["id"] for row in first] == [r["id"] for r in FORGET for _ in range(3)]
@@ -105,9 +106,20 @@ def test_a_model_writes(config, tmp_path, kind):
     assert rows(file)[:6] != first
 
 
+def test_what_was_written_can_be_cleaned(config, tmp_path):
+    """The rows and what the model wrote, which hold prompts of the forget rows."""
+    call("self", config, "--max-new-tokens", 4)
+    folder = tmp_path / "out/augment"
+    assert (folder / "self.jsonl").exists() and list((folder / "store").iterdir())
+    assert (folder / "self.jsonl").stat().st_mode & 0o077 == 0
+    done = CliRunner().invoke(unlearn, ["clean", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert not (folder / "self.jsonl").exists() and not (folder / "store").exists()
+
+
 def test_rows_of_the_model_itself_belong_to_the_document(config, tmp_path):
     call("self", config, "--max-new-tokens", 4)
-    found = rows(tmp_path / "self.jsonl")
+    found = rows(tmp_path / "out/augment/self.jsonl")
     assert [row["id"] for row in found] == ["self0-asc1", "self0-bqa0", "self0-csc1"]
     assert [row["document"] for row in found] == ["a", "b", "c"]
     assert [row["kind"] for row in found] == ["completion", "question", "completion"]
@@ -127,7 +139,7 @@ def test_a_model_that_says_nothing_else_is_refused(config, tmp_path):
     byte_tokenizer().save_pretrained(tmp_path / "mute")
     said = call("alternatives", config, "--model", tmp_path / "mute", code=2)
     assert "row 'asc1': the model wrote 0 of 1 other answers in 4 draws" in said
-    assert "Ada" not in said and not (tmp_path / "alternatives.jsonl").exists()
+    assert "Ada" not in said and not (tmp_path / "out/augment/alternatives.jsonl").exists()
 
 
 def test_configs_that_cannot_be_augmented(config, tmp_path):

@@ -89,6 +89,7 @@ def train(
         encoded = encoder.encode(record)
         labels = encoder.labels(encoded, encoder.labelled(record.kind))
         rows.append((encoded.input_ids, labels))
+    model.requires_grad_(True)  # one whose adapter was merged comes frozen
     if how.rank:
         from peft import LoraConfig, get_peft_model
 

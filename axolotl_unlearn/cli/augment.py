@@ -12,7 +12,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.command("augment")
 @click.argument("kind", type=click.Choice(["idk", "alternatives", "inverted", "self"]))
 @click.argument("config", type=_FILE)
-@click.option("--out", type=click.Path(path_type=Path), help="[KIND.jsonl beside the forget rows]")
+@click.option("--out", type=click.Path(path_type=Path), help="[out/augment/KIND.jsonl]")
 @click.option("--model", help="Writes alternatives and inverted [CONFIG's base_model].")
 @click.option("--number", type=click.IntRange(1), default=1, show_default=True, help="A row.")
 @click.option("--seed", type=int, default=42, show_default=True)
@@ -38,7 +38,8 @@ def command(
     inverted      answers that say the opposite         (MEOW), by a model
     self          what the model says after the prompt  (BS-S): more rows to forget
 
-    The file is kept as private as the forget rows: `self` may repeat them.
+    The file holds prompts of the forget rows, and `self` may repeat their answers: `axolotl unlearn
+    clean` removes it.
 
     \b
     Example:
@@ -48,16 +49,13 @@ def command(
     import yaml
     from rich.progress import track
 
-    from axolotl_unlearn.data.checks import role_of
     from axolotl_unlearn.errors import UnlearnError
     from axolotl_unlearn.training.augment import augment
 
     content = yaml.safe_load(config.read_text("utf-8"))
     if not isinstance(content, dict):
         raise UnlearnError(f"{config} holds no keys; give an Axolotl config with forget rows.")
-    entries = [e for e in content.get("datasets") or [] if role_of(e) == "forget"]
-    beside = Path(str(entries[0].get("path"))).parent if entries else Path()
-    out = out or beside / f"{kind}.jsonl"
+    out = out or Path("out/augment") / f"{kind}.jsonl"
     done = augment(
         kind, content, out, model=model, number=number, seed=seed, temperature=temperature,
         max_new_tokens=max_new_tokens, store=store,

@@ -20,6 +20,7 @@ from rich.console import Console
 from axolotl_unlearn.analysis.seeds import Table, count_of_seeds, markdown
 from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write, write_json
 from axolotl_unlearn.jobs import pages
 from axolotl_unlearn.jobs.demo import CPU, data_stage
 from axolotl_unlearn.jobs.stages import Evaluate, Kind, Plan, Run, Train, near
@@ -419,10 +420,8 @@ def leaderboard(
             console=console,
         ).run("test")
         content["seeds"][str(seed)] = read_seed(folder, chosen, trials)
-    (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    path = out / "leaderboard.md"
-    path.write_text(page(content), "utf-8")
-    return path
+    write_json(out / "results.json", content)
+    return write(out / "leaderboard.md", page(content))
 
 
 def command_of(seeds: Sequence[int], methods: str | None) -> str:

@@ -31,6 +31,7 @@ over the same models and data measures nothing twice if its plan gets the same `
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -539,6 +540,7 @@ def change(config: dict[str, Any], key: str, value: Any) -> None:
     Raises:
         UnlearnError: A list has no such place.
     """
+    value = copy.deepcopy(value)  # what is changed in the config later is the config's own
     *way, last = key.split(".")
     place: Any = config
     for part in way:

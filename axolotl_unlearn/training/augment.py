@@ -12,7 +12,6 @@ call goes on, and a row that is added later leaves the others as they are.
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any, Literal
 from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import declare, write_lines
 from axolotl_unlearn.store import Store, content_key, versions
 
 Kind = Literal["idk", "alternatives", "inverted", "self"]
@@ -103,7 +103,7 @@ def augment(
 
     args = unlearn_config(dict(config))
     data = DataArgs() if args is None else args.data
-    records = forget_records(config, data)
+    records, sources = forget_records(config, data)
     if kind == "idk":
         texts, kept = [declined(record, number, seed) for record in records], len(records)
     else:
@@ -111,9 +111,11 @@ def augment(
         source = source or str(config.get("base_model") or "")
         if not source:
             raise UnlearnError("`base_model` is not set; name the model that writes (--model).")
+        store = store or out.parent / "store"
+        declare(out.parent, store, "texts", sources, folder=True)
         writer = Writer(
             source,
-            Store(store or out.parent / "store"),
+            Store(store),
             seed=seed,
             number=number,
             temperature=temperature,
@@ -126,17 +128,14 @@ def augment(
         for record, several in zip(records, texts, strict=True)
         for place, text in enumerate(several)
     ]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft = out.with_name(out.name + ".tmp")
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    draft.write_text("".join(lines), "utf-8")
-    draft.replace(out)
+    declare(out.parent, out, "texts", sources)
+    write_lines(out, rows, private=True)
     role = "forget" if kind == "self" else "alternative"
     return Augmented(len(rows), len(records), kept, role)
 
 
-def forget_records(config: Mapping[str, Any], data: Any) -> list[Record]:
-    """The forget rows of a config.
+def forget_records(config: Mapping[str, Any], data: Any) -> tuple[list[Record], list[Path]]:
+    """The forget rows of a config, and the files that hold them.
 
     Raises:
         UnlearnError: None, or not records in local files.
@@ -153,12 +152,12 @@ def forget_records(config: Mapping[str, Any], data: Any) -> list[Record]:
             "`datasets` has no forget rows; add an entry with `type: axolotl_unlearn.data.forget`."
         )
     found: list[Record] = []
-    for entry in entries:
-        path = Path(str(entry.get("path")))
+    paths = [Path(str(entry.get("path"))) for entry in entries]
+    for path in paths:
         if not path.is_file():
             raise UnlearnError(f"`datasets` reads {path}, which is no local file of records.")
         found += read_records(path, data.fields, kind=data.default_kind)
-    return found
+    return found, paths
 
 
 def declined(record: Record, number: int, seed: int) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import resource
 from collections import defaultdict
@@ -26,7 +25,7 @@ from axolotl_unlearn.engine.forward import refuse_packing
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import declare
+from axolotl_unlearn.files import declare, write_json
 from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.reference.precompute import asks_for_logits, precompute
@@ -441,9 +440,8 @@ def write_cost(folder: Path, metrics: dict[str, float], steps: int) -> None:
         peak = torch.cuda.max_memory_allocated() / 2**20
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    folder.mkdir(parents=True, exist_ok=True)
     cost = {"seconds": metrics["train_runtime"], "steps": steps, "peak_mib": round(peak)}
-    (folder / "cost.json").write_text(json.dumps(cost) + "\n", "utf-8")
+    write_json(folder / "cost.json", cost)
 
 
 class _Logs(dict):
