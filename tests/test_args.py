@@ -82,6 +82,11 @@ PUBLISHED = {
     "satimp-paper": {"satimp": (1, {"beta1": 5.0, "beta2": 1.0}), "nll": (0.1, {})},
     "bs-t": {"bst": (1, {"mix": 0.2, "top_k": 20}), "nll": (1, {})},
     "blade": {"clamped_entropy": (1, {"tau": 0.7}), "nll": (1, {})},
+    "pdu-tofu": {"flat_logits": (1, {}), "nll": (100, {})},
+    "tofu-po": {"po": (1, {}), "nll": (1, {})},
+    "tofu-idk-dpo": {"dpo": (1, {"beta": 0.1}), "nll": (1, {})},
+    "altpo": {"dpo": (1, {"beta": 0.1}), "nll": (1, {})},
+    "flat-tofu": {"flat": (1, {"divergence": "total_variation"})},
     "masc-tofu": {"masc": (0.05, {"rho": 0.7, "eta": 0.25, "k": 10, "b": 1.0})},
     "undial-lora": {"undial": (1, {"beta": 10.0})},
     "ce-u": {"ceu": (1, {})},
@@ -166,6 +171,13 @@ def test_methods_shows_one_of_them_whole():
         assert yaml.safe_load(shown(name))["unlearn"] and shown(name).startswith("#")
     wrong = CliRunner().invoke(command, ["npoo"])
     assert wrong.exit_code == 2 and "'npo'" in wrong.output
+
+
+def test_published_levels_of_the_retain_loss():
+    """PDU's .3 nats and step 5 (arXiv 2506.05314); BLADE's .85 of the start, a tenth downwards."""
+    pdu, blade = (parse_unlearn({"preset": n}).retain[0].constraint for n in ("pdu-tofu", "blade"))
+    assert (pdu.at_most, pdu.step, pdu.down, pdu.penalty) == (0.3, 5, 1, 0)
+    assert (blade.of_start, blade.down, blade.penalty / blade.step) == (0.85, 0.1, 1)
 
 
 def test_a_constraint_has_one_level_and_no_schedule():
