@@ -212,6 +212,34 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
                      atol=0.35, rtol=0.05)  # fmt: skip
 
 
+def test_answers_are_judged_where_no_document_is_to_be_forgotten():
+    """A forget set of questions alone (TOFU): no attack was made, and the rule failed on nothing.
+    Beside documents they are still left out."""
+    from types import SimpleNamespace
+
+    from conftest import tiny_llama
+
+    from axolotl_unlearn.reference.level import Level
+    from axolotl_unlearn.training.level import LevelCallback, Watched, judged
+
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: "word " * len(ids))
+    rng = torch.Generator().manual_seed(0)
+
+    def rows(kinds):
+        for kind in kinds:
+            ids = torch.randint(3, 23, (9,), generator=rng).tolist()
+            yield {"kind": kind, "task": 0, "input_ids": ids, "labels": [-100] * 3 + ids[3:]}
+
+    forget, heldout, retain = (Watched(rows([1] * n), tokenizer) for n in (5, 6, 2))
+    known = tuple([torch.full((6,), -2.0)] * len(side.rows) for side in (forget, heldout))
+    callback = LevelCallback(
+        forget, heldout, retain, known, Level(), every=2, stopping=Stopping()
+    )  # fmt: skip
+    callback.watch(tiny_llama(), 0, correct=False)
+    assert {"loss", "zlib", "min_k_20"} <= set(callback.stopping.history[0])
+    assert judged(Watched(rows([1, 0, 1]), tokenizer)) == {(0, 0)}
+
+
 def test_faults_of_the_block_name_the_cure(life):
     from axolotl_unlearn.errors import UnlearnError
     from axolotl_unlearn.preflight import faults

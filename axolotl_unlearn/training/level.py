@@ -92,14 +92,21 @@ class Watched:
         return dict(found)
 
 
+def judged(forget: Watched) -> set[Hashable]:
+    """Groups that attacks compare: documents (questions are short), or all where there is none."""
+    documents = {g for g in forget.groups if g[0] == KINDS["completion"]}
+    return documents or set(forget.groups)
+
+
 def document_scores(
-    watched: Watched, facts: Sequence[TokenFacts], reference: Sequence[Tensor]
+    watched: Watched,
+    facts: Sequence[TokenFacts],
+    reference: Sequence[Tensor],
+    groups: set[Hashable],
 ) -> Scores:
-    """The five attacks on the documents (questions are too short for them), by group."""
+    """The five attacks on the rows of ``groups`` (see `judged`), by group."""
     found = {}
-    for group in dict.fromkeys(watched.groups):
-        if group[0] != KINDS["completion"]:
-            continue
+    for group in dict.fromkeys(g for g in watched.groups if g in groups):
         chosen = [i for i, other in enumerate(watched.groups) if other == group]
         known = [_facts(reference[i]) for i in chosen]
         texts = [watched.texts[i] for i in chosen]
@@ -186,6 +193,7 @@ class LevelCallback(TrainerCallback):
         self.level, self.every, self.settle = level, every, settle
         self.stopping, self.out, self.log = stopping, out, log
         self.kept: dict[str, Tensor] = {}
+        self.judged = judged(forget)
         lacking = {g for g in forget.groups if g not in set(heldout.groups)}
         if lacking:
             kinds = {number: name for name, number in KINDS.items()}
@@ -208,7 +216,7 @@ class LevelCallback(TrainerCallback):
         for watched, teacher in zip((self.forget, self.heldout), self.teacher, strict=True):
             pairs = zip(watched.groups, teacher, strict=True)
             aims = [_facts(self.level.unmoved(logp, group)) for group, logp in pairs]
-            sides.append(document_scores(watched, aims, teacher))
+            sides.append(document_scores(watched, aims, teacher, self.judged))
         return {name: value for name, value in attack_aucs(*sides).items() if name in OF_LABELS}
 
     def watch(self, model: nn.Module, step: int, correct: bool) -> tuple[bool, bool]:
@@ -221,8 +229,8 @@ class LevelCallback(TrainerCallback):
             )
         if self.stopping is None:
             return False, False
-        seen = document_scores(self.forget, forget, self.teacher[0])
-        unseen = document_scores(self.heldout, heldout, self.teacher[1])
+        seen = document_scores(self.forget, forget, self.teacher[0], self.judged)
+        unseen = document_scores(self.heldout, heldout, self.teacher[1], self.judged)
         aucs = attack_aucs(seen, unseen)
         loss = -float(torch.cat(_logps(self.retain.score(model))).mean())
         few = {}
