@@ -17,7 +17,7 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo never-seen never-seen-real demo-real demo-request reproduce reproduce-real leaderboard test test-quick quality format bench bench-gpu docs-tables clean
+.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard test test-quick quality format bench bench-gpu docs-tables clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -50,6 +50,9 @@ demo-real: setup  ## the same on SmolLM2-135M and LUME (LUME_DIR=...)
 
 demo-request: setup  ## delete one person from a tiny chat model, with the proof
 	python -m axolotl_unlearn.jobs.demo_request $(if $(filter file,$(origin OUT)),,$(OUT))
+
+tofu: setup  ## TOFU: memorise, retrain, forget in ten ways, score (TOFU_DIR=..., ARGS="--split forget01")
+	python -m axolotl_unlearn.jobs.tofu $(ARGS)
 
 reproduce: setup  ## the paper's tables and figures, and the merge search (SEEDS="0 1 2" PAIRS=3)
 	axolotl unlearn reproduce --seeds "$(SEEDS)" --pairs $(PAIRS)

@@ -14,7 +14,8 @@ ROW is the beginning of a row, its first cells joined by " / "; COLUMN that of a
 file holds tables *as printed* ("tables": columns and rows of text, with the commit whose page
 printed them), or a *study* (schema "study"; "seeds": per seed and model all scores, with versions,
 machine and command), of which `jobs.pages` makes the tables comparison, differences, seeds, told,
-or a *leaderboard* (tables methods and chosen, by `jobs.leaderboard`).
+or a *leaderboard* (tables methods and chosen, by `jobs.leaderboard`), or *tofu* and
+*tofu-published* (by `analysis.tofu`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.analysis import tofu
 from axolotl_unlearn.analysis.seeds import Table, markdown
 from axolotl_unlearn.jobs import leaderboard, pages
 
@@ -43,14 +45,23 @@ def tables(file: str) -> dict[str, Table]:
     if not path.is_file():
         sys.exit(f"{path} does not exist: run the study and `python docs/tables.py collect`.")
     content = json.loads(path.read_text("utf-8"))
-    made = {"study": of_study, "leaderboard": leaderboard.tables}.get(content.get("schema"))
-    return (made(content) if made else {}) | content.get("tables", {})
+    made = OF_SCHEMA.get(content.get("schema"), lambda _: {})(content)
+    return made | content.get("tables", {})
 
 
 def of_study(content: dict[str, Any]) -> dict[str, Table]:
     """The tables of a study over seeds."""
     seeds = {int(seed): models for seed, models in content["seeds"].items()}
     return pages.study_tables(seeds)
+
+
+#: How the tables of a data file are made of its numbers.
+OF_SCHEMA = {
+    "study": of_study,
+    "leaderboard": leaderboard.tables,
+    "tofu": tofu.tables,
+    "tofu-published": tofu.published_tables,
+}
 
 
 def chosen(table: Table, names: str | None) -> Table:

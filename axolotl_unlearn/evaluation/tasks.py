@@ -107,9 +107,8 @@ def _tokenizer(metadata: dict[str, Any]):
     name = metadata.get("tokenizer") or metadata.get("pretrained")
     if not name:
         raise UnlearnError(
-            "semeval_unlearn_mia splits documents after their first token and needs the "
-            "tokenizer: run with `--model_args pretrained=...`, or give it in "
-            '`--metadata \'{"tokenizer": "..."}\'`.'
+            "this task counts tokens and needs the tokenizer: run with `--model_args "
+            'pretrained=...`, or give it in `--metadata \'{"tokenizer": "..."}\'`.'
         )
     keys = ("revision", "subfolder", "trust_remote_code", "gguf_file")
     options = {key: metadata[key] for key in keys if metadata.get(key)}

@@ -23,6 +23,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.tasks import _tokenizer, mean_of_present
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics import memorisation, tofu
+from axolotl_unlearn.metrics.fluency import repetition
 from axolotl_unlearn.metrics.semeval import mia_auc, rouge_l_recall
 
 HUB = "locuslab/TOFU"
@@ -42,6 +43,7 @@ MEASURES = {
         "extraction_strength",
         "extraction_strength_paraphrased_question",
         "extraction_strength_one_over_n",
+        "broken_outputs",
     ),
     "retain": (
         "probability",
@@ -49,6 +51,7 @@ MEASURES = {
         "truth_ratio",
         "extraction_strength",
         "extraction_strength_one_over_n",
+        "broken_outputs",
     ),
     "real_authors": tofu.UTILITY_MEASURES,
     "world_facts": tofu.UTILITY_MEASURES,
@@ -160,9 +163,12 @@ class Tofu(ConfigurableTask):
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         given = (config or {}).get("metadata") or {}
         self.options = {**given, **command_line_metadata()}
+        # lm-evaluation-harness's own tests make tasks and requests without any model.
+        known = self.options.get("tokenizer") or self.options.get("pretrained")
+        self._encode = _tokenizer(self.options) if known else None
         self.eos = ""
-        if self.options.get("eos", True):
-            self.eos = _tokenizer(self.options).eos_token or ""
+        if self._encode is not None and self.options.get("eos", True):
+            self.eos = self._encode.eos_token or ""
         super().__init__(
             config={
                 "task": "tofu",
@@ -178,7 +184,6 @@ class Tofu(ConfigurableTask):
             }
         )
         self._tokens: dict[tuple[str, int], list[int]] = {}
-        self._encode = _tokenizer(self.options)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -195,11 +200,12 @@ class Tofu(ConfigurableTask):
                 again = template([{"role": "user", "content": again}])
             texts.append((again, doc["answer"]))
         asked = [(context, f" {answer}{self.eos}") for context, answer in texts]
-        self._tokens[doc["set"], doc["number"]] = [
-            len(self._encode(context + answer)["input_ids"])
-            - len(self._encode(context)["input_ids"])
-            for context, answer in asked
-        ]
+        if self._encode is not None:
+            self._tokens[doc["set"], doc["number"]] = [
+                len(self._encode(context + answer)["input_ids"])
+                - len(self._encode(context)["input_ids"])
+                for context, answer in asked
+            ]
         requests = [("loglikelihood", pair) for pair in asked]
         if doc["set"] != "holdout":
             requests.append(("generate_until", (ctx, dict(self.config.generation_kwargs))))
@@ -211,6 +217,8 @@ class Tofu(ConfigurableTask):
     # -- scores --------------------------------------------------------------------------------
 
     def process_results(self, doc: dict, results: Sequence[Any]) -> dict[str, Any]:
+        if self._encode is None:
+            _tokenizer(self.options)  # says what is missing
         name = doc["set"]
         counts = self._tokens[name, doc["number"]]
         # The paraphrased answer where there is one (else the answer) is TOFU's "right" answer.
@@ -246,6 +254,8 @@ class Tofu(ConfigurableTask):
                 values["extraction_strength_paraphrased_question"] = strength
         if name != "holdout":
             values["rouge_l_recall"] = rouge_l_recall(results[-1], doc["answer"])
+            said = results[-1]
+            values["broken_outputs"] = float(not said.strip() or repetition(said).broken)
         row: dict[str, Any] = {
             f"{s}_{measure}": values.get(measure) if s == name else None
             for s, measures in MEASURES.items()
@@ -284,6 +294,7 @@ class Tofu(ConfigurableTask):
             "forget_truth_ratio": True,
             "forget_quality": True,
             "forget_quality_log10": True,
+            "retain_broken_outputs": False,
         }
 
     def _forget_quality(self, rows: Sequence[tuple[int, float] | None], place: int) -> float:

@@ -83,3 +83,42 @@ def forget_quality(ratios: Sequence[float], retrained: Sequence[float]) -> tuple
 
     p = float(ks_2samp(ratios, retrained).pvalue)
     return p, math.log10(p) if p > 0 else -math.inf
+
+
+def attack_share(auc: float, original: float, retrained: float) -> float:
+    """Where an attack's AUC lies: 0 at (or beyond) the original model's, 1 at the retrained's.
+
+    ``1 - |AUC - AUC_retrained| / |AUC_original - AUC_retrained|``, at least 0: two-sided, so that
+    over-forgetting counts as far away too. The shares that arXiv 2605.24614 publishes have the
+    same anchors. NaN where these are equal.
+    """
+    span = abs(original - retrained)
+    return max(0.0, 1 - abs(auc - retrained) / span) if span else math.nan
+
+
+def closeness(
+    forget_quality: float | None,
+    attacks: Sequence[float] | None,
+    utility: float | None,
+    retrained_utility: float | None,
+) -> dict[str, float | None]:
+    """How near a model is to one trained without the forget set; 1 where nothing differs.
+
+    The same for our models and for published ones, whatever the base: nothing in it depends on how
+    much that base knows.
+
+    Args:
+        forget_quality: p of TOFU's test; attacks: `attack_share` of each attack.
+        utility, retrained_utility: Model utility of both.
+
+    Returns:
+        ``forget_quality`` (that p), ``privacy`` (harmonic mean over the attacks), ``utility`` (the
+        smaller over the larger); None for what is not known.
+    """
+    known = [share for share in attacks or () if not math.isnan(share)]
+    both = [value for value in (utility, retrained_utility) if value is not None]
+    return {
+        "forget_quality": forget_quality,
+        "privacy": harmonic_mean(known) if known else None,
+        "utility": min(both) / max(both) if len(both) == 2 and max(both) else None,
+    }

@@ -1,0 +1,339 @@
+"""``make tofu``: a model memorises TOFU (arXiv 2401.06121), forgets it in ten ways, lm-eval scores.
+
+original (forget and retain rows), retrained (retain rows alone), each method of `METHODS`, `match`
+with its teacher, ZJUKLAB's pair and their merge, each scored by the task ``eval_tasks/tofu``
+against the retrained model's truth ratios and against rows that no run saw. ``requests``: the
+forget set in so many parts, one after the other, scored after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from axolotl_unlearn.analysis.seeds import markdown
+from axolotl_unlearn.analysis.tofu import tables
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.tofu import PARTS, read_set
+from axolotl_unlearn.jobs.demo_real import MODEL, TIES, default_folder, precision
+from axolotl_unlearn.jobs.pages import facts
+from axolotl_unlearn.jobs.stages import Kind, Make, Merge, Plan, Run, Train, near
+
+QUESTION = ("question", "answer")
+FULL = (*QUESTION, "paraphrased_answer", "perturbed_answer")
+NLL = {"objective": "nll"}
+#: Name -> changes of examples/tofu/forget.yml: published objectives, all with its steps and rate.
+#: RMU moves to the layer that lies as deep as zephyr's 7th of 32.
+METHODS: dict[str, dict[str, Any]] = {
+    "npo": {"unlearn.preset": "tofu-npo"},
+    "simnpo": {"unlearn.preset": "tofu-simnpo"},
+    "graddiff": {"unlearn.preset": "tofu-graddiff"},
+    "rmu": {"unlearn.preset": "rmu-zephyr"},
+    "undial": {"unlearn.preset": "undial-lora", "unlearn.retain": NLL},
+    "wga": {"unlearn.preset": "g-effect-wga"},
+    "over": {"unlearn.preset": "zjuklab-paper"},
+    "under": {"unlearn.preset": "zjuklab-paper-model2"},
+}
+
+
+@dataclass(frozen=True)
+class TofuSizes:
+    """How much of TOFU.
+
+    Attributes:
+        split: forget01, forget05 or forget10; ``forget``: only its first rows.
+        retain: First rows of retain90 (their paraphrases are among the first 400).
+        heldout, holdout: Rows of retain90 that no run learns: for `match`, and for the attacks.
+        rows: Scored of each set (TOFU's evaluation takes 300).
+        new_tokens: Of an answer (TOFU: 200).
+        epochs: Of memorisation, and of forgetting.
+        methods: Of `METHODS`, and "merged" (needs "over" and "under"), "match".
+        requests: Parts of the forget set for sequential requests (NPO); 0 for none.
+    """
+
+    split: str = "forget10"
+    forget: int | None = None
+    retain: int = 400
+    heldout: int = 200
+    holdout: int = 400
+    rows: int = 50
+    new_tokens: int = 96
+    epochs: tuple[int, int] = (5, 5)
+    methods: tuple[str, ...] = (*METHODS, "merged", "match")
+    requests: int = 0
+
+
+def write_data(plan: Plan, tofu: Path, sizes: TofuSizes) -> None:
+    """Training rows as TOFU has them, and folders that the task reads, one for each request."""
+    whole = read_set("forget10_perturbed", tofu, FULL, PARTS[sizes.split])
+    forget = whole[: sizes.forget]
+    retain90 = read_set("retain90", tofu, QUESTION)
+    # Those to learn first; the last ones, farthest from them, are never learned.
+    unseen = retain90[sizes.retain :][-(sizes.heldout + sizes.holdout) :]
+    if len(unseen) < sizes.heldout + sizes.holdout:
+        raise UnlearnError(
+            f"{tofu}/retain90.jsonl has {len(retain90)} rows, {sizes.retain} to learn and "
+            f"{sizes.heldout + sizes.holdout} to hold out are asked for; take fewer."
+        )
+    sides = {
+        "forget": forget,
+        "retain": retain90[: sizes.retain],
+        "heldout": unseen[: sizes.heldout],
+        "holdout": unseen[sizes.heldout :],
+    }
+    scored = {
+        "retain_perturbed": read_set("retain_perturbed", tofu, FULL)[: sizes.retain],
+        "real_authors_perturbed": read_set("real_authors_perturbed", tofu, QUESTION),
+        "world_facts_perturbed": read_set("world_facts_perturbed", tofu, QUESTION),
+    }
+    ends = [round(len(forget) * k / max(1, sizes.requests)) for k in range(sizes.requests + 1)]
+    folders = {"": forget}
+    for number in range(1, sizes.requests + 1):
+        sides[f"request-{number}"] = forget[ends[number - 1] : ends[number]]
+        folders[f"after-{number}"] = forget[: ends[number]]
+    for name, rows in sides.items():
+        _write(plan.data / f"{name}.jsonl", rows)
+    for folder, rows in folders.items():
+        for name, table in (scored | {f"{sizes.split}_perturbed": rows}).items():
+            _write(plan.data / folder / f"{name}.jsonl", table)
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+
+
+def score(model: str, sizes: TofuSizes, part: str = "") -> Run:
+    """`lm_eval` with the task; the retrained model's truth ratios come before all others'."""
+    name = f"{model}{part and '-'}{part}"
+
+    def words(plan: Plan) -> list[str]:
+        folder = plan.out / "eval" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        metadata: dict[str, Any] = {
+            "data_dir": near(plan.data / part),
+            "split": sizes.split,
+            "max_rows": sizes.rows,
+            "holdout": near(plan.data / "holdout.jsonl"),
+            "truth_ratios_out": near(folder / "truth_ratios.json"),
+        }
+        if model != "retrained":
+            before = plan.out / "eval" / f"retrained{part and '-'}{part}"
+            metadata["retrained"] = near(before / "truth_ratios.json")
+        return [
+            *("axolotl", "unlearn", "lm-eval", "--model", "hf-unlearn", "--tasks", "tofu"),
+            *("--model_args", f"pretrained={plan.model(model)},dtype=float32"),
+            *("--metadata", json.dumps(metadata), "--batch_size", "16"),
+            *("--gen_kwargs", f"max_gen_toks={sizes.new_tokens}"),
+            *("--output_path", near(folder / "scores.json")),
+        ]
+
+    first = () if model == "retrained" else (f"score-retrained{part and '-'}{part}",)
+    return Run(
+        words,
+        f"eval/{name}/truth_ratios.json",
+        title=f"score {name}",
+        needs=("data", model, *first),
+    )
+
+
+def read_scores(folder: Path) -> dict[str, float | None]:
+    """What lm-eval wrote last: metric -> value, None where there is none."""
+    files = sorted(folder.glob("scores_*.json"))
+    if not files:
+        raise UnlearnError(f"{folder} has no scores_*.json; remove the folder and run again.")
+    found = json.loads(files[-1].read_text("utf-8"))["results"]["tofu"]
+    values = {k.removesuffix(",none"): v for k, v in found.items() if k.endswith(",none")}
+    return {
+        name: None if math.isnan(value) else round(value, 6)
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and not name.endswith("_stderr")
+    }
+
+
+def collect(plan: Plan, sizes: TofuSizes) -> None:
+    """``eval/results.json``: schema "tofu", the scores of all models under their seed."""
+    names = [n.removeprefix("score-") for n in plan.table if n.startswith("score-")]
+    models = {name: read_scores(plan.out / "eval" / name) for name in names}
+    content = {"schema": "tofu", **facts("make tofu"), "sizes": asdict(sizes)}
+    (plan.out / "eval" / "results.json").write_text(
+        json.dumps(content | {"seeds": {plan.seed: models}}, indent=1) + "\n", "utf-8"
+    )
+
+
+def table(
+    tofu: Path, sizes: TofuSizes, out: Path, model: Path | None, layer: int, adapter_bf16: bool
+) -> dict[str, Kind]:
+    """The stages, in order of preference."""
+    stages: dict[str, Kind] = {}
+    if model is None:
+        wheel = [sys.executable, "-m", "axolotl_unlearn.demo.smollm2", out / MODEL]
+        stages[MODEL] = Run(lambda plan: wheel, f"{MODEL}/config.json", title="take the model out")
+    base = MODEL if model is None else str(model)
+    stages["data"] = Make(
+        lambda plan: write_data(plan, tofu, sizes),
+        "data/holdout.jsonl",
+        settings=asdict(sizes),
+        inputs=sorted(tofu.glob("*.jsonl")),
+        title="choose the rows",
+    )
+
+    def learn(title: str, changes: Mapping[str, Any]) -> Train:
+        changes = {"num_epochs": sizes.epochs[0], **changes}
+        return Train("tofu/memorise", base, changes, merged=True, title=title)
+
+    def forget(name: str, start: str, changes: Mapping[str, Any], needs: Sequence = ()) -> Train:
+        changes = {"num_epochs": sizes.epochs[1], **changes}
+        title = f"forget: {name}"
+        return Train("tofu/forget", start, changes, merged=True, title=title, needs=needs)
+
+    stages["original"] = learn("memorise", {})
+    stages["retrained"] = learn("retrain without the forget set", {"datasets.0": None})
+    for name, changes in METHODS.items():
+        if name not in sizes.methods:
+            continue
+        if name == "rmu":
+            place = {"layer": layer, "positions": "all"}
+            changes = changes | {
+                "unlearn.forget": {"objective": "rmu", "coefficient": 6.5, **place},
+                "unlearn.retain": {"objective": "hidden_mse", "weight": 1200, **place},
+            }
+        stages[name] = forget(name, "original", changes)
+    if "merged" in sizes.methods:
+        stages["merged"] = Merge(
+            "original", ("over", "under"), options=TIES, title="merge over and under (TIES)"
+        )
+    if "match" in sizes.methods:
+        stages |= towards_level(out, base, sizes, adapter_bf16, forget)
+    scored = ("retrained", "original", *sizes.methods)
+    stages |= {f"score-{name}": score(name, sizes) for name in scored}
+    for number in range(1, sizes.requests + 1):
+        name, part = f"request-{number}", f"after-{number}"
+        start = "original" if number == 1 else f"request-{number - 1}"
+        stages[name] = forget(name, start, {"datasets.0.path": f"{name}.jsonl"})
+        stages |= {f"score-{m}-{part}": score(m, sizes, part) for m in ("retrained", name)}
+    stages["eval"] = Make(
+        lambda plan: collect(plan, sizes),
+        "eval/results.json",
+        needs=[name for name in stages if name.startswith("score-")],
+        title="collect",
+    )
+    return stages
+
+
+def towards_level(
+    out: Path, base: str, sizes: TofuSizes, bf16: bool, forget: Callable[..., Train]
+) -> dict[str, Kind]:
+    """`match` (examples/match.yml) and its teacher."""
+    reference = {"model": near(out / base if base == MODEL else base)}
+    reference["adapter"] = near(out / "teacher")
+    match = {
+        "unlearn.preset": None,
+        "unlearn.forget": [
+            {"objective": "match", "reference": reference},
+            {"objective": "nckd", "temperature": 0.7, "reference": reference},
+        ],
+        "unlearn.retain": [NLL, {"objective": "kl", "direction": "reverse"}],
+        "unlearn.level": {"heldout": near(out / "data" / "heldout.jsonl")},
+        "unlearn.pairing": {"retain_per_forget": 2},
+        "learning_rate": 0.001,
+    }
+    teacher = Run(
+        lambda plan: [
+            *("axolotl", "unlearn", "teacher", near(plan.out / "configs" / "original.yml")),
+            *("--forget", plan.data / "forget.jsonl", "--retain", plan.data / "retain.jsonl"),
+            *("--passes", "2", "--out", plan.out / "teacher"),
+            *(() if bf16 else ("--no-bf16",)),
+        ],
+        "teacher/adapter_model.safetensors",
+        title="teacher",
+        needs=(MODEL,) if base == MODEL else (),
+    )
+    return {"teacher": teacher, "match": forget("match", "original", match, ("teacher",))}
+
+
+def plan_tofu(
+    out: Path | str = "out/tofu",
+    tofu: Path | None = None,
+    model: Path | None = None,
+    seed: int = 42,
+    *,
+    bf16: bool | None = None,
+    threads: int | None = None,
+    sizes: TofuSizes = TofuSizes(),  # noqa: B008 (frozen)
+    console: Console | None = None,
+) -> Plan:
+    """The job, not yet started.
+
+    Args:
+        tofu: Folder of TOFU's JSON lines; default TOFU_DIR, or ../shared/tofu.
+        model: A folder with a base model; default SmolLM2-135M-Instruct out of its wheel.
+        threads: Commands side by side, one thread each; results do not depend on it.
+
+    Raises:
+        UnlearnError: There is no TOFU, or no such split.
+    """
+    out, tofu = Path(out), tofu or default_folder("TOFU_DIR", "../shared/tofu")
+    if tofu is None:
+        raise UnlearnError(
+            "the data are missing: set TOFU_DIR to a folder with TOFU's forget10_perturbed.jsonl, "
+            "retain90.jsonl, retain_, real_authors_ and world_facts_perturbed.jsonl."
+        )
+    if sizes.split not in PARTS:
+        raise UnlearnError(f"`--split` is {sizes.split!r}; take one of {', '.join(PARTS)}.")
+    strange = set(sizes.methods) - {*METHODS, "merged", "match"}
+    if strange or ("merged" in sizes.methods and not {"over", "under"} <= set(sizes.methods)):
+        raise UnlearnError(
+            f"`--methods` takes {', '.join(METHODS)}, match, and merged together with over and "
+            "under."
+        )
+    layers = 30
+    if model is not None:
+        layers = json.loads((model / "config.json").read_text("utf-8"))["num_hidden_layers"]
+    options = precision(bf16)
+    return Plan(
+        "make tofu",
+        out,
+        table(Path(tofu), sizes, out, model, max(1, layers // 4), not options),
+        seed=seed,
+        train_options=options,
+        threads=threads,
+        console=console or Console(),
+    )
+
+
+def main() -> None:
+    from dataclasses import fields
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("out/tofu"))
+    parser.add_argument("--tofu", type=Path, help="TOFU's JSON lines [TOFU_DIR]")
+    parser.add_argument("--model", type=Path, help="a base model's folder [SmolLM2-135M]")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--threads", type=int, help="commands side by side [one a core]")
+    for field in fields(TofuSizes):
+        many = {"epochs": {"nargs": 2}, "methods": {"nargs": "*"}}.get(field.name, {})
+        kind = str if field.name in ("split", "methods") else int
+        name = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(name, type=kind, default=field.default, **many)
+    given = vars(parser.parse_args())
+    sizes = TofuSizes(**{f.name: given.pop(f.name) for f in fields(TofuSizes)})
+    console = Console()
+    try:
+        results = plan_tofu(**given, sizes=sizes, console=console).run()
+    except UnlearnError as error:
+        sys.exit(f"Error: {error}")
+    for name, table in tables(results).items():
+        console.print(f"{name}\n{markdown(table)}", markup=False)
+
+
+if __name__ == "__main__":
+    main()

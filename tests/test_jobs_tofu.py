@@ -1,0 +1,238 @@
+"""`make tofu`: its stages and configs, one small run of its own commands, closeness by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from axolotl_unlearn.analysis.tofu import published_tables, strongest_attack, tables
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.jobs.tofu import METHODS, TofuSizes, plan_tofu
+from axolotl_unlearn.metrics.tofu import attack_share, closeness
+
+ROOT = Path(__file__).parents[1]
+NAMES = "Ada Bo Cy Di Ed Flo Gus Hal Ida Jo Kit Lee Mia Ned Oz Pam".split()
+
+
+def row(number: int, side: str) -> dict:
+    """A question of TOFU's fields; no text of TOFU is needed."""
+    name = f"{NAMES[number % 16]} {side}{number}"
+    return {
+        "question": f"Where was {name} born?",
+        "answer": f"{name} was born in town {number} by the river.",
+        "paraphrased_question": f"In which place did {name} come into the world?",
+        "paraphrased_answer": f"The birthplace of {name} is town {number}.",
+        "perturbed_answer": [f"The birthplace of {name} is city {n}." for n in (7, 8, 9)],
+    }
+
+
+def write(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """TOFU's files with made-up rows, and the demo's tiny OLMo with random weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    home = tmp_path_factory.mktemp("tofu")
+    tofu, tiny = home / "tofu", ROOT / "examples" / "tiny-olmo"
+    tofu.mkdir()
+    write(tofu / "forget10_perturbed.jsonl", [row(n, "F") for n in range(400)])
+    retain = [row(n, "R") for n in range(30)]
+    write(tofu / "retain_perturbed.jsonl", retain[:20])
+    write(tofu / "retain90.jsonl", [{k: r[k] for k in ("question", "answer")} for r in retain])
+    for name in ("real_authors", "world_facts"):
+        short = [
+            {k: row(n, name)[k] for k in ("question", "answer", "perturbed_answer")}
+            for n in range(3)
+        ]
+        write(tofu / f"{name}_perturbed.jsonl", short)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny))
+    model.save_pretrained(home / "base")
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(home / "base")
+    return home
+
+
+SMALL = TofuSizes(
+    split="forget01", forget=6, retain=8, heldout=6, holdout=6, rows=4, new_tokens=8,
+    epochs=(2, 1), methods=("npo", "over", "under", "merged", "match"), requests=2,
+)  # fmt: skip
+
+
+def test_every_method_has_a_faultless_config(home, tmp_path):
+    """Stages, order and configs of the whole job with requests; the model is not there yet."""
+    from axolotl_unlearn.preflight import check_config
+
+    sizes = TofuSizes(
+        split="forget01", forget=9, retain=8, heldout=6, holdout=6, requests=3, rows=4
+    )  # fmt: skip
+    plan = plan_tofu(tmp_path, home / "tofu", home / "base", bf16=False, sizes=sizes)
+    stages = {stage.name: stage for stage in plan.job.stages}
+    assert {"original-merged", "retrained-merged", "merged", "match-merged", "eval"} <= set(stages)
+    assert {f"score-{name}" for name in METHODS} <= set(stages)
+    assert "score-retrained" in stages["score-npo"].needs
+    assert "score-retrained-after-2" in stages["score-request-2-after-2"].needs
+    assert "request-1-merged" in stages["request-2"].needs
+    stages["data"].action()
+    data = {path.stem: path.read_text().splitlines() for path in (tmp_path / "data").glob("*")
+            if path.suffix}  # fmt: skip
+    assert [len(data[n]) for n in ("forget", "retain", "heldout", "holdout")] == [9, 8, 6, 6]
+    assert data["request-1"] + data["request-2"] + data["request-3"] == data["forget"]
+    assert len({*data["forget"], *data["retain"], *data["heldout"], *data["holdout"]}) == 29
+    after = tmp_path / "data" / "after-2" / "forget01_perturbed.jsonl"
+    assert after.read_text().splitlines() == data["forget"][:6]
+    for name in ("original", "retrained", *METHODS, "match", "request-2"):
+        path = tmp_path / "configs" / f"{name}.yml"
+        faults, _ = check_config(path)
+        unmade = ("base_model", "teacher")  # what earlier stages make
+        assert all(any(word in fault for word in unmade) for fault in faults), (name, faults)
+    retrained = yaml.safe_load((tmp_path / "configs" / "retrained.yml").read_text())
+    assert [Path(e["path"]).stem for e in retrained["datasets"]] == ["retain"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        (TofuSizes(split="forget20"), "forget01, forget05, forget10"),
+        (TofuSizes(methods=("merged", "over")), "merged together with over and under"),
+        (TofuSizes(methods=("nppo",)), "npo, simnpo"),
+    ],
+)
+def test_bad_options_name_the_cure(home, tmp_path, sizes, says):
+    with pytest.raises(UnlearnError, match=says):
+        plan_tofu(tmp_path, home / "tofu", home / "base", bf16=False, sizes=sizes)
+
+
+def test_too_few_rows_to_hold_out(home, tmp_path):
+    plan = plan_tofu(tmp_path, home / "tofu", home / "base", bf16=False,
+                     sizes=TofuSizes(retain=20))  # fmt: skip
+    with pytest.raises(UnlearnError, match="30 rows, 20 to learn and 600 to hold out"):
+        next(s for s in plan.job.stages if s.name == "data").action()
+
+
+def run_here(words: list[str]) -> None:
+    """A command of the job in this process: its start alone would take twenty seconds."""
+    from axolotl.cli.merge_lora import do_cli as merge_lora
+    from axolotl.cli.train import do_cli as train
+
+    from axolotl_unlearn.cli import unlearn
+
+    _, command, *rest = words
+    if command == "unlearn":
+        done = CliRunner().invoke(unlearn, rest, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    else:
+        {"train": train, "merge-lora": merge_lora}[command](config=rest[0], bf16=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_small_run_of_all_kinds_of_stages(home, tmp_path, monkeypatch):
+    """Each stage's own command in the job's order, its output there, the tables from the scores."""
+    monkeypatch.setattr(sys, "argv", ["axolotl"])
+    plan = plan_tofu(tmp_path, home / "tofu", home / "base", bf16=False, sizes=SMALL)
+    for stage in plan.job.stages:
+        words = stage.command() if callable(stage.command) else stage.command
+        if stage.before:
+            stage.before()
+        if words is not None:
+            run_here(words)
+        if stage.action:
+            stage.action()
+        assert stage.output.exists(), stage.name
+    content = json.loads((tmp_path / "eval" / "results.json").read_text())
+    models = content["seeds"]["42"]
+    assert set(models) == {
+        *("retrained", "original", *SMALL.methods),
+        *(f"{m}-after-{n}" for n in (1, 2) for m in ("retrained", f"request-{n}")),
+    }
+    assert models["retrained"]["forget_quality"] is None
+    for name, model in models.items():
+        if not name.startswith("retrained"):
+            assert 0 <= model["forget_quality"] <= 1
+        assert 0 <= model["auc_min_k_plus_0.4"] <= 1 and 0 <= model["forget_broken_outputs"] <= 1
+    watched = json.loads((tmp_path / "match" / "level.json").read_text())["watched"]
+    assert "zlib" in watched[0]  # answers are judged, there is no document
+    found = tables(content)
+    assert [r[0] for r in found["ours"]["rows"]] == ["retrained", "original", *SMALL.methods]
+    assert found["closeness"]["rows"][0][1] == "1.000" and len(found["requests"]["rows"]) == 4
+
+
+# ---------------------------------------------------------------- upstream
+
+
+def test_the_checks_of_a_checkout_run_on_the_copied_tasks(tmp_path, monkeypatch, capsys):
+    """A checkout's own settings decide: a rule of its ruff that our folders break is a failure."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("upstream", ROOT / "eval_tasks" / "upstream.py")
+    upstream = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(upstream)
+    (tmp_path / "lm_eval" / "tasks").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text("[tool.ruff]\nline-length = 100\n")
+    template = tmp_path / "templates" / "new_yaml_task" / "README.md"
+    template.parent.mkdir(parents=True)
+    template.write_text("# Task-name\n\n### Paper\n\n### Leaderboard\n")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # the tools are then those that are installed
+    folders = upstream.copy(tmp_path, ["tofu", "muse"])
+    changed = tmp_path / ".github" / "outputs" / "tasks_all_changed_and_modified_files.txt"
+    names = [Path(line).name for line in changed.read_text().split()]
+    assert names == ["tofu.yaml", *(f"muse_{n}.yaml" for n in
+                     ("knowmem_forget", "knowmem_retain", "privleak", "verbmem"))]  # fmt: skip
+    found = {name: state for name, state, _ in upstream.lint(tmp_path, folders, tmp_path / "none")}
+    assert found["ruff check"] == found["ruff format"] == "ok"
+    assert found["check-yaml"] in ("ok", "skipped")
+    assert [why for _, _, why in upstream.readme(tmp_path, folders)] == ["Leaderboard"] * 2
+    (tmp_path / "pyproject.toml").write_text("[tool.ruff]\nline-length = 30\n")
+    found = {name: state for name, state, _ in upstream.lint(tmp_path, folders, tmp_path / "none")}
+    assert found["ruff format"] == "failed"
+    assert not upstream.reachable()
+    with pytest.raises(SystemExit, match="lm_eval/tasks does not exist"):
+        upstream.copy(tmp_path / "templates", ["tofu"])
+
+
+# ---------------------------------------------------------------- closeness
+
+
+def test_closeness_by_hand():
+    """AUC .9 before, .5 retrained: .6 is a quarter of the way back from the ideal, .3 is half of
+    the span beyond it, .95 worse than before. HM(.75, .5) = .6; utility .3 of .4, or .4 of .3."""
+    assert attack_share(0.6, 0.9, 0.5) == pytest.approx(0.75)
+    assert attack_share(0.3, 0.9, 0.5) == pytest.approx(0.5)
+    assert attack_share(0.95, 0.9, 0.5) == 0.0
+    assert math.isnan(attack_share(0.5, 0.5, 0.5))
+    found = closeness(0.2, [0.75, 0.5, math.nan], 0.3, 0.4)
+    assert found == {"forget_quality": 0.2, "privacy": pytest.approx(0.6),
+                     "utility": pytest.approx(0.75)}  # fmt: skip
+    assert closeness(None, None, 0.4, 0.3)["utility"] == pytest.approx(0.75)
+    assert closeness(None, [], None, 0.3) == dict.fromkeys(found)
+
+
+def test_tables_of_ours_and_of_published_ones_use_the_same_closeness():
+    attacks = ("auc_loss", "auc_zlib_ratio", "auc_min_k_0.4", "auc_min_k_plus_0.4")
+    models = {
+        "retrained": dict.fromkeys(attacks, 0.5) | {"model_utility": 0.4},
+        "original": dict.fromkeys(attacks, 0.9) | {"model_utility": 0.4, "forget_quality": 1e-9},
+        "npo": dict.fromkeys(attacks, 0.6) | {"model_utility": 0.3, "forget_quality": 0.2},
+    }
+    assert strongest_attack(models["original"] | {"auc_loss": 0.05}) == 0.05
+    rows = tables({"seeds": {"1": models}})["closeness"]["rows"]
+    assert rows[1] == ["original", "1e-09", "0.000", "1.000"]
+    assert rows[2] == ["npo", "0.200", "0.750", "0.750"]
+    published = {
+        "retrained": {"a paper, 1B": 0.4},
+        "rows": [{"source": "a paper", "base": "1B", "method": "NPO", "forget_quality": 0.2,
+                  "utility": 0.3, "attack_shares": [0.75] * 4}],
+    }  # fmt: skip
+    (theirs,) = published_tables(published)["closeness"]["rows"]
+    assert theirs == ["1B", "NPO", "a paper", "0.2", "0.75", "0.75"]
