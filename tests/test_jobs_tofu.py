@@ -64,7 +64,7 @@ def home(tmp_path_factory):
 
 SMALL = TofuSizes(
     split="forget01", forget=6, retain=8, heldout=6, holdout=6, rows=4, new_tokens=8,
-    epochs=(2, 1), methods=("npo", "over", "under", "merged", "match"), requests=2,
+    epochs=(2, 1), methods=("over", "under", "merged", "match"), requests=2,
 )  # fmt: skip
 
 
