@@ -1,7 +1,6 @@
 """Stages: order, reuse, keys that follow content, failures that show the log."""
 
 import io
-import os
 import signal
 import subprocess
 import sys
@@ -233,10 +232,13 @@ def test_seconds_of_kept_stages_count(tmp_path):
     assert again.total_seconds() == 42.5
 
 
-def test_no_command_outlives_a_terminated_driver(tmp_path):
-    """The child writes its number and sleeps; SIGTERM to the driver must end it too."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_command_outlives_its_driver(tmp_path, number):
+    """The command writes the number of its own child, which sleeps; both must end with us."""
     child = (
-        "import os, sys, time, pathlib; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); "
+        "import subprocess, sys, time, pathlib\n"
+        "one = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(120)'])\n"
+        "pathlib.Path(sys.argv[1]).write_text(str(one.pid))\n"
     )
     driver = (
         "import sys; from pathlib import Path; from axolotl_unlearn.jobs.runner import Job, Stage\n"
@@ -251,7 +253,15 @@ def test_no_command_outlives_a_terminated_driver(tmp_path):
     deadline = time.monotonic() + 60
     while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.terminate()
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
+    process.send_signal(number)
+    assert process.wait(timeout=60) in (128 + number, -number)
+    deadline = time.monotonic() + 20
+    while _alive(int(pid.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _alive(int(pid.read_text()))
+
+
+def _alive(pid: int) -> bool:
+    """Running: neither gone nor waiting to be collected by its parent."""
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(found.stdout.strip()) and not found.stdout.startswith("Z")

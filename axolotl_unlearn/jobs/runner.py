@@ -12,12 +12,14 @@ import re
 import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -167,6 +169,58 @@ def _end_on_sigterm():
         signal.signal(signal.SIGTERM, before)
 
 
+#: Reads the numbers of process groups, each when it starts and again when it has ended. Its input
+#: ends when the job's process does, however that dies: what is left is killed.
+_WATCH = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    groups ^= {int(line)}
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+class _Groups:
+    """Commands in process groups of their own, none of which outlives this process.
+
+    A process of its own in a session of its own watches: after SIGKILL nobody else is left to.
+    """
+
+    def __init__(self) -> None:
+        self._watch: subprocess.Popen | None = None
+
+    def start(self, command: list[str], **more: Any) -> subprocess.Popen:
+        if self._watch is None:
+            self._watch = subprocess.Popen(
+                [sys.executable, "-ISc", _WATCH],
+                stdin=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        process = subprocess.Popen(command, process_group=0, **more)
+        self._tell(process)
+        return process
+
+    def end(self, process: subprocess.Popen) -> None:
+        """It has ended by itself."""
+        self._tell(process)
+
+    def _tell(self, process: subprocess.Popen) -> None:
+        self._watch.stdin.write(f"{process.pid}\n")
+        self._watch.stdin.flush()
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        if self._watch is not None:
+            self._watch.stdin.close()
+            self._watch.wait()
+            self._watch = None
+
+
 class Job:
     """Stages, their stamps and logs under one folder.
 
@@ -194,6 +248,7 @@ class Job:
         self.started = time.monotonic()
         self._stamps = Store(folder / "stamps")
         self._running: list[_Running] = []
+        self._groups = _Groups()
         self._cpu_before = _cpu_of_children()
 
     def add(self, stage: Stage) -> None:
@@ -234,6 +289,7 @@ class Job:
                         display.step(entry.stage, training_progress(entry.log))
                     for entry in ended:
                         self._running.remove(entry)
+                        self._groups.end(entry.process)
                         self._finish(entry, display)
                     if not any(started) and not ended:
                         time.sleep(POLL_SECONDS)
@@ -242,6 +298,7 @@ class Job:
                 entry.process.terminate()
             for entry in self._running:
                 entry.process.wait()
+            self._groups.close()
         return self.outcomes
 
     def _ready(self) -> list[Stage]:
@@ -288,7 +345,7 @@ class Job:
             file.write(("$ " + " ".join(command) + "\n").encode())
             file.flush()
             try:
-                return subprocess.Popen(
+                return self._groups.start(
                     command, stdout=file, env=self.environment | environment, **streams
                 )
             except OSError as error:
