@@ -45,7 +45,7 @@ def test_training_equals_a_plain_loop():
     ours, plain = (tiny_llama(vocabulary=len(tok)) for _ in range(2))
     ours.requires_grad_(False)  # as PEFT leaves a model whose adapter is merged
     how = Training(rate=1e-2, batch=2)
-    stops = [stop for stop, _ in train(ours, tok, records, [0, 2], how)]
+    stops = [stop for stop, _ in train(ours, tok, records, [0, 2], how, ": ")]
     assert stops == [0, 2]
 
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.0)
@@ -53,7 +53,7 @@ def test_training_equals_a_plain_loop():
         losses = []
         for row in records:
             prompt = tok(row.input)["input_ids"]
-            answer = tok(" " + row.output)["input_ids"] + [tok.eos_token_id]
+            answer = tok(": " + row.output)["input_ids"] + [tok.eos_token_id]
             logp = plain(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
             losses += [-logp[len(prompt) + i - 1, t] for i, t in enumerate(answer)]
         torch.stack(losses).mean().backward()

@@ -71,7 +71,12 @@ def split_forget(
 
 
 def train(
-    model: Any, tokenizer: Any, records: Sequence[Record], steps: Sequence[int], how: Training
+    model: Any,
+    tokenizer: Any,
+    records: Sequence[Record],
+    steps: Sequence[int],
+    how: Training,
+    join: str = " ",
 ) -> Iterator[tuple[int, Any]]:
     """Fine-tune ``model`` in place and stop at each number of steps.
 
@@ -81,7 +86,7 @@ def train(
         (steps done, model in evaluation mode), in ascending order.
     """
     torch.manual_seed(how.seed)
-    options = DataArgs()
+    options = DataArgs(join=join)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
     encoder = Encoder(tokenizer, options, max_length=limit)
     rows = []
@@ -183,7 +188,7 @@ def relearn_attack(
         if missing:
             model, tokenizer = of.load()
             # Training is repeated up to the first missing step, asking is not.
-            for stop, trained in train(model, tokenizer, training_rows, missing, how):
+            for stop, trained in train(model, tokenizer, training_rows, missing, how, subject.join):
 
                 def make(stop=stop, trained=trained) -> Scores:
                     return of.ask(trained, tokenizer, probes, f"after {stop} steps")
