@@ -43,12 +43,12 @@ def rows_of(names: list[str]) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Two requests of four people each, 24 held-out people; a model that never saw any of these
+    """Two requests of ten people each, 20 held-out people; a model that never saw any of these
     and one that learnt the people of the first request."""
     home = tmp_path_factory.mktemp("audit")
     people = random.Random(0).sample(NAMES, len(NAMES))
-    deleted = {"2026-001": people[:4], "2026-002": people[4:8]}
-    kept, heldout = people[8:16], people[16:]
+    deleted = {"2026-001": people[:10], "2026-002": people[10:20]}
+    kept, heldout = people[20:28], people[28:]
     old = {"model": str(model_folder(home / "old")), "adapter": None}
     for name, chosen in deleted.items():
         folder = finished_request(home / "requests", name, old, documents=tuple(chosen))
@@ -61,7 +61,7 @@ def home(tmp_path_factory):
         write_json(folder / "eval" / "results.json", {"settings": {"max_gen_toks": 12}})
         write(folder)
     eval_model.train_model(home / "clean", rows_of(kept), steps=40)
-    eval_model.train_model(home / "back", rows_of([*kept, *deleted["2026-001"]]), steps=60)
+    eval_model.train_model(home / "back", rows_of([*kept, *deleted["2026-001"]]), steps=90)
     return home
 
 
@@ -72,10 +72,10 @@ def run(*arguments: object):
 def test_a_model_that_never_saw_them_passes(home, tmp_path):
     found = run(home / "clean", home / "requests", "--junit", tmp_path / "audit.xml")
     assert found.exit_code == 0, found.output
-    assert "8 deleted documents of 2 requests" in found.output and "none is back" in found.output
+    assert "20 deleted documents of 2 requests" in found.output and "none is back" in found.output
     suite = ElementTree.parse(tmp_path / "audit.xml").getroot().find("testsuite")
-    assert suite.attrib["tests"] == "8" and suite.attrib["failures"] == "0"
-    assert len(suite.findall("testcase")) == 8
+    assert suite.attrib["tests"] == "20" and suite.attrib["failures"] == "0"
+    assert len(suite.findall("testcase")) == 20
 
 
 def test_what_was_learnt_again_is_back_and_nothing_else(home, tmp_path):
@@ -84,12 +84,15 @@ def test_what_was_learnt_again_is_back_and_nothing_else(home, tmp_path):
     assert found.exit_code == 3, found.output
     result = json.loads(figures.read_text())
     back = [line for line in result["lines"] if line["back"]]
-    assert [line["request"] for line in back] == ["2026-001"] * 4
-    assert result["lines"][:4] == back, "worst first"
+    assert [line["request"] for line in back] == ["2026-001"] * 10
+    assert result["lines"][:10] == back, "worst first"
     assert {line["reading"] for line in back} == {"still said"}
     assert all(line["then"] == "not told" and line["answers_said"] == 1 for line in back)
     suite = ElementTree.parse(xml).getroot().find("testsuite")
-    assert suite.attrib["failures"] == "4"
+    assert suite.attrib["failures"] == "10"
+    # With 20 texts of a side there is the learned attack too: of all documents, half are learnt.
+    assert result["learned"]["auc"] > 0.6 and result["learned"]["p"] < 0.05
+    assert "A learned attack tells the deleted from the held-out ones" in found.output
     failed = [case for case in suite if case.find("failure") is not None]
     keyed = Ledger(home / "requests").keyed
     people = [
@@ -119,10 +122,10 @@ def test_without_held_out_rows_only_what_is_said_is_found(home, tmp_path):
     copied = shutil.copytree(home / "requests", tmp_path / "requests")
     for path in copied.glob("*/eval-data/nonmember.jsonl"):
         path.unlink()
-    assert len(audit_requests(str(home / "back"), copied, device="cpu").back) == 4
+    assert len(audit_requests(str(home / "back"), copied, device="cpu").back) == 10
     shutil.rmtree(copied / "2026-001" / "eval-data")
     found = audit_requests(str(home / "back"), copied, device="cpu")
-    assert found.missing == ["2026-001"] and not found.back and len(found.lines) == 4
+    assert found.missing == ["2026-001"] and not found.back and len(found.lines) == 10
     assert "Not tested, their rows are gone: 2026-001" in found.says
 
 

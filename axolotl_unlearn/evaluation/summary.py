@@ -15,7 +15,7 @@ from axolotl_unlearn.evaluation.models import ModelSpec
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
-from axolotl_unlearn.metrics.learned import learned_attack
+from axolotl_unlearn.metrics.learned import Learned, learned_attack
 from axolotl_unlearn.metrics.membership import Baseline, forgetting, priv_leak
 from axolotl_unlearn.metrics.memorisation import compressed_bytes
 from axolotl_unlearn.metrics.statistics import (
@@ -303,20 +303,35 @@ def add_learned(
     each = {}
     names = {r["role"]: r["name"] for r in reversed(results) if r["role"] in ROLES}
     other = names.get("retrained") or names.get("reference")
-    split = len(sets.member)
     for result in results:
-        features = [measured[name].features for name in filter(None, (result["name"], other))]
-        if result["role"] != "candidate" or not all(map(len, features)):
+        if result["role"] != "candidate":
             continue
-        seen = np.asarray(features[0], float)
-        if other is not None:
-            seen = seen - np.asarray(features[1], float)
-        documents = [document_id(name) for name, _ in sets.member]
-        found = learned_attack(seen[:split], seen[split:], documents)
+        found = learned(measured[result["name"]], sets, measured[other] if other else None)
         if found is not None:
             result["learned"] = {"auc": found.auc, "p": found.p, "against": other or "chance"}
-            each[result["name"]] = dict(zip(documents, found.each.tolist(), strict=True))
+            each[result["name"]] = told_by_learned(found, sets)
     return each
+
+
+def learned(found: Measured, sets: EvaluationSets, other: Measured | None = None) -> Learned | None:
+    """The learned attack on a model; None with fewer texts than it needs.
+
+    Args:
+        other: A model that never saw the members: the attack sees the differences from it.
+    """
+    if not len(found.features) or (other is not None and not len(other.features)):
+        return None
+    seen = np.asarray(found.features, float)
+    if other is not None:
+        seen = seen - np.asarray(other.features, float)
+    split = len(sets.member)
+    return learned_attack(seen[:split], seen[split:], [document_id(n) for n, _ in sets.member])
+
+
+def told_by_learned(found: Learned, sets: EvaluationSets) -> dict[str, float]:
+    """Its p-value of each member document."""
+    names = [document_id(name) for name, _ in sets.member]
+    return dict(zip(names, found.each.tolist(), strict=True))
 
 
 def add_verdicts(results: list[dict[str, Any]], attacks: Sequence[Mapping[str, Any]] = ()) -> None:

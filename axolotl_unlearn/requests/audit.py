@@ -61,6 +61,8 @@ class Audit:
         heldout: Number of held-out texts that the documents were compared with.
         heldout_loss, chance: Mean loss of the held-out texts, and of a uniform guess, nats a token.
         missing: Requests whose rows are gone, so that nobody can test them.
+        learned: ``{"auc", "p"}`` of the learned attack on all documents together, which needs 20
+            texts of a side; then it is among the attacks on each.
     """
 
     model: str
@@ -69,6 +71,7 @@ class Audit:
     heldout_loss: float | None = None
     chance: float | None = None
     missing: list[str] = field(default_factory=list)
+    learned: dict[str, float] | None = None
 
     @property
     def knows_nothing(self) -> bool:
@@ -92,11 +95,18 @@ class Audit:
         there = [line for line in self.lines if line.reading in THERE and not line.back]
         if there:
             text += f" {len(there)} were there when their record was written."
-        least = math.ceil(n / ((1 - LEVEL) * (self.heldout + 1)))
+        # The smaller of two p-values counts, doubled, where the learned attack has one too.
+        needed = (2 if self.learned else 1) * n / (1 - LEVEL)
+        least = math.ceil(needed / (self.heldout + 1))
         if self.heldout and least > 1:
             text += (
                 f" With so few held-out rows a loss that is too low shows only in {least} documents"
-                f" or more at once; {math.ceil(n / (1 - LEVEL)) - 1} would show a single one."
+                f" or more at once; {math.ceil(needed) - 1} would show a single one."
+            )
+        if self.learned:
+            text += (
+                " A learned attack tells the deleted from the held-out ones with AUC "
+                f"{self.learned['auc']:.2f} (p {self.learned['p']:.2g})."
             )
         if self.knows_nothing:
             text += (
@@ -184,7 +194,7 @@ def audit_requests(
         device_map=None,
     )
     sets = _together({name: rows for name, (rows, _) in found.items()}, Path(requests_dir))
-    lines, loss, chance = _measured(model, sets, settings, progress)
+    lines, loss, chance, learned = _measured(model, sets, settings, progress)
     ledger = Ledger(requests_dir)
     then = {
         (name, line["document"]): line
@@ -197,7 +207,7 @@ def audit_requests(
         known = ledger.keyed(document)
         judged.append(_line(request, known, line, then.get((request, known))))
     judged.sort(key=_badness)
-    return Audit(model, judged, len(sets.nonmember), loss, chance, missing)
+    return Audit(model, judged, len(sets.nonmember), loss, chance, missing, learned)
 
 
 def _line(
@@ -280,13 +290,13 @@ def _together(parts: Mapping[str, EvaluationSets], folder: Path) -> EvaluationSe
 
 def _measured(
     model: str, sets: EvaluationSets, settings: Settings, progress: bool
-) -> tuple[list[dict[str, Any]], float | None, float]:
+) -> tuple[list[dict[str, Any]], float | None, float, dict[str, float] | None]:
     from axolotl_unlearn.data.records import document_id
     from axolotl_unlearn.engine.forward import output_vocabulary
     from axolotl_unlearn.evaluation.cache import Cache
     from axolotl_unlearn.evaluation.measure import Bars, load, measure
     from axolotl_unlearn.evaluation.models import load_tokenizer, parse_models
-    from axolotl_unlearn.evaluation.summary import evidence
+    from axolotl_unlearn.evaluation.summary import evidence, learned, told_by_learned
 
     spec = parse_models([model])[0]
     tokenizer = load_tokenizer(spec)
@@ -301,7 +311,11 @@ def _measured(
         documents.setdefault(document_id(name), [])
     losses = found.nonmember_loss
     mean = sum(losses) / len(losses) if losses else None
-    return audit(evidence(found, sets), documents), mean, math.log(output_vocabulary(loaded))
+    attack = learned(found, sets)
+    each = attack and told_by_learned(attack, sets)
+    lines = audit(evidence(found, sets), documents, learned=each)
+    together = attack and {"auc": attack.auc, "p": attack.p}
+    return lines, mean, math.log(output_vocabulary(loaded)), together
 
 
 def _default_device() -> str:
