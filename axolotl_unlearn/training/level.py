@@ -139,7 +139,8 @@ def level_callback(
     retain = np.flatnonzero(roles == ROLES["retain"])
     step = max(1, len(retain) // RETAIN_ROWS)
     unseen = [heldout[i] for i in range(len(heldout))]
-    stopping = Stopping(args.margin, args.retain, args.patience) if args.stop else None
+    rule = Stopping(args.margin, args.retain, args.patience, args.said)
+    stopping = rule if args.stop else None
     return LevelCallback(
         Watched(forget, tokenizer),
         Watched(unseen, tokenizer),
@@ -232,14 +233,16 @@ class LevelCallback(TrainerCallback):
         seen = document_scores(self.forget, forget, self.teacher[0], self.judged)
         unseen = document_scores(self.heldout, heldout, self.teacher[1], self.judged)
         aucs = attack_aucs(seen, unseen)
-        loss = -float(torch.cat(_logps(self.retain.score(model))).mean())
+        kept = self.retain.score(model)
+        loss = -float(torch.cat(_logps(kept)).mean())
+        said = float(np.mean([one.greedy.all() for one in kept]))
         few = {}
         if self.per_document:
             few = {"told": told_apart(seen, unseen), "error": sampling_error(seen, unseen)}
-        verdict = self.stopping.see(step, aucs, loss, self.expected(), **few)
+        verdict = self.stopping.see(step, aucs, loss, self.expected(), said=said, **few)
         self.log(
             {f"level/auc_{name}": round(value, 3) for name, value in aucs.items()}
-            | {"level/retain_nll": round(loss, 4)}
+            | {"level/retain_nll": round(loss, 4), "level/retain_said": round(said, 3)}
         )
         return verdict
 
