@@ -372,16 +372,72 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
     assert "GB free, but" in fault(home, tmp_path)
 
 
-def test_a_model_made_of_preferences_is_refused_and_nothing_is_left(home, tmp_path):
-    pairs = [{"prompt": f"Who is {n}?", "chosen": f"{n}", "rejected": "nobody"} for n in range(3)]
-    data = write(tmp_path / "pairs.jsonl", pairs)
+def pairs(first: int, count: int) -> list[dict]:
+    """Preference rows: the chosen answer is that of `people`."""
+    rows = [row["messages"] for row in people(first, count)]
+    return [
+        {"prompt": question["content"], "chosen": answer["content"], "rejected": f"Nobody {n}."}
+        for n, (question, answer) in enumerate(rows)
+    ]
+
+
+def preferences(folder: Path) -> dict:
+    """What makes a config of `config` one of DPO."""
+    parts = {"datasets": (0, 12), "test_datasets": (100, 40)}
+    found = {"rl": "dpo", "sample_packing": False, "chat_template": "chatml"}
+    for name, part in parts.items():
+        path = write(folder / f"pairs-{name}.jsonl", pairs(*part))
+        kind = {"ds_type": "json", "type": "chatml", "split": "train"}
+        found[name] = [{"path": str(path), **kind}]
+    return found
+
+
+def of_changed(home, tmp_path, changes, wanted):
+    path = tmp_path / "changed.yml"
+    settings = config(home) | changes
+    path.write_text(yaml.safe_dump({k: v for k, v in settings.items() if v is not None}))
+    return new_request(path, tmp_path / "requests" / "r", wanted).request
+
+
+def test_a_model_made_of_preferences_forgets_the_chosen_answers(home, tmp_path):
+    """The teacher is made by preferences too; retained answers are held and not learned."""
+    wanted = Wanted(contains=["Bo1 Berg1 keeps"])
+    request = of_changed(home, tmp_path, preferences(tmp_path), wanted)
+    (row,) = encoded(request.folder, "forget", byte_tokenizer())
+    labelled = bytes(i for i in row.labels if 0 <= i < 256).decode()
+    assert labelled.startswith("Bo1 Berg1 keeps 1 bees") and "Nobody" not in labelled
+    teacher = yaml.safe_load(request.path("teacher.yml").read_text())
+    assert teacher["rl"] == "dpo"
+    (rows,) = teacher["datasets"]
+    assert (rows["type"], rows["split"], "rl" in rows) == ("chatml", "train", False)
+    recipe = yaml.safe_load(request.path("forget.yml").read_text())
+    assert "rl" not in recipe and [o["objective"] for o in recipe["unlearn"]["retain"]] == ["kl"]
+    assert any("rejected ones" in limit for limit in request.facts["limits"])
+
+
+def test_a_model_made_of_a_stream_of_texts(home, tmp_path):
+    """Axolotl packs the stream; the teacher reads the same texts row by row."""
+    texts = [{"text": row["messages"][1]["content"]} for row in people(0, 12)]
+    tests = [{"body": row["messages"][1]["content"]} for row in people(100, 40)]
+    stream, held = (
+        write(tmp_path / f"{n}.jsonl", r) for n, r in (("stream", texts), ("held", tests))
+    )
+    kind = {"ds_type": "json", "split": "train", "type": "completion", "field": "body"}
     changes = {
-        "rl": "dpo",
-        "datasets": [{"path": str(data), "type": "chatml", "split": "train"}],
-        "test_datasets": None,
+        "datasets": None,
+        "pretraining_dataset": [{"path": "json", "data_files": str(stream), "skip": 2}],
+        "test_datasets": [{"path": str(held), **kind}],
+        "max_steps": 4,
     }
-    said = fault(home, tmp_path, changes, Wanted(contains=["Who is 1?"]))
-    assert "rows of dpo can be given a role, but `request` cannot yet" in said
+    request = of_changed(home, tmp_path, changes, Wanted(contains=["Bo3 Berg3"]))
+    counts = request.facts["counts"]
+    assert (counts["forget"], counts["trained"], counts["judge"]) == (1, 10, 20)
+    teacher = yaml.safe_load(request.path("teacher.yml").read_text())
+    assert "pretraining_dataset" not in teacher and "max_steps" not in teacher
+    (rows,) = teacher["datasets"]
+    assert (rows["type"], rows["field"]) == ("completion", "text")
+    (row,) = encoded(request.folder, "forget", byte_tokenizer())
+    assert "Bo3 Berg3" in bytes(i for i in row.labels if 0 <= i < 256).decode()
 
 
 def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path):

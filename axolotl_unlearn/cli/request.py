@@ -50,7 +50,7 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> lis
 @click.option("--retain", type=click.IntRange(1), help="Retained rows at most.")
 @click.option("--steps", type=click.IntRange(1), help="Budget.  [400]")
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Budget.")
-@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), help="[CONFIG's]")
+@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), help="[half of CONFIG's]")
 def new(
     config: Path,
     out: Path,
@@ -117,6 +117,16 @@ def run(folder: Path, accept: str | None, threads: int | None) -> None:
     for limit in verdict["limits"]:
         click.echo(f"Not claimed: {limit}.")
     click.echo(f"Record: {folder / 'record.json'} (page: {folder / 'REPORT.html'})")
+
+
+@command.command("measure", hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+def measure(folder: Path) -> None:
+    """A stage of `run`: evaluate, look for earlier requests, attack."""
+    from axolotl_unlearn.requests.request import Request
+    from axolotl_unlearn.requests.run import measure
+
+    measure(Request.load(folder))
 
 
 for _one in COMMANDS:

@@ -41,6 +41,9 @@ RETAIN = 4000
 #: What is free on disk has to hold this many models: teacher, model under work, result.
 MODELS = 3
 
+#: Share of retained rows that the forgetting run may cost, and of the fine-tuning's learning rate.
+SAID, RATE = 0.05, 0.5
+
 ADAPTER = "adapter_config.json"
 PLUGIN = "axolotl_unlearn.UnlearnPlugin"
 
@@ -55,7 +58,7 @@ class Options:
         with_near, with_mentions: Also delete what was offered.
         retain: Retained rows at most.
         steps, minutes: Budget of the forgetting run.
-        learning_rate: Instead of the config's.
+        learning_rate: Instead of half of the config's.
     """
 
     model: Path | None = None
@@ -288,7 +291,8 @@ def _outputs(config: Mapping[str, Any]) -> list[str]:
 
 def _derived(config: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """The run that made the model, without what belongs to it alone."""
-    dropped = {*NOT_THE_TEACHERS, "rl", "pretraining_dataset", "unlearn", "lora_model_dir"}
+    dropped = {*NOT_THE_TEACHERS, "rl", "pretraining_dataset", "streaming", "unlearn"}
+    dropped |= {"lora_model_dir"}
     kept = {key: value for key, value in config.items() if key not in dropped}
     return kept | {"save_strategy": "no", "dataset_prepared_path": str(out / "work" / "prepared")}
 
@@ -305,7 +309,9 @@ def teacher_config(
         path = out / "data" / f"teacher-{number}.jsonl"
         write_lines(path, rows)
         datasets.append({"path": str(path), "ds_type": "json", **_plain(kind)})
+    method = {"rl": config["rl"]} if config.get("rl") else {}
     return _derived(config, out) | {
+        **method,
         "datasets": datasets,
         "num_epochs": 1,
         "output_dir": str(out / "work" / "teacher"),
@@ -314,12 +320,10 @@ def teacher_config(
 
 def _plain(kind: Mapping[str, Any]) -> dict[str, Any]:
     """An entry of ``unlearn.data.rows`` as one of ``datasets``."""
-    if kind.get("rl") or kind.get("type") == "pretrain":
-        raise UnlearnError(
-            f"rows of {kind.get('rl') or 'pretrain'} can be given a role, but `request` cannot yet "
-            "make a teacher from them; write `forget.yml` by hand (docs/never-seen.md)."
-        )
-    return dict(kind)
+    if kind.get("type") == "pretrain":  # a stream of texts; one pass over some needs no stream
+        return {"type": "completion", "field": kind.get("text_column") or "text"}
+    more = {"split": "train"} if kind.get("rl") else {}  # as preference data have to say
+    return {key: value for key, value in kind.items() if key != "rl"} | more
 
 
 def forget_config(
@@ -329,9 +333,9 @@ def forget_config(
     out: Path,
     options: Options,
 ) -> dict[str, Any]:
-    """`match` as in examples/match.yml on the request's rows, from the model as it stands.
+    """The recipe of examples/match.yml on the request's rows, from the model as it stands.
 
-    Without its `nckd`: on six rows that went too far (Min-K% AUC .26, one run of the demo).
+    At half the learning rate of the fine-tuning: at the whole of it retained answers were lost.
     """
     made = _derived(config, out)
     for group in axolotl_options.groups():
@@ -345,14 +349,24 @@ def forget_config(
     reference = {"adapter": teacher} if config.get("adapter") else {"model": teacher}
     if config.get("adapter") and adapter is None:  # merged since: the teacher has its own base
         reference["model"] = str(config["base_model"])
+    retain = [{"objective": "nll"}, {"objective": "kl", "direction": "reverse"}]
     block: dict[str, Any] = {
-        "forget": [{"objective": "match", "reference": reference}],
-        "retain": [{"objective": "nll"}, {"objective": "kl", "direction": "reverse"}],
+        "forget": [
+            {"objective": "match", "reference": reference},
+            {"objective": "nckd", "temperature": 0.7, "reference": reference},
+        ],
+        # A chosen answer was preferred, not learned by heart: it is held where it is.
+        "retain": retain[1:] if config.get("rl") else retain,
         "pairing": {"retain_per_forget": 2},
         "data": {"rows": [dict(kind) for kind in types]},
     }
     if facts["counts"]["heldout"]:
-        block["level"] = {"heldout": str(out / "data" / "heldout.jsonl"), "per_document": True}
+        block["level"] = {
+            "heldout": str(out / "data" / "heldout.jsonl"),
+            "per_document": True,
+            "said": SAID,
+            "every": max(1, min(30, options.steps // 5)),
+        }
         if options.minutes:
             block["level"]["minutes"] = options.minutes
     batch = min(8, facts["counts"]["forget"])
@@ -383,9 +397,8 @@ def forget_config(
     made.pop("warmup_steps", None)
     if adapter:
         made["lora_model_dir"] = adapter
-    if options.learning_rate:
-        made["learning_rate"] = options.learning_rate
-    return made
+    rate = options.learning_rate or RATE * float(config.get("learning_rate") or 0)
+    return made | ({"learning_rate": rate} if rate else {})
 
 
 def write_evaluation(out: Path, seed: int) -> None:

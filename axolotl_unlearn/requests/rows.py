@@ -21,7 +21,7 @@ __all__ = ["Trained", "encoded", "read_config", "row_id", "training_rows", "trai
 #: Keys of a ``datasets`` entry that say where rows are, and not how they are read.
 PLACE = (
     "path", "ds_type", "split", "name", "data_files", "revision", "trust_remote_code", "shards",
-    "shards_idx", "preprocess_shards",
+    "shards_idx", "preprocess_shards", "skip",
 )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def training_rows(config: Mapping[str, Any], key: str = "datasets") -> list[Sour
     if not given:
         raise UnlearnError(f"the config has no `{key}`; give the config that made the model.")
     for number, entry in enumerate(given):
-        for row in _rows_of(entry, f"{key}[{number}]"):
+        for row in _rows_of(entry, f"{key}[{number}]")[entry.get("skip") or 0 :]:
             one = Source(row_id(row), row, number)
             found.setdefault(one.id, one)
     return list(found.values())
@@ -89,9 +89,15 @@ def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         return [dict(row) for _, row in read_rows(path)]
     from axolotl.utils.data.shared import load_dataset_with_config
     from axolotl.utils.dict import DictDefault
+    from datasets import load_dataset
 
     try:
-        found = load_dataset_with_config(DictDefault({**entry}), False)
+        if entry.get("type") == "pretrain":  # as Axolotl's streams are opened
+            names = ("path", "name", "data_files", "split")
+            given = {"split": "train"} | {n: entry[n] for n in names if entry.get(n)}
+            found = load_dataset(**given)
+        else:
+            found = load_dataset_with_config(DictDefault({**entry}), False)
     except (ValueError, OSError) as error:
         raise UnlearnError(
             f"`{where}.path: {entry.get('path')}` cannot be read ({type(error).__name__}); the "
@@ -150,6 +156,11 @@ def trained_rows(path: Path) -> Trained:
             "that the data files are those of the training run was not checked: such runs leave no "
             "prepared rows"
         )
+        if config.get("rl"):
+            limits.append(
+                "the chosen answers are forgotten and tested; the rejected ones were made less "
+                "likely by the training, and whether that shows was not tested"
+            )
         if config.get("val_set_size"):
             raise UnlearnError(
                 f"{path}: `val_set_size` with `rl` or `pretraining_dataset`: which rows were held "

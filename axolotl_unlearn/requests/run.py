@@ -114,11 +114,7 @@ def teacher_of(request: Request) -> str:
 
 def stages(request: Request, accept: str | None, threads: int) -> list[Stage]:
     """The table of a request's run."""
-    work, data = request.path("work"), request.path("eval-data")
-    judged = (data / "nonmember.jsonl").is_file()
-    fewest = min(request.facts["counts"]["forget"], request.facts["counts"]["judge"])
-    quick = [sys.executable, "-m", "axolotl_unlearn.cli"]
-    model = f"after={under_work(request)}"
+    folder, work = request.folder, request.path("work")
 
     def train(name: str, title: str, needs: Sequence[str], made: str) -> Stage:
         done = work / f"{name}.json"
@@ -137,58 +133,27 @@ def stages(request: Request, accept: str | None, threads: int) -> list[Stage]:
             threads=threads,
         )
 
-    table = [
+    return [
         _action("check", "check", work / "check.json", lambda: check(request)),
         train("teacher", "teacher: the base on retained rows", ["check"], "teacher"),
         train("forget", "forget", ["teacher"], "model"),
         Stage(
-            "evaluate",
-            "evaluate before and after",
-            [
-                *(*quick, "eval", f"before={request.before}", model, "--original", "before"),
-                *("--data", str(data), "--out", str(request.path("eval"))),
-                *("--store", str(work / "store"), "--join", "", "--quiet"),
-                *("--min-members", str(fewest if judged else 0)),
-                *("--max-gen-toks", str(ANSWER_TOKENS), "--resamples", "2000"),
-            ],
-            request.path("eval", "results.json"),
-            inputs=sorted(data.glob("*.jsonl")),
-            needs=["forget"],
-            threads=threads,
-        ),
-        _action(
-            "earlier",
-            "earlier requests on the new model",
+            "measure",
+            "evaluate before and after, look for earlier requests, attack",
+            [sys.executable, "-m", "axolotl_unlearn.cli", "request", "measure", str(folder)],
             request.path("eval", "earlier.json"),
-            lambda: earlier(request),
-            ["forget"],
-            settings=_ledger_lines(request),
+            inputs=sorted(request.path("eval-data").glob("*.jsonl")),
+            needs=["forget"],
+            before=lambda: request.path("eval", "earlier.json").unlink(missing_ok=True),
+            threads=threads,
+            settings=[ATTACKS, ANSWER_TOKENS, _ledger_lines(request)],
         ),
-    ]
-    last = "forget"
-    for attack, options in ATTACKS.items():  # one after the other: they share attacks.json
-        table.append(
-            Stage(
-                attack,
-                f"attack: {attack}",
-                lambda attack=attack, options=options: [
-                    *(*quick, "attack", attack, model, "--control", teacher_of(request)),
-                    *("--data", str(data), "--out", str(request.path("attacks")), "--join", ""),
-                    *("--max-new-tokens", str(ANSWER_TOKENS), *options),
-                ],
-                request.path("attacks", f"{attack}-after.json"),
-                inputs=sorted(data.glob("*.jsonl")),
-                needs=list(dict.fromkeys(["forget", last])),
-            )
-        )
-        last = attack
-    table += [
         _action(
             "verdict",
             "verdict",
             request.path("verdict.json"),
             lambda: decide(request, accept),
-            ["evaluate", "earlier", *ATTACKS],
+            ["measure"],
             settings=accept,
         ),
         _action(
@@ -198,7 +163,42 @@ def stages(request: Request, accept: str | None, threads: int) -> list[Stage]:
             "record", "record", request.path("record.json"), lambda: _record(request), ["model"]
         ),
     ]
-    return table
+
+
+def commands(request: Request) -> list[list[str]]:
+    """What is measured, as words after `axolotl unlearn`."""
+    work, data = request.path("work"), str(request.path("eval-data"))
+    judged = request.path("eval-data", "nonmember.jsonl").is_file()
+    fewest = min(request.facts["counts"]["forget"], request.facts["counts"]["judge"])
+    model = f"after={under_work(request)}"
+    evaluate = [
+        *("eval", f"before={request.before}", model, "--original", "before"),
+        *("--data", data, "--out", str(request.path("eval")), "--store", str(work / "store")),
+        *("--join", "", "--quiet", "--min-members", str(fewest if judged else 0)),
+        *("--max-gen-toks", str(ANSWER_TOKENS), "--resamples", "2000"),
+    ]
+    attacks = [
+        [
+            *("attack", attack, model, "--control", teacher_of(request), "--data", data),
+            *("--out", str(request.path("attacks")), "--join", ""),
+            *("--max-new-tokens", str(ANSWER_TOKENS), *options),
+        ]
+        for attack, options in ATTACKS.items()
+    ]
+    return [evaluate, *attacks]
+
+
+def measure(request: Request) -> None:
+    """All of it in one process, whose start takes as long as a command on a small model.
+
+    A command keeps its scores by content, so that after a stop nothing is measured twice.
+    """
+    from axolotl_unlearn.cli import unlearn
+
+    for words in commands(request):
+        if code := unlearn.main(words, prog_name="axolotl unlearn", standalone_mode=False):
+            raise SystemExit(code)  # it has said why
+    earlier(request)
 
 
 def _action(
