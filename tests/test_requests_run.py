@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_requests_new import ADA_ROWS, TRAIN, config, people, write
+from test_requests_new import ADA_ROWS, TRAIN, config, people, preferences, write
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import run as running
+from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
 
 ROOT = Path(__file__).parents[1]
@@ -36,11 +37,11 @@ def home(tmp_path_factory) -> Path:
     return folder
 
 
-def request(home: Path, name: str, **more):
+def request(home: Path, name: str, wanted=ADA_ROWS, **more):
     """In a folder of its own: a ledger that accepted one model is where the next request starts."""
     path = home / f"{name}.yml"
-    path.write_text(yaml.safe_dump(config(home, sample_packing=False, **more)))
-    return new_request(path, home / f"requests-{name}" / name, ADA_ROWS, Options(steps=2)).request
+    path.write_text(yaml.safe_dump(config(home, **{"sample_packing": False, **more})))
+    return new_request(path, home / f"requests-{name}" / name, wanted, Options(steps=2)).request
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen:
@@ -69,18 +70,54 @@ def kill_when(process: subprocess.Popen, line: str) -> list[str]:
     return seen
 
 
+def adapter_of(base: Path, folder: Path) -> Path:
+    """A LoRA that does something."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj"]
+    lora = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base),
+        LoraConfig(r=4, lora_alpha=8, target_modules=targets),
+    )
+    for name, parameter in lora.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    lora.save_pretrained(folder)
+    return folder
+
+
+def moved(before: Path, after: Path) -> float:
+    """Largest change of a weight."""
+    from safetensors.torch import load_file
+
+    old, new = load_file(before), load_file(after)
+    assert set(old) == set(new)
+    return max(float((new[name] - old[name]).abs().max()) for name in old)
+
+
 @pytest.mark.slow
-def test_killed_in_every_stage_refused_and_accepted(home):
-    made = request(home, "r1")
+def test_a_lora_killed_in_every_stage_refused_and_accepted(home):
+    """Base and adapter; teacher and result are adapters of the base, the second one moved from the
+    fine-tuned."""
+    adapter = adapter_of(home / "base", home / "adapter")
+    lora = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
+    made = request(home, "r1", output_dir=str(adapter), **lora)
     folder = made.folder
     titles = [stage.title for stage in running.stages(made, None, 1) if stage.command]
-    assert len(titles) == 6
+    assert len(titles) == 3
     for number, title in enumerate(titles):
         seen = kill_when(start(folder), f"{title}: started")
         assert title in seen[-1], "".join(seen)
         kept = [line for line in seen if "kept from an earlier run" in line]
         assert len(kept) >= number  # what was done before is not done again
         assert not (folder / "model").exists() and not (folder / "record.json").exists()
+    # Two steps from the fine-tuned adapter, not from a fresh one.
+    file = "adapter_model.safetensors"
+    assert 0 < moved(adapter / file, folder / "work" / "model" / file) < 0.02
+    assert (folder / "work" / "teacher" / file).is_file()
     refused = start(folder)
     said, _ = refused.communicate()
     assert refused.returncode == 2 and "is not handed over" in said, said
@@ -88,14 +125,16 @@ def test_killed_in_every_stage_refused_and_accepted(home):
     assert not (folder / "model").exists()
     verdict = json.loads((folder / "verdict.json").read_text())
     assert not verdict["good"] and verdict["reasons"] and len(verdict["documents"]) == 3
+    attacks = sorted(path.name for path in (folder / "attacks").glob("*-after.json"))
+    assert attacks == ["prompt-after.json", "quantise-after.json", "relearn-after.json"]
     # An unlearned model that learned nothing has lost what the fine-tuned one knew: nothing.
     accepted = start(folder, "--accept", "a test of the way, not of the model")
     said, _ = accepted.communicate()
     assert accepted.returncode == 0, said
-    assert said.count("kept from an earlier run") == len(titles) + 2
+    assert said.count("kept from an earlier run") == len(titles) + 1
     verdict = json.loads((folder / "verdict.json").read_text())
     assert verdict["accepted"] == "a test of the way, not of the model"
-    assert (folder / "model" / "model.safetensors").is_file()
+    assert (folder / "model" / file).is_file()
     assert not (folder / "work" / "model").exists()
     from axolotl_unlearn.requests.record import verify
 
@@ -103,43 +142,56 @@ def test_killed_in_every_stage_refused_and_accepted(home):
     again = start(folder)
     said, _ = again.communicate()
     assert again.returncode == 2 and "was carried out on" in said
+    side_by_side(made, home)
     for path in folder.rglob("*"):
         assert not path.stat().st_mode & 0o077, path  # forget texts, models, logs: the owner's
 
 
-@pytest.mark.slow
-def test_a_lora_gives_an_adapter(home):
-    """Teacher and result are adapters of the base, the second one moved from the fine-tuned."""
+def side_by_side(made, home: Path) -> None:
+    """The demo's table of groups: the loss is what `transformers` says of the same rows."""
     import torch
-    from peft import LoraConfig, get_peft_model
-    from safetensors.torch import load_file
+    from data_tokenizers import byte_tokenizer
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(0)
+    from axolotl_unlearn.jobs.demo_request import measure_people
+    from axolotl_unlearn.requests.rows import encoded
+
+    measure_people(made.folder, home)
+    found = json.loads((home / "people.json").read_text())
+    assert set(found["models"]) == {"before", "after", "teacher"}
+    one = found["models"]["before"]["deleted"]
+    assert (one["people"], one["said"]["n"], one["said"]["value"]) == (1, 3, 0)
+    from peft import PeftModel
+
     base = AutoModelForCausalLM.from_pretrained(home / "base")
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj"]
-    lora = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=targets))
-    for name, parameter in lora.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
-    lora.save_pretrained(home / "adapter")
-    made = request(
-        home, "lora", output_dir=str(home / "adapter"), adapter="lora", lora_r=4, lora_alpha=8,
-        lora_target_linear=True,
-    )  # fmt: skip
+    model = PeftModel.from_pretrained(base, home / "adapter").eval()
+    rows = [
+        (torch.tensor([row.input_ids]), torch.tensor([row.labels]))
+        for row in encoded(made.folder, "forget", byte_tokenizer())
+    ]
+    with torch.no_grad():
+        losses = [float(model(input_ids=ids, labels=labels).loss) for ids, labels in rows]
+    assert one["loss"]["value"] == pytest.approx(sum(losses) / 3, rel=1e-4)
+    texts = [row for document in found["worst"] for row in document["texts"]]
+    assert len(texts) == 3 and all({"output", "before", "after"} <= set(row) for row in texts)
+
+
+@pytest.mark.slow
+def test_a_full_model_made_of_preferences(home, tmp_path):
+    """Its teacher is made by DPO; what is forgotten are the chosen answers."""
+    made = request(home, "dpo", Wanted(contains=["Bo1 Berg1 keeps"]), **preferences(tmp_path))
     job = running.Job(made.path("work"), threads=1, environment=running.ENVIRONMENT)
     for stage in running.stages(made, None, 1)[:3]:
         job.add(stage)
     job.run()
-    result = load_file(made.path("work", "model", "adapter_model.safetensors"))
-    before = load_file(home / "adapter" / "adapter_model.safetensors")
-    assert set(result) == set(before)
-    moved = max(float((result[name] - before[name]).abs().max()) for name in before)
-    assert 0 < moved < 0.02  # two steps from the fine-tuned adapter, not from a fresh one
-    assert made.path("work", "teacher", "adapter_model.safetensors").is_file()
+    file, other = "model.safetensors", home / "base" / "model.safetensors"
+    assert moved(other, made.path("work", "teacher", file)) > 0
+    assert 0 < moved(home / "tuned" / file, made.path("work", "model", file)) < 0.02
+    watched = json.loads(made.path("work", "model", "level.json").read_text())
+    assert {"retain_said", "told"} & set(watched["watched"][0])
     running.hand_over(made)
     running.hand_over(made)  # killed just after the move: nothing is lost
-    assert made.path("model", "adapter_model.safetensors").is_file()
+    assert made.path("model", file).is_file()
 
 
 def test_one_run_at_a_time_and_reasons_that_are_empty(home):
@@ -226,10 +278,15 @@ def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_p
 
 def test_the_demos_people_are_in_one_part_only_and_its_config_is_plain(tmp_path):
     from axolotl_unlearn.demo.chats import SIZES, make_chats
-    from axolotl_unlearn.jobs.demo_request import configs
+    from axolotl_unlearn.jobs.demo_request import REAL, configs, real_configs
 
     ids = make_chats(tmp_path / "data")
     assert {part: len(names) for part, names in ids.items()} == SIZES
     assert sum(SIZES.values()) == len({name for names in ids.values() for name in names})
     for made in configs(tmp_path, ROOT).values():
         assert "unlearn" not in made and "plugins" not in made
+    assert all("unlearn" not in made for made in real_configs(tmp_path).values())
+    several = make_chats(tmp_path / "real", 0, REAL.people, REAL.turns)
+    rows = [json.loads(x) for x in (tmp_path / "real" / "train.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 * len(several["train"]) and len(rows[0]["messages"]) == 6
+    assert not any("Who is" in row["messages"][0]["content"] for row in rows)
