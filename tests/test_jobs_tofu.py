@@ -167,6 +167,28 @@ def test_a_small_run_of_all_kinds_of_stages(home, tmp_path, monkeypatch):
     assert found["closeness"]["rows"][0][1] == "1.000" and len(found["requests"]["rows"]) == 4
 
 
+@pytest.mark.slow
+def test_muse_chunks_train_by_the_example(home, tmp_path, monkeypatch):
+    """Texts longer than `sequence_len` are several rows, all labelled; two real steps."""
+    from axolotl.cli.train import do_cli as train
+    from safetensors.torch import load_file
+
+    monkeypatch.setattr(sys, "argv", ["axolotl"])
+    config = yaml.safe_load((ROOT / "examples" / "muse" / "forget.yml").read_text())
+    config |= {"base_model": str(home / "base"), "output_dir": str(tmp_path / "npo")}
+    config |= {"sequence_len": 48, "max_steps": 2, "micro_batch_size": 2, "bf16": False}
+    config |= {"gradient_accumulation_steps": 1, "dataset_num_proc": 0}
+    config["dataset_prepared_path"] = str(tmp_path / "prepared")
+    for side, entry in zip(("F", "R"), config["datasets"], strict=True):
+        text = " ".join(row(n, side)["answer"] for n in range(9))
+        entry["path"] = str(tmp_path / f"{side}.jsonl")
+        write(tmp_path / f"{side}.jsonl", [{"text": text}, {"text": text.lower()}])
+    (tmp_path / "muse.yml").write_text(yaml.safe_dump(config))
+    train(config=str(tmp_path / "muse.yml"))
+    weights = load_file(tmp_path / "npo" / "adapter_model.safetensors")
+    assert max(float(w.abs().max()) for n, w in weights.items() if "lora_B" in n) > 0
+
+
 # ---------------------------------------------------------------- upstream
 
 
