@@ -115,7 +115,7 @@ def test_bad_options_name_the_cure(home, tmp_path, sizes, says):
 def test_too_few_rows_to_hold_out(home, tmp_path):
     plan = plan_tofu(tmp_path, home / "tofu", home / "base", bf16=False,
                      sizes=TofuSizes(retain=20))  # fmt: skip
-    with pytest.raises(UnlearnError, match="30 rows, 20 to learn and 600 to hold out"):
+    with pytest.raises(UnlearnError, match="30 rows, 20 to learn and 400 to hold out"):
         next(s for s in plan.job.stages if s.name == "data").action()
 
 

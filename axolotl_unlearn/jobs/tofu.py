@@ -46,7 +46,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class TofuSizes:
-    """How much of TOFU.
+    """How much of TOFU; the defaults are meant for SmolLM2-135M on two cores.
 
     Attributes:
         split: forget01, forget05 or forget10; ``forget``: only its first rows.
@@ -61,12 +61,12 @@ class TofuSizes:
 
     split: str = "forget10"
     forget: int | None = None
-    retain: int = 400
+    retain: int = 200
     heldout: int = 200
-    holdout: int = 400
-    rows: int = 50
+    holdout: int = 200
+    rows: int = 30
     new_tokens: int = 96
-    epochs: tuple[int, int] = (5, 5)
+    epochs: tuple[int, int] = (5, 1)
     methods: tuple[str, ...] = (*METHODS, "merged", "match")
     requests: int = 0
 
