@@ -361,6 +361,27 @@ def test_muse_equals_a_plain_loop(home, muse):
     assert found["muse_privleak"]["privleak,none"] == pytest.approx(expected)
 
 
+def test_requests_are_built_without_a_model(home, muse):
+    """As lm-evaluation-harness's own task tests do, which know none; scoring asks for one."""
+    from lm_eval.tasks import TaskManager, get_task_dict
+
+    from axolotl_unlearn.evaluation.tasks import task_folder
+
+    for data, names in (
+        (home / "data", ["tofu"]),
+        (muse, ["muse_verbmem", "muse_knowmem_forget", "muse_privleak"]),
+    ):
+        metadata = {"data_dir": str(data), "split": "forget01", "max_rows": 2}
+        manager = TaskManager(include_path=str(task_folder()), metadata=metadata)
+        for task in get_task_dict(names, manager).values():
+            task.build_all_requests(rank=0, limit=3, world_size=1)
+            docs = list(task.test_docs())
+            assert task.instances and all(isinstance(task.doc_to_text(d), str) for d in docs)
+            if task.config.task == "tofu":
+                with pytest.raises(UnlearnError, match="needs the tokenizer"):
+                    task.process_results(docs[0], [])
+
+
 def test_muse_bad_input_is_one_sentence(muse, tmp_path):
     from axolotl_unlearn.evaluation.muse import read_part
 
