@@ -23,6 +23,7 @@ from axolotl_unlearn.analysis.seeds import markdown
 from axolotl_unlearn.analysis.tofu import tables
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.tofu import PARTS, read_set
+from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.jobs.demo_real import MODEL, TIES, default_folder, precision
 from axolotl_unlearn.jobs.pages import facts
 from axolotl_unlearn.jobs.stages import Kind, Make, Merge, Plan, Run, Train, near
@@ -100,15 +101,10 @@ def write_data(plan: Plan, tofu: Path, sizes: TofuSizes) -> None:
         sides[f"request-{number}"] = forget[ends[number - 1] : ends[number]]
         folders[f"after-{number}"] = forget[: ends[number]]
     for name, rows in sides.items():
-        _write(plan.data / f"{name}.jsonl", rows)
+        write_lines(plan.data / f"{name}.jsonl", rows)
     for folder, rows in folders.items():
         for name, table in (scored | {f"{sizes.split}_perturbed": rows}).items():
-            _write(plan.data / folder / f"{name}.jsonl", table)
-
-
-def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+            write_lines(plan.data / folder / f"{name}.jsonl", table)
 
 
 def score(model: str, sizes: TofuSizes, part: str = "") -> Run:
@@ -164,9 +160,7 @@ def collect(plan: Plan, sizes: TofuSizes) -> None:
     names = [n.removeprefix("score-") for n in plan.table if n.startswith("score-")]
     models = {name: read_scores(plan.out / "eval" / name) for name in names}
     content = {"schema": "tofu", **facts("make tofu"), "sizes": asdict(sizes)}
-    (plan.out / "eval" / "results.json").write_text(
-        json.dumps(content | {"seeds": {plan.seed: models}}, indent=1) + "\n", "utf-8"
-    )
+    write_json(plan.out / "eval" / "results.json", content | {"seeds": {plan.seed: models}})
 
 
 def table(
