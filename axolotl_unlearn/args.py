@@ -375,6 +375,17 @@ class PhaseArgs(Sides):
         return self
 
 
+class SaliencyArgs(Strict):
+    """Train only what the forget loss depends on most."""
+
+    share: float = Field(
+        0.1, gt=0, lt=1, description="of the neurons, or weights, that are trained"
+    )
+    by: Literal["neuron", "weight"] = Field(
+        "neuron", description="neuron: rows of a weight by their gradient's norm; weight: each"
+    )
+
+
 class UnlearnArgs(Sides):
     """The ``unlearn:`` block."""
 
@@ -388,8 +399,17 @@ class UnlearnArgs(Sides):
         default_factory=list,
         description="in place of `forget:` and `retain:`: stretches with objectives of their own",
     )
-    surgery: Literal["pcgrad", "gu"] | None = Field(
+    surgery: Literal["pcgrad", "gu", "gru"] | None = Field(
         None, description="how the gradients of forget and retain are joined; default: added"
+    )
+    sharpness: float | None = Field(
+        None,
+        gt=0,
+        description="rho of sharpness-aware forgetting: the forget gradient is taken "
+        "this far uphill (published: 0.01)",
+    )
+    saliency: SaliencyArgs | None = Field(
+        None, description="train only the neurons (or weights) with the largest forget gradient"
     )
     data: DataArgs = Field(default_factory=DataArgs)
     pairing: PairingArgs = Field(default_factory=PairingArgs)
@@ -427,6 +447,11 @@ class UnlearnArgs(Sides):
                 raise ValueError("give `phases`, or `forget` and `retain`, not both")
             for side in ("forget", "retain"):
                 self.__dict__[side] = [e for phase in self.phases for e in getattr(phase, side)]
+        for key in ("sharpness", "saliency"):
+            if getattr(self, key) and not (self.phases or [self])[0].forget:
+                raise ValueError(
+                    f"`{key}` looks at the forget gradient: it needs `forget` (in the first phase)"
+                )
         if self.surgery and not (self.forget and self.retain):
             raise ValueError("`surgery` joins two gradients: it needs `forget` and `retain`")
         return self
@@ -435,6 +460,13 @@ class UnlearnArgs(Sides):
         """What the objectives that compare are compared with, each once."""
         entries = (entry for _, entry in self.entries() if objectives()[entry.objective].reference)
         return list(dict.fromkeys(entry.reference or self.reference for entry in entries))
+
+    @property
+    def by_side(self) -> str | None:
+        """The key that asks for the gradients of both sides by themselves, as ``key: value``."""
+        asked = {key: getattr(self, key) for key in ("surgery", "sharpness", "saliency")}
+        key = next((key for key, value in asked.items() if value), None)
+        return f"{key}: {asked[key]}" if key in ("surgery", "sharpness") else key
 
     @property
     def trains(self) -> bool:
@@ -533,6 +565,7 @@ def _model_at(location: tuple) -> type[BaseModel]:
         "data": DataArgs,
         "pairing": PairingArgs,
         "level": LevelArgs,
+        "saliency": SaliencyArgs,
         "labels": LabelArgs,
         "fields": FieldArgs,
     }

@@ -99,15 +99,20 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             for key in ("max_steps", "num_epochs")
             if cfg.get(key)
         ]
-    if args.surgery and any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
+    if args.by_side and any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
         found.append(
-            f"`unlearn.surgery: {args.surgery}` needs both gradients whole on each process; use "
+            f"`unlearn.{args.by_side}` needs both gradients whole on each process; use "
             "DDP instead of FSDP or DeepSpeed."
         )
     checkpointing = cfg.get("gradient_checkpointing_kwargs") or {}
-    if args.surgery and cfg.get("gradient_checkpointing") and checkpointing.get("use_reentrant"):
+    if args.saliency and cfg.get("weight_decay"):
         found.append(
-            f"`unlearn.surgery: {args.surgery}` takes two gradients from one graph; set "
+            "`unlearn.saliency` keeps weights as they are, but `weight_decay` would move them; set "
+            "it to 0."
+        )
+    if args.by_side and cfg.get("gradient_checkpointing") and checkpointing.get("use_reentrant"):
+        found.append(
+            f"`unlearn.{args.by_side}` takes two gradients from one graph; set "
             "`gradient_checkpointing_kwargs: {use_reentrant: false}`."
         )
     references = args.references()

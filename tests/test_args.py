@@ -87,6 +87,15 @@ PUBLISHED = {
     "tofu-idk-dpo": {"dpo": (1, {"beta": 0.1}), "nll": (1, {})},
     "altpo": {"dpo": (1, {"beta": 0.1}), "nll": (1, {})},
     "flat-tofu": {"flat": (1, {"divergence": "total_variation"})},
+    "ails-ntua": {
+        "ga": (0.125, {"reduction": "sequence"}), "nll": (0.4375, {"reduction": "sequence"})
+    },
+    "ails-ntua-agad": {"ga": (1, {"reduction": "sequence"}), "nll": (1, {"reduction": "sequence"})},
+    "sha256": {"ga": (1, {}), "nll": (1.2, {})},
+    "cyber-for-ai": {"ga": (1, {}), "nll": (1, {})},
+    "mr-snuffleupagus": {
+        "adaptive_rmu": (1, {"layer": 26, "scale": 5.0}), "hidden_mse": (900, {"layer": 26})
+    },
     "masc-tofu": {"masc": (0.05, {"rho": 0.7, "eta": 0.25, "k": 10, "b": 1.0})},
     "undial-lora": {"undial": (1, {"beta": 10.0})},
     "ce-u": {"ceu": (1, {})},

@@ -3,6 +3,7 @@ twice, with the same losses. What is run is what `axolotl unlearn methods` says.
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import math
@@ -117,6 +118,8 @@ def prepared(stage: Path, block: dict) -> tuple:
         "save_strategy": "no",
         "save_total_limit": None,
     }
+    if "phases" in block:
+        del cfg["num_epochs"]
     path = stage / "method.yml"
     path.write_text(yaml.safe_dump(cfg))
     cfg = load_cfg(str(path))
@@ -133,9 +136,28 @@ def three_steps(cfg, rows) -> tuple[list[dict], float]:
     return [entry for entry in trainer.state.log_history if "loss" in entry], moved
 
 
+def fitted(block: dict) -> dict:
+    """A preset for three steps of a model of eight layers: phases of one step (of the last if there
+    are two), the deepest layer there is."""
+    block = copy.deepcopy(block)
+    phases = block.get("phases", [])
+    for phase in phases:
+        del phase["epochs"]
+        phase["steps"] = 4 - len(phases) if phase is phases[-1] else 1
+    for part in [block, *phases]:
+        for side in ("forget", "retain"):
+            entries = part.get(side, [])
+            for entry in entries if isinstance(entries, list) else [entries]:
+                if "layer" in entry:
+                    entry["layer"] = min(entry["layer"], 7)
+    return block
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_trains_and_repeats(stage, name):
     block = {"preset": name} if name in PRESETS else shown(name)
+    if name in PRESETS and fitted(PRESETS[name]) != PRESETS[name]:
+        block = fitted(PRESETS[name])
     if name not in PRESETS and OBJECTIVES[name].reference:  # else it starts where it wants to be
         block["forget"]["reference"] = {"model": str(stage / "teacher")}
     cfg, rows = prepared(stage, block)
@@ -145,7 +167,9 @@ def test_a_method_trains_and_repeats(stage, name):
     assert losses == [entry["loss"] for entry in second] and moved == again > 0
     assert all(map(math.isfinite, losses))
     parts = {f"{side}/{entry.objective}" for side, entry in parse_unlearn(block).entries()}
-    assert all(parts <= set(entry) for entry in first)
+    phased = "phases" in block  # each of them logs its own
+    assert phased or all(parts <= set(entry) for entry in first)
+    assert parts <= set().union(*first)
 
 
 def test_what_methods_shows_is_what_there_is():

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.depth import depth_report, patching_drops
+from axolotl_unlearn.evaluation.locate import Range, indirect_effects, proposed
 from axolotl_unlearn.metrics.depth import depth_scores, erasure
 
 ROWS = [([3, 4, 5], [6, 7]), ([8, 9], [10, 11, 12]), ([4, 4, 4, 13], [14])]
@@ -133,3 +134,86 @@ def test_command_line_on_memorised_unlearned_and_control(tmp_path):
     assert "only unspoken" in result.output
     curves = json.loads((tmp_path / "depth.json").read_text())
     assert len(curves) == 4 and [p["x"] for p in curves[0]["points"]] == [0, 1]
+
+
+# -- locate: causal tracing --------------------------------------------------------------------
+
+
+def silenced(model, *loud: tuple[int, str]):
+    """Only these modules write into the residual stream."""
+    for number, layer in enumerate(model.model.layers):
+        for kind, out in (("attention", layer.self_attn.o_proj), ("mlp", layer.mlp.down_proj)):
+            if (number, kind) not in loud:
+                torch.nn.init.zeros_(out.weight)
+    return model
+
+
+def test_a_silent_module_has_no_effect_and_no_noise_changes_nothing():
+    model = silenced(tiny_llama(), (1, "mlp"), (0, "attention"))
+    effects = indirect_effects(model, ROWS, noise=2.0)
+    count = len(model.model.layers)
+    assert [len(values) for values in effects.values()] == [count, count]
+    for kind, values in effects.items():
+        for number, value in enumerate(values):
+            loud = (number, kind) in {(1, "mlp"), (0, "attention")}
+            assert (abs(value) > 1e-3) == loud, (kind, number, value)
+    still = indirect_effects(model, ROWS, noise=0.0)
+    assert all(abs(value) < 1e-5 for values in still.values() for value in values)
+    wide = indirect_effects(model, ROWS, noise=2.0, window=count * 2)
+    assert wide["mlp"] == pytest.approx([effects["mlp"][1]] * count, abs=1e-4)
+
+
+def test_effect_of_a_module_against_a_plain_loop():
+    """One row: embeddings with the same noise, the MLP of layer 0 replaced at the prompt."""
+    model, (prompt, answer) = tiny_llama(), ROWS[0]
+    ids, end = torch.tensor([prompt + answer]), len(prompt)
+    noise = torch.randn((1, end, 32), generator=torch.Generator().manual_seed(7))
+    clean = model.model.embed_tokens(ids)
+    noisy = clean.clone()
+    noisy[:, :end] += noise * 3 * model.model.embed_tokens.weight.std()
+    kept = {}
+    handle = model.model.layers[0].mlp.register_forward_hook(lambda *a: kept.update(out=a[-1]))
+    model(inputs_embeds=clean)
+    handle.remove()
+
+    def answered() -> float:
+        logp = model(inputs_embeds=noisy).logits[0].log_softmax(-1)
+        return sum(float(logp[end - 1 + i, token]) for i, token in enumerate(answer))
+
+    before = answered()
+    handle = model.model.layers[0].mlp.register_forward_hook(
+        lambda _m, _i, out: torch.cat([kept["out"][:, :end], out[:, end:]], 1)
+    )
+    after = answered()
+    handle.remove()
+    (found,) = [indirect_effects(model, ROWS[:1], seed=7)["mlp"][0]]
+    assert found == pytest.approx(after - before, abs=1e-4)
+
+
+def test_the_proposed_range_by_hand():
+    """Positive parts 1, 5, 3, 1 of 10: half is layer 1; .8 layers 1 and 2; two equally short ranges
+    of .55: the one with more."""
+    effects = [1.0, 5.0, 3.0, 1.0, -4.0]
+    assert proposed(effects) == Range(1, 1, 0.5)
+    assert proposed(effects, 0.8) == Range(1, 2, 0.8)
+    assert proposed([3.0, 3.0, 0.0, 4.0, 2.0], 0.5) == Range(0, 1, 0.5)
+    assert proposed([-1.0, 0.0]) is None
+
+
+def test_the_locate_command(tmp_path):
+    """It prints what goes into the config."""
+    from attack_models import tokenizer
+    from click.testing import CliRunner
+
+    from axolotl_unlearn.cli import unlearn
+
+    tok = tokenizer()
+    tiny_llama(vocabulary=len(tok)).save_pretrained(tmp_path / "model")
+    tok.save_pretrained(tmp_path / "model")
+    rows = [{"id": f"r{i}qa0", "input": f"Who is {i}?", "output": "Ada", "task": "1"} for i in "ab"]
+    (tmp_path / "forget.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["locate", str(tmp_path / "model"), "--data", str(tmp_path), "--share", "1"]
+    done = CliRunner().invoke(unlearn, words)
+    assert done.exit_code == 0, done.output
+    assert "lora_layers_to_transform: [" in done.output and "2 rows" in done.output
+    assert "lora_target_modules: [gate_proj, up_proj, down_proj]" in done.output

@@ -337,8 +337,9 @@ def test_phases(stage):
 
 def test_a_multiplier_follows_the_loss_of_the_step(stage):
     """lambda 1, then + 2 (L - 3) with the L of each step, half of it below; it weighs the loss of
-    the next step. The same from micro-batches, and after a resume to the last bit."""
-    block = config(stage, "x")["unlearn"]
+    the next step. The same from micro-batches, and after a resume to the last bit (without a
+    reference, which would be asked about other batches then)."""
+    block = {"forget": {"objective": "flat_logits", "weight": 0.01}}
     held = {"at_most": 3.0, "step": 2.0, "down": 0.5, "penalty": 0.1}
     block["retain"] = {"objective": "nll", "weight": 1.0, "constraint": held}
     base = {"optimizer": "sgd", "learning_rate": 0.1, "unlearn": block}
@@ -347,7 +348,7 @@ def test_a_multiplier_follows_the_loss_of_the_step(stage):
     multiplier, gap = 1.0, 0.0
     for entry in logs:
         weight = multiplier + 0.1 * max(0.0, gap)
-        parts = 0.1 * entry["forget/npo"] + weight * entry["retain/nll"]
+        parts = 0.01 * entry["forget/flat_logits"] + weight * entry["retain/nll"]
         assert entry["loss"] == pytest.approx(parts, rel=1e-4)
         gap = entry["retain/nll"] - 3.0
         multiplier = max(0.0, multiplier + 2.0 * gap * (0.5 if gap < 0 else 1.0))
@@ -364,7 +365,57 @@ def test_a_multiplier_follows_the_loss_of_the_step(stage):
     assert [e["dual/retain/nll"] for e in again] == [e["dual/retain/nll"] for e in logs]
 
 
-@pytest.mark.parametrize("surgery", ["pcgrad", "gu"])
+def sgd_step(stage, name: str, **block) -> Path:
+    """One step of SGD with the over example's objectives and ``block``."""
+    base = {"optimizer": "sgd", "learning_rate": 0.5, "max_steps": 1, "max_grad_norm": 1e9}
+    return train(stage, name, **base, unlearn=config(stage, "x")["unlearn"] | block)
+
+
+def test_sharpness_takes_the_forget_gradient_uphill(stage):
+    """rho to 0 is the plain step; a longer one is another; micro-batches change nothing; what is
+    logged is not counted twice."""
+    plain, none = sgd_step(stage, "flat"), sgd_step(stage, "sharp-0", sharpness=1e-9)
+    assert_same(plain, none, atol=1e-6)
+    base = {"optimizer": "sgd", "learning_rate": 0.1, "save_strategy": "steps", "save_steps": 6}
+    base["unlearn"] = config(stage, "x")["unlearn"] | {"sharpness": 0.5}
+    one = train(stage, "sharp", **base)
+    cut = train(stage, "sharp-cut", **base, micro_batch_size=1, gradient_accumulation_steps=4)
+    assert_same(one, cut, atol=1e-5)
+    without = base | {"unlearn": config(stage, "x")["unlearn"]}
+    other = train(stage, "not-sharp", **without)
+    gap = max((adapter(one)[n] - w).abs().max().item() for n, w in adapter(other).items())
+    assert gap > 1e-4
+    first = [next(e for e in history(folder) if "loss" in e) for folder in (one, other)]
+    # the retain part is that of the start; the forget part is seen uphill, where it is more
+    assert first[0]["retain/nll"] == first[1]["retain/nll"]
+    assert first[0]["forget/npo"] > first[1]["forget/npo"]
+
+
+def test_saliency_trains_few_neurons_and_resumes(stage):
+    """A tenth of the rows of B move, A does not; the masks of the start serve a resumed run."""
+    block = {"forget": {"objective": "simnpo"}, "retain": {"objective": "nll"}}
+    block["saliency"] = {"share": 0.1}
+    options = {"unlearn": block, "weight_decay": 0.0, "save_strategy": "steps", "save_steps": 3}
+    whole = train(stage, "salient", **options)
+    moved = total = 0
+    start = adapter(train(stage, "salient-0", unlearn=block, learning_rate=1e-12, max_steps=1))
+    for name, weight in adapter(whole).items():
+        if "lora_A" in name:
+            assert_close(weight, start[name], rtol=0, atol=1e-9)
+        else:
+            moved += int((weight != 0).any(-1).sum())
+            total += len(weight)
+    assert moved == pytest.approx(0.1 * total, abs=2)
+    before = adapter(whole)
+    (whole / "adapter_model.safetensors").unlink()
+    train(  # in the folder that has the masks
+        stage, "salient-again", **options, resume_from_checkpoint=str(whole / "checkpoint-3"),
+        output_dir=str(whole),
+    )  # fmt: skip
+    assert all(torch.equal(before[name], weight) for name, weight in adapter(whole).items())
+
+
+@pytest.mark.parametrize("surgery", ["pcgrad", "gu", "gru"])
 def test_surgery(stage, surgery):
     """4 pairs at once against 4 times 1, under SGD (see above); another update than the sum's."""
     base = {"optimizer": "sgd", "learning_rate": 0.1, "max_steps": 2, "save_strategy": "steps"}

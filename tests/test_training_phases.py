@@ -16,7 +16,9 @@ from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.preflight import _setting_faults
 from axolotl_unlearn.training.phases import make_phases, phase_at, phase_steps, restarting
-from axolotl_unlearn.training.surgery import Surgery, adam_scales, dot, gu, pcgrad
+from axolotl_unlearn.training.saliency import salient
+from axolotl_unlearn.training.sharpness import moved_uphill
+from axolotl_unlearn.training.surgery import Surgery, adam_scales, dot, gru, gu, pcgrad
 
 BLOCK = {
     "phases": [
@@ -111,6 +113,8 @@ SHARDED = {"fsdp_config": {"x": 1}, "adapter": "lora"}
         ({"max_steps": 9}, BLOCK, "`max_steps` does not go with `unlearn.phases`"),
         ({"num_epochs": 2}, BLOCK, "`num_epochs` does not go with `unlearn.phases`"),
         (SHARDED, {"surgery": "gu"}, "use DDP instead of FSDP"),
+        (SHARDED, {"sharpness": 0.01}, "`unlearn.sharpness: 0.01` needs both gradients"),
+        ({"weight_decay": 0.01}, {"saliency": {"share": 0.2}}, "`weight_decay` would move them"),
         (
             {
                 "gradient_checkpointing": True,
@@ -160,6 +164,40 @@ def test_pcgrad_sees_all_weights_as_one_vector():
     assert_close(torch.cat([x.flatten() for x in joined]), f_kept + r_kept)
 
 
+def test_gru_by_hand():
+    """f = (1, 0), r = (-1, 1): <f, r> = -1, <r, r> = 2, f' = f + r/2 = (.5, .5); plus r. Without a
+    conflict the sum."""
+    (joined,) = gru(vector([1.0, 0.0]), vector([-1.0, 1.0]))
+    assert_close(joined, torch.tensor([-0.5, 1.5], dtype=torch.float64))
+    (added,) = gru(vector([1.0, 0.0]), vector([1.0, 1.0]))
+    assert_close(added, torch.tensor([2.0, 1.0], dtype=torch.float64))
+
+
+def test_weights_are_uphill_only_inside():
+    """Weights (3, 4) and .1, gradient (3, 4) and 0, of length 5, rho 1; then the same bits."""
+    weights = [torch.nn.Parameter(torch.tensor([3.0, 4.0])), torch.nn.Parameter(torch.tensor(0.1))]
+    gradient = [torch.tensor([3.0, 4.0]), torch.tensor(0.0)]
+    with moved_uphill(weights, gradient, 1.0):
+        assert_close(weights[0].detach(), torch.tensor([3.6, 4.8]))
+    assert weights[0].tolist() == [3.0, 4.0] and torch.equal(weights[1], torch.tensor(0.1))
+    with pytest.raises(RuntimeError), moved_uphill(weights, gradient, 0.3):
+        raise RuntimeError
+    assert weights[0].tolist() == [3.0, 4.0]
+    with moved_uphill(weights, [torch.zeros(2), torch.tensor(0.0)], 1.0):
+        assert weights[0].tolist() == [3.0, 4.0]
+
+
+def test_salient_by_hand():
+    """Rows of norm 5, 1 (first weight), 2 (second), the third has no gradient and does not count:
+    a third of three neurons is the first. Half of six values: 4, 3 and 2."""
+    gradients = [torch.tensor([[3.0, -4.0], [1.0, 0.0]]), torch.tensor([[2.0, 0.0]])]
+    gradients.append(torch.zeros(3, 2))
+    first, second, third = salient(gradients, 1 / 3, "neuron")
+    assert first.tolist() == [[1, 1], [0, 0]] and not second.any() and not third.any()
+    first, second, third = salient(gradients, 0.5, "weight")
+    assert first.tolist() == [[1, 1], [0, 0]] and second.tolist() == [[1, 0]] and not third.any()
+
+
 def test_gu_by_hand():
     """f = (3, 1), r = (1, 2), h = (1, 2): <f, r>_h = 4, <r, r>_h = 3, f' = f - 4/3 r = (5, -5)/3.
     Without a metric: <f, r> = 5, <r, r> = 5, f' = (2, -1)."""
@@ -194,7 +232,7 @@ def test_gu_in_the_metric_of_a_real_adam():
     assert all(abs((u * r).sum()) > 1e-3 for u, r in zip(update, retain, strict=True))
 
 
-@pytest.mark.parametrize("method", ["pcgrad", "gu"])
+@pytest.mark.parametrize("method", ["pcgrad", "gu", "gru"])
 def test_two_gradients_from_one_forward(method):
     """Over two micro-batches, equal to the formula on gradients of two runs that know one side
     each; one forward a micro-batch."""
@@ -218,10 +256,10 @@ def test_two_gradients_from_one_forward(method):
         entry.side: torch.autograd.grad(step_loss(model, batch, [entry]).total, trained)
         for entry in entries
     }
-    if method == "pcgrad":
-        want = pcgrad(sides["forget"], sides["retain"])
-    else:
+    if method == "gu":
         want = gu(sides["forget"], sides["retain"], [None] * len(trained))
+    else:
+        want = {"pcgrad": pcgrad, "gru": gru}[method](sides["forget"], sides["retain"])
     for parameter, gradient in zip(trained, want, strict=True):
         assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-6)
     product = dot(sides["forget"], sides["retain"])

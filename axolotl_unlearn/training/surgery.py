@@ -37,6 +37,17 @@ def pcgrad(forget: Vector, retain: Vector) -> list[Tensor]:
     ]
 
 
+def gru(forget: Vector, retain: Vector) -> list[Tensor]:
+    """Gradient rectified unlearning, arXiv 2503.09117: where ``<f, r> < 0`` the forget gradient
+    loses its part along the retain gradient, ``f - <f, r>/<r, r> r + r``; else ``f + r``.
+
+    The retain gradient is that of the step, not an average over steps as in the released code.
+    """
+    product = dot(forget, retain)
+    share = product / dot(retain, retain) if product < 0 else torch.zeros_like(product)
+    return [f + (1 - share).to(f.dtype) * r for f, r in zip(forget, retain, strict=True)]
+
+
 def gu(forget: Vector, retain: Vector, scales: Sequence[Tensor | None]) -> list[Tensor]:
     """Geometric-disentanglement unlearning, arXiv 2511.17100: the forget gradient without its
     part along the retain gradient, plus the retain gradient.
@@ -84,17 +95,33 @@ def adam_scales(optimizer: Any, parameters: Sequence[nn.Parameter]) -> list[Tens
     return scales
 
 
+def gradients(loss: Tensor, parameters: Sequence[Tensor], *, keep: bool = False) -> list[Tensor]:
+    """Of a loss by each of the weights; ``keep`` the graph for another one."""
+    found = (
+        torch.autograd.grad(loss, parameters, retain_graph=keep, allow_unused=True)
+        if loss.requires_grad  # a batch may hold no row of any of a side's entries
+        else [None] * len(parameters)
+    )
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+
 class Surgery:
     """Gathers the gradients of both sides over a step and writes their union into ``.grad``.
 
     Args:
-        method: ``pcgrad`` or ``gu``.
+        method: ``pcgrad``, ``gu`` or ``gru``; None adds them.
         reduce: mean over processes of a tensor.
+
+    Attributes:
+        masks: factors of the joined gradient by name of the weight (`saliency`); None is 1.
     """
 
-    def __init__(self, method: str, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+    def __init__(
+        self, method: str | None, reduce: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> None:
         self.method = method
         self.reduce = reduce
+        self.masks: dict[str, Tensor] | None = None
         self.parameters: list[nn.Parameter] = []
         self.sides: dict[str, list[Tensor]] = {}
 
@@ -104,33 +131,31 @@ class Surgery:
         remaining = len(losses)
         for side, loss in losses.items():
             remaining -= 1
-            found = (
-                torch.autograd.grad(
-                    loss, self.parameters, retain_graph=remaining > 0, allow_unused=True
-                )
-                if loss.requires_grad  # a batch may hold no row of any of a side's entries
-                else [None] * len(self.parameters)
-            )
-            found = [
-                torch.zeros_like(p) if g is None else g
-                for p, g in zip(self.parameters, found, strict=True)
-            ]
+            found = gradients(loss, self.parameters, keep=remaining > 0)
             before = self.sides.get(side)
             self.sides[side] = (
                 found if before is None else [a + b for a, b in zip(before, found, strict=True)]
             )
 
-    def finish(self, optimizer: Any) -> Tensor:
-        """Write the joined gradient; returns the cosine between the two."""
-        forget, retain = (
-            [self.reduce(g) for g in self.sides[side]] for side in ("forget", "retain")
-        )
-        if self.method == "pcgrad":
-            joined = pcgrad(forget, retain)
-        else:
-            joined = gu(forget, retain, adam_scales(optimizer, self.parameters))
+    def finish(self, optimizer: Any) -> Tensor | None:
+        """Write the joined gradient; returns the cosine between the two, if there are two."""
+        sides = {side: [self.reduce(g) for g in found] for side, found in self.sides.items()}
+        self.sides = {}
+        cosine, joined = None, next(iter(sides.values()))
+        if len(sides) > 1:
+            forget, retain = sides["forget"], sides["retain"]
+            joined = self._joined(forget, retain, optimizer)
+            lengths = (dot(forget, forget) * dot(retain, retain)).sqrt()
+            cosine = dot(forget, retain) / lengths.clamp(min=1e-300)
+        if self.masks is not None:
+            joined = [g * m for g, m in zip(joined, self.masks.values(), strict=True)]
         for parameter, gradient in zip(self.parameters, joined, strict=True):
             parameter.grad = gradient
-        lengths = (dot(forget, forget) * dot(retain, retain)).sqrt()
-        self.sides = {}
-        return dot(forget, retain) / lengths.clamp(min=1e-300)
+        return cosine
+
+    def _joined(self, forget: Vector, retain: Vector, optimizer: Any) -> list[Tensor]:
+        if self.method == "gu":
+            return gu(forget, retain, adam_scales(optimizer, self.parameters))
+        if self.method is None:
+            return [f + r for f, r in zip(forget, retain, strict=True)]
+        return {"pcgrad": pcgrad, "gru": gru}[self.method](forget, retain)

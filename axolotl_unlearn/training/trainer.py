@@ -6,6 +6,7 @@ import math
 import resource
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,12 @@ from axolotl_unlearn.reference.teacher import (
     require_same_hidden_size,
     require_same_vocabulary,
 )
+from axolotl_unlearn.training import saliency
 from axolotl_unlearn.training.duals import Duals
 from axolotl_unlearn.training.level import Levelled, heldout_rows, level_callback
 from axolotl_unlearn.training.phases import Phase, make_phases, phase_at, restarting
-from axolotl_unlearn.training.surgery import Surgery
+from axolotl_unlearn.training.sharpness import moved_uphill
+from axolotl_unlearn.training.surgery import Surgery, gradients
 
 BATCH_KEYS = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
 
@@ -73,9 +76,11 @@ class UnlearnTrainer(AxolotlTrainer):
         self._levelled: dict[int, Levelled] = {}
         self.surgery = (
             Surgery(self.unlearn_args.surgery, partial(self.accelerator.reduce, reduction="mean"))
-            if self.unlearn_args.surgery
+            if self.unlearn_args.by_side
             else None
         )
+        self._step_batches: list[dict[str, Tensor]] = []
+        self._uphill: list[Tensor] | None = None
         self.duals = Duals(partial(self.accelerator.reduce, reduction="sum"))
         if any(entry.constraint for _, entry in self.unlearn_args.entries()):
             self.add_callback(self.duals)
@@ -166,6 +171,8 @@ class UnlearnTrainer(AxolotlTrainer):
         self._precompute_all()
         if self.level is not None:
             self._watch_level()
+        if self.unlearn_args.saliency is not None:
+            self._choose_salient(bool(args[0] if args else kwargs.get("resume_from_checkpoint")))
         output = super().train(*args, **kwargs)
         if self.is_world_process_zero():
             write_cost(Path(self.args.output_dir), output.metrics, output.global_step)
@@ -325,6 +332,8 @@ class UnlearnTrainer(AxolotlTrainer):
             if self.args.world_size > 1:
                 counts = self.accelerator.reduce(counts, reduction="sum")
             self._step_counts = counts
+        if self.unlearn_args.sharpness:
+            self._step_batches, self._uphill = batches, None
         return batches, items
 
     def _counts(self, batch: dict[str, Tensor], entries: Sequence[Entry]) -> Tensor:
@@ -337,29 +346,99 @@ class UnlearnTrainer(AxolotlTrainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
         """With surgery, the gradients of both sides by themselves, joined at the end of a step."""
-        if self.surgery is None or len(self._phase(training=True).sides) < 2:
+        args, sides = self.unlearn_args, self._phase(training=True).sides
+        alone = len(sides) < 2 and not (args.sharpness or args.saliency)
+        if self.surgery is None or alone:
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
         inputs = self._prepare_inputs(inputs)
         # Gradients are taken from the graph, so DDP has nothing to reduce: `Surgery` does.
         with self.accelerator.no_sync(model), self.compute_loss_context_manager():
-            losses = self._losses(model, inputs)
+            if args.sharpness and "forget" in sides:
+                losses = self._add_gradients(model, inputs, {"retain"}) if "retain" in sides else {}
+                weights = [p for p in model.parameters() if p.requires_grad]
+                if self._uphill is None:
+                    self._uphill = self._forget_gradient(model, self._step_batches)
+                with moved_uphill(weights, self._uphill, args.sharpness):
+                    losses |= self._add_gradients(model, inputs, {"forget"})
+            else:
+                losses = self._add_gradients(model, inputs, sides)
+        if self.accelerator.sync_gradients:
+            cosine = self.surgery.finish(self.optimizer)
+            if cosine is not None:
+                self._meters["train"]["gradient_cosine"] = [float(cosine), 1.0]
+        return sum(losses.values())
+
+    def _add_gradients(
+        self, model: nn.Module, inputs: dict[str, Tensor], sides: set[str]
+    ) -> dict[str, Tensor]:
+        """Those of some sides for a micro-batch, from one forward; the losses for the log."""
         parts = self.current_gradient_accumulation_steps
-        losses = {side: loss / parts for side, loss in losses.items()}
+        losses = {side: x / parts for side, x in self._losses(model, inputs, sides).items()}
         scaler = self.accelerator.scaler
         self.surgery.add(
             model, losses if scaler is None else {s: scaler.scale(x) for s, x in losses.items()}
         )
-        if self.accelerator.sync_gradients:
-            cosine = self.surgery.finish(self.optimizer)
-            self._meters["train"]["gradient_cosine"] = [float(cosine), 1.0]
-        return sum(losses.values()).detach()
+        return {side: loss.detach() for side, loss in losses.items()}
 
-    def _losses(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Weighted objectives of either side for one micro-batch, as a part of its step."""
+    def _forget_gradient(
+        self, model: nn.Module, batches: Sequence[dict[str, Tensor]]
+    ) -> list[Tensor]:
+        """That of the forget objectives over some batches, up to a factor; logs nothing."""
+        weights = [p for p in model.parameters() if p.requires_grad]
+        total = [torch.zeros_like(p) for p in weights]
+        for batch in batches:
+            batch = self._prepare_inputs(batch)
+            loss = self._losses(model, batch, {"forget"}, log=False)["forget"]
+            for sum_, g in zip(total, gradients(loss, weights), strict=True):
+                sum_ += g
+        return [self.surgery.reduce(g) for g in total]
+
+    def _choose_salient(self, resumed: bool) -> None:
+        """Masks by the gradient over all forget rows at the start; a resumed run has its own."""
+        model, out = self.accelerator.unwrap_model(self.model), Path(self.args.output_dir)
+        if resumed:
+            self.surgery.masks = saliency.load(out, model)
+            return
+        pairs = self._pairs(self.train_dataset, training=True)
+        size, first = self._train_batch_size, self.args.process_index
+        places = range(first, len(pairs), self.args.world_size)
+        batches = [
+            self.data_collator([pairs[i] for i in places[k : k + size]])
+            for k in range(0, len(places), size)
+        ]
+        counts = sum(self._counts(batch, self.phases[0].entries) for batch in batches)
+        self._step_counts = self.accelerator.reduce(counts.to(self.args.device), reduction="sum")
+        self.current_gradient_accumulation_steps = 1
+        model.to(self.args.device).train()
+        with self.compute_loss_context_manager():
+            found = self._forget_gradient(model, batches)
+        self.surgery.masks = saliency.chosen(model, found, self.unlearn_args.saliency)
+        if self.is_world_process_zero():
+            saliency.save(out, self.surgery.masks)
+
+    def _losses(
+        self,
+        model: nn.Module,
+        batch: dict[str, Tensor],
+        sides: set[str] | None = None,
+        log: bool = True,
+    ) -> dict[str, Tensor]:
+        """Weighted objectives of either side for one micro-batch, as a part of its step.
+
+        Args:
+            sides: only those.
+            log: whether it counts for what is logged, and for the multipliers.
+        """
         _require_columns(batch)
         training = model.training
         phase = self._phase(training=training)
+        weights = self.duals.weights(phase.entries, phase.weights(self.state.global_step))
+        counts = self._step_counts
+        if sides is not None and sides != phase.sides:
+            chosen = [i for i, entry in enumerate(phase.entries) if entry.side in sides]
+            phase = replace(phase, entries=tuple(phase.entries[i] for i in chosen))
+            weights, counts = [weights[i] for i in chosen], counts[chosen]
         batch = self._rows_of(phase, {key: batch[key] for key in BATCH_KEYS})
         # Trainer divides by the accumulation steps and DDP averages over processes; both are
         # undone here, since the counts are those of the whole step.
@@ -374,17 +453,17 @@ class UnlearnTrainer(AxolotlTrainer):
                 if self._source(entry) is not None
             },
             unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
-            counts=self._step_counts if training else self._counts(batch, phase.entries),
-            weights=self.duals.weights(phase.entries, phase.weights(self.state.global_step)),
+            counts=counts if training else self._counts(batch, phase.entries),
+            weights=weights,
             scale=scale,
             plan=self.chunk_plan,
         )
         meters = self._meters["train" if training else "eval"]
-        for name, (value, count) in result.parts.items():
+        for name, (value, count) in result.parts.items() if log else ():
             meters[name][0] += value
             meters[name][1] += count
-        if training:
-            for entry, count in zip(phase.entries, self._step_counts, strict=True):
+        if training and log:
+            for entry, count in zip(phase.entries, counts, strict=True):
                 if entry.args.constraint is not None:
                     self.duals.add(entry, result.parts[entry.name][0], count)
         if training and not torch.isfinite(result.total):
