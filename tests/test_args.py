@@ -118,6 +118,15 @@ def test_a_preset_is_what_was_published(name):
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_can_be_changed_in_part(name):
     whole = parse_unlearn({"preset": name})
+    if whole.phases:  # as a whole: its objectives are those of the phases
+        own = {"steps": 1, "forget": {"objective": "simnpo"}}
+        args = parse_unlearn({"preset": name, "phases": [own]})
+        assert [e.objective for e in args.forget] == ["simnpo"] and not args.retain
+        written = yaml.safe_load(whole.expanded())["unlearn"]
+        assert parse_unlearn(written).phases == whole.phases
+        with pytest.raises(UnlearnError, match="give `phases`, or `forget`"):
+            parse_unlearn({"preset": name, "forget": {"objective": "simnpo"}})
+        return
     args = parse_unlearn({"preset": name, "forget": {"objective": "simnpo"}})
     assert [e.objective for e in args.forget] == ["simnpo"] and args.retain == whole.retain
 
