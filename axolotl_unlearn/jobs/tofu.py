@@ -52,8 +52,8 @@ class TofuSizes:
     Attributes:
         split: forget01, forget05 or forget10; ``forget``: only its first rows.
         retain: First rows of retain90 (their paraphrases are among the first 400).
-        heldout, holdout: Rows of retain90 that no run learns: for `match`, and for the attacks.
-        rows: Scored of each set (TOFU's evaluation takes 300).
+        heldout: Rows of retain90 that no run learns, for `match`.
+        rows: Scored of each set (TOFU's evaluation takes 300), and others that no run learns.
         new_tokens: Of an answer (TOFU: 200).
         epochs: Of memorisation, and of forgetting.
         methods: Of `METHODS`, and "merged" (needs "over" and "under"), "match".
@@ -64,7 +64,6 @@ class TofuSizes:
     forget: int | None = None
     retain: int = 200
     heldout: int = 200
-    holdout: int = 200
     rows: int = 30
     new_tokens: int = 96
     epochs: tuple[int, int] = (5, 1)
@@ -77,24 +76,22 @@ def write_data(plan: Plan, tofu: Path, sizes: TofuSizes) -> None:
     whole = read_set("forget10_perturbed", tofu, FULL, PARTS[sizes.split])
     forget = whole[: sizes.forget]
     retain90 = read_set("retain90", tofu, QUESTION)
-    # Those to learn first; the last ones, farthest from them, are never learned.
-    unseen = retain90[sizes.retain :][-(sizes.heldout + sizes.holdout) :]
-    if len(unseen) < sizes.heldout + sizes.holdout:
+    unseen = retain90[sizes.retain :]
+    if len(unseen) < sizes.heldout + sizes.rows:
         raise UnlearnError(
             f"{tofu}/retain90.jsonl has {len(retain90)} rows, {sizes.retain} to learn and "
-            f"{sizes.heldout + sizes.holdout} to hold out are asked for; take fewer."
+            f"{sizes.heldout + sizes.rows} to hold out are asked for; take fewer."
         )
     sides = {
         "forget": forget,
         "retain": retain90[: sizes.retain],
         "heldout": unseen[: sizes.heldout],
-        "holdout": unseen[sizes.heldout :],
+        "holdout": spread(unseen[sizes.heldout :], sizes.rows),
     }
-    scored = {
-        "retain_perturbed": read_set("retain_perturbed", tofu, FULL)[: sizes.retain],
-        "real_authors_perturbed": read_set("real_authors_perturbed", tofu, QUESTION),
-        "world_facts_perturbed": read_set("world_facts_perturbed", tofu, QUESTION),
-    }
+    learned = read_set("retain_perturbed", tofu, FULL)[: sizes.retain]
+    scored = {"retain_perturbed": spread(learned, sizes.rows)}
+    for name in ("real_authors_perturbed", "world_facts_perturbed"):
+        scored[name] = spread(read_set(name, tofu, QUESTION), sizes.rows)
     ends = [round(len(forget) * k / max(1, sizes.requests)) for k in range(sizes.requests + 1)]
     folders = {"": forget}
     for number in range(1, sizes.requests + 1):
@@ -103,8 +100,15 @@ def write_data(plan: Plan, tofu: Path, sizes: TofuSizes) -> None:
     for name, rows in sides.items():
         write_lines(plan.data / f"{name}.jsonl", rows)
     for folder, rows in folders.items():
-        for name, table in (scored | {f"{sizes.split}_perturbed": rows}).items():
+        scored[f"{sizes.split}_perturbed"] = spread(rows, sizes.rows)
+        for name, table in scored.items():
             write_lines(plan.data / folder / f"{name}.jsonl", table)
+
+
+def spread(rows: Sequence[Any], count: int) -> list[Any]:
+    """Evenly over all rows: 20 neighbours are of one author, and requests follow each other."""
+    count = min(count, len(rows))
+    return [rows[i * len(rows) // count] for i in range(count)]
 
 
 def score(model: str, sizes: TofuSizes, part: str = "") -> Run:
@@ -117,7 +121,6 @@ def score(model: str, sizes: TofuSizes, part: str = "") -> Run:
         metadata: dict[str, Any] = {
             "data_dir": near(plan.data / part),
             "split": sizes.split,
-            "max_rows": sizes.rows,
             "holdout": near(plan.data / "holdout.jsonl"),
             "truth_ratios_out": near(folder / "truth_ratios.json"),
         }
