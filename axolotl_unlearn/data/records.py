@@ -149,7 +149,7 @@ def records_from_rows(
         )
         if unique and record_id in places:
             raise UnlearnError(
-                f"{where}: the id {record_id!r} is already that of {places[record_id]}; "
+                f"{where}: the id {short(record_id)} is already that of {places[record_id]}; "
                 "give every row its own id."
             )
         places[record_id] = place
@@ -175,7 +175,7 @@ def _source(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return ""
     name = str(value).strip()
-    return name if len(name) <= MAX_NAME and "\n" not in name else ""
+    return name if len(name) <= MAX_NAME and name.isprintable() else ""
 
 
 class Answer(str):
@@ -222,12 +222,13 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
             )
         if not isinstance(text, str) or not text.strip():
             raise UnlearnError(f"{where}: field {name!r} must be a text that is not empty.")
+        _require_unicode(text, str(name), where)
         record_id = (
             _text(row, "id", Fields(), where, number_ok=True) if "id" in row else f"row{number}"
         )
         if record_id in places:
             raise UnlearnError(
-                f"{where}: the id {record_id!r} is already that of {places[record_id]}; "
+                f"{where}: the id {short(record_id)} is already that of {places[record_id]}; "
                 "give every document its own id."
             )
         places[record_id] = place
@@ -255,14 +256,14 @@ def check_disjoint(
     for number, record in enumerate(forget, start=1):
         if record.id in ids:
             raise UnlearnError(
-                f"the id {record.id!r} (record {number} of {forget_name}) is also in "
+                f"the id {short(record.id)} (record {number} of {forget_name}) is also in "
                 f"{retain_name}; a row cannot be forgotten and kept: remove it from one of them."
             )
         twin = texts.get((record.input, record.output))
         if twin is not None:
             raise UnlearnError(
-                f"{record.id!r} (record {number} of {forget_name}) has the same input and output "
-                f"as {twin!r} in {retain_name}; remove it from one of them."
+                f"{short(record.id)} (record {number} of {forget_name}) has the same input and "
+                f"output as {short(twin)} in {retain_name}; remove it from one of them."
             )
 
 
@@ -295,16 +296,34 @@ def _text(
         raise UnlearnError(
             f"{where}: field {field!r} is of type {type(value).__name__} but must be a text."
         )
+    _require_unicode(value, field, where)
     return value
 
 
+def _require_unicode(value: str, field: str, where: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UnlearnError(
+            f"{where}: field {field!r} holds half of a surrogate pair (character {error.start}), "
+            "which no tokenizer reads; write the file again as UTF-8."
+        ) from None
+
+
+def short(value: Any) -> str:
+    """An id or a name in a message: its beginning, with everything that does not print escaped."""
+    text = str(value)
+    return ascii(text if len(text) <= MAX_NAME else text[: MAX_NAME - 3] + "...")
+
+
 def _nearest(name: str, known: Iterable[str]) -> str:
-    known = [str(k) for k in known]
+    # Names only: a key that is a text is none, and nobody reads a hundred of them.
+    known = sorted(k for k in map(str, known) if len(k) <= 40)[:20]
     lower = {k.lower(): k for k in known}
     match = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
     if match:
-        return f" (did you mean {lower[match[0]]!r}?)"
-    return f" (the row has {', '.join(sorted(known))})" if known else ""
+        return f" (did you mean {short(lower[match[0]])}?)"
+    return f" (the row has {', '.join(short(k)[1:-1] for k in known)})" if known else ""
 
 
 def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -358,13 +377,17 @@ def _decode(path: Path) -> str:
         ) from None
 
 
-def _parse(text: str, path: Path) -> Any:
+def _parse(text: str, path: Path, cure: str = "correct that line", line: int = 0) -> Any:
+    """One JSON value; ``line`` is its place where the text is a line of the file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise UnlearnError(
-            f"{path}, line {error.lineno}: not valid JSON ({error.msg}); correct that line."
-        ) from None
+        number, reason = line or error.lineno, error.msg
+    except RecursionError:
+        number, reason = line or 1, "nested too deeply"
+    except ValueError:  # Python refuses to read it, so that nobody waits for minutes
+        number, reason = line or 1, "a number of thousands of digits"
+    raise UnlearnError(f"{path}, line {number}: not valid JSON ({reason}); {cure}.")
 
 
 def _line_rows(text: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -372,13 +395,7 @@ def _line_rows(text: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UnlearnError(
-                f"{path}, line {number}: not valid JSON ({error.msg}); JSON lines hold one "
-                "record a line."
-            ) from None
+        row = _parse(line, path, "JSON lines hold one record a line", number)
         yield _as_row(row, f"line {number}", path)
 
 
@@ -398,14 +415,12 @@ def _as_row(row: Any, place: str, path: Path) -> tuple[str, Mapping[str, Any]]:
 def _object_rows(text: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """A ``.json`` file that starts with a brace: columns, one record, or really JSON lines."""
     try:
-        top = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg.startswith("Extra data"):
-            yield from _line_rows(text, path)
-            return
-        raise UnlearnError(
-            f"{path}, line {error.lineno}: not valid JSON ({error.msg}); correct that line."
-        ) from None
+        top = _parse(text, path)
+    except UnlearnError as error:
+        if "(Extra data)" not in str(error):
+            raise
+        yield from _line_rows(text, path)
+        return
     columns = {
         name: dict(enumerate(column)) if isinstance(column, list) else column
         for name, column in top.items()
@@ -418,11 +433,12 @@ def _object_rows(text: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]
         odd = set(column).symmetric_difference(keys)
         if odd:
             raise UnlearnError(
-                f"{path}: row {sorted(map(str, odd))[0]!r} is not in every column (see {name!r}); "
+                f"{path}: row {short(min(map(str, odd)))} is not in every column (see "
+                f"{short(name)}); "
                 "the columns of column-oriented JSON must have the same rows, or write JSON lines."
             )
     for key in keys:
-        yield f"row {str(key)!r}", {name: column[key] for name, column in columns.items()}
+        yield f"row {short(key)}", {name: column[key] for name, column in columns.items()}
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -431,8 +447,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
     try:
         table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+    except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")[:200]
         raise UnlearnError(f"{path} is not a parquet file ({reason}); write it again.") from None
     for number, row in enumerate(table.to_pylist(), start=1):
         yield f"row {number}", row
