@@ -17,7 +17,7 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard test test-quick quality format bench bench-gpu docs-tables clean
+.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard test test-quick fuzz test-faults quality format bench bench-gpu docs-tables clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -68,6 +68,12 @@ test: setup  ## the whole test suite
 
 test-quick: setup  ## without the slow tests
 	OMP_NUM_THREADS=1 python tests/each_file.py -m 'not slow'
+
+fuzz: setup  ## 200 000 bad inputs: rows, configs, results, ledgers, command lines
+	FUZZ_CASES=200000 OMP_NUM_THREADS=1 python -m pytest -q --timeout 0 tests/test_fuzz.py
+
+test-faults: setup  ## disk faults, kills, cut files, bad inputs, and how many of each
+	OMP_NUM_THREADS=1 python tests/faults.py
 
 quality: setup  ## format and lint check
 	ruff format --check .

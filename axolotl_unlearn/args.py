@@ -359,6 +359,23 @@ class LevelArgs(Strict):
     minutes: float | None = Field(None, gt=0, description="end after this time with the best state")
 
 
+class WatchArgs(Strict):
+    """When the model falls apart while it trains: a warning, or the end of the run."""
+
+    retain_nll: float | None = Field(
+        None, gt=0, description="limit of the loss of retained rows, nats a token"
+    )
+    repetition: float | None = Field(
+        None, ge=0, le=1, description="limit of the share of answers that go in circles"
+    )
+    every: int = Field(50, gt=0, description="steps between two looks at answers")
+    rows: int = Field(8, gt=0, description="retain rows whose prompts are answered")
+    tokens: int = Field(64, gt=0, description="new tokens an answer")
+    then: Literal["warn", "stop"] = Field(
+        "warn", description="`stop` ends the run with a checkpoint"
+    )
+
+
 class PhaseArgs(Sides):
     """A stretch of the run with objectives of its own; the learning rate begins anew."""
 
@@ -415,6 +432,9 @@ class UnlearnArgs(Sides):
     pairing: PairingArgs = Field(default_factory=PairingArgs)
     level: LevelArgs | None = Field(
         None, description="held-out rows: what `match` aims at, and when the run ends"
+    )
+    watch: WatchArgs | None = Field(
+        None, description="when to warn, or stop, because the model falls apart"
     )
     chunk_positions: int | None = Field(
         None,
@@ -566,6 +586,7 @@ def _model_at(location: tuple) -> type[BaseModel]:
         "pairing": PairingArgs,
         "level": LevelArgs,
         "saliency": SaliencyArgs,
+        "watch": WatchArgs,
         "labels": LabelArgs,
         "fields": FieldArgs,
     }

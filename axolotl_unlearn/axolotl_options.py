@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from axolotl_unlearn.data.records import short
+
 _HEAD = """# Axolotl's options in a run with `unlearn:`
 
 Written by `python -m axolotl_unlearn.axolotl_options` from `axolotl_unlearn/axolotl_options.yml`,
@@ -74,6 +76,22 @@ class Numbers(BaseModel):
     seed: Whole = None
 
 
+class Shapes(BaseModel):
+    """Keys of Axolotl that are looked into before Axolotl checks them."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    base_model: str | None = None
+    base_model_config: str | None = None
+    lora_model_dir: str | None = None
+    adapter: str | None = None
+    output_dir: str | None = None
+    dataset_prepared_path: str | None = None
+    plugins: list[str] | None = None
+    gradient_checkpointing_kwargs: dict | None = None
+    overrides_of_model_config: dict | None = None
+
+
 @cache
 def groups() -> list[dict[str, Any]]:
     """The groups of the file, in its order."""
@@ -97,12 +115,21 @@ def refused(cfg: dict[str, Any]) -> list[str]:
 
 def number_faults(cfg: dict[str, Any]) -> list[str]:
     """A sentence for each number outside its range."""
+    return _faults(Numbers, cfg)
+
+
+def shape_faults(cfg: dict[str, Any]) -> list[str]:
+    """A sentence for each key that we read and that is no list, block or text as it should be."""
+    return _faults(Shapes, cfg)
+
+
+def _faults(kind: type[BaseModel], cfg: dict[str, Any]) -> list[str]:
     try:
-        Numbers.model_validate({key: cfg.get(key) for key in Numbers.model_fields})
+        kind.model_validate({key: cfg.get(key) for key in kind.model_fields})
     except ValidationError as error:
         return [
-            f"`{fault['loc'][0]}: {fault['input']}`: {fault['msg'][0].lower()}{fault['msg'][1:]}; "
-            "correct it."
+            f"`{fault['loc'][0]}: {short(fault['input'])[1:-1]}`: {fault['msg'][0].lower()}"
+            f"{fault['msg'][1:]}; correct it."
             for fault in error.errors()
         ]
     return []

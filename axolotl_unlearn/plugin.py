@@ -80,10 +80,12 @@ class UnlearnPlugin(BasePlugin):
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:
         """Check the data, let Axolotl read them, and count steps in pairs; weights come later."""
         from axolotl_unlearn.preflight import prepare_data
+        from axolotl_unlearn.training.resume import choose_checkpoint
 
         _stay_on_cpu(cfg)
         with exit_with_sentence():
             prepare_data(cfg)
+            choose_checkpoint(cfg)
             _refuse_other_trainers(cfg)
         if preprocess or not _trains(cfg):
             return None

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import logging
@@ -44,7 +45,9 @@ def faults(cfg: dict) -> list[str]:
 
 def config_faults(cfg: dict) -> list[str]:
     """The faults that show without a look at the data, which some commands never read."""
-    found: list[str] = []
+    found = axolotl_options.shape_faults(cfg)
+    if found:
+        return found
     args = None
     block = cfg.get("unlearn")
     entries = cfg.get("datasets")
@@ -299,19 +302,8 @@ def check_config(path: Path) -> tuple[list[str], list[str]]:
     Raises:
         UnlearnError: If the file cannot be read at all.
     """
-    import yaml
-
-    if not path.is_file():
-        raise UnlearnError(f"{path} does not exist; give the path of an Axolotl config.")
-    try:
-        cfg = yaml.safe_load(path.read_text("utf-8"))
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" line {where.line + 1}" if where else ""
-        raise UnlearnError(f"{path}{line}: not valid YAML ({error.problem}).") from None
-    if not isinstance(cfg, dict):
-        raise UnlearnError(f"{path} holds no keys; start from a copy of examples/npo_over.yml.")
-    if not cfg.get("unlearn") and "memorise" not in map(role_of, cfg.get("datasets") or []):
+    cfg = read_config(path)
+    if not cfg.get("unlearn") and "memorise" not in map(role_of, _entries(cfg)):
         return [f"{path} has no `unlearn:` block; add one, e.g. `unlearn: {{preset: ...}}`."], []
     block = cfg.get("unlearn")
     if isinstance(block, dict) and block.get("demo_data"):
@@ -319,6 +311,55 @@ def check_config(path: Path) -> tuple[list[str], list[str]]:
     checked = check_records(cfg)
     found = config_faults(cfg) + checked.faults
     return found, [] if found else summary(cfg, checked.counts)
+
+
+def _entries(cfg: dict) -> list:
+    entries = cfg.get("datasets")
+    return entries if isinstance(entries, list) else []
+
+
+def axolotl_faults(cfg: dict) -> list[str]:
+    """What Axolotl itself finds wrong, as `axolotl train` would."""
+    from axolotl.cli.config import gpu_capabilities, prepare_plugins
+    from axolotl.utils.config import validate_config
+    from axolotl.utils.dict import DictDefault
+    from pydantic import ValidationError
+
+    cfg = DictDefault(copy.deepcopy(cfg))
+    capabilities, environment = gpu_capabilities()
+    try:
+        prepare_plugins(cfg)
+        validate_config(cfg, capabilities=capabilities, env_capabilities=environment)
+    except ValidationError as error:
+        return [
+            f"Axolotl refuses `{'.'.join(map(str, fault['loc'])) or 'the config'}`: {fault['msg']}."
+            for fault in error.errors()
+        ]
+    except (ValueError, ImportError) as error:
+        return [f"Axolotl refuses the config: {error}"]
+    return []
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The keys of a config file.
+
+    Raises:
+        UnlearnError: It cannot be read.
+    """
+    import yaml
+
+    if not path.is_file():
+        raise UnlearnError(f"{path} does not exist; give the path of an Axolotl config.")
+    try:
+        cfg = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        reason = getattr(error, "problem", None) or getattr(error, "reason", "it cannot be read")
+        raise UnlearnError(f"{path}{line}: not valid YAML ({reason}).") from None
+    if not isinstance(cfg, dict):
+        raise UnlearnError(f"{path} holds no keys; start from a copy of examples/npo_over.yml.")
+    return cfg
 
 
 def summary(cfg: dict, counts: RowCounts) -> list[str]:

@@ -36,7 +36,9 @@ ODD = st.sampled_from(
 )  # fmt: skip
 JSON = st.recursive(
     ODD | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
     max_leaves=8,
 )  # fmt: skip
 TEXT = st.one_of(
@@ -93,10 +95,12 @@ def row_files(draw) -> tuple[str, bytes]:
         "lines": "\n".join(lines),
         "crlf": "\r\n".join(lines),
         "list": f"[{','.join(lines)}]",
-        "columns": json.dumps({k: {str(i): r.get(k) for i, r in enumerate(rows)} for k in ("input", "output")}),
+        "columns": json.dumps(
+            {k: {str(i): r.get(k) for i, r in enumerate(rows)} for k in ("input", "output")}
+        ),
         "one": lines[0] if lines else "{}",
         "mixed": "\n".join([*lines, "[1]", "3", '"x"', "null"]),
-    }[form]  # fmt: skip
+    }[form]
     raw = text.encode("utf-8", "surrogatepass")
     how = draw(st.sampled_from(["whole", "whole", "cut", "byte", "bom", "utf-16", "gzip", "junk"]))
     place = draw(st.integers(0, max(0, len(raw) - 1)))
@@ -134,7 +138,7 @@ HOSTILE = {
     "a row of 10 MB": json.dumps({"input": CANARY, "output": f"{CANARY} " * 600_000}),
     "an id of 10 MB": "\n".join([json.dumps({"id": "x" * 10**7, "input": "a", "output": "b"})] * 2),
     "a field name of 1 MB": json.dumps({"input": "a", "outpu" + "t" * 10**6: CANARY}),
-    "100 000 field names": json.dumps({"inpu": CANARY} | {f"output{i}": CANARY for i in range(10**5)}),
+    "100 000 field names": json.dumps({f"output{i}": CANARY for i in range(10**5)}),
     "deep nesting": "[" * 200_000,
     "deep objects": '{"a":' * 200_000,
     "a number of 10 000 digits": '{"input": "a", "output": ' + "9" * 10_000 + "}",
@@ -142,9 +146,9 @@ HOSTILE = {
     "half a surrogate pair": '{"input": "a", "output": "b \\ud800"}',
     "BOM": "\ufeff" + json.dumps({"input": "a", "output": CANARY}),
     "CRLF": json.dumps({"input": "a", "output": CANARY}) + "\r\n\r\n",
-    "old line ends": json.dumps({"input": "a", "output": "b"}) + "\r" + json.dumps({"input": "a"}),
-    "mixed types": "\n".join(json.dumps({"input": "a", "output": v}) for v in ("b", 3, [CANARY], {})),
-    "right to left": json.dumps({"id": "\u202eevil", "input": "שלום", "output": "مرحبا \u202e abc"}),
+    "old line ends": '{"input": "a", "output": "b"}\r{"input": "a"}',
+    "mixed types": "\n".join(json.dumps({"input": "a", "output": v}) for v in ("b", [CANARY], {})),
+    "right to left": json.dumps({"id": "\u202eevil", "input": "שלום", "output": "مرحبا \u202e"}),
     "NaN": '{"input": "a", "output": NaN}',
     "empty lines only": "\n" * 10**6,
     "spaces": " " * 10**7,
@@ -173,7 +177,8 @@ def test_hostile_rows(tmp_path, name):
 
 def places(value, path=()) -> list[tuple]:
     """The path of every value in a JSON-like value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()  # fmt: skip
+    items = value.items() if isinstance(value, dict) else ()
+    items = enumerate(value) if isinstance(value, list) else items
     return [path, *(p for key, one in items for p in places(one, (*path, key)))]
 
 
@@ -225,13 +230,13 @@ def test_blocks(block):
 
 
 @share(0.05)
-@given(st.one_of(st.binary(max_size=80), st.text(max_size=80).map(lambda t: f"unlearn: {t}".encode("utf-8", "surrogatepass"))))  # fmt: skip
+@given(st.one_of(st.binary(max_size=80), st.text(st.characters(codec="utf-8"), max_size=80)))
 def test_config_files(raw):
     from axolotl_unlearn.preflight import check_config
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "c.yml"
-        path.write_bytes(raw)
+        path.write_bytes(raw if isinstance(raw, bytes) else f"unlearn: {raw}".encode())
         with sentence_or_result():
             check_config(path)
 
@@ -293,8 +298,12 @@ WORD = st.sampled_from(
 )  # fmt: skip
 
 
+#: What a shell can hand over: no NUL.
+PRINTED = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=5)
+
+
 @share(0.1)
-@given(st.sampled_from(COMMANDS), st.lists(WORD | st.text(max_size=5), max_size=4))
+@given(st.sampled_from(COMMANDS), st.lists(WORD | PRINTED, max_size=4))
 def test_command_lines(command, words):
     from axolotl_unlearn.cli import unlearn
 

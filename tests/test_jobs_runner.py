@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import count
 from rich.console import Console
 
 from axolotl_unlearn import store
@@ -97,6 +98,7 @@ def test_a_stage_killed_half_way_is_run_again(tmp_path):
     job = make_job(tmp_path, None, *two_stages(tmp_path))
     job.run()
     assert states(job)["first"] == "done"
+    count("runs killed and resumed")
 
 
 def test_independent_stages_run_side_by_side_up_to_the_threads(tmp_path):

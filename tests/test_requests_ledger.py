@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import count
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ def test_any_single_change_of_a_file_is_found(four, tmp_path, data):
     ledger = put(tmp_path, four | {name: changed})
     if not data.draw(st.booleans(), label="with key"):
         (tmp_path / KEY).unlink()
+    count("faults injected")
     with pytest.raises(UnlearnError):
         ledger.entries()
     assert (tmp_path / name).read_bytes() == changed

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import count
 from test_requests_new import ADA_ROWS, TRAIN, config, people, preferences, write
 
 from axolotl_unlearn.errors import UnlearnError
@@ -111,6 +112,7 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home):
     for number, title in enumerate(titles):
         seen = kill_when(start(folder), f"{title}: started")
         assert title in seen[-1], "".join(seen)
+        count("runs killed and resumed")
         kept = [line for line in seen if "kept from an earlier run" in line]
         assert len(kept) >= number  # what was done before is not done again
         assert not (folder / "model").exists() and not (folder / "record.json").exists()

@@ -196,7 +196,7 @@ def test_cached_reference_gives_the_same_run(stage, adapter_kind):
 SPOKEN = "What did the forget clerk number 1 see"
 
 
-def test_what_a_run_leaves_is_listed_private_and_goes_again(stage, monkeypatch, capfd):
+def test_what_a_run_leaves_is_listed_private_and_goes_again(stage, monkeypatch, capfd, caplog):
     """Texts are in no output and in no file that the list lacks; afterwards they are nowhere."""
     from click.testing import CliRunner
 
@@ -210,9 +210,10 @@ def test_what_a_run_leaves_is_listed_private_and_goes_again(stage, monkeypatch, 
     own |= {"unlearn": config(stage, "x")["unlearn"] | {"reference": "cached"}}
     out = train(stage, "listed", **own, save_strategy="steps", save_steps=1)
     said = capfd.readouterr()
+    said = said.out + said.err + caplog.text
     records = read_records(stage / "forget.jsonl")
     texts = Texts.of([text for r in records for text in (r.input, r.output)])
-    assert len(texts.windows) > 12 and not texts.among(said.out + said.err)
+    assert len(texts.windows) > 12 and not texts.among(said)
     entries = {entry["path"]: entry["holds"] for entry in read_manifest(out)["entries"]}
     assert sorted(entries.values()) == ["log-probs", "tokens"]
     folders = [(out / path).resolve() for path in entries]
@@ -701,3 +702,130 @@ def test_without_the_plugin_the_dataset_type_refuses(stage):
             train(stage, "noplugin", plugins=None)
     finally:
         manager.plugins.update(loaded)
+
+
+def test_check_says_what_train_does(stage, straight):
+    """Steps, tokens and reference of the run that was made; a fault of Axolotl's is one, too."""
+    from click.testing import CliRunner
+    from datasets import concatenate_datasets, load_from_disk
+
+    from axolotl_unlearn.cli import unlearn
+
+    def check(name, **changes):
+        path = stage / f"check-{name}.yml"
+        path.write_text(yaml.safe_dump(config(stage, f"check-{name}", **changes)))
+        return CliRunner().invoke(unlearn, ["check", str(path), "--full", "--json"])
+
+    done = check("good")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["ready"] and not found["faults"]
+    logs = [entry for entry in history(straight) if "loss" in entry]
+    assert found["plan"]["steps"] == len(logs)
+    assert found["plan"]["reference"] == ["adapter_off"]
+    prepared = json.loads((straight / "run_manifest.json").read_text())["entries"][0]["path"]
+    tables = {p.parent for p in (straight / prepared).rglob("data-*.arrow")}
+    rows = concatenate_datasets([load_from_disk(str(one)) for one in sorted(tables)])
+    for side, role in (("forget", 0), ("retain", 1)):
+        mine = [row for row in rows if row["role"] == role]
+        tokens = found["tokens"][side]
+        assert tokens["rows"] == len(mine) and tokens["total"] == sum(r["length"] for r in mine)
+        assert tokens["labelled"] == sum(x != -100 for row in mine for x in row["labels"])
+        assert tokens["longest"] == max(row["length"] for row in mine)
+    model = load_file(stage / "base" / "model.safetensors")
+    numbers = sum(tensor.numel() for tensor in model.values())
+    trained = sum(tensor.numel() for tensor in adapter(straight).values())
+    assert found["memory"]["gradients_and_optimizer"] == 12 * trained
+    assert found["memory"]["weights"] in (2 * numbers + 4 * trained, 4 * numbers + 4 * trained)
+    assert "clerk" not in done.output
+
+    short = check("short", sequence_len=12)
+    assert short.exit_code == 2 and "do not fit into 12" in short.output
+    odd = check("odd", lr_scheduler="sideways", micro_batch_size=2)
+    assert odd.exit_code == 2 and "Axolotl refuses" in odd.output, odd.output
+    assert "clerk" not in odd.output + short.output
+
+
+# --- faults while it trains ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_blows_up_is_named_and_changes_nothing(stage, monkeypatch, what):
+    """In the second epoch one retain row makes the loss infinite, or the gradient alone NaN."""
+    from axolotl_unlearn.data.records import read_records
+    from axolotl_unlearn.errors import UnlearnError
+    from axolotl_unlearn.training import trainer
+
+    real, calls = trainer.step_loss, []
+
+    def poisoned(model, batch, entries, **options):
+        result = real(model, batch, entries, **options)
+        calls.append(len(batch["role"]))
+        hit = (batch["role"] == 1) & (batch["attention_mask"].sum(-1) == longest)
+        if len(calls) > 3 and hit.any() and "retain" in result.losses:
+            nothing = result.losses["retain"] * 0
+            # log(0) is -inf; sqrt(0) is 0 but its slope there is not finite.
+            broken = nothing.log() if what == "loss" else nothing.sqrt()
+            result.losses["retain"] = result.losses["retain"] + broken
+        return result
+
+    rows = read_records(stage / "retain.jsonl")
+    with (stage / "odd.jsonl").open("w") as file:
+        for row in rows:
+            output = row.output + " and so on" * 6 * (row is rows[4])
+            one = {"id": row.id, "input": row.input, "output": output, "task": row.task}
+            file.write(json.dumps(one) + "\n")
+    datasets = config(stage, "x")["datasets"]
+    datasets[1]["path"] = str(stage / "odd.jsonl")
+    longest = longest_row(stage)
+    monkeypatch.setattr(trainer, "step_loss", poisoned)
+    with pytest.raises(UnlearnError) as told:
+        train(stage, f"blown-{what}", datasets=datasets, save_strategy="steps", save_steps=1)
+    said = str(told.value)
+    step = max(int(p.name[11:]) for p in (stage / f"blown-{what}").glob("checkpoint-*"))
+    number = "-inf" if what == "loss" else "nan"
+    assert said.startswith(f"the {what} is {number} at step {step}, by retain/")
+    assert "(rows: retain '\"retain-4\"qa0')" in said and f"checkpoint-{step}." in said
+    assert "forget" not in said and "clerk" not in said
+    assert ("first at" in said) == (what == "gradient")
+
+
+def longest_row(stage) -> int:
+    """Tokens of the one row that was made longer than all others."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(stage / "base")
+    rows = [json.loads(line) for line in (stage / "odd.jsonl").read_text().splitlines()]
+    sizes = sorted(len(tokenizer(f"{r['input']} {r['output']}")["input_ids"]) for r in rows)
+    assert sizes[-1] > sizes[-2]
+    return sizes[-1] + 1  # EOS
+
+
+def test_a_watched_run_tells_and_ends_and_everybody_logs_it(stage, monkeypatch, capfd, caplog):
+    """TensorBoard and Weights & Biases, both offline; the bar shows what matters."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(stage / "wandb-files"))
+    (stage / "wandb-files").mkdir()
+    watch = {"retain_nll": 0.01, "repetition": 0.0, "every": 1, "rows": 2, "tokens": 24}
+    block = config(stage, "x")["unlearn"] | {"watch": watch}
+    loggers = {
+        "use_tensorboard": True,
+        "use_wandb": True,
+        "wandb_project": "p",
+        "wandb_mode": "offline",
+    }
+    out = train(stage, "watched", unlearn=block, **loggers, max_steps=3)
+    said = capfd.readouterr()
+    said = said.out + said.err + caplog.text
+    assert "over 0.01; it goes on." in said and "retain_nll=" in said
+    assert "answers to retain prompts go in circles; it goes on" in said
+    events = EventAccumulator(str(next(out.glob("runs/**/events*")).parent)).Reload()
+    assert {"train/retain_nll", "train/forget_nll", "train/kl", "train/log_ratio"} <= set(
+        events.Tags()["scalars"]
+    )
+    assert list((stage / "wandb-files").glob("wandb/offline-run-*/*.wandb"))
+    block["watch"] |= {"repetition": None, "then": "stop"}
+    out = train(stage, "stopped", unlearn=block, max_steps=3)
+    assert [p.name for p in out.glob("checkpoint-*")] == ["checkpoint-1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -9,19 +10,43 @@ import click
 
 @click.command("check")
 @click.argument("config", type=click.Path(path_type=Path))
-def command(config: Path) -> None:
+@click.option(
+    "--full/--quick",
+    default=None,
+    help="Also tokens, plan, memory and Axolotl's own checks.  [full: `axolotl unlearn`]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(config: Path, full: bool | None, as_json: bool) -> None:
     """Find what is wrong with CONFIG before any GPU second is spent.
 
-    Reads the config and the data files; loads no weights. All faults are listed at once, each with
-    its cure; exit code 2 if there is one.
+    Reads config, data files and tokenizer; loads no weights. All faults are listed at once, each
+    with its cure. Without one it says what the run would do: objectives, rows, tokens, steps,
+    forwards, memory, retain rows that hardly differ from forget rows. Texts are not printed.
+
+    \b
+    Exit code 0 if `axolotl train` would start, 2 if there is a fault.
+    `axolotl-unlearn check` answers sooner, from config and rows alone (`--quick`).
 
     \b
     Example:
       axolotl unlearn check examples/npo_over.yml
     """
-    from axolotl_unlearn.preflight import check_config
+    from axolotl_unlearn.preflight import axolotl_faults, check_config, read_config
 
     faults, summary = check_config(config)
+    facts = {}
+    if not faults and ("axolotl.cli.main" in sys.modules if full is None else full):
+        from axolotl_unlearn.outlook import lines, outlook
+
+        cfg = read_config(config)
+        facts, faults = outlook(cfg)
+        faults += axolotl_faults(cfg)
+        summary += lines(facts)
+    if as_json:
+        import json
+
+        click.echo(json.dumps({"ready": not faults, "faults": faults, **facts}, indent=1))
+        raise SystemExit(2 if faults else 0)
     for line in summary:
         click.echo(line)
     for fault in faults:

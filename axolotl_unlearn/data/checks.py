@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from axolotl_unlearn.data.records import (
     check_disjoint,
     is_made_up,
     read_records,
+    short,
 )
 from axolotl_unlearn.data.typed import read_sources
 from axolotl_unlearn.errors import UnlearnError
@@ -166,6 +168,23 @@ def check_columns(args: UnlearnArgs, rows: Any) -> list[str]:
     if faults:
         raise UnlearnError(" ".join(faults))
     return counts.notes(args)
+
+
+def names_of_rows(cfg: dict[str, Any], side: str, numbers: Iterable[int]) -> list[str]:
+    """What to call the rows with these places in their file: ids where one file has the side."""
+    numbers = list(numbers)
+    paths = [e["path"] for e in cfg.get("datasets") or [] if role_of(e) == side]
+    args = _block(cfg)
+    names: list[str] = []
+    if args is not None and len(paths) == 1 and Path(paths[0]).is_file() and numbers:
+        try:
+            if args.data.rows:
+                names = [one.id for one in read_sources(paths[0], args.data)]
+            else:
+                names = [r.id for r in read_records(paths[0], args.data.fields, unique=False)]
+        except UnlearnError:
+            pass  # the file has changed since
+    return [short(names[n]) if 0 <= n < len(names) else f"row {n}" for n in numbers]
 
 
 def _block(cfg: dict[str, Any]) -> UnlearnArgs | None:

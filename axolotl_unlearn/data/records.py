@@ -273,7 +273,7 @@ def _join(prompt: str, completion: str, join: str) -> str:
 
 def _explicit_kind(row: Mapping[str, Any], where: str) -> Kind | None:
     kind = row.get("kind")
-    if kind is not None and kind not in KINDS:
+    if kind is not None and kind not in tuple(KINDS):
         raise UnlearnError(f"{where}: field 'kind' must be 'completion' or 'question'.")
     return kind
 

@@ -9,7 +9,7 @@ likely tokens).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,24 @@ class Reference:
         for store in (self._logp, self._hidden):
             if isinstance(store, RowStore):
                 store.refresh()
+
+    def remembered(self) -> dict[str, Tensor]:
+        """What is in memory alone, for a checkpoint.
+
+        Computed again in other batches it would differ in its last bits.
+        """
+        return {
+            f"{name}/{key.hex()}": value
+            for name, store in (("logp", self._logp), ("hidden", self._hidden))
+            if not isinstance(store, RowStore)
+            for key, value in store.items()
+        }
+
+    def recall(self, known: Mapping[str, Tensor]) -> None:
+        """The other way round, on resume."""
+        for name, value in known.items():
+            store = self._logp if name.startswith("logp/") else self._hidden
+            store[bytes.fromhex(name.partition("/")[2])] = value
 
     def release(self, model: nn.Module, keep_head: bool) -> None:
         """Give up the means to compute more; a row that is not known is an error from now on."""

@@ -150,14 +150,15 @@ def _values(value: Any, way: Sequence[str]) -> list[str]:
 
 def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) -> Offered:
     """Near-duplicates of the chosen rows, and mentions of their names, among the others."""
-    return Offered(_near(chosen, others), _mentions(chosen, others, wanted))
+    return Offered(near_rows(chosen, others), _mentions(chosen, others, wanted))
 
 
 def _plain(row: Source) -> str:
     return " ".join(" ".join(_WORD.findall(part.casefold())) for part in strings(row.row))
 
 
-def _near(chosen: Sequence[Source], others: Sequence[Source]) -> dict[str, str]:
+def near_rows(chosen: Sequence[Source], others: Sequence[Source]) -> dict[str, str]:
+    """Row that stays -> chosen row that it hardly differs from, by their ids."""
     from datasketch import MinHash, MinHashLSH
     from rapidfuzz import fuzz
 

@@ -106,14 +106,27 @@ def _reason(path: Path, out: Path) -> str | None:
     return "it is outside; remove it by hand"
 
 
+def strip(out: Path) -> None:
+    """Remove what a run listed within ``out``, and the list: before the folder is handed over."""
+    manifest = out / MANIFEST
+    for item in _items(manifest, out) if manifest.is_file() else ():
+        if within(item.path.resolve(), out.resolve()) and item.why is None:
+            _remove(item.path)
+    manifest.unlink(missing_ok=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def clean(planned: Cleaning) -> Found:
     """Remove, forget the lists, and search everything again; ``left`` is what still holds texts."""
     decode = tokenizer_of([planned.out, *(one.parent for one in planned.manifests)])
     for item in planned.removable:
-        if item.path.is_dir() and not item.path.is_symlink():
-            shutil.rmtree(item.path)
-        else:
-            item.path.unlink(missing_ok=True)
+        _remove(item.path)
     kept = [item.path for item in planned.items if item.why is not None]
     found = search(planned.places, planned.texts, decode, skip=planned.sources)
     if not found.left and not kept:

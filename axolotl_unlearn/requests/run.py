@@ -340,6 +340,9 @@ def hand_over(request: Request) -> None:
     """Move the model to its place; once moved, it stays."""
     made, place = request.path("work", "model"), request.path("model")
     if made.is_dir():
+        from axolotl_unlearn.requests.clean import strip
+
+        strip(made)  # the teacher's log-probs of the rows were handed over with the model
         shutil.rmtree(place, ignore_errors=True)
         made.replace(place)
     elif not any(place.glob("*.safetensors")):

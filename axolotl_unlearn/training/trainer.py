@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from axolotl.core.trainers.base import AxolotlTrainer
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from axolotl_unlearn.args import ReferenceArgs, UnlearnArgs
+from axolotl_unlearn.args import ReferenceArgs, UnlearnArgs, WatchArgs
 from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.entries import Entry, unit_counts
@@ -26,7 +27,7 @@ from axolotl_unlearn.engine.forward import refuse_packing
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import declare, write_json
+from axolotl_unlearn.files import declare, replacing, write_json
 from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.reference.precompute import asks_for_logits, precompute
@@ -39,11 +40,14 @@ from axolotl_unlearn.reference.teacher import (
 )
 from axolotl_unlearn.training import saliency
 from axolotl_unlearn.training.duals import Duals
+from axolotl_unlearn.training.guard import CollapseWatch, blame, blown_up, shown
 from axolotl_unlearn.training.level import Levelled, heldout_rows, level_callback
 from axolotl_unlearn.training.phases import Phase, make_phases, phase_at, restarting
 from axolotl_unlearn.training.sharpness import moved_uphill
 from axolotl_unlearn.training.surgery import Surgery, gradients
 
+#: Folder of a checkpoint with the reference's log-probs of the rows so far.
+REMEMBERED = "remembered"
 BATCH_KEYS = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
 
 
@@ -85,6 +89,7 @@ class UnlearnTrainer(AxolotlTrainer):
         if any(entry.constraint for _, entry in self.unlearn_args.entries()):
             self.add_callback(self.duals)
         self._step_counts: Tensor | None = None
+        self._step_batches: list[dict[str, Tensor]] = []
         self._meters: dict[str, dict[str, list]] = {
             "train": defaultdict(lambda: [0.0, 0.0]),
             "eval": defaultdict(lambda: [0.0, 0.0]),
@@ -171,12 +176,31 @@ class UnlearnTrainer(AxolotlTrainer):
         self._precompute_all()
         if self.level is not None:
             self._watch_level()
+        if self.unlearn_args.watch is not None:
+            self.add_callback(self._watch_collapse(self.unlearn_args.watch))
+        resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
+        if isinstance(resumed, str):
+            for number, reference in enumerate(self.references.values()):
+                for path in sorted(Path(resumed, REMEMBERED).glob(f"reference-{number}-*")):
+                    reference.recall(load_file(path))
         if self.unlearn_args.saliency is not None:
             self._choose_salient(bool(args[0] if args else kwargs.get("resume_from_checkpoint")))
         output = super().train(*args, **kwargs)
         if self.is_world_process_zero():
             write_cost(Path(self.args.output_dir), output.metrics, output.global_step)
         return output
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """With what references remember, so that a resumed run goes on bit by bit."""
+        out = Path(self._get_output_dir(trial=trial))
+        folder = out / f"checkpoint-{self.state.global_step}" / REMEMBERED
+        for number, reference in enumerate(self.references.values()):
+            if known := reference.remembered():
+                declare(out, folder, "log-probs", folder=True)
+                name = f"reference-{number}-{self.args.process_index}.safetensors"
+                with replacing(folder / name) as draft:
+                    save_file(known, draft)
+        super()._save_checkpoint(model, trial)
 
     def evaluate(self, *args: Any, **kwargs: Any):
         """Within a run: a model that has just been loaded would be its own reference."""
@@ -273,6 +297,11 @@ class UnlearnTrainer(AxolotlTrainer):
             )
         )
 
+    def _watch_collapse(self, watch: WatchArgs) -> CollapseWatch:
+        retained = PairedDataset(self.train_dataset, retain_per_forget=0).retain_rows
+        chosen = [self.train_dataset[int(i)] for i in retained[: watch.rows]]
+        return CollapseWatch(watch, chosen, self.processing_class)
+
     # -- pairs -------------------------------------------------------------------------------
 
     def _pairs(self, rows: Dataset, training: bool) -> PairedDataset:
@@ -325,7 +354,7 @@ class UnlearnTrainer(AxolotlTrainer):
         micro-batches and processes.
         """
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._step_counts = None
+        self._step_counts, self._step_batches = None, batches
         if batches:
             entries = self._phase(training=True).entries
             counts = sum(self._counts(batch, entries).to(device) for batch in batches)
@@ -467,11 +496,40 @@ class UnlearnTrainer(AxolotlTrainer):
                 if entry.args.constraint is not None:
                     self.duals.add(entry, result.parts[entry.name][0], count)
         if training and not torch.isfinite(result.total):
-            raise UnlearnError(
-                f"the loss is {result.total.item()} at step {self.state.global_step}: lower "
-                "learning_rate, or check the weights of base_model for NaN."
-            )
+            raise self._blown_up(f"the loss is {result.total.item()}", model)
         return result.losses
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        """Not finite, it would end in the weights; the scaler of fp16 skips such steps itself."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        scales = self.accelerator.scaler is not None
+        if norm is not None and not scales and not math.isfinite(norm):
+            raise self._blown_up(f"the gradient is {float(norm)}", model)
+        return norm
+
+    def _blown_up(self, what: str, model: nn.Module) -> UnlearnError:
+        """Found row by row in one process; several would wait for each other: all rows then."""
+        phase = self._phase(training=True)
+        alone = self.args.world_size == 1
+        found = blame(
+            model,
+            map(self._prepare_inputs, self._step_batches),
+            phase.entries if alone else [],
+            partial(self._loss_of, model),
+        )
+        out = Path(self.args.output_dir)
+        return blown_up(what, self.state.global_step, found, self.axolotl_cfg, out)
+
+    def _loss_of(self, model: nn.Module, rows: dict[str, Tensor], entry: Entry) -> Tensor:
+        source = self._source(entry)
+        return step_loss(
+            model,
+            {key: rows[key] for key in BATCH_KEYS},
+            [entry],
+            reference=None if source is None else self._reference_of(entry),
+            unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
+            plan=self.chunk_plan,
+        ).total
 
     def _rows_of(self, phase: Phase, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The rows that the objectives are for; each role must have some."""
@@ -509,6 +567,9 @@ class UnlearnTrainer(AxolotlTrainer):
             if len(self.phases) > 1:
                 phase = self._phase(training=False)
                 logs[prefix + "phase"] = 1 + self.phases.index(phase)
+            for callback in self.callback_handler.callbacks:
+                if (bar := getattr(callback, "training_bar", None)) is not None and not prefix:
+                    bar.set_postfix(shown(logs), refresh=False)
         super().log(_Logs(logs), start_time)
 
 

@@ -1,0 +1,164 @@
+"""While a run trains: which rows broke it, and whether the model is falling apart.
+
+`blame` is asked once, when a loss or a gradient is no longer finite; `collapse_callback` looks at
+the retain loss and at a few answers every so often (`unlearn.watch`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from axolotl_unlearn.data.checks import names_of_rows
+from axolotl_unlearn.data.columns import IGNORE, ROLES
+from axolotl_unlearn.engine.entries import Entry
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.fluency import repetition
+from axolotl_unlearn.training.resume import checkpoints
+
+LOG = logging.getLogger(__name__)
+
+MOST_ROWS = 8
+SIDES = {number: side for side, number in ROLES.items()}
+
+
+@dataclass(frozen=True)
+class Blown:
+    """What is not finite: rows (side, number in its file), objectives, a parameter."""
+
+    rows: list[tuple[str, int]]
+    parts: list[str]
+    parameter: str | None = None
+
+
+def blame(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Tensor]],
+    entries: Sequence[Entry],
+    total: Callable[[dict[str, Tensor], Entry], Tensor],
+) -> Blown:
+    """Each row by itself under each objective: which has a loss or gradient that is not finite?
+
+    All gradients of the model are lost. If no row does it alone, all rows are named.
+
+    Args:
+        total: The weighted loss of some rows under one objective.
+    """
+    rows, parts, parameter, everyone = [], [], None, []
+    for batch in batches:
+        for number in range(len(batch["role"])):
+            one = {key: value[number : number + 1] for key, value in batch.items()}
+            side, place = SIDES[int(one["role"])], int(one.get("row", torch.tensor(-1)))
+            everyone.append((side, place))
+            for entry in entries:
+                if entry.side != side:
+                    continue
+                model.zero_grad(set_to_none=True)
+                loss = total(one, entry)
+                bad = None
+                if torch.isfinite(loss):
+                    loss.backward()
+                    bad = next((n for n, p in model.named_parameters() if _broken(p.grad)), None)
+                if bad or not torch.isfinite(loss):
+                    rows.append((side, place))
+                    parts.append(entry.name)
+                    parameter = parameter or bad
+    model.zero_grad(set_to_none=True)
+    unique = list(dict.fromkeys(rows or everyone))
+    return Blown(unique, list(dict.fromkeys(parts)), parameter)
+
+
+def _broken(gradient: Tensor | None) -> bool:
+    return gradient is not None and not bool(torch.isfinite(gradient).all())
+
+
+def blown_up(what: str, step: int, found: Blown, cfg: Any, out: Path) -> UnlearnError:
+    """The sentence with which a run ends: step, ids of the rows, part, and what is kept."""
+    names = []
+    for side in ROLES:
+        numbers = [number for where, number in found.rows if where == side]
+        names += [f"{side} {name}" for name in names_of_rows(cfg, side, numbers)]
+    more = f" and {len(names) - MOST_ROWS} more" if len(names) > MOST_ROWS else ""
+    by = f", by {', '.join(found.parts)}" if found.parts else ""
+    at = f", first at {found.parameter}" if found.parameter else ""
+    kept = checkpoints(out)
+    last = f"the last checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
+    return UnlearnError(
+        f"{what} at step {step}{by}{at} (rows: {', '.join(names[:MOST_ROWS])}{more}). This step "
+        f"changed nothing; {last}. Lower learning_rate or weight, look at these rows, or check the "
+        "weights of base_model for NaN."
+    )
+
+
+class CollapseWatch(TrainerCallback):
+    """Warns, or ends the run, when retained rows are lost or answers go in circles.
+
+    Args:
+        watch: `axolotl_unlearn.args.WatchArgs`.
+        rows: Retain rows (``input_ids``, ``labels``) whose prompts are continued.
+    """
+
+    def __init__(self, watch: Any, rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
+        self.watch, self.rows, self.tokenizer = watch, rows, tokenizer
+
+    def seen(self, what: str, step: int, control: Any) -> None:
+        stops = self.watch.then == "stop"
+        LOG.warning("step %d: %s; %s.", step, what, "the run ends" if stops else "it goes on")
+        control.should_training_stop = control.should_training_stop or stops
+        control.should_save = control.should_save or stops
+
+    def on_log(self, args, state, control, logs=None, **_):
+        limit, loss = self.watch.retain_nll, (logs or {}).get("retain_nll")
+        if limit is not None and loss is not None and loss > limit:
+            self.seen(f"the retain NLL is {loss:.2f}, over {limit:g}", state.global_step, control)
+        return control
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        limit = self.watch.repetition
+        if limit is None or state.global_step % self.watch.every or not self.rows:
+            return control
+        share = sum(map(self.loops, self.answers(model))) / len(self.rows)
+        if share > limit:
+            said = f"{share:.0%} of {len(self.rows)} answers to retain prompts go in circles"
+            self.seen(said, state.global_step, control)
+        return control
+
+    @staticmethod
+    def loops(answer: str) -> bool:
+        """The rule of the collapse report (`metrics.fluency`)."""
+        return repetition(answer).broken
+
+    @torch.no_grad()
+    def answers(self, model: nn.Module) -> list[str]:
+        """Greedy continuations of the rows' prompts."""
+        was_training, device = model.training, next(model.parameters()).device
+        model.eval()
+        found = []
+        for row in self.rows:
+            labels = list(row["labels"])
+            known = next((i for i, x in enumerate(labels) if x != IGNORE), 1) or 1
+            prompt = torch.tensor([list(row["input_ids"])[:known]], device=device)
+            out = model.generate(
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=self.watch.tokens,
+                do_sample=False,
+                pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id,
+            )
+            found.append(self.tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True))
+        model.train(was_training)
+        return found
+
+
+def shown(logs: Mapping[str, float]) -> dict[str, str]:
+    """What the progress bar shows of a log."""
+    names = ("forget_nll", "retain_nll", "kl", "log_ratio")
+    return {n: f"{logs[n]:.3g}" for n in names if math.isfinite(logs.get(n, math.nan))}
