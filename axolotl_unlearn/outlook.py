@@ -67,7 +67,11 @@ def tokens(cfg: dict[str, Any], side: str) -> tuple[dict[str, Any], list[str]]:
     from axolotl_unlearn.data.strategy import load_strategy
 
     lengths, labelled, first, faults = [], 0, None, []
-    tokenizer = load_tokenizer(DictDefault(cfg))
+    config = cfg.get("tokenizer_config") or cfg.get("base_model")
+    try:
+        tokenizer = load_tokenizer(DictDefault(cfg | {"tokenizer_config": config}))
+    except (OSError, ValueError) as error:
+        raise UnlearnError(f"the tokenizer of {config} cannot be loaded: {error}") from None
     for entry in _files(cfg, side):
         try:
             rows = load_strategy(side, tokenizer, cfg, entry).wrap_dataset(None)

@@ -327,6 +327,8 @@ def axolotl_faults(cfg: dict) -> list[str]:
 
     cfg = DictDefault(copy.deepcopy(cfg))
     capabilities, environment = gpu_capabilities()
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # what it logs is said when it trains
     try:
         prepare_plugins(cfg)
         validate_config(cfg, capabilities=capabilities, env_capabilities=environment)
@@ -337,6 +339,8 @@ def axolotl_faults(cfg: dict) -> list[str]:
         ]
     except (ValueError, ImportError) as error:
         return [f"Axolotl refuses the config: {error}"]
+    finally:
+        logging.disable(before)
     return []
 
 

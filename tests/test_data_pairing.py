@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import DataLoader
 
 from axolotl_unlearn.data.collator import PairCollator
@@ -226,6 +227,21 @@ def test_processes_share_out_one_process_batches():
         # disjoint: each forget row belongs to one process
         forget = [{pair for pair in half if pair[0] == 0} for half in (first, second)]
         assert not forget[0] & forget[1]
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_draw_disjoint_rows(processes):
+    """Of either side, within one pass over it: 12 pairs, 2 of 24 retain rows in each."""
+    rows = merged(12, 24)
+    drawn = []
+    for process in range(processes):
+        pairs = PairedDataset(rows, seed=4, retain_per_forget=2)
+        plain = DataLoader(pairs, 2, sampler=PairSampler(pairs), collate_fn=PairCollator(257))
+        batches_ = BatchSamplerShard(plain.batch_sampler, processes, process)
+        items = [pairs[i] for batch in batches_ for i in batch]
+        drawn.append([(s, r["row"]) for item in items for s in item for r in item[s]])
+    everything = [row for part in drawn for row in part]
+    assert len(everything) == len(set(everything)) == 36
 
 
 def test_worker_processes_give_the_same_batches():

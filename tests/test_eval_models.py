@@ -163,3 +163,20 @@ def test_digest_follows_content_not_path(home, tmp_path):
     assert weights_digest(ModelSpec("c", one.model, str(home / "over")), seen) not in (
         weights_digest(one, seen),
     )
+
+
+def test_weights_that_are_a_program_are_not_run(home, tmp_path):
+    """A pickle of the old format may call anything."""
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "was here",))
+
+    model = tmp_path / "evil"
+    shutil.copytree(home / "base", model, ignore=shutil.ignore_patterns("*.safetensors"))
+    with (model / "pytorch_model.bin").open("wb") as file:
+        pickle.dump({"model.embed_tokens.weight": Evil()}, file)
+    with pytest.raises(Exception, match="(?i)weights.only|unsupported|safetensors|unpickl"):
+        load_model(parse_models([str(model)])[0], dtype=torch.float32, device="cpu")
+    assert not (tmp_path / "was here").exists()

@@ -462,3 +462,63 @@ def test_canaries_are_planted_trained_and_told(home):
     assert "canaries make" in run_command(unlearn, ["canaries", "judge", str(out)]).output
     (data / "member.jsonl").write_text('{"id": "x", "document": "another"}\n')
     assert "evaluate again" in run_command(unlearn, ["canaries", "judge", str(out)]).output
+
+
+@pytest.mark.slow
+def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, monkeypatch):
+    """Every text of the forget rows is a canary: in no output, in no file but those of a list."""
+    from axolotl_unlearn.data.records import read_records
+    from axolotl_unlearn.files import MANIFEST, read_manifest
+    from axolotl_unlearn.requests.search import Texts, search
+
+    monkeypatch.chdir(tmp_path)
+    records = read_records(home / "data" / "forget.jsonl")
+    texts = Texts.of([t for r in records for t in (r.input, r.output, f"{r.input} {r.output}")])
+    assert len(texts.windows) > 50
+    data = ["--data", str(home / "data")]
+    model, other = str(home / "original"), str(home / "broken")
+    short = ["--limit", "3", "--max-new-tokens", "4"]
+    few = ["--out", "eval", "--limit", "2"]
+    evaluated = ["--min-members", "1", "--resamples", "20", "--max-gen-toks", "12"]
+    commands = [
+        ["eval", f"original={model}", f"retrained={other}", *data, "--out", "eval", *evaluated],
+        ["eval", f"original={model}", *data, "--out", "texts", "--with-text", *evaluated],
+        ["report", "eval"],
+        ["report", "texts"],
+        ["attack", "quantise", model, *data, "--out", "eval", "--schemes", "int8", *short],
+        ["attack", "prompt", model, *data, "--out", "eval", "--variants", "prefix", *short],
+        ["attack", "relearn", model, *data, "--out", "eval", "--rows=2", "--steps=1", *short],
+        ["depth", f"over={other}", "--original", model, "--retrained", other, *data, *few],
+        ["canaries", "make", *data, "--out", "planted", "--pairs", "2"],
+        ["compare", model, other, *data, "--out", "texts"],
+        ["eval", "nowhere", *data],
+        ["eval", model, "--data", str(home)],
+        ["check", str(home / "data" / "forget.jsonl")],
+        ["compare", str(home / "data" / "forget.jsonl"), "eval"],
+        ["report", str(home / "data" / "forget.jsonl")],
+        ["record", "verify", str(home / "data")],
+        ["merge", str(home / "data" / "forget.jsonl")],
+    ]  # fmt: skip
+    ended = {}
+    for command in commands:
+        done = CliRunner().invoke(unlearn, ["--debug", *command])
+        ended[" ".join(command[:3])] = done.exit_code
+        assert not texts.among(done.output), command
+        assert isinstance(done.exception, SystemExit | None), (command, done.exc_info)
+    assert [*ended.values()][:9] == [0] * 9, ended
+    found = search([tmp_path], texts)
+    listed = {
+        (manifest.parent / entry["path"]).resolve(): entry["holds"]
+        for manifest in tmp_path.rglob(MANIFEST)
+        for entry in read_manifest(manifest.parent)["entries"]
+    }
+    holding = [p for p, holds in listed.items() if holds == "texts"]
+    for path in found.left:
+        real = path.resolve()
+        assert any(real == one or one in real.parents for one in holding), path
+    assert found.left
+    for out in ("eval", "texts", "planted"):
+        forget = ["--forget", str(home / "data" / "forget.jsonl")]
+        done = CliRunner().invoke(unlearn, ["clean", out, *forget])
+        assert done.exit_code == 0, done.output
+    assert not search([tmp_path], texts).left

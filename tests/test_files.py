@@ -160,3 +160,36 @@ def test_no_writer_of_the_package_goes_around(request):
         assert len(re.findall(r"savefig\(draft|save_file\(\w+[^)]*\)?, draft", text)) == len(
             re.findall(r"savefig\(|save_file\(", text)
         ), path
+
+
+def test_nothing_in_the_package_runs_what_it_reads():
+    """No pickle, no YAML with objects, no shell, no code of a model unless the config asks."""
+    import re
+
+    bad = re.compile(
+        r"torch\.load\((?!.*weights_only=True)|\byaml\.(unsafe_)?load\(|pickle\.loads?\("
+        r"|shell=True|os\.system\(|(?<![\w.])(eval|exec)\(|trust_remote_code=True"
+    )
+    root = Path(files.__file__).parents[1]
+    for path in [*root.glob("axolotl_unlearn/**/*.py"), *root.glob("eval_tasks/**/*.py")]:
+        assert not bad.search(path.read_text("utf-8")), path
+
+
+def test_an_unexpected_error_is_told_without_its_message(monkeypatch):
+    """Libraries quote the value that they stumble over."""
+    import click
+    from click.testing import CliRunner
+
+    from axolotl_unlearn import cli
+
+    row = "-".join(("quillmarsh", "heron"))
+
+    @click.command()
+    def command() -> None:
+        raise TypeError(f"could not convert {row!r} to double")
+
+    monkeypatch.setattr(cli.LazyGroup, "get_command", lambda *_: command)
+    told = CliRunner().invoke(cli.unlearn, ["check"])
+    assert told.exit_code == 1 and "unexpected TypeError" in told.output
+    assert row not in told.output and "raise TypeError" in told.output
+    assert row in str(CliRunner().invoke(cli.unlearn, ["--debug", "check"]).exception)

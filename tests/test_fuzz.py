@@ -315,7 +315,7 @@ def test_command_lines(command, words):
             Path("folder").mkdir()
             Path("file.json").write_text('{"models": [{"name": "a"}]}')
             Path("file.yml").write_text("base_model: nowhere\n")
-            done = CliRunner().invoke(unlearn, [*command.split(), *words])
+            done = CliRunner().invoke(unlearn, ["--debug", *command.split(), *words])
         finally:
             os.chdir(before)
     fault = done.exception

@@ -741,7 +741,7 @@ def test_check_says_what_train_does(stage, straight):
 
     short = check("short", sequence_len=12)
     assert short.exit_code == 2 and "do not fit into 12" in short.output
-    odd = check("odd", lr_scheduler="sideways", micro_batch_size=2)
+    odd = check("odd", adapter="loro")
     assert odd.exit_code == 2 and "Axolotl refuses" in odd.output, odd.output
     assert "clerk" not in odd.output + short.output
 

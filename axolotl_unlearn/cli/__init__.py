@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import os
 import pkgutil
+import traceback
+import warnings
 
 import click
 
@@ -33,10 +37,42 @@ class LazyGroup(click.Group):
         except UnlearnError as error:
             click.echo(f"Error: {error}", err=True)
             ctx.exit(2)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(_without_message(error), err=True)
+            ctx.exit(1)
+
+
+def _without_message(error: BaseException) -> str:
+    """Where an unexpected error came from; what libraries say of values may quote a row."""
+    frames = traceback.format_tb(error.__traceback__)[-6:]
+    return (
+        f"{''.join(frames)}Error: unexpected {type(error).__name__}, please report it. Its message "
+        "may quote your rows: `axolotl unlearn --debug ...` shows it."
+    )
+
+
+def quiet() -> None:
+    """Keep what libraries say to developers (kernels that are not there, deprecations) off the
+    screen, here and in the processes of a job."""
+    warnings.simplefilter("ignore")
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+
+
+#: Libraries that log or warn about themselves when they are imported.
+NOISY = ("torchao", "bitsandbytes", "transformers", "datasets", "accelerate", "trl", "peft",
+         "kernels", "torch", "huggingface_hub")  # fmt: skip
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-def unlearn() -> None:
+@click.option("--debug", is_flag=True, help="Warnings of libraries, and whole tracebacks.")
+def unlearn(debug: bool) -> None:
     """Forget documents, merge complementary models, and prove what was forgotten.
 
     \b
@@ -44,3 +80,5 @@ def unlearn() -> None:
     axolotl unlearn check my.yml              what is wrong, before any GPU second
     axolotl unlearn eval out/merged --data D  scores with intervals
     """
+    if not debug:
+        quiet()
