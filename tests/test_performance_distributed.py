@@ -52,6 +52,23 @@ def test_two_processes_of_axolotl_equal_one_with_accumulation(stage):  # noqa: F
     assert max(moved) > 1e-3
 
 
+@pytest.mark.slow
+def test_one_process_that_fails_ends_the_others_with_its_sentence(stage):  # noqa: F811
+    """The other one waits for it in the next step's reduction; torchrun ends it."""
+    changes = {"max_steps": 4, "micro_batch_size": 2}
+    changes["plugins"] = ["axolotl_unlearn.UnlearnPlugin", "failing_rank.FailingPlugin"]
+    path = stage / "failing.yml"
+    path.write_text(yaml.safe_dump(config(stage, "failing", **changes)))
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*TORCHRUN, "-m", "axolotl.cli.train", str(path)],
+        capture_output=True, text=True, cwd=ROOT, timeout=600, env=environment,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "Error: process 1 has met a bad row." in done.stderr, done.stderr[-3000:]
+    assert not (stage / "failing" / "adapter_model.safetensors").exists()
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3"])
 def test_example_configs_have_no_fault(name):
     """Apart from data and models, which a newcomer does not have yet."""

@@ -1,0 +1,113 @@
+"""How time and memory of everything before the first step grow with the number of rows.
+
+    python -m benchmarks.load                 # 125 000 to 1 000 000 rows, a process each
+    python -m benchmarks.load --rows 50000
+
+Half of the rows are to be forgotten, half retained, about 30 tokens each, the tokenizer of
+examples/tiny-olmo. ``check`` reads and compares them, ``encode`` makes token rows as Axolotl's
+loader calls it, ``pair`` draws an epoch in batches of 8 through the sampler. No model is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SIZES = (125_000, 250_000, 500_000, 1_000_000)
+
+
+def write_rows(folder: Path, count: int) -> None:
+    """Made-up rows, no two the same."""
+    words = (ROOT / "axolotl_unlearn" / "demo" / "wordlists.py").read_text().split()
+    words = sorted({word.strip("\"',()") for word in words if word.strip("\"',()").isalpha()})
+    rng = random.Random(0)
+    for side in ("forget", "retain"):
+        with (folder / f"{side}.jsonl").open("w") as file:
+            for number in range(count // 2):
+                text = " ".join(rng.choices(words, k=10))
+                row = {
+                    "id": f"{side}-{number}qa0",
+                    "input": f"What is {side} {number}?",
+                    "output": text,
+                }
+                file.write(json.dumps(row) + "\n")
+
+
+def point(count: int) -> dict[str, float]:
+    """Seconds of processor and peak memory above what the imports take, in this process."""
+    from datasets import concatenate_datasets
+    from transformers import AutoTokenizer
+
+    from axolotl_unlearn.args import parse_unlearn
+    from axolotl_unlearn.data.checks import check_records
+    from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
+    from axolotl_unlearn.data.strategy import load_strategy
+
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples" / "tiny-olmo")
+    block = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
+    found: dict[str, float] = {"rows": count}
+    with tempfile.TemporaryDirectory() as name:
+        write_rows(Path(name), count)
+        entries = [
+            {"path": f"{name}/{side}.jsonl", "type": f"axolotl_unlearn.data.{side}"}
+            for side in ("forget", "retain")
+        ]
+        cfg = {"unlearn": parse_unlearn(block), "datasets": entries, "sequence_len": 256}
+        before = _peak_mb()
+
+        def timed(what: str, do):
+            began = time.process_time()
+            result = do()
+            found[f"{what}_seconds"] = round(time.process_time() - began, 2)
+            found[f"{what}_mb"] = round(_peak_mb() - before)
+            return result
+
+        faults = timed("check", lambda: check_records(cfg).faults)
+        assert not faults, faults[:1]
+        rows = timed(
+            "encode",
+            lambda: concatenate_datasets(
+                [
+                    load_strategy(entry["type"].rpartition(".")[2], tokenizer, cfg, entry)
+                    .wrap_dataset(None)
+                    for entry in entries
+                ]
+            ),
+        )  # fmt: skip
+        assert len(rows) == count
+
+        def epoch() -> int:
+            pairs = PairedDataset(rows, seed=0)
+            return sum(len(side) for i in PairSampler(pairs) for side in pairs.indices(i))
+
+        assert timed("pair", epoch) == count
+    return found
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", type=int)
+    options = parser.parse_args()
+    if options.rows:
+        print(json.dumps(point(options.rows)))
+        return
+    for count in SIZES:
+        command = [sys.executable, "-m", "benchmarks.load", "--rows", str(count)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+        print(done.stdout.strip().splitlines()[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()
