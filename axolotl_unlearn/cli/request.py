@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -72,6 +73,8 @@ def new(
     os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")  # else it prints the whole config
     # What is deleted is nobody's business; without a network it also waits for ever at the end.
     os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
+    for name in ("torchao", "bitsandbytes", "py.warnings"):  # of kernels that nobody asks for here
+        logging.getLogger(name).setLevel(logging.ERROR)
     from axolotl_unlearn.requests.choose import Wanted
     from axolotl_unlearn.requests.new import Options, new_request
 

@@ -89,7 +89,7 @@ class Life:
 
 
 TINY = Life()
-REAL = Life(True, {"train": 20, "test": 21, "later": 5}, turns=3, deleted=3, steps=30)
+REAL = Life(True, {"train": 16, "test": 21, "later": 4}, turns=3, deleted=3, steps=25)
 
 
 def configs(out: Path, home: Path) -> dict[str, dict[str, Any]]:
