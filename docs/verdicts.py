@@ -23,6 +23,7 @@ DATA = Path(__file__).resolve().parent / "data" / "verdicts.json"
 #: The last commit with the rule that `status_before` restates.
 BEFORE = "cd6c3de"
 MODELS = ("over", "under", "merged", "single")
+SCORES = ("aggregate", "task_aggregate", "mia_auc", "utility")
 
 
 def status_before(
@@ -97,6 +98,18 @@ def verdict_rows(seed: str, models: Sequence[Mapping[str, Any]]) -> list[list[st
     return rows
 
 
+def score_rows(seed: str, models: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Scores of a seed beside those committed earlier (another machine, other runner)."""
+    before = json.loads((DATA.parent / "demo.json").read_text("utf-8"))["seeds"].get(seed, {})
+    rows = []
+    for model in models:
+        if (old := before.get(model["name"])) is None:
+            continue
+        pairs = [f"{model[name]:.3f} / {old[name]:.3f}" for name in SCORES]
+        rows.append([seed, model["name"], *pairs])
+    return rows
+
+
 def worst_rows(lines: Sequence[Mapping[str, Any]], model: str, count: int = 5) -> list[list[str]]:
     """The worst documents of the audit list: a row for each of their prompts."""
     rows = []
@@ -154,9 +167,12 @@ def main() -> None:
     parser.add_argument("--worst-of", default="under", help="The model whose worst are shown.")
     options = parser.parse_args()
     rows: list[list[str]] = []
+    scores: list[list[str]] = []
     for folder in options.folders:
         results = json.loads((folder / "eval" / "results.json").read_text("utf-8"))
-        rows += verdict_rows(folder.name.rpartition("-")[2], results["models"])
+        seed = folder.name.rpartition("-")[2]
+        rows += verdict_rows(seed, results["models"])
+        scores += score_rows(seed, results["models"])
     first = options.folders[0] / "eval" / "audit.jsonl"
     lines = [json.loads(line) for line in first.read_text("utf-8").splitlines()]
     content = {
@@ -171,6 +187,7 @@ def main() -> None:
                             "what decided"],
                 "rows": rows,
             },
+            "scores": {"columns": ["seed", "model", *SCORES], "rows": scores},
             "worst": {
                 "columns": ["document", "task", "reading", "loss", "rank", "extraction",
                             "answers said", "p", "q"],
