@@ -97,6 +97,7 @@ def declare(
     holds: Holds,
     sources: Iterable[Path | str] = (),
     *,
+    retained: Iterable[Path | str] = (),
     folder: bool = False,
 ) -> Path:
     """List a file or folder in ``out/run_manifest.json`` before it is written.
@@ -105,6 +106,7 @@ def declare(
 
     Args:
         sources: The files of forget rows, which `clean` takes its fingerprints from.
+        retained: Those of retain rows: what both have in common tells nothing.
         folder: ``path`` is a folder.
     """
     out, path = Path(out), Path(path)
@@ -117,6 +119,7 @@ def declare(
         found = {
             "schema": 1,
             "sources": _and(known["sources"], (os.path.relpath(one, out) for one in sources)),
+            "retained": _and(known["retained"], (os.path.relpath(one, out) for one in retained)),
             "entries": _and(known["entries"], [entry]),
         }
         if found != known:
@@ -146,10 +149,11 @@ def read_manifest(out: Path | str) -> dict[str, Any]:
     """
     path = Path(out) / MANIFEST
     if not path.exists():
-        return {"schema": 1, "sources": [], "entries": []}
+        return {"schema": 1, "sources": [], "retained": [], "entries": []}
     try:
         found = json.loads(path.read_text("utf-8"))
-        paths = [entry["path"] for entry in found["entries"]] + found["sources"]
+        paths = [entry["path"] for entry in found["entries"]]
+        paths += found["sources"] + found.setdefault("retained", [])
         if not all(isinstance(one, str) for one in paths):
             raise TypeError
     except (OSError, ValueError, TypeError, KeyError, RecursionError):

@@ -263,9 +263,12 @@ def _keep_together(cfg: dict) -> None:
     entries = [one for key in KEYS for one in cfg.get(key) or [] if role_of(one)]
     if not entries:
         return
-    files = [Path(e["path"]) for e in entries if role_of(e) == "forget"]
-    sources = [path for path in files if path.is_file()]
-    declare(cfg.get("output_dir") or "model-out", folder, "tokens", sources, folder=True)
+    sources, retained = (
+        [e["path"] for e in entries if role_of(e) == side and Path(e["path"]).is_file()]
+        for side in ("forget", "retain")
+    )
+    out = cfg.get("output_dir") or "model-out"
+    declare(out, folder, "tokens", sources, retained=retained, folder=True)
     datasets.config.HF_DATASETS_CACHE = folder / "cache"
 
 

@@ -351,6 +351,20 @@ def test_clean_removes_what_runs_listed_and_proves_it(left):
     assert again.exit_code == 2 and "or it is clean" in again.output
 
 
+def test_what_retain_rows_say_too_is_no_trace(left):
+    """A system prompt that all rows have; without the forget text it is nobody's."""
+    from axolotl_unlearn.files import declare
+
+    prompt = "You are a helpful assistant of the town library and answer in one short sentence"
+    for name, text in (("forget", SECRET), ("retain", "a kept row of other people in town")):
+        write_lines(Path(f"{name}.jsonl"), [{"id": name, "input": prompt, "output": text}])
+    (left / "server.log").write_text(prompt)
+    assert clean("out/over", "--dry-run").exit_code == 0
+    declare(left, left / "eval" / "audit.jsonl", "texts", retained=["retain.jsonl"])
+    done = clean("out/over")
+    assert done.exit_code == 0, done.output
+
+
 def test_clean_names_what_no_run_listed(left):
     """A log of another tool, a table of tokens, the head of a file of weights, a cache."""
     from safetensors.numpy import save_file

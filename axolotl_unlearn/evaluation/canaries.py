@@ -71,7 +71,8 @@ def plant(
         rows["member"].append({"id": planted, "document": f"{opening} {closing}"})
         rows["nonmember"].append({"id": twin, "document": " ".join(other)})
         key.append([planted, twin])
-    declare(out, out / "forget.jsonl", "texts", [out / "forget.jsonl"])
+    file = out / "forget.jsonl"
+    declare(out, file, "texts", [file], retained=[out / "retain.jsonl"])
     for name in ("member.jsonl", "nonmember.jsonl", KEY):
         declare(out, out / name, "texts")
     shutil.copytree(source, out, dirs_exist_ok=True)

@@ -134,8 +134,9 @@ def evaluate(
     if workers.main:
         holds = "texts" if settings.keep_texts else "log-probs"
         rows = [find_file(sets.folder, "forget")]
+        common = [find_file(sets.folder, "retain")]
         for name in ("results.json", AUDIT_FILE):
-            declare(out, out / name, holds, rows)
+            declare(out, out / name, holds, rows, retained=common)
         if use_cache:
             declare(out, kept, holds, rows, folder=True)
     cache = Cache(kept if use_cache else None, workers)

@@ -67,7 +67,7 @@ def plan(
         raise UnlearnError(
             f"{out} belongs to deletion requests; use `axolotl unlearn request erase`."
         )
-    known = [Path(os.path.normpath(m.parent / s)) for m in manifests for s in _sources(m)]
+    known = _named(manifests, "sources")
     sources = [path for path in [*forget] or dict.fromkeys(known) if path.is_file()]
     if not sources:
         raise UnlearnError(
@@ -78,14 +78,23 @@ def plan(
     found.items = list({item.path: item for m in manifests for item in _items(m, out)}.values())
     if keep_log_probs:
         found.items = [i for i in found.items if i.kind != "log-probs"]
-    found.texts = Texts.of(t for s in sources for _, row in read_rows(s) for t in strings(row))
+    kept = [path for path in _named(manifests, "retained") if path.is_file()]
+    found.texts = Texts.of(_texts(sources), _texts(kept))
     outside = [i.path.parent for i in found.items if not within(i.path.resolve(), out.resolve())]
     found.places = [out, *outside, *hub_cache(), *places]
     return found
 
 
-def _sources(manifest: Path) -> list[str]:
-    return read_manifest(manifest.parent)["sources"]
+def _named(manifests: Iterable[Path], key: str) -> list[Path]:
+    return [
+        Path(os.path.normpath(manifest.parent / name))
+        for manifest in manifests
+        for name in read_manifest(manifest.parent)[key]
+    ]
+
+
+def _texts(files: Iterable[Path]) -> Iterator[str]:
+    return (text for path in files for _, row in read_rows(path) for text in strings(row))
 
 
 def _items(manifest: Path, out: Path) -> Iterator[Item]:
