@@ -40,6 +40,11 @@ class LazyGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
+            if isinstance(error, OSError) and error.filename is not None:
+                name = str(error.filename)
+                name = name if len(name) < 200 else f"{name[:200]}..."
+                click.echo(f"Error: {name}: {error.strerror}; give another path.", err=True)
+                ctx.exit(2)
             if ctx.params.get("debug"):
                 raise
             click.echo(_without_message(error), err=True)
