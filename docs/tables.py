@@ -2,7 +2,8 @@
 
     python docs/tables.py                   fill the pages anew
     python docs/tables.py --check           exit code 1 if a page differs from its data
-    python docs/tables.py collect out/fresh/results.json fresh   commit a finished study
+    python docs/tables.py collect out/fresh/results.json [ANOTHER SEED'S ...] fresh
+                                            commit a finished study
 
 A page marks what is written here:
 
@@ -89,9 +90,11 @@ def filled(text: str) -> str:
     return CELL.sub(lambda m: m[1] + cell(m[2], m[3], m[4], m[5]) + m[6], text)
 
 
-def collect(results: Path, name: str) -> Path:
-    """Copy a study's results into docs/data; texts and paths stay behind."""
+def collect(results: Path, name: str, *more: Path) -> Path:
+    """Copy a study's results into docs/data (``more``: other seeds'), no text, no path."""
     content = json.loads(results.read_text("utf-8"))
+    for path in more:
+        content["seeds"] |= json.loads(path.read_text("utf-8"))["seeds"]
     path = DOCS / "data" / f"{name}.json"
     path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", "utf-8")
     return path
@@ -103,8 +106,8 @@ def main() -> None:
     parser.add_argument("collect", nargs="*", help="collect RESULTS NAME")
     given = parser.parse_args()
     if given.collect:
-        _, results, name = given.collect
-        print(collect(Path(results), name))
+        _, results, *more, name = given.collect
+        print(collect(Path(results), name, *map(Path, more)))
         return
     differ = [page for page in PAGES if filled(page.read_text("utf-8")) != page.read_text("utf-8")]
     for page in differ:

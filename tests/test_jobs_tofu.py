@@ -251,6 +251,8 @@ def test_tables_of_ours_and_of_published_ones_use_the_same_closeness():
     rows = tables({"seeds": {"1": models}})["closeness"]["rows"]
     assert rows[1] == ["original", "1e-09", "0.000", "1.000"]
     assert rows[2] == ["npo", "0.200", "0.750", "0.750"]
+    two = tables({"seeds": {"1": models, "2": models}})["closeness"]["rows"]
+    assert two[-1] == ["npo", *("0.200 ± 0.000", "0.750 ± 0.000", "0.750 ± 0.000")]
     published = {
         "retrained": {"a paper, 1B": 0.4},
         "rows": [{"source": "a paper", "base": "1B", "method": "NPO", "forget_quality": 0.2,

@@ -60,6 +60,7 @@ def tables(content: Mapping[str, Any]) -> dict[str, Table]:
     """``ours``, ``closeness`` and ``requests`` of a job's results; no table without its rows."""
     seeds: Sequence[Models] = list(content["seeds"].values())
     names = list(dict.fromkeys(name for models in seeds for name in models))
+    names.sort(key=lambda name: name not in ("retrained", "original"))  # the anchors first
 
     def over_seeds(name: str) -> list[str]:
         there = [models[name] for models in seeds if name in models]

@@ -25,6 +25,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.tofu import PARTS, read_set
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.jobs.demo_real import MODEL, TIES, default_folder, precision
+from axolotl_unlearn.jobs.never_seen import teacher_words
 from axolotl_unlearn.jobs.pages import facts
 from axolotl_unlearn.jobs.stages import Kind, Make, Merge, Plan, Run, Train, near
 
@@ -167,7 +168,7 @@ def collect(plan: Plan, sizes: TofuSizes) -> None:
 
 
 def table(
-    tofu: Path, sizes: TofuSizes, out: Path, model: Path | None, layer: int, adapter_bf16: bool
+    tofu: Path, sizes: TofuSizes, out: Path, model: Path | None, layer: int
 ) -> dict[str, Kind]:
     """The stages, in order of preference."""
     stages: dict[str, Kind] = {}
@@ -209,7 +210,7 @@ def table(
             "original", ("over", "under"), options=TIES, title="merge over and under (TIES)"
         )
     if "match" in sizes.methods:
-        stages |= towards_level(out, base, sizes, adapter_bf16, forget)
+        stages |= towards_level(out, base, forget)
     scored = ("retrained", "original", *sizes.methods)
     stages |= {f"score-{name}": score(name, sizes) for name in scored}
     for number in range(1, sizes.requests + 1):
@@ -226,9 +227,7 @@ def table(
     return stages
 
 
-def towards_level(
-    out: Path, base: str, sizes: TofuSizes, bf16: bool, forget: Callable[..., Train]
-) -> dict[str, Kind]:
+def towards_level(out: Path, base: str, forget: Callable[..., Train]) -> dict[str, Kind]:
     """`match` (examples/match.yml) and its teacher."""
     reference = {"model": near(out / base if base == MODEL else base)}
     reference["adapter"] = near(out / "teacher")
@@ -245,10 +244,8 @@ def towards_level(
     }
     teacher = Run(
         lambda plan: [
-            *("axolotl", "unlearn", "teacher", near(plan.out / "configs" / "original.yml")),
-            *("--forget", plan.data / "forget.jsonl", "--retain", plan.data / "retain.jsonl"),
-            *("--passes", "2", "--out", plan.out / "teacher"),
-            *(() if bf16 else ("--no-bf16",)),
+            *(*teacher_words(plan), "--passes", "2"),
+            *(["--no-bf16"] if plan.train_options else []),
         ],
         "teacher/adapter_model.safetensors",
         title="teacher",
@@ -295,13 +292,12 @@ def plan_tofu(
     layers = 30
     if model is not None:
         layers = json.loads((model / "config.json").read_text("utf-8"))["num_hidden_layers"]
-    options = precision(bf16)
     return Plan(
         "make tofu",
         out,
-        table(Path(tofu), sizes, out, model, max(1, layers // 4), not options),
+        table(Path(tofu), sizes, out, model, max(1, layers // 4)),
         seed=seed,
-        train_options=options,
+        train_options=precision(bf16),
         threads=threads,
         console=console or Console(),
     )
