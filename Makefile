@@ -60,7 +60,7 @@ reproduce: setup  ## the paper's tables and figures, and the merge search (SEEDS
 reproduce-real: setup  ## the same with SmolLM2-135M after demo-real (SEEDS="42 1 2")
 	axolotl unlearn reproduce-real $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)")
 
-leaderboard: setup  ## all methods with one budget (SEEDS="0 1 2", METHODS=npo,simnpo; about an hour)
+leaderboard: setup  ## all methods with one budget (SEEDS="0 1 2", METHODS=npo,simnpo; long)
 	axolotl unlearn leaderboard $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)") $(if $(METHODS),--methods "$(METHODS)") $(if $(filter file,$(origin OUT)),,--out $(OUT))
 
 test: setup  ## the whole test suite

@@ -45,6 +45,9 @@ def test_every_method_has_the_same_chance():
     forgets = {name for name, one in OBJECTIVES.items() if one.side == "forget"}
     assert {m.forget["objective"] for m in METHODS.values()} == forgets - {"match", "nckd"}
     assert len({slug(name) for name in METHODS}) == len(METHODS)
+    npo = METHODS["NPO"]
+    assert npo.tried(TRIALS) == npo.values and npo.tried(2) == npo.values[1:3]
+    assert npo.tried(1) == npo.values[1:2]
 
 
 def test_stages_differ_in_the_method_alone(tmp_path):
@@ -174,6 +177,6 @@ def test_a_model_of_the_users_own_from_end_to_end(tmp_path):
     content = json.loads((tmp_path / "out" / "results.json").read_text())
     found = content["seeds"]["0"]["IdkDPO"]
     assert content["schema"] == "leaderboard" and set(found) >= {"relearn", "quantise", "mib"}
-    assert 0 < found["seconds"] < 60 and found["value"] == METHODS["IdkDPO"].values[0]
+    assert 0 < found["seconds"] < 60 and found["value"] == METHODS["IdkDPO"].values[1]
     assert "relearn" in content["seeds"]["0"]["retrained"]
     assert "| IdkDPO" in path.read_text()

@@ -66,6 +66,11 @@ class Method:
         forget = {**self.forget, "layer": layer} if "layer" in self.forget else self.forget
         return replace(self, forget=forget, retain=retain)
 
+    def tried(self, trials: int) -> Sequence[float]:
+        """The middle ones of its strengths."""
+        first = (len(self.values) - trials) // 2
+        return self.values[first : first + trials]
+
     @property
     def alternatives(self) -> bool:
         """Whether it needs other answers to forget rows."""
@@ -80,13 +85,15 @@ def _weighed(objective: str, *values: float, **fixed: Any) -> Method:
 
 _NPO = {"objective": "npo", "weight": 0.1}
 _BETAS = (0.02, 0.045, 0.1, 0.2)
-_HIDDEN = [{"objective": "hidden_mse", "layer": 1, "weight": 10.0, "positions": "all"}]
+_HIDDEN = [{"objective": "hidden_mse", "layer": 0, "weight": 10.0, "positions": "all"}]
 
 METHODS: dict[str, Method] = {
     "GradDiff": _weighed("ga", 0.01, 0.03, 0.1, 0.3),
     "NPO": Method(_NPO, "beta", _BETAS),
     "NPO + GU": Method(_NPO, "beta", _BETAS, block={"surgery": "gu"}),
     "NPO + PCGrad": Method(_NPO, "beta", _BETAS, block={"surgery": "pcgrad"}),
+    "NPO + GRU": Method(_NPO, "beta", _BETAS, block={"surgery": "gru"}),
+    "NPO-SAM": Method(_NPO, "beta", _BETAS, block={"sharpness": 0.01}),
     "SimNPO": _weighed("simnpo", 0.05, 0.125, 0.3, 0.8),
     "WGA": _weighed("wga", 0.1, 0.3, 1.0, 3.0),
     "TNPO": _weighed("tnpo", 0.1, 0.3, 1.0, 3.0, beta=1.0),
@@ -101,13 +108,13 @@ METHODS: dict[str, Method] = {
     "Flat logits": _weighed("flat_logits", 0.003, 0.01, 0.03, 0.1),
     "BS-T": _weighed("bst", 0.01, 0.03, 0.1, 0.3),
     "RMU": Method(
-        {"objective": "rmu", "layer": 1, "positions": "all"},
+        {"objective": "rmu", "layer": 0, "positions": "all"},
         "coefficient",
         (2.0, 5.0, 10.0, 20.0),
         _HIDDEN,
     ),
     "Adaptive RMU": Method(
-        {"objective": "adaptive_rmu", "layer": 1, "positions": "all"},
+        {"objective": "adaptive_rmu", "layer": 0, "positions": "all"},
         "scale",
         (1.0, 2.0, 5.0, 10.0),
         _HIDDEN,
@@ -240,7 +247,7 @@ def _search(out: Path, name: str, method: Method, world: World, trials: int) -> 
             title=f"{name}, {method.knob} {value:g}",
             needs=needs,
         )
-        for number, value in enumerate(method.values[:trials])
+        for number, value in enumerate(method.tried(trials))
     }
     scored = Evaluate(
         {"original": world.original, **{run: run for run in runs}},
@@ -310,7 +317,7 @@ def read_seed(out: Path, methods: Mapping[str, Method], trials: int) -> dict[str
         cost = json.loads((out / run / "cost.json").read_text("utf-8"))
         lines[name] = line(by_name[slug(name)]) | {
             "knob": method.knob,
-            "value": method.values[place],
+            "value": method.tried(trials)[place],
             "at_end": place in (0, trials - 1),
             "seconds": cost["seconds"] / cost["steps"],
             "mib": cost["peak_mib"],
