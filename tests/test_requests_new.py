@@ -19,7 +19,7 @@ from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import record
 from axolotl_unlearn.requests.choose import Wanted, choose, names_of, offer
-from axolotl_unlearn.requests.new import Options, new_request
+from axolotl_unlearn.requests.new import Options, _text, new_request
 from axolotl_unlearn.requests.rows import encoded
 
 ADA = [
@@ -247,6 +247,15 @@ def test_what_is_asked_when_it_is_evaluated(made):
 
     sets = load_sets(data, min_members=3)
     assert len(sets.member) == 3 and sets.forget[0].document == ids[0]
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_prompt_has_the_tokens_that_were_learned(adds):
+    """SmolLM2's template begins each turn with the token that is its BOS too, and its tokenizer
+    adds none: without it the prompt was another than the one that was learned."""
+    tokenizer = byte_tokenizer(bos=adds)
+    ids = [258, *b"user: Who?", 258, *b"assistant: "]
+    assert tokenizer(_text(ids, tokenizer))["input_ids"] == ids
 
 
 def test_what_was_offered_is_taken_if_asked(home, tmp_path):

@@ -1,6 +1,6 @@
 """`make demo-request`: people deleted from a chat model by the three commands.
 
-`axolotl train` makes a chat model, without a word about unlearning: of a tiny base that has
+Plain `axolotl train` makes a chat model, without a word about unlearning: of a tiny base that has
 read chats about other people, or (``--real``) of SmolLM2-135M-Instruct with its own chat template,
 as a LoRA. Some people are deleted; the result is fine-tuned further on others and audited; record,
 model and ledger are checked, and one changed byte in each is found.
@@ -29,10 +29,8 @@ from axolotl_unlearn.demo.chats import SIZES, TEMPLATE, make_chats
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write, write_json
 from axolotl_unlearn.jobs.demo import CPU
-from axolotl_unlearn.jobs.demo_real import precision
 from axolotl_unlearn.jobs.runner import Job, Stage
 from axolotl_unlearn.jobs.stages import ENVIRONMENT, executable, near, repository
-from axolotl_unlearn.requests.new import PLUGIN
 
 if TYPE_CHECKING:
     from axolotl_unlearn.data.typed import Typed
@@ -111,12 +109,13 @@ def configs(out: Path, home: Path) -> dict[str, dict[str, Any]]:
 
 
 def real_configs(out: Path) -> dict[str, dict[str, Any]]:
-    """The same of SmolLM2: a LoRA, which later fine-tuning goes on with."""
+    """The same of SmolLM2: a LoRA, which later fine-tuning goes on with.
+
+    In float32: on a CPU plain Axolotl refuses bfloat16.
+    """
     plain = {k: v for k, v in PLAIN.items() if not k.startswith("chat_template")}
     plain |= {"chat_template": "tokenizer_default", "micro_batch_size": 4, "logging_steps": 5}
     plain |= {"adapter": "lora", "lora_r": 32, "lora_alpha": 64, "lora_target_linear": True}
-    if not precision():  # on a CPU Axolotl itself refuses bfloat16; with the plugin it does not
-        plain |= {"bf16": True, "plugins": [PLUGIN]}
     learn = {"num_epochs": 8, "learning_rate": 0.002}
     later = {"num_epochs": 3, "learning_rate": 0.0005}
     later |= {"lora_model_dir": near(out / "requests" / "2026-001" / "model")}

@@ -467,8 +467,9 @@ def documents_of(rows: Sequence[Typed], tokenizer: Any) -> list[dict[str, str]]:
 
 
 def _text(ids: Sequence[int], tokenizer: Any) -> str:
-    """Text that the tokenizer makes these tokens of again: it adds its BOS by itself."""
-    ids = list(ids)
-    while ids and ids[0] == tokenizer.bos_token_id:
+    """Text that the tokenizer makes these tokens of again, with a BOS if it adds one by itself."""
+    ids, bos = list(ids), tokenizer.bos_token_id
+    adds = bos is not None and tokenizer("a")["input_ids"][0] == bos
+    while adds and ids and ids[0] == bos:
         ids = ids[1:]
     return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
