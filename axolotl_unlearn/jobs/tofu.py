@@ -325,7 +325,7 @@ def main() -> None:
     except UnlearnError as error:
         sys.exit(f"Error: {error}")
     for name, table in tables(results).items():
-        console.print(f"{name}\n{markdown(table)}", markup=False)
+        console.print(f"{name}\n{markdown(table)}", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
