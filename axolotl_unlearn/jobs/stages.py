@@ -143,13 +143,14 @@ class Plan:
             console=self.console,
         )
         try:
-            for name, kind in self.table.items():
-                for stage in kind.stages(self, name):
-                    self.job.add(stage)
+            self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UnlearnError(
                 f"Cannot write to {self.out}: {error.strerror}; give --out a folder you may write."
             ) from error
+        for name, kind in self.table.items():
+            for stage in kind.stages(self, name):
+                self.job.add(stage)
 
     def model(self, name: str) -> str:
         """What `axolotl unlearn eval` takes for a stage's model: a folder, or base+adapter."""
