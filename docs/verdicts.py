@@ -178,7 +178,8 @@ def main() -> None:
     content = {
         "as_printed_in": "docs/verdicts.md",
         "command": "axolotl unlearn demo --seed N --out out/demo-N; python docs/verdicts.py "
-        + " ".join(f"out/{folder.name}" for folder in options.folders),
+        + " ".join(f"out/{folder.name}" for folder in options.folders)
+        + f" --worst-of {options.worst_of}",
         "before": BEFORE,
         "tables": {
             "verdicts": {
