@@ -420,3 +420,19 @@ def test_log_probs_may_stay(left):
     done = clean("out/over", "--keep-log-probs")
     assert done.exit_code == 0 and (left / "reference" / "logp-0.bin").exists()
     assert clean("out/over").exit_code == 0 and not (left / "reference").exists()
+
+
+def test_what_is_handed_over_leaves_behind_what_its_run_listed(tmp_path):
+    """The teacher's log-probs and the texts of a run are no part of the model that it made."""
+    from axolotl_unlearn.files import MANIFEST, declare
+    from axolotl_unlearn.requests.clean import strip
+
+    out, other = tmp_path / "model", tmp_path / "other.json"
+    declare(out, out / "reference", "log-probs", folder=True)
+    (out / "reference").mkdir(exist_ok=True)
+    (out / "reference" / "logp-0.bin").write_bytes(b"1")
+    declare(out, other, "texts").write_text("{}")
+    (out / "model.safetensors").write_bytes(b"2")
+    strip(out)
+    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+    assert other.is_file() and not (out / MANIFEST).exists()  # what lies elsewhere stays

@@ -24,7 +24,7 @@ def command(config: Path, full: bool | None, as_json: bool) -> None:
     forwards, memory, retain rows that hardly differ from forget rows. Texts are not printed.
 
     \b
-    Exit code 0 if `axolotl train` would start, 2 if there is a fault.
+    Exit code 0 if no fault was found, 2 if there is one.
     `axolotl-unlearn check` answers sooner, from config and rows alone (`--quick`).
 
     \b
