@@ -89,7 +89,6 @@ class UnlearnTrainer(AxolotlTrainer):
         if any(entry.constraint for _, entry in self.unlearn_args.entries()):
             self.add_callback(self.duals)
         self._step_counts: Tensor | None = None
-        self._step_batches: list[dict[str, Tensor]] = []
         self._meters: dict[str, dict[str, list]] = {
             "train": defaultdict(lambda: [0.0, 0.0]),
             "eval": defaultdict(lambda: [0.0, 0.0]),
@@ -354,15 +353,13 @@ class UnlearnTrainer(AxolotlTrainer):
         micro-batches and processes.
         """
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._step_counts, self._step_batches = None, batches
+        self._step_counts, self._step_batches, self._uphill = None, batches, None
         if batches:
             entries = self._phase(training=True).entries
             counts = sum(self._counts(batch, entries).to(device) for batch in batches)
             if self.args.world_size > 1:
                 counts = self.accelerator.reduce(counts, reduction="sum")
             self._step_counts = counts
-        if self.unlearn_args.sharpness:
-            self._step_batches, self._uphill = batches, None
         return batches, items
 
     def _counts(self, batch: dict[str, Tensor], entries: Sequence[Entry]) -> Tensor:
