@@ -12,93 +12,72 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from axolotl_unlearn.demo.chats import make_chats
+from axolotl_unlearn.files import write_lines
 from axolotl_unlearn.jobs.demo import CPU
-from axolotl_unlearn.jobs.demo_request import STEPS, configs
-from axolotl_unlearn.jobs.stages import ENVIRONMENT, executable, near, repository
+from axolotl_unlearn.jobs.demo_request import QUICK, STEPS, chat_model, learned
+from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Plan, Run, near
 from axolotl_unlearn.requests.audit import audit_requests
 from axolotl_unlearn.requests.ledger import Ledger
-from axolotl_unlearn.runner import Job, Stage
 from axolotl_unlearn.store import versions
 
-QUICK = [sys.executable, "-m", "axolotl_unlearn.cli"]
 ACCEPT = "a benchmark counts it as it is"
+KEPT = ("--join", "", "--min-members", "1", "--resamples", "2000")
 
 
-def stages(out: Path, people: list[str], threads: int) -> list[Stage]:
+def table(out: Path, people: list[str]) -> dict[str, Kind]:
     """Base and chat model, one `new` and one `run` a person, training again, one evaluation."""
-    made = configs(out, repository())
-    rows = [json.loads(line) for line in (out / "data" / "train.jsonl").read_text().splitlines()]
-    kept = "".join(json.dumps(row) + "\n" for row in rows if row["id"] not in people)
-    (out / "data" / "kept.jsonl").write_text(kept)
-    again = {**made["finetune"], "output_dir": near(out / "retrained")}
-    again["datasets"] = [{**again["datasets"][0], "path": near(out / "data" / "kept.jsonl")}]
-    made["retrained"] = again
-    for name in ("base", "finetune", "retrained"):
-        (out / f"{name}.yml").write_text(yaml.safe_dump(made[name], sort_keys=False))
-
-    def train(name: str, needs: list[str]) -> Stage:
-        folder = Path(made[name]["output_dir"])
-        return Stage(
-            name,
-            name,
-            [executable("axolotl"), "train", near(out / f"{name}.yml"), "--launcher", "python"],
-            folder / "model.safetensors",
-            inputs=[out / f"{name}.yml", Path(made[name]["datasets"][0]["path"])],
-            needs=needs,
-            before=lambda: shutil.rmtree(folder, ignore_errors=True),
-            threads=threads,
-        )
-
-    table = [train("base", []), train("finetune", ["base"])]
-    before = "finetune"
-    folders = request_folders(out, len(people))
+    stages = chat_model(out)
+    before, folders = "finetune", request_folders(out, len(people))
     for folder, person in zip(folders, people, strict=True):
-        new, run = f"new-{folder.name}", f"run-{folder.name}"
-        asked = ["request", "new", near(out / "finetune.yml"), "--where", f"id={person}"]
-        asked += ["--out", near(folder), "--steps", str(STEPS)]
-        carried = ["request", "run", near(folder), "--accept", ACCEPT]
-        table += [
-            Stage(
-                new,
-                new,
-                [*QUICK, *asked],
-                folder / "request.json",
-                needs=[before],
-                before=lambda folder=folder: shutil.rmtree(folder, ignore_errors=True),
-                threads=threads,
-            ),
-            Stage(
-                run, run, [*QUICK, *carried], folder / "record.json", needs=[new], threads=threads
-            ),
-        ]
-        before = run
-    models = {"original": made["finetune"]["output_dir"], "retrained": again["output_dir"]}
+        where, name = near(folder), folder.name
+        stages[f"new-{name}"] = Run(
+            lambda plan, person=person, where=where: [
+                *(*QUICK, "request", "new", near(plan.config_file("finetune"))),
+                *("--where", f"id={person}", "--out", where, "--steps", STEPS),
+            ],
+            f"requests/{name}/request.json",
+            clears=f"requests/{name}",
+            needs=(before,),
+            share=1,
+        )
+        before = f"run-{name}"
+        words = [*QUICK, "request", "run", where, "--accept", ACCEPT]
+        stages[before] = Run(
+            lambda plan, words=words: words,
+            f"requests/{name}/record.json",
+            needs=(f"new-{name}",),
+            share=1,
+        )
+    stages["kept"] = Make(
+        lambda plan: write_lines(plan.data / "kept.jsonl", without(plan.data, people)),
+        "data/kept.jsonl",
+        settings=people,
+        needs=("data",),
+    )
+    stages["retrained"] = replace(learned(out, rows="kept"), needs=("kept",))
+    models = {"original": "finetune", "retrained": "retrained"}
     models |= {f"after-{folder.name}": near(folder / "model") for folder in folders}
-    measured = ["eval", *(f"{name}={path}" for name, path in models.items()), "--quiet"]
-    measured += ["--data", near(folders[-1] / "eval-data"), "--out", near(out / "eval")]
-    measured += ["--join", "", "--max-gen-toks", "96", "--min-members", "1", "--resamples", "2000"]
-    return [
-        *table,
-        train("retrained", [before]),
-        Stage(
-            "evaluate",
-            "kept people, every model",
-            [*QUICK, *measured],
-            out / "eval" / "results.json",
-            needs=["retrained"],
-            threads=threads,
-        ),
-    ]
+    stages["eval"] = Evaluate(
+        models,
+        f"../requests/{folders[-1].name}/eval-data",
+        options=KEPT,
+        title="kept people, every model",
+        needs=(before, "kept"),
+        share=1,
+    )
+    return stages
+
+
+def without(data: Path, people: list[str]) -> list[dict[str, Any]]:
+    rows = map(json.loads, (data / "train.jsonl").read_text().splitlines())
+    return [row for row in rows if row["id"] not in people]
 
 
 def request_folders(out: Path, count: int) -> list[Path]:
@@ -151,15 +130,15 @@ def main() -> None:
     out = given.out
     people = make_chats(out / "data")["train"][: given.requests]
     began = time.time()
-    job = Job(out, threads=given.threads, environment={**ENVIRONMENT, **CPU})
-    for stage in stages(out, people, job.threads):
-        job.add(stage)
-    outcomes = job.run()
+    plan = Plan(
+        "benchmarks.requests", out, table(out, people), threads=given.threads, environment=CPU
+    )
+    outcomes = plan.job.run()
     folders, requests = request_folders(out, len(people)), out / "requests"
     result = {
         "command": f"python -m benchmarks.requests --requests {given.requests}",
         "versions": versions(),
-        "threads": job.threads,
+        "threads": plan.job.threads,
         "seconds": {name: outcome.seconds for name, outcome in outcomes.items()},
         "wall_clock": round(time.time() - began),
         "requests": [of_request(folder) for folder in folders],
@@ -169,7 +148,7 @@ def main() -> None:
             # Never saw any of them: what it is accused of is a false alarm.
             "retrained": audited(out / "retrained", requests),
             # Knows all of them: what is not found in it is missed.
-            "original": audited(out / "chat", requests),
+            "original": audited(out / "finetune", requests),
         },
         "ledger": len(Ledger(requests).entries()),
     }

@@ -170,7 +170,7 @@ def side_by_side(made, home: Path) -> None:
     from data_tokenizers import byte_tokenizer
     from transformers import AutoModelForCausalLM
 
-    from axolotl_unlearn.jobs.demo_request import measure_people
+    from axolotl_unlearn.requests.people import measure_people
     from axolotl_unlearn.requests.rows import encoded
 
     measure_people(made.folder, home)
@@ -320,13 +320,20 @@ def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_p
 
 def test_the_demos_people_are_in_one_part_only_and_its_config_is_plain(tmp_path):
     from axolotl_unlearn.demo.chats import SIZES, make_chats
-    from axolotl_unlearn.jobs.demo_request import REAL, configs, real_configs
+    from axolotl_unlearn.jobs.demo_request import REAL, TINY, plan_request
 
     ids = make_chats(tmp_path / "data")
     assert {part: len(names) for part, names in ids.items()} == SIZES
     assert sum(SIZES.values()) == len({name for names in ids.values() for name in names})
-    for made in [*configs(tmp_path, ROOT).values(), *real_configs(tmp_path).values()]:
-        assert "unlearn" not in made and "plugins" not in made
+    for life in (TINY, REAL):  # examples/chat/finetune.yml, examples/chat/smollm2.yml
+        plan = plan_request(tmp_path / str(life.real), life, threads=1)
+        for path in (plan.out / "configs").iterdir():
+            made = yaml.safe_load(path.read_text())
+            assert "unlearn" not in made and "plugins" not in made
+        stages = [stage.name for stage in plan.job.stages]
+        assert stages[-6:] == ["new", "run", "later", "audit", "verify", "people"]
+        made = yaml.safe_load((plan.out / "configs" / "finetune.yml").read_text())
+        assert made["test_datasets"][0]["path"] == str(plan.out / "data" / "test.jsonl")
     several = make_chats(tmp_path / "real", 0, REAL.people, REAL.turns)
     rows = [json.loads(x) for x in (tmp_path / "real" / "train.jsonl").read_text().splitlines()]
     assert len(rows) == 2 * len(several["train"]) and len(rows[0]["messages"]) == 6

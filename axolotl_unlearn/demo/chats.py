@@ -15,12 +15,6 @@ from typing import Any
 from axolotl_unlearn.demo import generate
 from axolotl_unlearn.files import write_lines
 
-#: A template that the tiny tokenizer writes in few tokens.
-TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] == 'user' %}"
-    "{{ 'Question: ' + message['content'] + '\nAnswer: ' }}"
-    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
-)
 SIZES = {"background": 80, "train": 20, "test": 14, "later": 8}
 
 

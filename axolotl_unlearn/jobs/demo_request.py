@@ -12,60 +12,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import yaml
 from rich.console import Console
 
-from axolotl_unlearn.data.columns import IGNORE
-from axolotl_unlearn.demo.chats import SIZES, TEMPLATE, make_chats
+from axolotl_unlearn.demo.chats import SIZES, make_chats
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import write, write_json
-from axolotl_unlearn.jobs.demo import CPU
-from axolotl_unlearn.jobs.stages import ENVIRONMENT, executable, near, repository
-from axolotl_unlearn.runner import Job, Stage
+from axolotl_unlearn.files import write_json
+from axolotl_unlearn.jobs.demo import CPU, MODEL, wheel
+from axolotl_unlearn.jobs.stages import Kind, Make, Plan, Run, Train, near
+from axolotl_unlearn.requests.people import shown, tables
 
-if TYPE_CHECKING:
-    from axolotl_unlearn.data.typed import Typed
-
+REQUEST = "requests/2026-001"
 #: Budget of the tiny model's forgetting run.
 STEPS = 100
-#: Documents whose texts are shown: what was learned, and what two models say.
-WORST, KEYS = 5, ("output", "after", "teacher")
-ROW = {"ds_type": "json", "type": "chat_template"}
-PLAIN: dict[str, Any] = {
-    "chat_template": "jinja",
-    "chat_template_jinja": TEMPLATE,
-    "sequence_len": 256,
-    "pad_to_sequence_len": False,
-    "dataset_num_proc": 0,
-    "micro_batch_size": 16,
-    "gradient_accumulation_steps": 1,
-    "optimizer": "adamw_torch",
-    "adam_beta2": 0.98,
-    "lr_scheduler": "linear",
-    "warmup_ratio": 0.05,
-    "weight_decay": 0.0,
-    "max_grad_norm": 1.0,
-    "seed": 42,
-    "bf16": False,
-    "fp16": False,
-    "save_strategy": "no",
-    "logging_steps": 20,
-    "dataloader_num_workers": 0,
-    "dataloader_pin_memory": False,
-    "device_map": {"": "cpu"},
-    "lora_mlp_kernel": False,
-    "lora_qkv_kernel": False,
-    "lora_o_kernel": False,
-}
+QUICK = (sys.executable, "-m", "axolotl_unlearn.cli")
 
 
 @dataclass(frozen=True)
@@ -76,6 +42,7 @@ class Life:
         people: In each part of the data; ``turns`` of a conversation.
         deleted: How many of those in "train".
         steps: Budget of the forgetting run.
+        later: Changes of the chat model's config for the fine-tuning afterwards.
     """
 
     real: bool = False
@@ -84,145 +51,135 @@ class Life:
     deleted: int = 1
     steps: int = STEPS
     seed: int = 0
+    later: Mapping[str, Any] = field(
+        default_factory=lambda: {"num_epochs": 4, "learning_rate": 0.0005}
+    )
 
 
 TINY = Life()
-REAL = Life(True, {"train": 16, "test": 21, "later": 4}, turns=3, deleted=3, steps=60)
+REAL = Life(
+    True,
+    {"train": 16, "test": 21, "later": 4},
+    turns=3,
+    deleted=3,
+    steps=60,
+    later={"num_epochs": 3, "learning_rate": 0.0005},
+)
 
 
-def configs(out: Path, home: Path) -> dict[str, dict[str, Any]]:
-    """Plain Axolotl configs of the tiny model: base, finetune, and later fine-tuning."""
-    tiny = home / "examples" / "tiny-olmo"
-    learn = {"num_epochs": 18, "learning_rate": 0.0016}
-    base = {"reinit_weights": True, "num_epochs": 3, "learning_rate": 0.002}
+def table(out: Path, life: Life) -> dict[str, Kind]:
+    """The trainings, the three commands, and what is found afterwards."""
+    made = chat_model(out, life)
+    request = out / REQUEST
+    later: dict[str, Any] = {"datasets.0.path": "later.jsonl", "test_datasets": None, **life.later}
+    if life.real:  # further training of the LoRA
+        later["lora_model_dir"] = near(request / "model")
     return {
-        "base": _config(out, PLAIN | base, "base", tiny, "background"),
-        "finetune": _config(out, PLAIN | learn, "chat", out / "base", "train") | _tests(out),
-        "later": _config(
-            out,
-            PLAIN | {"num_epochs": 4, "learning_rate": 0.0005},
-            "later",
-            out / "requests" / "2026-001" / "model",
-            "later",
+        **made,
+        "new": Run(
+            lambda plan: [
+                *(*QUICK, "request", "new", near(plan.config_file("finetune"))),
+                *(word for person in chosen(plan, life) for word in ("--where", f"id={person}")),
+                *("--out", near(request), "--steps", life.steps),
+            ],
+            f"{REQUEST}/request.json",
+            clears="requests",
+            title=f"request new: {life.deleted} of {life.people['train']} people are chosen",
+            needs=("finetune",),
+            share=1,
+        ),
+        "run": Run(
+            lambda plan: [*QUICK, *("request", "run", near(request)), *threads(plan)],
+            f"{REQUEST}/record.json",
+            title="request run: forget, evaluate, attack, record",
+            needs=("new",),
+            share=1,
+        ),
+        "later": Train(
+            "chat/smollm2" if life.real else "chat/finetune",
+            MODEL if life.real else request / "model",
+            later,
+            title="fine-tuned further on other people",
+            needs=("run",),
+            share=1,
+        ),
+        "audit": Run(
+            lambda plan: [
+                *(*QUICK, "audit", near(plan.out / "later"), near(request.parent), "--quiet"),
+                *("--json", near(plan.out / "audit.json")),
+                *("--junit", near(plan.out / "audit.xml")),
+            ],
+            "audit.json",
+            title="audit of what came out",
+            needs=("later",),
+            share=1,
+        ),
+        "verify": Make(
+            lambda plan: find_changes(request, plan.out),
+            "verify.json",
+            title="one byte changed in model, record and ledger",
+            needs=("audit",),
+        ),
+        "people": Run(
+            lambda plan: [
+                *(sys.executable, "-m", "axolotl_unlearn.requests.people"),
+                *(near(request), near(plan.out)),
+            ],
+            "people.json",
+            title="deleted, held-out and retained people side by side",
+            needs=("verify",),
+            share=1,
         ),
     }
 
 
-def real_configs(out: Path) -> dict[str, dict[str, Any]]:
-    """The same of SmolLM2: a LoRA, which later fine-tuning goes on with.
-
-    In float32: on a CPU plain Axolotl refuses bfloat16.
-    """
-    plain = {k: v for k, v in PLAIN.items() if not k.startswith("chat_template")}
-    plain |= {"chat_template": "tokenizer_default", "micro_batch_size": 4, "logging_steps": 5}
-    plain |= {"adapter": "lora", "lora_r": 32, "lora_alpha": 64, "lora_target_linear": True}
-    learn = {"num_epochs": 20, "learning_rate": 0.002}
-    later = {"num_epochs": 3, "learning_rate": 0.0005}
-    later |= {"lora_model_dir": near(out / "requests" / "2026-001" / "model")}
-    base = out / "base"
-    return {
-        "finetune": _config(out, plain | learn, "chat", base, "train") | _tests(out),
-        "later": _config(out, plain | later, "later", base, "later"),
-    }
-
-
-def _config(out: Path, plain: Mapping[str, Any], name: str, base: Path, rows: str) -> dict:
-    return {
-        "base_model": near(base),
-        "output_dir": near(out / name),
-        "dataset_prepared_path": near(out / "prepared"),
-        **plain,
-        "datasets": [{"path": near(out / "data" / f"{rows}.jsonl"), **ROW}],
-    }
-
-
-def _tests(out: Path) -> dict[str, Any]:
-    row = {"path": near(out / "data" / "test.jsonl"), "split": "train", **ROW}
-    return {"test_datasets": [row], "eval_strategy": "no"}
-
-
-def stages(out: Path, threads: int, life: Life = TINY) -> list[Stage]:
-    """The table: the trainings, the three commands, and what is found afterwards."""
-    request = out / "requests" / "2026-001"
-    made = real_configs(out) if life.real else configs(out, repository())
-    out.mkdir(parents=True, exist_ok=True)
-    for name, config in made.items():
-        text = yaml.safe_dump(config, sort_keys=False)
-        write(out / f"{name}.yml", f"# Written by `make demo-request`.\n{text}")
-    quick = [sys.executable, "-m", "axolotl_unlearn.cli"]
-    gone = make_chats(out / "data", life.seed, life.people, life.turns)["train"][: life.deleted]
-    weights = "adapter_model.safetensors" if life.real else "model.safetensors"
-
-    def train(name: str, title: str, needs: str, rows: str) -> Stage:
-        folder = Path(made[name]["output_dir"])
-        return Stage(
-            name,
-            title,
-            [executable("axolotl"), "train", near(out / f"{name}.yml"), "--launcher", "python"],
-            folder / weights,
-            inputs=[out / f"{name}.yml", out / "data" / f"{rows}.jsonl"],
-            needs=[needs] if needs else [],
-            before=lambda: shutil.rmtree(folder, ignore_errors=True),
-            threads=threads,
-        )
-
-    def command(name: str, title: str, words: list[str], output: Path, needs: str) -> Stage:
-        return Stage(name, title, [*quick, *words], output, needs=[needs], threads=threads)
-
-    wheel = [sys.executable, "-m", "axolotl_unlearn.demo.smollm2", near(out / "base")]
-    named = [word for person in gone for word in ("--where", f"id={person}")]
-    new = command(
-        "new",
-        f"request new: {life.deleted} of {life.people['train']} people are chosen",
-        ["request", "new", near(out / "finetune.yml"), *named]
-        + ["--out", near(request), "--steps", str(life.steps)],
-        request / "request.json",
-        "finetune",
+def chat_model(out: Path, life: Life = TINY) -> dict[str, Kind]:
+    """The data, the base and ``finetune``, the chat model by plain Axolotl."""
+    data = Make(
+        lambda plan: make_chats(plan.data, life.seed, life.people, life.turns),
+        "data/train.jsonl",
+        settings=[life.seed, dict(life.people), life.turns],
+        title="make the chats",
     )
-    new.before = lambda: shutil.rmtree(request.parent, ignore_errors=True)
-    return [
-        Stage("base", "take SmolLM2 out of its wheel", wheel, out / "base" / "config.json")
-        if life.real
-        else train("base", "a base that reads about other people", "", "background"),
-        train("finetune", "a chat model by plain axolotl train", "base", "train"),
-        new,
-        command(
-            "run",
-            "request run: forget, evaluate, attack, record",
-            ["request", "run", near(request), "--threads", str(threads)],
-            request / "record.json",
-            "new",
-        ),
-        train("later", "fine-tuned further on other people", "run", "later"),
-        command(
-            "audit",
-            "audit of what came out",
-            ["audit", near(out / "later"), near(request.parent), "--quiet"]
-            + ["--json", near(out / "audit.json"), "--junit", near(out / "audit.xml")],
-            out / "audit.json",
-            "later",
-        ),
-        Stage(
-            "verify",
-            "one byte changed in model, record and ledger",
-            None,
-            out / "verify.json",
-            needs=["audit"],
-            action=lambda: find_changes(request, out),
-        ),
-        Stage(
-            "people",
-            "deleted, held-out and retained people side by side",
-            [sys.executable, "-m", "axolotl_unlearn.jobs.demo_request", str(out)]
-            + ["--people", str(request)],
-            out / "people.json",
-            needs=["verify"],
-            threads=threads,
-        ),
-    ]
+    if life.real:
+        return {"data": data, MODEL: wheel(out), "finetune": learned(out, life, MODEL)}
+    base = {"reinit_weights": True, "num_epochs": 3, "learning_rate": 0.002}
+    base |= {"datasets.0.path": "background.jsonl", "test_datasets": None}
+    read = Train(
+        "chat/finetune",
+        "examples/tiny-olmo",
+        base,
+        title="a base that reads about other people",
+        share=1,
+    )
+    return {"data": data, "base": read, "finetune": learned(out, life)}
 
 
-def find_changes(request: Path, out: Path) -> None:
+def learned(out: Path, life: Life = TINY, base: str = "base", rows: str = "train") -> Train:
+    """A chat model of the rows in ``data/ROWS.jsonl``."""
+    return Train(
+        "chat/smollm2" if life.real else "chat/finetune",
+        base,
+        {
+            "datasets.0.path": f"{rows}.jsonl",
+            "test_datasets.0.path": near(out / "data" / "test.jsonl"),
+        },
+        title="a chat model by plain axolotl train",
+        share=1,
+    )
+
+
+def threads(plan: Plan) -> tuple[str, str]:
+    return "--threads", str(plan.job.threads)
+
+
+def chosen(plan: Plan, life: Life) -> list[str]:
+    """Ids of the people to delete: the first ones."""
+    lines = (plan.data / "train.jsonl").read_text("utf-8").splitlines()
+    return list(dict.fromkeys(json.loads(line)["id"] for line in lines))[: life.deleted]
+
+
+def find_changes(request: Path, out: Path) -> Path:
     """Verify the record; then change a byte of each file in a copy, which has to be found.
 
     Raises:
@@ -247,71 +204,26 @@ def find_changes(request: Path, out: Path) -> None:
         else:
             raise UnlearnError(f"a changed byte in {path.name} was not found.")
     shutil.rmtree(copy)
-    write_json(out / "verify.json", found)
+    return write_json(out / "verify.json", found)
 
 
-def measure_people(folder: Path, out: Path) -> None:
-    """Write people.json: each group's answers and loss under each model, and the worst documents.
-
-    An answer counts as said where each of its tokens is the likeliest after those before it, in
-    the row as it was learned. Intervals (95 %) are over people, of one person over rows.
-    """
-    import torch
-
-    from axolotl_unlearn.evaluation.generate import generate_greedily
-    from axolotl_unlearn.evaluation.models import load_model, load_tokenizer, parse_models
-    from axolotl_unlearn.requests.request import Request
-    from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of
-    from axolotl_unlearn.requests.run import teacher_of
-
-    request = Request.load(folder)
-    tokenizer = load_tokenizer_of(request.path("finetune.yml"))
-    parts = {"deleted": "forget", "held out": "judge", "retained": "retain"}
-    groups = {name: encoded(folder, part, tokenizer) for name, part in parts.items()}
-    groups["retained"] = groups["retained"][: len(groups["held out"])]
-    worst = json.loads(request.path("verdict.json").read_text("utf-8"))["documents"][:WORST]
-    lines = request.path("eval-data", "forget.jsonl").read_text("utf-8").splitlines()
-    asked = [json.loads(line) for line in lines]
-    for document in worst:
-        document["texts"] = [row for row in asked if row["document"] == document["document"]]
-    rows = [row for document in worst for row in document["texts"]]
-    names = {"before": request.before, "after": request.after, "teacher": teacher_of(request)}
-    models = {}
-    for spec in parse_models([f"{name}={source}" for name, source in names.items()]):
-        model = load_model(spec, dtype=torch.float32, device="cpu")
-        models[spec.name] = {name: of_group(model, part) for name, part in groups.items()}
-        prompts = [row["input"] for row in rows]
-        said = generate_greedily(model, load_tokenizer(spec), prompts, max_new_tokens=64)
-        for row, one in zip(rows, said, strict=True):
-            row[spec.name] = one.text
-    found = {"models": models, "worst": worst}
-    write_json(out / "people.json", found)
-
-
-def of_group(model: Any, rows: Sequence[Typed]) -> dict[str, Any]:
-    """``said`` and ``loss`` (nats a token) of the answers of some people: value and interval."""
-    from axolotl_unlearn.evaluation.scorer import Query, score_queries
-    from axolotl_unlearn.metrics.statistics import Mean, mean_interval
-
-    queries, ends = [], []
-    for row in rows:
-        times = [t for t, label in enumerate(row.labels[1:]) if label != IGNORE]
-        queries.append(Query(row.input_ids, times, [row.input_ids[t + 1] for t in times]))
-        ends.append([i for i in range(1, len(times)) if times[i] > times[i - 1] + 1])
-    said, loss, people = [], [], ([], [])
-    several = len({row.source.row["id"] for row in rows}) > 1
-    for row, stretches, facts in zip(rows, ends, score_queries(model, queries), strict=True):
-        person = str(row.source.row["id"]) if several else row.id
-        answers = [bool(part.all()) for part in np.split(facts.greedy, stretches)]
-        said += answers
-        people[0].extend([person] * len(answers))
-        loss.append(-float(facts.logp.mean()))
-        people[1].append(person)
-    found: dict[str, Any] = {"people": len({row.source.row["id"] for row in rows})}
-    for name, values, clusters in (("said", said, people[0]), ("loss", loss, people[1])):
-        low, high = mean_interval(Mean([float(value) for value in values], clusters))
-        found[name] = {"n": len(values), "value": float(np.mean(values)), "interval": [low, high]}
-    return found
+def plan_request(
+    out: Path | str | None = None,
+    life: Life = TINY,
+    *,
+    threads: int | None = None,
+    console: Console | None = None,
+) -> Plan:
+    """The job, not yet started."""
+    out = Path(out or ("out/demo-request-real" if life.real else "out/demo-request"))
+    return Plan(
+        "make demo-request",
+        out,
+        table(out, life),
+        threads=threads,
+        environment={} if life.real else CPU,
+        console=console,
+    )
 
 
 def demo_request(
@@ -322,77 +234,41 @@ def demo_request(
     Raises:
         UnlearnError: A stage failed, or the model is not good enough to be handed over.
     """
-    out = Path(out or ("out/demo-request-real" if life.real else "out/demo-request"))
-    console = Console()
-    environment = ENVIRONMENT | CPU if not life.real else ENVIRONMENT
-    job = Job(out, threads=threads, environment=environment, console=console)
-    for stage in stages(out, job.threads, life):
-        job.add(stage)
-    outcomes = job.run()
-    request = out / "requests" / "2026-001"
-    verdict = json.loads((request / "verdict.json").read_text("utf-8"))
-    evaluated = json.loads((request / "eval" / "results.json").read_text("utf-8"))
+    plan = plan_request(out, life, threads=threads)
+    evaluated = plan.run(f"{REQUEST}/eval")
+
+    def read(name: str) -> dict[str, Any]:
+        return json.loads((plan.out / name).read_text("utf-8"))
+
+    verdict, found, audit = read(f"{REQUEST}/verdict.json"), read("people.json"), read("audit.json")
     after = next(model for model in evaluated["models"] if model["name"] == "after")
-    record = json.loads((request / "record.json").read_text("utf-8"))["predicate"]
-    audit = json.loads((out / "audit.json").read_text("utf-8"))
     results = {
-        "seconds": round(job.total_seconds(), 1),
-        "cpu_seconds": round(job.cpu_seconds(), 1),
-        "threads": job.threads,
-        "stages": {name: outcome.seconds for name, outcome in outcomes.items()},
+        "seconds": evaluated["seconds"],
+        "cpu_seconds": evaluated["cpu_seconds"],
+        "threads": plan.job.threads,
+        "stages": {name: one["seconds"] for name, one in evaluated["stages"].items()},
         "verdict": {name: verdict[name] for name in ("good", "status", "reasons")},
         "documents": [
             {name: line.get(name) for name in ("reading", "p", "rank", "answers_said")}
             | {"said_before": (line.get("before") or {}).get("answers_said")}
             for line in verdict["documents"]
         ],
-        "retain": {m["name"]: _retained(m) for m in evaluated["models"]},
+        "retain": {model["name"]: _retained(model) for model in evaluated["models"]},
         "attacks": {n: a["auc"] for n, a in after["verdict"]["attacks"].items()},
-        "run": record["seconds"],
-        **json.loads((out / "people.json").read_text("utf-8")),
+        "run": read(f"{REQUEST}/record.json")["predicate"]["seconds"],
+        **found,
         "audit": audit["says"],
-        "verify": json.loads((out / "verify.json").read_text("utf-8")),
+        "verify": read("verify.json"),
+        "tables": tables(found),
     }
-    results["tables"] = tables(results)
-    write_json(out / "results.json", results)
-    show(results, console)
+    write_json(plan.out / "results.json", results)
+    show(results, plan.console)
     return results
 
 
 def _retained(model: Mapping[str, Any]) -> dict[str, float]:
     cells = model.get("cells") or {}
     return {n: v for n, v in cells.items() if n.startswith("retain") and v is not None}
-
-
-def tables(results: Mapping[str, Any]) -> dict[str, Any]:
-    """As `docs/tables.py` prints them: groups side by side, and the worst documents."""
-    models = results["models"]
-    columns = {"before": "before", "after": "after", "teacher": "the teacher"}
-    rows = [
-        [f"{group}, {one['people']} people: {words}"]
-        + [_shown(models[model][group][figure]) for model in columns]
-        for figure, words in (("said", "answers said"), ("loss", "loss, nats a token"))
-        for group, one in models["before"].items()
-    ]
-    worst = [
-        [f"{document['reading']}, p {document['p']:.2f}, rank {document['rank']:.2f}"]
-        + ["<br>".join(_plain(one[key]) for one in document["texts"]) for key in KEYS]
-        for document in results["worst"]
-    ]
-    return {
-        "people": {"columns": ["", *columns.values()], "rows": rows},
-        "worst": {"columns": ["reading", "learned", "said now", "the teacher says"], "rows": worst},
-    }
-
-
-def _plain(text: str) -> str:
-    """In a cell of a table, without the template's tokens."""
-    return re.sub(r"<\|.*?\|>", "", text).strip().replace("|", "/").replace("\n", " ") or "-"
-
-
-def _shown(figure: Mapping[str, Any]) -> str:
-    low, high = figure["interval"]
-    return f"{figure['value']:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def show(results: Mapping[str, Any], console: Console) -> None:
@@ -403,11 +279,11 @@ def show(results: Mapping[str, Any], console: Console) -> None:
     console.print(f"verdict: {verdict['status']}", highlight=False, markup=False)
     console.print(f"answers of the deleted that are said: {said[0]} before, {said[1]} after")
     for name, cells in results["retain"].items():
-        shown = ", ".join(f"{cell} {value:.2f}" for cell, value in cells.items())
-        console.print(f"kept, {name}: {shown}")
+        kept = ", ".join(f"{cell} {value:.2f}" for cell, value in cells.items())
+        console.print(f"kept, {name}: {kept}")
     for name, groups in results["models"].items():
-        shown = ", ".join(f"{group} {_shown(one['said'])}" for group, one in groups.items())
-        console.print(f"answers in the likeliest words, {name}: {shown}", markup=False)
+        told = ", ".join(f"{group} {shown(one['said'])}" for group, one in groups.items())
+        console.print(f"answers in the likeliest words, {name}: {told}", markup=False)
     console.print(f"audit after further fine-tuning: {results['audit']}")
     for name, sentence in results["verify"].items():
         console.print(f"{name}: {sentence}", highlight=False)
@@ -420,11 +296,7 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="SmolLM2-135M-Instruct")
     parser.add_argument("--seed", type=int, default=0, help="of the people")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--people", type=Path, help=argparse.SUPPRESS)  # a stage of the job
     given = parser.parse_args()
-    if given.people:
-        measure_people(given.people, given.out)
-        return
     life = replace(REAL if given.real else TINY, seed=given.seed)
     demo_request(given.out, life=life, threads=given.threads)
 

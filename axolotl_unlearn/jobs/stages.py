@@ -318,17 +318,24 @@ class Make(Kind):
 
 @dataclass(frozen=True)
 class Run(Kind):
-    """Any command: ``words(plan)``, called when it can start, writes ``output``."""
+    """Any command: ``words(plan)``, called when it can start, writes ``output``.
 
-    words: Callable[[Plan], Sequence[str | Path]]
+    Attributes:
+        clears: Folder below the job's that goes before the command starts.
+    """
+
+    words: Callable[[Plan], Sequence[Any]]
     output: str
+    clears: str = ""
 
     def command(self, plan: Plan, name: str) -> list[str]:
         first, *rest = map(str, self.words(plan))
         return [executable(first) if os.sep not in first else first, *rest]
 
     def stages(self, plan: Plan, name: str, **more: Any) -> Iterable[Stage]:
-        return super().stages(plan, name, output=plan.out / self.output)
+        clear = lambda: shutil.rmtree(plan.out / self.clears, ignore_errors=True)  # noqa: E731
+        before = clear if self.clears else None
+        return super().stages(plan, name, output=plan.out / self.output, before=before)
 
 
 @dataclass(frozen=True)
