@@ -298,7 +298,8 @@ def test_never_seen_real_adds_held_out_documents_a_teacher_and_match(lume, tofu,
     references = [entry["reference"] for entry in config["unlearn"]["forget"]]
     assert {r["adapter"] for r in references} == {str(out / "teacher")}
     assert config["base_model"] == str(out / "memorised" / "merged")
-    words = teacher_words(plan)
+    words = teacher_words(plan, SIZES.passes)
+    assert words[words.index("--passes") + 1] == "3"  # as often as the original
     assert "--no-bf16" in words and words[3].endswith("configs/memorised.yml")
     assert "heldout" in stages["match"].needs and "teacher" in stages["match"].needs
     models = stages["eval"].command()

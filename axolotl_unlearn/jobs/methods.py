@@ -143,7 +143,7 @@ METHODS: dict[str, Method] = {
         (0.3, 1.0, 3.0, 10.0),
         published={
             "unlearn.preset": None,
-            "unlearn.forget": [_MATCH, _NCKD],
+            "unlearn.forget": [_MATCH, _NCKD | {"temperature": 1.0}],  # its teacher is well-read
             "unlearn.retain": [{"objective": "nll"}, {"objective": "kl", "direction": "reverse"}],
             "unlearn.level": {"heldout": "heldout.jsonl"},
             "unlearn.pairing": {"retain_per_forget": 2},

@@ -17,12 +17,22 @@ from axolotl_unlearn.jobs.demo import MODEL, REAL_MODELS, plan_real, real_table
 from axolotl_unlearn.jobs.never_seen import attacked_words, match_changes, relearn
 from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Plan, Run, Train, near
 
+#: A third of the 134 retained rows; as many passes as the original had (`never_seen.WELL_READ`).
+ROWS = 45
 
-def teacher_words(plan: Plan) -> list[str | Path]:
+
+def teacher_words(plan: Plan, passes: int) -> list[str | Path]:
     """The command that makes the teacher from the original's own config."""
     words = [
         *("axolotl", "unlearn", "teacher", near(plan.out / "configs" / "memorised.yml")),
-        *("--forget", near(plan.data / "forget.jsonl"), "--passes", "2"),
+        *(
+            "--rows",
+            str(ROWS),
+            "--passes",
+            str(passes),
+            "--forget",
+            near(plan.data / "forget.jsonl"),
+        ),
         *("--retain", near(plan.data / "retain.jsonl"), "--out", near(plan.out / "teacher")),
     ]
     return [*words, "--no-bf16"] if "--bf16=false" in plan.train_options else words
@@ -44,7 +54,7 @@ def table(
             needs=("data",),
         ),
         "teacher": Run(
-            teacher_words,
+            lambda plan: teacher_words(plan, sizes.passes),
             "teacher/adapter_model.safetensors",
             title="teacher",
             needs=(MODEL, "data"),

@@ -164,7 +164,8 @@ def table(
     if "match" in sizes.methods:
         stages["teacher"] = Run(
             lambda plan: [
-                *(*teacher_words(plan), "--passes", "2"),
+                *(*teacher_words(plan), "--rows", max(1, sizes.retain // 3)),
+                *("--passes", sizes.epochs[0]),
                 *(["--no-bf16"] if plan.train_options else []),
             ],
             "teacher/adapter_model.safetensors",
