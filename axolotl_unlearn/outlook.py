@@ -79,9 +79,9 @@ def tokens(cfg: dict[str, Any], side: str) -> tuple[dict[str, Any], list[str]]:
             faults.append(str(error))
             continue
         lengths += rows["length"][:]
-        for labels in rows["labels"]:
-            first = first or layout(labels)
-            labelled += sum(label != IGNORE for label in labels)
+        first = first or layout(rows[0]["labels"])
+        for part in rows.data.column("labels").chunks:
+            labelled += int((part.flatten().to_numpy() != IGNORE).sum())
     lengths.sort()
     found = {"rows": len(lengths), "total": sum(lengths), "labelled": labelled}
     if lengths:

@@ -142,6 +142,32 @@ def test_pairs_and_batch_from_what_axolotl_loaded(tmp_path, config):
     assert batch["input_ids"].shape == (4, 13)
 
 
+def test_rows_take_the_memory_of_their_numbers(tmp_path, config, monkeypatch):
+    """3 000 rows of 200 tokens are 1 800 bytes each in Arrow, which is not counted here; lists of
+    Python's numbers took 8 bytes a token, four to five times at once."""
+    import tracemalloc
+
+    from axolotl_unlearn.data import encode, table
+
+    for module, name, size in (
+        (table, "_BATCH", 100),
+        (encode, "_AT_ONCE", 100),
+        (encode, "_MOST_KNOWN", 0),
+    ):
+        monkeypatch.setattr(module, name, size)
+    rows = [{"id": f"{n}qa0", "input": "q", "output": f"{n:<198}"} for n in range(3000)]
+    made = strategy(config((write(tmp_path / "f.jsonl", rows), "forget"), sequence_len=256))
+    tracemalloc.start()
+    wrapped = made.wrap_dataset(None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(wrapped) == 3000 and set(wrapped["length"][:]) == {201}
+    assert [bytes(ids[2:-1]).decode() for ids in wrapped["input_ids"][-2:]] == [
+        row["output"] for row in rows[-2:]
+    ]
+    assert peak / 3000 < 3000, "bytes of Python a row"
+
+
 @pytest.mark.parametrize("format", ["list", "pandas", "pandas_indented", "parquet"])
 def test_axolotl_loads_every_format(tmp_path, config, format):
     """Hugging Face reads column-oriented JSON as one row; the type reads the file itself."""

@@ -11,12 +11,19 @@ that is labelled whole, unless `cut_documents` asks for it (`axolotl_unlearn.dat
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, Protocol
 
 from axolotl_unlearn.data.columns import IGNORE, Kind
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
+
+#: Records whose texts go to the tokenizer together.
+_AT_ONCE = 1000
+#: Distinct texts of which the tokens are kept: a memorisation stream repeats its rows.
+_MOST_KNOWN = 10_000
 
 
 class DataOptions(Protocol):
@@ -81,6 +88,7 @@ class Encoder:
             )
         if options.template is not None:
             _split_template(options.template)
+        self._known: dict[str, list[int]] = {}
         self.bos = self._leading_special_tokens()
         self.adds_space = self._adds_space()
 
@@ -90,11 +98,28 @@ class Encoder:
         Raises:
             AnswerTooLong: BOS, completion and EOS exceed ``max_length``.
         """
-        prompt_text, completion_text = self.texts(record)
+        ((prompt, completion),) = self.tokens([record])
+        return self.fitted(record, prompt, completion)
+
+    def tokens(self, records: Iterable[Record]) -> Iterator[tuple[list[int], list[int]]]:
+        """Prompt and completion of each record, before anything is added or cut.
+
+        Tokenizers are asked for a thousand records at a time, which is quicker than one by one.
+        """
+        records = iter(records)
+        while some := list(islice(records, _AT_ONCE)):
+            texts = [self.texts(record) for record in some]
+            prompts = self._plain([prompt for prompt, _ in texts])
+            yield from zip(prompts, self._completions(texts, prompts), strict=True)
+
+    def fitted(self, record: Record, prompt: list[int], completion: list[int]) -> Encoded:
+        """What `tokens` has found, with BOS and EOS, in ``max_length`` tokens.
+
+        Raises:
+            AnswerTooLong: BOS, completion and EOS exceed it.
+        """
         # A chat template writes its own special tokens.
         bos = [] if self.options.chat_template else self.bos
-        prompt = self._plain(prompt_text)
-        completion = self._completion(prompt_text, prompt, completion_text)
         if self.options.eos:
             completion = completion + [self.tokenizer.eos_token_id]
         room = self.max_length - len(bos) - len(completion)
@@ -156,19 +181,33 @@ class Encoder:
             completion = completion.removesuffix(self.tokenizer.eos_token)
         return prompt, completion
 
-    def _plain(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+    def _plain(self, texts: Sequence[str]) -> list[list[int]]:
+        known = self._known
+        new = [text for text in dict.fromkeys(texts) if text and text not in known]
+        if new:
+            found = self.tokenizer(new, add_special_tokens=False)["input_ids"]
+            known = known | dict(zip(new, found, strict=True))
+            if len(self._known) < _MOST_KNOWN:
+                self._known = known
+        return [list(known.get(text, ())) for text in texts]
 
-    def _completion(self, prompt_text: str, prompt: list[int], text: str) -> list[int]:
-        if self.adds_space and prompt:
-            whole = self._plain(prompt_text + text)
-            if whole[: len(prompt)] == prompt:
-                return whole[len(prompt) :]
-        return self._plain(text)
+    def _completions(
+        self, texts: Sequence[tuple[str, str]], prompts: Sequence[list[int]]
+    ) -> Iterator[list[int]]:
+        rests: list[list[int] | None] = [None] * len(texts)
+        if self.adds_space:
+            wholes = self._plain([prompt + text for prompt, text in texts])
+            rests = [
+                whole[len(prompt) :] if prompt and whole[: len(prompt)] == prompt else None
+                for whole, prompt in zip(wholes, prompts, strict=True)
+            ]
+        left = [text for (_, text), rest in zip(texts, rests, strict=True) if rest is None]
+        alone = iter(self._plain(left))
+        return (next(alone) if rest is None else rest for rest in rests)
 
     def _leading_special_tokens(self) -> list[int]:
         """What the tokenizer puts before a plain text by itself; never what it puts after it."""
-        plain = self._plain("a")
+        (plain,) = self._plain(["a"])
         full = list(self.tokenizer("a")["input_ids"])
         for start in range(len(full) - len(plain) + 1):
             if full[start : start + len(plain)] == plain:
@@ -180,45 +219,8 @@ class Encoder:
 
         A completion encoded apart would get two spaces (legacy), or one that is not in the text.
         """
-        apart = self._plain("a") + self._plain(" b")
-        return self._plain("a b") != apart or self._plain(" b") == self._plain("b")
-
-
-def encode_record(
-    tokenizer: Any, record: Record, data: DataOptions, max_length: int | None = None
-) -> tuple[dict[str, Any], int]:
-    """One row for training, and how many prompt tokens were cut.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer.
-        record: The record.
-        data: Format options (`axolotl_unlearn.args.DataArgs`).
-        max_length: Longest row in tokens; default ``data.max_length``.
-
-    Returns:
-        ``{input_ids, attention_mask, labels, kind, task}`` and the number of truncated tokens.
-
-    Raises:
-        AnswerTooLong: The answer alone does not fit.
-        UnlearnError: Tokenizer and options do not go together, or no length is given.
-    """
-    max_length = max_length or data.max_length
-    if max_length is None:
-        raise UnlearnError("no maximum length; set `sequence_len` or `unlearn.data.max_length`.")
-    encoder = Encoder(tokenizer, data, max_length)
-    encoded = encoder.encode(record)
-    return row_of(encoder, encoded, record), encoded.truncated
-
-
-def row_of(encoder: Encoder, encoded: Encoded, record: Record) -> dict[str, Any]:
-    """The columns that depend on the record alone."""
-    return {
-        "input_ids": encoded.input_ids,
-        "attention_mask": [1] * len(encoded.input_ids),
-        "labels": encoder.labels(encoded, encoder.labelled(record.kind)),
-        "kind": record.kind_number,
-        "task": record.task_number,
-    }
+        first, second, both, plain = self._plain(["a", " b", "a b", "b"])
+        return both != first + second or second == plain
 
 
 def _split_template(template: str) -> tuple[str, str]:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from axolotl.prompt_tokenizers import DatasetWrappingStrategy
-from datasets import Dataset, Features, Value
-from datasets import Sequence as SequenceOf
+from datasets import Dataset
 
 from axolotl_unlearn.data import typed
-from axolotl_unlearn.data.columns import FACTS, PAIR, ROLES, Kind, pair_number
-from axolotl_unlearn.data.encode import AnswerTooLong, Encoded, Encoder, row_of
+from axolotl_unlearn.data.columns import KINDS, ROLES, Kind, pair_number, task_number
+from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
 from axolotl_unlearn.data.records import Record, read_records, records_from_rows
+from axolotl_unlearn.data.table import FEATURES, MEMORISE_FEATURES, RowTable
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
 
 if TYPE_CHECKING:
@@ -28,17 +28,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 Role = Literal["forget", "retain", "alternative", "memorise"]
-
-_TOKENS = {
-    "input_ids": SequenceOf(Value("int32")),
-    "attention_mask": SequenceOf(Value("int8")),
-    "labels": SequenceOf(Value("int32")),
-}
-#: Columns of forget and retain rows; ``length`` (tokens) is what Axolotl and `PairSampler` sort by.
-FEATURES = Features(
-    _TOKENS | {name: Value("int32") for name in (*FACTS, "length")} | {PAIR: Value("int64")}
-)
-MEMORISE_FEATURES = Features(_TOKENS)
 
 
 class RecordStrategy(DatasetWrappingStrategy):
@@ -90,22 +79,17 @@ class RecordStrategy(DatasetWrappingStrategy):
             records = list(
                 records_from_rows(rows, self.source, self.fields, unique=unique, kind=self.kind)
             )
-        encoded = self._encode(records)
-        columns = self._columns(records, encoded)
-        features = MEMORISE_FEATURES if self.role == "memorise" else FEATURES
-        wrapped = Dataset.from_dict(columns, features=features)
-        if len(wrapped) != len(records):
-            raise UnlearnError(f"{self.source}: {len(records)} records became {len(wrapped)} rows.")
+        table, cuts = self._encode(records)
         LOG.info(
             "%s: %d %s rows, %d tokens, longest %d",
             self.source,
-            len(records),
+            table.rows,
             self.role,
-            sum(len(e.input_ids) for e in encoded),
-            max(len(e.input_ids) for e in encoded),
+            table.tokens,
+            table.longest,
         )
-        self._tell_cuts(records, encoded)
-        return wrapped
+        self._tell_cuts(cuts, len(records))
+        return table.dataset()
 
     def _labelled(self, record: Record) -> Literal["document", "answer"]:
         """What of a row has labels; memorisation learns all of it unless `labels` is given, of an
@@ -116,14 +100,13 @@ class RecordStrategy(DatasetWrappingStrategy):
         said = options.chat_template or record.kind in options.labels.model_fields_set
         return self.encoder.labelled(record.kind) if said or self.role != "memorise" else "document"
 
-    def _tell_cuts(self, records: list[Record], encoded: list[Encoded]) -> None:
+    def _tell_cuts(self, cut: list[tuple[int, Record]], rows: int) -> None:
         """Count tokens lost on the left; those with labels are an error unless they are asked for.
 
         Raises:
             UnlearnError: Rows that are labelled whole do not fit.
         """
         limit = self.encoder.max_length
-        cut = [(e.truncated, r) for e, r in zip(encoded, records, strict=True) if e.truncated]
         whole = [(lost, r.id) for lost, r in cut if self._labelled(r) == "document"]
         does = "memorised" if self.role == "memorise" else f"used to {self.role}"
         if whole and not self.encoder.options.cut_documents:
@@ -141,30 +124,41 @@ class RecordStrategy(DatasetWrappingStrategy):
                 "labels (not %s); raise sequence_len to keep them whole.",
                 self.source,
                 len(cut),
-                len(records),
+                rows,
                 sum(lost for lost, _ in cut),
                 limit,
                 sum(lost for lost, _ in whole),
                 does,
             )
 
-    def _encode(self, records: list[Record]) -> list[Encoded]:
-        known: dict[tuple[str, str], Encoded] = {}  # a memorisation stream repeats its rows
-        encoded, too_long = [], []
-        for record in records:
-            key = (record.input, record.output)
+    def _encode(self, records: list[Record]) -> tuple[RowTable, list[tuple[int, Record]]]:
+        """Token rows, and the records that were cut with the number of tokens that they lost."""
+        table = RowTable(MEMORISE_FEATURES if self.role == "memorise" else FEATURES)
+        cuts, too_long = [], []
+        tokens = zip(records, self.encoder.tokens(records), strict=True)
+        for number, (record, (prompt, completion)) in enumerate(tokens):
             try:
-                if key not in known:
-                    known[key] = self.encoder.encode(record)
+                encoded = self.encoder.fitted(record, prompt, completion)
             except AnswerTooLong as error:
                 too_long.append((error.needed, record.id))
                 continue
-            if len(known[key].input_ids) < 2:
+            input_ids = encoded.input_ids
+            if len(input_ids) < 2:
                 raise UnlearnError(
                     f"{self.source}: row {record.id!r} is a single token, so nothing can be "
                     "predicted; set `unlearn.data.eos: true` or remove the row."
                 )
-            encoded.append(known[key])
+            if encoded.truncated:
+                cuts.append((encoded.truncated, record))
+            table.add(
+                input_ids,
+                self.encoder.labels(encoded, self._labelled(record)),
+                role=ROLES.get(self.role),
+                kind=record.kind_number,
+                task=record.task_number,
+                row=number,
+                pair=pair_number(record.id),
+            )
         if too_long:
             needed, name = max(too_long)
             raise UnlearnError(
@@ -172,24 +166,7 @@ class RecordStrategy(DatasetWrappingStrategy):
                 f"tokens, the longest (row {name!r}) needs {needed}; set `sequence_len: {needed}` "
                 "or more (and `unlearn.data.max_length`, if set)."
             )
-        return encoded
-
-    def _columns(self, records: list[Record], encoded: list[Encoded]) -> dict[str, list]:
-        labels = [
-            self.encoder.labels(e, self._labelled(r)) for e, r in zip(encoded, records, strict=True)
-        ]
-        if self.role == "memorise":
-            ids = [e.input_ids for e in encoded]
-            masks = [[1] * len(i) for i in ids]
-            return {"input_ids": ids, "attention_mask": masks, "labels": labels}
-        rows = [row_of(self.encoder, e, r) for e, r in zip(encoded, records, strict=True)]
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        columns["labels"] = labels
-        columns["role"] = [ROLES[self.role]] * len(rows)
-        columns[PAIR] = [pair_number(record.id) for record in records]
-        columns["row"] = list(range(len(rows)))
-        columns["length"] = [len(e.input_ids) for e in encoded]
-        return columns
+        return table, cuts
 
 
 class TypedStrategy(DatasetWrappingStrategy):
@@ -227,7 +204,18 @@ class TypedStrategy(DatasetWrappingStrategy):
                 "`sequence_len` and `unlearn.data.rows`."
             )
         LOG.info("%s: %d rows to %s, %d token rows", self.source, len(given), self.role, len(rows))
-        return Dataset.from_dict(typed.columns(rows, ROLES[self.role]), features=FEATURES)
+        table = RowTable(FEATURES)
+        for row in rows:
+            table.add(
+                row.input_ids,
+                row.labels,
+                role=ROLES[self.role],
+                kind=KINDS[row.source.kind],
+                task=task_number(row.source.task),
+                row=row.number,
+                pair=pair_number(row.id),
+            )
+        return table.dataset()
 
 
 def load_strategy(

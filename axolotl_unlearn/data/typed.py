@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axolotl_unlearn.data.columns import IGNORE, KINDS, PAIR, Kind, pair_number, task_number
+from axolotl_unlearn.data.columns import IGNORE, KINDS, Kind
 from axolotl_unlearn.data.records import Record, read_rows
 from axolotl_unlearn.errors import UnlearnError
 
@@ -351,18 +351,3 @@ def _field(error: Exception) -> str:
     """The field that was missed; never a row's text."""
     missed = isinstance(error, KeyError) and error.args and isinstance(error.args[0], str)
     return f": field {error.args[0]!r} is missing" if missed and len(error.args[0]) < 40 else ""
-
-
-def columns(rows: Sequence[Typed], role: int) -> dict[str, list]:
-    """The columns of `axolotl_unlearn.data.strategy.FEATURES`."""
-    return {
-        "input_ids": [row.input_ids for row in rows],
-        "attention_mask": [[1] * len(row.input_ids) for row in rows],
-        "labels": [row.labels for row in rows],
-        "role": [role] * len(rows),
-        "kind": [KINDS[row.source.kind] for row in rows],
-        "task": [task_number(row.source.task) for row in rows],
-        "row": [row.number for row in rows],
-        "length": [len(row.input_ids) for row in rows],
-        PAIR: [pair_number(row.id) for row in rows],
-    }
