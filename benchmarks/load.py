@@ -2,10 +2,15 @@
 
     python -m benchmarks.load                 # 125 000 to 1 000 000 rows, a process each
     python -m benchmarks.load --rows 50000
+    python -m benchmarks.load --evaluate 20000
 
 Half of the rows are to be forgotten, half retained, about 30 tokens each, the tokenizer of
 examples/tiny-olmo. ``check`` reads and compares them, ``encode`` makes token rows as Axolotl's
 loader calls it, ``pair`` draws an epoch in batches of 8 through the sampler. No model is loaded.
+
+``--evaluate``: `axolotl_unlearn.evaluation` of a random model of 0.1 million numbers, answers of 8
+tokens; four of ten rows to forget, four to keep, one a member, one not; a retrained model beside
+it. Then again from what it has kept.
 """
 
 from __future__ import annotations
@@ -92,6 +97,52 @@ def point(count: int) -> dict[str, float]:
     return found
 
 
+def evaluation(count: int) -> dict[str, float]:
+    """The same of an evaluation of two models."""
+    import torch
+    from transformers import AutoTokenizer, OlmoConfig, OlmoForCausalLM
+
+    from axolotl_unlearn.evaluation.run import evaluate
+
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples" / "tiny-olmo")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "data").mkdir()
+        write_rows(folder / "data", 8 * count // 10)
+        for side, kind in (("member", "forget"), ("nonmember", "unseen")):
+            with (folder / "data" / f"{side}.jsonl").open("w") as file:
+                for number in range(count // 10):
+                    text = f"{kind} {number} {random.Random(f'{side}{number}').random()}"
+                    row = {"id": f"{kind}-{number}sc1", "document": text}
+                    file.write(json.dumps(row) + "\n")
+        config = OlmoConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=128,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        models = []
+        for seed, model in enumerate(("original", "after", "retrained")):
+            torch.manual_seed(seed)
+            OlmoForCausalLM(config).save_pretrained(folder / model)
+            tokenizer.save_pretrained(folder / model)
+            models.append(f"{model}={folder / model}")
+        before, found = _peak_mb(), {"evaluated": count, "models": len(models)}
+        for what in ("evaluate", "again"):
+            began = time.process_time()
+            evaluate(models, folder / "data", folder / "out", max_gen_toks=8, progress=False)
+            found[f"{what}_seconds"] = round(time.process_time() - began, 2)
+            found[f"{what}_mb"] = round(_peak_mb() - before)
+        sizes = (path.stat().st_size for path in (folder / "out").rglob("*") if path.is_file())
+        found["written_mb"] = round(sum(sizes) / 2**20)
+    return found
+
+
 def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
@@ -99,9 +150,10 @@ def _peak_mb() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int)
+    parser.add_argument("--evaluate", type=int)
     options = parser.parse_args()
-    if options.rows:
-        print(json.dumps(point(options.rows)))
+    if options.rows or options.evaluate:
+        print(json.dumps(point(options.rows) if options.rows else evaluation(options.evaluate)))
         return
     for count in SIZES:
         command = [sys.executable, "-m", "benchmarks.load", "--rows", str(count)]

@@ -317,6 +317,34 @@ def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
     assert not list((tmp_path / "cache").glob("*.partial.jsonl"))
 
 
+def test_likelihoods_go_on_too_and_a_part_at_a_time(home, results, tmp_path, monkeypatch):
+    """Killed in the second ten of 24 documents: the first ten are not scored again, and every
+    number is that of a run that nobody killed. The parts of before were all or nothing."""
+    from axolotl_unlearn.evaluation import measure, scorer
+
+    monkeypatch.setattr(measure, "_AT_ONCE", 10)
+    real, sizes = scorer.score_texts, []
+
+    def dies(model, tokenizer, texts, **options):
+        sizes.append(len(texts))
+        if len(sizes) == 2:
+            raise KeyboardInterrupt
+        return real(model, tokenizer, texts, **options)
+
+    models = [str(home / "original")]
+    monkeypatch.setattr(scorer, "score_texts", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run.evaluate(models, home / "data", tmp_path / "killed", **OPTIONS)
+    (again,) = run.evaluate(models, home / "data", tmp_path / "killed", **OPTIONS)
+    assert sizes == [10, 10, 10, 4]
+    (whole,) = run.evaluate(models, home / "data", tmp_path / "whole", **OPTIONS)
+    assert {k: v for k, v in again.items() if k != "seconds"} == {
+        k: v for k, v in whole.items() if k != "seconds"
+    }
+    assert whole["cells"] == results[0]["cells"] and whole["utility"] == results[0]["utility"]
+    assert not list((tmp_path / "killed" / "cache").glob("*.partial*"))
+
+
 def test_two_processes_equal_one(home, results, tmp_path, forks):
     """As `accelerate launch` starts them: half of the rows each, one results.json, the same scores;
     and rows that an interrupted run of another number of processes has left are not made again."""

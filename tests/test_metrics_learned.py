@@ -144,6 +144,24 @@ def test_the_evaluation_asks_it_of_candidates_alone(features, against, tmp_path)
     assert "learned" not in results[0]
 
 
+def test_of_many_texts_it_sees_some(features, monkeypatch, tmp_path):
+    """Its memory grows with the square of the texts: 60 and 60 of which 25 at most become every
+    third; the p-values are those of these, and an audit takes 1 for the others."""
+    from axolotl_unlearn.evaluation import summary
+    from axolotl_unlearn.evaluation.measured import Measured
+    from axolotl_unlearn.evaluation.sets import EvaluationSets
+
+    monkeypatch.setattr(summary, "LEARNED_TEXTS", 25)
+    known, first, _ = (side.tolist() for side in features)
+    member, nonmember = ([(f"{side}{i}", "text") for i in range(60)] for side in "mn")
+    sets = EvaluationSets(tmp_path, [], [], member, nonmember)
+    found = summary.learned(Measured(features=known + first), sets)
+    by_hand = learned_attack(known[::3], first[::3], [f"m{i}" for i in range(0, 60, 3)])
+    assert found.auc == by_hand.auc and found.p == by_hand.p
+    told = summary.told_by_learned(found, sets)
+    assert told == {f"m{3 * i}": p for i, p in enumerate(by_hand.each.tolist())}
+
+
 def test_single_members_are_told_and_innocent_ones_at_most_nominally():
     """Half of the members are known, half are like the non-members: p-values of these are
     uniform, those of the known are the smallest there are."""

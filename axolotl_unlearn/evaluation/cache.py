@@ -61,11 +61,11 @@ class Cache(Store):
     def save(self, key: str, found: Measured, settings: Settings) -> None:
         self.put(key, found.stored(settings.keep_texts))
         if self.workers.main:
-            for path in self._partials(key):
+            for path in self.folder.glob(f"{key}*.partial*.jsonl") if self.folder else ():
                 path.unlink()
 
     def _partials(self, key: str) -> list[Path]:
-        """Rows of a model that is being generated, one JSON line each, one file a process."""
+        """Rows of a model that is being measured, one JSON line each, one file a process."""
         return [] if self.folder is None else sorted(self.folder.glob(f"{key}.partial*.jsonl"))
 
     def rows_so_far(self, key: str, need_texts: bool) -> list[dict[str, Any]]:

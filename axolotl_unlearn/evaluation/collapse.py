@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from axolotl_unlearn.evaluation.measure import counting, load
+from axolotl_unlearn.evaluation.cache import Cache
+from axolotl_unlearn.evaluation.measure import counting, in_parts, load
 from axolotl_unlearn.evaluation.models import ModelSpec, load_tokenizer
 
 
@@ -42,13 +43,20 @@ def collapse_reports(
         long = [i for i, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) > 1]
         with bars.bar(bar, len(long)) as advance:
             count = counting(advance, cache.workers)
-            facts = cache.workers.map(
-                lambda part: score_texts(judge, tokenizer, part, loss_only=True, on_batch=count),
-                [texts[i] for i in long],
-            )
+
+            def score(some: Sequence[str]) -> list[float]:
+                facts = cache.workers.map(
+                    lambda part: score_texts(
+                        judge, tokenizer, part, loss_only=True, on_batch=count
+                    ),
+                    some,
+                )
+                return [loss(one) for one in facts]
+
+            kept = in_parts([texts[i] for i in long], score, Cache(None, cache.workers), "")
         found = [0.0] * len(texts)
-        for i, one in zip(long, facts, strict=True):
-            found[i] = loss(one)
+        for i, one in zip(long, kept, strict=True):
+            found[i] = one
         return found
 
     for spec, key in todo:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
@@ -12,6 +12,13 @@ from axolotl_unlearn.evaluation.measured import Measured, Settings, count_output
 from axolotl_unlearn.evaluation.models import ModelSpec, load_model
 from axolotl_unlearn.evaluation.sets import Row
 from axolotl_unlearn.evaluation.workers import Workers
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.data.records import Record
+    from axolotl_unlearn.evaluation.mmlu import Option
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Bars:
@@ -51,7 +58,7 @@ def measure(
 ) -> Measured:
     """Everything but the generic questions."""
     found = Measured()
-    _measure_likelihoods(model, tokenizer, sets, settings, found, cache.workers, bars, name)
+    _measure_likelihoods(model, tokenizer, sets, settings, found, cache, key, bars, name)
     _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name)
     count_outputs(found, sets)
     return found
@@ -83,7 +90,33 @@ def torch_dtype(name: str) -> Any:
     return dtype
 
 
-def _measure_likelihoods(model, tokenizer, sets, settings, found, workers, bars, name) -> None:
+#: Items that are scored at once, and stored: what a killed run does again.
+_AT_ONCE = 1000
+
+
+def in_parts(
+    items: Sequence[T], score: Callable[[Sequence[T]], list[R]], cache: Cache, key: str
+) -> list[R]:
+    """``score(items)``, a part of them at a time; JSON-like values go on where they were.
+
+    Memory grows with a part, and the parts are the same after a kill, so are the values.
+    """
+    known = {row["key"]: row["value"] for row in cache.rows_so_far(key, False)}
+    for start in range(0, len(items), _AT_ONCE):
+        part = items[start : start + _AT_ONCE]
+        numbers = range(start, start + len(part))
+        if not known.keys() >= set(numbers):
+            values = dict(zip(numbers, score(part), strict=True))
+            known |= values
+            if cache.workers.main:
+                cache.add_rows(key, [{"key": n, "value": value} for n, value in values.items()])
+    return [known[number] for number in range(len(items))]
+
+
+def _measure_likelihoods(
+    model, tokenizer, sets, settings, found, cache: Cache, key: str, bars, name
+) -> None:
+    from axolotl_unlearn.args import DataArgs
     from axolotl_unlearn.evaluation.continuations import encode_pairs
     from axolotl_unlearn.evaluation.scorer import Query, score_options, score_queries, score_texts
     from axolotl_unlearn.metrics.learned import text_features
@@ -94,19 +127,48 @@ def _measure_likelihoods(model, tokenizer, sets, settings, found, workers, bars,
         min_k_plus,
     )
 
-    texts = [text for _, text in [*sets.member, *sets.nonmember]]
-    with bars.bar(f"{name}: documents", len(texts)) as advance:
+    workers, options = cache.workers, DataArgs(join=settings.join)
+
+    def documents(texts: Sequence[str]) -> list[dict[str, Any]]:
         facts = workers.map(
             lambda part: score_texts(model, tokenizer, part, on_batch=counting(advance, workers)),
             texts,
         )
-    losses = [loss(one) for one in facts]
+        return [
+            {
+                "loss": loss(one),
+                "min_k_20": -min_k(one, 0.2),
+                "min_k_plus_20": -min_k_plus(one, 0.2),
+                "min_k_40": -min_k(one, 0.4),
+                "features": text_features(one),
+            }
+            for one in facts
+        ]
+
+    def utility(questions: Sequence[Option]) -> list[int]:
+        asked = [(option.context, option.continuations) for option in questions]
+        sums = workers.map(lambda part: score_options(model, tokenizer, part), asked)
+        return [
+            int(_best(row) == option.answer) for row, option in zip(sums, questions, strict=True)
+        ]
+
+    def extraction(records: Sequence[Record]) -> list[float]:
+        pairs = encode_pairs(tokenizer, [(r.input, r.output) for r in records], options)
+        facts = workers.map(
+            lambda part: score_queries(model, part, on_batch=counting(advance, workers)),
+            [Query.of([*prompt, *answer], len(prompt)) for prompt, answer in pairs],
+        )
+        return [extraction_strength(one) for one in facts]
+
+    texts = [text for _, text in [*sets.member, *sets.nonmember]]
+    with bars.bar(f"{name}: documents", len(texts)) as advance:
+        each = in_parts(texts, documents, cache, f"{key}-documents")
+    losses = [one["loss"] for one in each]
     found.attacks = {
-        "min_k_20": [-min_k(one, 0.2) for one in facts],
-        "min_k_plus_20": [-min_k_plus(one, 0.2) for one in facts],
-        "min_k_40": [-min_k(one, 0.4) for one in facts],
+        attack: [one[attack] for one in each]
+        for attack in ("min_k_20", "min_k_plus_20", "min_k_40")
     }
-    found.features = [text_features(one) for one in facts]
+    found.features = [one["features"] for one in each]
     found.member_loss = losses[: len(sets.member)]
     found.nonmember_loss = losses[len(sets.member) :]
     if not all(map(_finite, losses)):
@@ -114,22 +176,10 @@ def _measure_likelihoods(model, tokenizer, sets, settings, found, workers, bars,
             f"model {name!r}: the loss of a document is not finite; its weights are broken."
         )
     if sets.utility:
-        questions = [(option.context, option.continuations) for option in sets.utility]
-        with bars.bar(f"{name}: utility", len(questions)):
-            sums = workers.map(lambda part: score_options(model, tokenizer, part), questions)
-        found.options = [
-            int(_best(row) == option.answer) for row, option in zip(sums, sets.utility, strict=True)
-        ]
-    from axolotl_unlearn.args import DataArgs
-
-    pairs = [(record.input, record.output) for record in sets.forget]
-    encoded = encode_pairs(tokenizer, pairs, DataArgs(join=settings.join))
-    queries = [Query.of([*prompt, *answer], len(prompt)) for prompt, answer in encoded]
-    with bars.bar(f"{name}: extraction", len(queries)) as advance:
-        facts = workers.map(
-            lambda part: score_queries(model, part, on_batch=counting(advance, workers)), queries
-        )
-    found.extraction = [extraction_strength(one) for one in facts]
+        with bars.bar(f"{name}: utility", len(sets.utility)):
+            found.options = in_parts(sets.utility, utility, cache, f"{key}-utility")
+    with bars.bar(f"{name}: extraction", len(sets.forget)) as advance:
+        found.extraction = in_parts(sets.forget, extraction, cache, f"{key}-extraction")
 
 
 def _finite(value: float) -> bool:

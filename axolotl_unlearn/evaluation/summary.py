@@ -325,13 +325,25 @@ def learned(found: Measured, sets: EvaluationSets, other: Measured | None = None
     if other is not None:
         seen = seen - np.asarray(other.features, float)
     split = len(sets.member)
-    return learned_attack(seen[:split], seen[split:], [document_id(n) for n, _ in sets.member])
+    return learned_attack(_some(seen[:split]), _some(seen[split:]), _names(sets))
+
+
+#: Texts of a kind that the learned attack sees: its memory grows with their square.
+LEARNED_TEXTS = 2000
+
+
+def _some(texts: Any) -> Any:
+    """Those of a side that it sees: every second or third ... of many."""
+    return texts[:: max(1, -(-len(texts) // LEARNED_TEXTS))]
+
+
+def _names(sets: EvaluationSets) -> list[str]:
+    return [document_id(name) for name, _ in _some(sets.member)]
 
 
 def told_by_learned(found: Learned, sets: EvaluationSets) -> dict[str, float]:
-    """Its p-value of each member document."""
-    names = [document_id(name) for name, _ in sets.member]
-    return dict(zip(names, found.each.tolist(), strict=True))
+    """Its p-value of each member document that it has seen."""
+    return dict(zip(_names(sets), found.each.tolist(), strict=True))
 
 
 def add_verdicts(results: list[dict[str, Any]], attacks: Sequence[Mapping[str, Any]] = ()) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,13 +40,21 @@ class Evidence:
     extraction: Mapping[str, float] = field(default_factory=dict)
     said: Mapping[str, bool] = field(default_factory=dict)
 
+    @cached_property
+    def _losses(self) -> np.ndarray:
+        """Of the non-members, in order."""
+        return np.sort(self.nonmembers["loss"])
+
     def figures(self, document: str, rows: Sequence[str]) -> dict[str, Any]:
         """The document's numbers; None where there are none."""
         loss = self.members.get("loss", {}).get(document)
         strengths = [self.extraction[row] for row in rows if row in self.extraction]
         answers = [self.said[row] for row in rows if row in self.said]
         # The score is minus the loss: non-members with a lower loss score higher.
-        lower = None if loss is None else np.mean(np.asarray(self.nonmembers["loss"]) > loss)
+        lower = None
+        if loss is not None:
+            others = self._losses
+            lower = (len(others) - np.searchsorted(others, loss, "right")) / len(others)
         return {
             "loss": None if loss is None else -loss,
             "rank": None if lower is None else float(lower),
@@ -72,7 +81,7 @@ def audit(
         documents: Row ids by document of the forget set; documents that only the member file has
             come with no rows.
         learned: p-values of members by document from the learned attack; the smaller of it and that
-            of the other attacks together counts, doubled.
+            of the other attacks together counts, doubled. Of a member that it did not see: 1.
         rate: Share of false accusations among the documents that are told.
 
     Returns:

@@ -464,22 +464,35 @@ def told_documents(
     names = list(members)
     inside = np.stack([np.asarray(members[name], float) for name in names])  # [K, N]
     held = np.stack([np.asarray(nonmembers[name], float) for name in names])  # [K, M]
-    k, n = inside.shape
-    m = held.shape[1]
-    signed = np.empty((k, n))
-    strange = np.zeros((n, m + 1))
-    single = {}
-    for a, name in enumerate(names):
-        pool = np.concatenate([np.broadcast_to(held[a], (n, m)), inside[a][:, None]], 1)
-        pool = pool - np.median(pool, 1, keepdims=True)
-        scale = np.median(np.abs(pool), 1, keepdims=True)
-        pool = pool / np.where(scale > 0, scale, 1.0)
-        signed[a] = pool[:, -1]
-        np.maximum(strange, np.abs(pool), out=strange)
-        ends = [(s * pool >= s * pool[:, -1:]).sum(1) for s in (1, -1)]
-        single[name] = np.minimum(1.0, 2 * np.minimum(*ends) / (m + 1))
-    p = (strange >= strange[:, -1:] - 1e-12).sum(1) / (m + 1)
+    n, m = inside.shape[1], held.shape[1]
+    # Some members at a time, so that memory does not grow with members times non-members.
+    parts = np.array_split(inside, max(1, min(n, n * m // _PLACES)), axis=1)
+    found = [_strangeness(part, held) for part in parts]
+    p, single, signed = (np.concatenate(one, -1) for one in zip(*found, strict=True))
     strongest = np.abs(signed).argmax(0)
     side = ["under" if signed[a, i] > 0 else "over" for i, a in enumerate(strongest)]
     told = false_discovery_control(p, method="bh") <= rate if n else np.zeros(0, bool)
-    return Documents(p, single, side, told, 1 / (m + 1))
+    by_attack = dict(zip(names, single, strict=True))
+    return Documents(p, by_attack, side, told, 1 / (m + 1))
+
+
+#: Members times non-members that are compared at once.
+_PLACES = 4_000_000
+
+
+def _strangeness(inside: NDArray, held: NDArray) -> tuple[NDArray, NDArray, NDArray]:
+    """``[K, N]`` and ``[K, M]`` scores to p ``[N]``, that of each attack ``[K, N]``, and how far
+    each member is from its pool's median ``[K, N]``."""
+    (k, n), m = inside.shape, held.shape[1]
+    signed, single = np.empty((k, n)), np.empty((k, n))
+    strange = np.zeros((n, m + 1))
+    for a in range(k):
+        pool = np.concatenate([np.broadcast_to(held[a], (n, m)), inside[a][:, None]], 1)
+        pool -= np.median(pool, 1, keepdims=True)
+        scale = np.median(np.abs(pool), 1, keepdims=True)
+        pool /= np.where(scale > 0, scale, 1.0)
+        signed[a] = pool[:, -1]
+        np.maximum(strange, np.abs(pool), out=strange)
+        ends = [(s * pool >= s * pool[:, -1:]).sum(1) for s in (1, -1)]
+        single[a] = np.minimum(1.0, 2 * np.minimum(*ends) / (m + 1))
+    return (strange >= strange[:, -1:] - 1e-12).sum(1) / (m + 1), single, signed
