@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 
 import pytest
 import yaml
+from browser import hostile, needs_chromium, title_in_browser
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -91,6 +93,24 @@ def test_pages_say_what_was_found(folder):
     entries = yaml.safe_load((folder / "eval-results.yaml").read_text())
     values = {one["dataset"]["task_id"]: one["value"] for one in entries}
     assert values["share-not-told"] == 1.0 and values["largest-extraction-strength"] == 0.1
+
+
+@needs_chromium
+def test_browser_runs_nothing_that_a_record_holds(folder, tmp_path):
+    """Every text of the record but its form tries to run a script or to turn the page's order."""
+    from axolotl_unlearn.requests.pages import page
+
+    statement = json.loads((folder / "record.json").read_bytes())
+    erased = {"path": "a", "kind": "b", "why": "c", "bytes": 3, "windows": 2}
+    statement["predicate"] |= {
+        "attacks": [{"says": "x"}],
+        "earlier": {"says": "y"},
+        "erased": {"time": "t", "windows": 4, "bytes": 3}
+        | {part: [erased] for part in ("removed", "kept", "left")},
+    }
+    text = page(hostile(statement, keep=("reading",)), evaluation=True)
+    assert not re.search("[\u202a-\u202e\u2066-\u2069]", text) and "[U+202E]" in text
+    assert title_in_browser(tmp_path, text).startswith("Deletion request ")
 
 
 def test_verify_says_what_it_compared(folder):

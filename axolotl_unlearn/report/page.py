@@ -43,7 +43,16 @@ def write_report(
     templates = Environment(loader=PackageLoader(__package__, "."), autoescape=True)
     css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     page = templates.get_template("page.html.j2").render(view=view, css=Markup(css))
-    return write(out_html, page + "\n")
+    return write(out_html, harmless(page) + "\n")
+
+
+#: Marks that turn the order of what is read after them, in a name also of what is not its own.
+_TURNS = {code: f"[U+{code:04X}]" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+
+
+def harmless(page: str) -> str:
+    """A page whose texts were escaped: marks of writing direction shown, half surrogates gone."""
+    return page.translate(_TURNS).encode("utf-8", "replace").decode()
 
 
 def _read_log(name: str, log: str | Path | Log) -> Log:

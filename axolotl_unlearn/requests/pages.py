@@ -35,11 +35,11 @@ def page(statement: Statement, *, evaluation: bool = False) -> str:
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 
-    import axolotl_unlearn.report as report
+    from axolotl_unlearn.report import page as report
 
     css = (Path(report.__file__).parent / "page.css").read_text(encoding="utf-8")
     templates = Environment(loader=PackageLoader(__package__, "."), autoescape=True)
-    return templates.get_template("report.html.j2").render(
+    shown = templates.get_template("report.html.j2").render(
         record=statement["predicate"],
         subjects=statement["subject"],
         readings=readings(statement),
@@ -47,6 +47,7 @@ def page(statement: Statement, *, evaluation: bool = False) -> str:
         evaluation=evaluation,
         css=Markup(css),
     )
+    return report.harmless(shown)
 
 
 def card(statement: Statement) -> str:
