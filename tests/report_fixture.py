@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from statistics import harmonic_mean
 from typing import Any
@@ -188,3 +189,20 @@ def make_attacks() -> list[dict[str, Any]]:
         }
         for name, top in (("merged", 0.7), ("over", 0.5), ("retrained", 0.3))
     ]
+
+
+def make_many(count: int) -> dict[str, Any]:
+    """As many models as a sweep has, with scores of their own."""
+    results = make_results(texts=True)
+    some = [model for model in results["models"] if model["name"] in ("over", "under", "merged")]
+    models = [m for m in results["models"] if m["name"] in ("original", "retrained")]
+    rng = np.random.default_rng(0)
+    for number in range(count - len(models)):
+        model = copy.deepcopy(some[number % 3])
+        model["name"] = f"npo-beta{number % 7 / 10}-lr{number % 5 + 1}e-5-seed{number}"
+        for scores in (model, model["cells"]):
+            for key, value in scores.items():
+                if isinstance(value, float):
+                    scores[key] = float(np.clip(value + rng.uniform(-0.15, 0.15), 0, 1))
+        models.append(model)
+    return results | {"models": models}

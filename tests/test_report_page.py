@@ -17,7 +17,14 @@ from browser import HOSTILE, chromium, hostile, needs_chromium, title_in_browser
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_fixture import SECRET, make_attacks, make_log, make_results, make_trajectory
+from report_fixture import (
+    SECRET,
+    make_attacks,
+    make_log,
+    make_many,
+    make_results,
+    make_trajectory,
+)
 from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
@@ -520,6 +527,44 @@ def test_browser_console_is_really_watched(tmp_path):
     assert "CONSOLE" in done.stderr and "seen" in done.stderr
 
 
+def probed(tmp_path, page, width):
+    """What `PROBE` finds of a page in a frame so wide."""
+    wrapper = tmp_path / "frame.html"
+    wrapper.write_text(
+        f'<body><iframe id="frame" style="border:0;width:{width}px;height:2000px"></iframe><script>'
+        f"frame.onload = () => {{ {PROBE} }}; frame.srcdoc = {json.dumps(page)};</script></body>"
+    )
+    size = f"--window-size={width + 100},2000"
+    done = chromium(tmp_path, size, "--virtual-time-budget=5000", "--dump-dom", wrapper.as_uri())
+    return json.loads(re.search(r"<pre>(\{.*\})</pre>", done.stdout, re.S)[1])
+
+
+@needs_chromium
+def test_browser_shows_fifty_models(tmp_path):
+    """Names lay on each other in every chart, ten colours were used five times, and 48 audit lists
+    made a page of megabytes: ten models are named and drawn, all stand in the tables."""
+    results = make_many(50)
+    names = [model["name"] for model in results["models"]]
+    audit = [line | {"model": name} for name in names[2:] for line in make_audit(name) * 100]
+    page = write_report(
+        results,
+        tmp_path / "report.html",
+        training_logs={name: make_log(0.5, 60) for name in names[2:]},
+        trajectory=[point | {"run": name} for name in names[2:] for point in make_trajectory()[:4]],
+        extras={
+            "attacks": [make_attacks()[0] | {"model": name} for name in names],
+            "audit": audit,
+        },
+    ).read_text()
+    assert len(page) < 3e6 and all(page.count(name) > 2 for name in names)
+    outcome = probed(tmp_path, page, 1280)
+    assert outcome["found"] == []
+    roc = page[page.index('data-plot="roc"') :].partition("</svg>")[0]
+    drawn = re.findall(r'class="name[^>]*>([^<]*) [01]\.', roc)
+    assert len(drawn) == len(set(drawn)) == 10 and drawn[:2] == ["original", "retrained"]
+    assert "Of 50 models 10 are drawn" in page
+
+
 @needs_chromium
 @pytest.mark.parametrize(("width", "long"), [(390, False), (390, True), (768, True), (1280, False)])
 def test_browser_draws_every_plot_inside_its_frame(tmp_path, width, long):
@@ -529,14 +574,7 @@ def test_browser_draws_every_plot_inside_its_frame(tmp_path, width, long):
         results["models"][1]["name"] = "npo-over-beta-0.03-with-a-very-long-name"
         results["models"][2]["name"] = "npo-under-0.1"
     page = everything(tmp_path, results=results).read_text()
-    wrapper = tmp_path / "frame.html"
-    wrapper.write_text(
-        f'<body><iframe id="frame" style="border:0;width:{width}px;height:2000px"></iframe><script>'
-        f"frame.onload = () => {{ {PROBE} }}; frame.srcdoc = {json.dumps(page)};</script></body>"
-    )
-    size = f"--window-size={width + 100},2000"
-    done = chromium(tmp_path, size, "--virtual-time-budget=5000", "--dump-dom", wrapper.as_uri())
-    outcome = json.loads(re.search(r"<pre>(\{.*\})</pre>", done.stdout, re.S)[1])
+    outcome = probed(tmp_path, page, width)
     assert outcome["found"] == []
     assert set(outcome["plots"]) == PLOTS | {"depth"}
 

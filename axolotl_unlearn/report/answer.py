@@ -94,7 +94,7 @@ def answer_of(results: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] =
         return answer
     first = candidates[0]
     if first.tone == "good":
-        rest = [one.name for one in candidates[1:] if one.tone == "good"]
+        rest = _some([one.name for one in candidates[1:] if one.tone == "good"])
         also = f" {_listing(rest)} would do as well." if rest else ""
         why = f"it {first.headline}{f' ({first.damning})' if first.damning else ''}"
         return Answer(f"Use {first.name}: {why}.{also}", "good", first.name, judged)
@@ -102,8 +102,17 @@ def answer_of(results: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] =
         why = f"{first.headline}{f' ({first.damning})' if first.damning else ''}"
         return Answer(f"{first.name} is not good: {why}.", "bad", None, judged)
     # One word a model; the figures stand in the table below.
-    kinds = ", ".join(f"{one.name} ({one.kind})" for one in candidates)
+    kinds = ", ".join(_some([f"{one.name} ({one.kind})" for one in candidates]))
     return Answer(f"None of these is good: {kinds}.", "bad", None, judged)
+
+
+#: Models that a sentence names.
+_MOST_NAMED = 10
+
+
+def _some(names: list[str]) -> list[str]:
+    more = len(names) - _MOST_NAMED
+    return [*names[:_MOST_NAMED], f"{more} more"] if more > 1 else names
 
 
 def _listing(names: list[str]) -> str:

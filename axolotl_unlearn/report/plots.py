@@ -178,8 +178,12 @@ def has_contours(models: Sequence[Model]) -> bool:
     return all(forget == retain for forget, retain in counts)
 
 
-def plane_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
+def plane_chart(
+    models: Sequence[Model], palette: Mapping[str, str], named: Sequence[str] | None = None
+) -> str:
     """Forget side against retain side, with contours of the Task Aggregate.
+
+    ``named``: the models whose names stand beside their dots [all].
 
     With equally many cells on both sides the Task Aggregate is 2 / (1/F + 1/R), so the contours
     are exact; a contour of level c is R = c F / (2 F - c).
@@ -206,17 +210,26 @@ def plane_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
         kept = level * forget / (2 * forget - level)
         svg.path(zip(map(x, forget), map(y, kept), strict=True), cls="contour")
         svg.text(x(1) - 3, y(start) - 3, f"{level:g}", cls="contourtext", anchor="end")
+    # Those with a name last, over the others.
+    rows.sort(key=lambda row: named is None or row[0]["name"] in named)
     spots = [(x(a), y(b)) for _, a, b in rows]
+    labels = [
+        fit(m["name"], 150) if named is None or m["name"] in named else "" for m, _, _ in rows
+    ]
+    frame = (left, top, right, bottom)
     places = place_labels(
-        spots, [fit(m["name"], 150) for m, _, _ in rows], (left, top, right, bottom)
+        spots, labels, frame, all_of_them=named is None or len(named) == len(rows)
     )
-    for (model, a, b), (px, py), (tx, ty, anchor) in zip(rows, spots, places, strict=True):
-        color = palette[model["name"]]
+    for (model, a, b), label, (px, py), (tx, ty, anchor) in zip(
+        rows, labels, spots, places, strict=True
+    ):
+        color = palette[model["name"]] if label else "var(--muted)"
         tip = f"{model['name']}: forgotten {a:.3f}, kept {b:.3f}"
-        if abs(tx - px) + abs(ty - py) > 34:
+        if label and anchor and abs(tx - px) + abs(ty - py) > 34:
             svg.line(px, py, tx, ty - 4, cls="leader")
-        svg.dot(px, py, color=color, shape=_shape(model), title=tip, r=6)
-        svg.text(tx, ty, fit(model["name"], 150), cls="name halo", color=color, anchor=anchor)
+        svg.dot(px, py, color=color, shape=_shape(model), title=tip, r=6 if label else 3)
+        if label and anchor:
+            svg.text(tx, ty, label, cls="name halo", color=color, anchor=anchor)
     svg.text(
         (left + right) / 2,
         bottom + 33,

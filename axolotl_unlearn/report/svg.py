@@ -208,10 +208,13 @@ def place_labels(
     labels: Sequence[str],
     bounds: tuple[float, float, float, float],
     size: float = 12,
+    *,
+    all_of_them: bool = True,
 ) -> list[tuple[float, float, str]]:
     """For each point a label position (x, baseline y, anchor) that overlaps as little as it can.
 
-    `bounds` = (left, top, right, bottom). Greedy over fixed places around each point.
+    `bounds` = (left, top, right, bottom). Greedy over fixed places around each point. Unless
+    `all_of_them` has to be placed, one that would lie on another or outside gets no anchor.
     """
     taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in points]
     out = []
@@ -231,8 +234,11 @@ def place_labels(
                 _overlap(box, other) for other_i, other in enumerate(taken) if other_i != index
             )
             cost = 50 * outside + 3 * overlap + rank
-            if cost < best_cost:
+            fits = not outside and not any(_overlap(box, other) for other in taken[len(points) :])
+            if cost < best_cost and (all_of_them or fits):
                 best_cost, best_place, best_box = cost, (x + dx, y + dy, anchor), box
+        if best_cost == math.inf:
+            best_place = (x, y, "")
         taken.append(best_box)
         out.append(best_place)
     return out

@@ -46,8 +46,10 @@ _AUDITED = (
     ("answer_said", "Answer said"),
     ("p", "p"),
 )
-#: Rows of the audit list on the page; the file beside it has them all.
+#: Rows of a model's audit list on the page, fewer of more than ten; the file beside it has all.
 MOST_AUDITED = 200
+#: Models in a chart of curves, which more would fill: as many as there are colours.
+MOST_DRAWN = 10
 #: Documents of it whose texts are shown, where they may be.
 MOST_TEXTS = 20
 _SECRET = re.compile(r"(?im)^(\s*[\w-]*(?:token|secret|password|api_key)[\w-]*\s*:\s*)\S.*$")
@@ -76,8 +78,15 @@ class View:
         self.extras = dict(extras)
         self.models: list[dict[str, Any]] = results["models"]
         self.original, self.retrained = find(results, "original"), find(results, "retrained")
-        self.palette = plots.colours([model["name"] for model in self.models])
         self.answer = answer_of(results, _rows(self.extras.get("attack_results")))
+        names = [model["name"] for model in self.models]
+        best = [role["name"] for role in (self.original, self.retrained) if role]
+        best += [one.name for one in self.answer.candidates if one.name not in best]
+        #: Models with a curve and a name in charts of all of them.
+        self.drawn = names if len(names) <= MOST_DRAWN else best[:MOST_DRAWN]
+        self.palette = plots.colours(
+            names if names == self.drawn else list(dict.fromkeys(best + names))
+        )
         self.label = results.get("label")
         self.warning = membership_warning(results)
 
@@ -160,30 +169,52 @@ class View:
                     f"where models fall that never saw it{band}.",
                 ),
                 (
-                    plots.plane_chart(self.models, self.palette),
+                    plots.plane_chart(self.models, self.palette, self.drawn),
                     "",
                     "Top right is where a model should be. "
+                    + self._few("named, where there is room")
                     + ("Curves join equal Task Aggregates. " if contours else "")
                     + _marks(self.models),
                 ),
                 (
-                    plots.roc_chart(self.models, self.palette),
+                    plots.roc_chart(
+                        [m for m in self.models if m["name"] in self.drawn], self.palette
+                    ),
                     "",
-                    "The attack calls a text a member when its loss is low. Both axes are "
+                    self._few("drawn")
+                    + "The attack calls a text a member when its loss is low. Both axes are "
                     "logarithmic: on the left few are accused, and a curve above the dashed line "
                     "there finds some members for sure, whatever its AUC.",
                 ),
             ),
         )
 
+    def _few(self, how: str) -> str:
+        """Says that not every model has a curve or a name."""
+        if len(self.drawn) == len(self.models):
+            return ""
+        return (
+            f"Of {len(self.models)} models {len(self.drawn)} are {how}: original, retrained and "
+            "the best by the answer. "
+        )
+
+    def _curved(self, curves: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that are drawn, where there are too many."""
+        if len(curves) <= MOST_DRAWN:
+            return dict(curves)
+        # "retrained (never saw it)" is the model "retrained".
+        known = [name for name in curves if name.partition(" (")[0] in self.drawn]
+        return {name: curves[name] for name in (known or list(curves))[:MOST_DRAWN]}
+
     def audit(self) -> dict[str, Any]:
         """One line a document, worst first; a table for each model, the answer's open."""
         rows = _rows(self.extras.get("audit"))
         names = [one.name for one in self.answer.candidates]
         blocks: list[Block | None] = []
+        most = max(20, min(MOST_AUDITED, 10 * MOST_AUDITED // max(1, len(names))))
         for name in names:
             mine = [row for row in rows if row.get("model") == name]
-            block = self._audited(name, mine, len(blocks))
+            block = self._audited(name, mine, len(blocks), most)
             blocks.append(block if not blocks else _folded(f"The same for {name}", block))
         return _section(
             "Document by document",
@@ -195,7 +226,9 @@ class View:
             *blocks,
         )
 
-    def _audited(self, name: str, rows: list[Mapping[str, Any]], number_: int) -> Block | None:
+    def _audited(
+        self, name: str, rows: list[Mapping[str, Any]], number_: int, most: int
+    ) -> Block | None:
         if not rows:
             return None
         short = _short_ids([str(row.get("document", "")) for row in rows])
@@ -210,7 +243,7 @@ class View:
             )
             places.append({id(row): place for place, row in enumerate(order)})
         lines = []
-        for row in rows[:MOST_AUDITED]:
+        for row in rows[:most]:
             count = len(_rows(row.get("rows")))
             texts = [
                 [str(one.get(key, "")) for key in ("prompt", "expected", "generated")]
@@ -301,7 +334,8 @@ class View:
     def attacks(self) -> dict[str, Any]:
         return _section(
             "Attacks",
-            "What comes back when the model is quantised, trained again or prompted otherwise.",
+            "What comes back when the model is quantised, trained again or prompted otherwise. "
+            + self._few("drawn"),
             _list(_named(self.extras.get("attack_sentences"))),
             self._curves(self.extras.get("attacks"), "attack"),
         )
@@ -388,6 +422,7 @@ class View:
             for name, log in self.logs.items()
             if any(key.startswith(("forget/", "retain/")) for row in log for key in row)
         } or self.logs
+        logs = self._curved(logs)
         keys = list(_keys(row for log in logs.values() for row in log))
         parts = [key for key in keys if key.startswith(("forget/", "retain/"))]
         panels, drawn = [], []
@@ -415,7 +450,7 @@ class View:
         return _section(
             "Training",
             "Parts of the loss, unweighted. Faint: as logged; bold: running mean over a twentieth "
-            "of the run.",
+            f"of the run. {self._few('drawn')}",
             _figures(*panels),
         )
 
@@ -429,6 +464,7 @@ class View:
             ]
         for point in _rows(found):
             runs.setdefault(str(point.get("run", point.get("name", "run"))), []).append(point)
+        runs = self._curved(runs)
         scores = [at(point, "scores") for points in runs.values() for point in points]
         metrics = _keys(one for one in scores if isinstance(one, Mapping))
         panels = []
@@ -452,7 +488,7 @@ class View:
                 markers=True,
             )
             panels.append((chart, "", ""))
-        return _section("Scores through training", "", _figures(*panels))
+        return _section("Scores through training", self._few("drawn"), _figures(*panels))
 
     def depth(self) -> dict[str, Any]:
         return _section(
@@ -580,6 +616,7 @@ class View:
         }
         figures = []
         for (title, metric, x_label), lines in panels.items():
+            lines = self._curved(lines)
             edges = [edge for points in lines.values() for p in points for edge in p[1:]]
             chart = plots.curves_chart(
                 kind,
