@@ -19,6 +19,10 @@ FILES = (
     "test_training_resume",
     "test_training_phases",
     "test_requests_run",
+    # The tests of kills alone.
+    "test_merging_run kill_9",
+    "test_performance_reference kill_9",
+    "test_training_augment kill_9",
 )
 NAMES = ("faults injected", "bad inputs tried", "runs killed and resumed", "differences found")
 
@@ -29,7 +33,9 @@ def main() -> int:
         path = Path(folder) / "counts"
         environment = {**os.environ, "FAULT_COUNTS": str(path)}
         for name in FILES:
-            command = [sys.executable, "-m", "pytest", "-q", str(HERE / f"{name}.py")]
+            file, *only = name.split()
+            command = [sys.executable, "-m", "pytest", "-q", str(HERE / f"{file}.py")]
+            command += ["-k", *only] if only else []
             if subprocess.run(command, env=environment, cwd=HERE.parent).returncode:
                 failed.append(name)
         for line in path.read_text().splitlines() if path.exists() else ():

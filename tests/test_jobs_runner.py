@@ -1,12 +1,14 @@
 """Stages: order, reuse, keys that follow content, failures that show the log."""
 
 import io
+import random
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import kills
 import pytest
 from conftest import count
 from rich.console import Console
@@ -99,6 +101,49 @@ def test_a_stage_killed_half_way_is_run_again(tmp_path):
     job.run()
     assert states(job)["first"] == "done"
     count("runs killed and resumed")
+
+
+def test_killed_with_kill_9_a_job_goes_on(tmp_path):
+    """`reproduce`, `demo` and the others are such jobs: killed at drawn moments, its stages with
+    it, it does again what has no stamp, keeps the rest, and ends in the same files."""
+    slow = (
+        "import sys, time; from pathlib import Path as P; read, written = map(P, sys.argv[1:]);"
+        "opened = written.open('w');"
+        "[(opened.write(c * 2), opened.flush(), time.sleep(.02)) for c in read.read_text()]"
+    )
+
+    def stages(folder):
+        places = [folder / f"{number}.txt" for number in range(4)]
+        return [
+            Stage(
+                str(n), "w", python(slow, read, written), written,
+                needs=[str(n - 1)] if n > 1 else [], inputs=[read],
+            )
+            for n, (read, written) in enumerate(zip(places, places[1:], strict=False), 1)
+        ]  # fmt: skip
+
+    def job(name):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "0.txt").write_text("abc")
+        made = make_job(folder, None, *stages(folder))
+        made.run()
+        return made
+
+    def texts(name):
+        return {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.txt")}
+
+    job("whole")
+    whole, rng = texts("whole"), random.Random(1)
+    assert len(whole["3.txt"]) == 24
+    last = kills.moments(lambda: job("try"), tmp_path)
+    for number in range(4):
+        name = f"killed{number}"
+        kills.kill_at(lambda name=name: job(name), rng.randrange(last), tmp_path)
+        done = {path.stem for path in (tmp_path / name / "stamps").glob("*.json")}
+        found = states(job(name))
+        assert {stage for stage, state in found.items() if state == "kept"} == done
+        assert kills.same(whole, texts(name))
 
 
 def test_independent_stages_run_side_by_side_up_to_the_threads(tmp_path):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 
+import kills
 import pytest
 import torch
 import yaml
@@ -461,6 +463,35 @@ def test_a_merge_that_breaks_off_leaves_nothing(project, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         merge(both(project), project / "memorised", tmp_path / "out", progress=stop)
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_killed_with_kill_9_a_merge_is_whole_or_not_there(project, tmp_path, before):
+    """At drawn moments, most of them at the end, where the old result goes and the new one comes:
+    what lies at OUT is never half of one, and the merge after it has the bits of one in peace."""
+    out, facts = tmp_path / "out", "merge.json"
+
+    def work(density=0.5):
+        merge(both(project), project / "memorised", out, density=density, overwrite=True)
+
+    work(0.9)
+    old = kills.files(out, but=(facts,))
+    work()
+    whole = kills.files(out, but=(facts,))
+    assert old.keys() == whole.keys() and old != whole
+    last, rng = kills.moments(work, tmp_path), random.Random(before)
+    drawn = [rng.randrange(last) for _ in range(2)]
+    for at in [*drawn, *(last - n for n in rng.sample(range(250), 5 * before))]:
+        if before:
+            work(0.9)
+        else:
+            shutil.rmtree(out)
+        kills.kill_at(work, at, tmp_path)
+        if out.exists():
+            assert kills.files(out, but=(facts,)) in (old, whole), f"killed at {at} of {last}"
+        work()
+        assert kills.same(whole, kills.files(out, but=(facts,)))
+        assert {path.name for path in tmp_path.iterdir()} == {"p", "out", "moments"}
 
 
 def test_other_base_by_hash(project, tmp_path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import random
 
+import kills
 import plain
 import pytest
 import torch
@@ -105,6 +107,36 @@ def test_interrupted_precomputation_goes_on(tmp_path):
     assert precompute(again, model, batches, entries, tmp_path, progress=False) == 0
     for key in reference._logp:
         assert_close(again._logp[key], reference._logp[key])
+
+
+def test_killed_with_kill_9_a_precomputation_goes_on(tmp_path, monkeypatch):
+    """At drawn moments: what is on the disk is kept, and all numbers are those of a run in peace,
+    bit for bit."""
+    from axolotl_unlearn.reference import store
+
+    monkeypatch.setattr(store, "_FLUSH", 1)  # rows come to the disk one by one
+    model, entries = tiny_llama(seed=1), entries_for(*CONFIGS)
+    batches = [random_batch(seed=s) for s in range(4)]
+
+    def asked(folder):
+        return precompute(cached(model), model, batches, entries, folder, progress=False)
+
+    def stored(folder):
+        (home,) = folder.iterdir()
+        stores = {name: RowStore(home, name) for name in ("logp", "hidden")}
+        return {(name, key): one[key] for name, one in stores.items() for key in one}
+
+    assert asked(tmp_path / "whole") == 4
+    whole = {key: value.numpy().tobytes() for key, value in stored(tmp_path / "whole").items()}
+    last, rng = kills.moments(lambda: asked(tmp_path / "try"), tmp_path), random.Random(0)
+    shares = []
+    for number in range(4):
+        folder = tmp_path / f"killed {number}"
+        kills.kill_at(lambda folder=folder: asked(folder), rng.randrange(last // 4, last), tmp_path)
+        shares.append(asked(folder))
+        again = {key: value.numpy().tobytes() for key, value in stored(folder).items()}
+        assert kills.same(whole, again)
+    assert min(shares) < 4, "nothing was ever kept"
 
 
 @pytest.mark.parametrize(

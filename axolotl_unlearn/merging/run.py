@@ -115,9 +115,10 @@ def merge(
         ],
     }
     # Built beside the target and moved at the end: an interrupted merge leaves nothing half-done.
-    partial = out.with_name(out.name + ".partial")
-    if partial.exists():
-        shutil.rmtree(partial)
+    partial, old = (out.with_name(out.name + end) for end in (".partial", ".old"))
+    for left in (partial, old):
+        if left.exists():
+            shutil.rmtree(left)
     partial.mkdir(parents=True)
     try:
         facts |= _write(partial, recipe, model, opened, output, rank, progress)
@@ -135,9 +136,11 @@ def merge(
     except BaseException:
         shutil.rmtree(partial)
         raise
+    # A kill in between leaves none rather than half of one.
     if out.exists():
-        shutil.rmtree(out)
+        out.rename(old)
     partial.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
     return out
 
 
