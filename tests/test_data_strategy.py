@@ -168,6 +168,20 @@ def test_rows_take_the_memory_of_their_numbers(tmp_path, config, monkeypatch):
     assert peak / 3000 < 3000, "bytes of Python a row"
 
 
+def test_axolotl_packing_has_no_place_for_roles(tmp_path, config):
+    """Why `sample_packing` is refused: its collator joins every column of the rows of a bin, and a
+    role is one number a row. Without these columns nobody could say which tokens to forget."""
+    from axolotl.utils.collators.batching import V2BatchSamplerDataCollatorForSeq2Seq
+
+    dataset = load(config((write(tmp_path / "f.jsonl", FORGET), "forget"))).train_dataset
+    collator = V2BatchSamplerDataCollatorForSeq2Seq(byte_tokenizer())
+    with pytest.raises(ValueError, match="zero-dimensional arrays cannot be concatenated"):
+        collator([[dataset[0], dataset[1]]])
+    plain = dataset.select_columns(["input_ids", "attention_mask", "labels"])
+    packed = collator([[plain[0], plain[1]]])
+    assert packed["input_ids"].shape == (1, 9) and set(packed) == set(plain.column_names)
+
+
 @pytest.mark.parametrize("format", ["list", "pandas", "pandas_indented", "parquet"])
 def test_axolotl_loads_every_format(tmp_path, config, format):
     """Hugging Face reads column-oriented JSON as one row; the type reads the file itself."""
