@@ -140,10 +140,19 @@ def test_killed_with_kill_9_a_job_goes_on(tmp_path):
     for number in range(4):
         name = f"killed{number}"
         kills.kill_at(lambda name=name: job(name), rng.randrange(last), tmp_path)
-        done = {path.stem for path in (tmp_path / name / "stamps").glob("*.json")}
+        while _named(tmp_path / name):  # its watcher ends what it had started
+            time.sleep(0.05)
+        stamps = store.Store(tmp_path / name / "stamps")
+        done = {one for one in "123" if (stamps.get(one) or {}).get("key")}
         found = states(job(name))
         assert {stage for stage, state in found.items() if state == "kept"} == done
         assert kills.same(whole, texts(name))
+
+
+def _named(folder: Path) -> list[str]:
+    """Processes that were given a file of this folder."""
+    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    return [line for line in shown.splitlines() if f"{folder}/" in line]
 
 
 def test_independent_stages_run_side_by_side_up_to_the_threads(tmp_path):
