@@ -183,7 +183,10 @@ def test_told_apart_by_holm():
     def model(**ps):
         # Sums of others are not tests of their own.
         return {
-            "distance": {n: {"p": p, "value": 0.1} for n, p in {**ps, "aggregate": 0.0}.items()}
+            "distance": {
+                n: {"p": p, "value": 0.1, "interval": [-0.096, 0.296]}
+                for n, p in {**ps, "aggregate": 0.0}.items()
+            }
         }
 
     assert told_apart(model(mia_auc=0.02, utility=0.01, forget_task1_knowledge=0.03)) == [
@@ -196,6 +199,10 @@ def test_told_apart_by_holm():
     seeds[3]["under"] |= model(mia_auc=0.5)
     row = next(r for r in study_tables(seeds)["told"]["rows"])
     assert row[:4] == [3, "", "1: mia_auc +0.10", "none"]
+    # A standard error of .1, two tests: (2.2414 + .8416) x .1; one test: (1.9600 + .8416) x .1.
+    found = study_tables(seeds)["detectable"]
+    assert found["columns"] == ["figure", "over", "under"]
+    assert sorted(found["rows"]) == [["mia_auc", "0.31", "0.28"], ["utility", "0.31", ""]]
 
 
 def test_page_of_pairs():

@@ -72,7 +72,9 @@ def test_page_by_hand():
         scores = dict.fromkeys(COLUMNS, value)
         models = {name: {**scores, "cells": {}, "intervals": {}} for name in MODELS}
         models["original"] = models["retrained"] = {**dict.fromkeys(COLUMNS, 0.9), "cells": {}}
-        models["over"]["distance"] = {"mia_auc": {"p": 0.001, "value": -0.1}}
+        models["over"]["distance"] = {
+            "mia_auc": {"p": 0.001, "value": -0.1, "interval": [-0.2, 0.0]}
+        }
         return models
 
     def merge(value):
