@@ -385,6 +385,11 @@ class LevelArgs(Strict):
         "AUC within its own sampling error for .5",
     )
     minutes: float | None = Field(None, gt=0, description="end after this time with the best state")
+    certainty: bool = Field(
+        False,
+        description="set the temperature of `nckd` so that the model is as sure of forget rows as "
+        "of held-out ones",
+    )
 
 
 class WatchArgs(Strict):

@@ -69,12 +69,14 @@ def test_results_have_the_agreed_form(home, results):
         assert answers["exact"] == pytest.approx(exact if side == "retain" else 1 - exact)
     assert set(first["distance"]) >= {"task_aggregate", "mia_auc", "utility"}
     assert "distance" not in second
-    assert set(first["likelihood"]["attacks"]) == {"min_k_20", "min_k_plus_20", "min_k_40", "zlib"}
+    assert set(first["likelihood"]["attacks"]) == {
+        *("min_k_20", "min_k_plus_20", "min_k_40", "entropy", "zlib")
+    }
     assert first["utility_chance"] == 0.25
     assert isinstance(first["priv_leak"], float) and "priv_leak" not in second
     assert first["verdict"]["status"] == "before" and second["verdict"]["status"] == "collapsed"
     found = first["verdict"]["attacks"]
-    assert set(found) == {"loss", "zlib", "min_k_20", "min_k_plus_20", "reference"}
+    assert set(found) == {"loss", "zlib", "min_k_20", "min_k_plus_20", "entropy", "reference"}
     assert first["verdict"]["against"] == "retrained"
 
 

@@ -192,8 +192,8 @@ def test_tell_finds_both_directions_and_corrects():
     found = tell(members, others)
     worst = min(found.values(), key=lambda told: told.p_corrected)
     assert (worst.attack, worst.side) == ("min_k_plus_20", "over") and worst.auc < 0.4
-    # Ten tests: the smallest p is multiplied by ten.
-    assert worst.p_corrected == pytest.approx(min(1, 10 * min(worst.p, worst.tail.p)))
+    # Twelve tests: the smallest p is multiplied by twelve.
+    assert worst.p_corrected == pytest.approx(min(1, 12 * min(worst.p, worst.tail.p)))
     assert all(t.p_corrected > 0.05 for t in found.values() if t.attack != "min_k_plus_20")
     # 30 far below, 30 far above: AUC .5, yet the tail finds them.
     halves = {"loss": np.r_[np.full(30, 5.0), np.full(30, -5.0)] + rng.normal(0, 0.1, 60)}
@@ -312,6 +312,7 @@ def test_attack_scores_are_the_metrics_with_high_for_members():
     assert tuple(found) == ATTACKS
     assert found["loss"][0] == pytest.approx(facts[0].logp.mean())
     assert found["reference"][0] == pytest.approx(facts[0].logp.mean() - reference[0].logp.mean())
+    assert found["entropy"][0] == pytest.approx(facts[0].mean.mean())
     assert "reference" not in attack_scores(facts, ["a text", "other"])
 
 

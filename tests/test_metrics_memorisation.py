@@ -89,6 +89,11 @@ def test_min_k_refuses_shares_outside_0_to_1(k):
         mem.min_k(facts([-1]), k)
 
 
+def test_entropy_needs_no_label():
+    """The mean log-probability over the vocabulary is minus the entropy: (1 + 3) / 2 nats."""
+    assert mem.entropy(facts([-9.0, -0.1], mean=[-1.0, -3.0], sd=[1.0, 1.0])) == 2.0
+
+
 def test_zlib_and_reference():
     text = "abcabcabcabc"
     assert mem.zlib_ratio(facts([-2.0, -4.0]), text) == 3 / len(zlib.compress(text.encode()))

@@ -188,7 +188,7 @@ def test_the_example_watches_its_level_and_keeps_the_best_state(life, lora):
     out = train(life, example(life, name, every=2, settle=0.0, patience=9) | lora)
     report = json.loads((out / "level.json").read_text())
     assert [seen["step"] for seen in report["watched"]] == [0, 2, 4, 6]
-    attacks = {"loss", "zlib", "min_k_20", "min_k_plus_20", "reference"}
+    attacks = {"loss", "zlib", "min_k_20", "min_k_plus_20", "entropy", "reference"}
     assert all(attacks < set(seen) for seen in report["watched"])
     assert report["kept_step"] in (2, 4, 6)
     assert (out / ("adapter_model.safetensors" if lora else "model.safetensors")).is_file()
@@ -274,6 +274,44 @@ def test_answers_are_judged_where_no_document_is_to_be_forgotten():
     callback.watch(tiny_llama(), 0, correct=False)
     assert {"loss", "zlib", "min_k_20"} <= set(callback.stopping.history[0])
     assert judged(Watched(rows([1, 0, 1]), tokenizer)) == {(0, 0)}
+
+
+def test_the_temperature_follows_the_entropies():
+    """Less sure of forget rows than of unseen ones: colder, by the root of the ratio; not while the
+    labels are far from their level, and never beyond its limits."""
+    from types import SimpleNamespace
+
+    from axolotl_unlearn.engine.needs import Found
+    from axolotl_unlearn.metrics.memorisation import TokenFacts
+    from axolotl_unlearn.reference.level import COLDEST, Level
+    from axolotl_unlearn.training.level import LevelCallback, Sharpened, Watched
+
+    level = Level()
+    level.sharpen(1.6, 0.9)
+    assert level.temperature == pytest.approx((0.901 / 1.601) ** 0.5)
+    for _ in range(50):
+        level.sharpen(1.0, 0.0)
+    assert level.temperature == COLDEST
+
+    found = Found(torch.zeros(1, 2), logits=lambda states: 3 * states)
+    reference = SimpleNamespace(look_up=lambda *_: found)
+    colder = Sharpened(reference, level).look_up(None, None, {}, None)
+    assert_close(colder.logits(torch.ones(2)), torch.full((2,), 3 / COLDEST))
+
+    def facts(logp, entropy):
+        return [
+            TokenFacts(np.full(4, logp), np.zeros(4, bool), np.full(4, -entropy), np.ones(4))
+        ] * 3
+
+    rows = [{"kind": 0, "task": 0, "input_ids": list(range(5)), "labels": [-100, 1, 2, 3, 4]}] * 3
+    watched = Watched(rows, SimpleNamespace(decode=lambda *_, **__: "a text"))
+    level, known = Level(), [torch.full((4,), -2.0)] * 3
+    callback = LevelCallback(watched, watched, watched, (known, known), level, every=1)
+    callback.fit([torch.full((4,), -2.0)] * 3)
+    callback.sharpen(facts(-0.1, 1.6), facts(-2.0, 0.9))
+    assert level.temperature == 1
+    callback.sharpen(facts(-2.1, 1.6), facts(-2.0, 0.9))
+    assert level.temperature == pytest.approx((0.901 / 1.601) ** 0.5)
 
 
 def test_faults_of_the_block_name_the_cure(life):

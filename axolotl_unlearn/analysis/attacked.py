@@ -3,7 +3,7 @@
     python -m axolotl_unlearn.analysis.attacked --reference out/base --data out/data \\
         --out attacked.json original=out/original retrained=out/retrained match=out/match
 
-For each model: the AUC of the five attacks and of a learned one on members against non-members,
+For each model: the AUC of the six attacks and of a learned one on members against non-members,
 each compared with the retrained model's by an equivalence test; and the loss of members and
 non-members by token rank (the least likely token of each text at rank 0, the most likely at 1).
 """

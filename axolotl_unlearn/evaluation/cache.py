@@ -16,7 +16,7 @@ from axolotl_unlearn.evaluation.workers import Workers
 from axolotl_unlearn.store import Store
 
 #: Raised when what is measured or how it is stored changes.
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 
 
 class Cache(Store):

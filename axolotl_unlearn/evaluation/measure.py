@@ -121,6 +121,7 @@ def _measure_likelihoods(
     from axolotl_unlearn.evaluation.scorer import Query, score_options, score_queries, score_texts
     from axolotl_unlearn.metrics.learned import text_features
     from axolotl_unlearn.metrics.memorisation import (
+        entropy,
         extraction_strength,
         loss,
         min_k,
@@ -140,6 +141,7 @@ def _measure_likelihoods(
                 "min_k_20": -min_k(one, 0.2),
                 "min_k_plus_20": -min_k_plus(one, 0.2),
                 "min_k_40": -min_k(one, 0.4),
+                "entropy": entropy(one),
                 "features": text_features(one),
             }
             for one in facts
@@ -166,7 +168,7 @@ def _measure_likelihoods(
     losses = [one["loss"] for one in each]
     found.attacks = {
         attack: [one[attack] for one in each]
-        for attack in ("min_k_20", "min_k_plus_20", "min_k_40")
+        for attack in ("min_k_20", "min_k_plus_20", "min_k_40", "entropy")
     }
     found.features = [one["features"] for one in each]
     found.member_loss = losses[: len(sets.member)]

@@ -36,7 +36,7 @@ from axolotl_unlearn.metrics.statistics import (
 Forgetting = Literal["over", "under", "balanced"]
 
 #: The attacks that every model is judged by; see `attack_scores`.
-ATTACKS = ("loss", "zlib", "min_k_20", "min_k_plus_20", "reference")
+ATTACKS = ("loss", "zlib", "min_k_20", "min_k_plus_20", "entropy", "reference")
 #: An AUC this near to the retrained model's (or to .5) counts as the same.
 MARGIN = 0.1
 #: False positive rate at which single members are looked for.
@@ -204,7 +204,7 @@ def attack_scores(
     texts: Sequence[str],
     reference: Sequence[TokenFacts] | None = None,
 ) -> dict[str, NDArray]:
-    """The five attacks (`ATTACKS`) on one set of texts: ``[N]`` each, high = rather a member.
+    """The six attacks (`ATTACKS`) on one set of texts: ``[N]`` each, high = rather a member.
 
     Args:
         facts: Token facts of each text under the model that is judged.
@@ -219,6 +219,7 @@ def attack_scores(
         ],
         "min_k_20": [memorisation.min_k(one, 0.2) for one in facts],
         "min_k_plus_20": [memorisation.min_k_plus(one, 0.2) for one in facts],
+        "entropy": [-memorisation.entropy(one) for one in facts],
     }
     if reference is not None:
         found["reference"] = [

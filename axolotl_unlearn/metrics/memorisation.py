@@ -120,6 +120,15 @@ def standardised(facts: TokenFacts) -> Array:
     )
 
 
+def entropy(facts: TokenFacts) -> float:
+    """Mean entropy over the vocabulary, nats a token; *lower* means known better (2003.10595).
+
+    No label is asked: a text that was forgotten by pushing its tokens down alone leaves a model
+    that is less sure there than of a text it never saw, whatever its loss is.
+    """
+    return -float(facts.mean.mean())
+
+
 def zlib_ratio(facts: TokenFacts, text: str) -> float:
     """Mean loss / bytes after zlib; *lower* means known better (arXiv 2012.07805)."""
     return loss(facts) / compressed_bytes(text)

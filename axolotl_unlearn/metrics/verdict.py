@@ -15,7 +15,7 @@ What the judgement reads of an entry of ``models`` in results.json (each part ma
 
     likelihood      member_loss, nonmember_loss: loss of each text; attacks: {name: {member: [...],
                     nonmember: [...]}}, more scores of the same texts, low = rather a member as a
-                    loss is (zlib, min_k_20, min_k_plus_20, min_k_40, reference)
+                    loss is (zlib, min_k_20, min_k_plus_20, min_k_40, entropy, reference)
     learned         auc and p of the learned attack (`metrics.learned`, a permutation test)
     cells, intervals, distance    scores, their intervals, paired differences from the retrained
                     model; forget and retain are the harmonic means of a side's cells

@@ -33,6 +33,8 @@ SURE, FURTHEST = 4.6, 2.0
 PARTS, PER_PART = 3, 500
 #: Nats a token between policy and level within which targets are corrected.
 NEAR = 0.3
+#: The lowest temperature, and the inverse of the highest.
+COLDEST = 0.2
 
 Rows = Mapping[Hashable, Sequence[Tensor]]
 
@@ -105,10 +107,12 @@ class Level:
     Attributes:
         maps: Group -> the calibrations of the parts of its rows, first to last.
         gain: Share of the remaining gap by which a target is moved at each `correct`.
+        temperature: Of what the teacher says instead of a label, see `sharpen`.
     """
 
     gain: float = 0.5
     maps: dict[Hashable, list[Calibration]] = field(default_factory=dict)
+    temperature: float = 1.0
 
     def fit(self, teacher: Rows, policy: Rows) -> None:
         """Refit from held-out rows: label log-probs by group, a tensor ``[T]`` a row."""
@@ -138,6 +142,19 @@ class Level:
                 if len(pair[0]) == 0:  # forget rows shorter than the held-out ones
                     continue
                 parts[number] = parts[number].corrected(*pair, self.gain)
+
+    def sharpen(self, forget: float, heldout: float) -> None:
+        """Bring the policy's certainty about forget rows to that about text it never saw.
+
+        A model of many passes is sure of itself where it errs too, the surer the longer it trains.
+        A teacher that is less sure leaves it less sure of the forgotten text than of any other,
+        which needs no label to be seen. The temperature follows the ratio of entropies.
+
+        Args:
+            forget, heldout: Mean entropy of the policy, nats a token.
+        """
+        step = min(max((heldout + 1e-3) / (forget + 1e-3), 0.5), 2.0) ** 0.5
+        self.temperature = min(max(self.temperature * step, COLDEST), 1 / COLDEST)
 
     def unmoved(self, logp: Tensor, group: Hashable) -> Tensor:
         """The level itself: the target without what `correct` added."""

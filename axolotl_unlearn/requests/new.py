@@ -38,6 +38,8 @@ LEAST_HELDOUT = 40
 ASKED = 100
 #: Retained rows that are kept by heart; more than the steps of a run can read are of no use.
 RETAIN = 4000
+#: Retained rows that the teacher reads, if there are as many.
+LEAST_TAUGHT = 32
 #: What is free on disk has to hold this many models: teacher, model under work, result.
 MODELS = 3
 
@@ -160,7 +162,11 @@ def new_request(
             {"near": offered.near, "mentions": list(offered.mentions.values())},
         )
         head = "Written by `axolotl unlearn request new`."
-        write_yaml(out / "teacher.yml", head, teacher_config(config, retain, trained.types, out))
+        write_yaml(
+            out / "teacher.yml",
+            head,
+            teacher_config(config, retain, trained.types, out, len(trained.rows)),
+        )
         recipe = forget_config(config, facts, trained.types, out, options)
         write_yaml(out / "forget.yml", head, recipe)
         write_evaluation(out, seed)
@@ -298,9 +304,23 @@ def _derived(config: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
 
 def teacher_config(
-    config: Mapping[str, Any], retain: Sequence[Source], types: Sequence[Mapping], out: Path
+    config: Mapping[str, Any],
+    retain: Sequence[Source],
+    types: Sequence[Mapping],
+    out: Path,
+    trained: int,
 ) -> dict[str, Any]:
-    """One pass over the retained rows from the base, by the config's own means."""
+    """A sample of the retained rows from the base, by the config's own means.
+
+    As many passes as the model has had, so that the teacher is as sure of itself as the model is,
+    also where it errs (docs/never-seen.md); of a third of the rows, and of so few that it reads at
+    most `RETAIN` rows in all, but not under `LEAST_TAUGHT`. A model of one pass has a teacher that
+    reads them all.
+    """
+    passes = _passes(config, trained)
+    if passes > 1:
+        count = max(LEAST_TAUGHT, min(len(retain) // 3, RETAIN // passes))
+        retain = retain[:count]  # a sample in random order
     datasets = []
     for number, kind in enumerate(types):
         rows = [row.row for row in retain if row.entry == number]
@@ -313,9 +333,20 @@ def teacher_config(
     return _derived(config, out) | {
         **method,
         "datasets": datasets,
-        "num_epochs": 1,
+        "num_epochs": passes,
         "output_dir": str(out / "work" / "teacher"),
     }
+
+
+def _passes(config: Mapping[str, Any], trained: int) -> int:
+    """How often the fine-tuning read each of its ``trained`` rows, about."""
+    passes = float(config.get("num_epochs") or 1)
+    steps = int(config.get("max_steps") or 0)
+    if steps > 0:
+        batch = int(config.get("micro_batch_size") or 1)
+        batch *= int(config.get("gradient_accumulation_steps") or 1)
+        passes = steps * batch / max(1, trained)
+    return max(1, round(passes))
 
 
 def _plain(kind: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,7 +384,7 @@ def forget_config(
     block: dict[str, Any] = {
         "forget": [
             {"objective": "match", "reference": reference},
-            {"objective": "nckd", "temperature": 0.7, "reference": reference},
+            {"objective": "nckd", "reference": reference},
         ],
         # A chosen answer was preferred, not learned by heart: it is held where it is.
         "retain": retain[1:] if config.get("rl") else retain,
@@ -364,6 +395,7 @@ def forget_config(
         block["level"] = {
             "heldout": str(out / "data" / "heldout.jsonl"),
             "per_document": True,
+            "certainty": True,
             "said": SAID,
             "every": max(1, min(30, options.steps // 5)),
         }

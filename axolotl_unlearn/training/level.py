@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.learned import learned_attack, text_features
 from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-from axolotl_unlearn.reference.level import Level
+from axolotl_unlearn.reference.level import NEAR, Level
 from axolotl_unlearn.training.stopping import (
     Scores,
     Stopping,
@@ -64,6 +65,18 @@ class Levelled:
             group = (int(batch["kind"][row]), int(batch["task"][row]))
             logp[row, where] = self.level.aim(logp[row, where], group)
         return replace(found, logp=logp)
+
+
+class Sharpened:
+    """A reference whose distributions are at the level's temperature."""
+
+    def __init__(self, reference: Any, level: Level) -> None:
+        self.reference, self.level = reference, level
+
+    def look_up(self, model: Any, unwrapped: Any, batch: dict[str, Tensor], needs: Any) -> Any:
+        """As the reference, its logits divided by the temperature."""
+        found = self.reference.look_up(model, unwrapped, batch, needs)
+        return replace(found, logits=lambda states: found.logits(states) / self.level.temperature)
 
 
 def heldout_rows(args: UnlearnArgs, tokenizer: Any, cfg: Any) -> Dataset:
@@ -107,7 +120,7 @@ def document_scores(
     reference: Sequence[Tensor],
     groups: set[Hashable],
 ) -> Scores:
-    """The five attacks on the rows of ``groups`` (see `judged`), by group."""
+    """The six attacks on the rows of ``groups`` (see `judged`), by group."""
     found = {}
     for group in dict.fromkeys(g for g in watched.groups if g in groups):
         chosen = [i for i, other in enumerate(watched.groups) if other == group]
@@ -126,7 +139,7 @@ def learned_auc(
 ) -> float | None:
     """AUC of the learned attack on the rows of ``groups``, at least .5; None with too few of them.
 
-    It sees the whole distribution and so what the five attacks do not: a label at its level between
+    It sees the whole distribution and so what the others do not: a label at its level between
     neighbours that are surer, or flatter, than those of an unseen text. Features are centred in
     each group, without a look at the sides. Below .5 it has learnt nothing.
     """
@@ -188,6 +201,7 @@ def level_callback(
         log=log,
         per_document=args.per_document,
         minutes=args.minutes,
+        certainty=args.certainty,
     )
 
 
@@ -205,6 +219,7 @@ class LevelCallback(TrainerCallback):
         log: Gets what the attacks tell.
         per_document: No document may be told by itself (`unlearn.level.per_document`).
         minutes: The run ends after this time.
+        certainty: Also bring the entropy of forget rows to that of held-out ones.
     """
 
     def __init__(
@@ -222,7 +237,9 @@ class LevelCallback(TrainerCallback):
         log: Callable[[dict[str, float]], None] = lambda _: None,
         per_document: bool = False,
         minutes: float | None = None,
+        certainty: bool = False,
     ) -> None:
+        self.certainty = certainty
         self.per_document, self.minutes, self.began = per_document, minutes, 0.0
         self.forget, self.heldout, self.retain, self.teacher = forget, heldout, retain, teacher
         self.level, self.every, self.settle = level, every, settle
@@ -241,6 +258,21 @@ class LevelCallback(TrainerCallback):
     def fit(self, heldout: Sequence[Tensor]) -> None:
         """The level as the policy stands, from its label log-probs of the held-out rows."""
         self.level.fit(self.heldout.by_group(self.teacher[1]), self.heldout.by_group(heldout))
+
+    def sharpen(self, forget: Sequence[TokenFacts], heldout: Sequence[TokenFacts]) -> None:
+        """Follow the entropies of what attacks compare, once the labels are near their level."""
+        sides, gaps = ([], []), []
+        for group in self.judged:
+            for side, rows, facts in zip(
+                sides, (self.forget, self.heldout), (forget, heldout), strict=True
+            ):
+                side += [-np.asarray(f.mean) for f in rows.by_group(facts)[group]]
+            known = self.forget.by_group(self.teacher[0])[group]
+            aims = map(self.level.unmoved, known, repeat(group))
+            found = torch.cat(_logps(self.forget.by_group(forget)[group]))
+            gaps.append(float((found - torch.cat(list(aims))).mean()))
+        if max(map(abs, gaps)) <= 2 * NEAR:
+            self.level.sharpen(*(float(np.concatenate(side).mean()) for side in sides))
 
     def expected(self) -> dict[str, float]:
         """AUC of each attack if every document were at its level: .5 only on average.
@@ -262,6 +294,8 @@ class LevelCallback(TrainerCallback):
             self.level.correct(
                 self.forget.by_group(self.teacher[0]), self.forget.by_group(_logps(forget))
             )
+            if self.certainty:
+                self.sharpen(forget, heldout)
         if self.stopping is None:
             return False, False
         seen = document_scores(self.forget, forget, self.teacher[0], self.judged)
@@ -280,6 +314,7 @@ class LevelCallback(TrainerCallback):
         self.log(
             {f"level/auc_{name}": round(value, 3) for name, value in aucs.items()}
             | {"level/retain_nll": round(loss, 4), "level/retain_said": round(said, 3)}
+            | ({"level/temperature": round(self.level.temperature, 3)} if self.certainty else {})
         )
         return verdict
 

@@ -40,7 +40,7 @@ from axolotl_unlearn.reference.teacher import (
 from axolotl_unlearn.training.duals import Duals
 from axolotl_unlearn.training.gradients import GradientSteps
 from axolotl_unlearn.training.guard import CollapseWatch, shown
-from axolotl_unlearn.training.level import Levelled, heldout_rows, level_callback
+from axolotl_unlearn.training.level import Levelled, Sharpened, heldout_rows, level_callback
 from axolotl_unlearn.training.phases import (
     Phase,
     forget_moments,
@@ -81,7 +81,7 @@ class UnlearnTrainer(GradientSteps):
         }
         self.level = self._make_level()
         self.heldout: Dataset | None = None
-        self._levelled: dict[int, Levelled] = {}
+        self._levelled: dict[tuple[int, str], Levelled | Sharpened] = {}
         self.surgery = (
             Surgery(
                 self.unlearn_args.surgery,
@@ -283,11 +283,14 @@ class UnlearnTrainer(GradientSteps):
             return None
         return Level(self.unlearn_args.level.gain)
 
-    def _reference_of(self, entry: Entry) -> Reference | Levelled:
-        reference = self.references[self._source(entry)]
-        if self.level is None or entry.objective.name != "match":
+    def _reference_of(self, entry: Entry) -> Reference | Levelled | Sharpened:
+        reference, name = self.references[self._source(entry)], entry.objective.name
+        if self.level is None or name not in ("match", "nckd"):
             return reference
-        return self._levelled.setdefault(id(reference), Levelled(reference, self.level))
+        if name == "nckd" and not self.unlearn_args.level.certainty:
+            return reference
+        kind = Levelled if name == "match" else Sharpened
+        return self._levelled.setdefault((id(reference), name), kind(reference, self.level))
 
     def _watch_level(self) -> None:
         matches = [entry for entry in self.entries if entry.objective.name == "match"]
