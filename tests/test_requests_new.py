@@ -207,7 +207,7 @@ def test_the_recipe_and_its_checks(home, made):
     assert recipe["unlearn"]["forget"][0]["reference"] == {"model": str(folder / "work/teacher")}
     assert "adapter" not in recipe and recipe["unlearn"]["level"]["per_document"]
     teacher = yaml.safe_load((folder / "teacher.yml").read_text())
-    assert teacher["base_model"] == str(home / "base") and teacher["num_epochs"] == 1
+    assert teacher["base_model"] == str(home / "base") and teacher["num_epochs"] == 3
     (rows,) = teacher["datasets"]
     assert rows["type"] == "chat_template" and len(lines(Path(rows["path"]))) == 32
     check(made.request)  # faults of the recipe itself, but for the teacher that is not there yet
