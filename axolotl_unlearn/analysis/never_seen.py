@@ -23,10 +23,16 @@ from axolotl_unlearn.files import replacing, write_json
 from axolotl_unlearn.metrics.semeval import CELLS
 from axolotl_unlearn.store import versions
 
-ATTACKS = ("loss", "zlib", "min_k_20", "min_k_plus_20", "reference", "learned")
-TITLES = dict(
-    zip(ATTACKS, ("loss", "zlib", "Min-20%", "Min-20%++", "ref.", "learned"), strict=True)
-)
+#: In the order of the tables; a seed from before an attack was made has it not.
+TITLES = {
+    "loss": "loss",
+    "zlib": "zlib",
+    "min_k_20": "Min-20%",
+    "min_k_plus_20": "Min-20%++",
+    "entropy": "entropy",
+    "reference": "ref.",
+    "learned": "learned",
+}
 STEPS = 5  # of the relearning attack
 COLOURS = {
     "original": "#888888",
@@ -79,6 +85,11 @@ def read_seed(out: Path) -> dict[str, Any]:
     }
 
 
+def _attacks(seeds: Seeds) -> list[str]:
+    models = [model for seed in seeds.values() for model in seed["models"].values()]
+    return [attack for attack in TITLES if all(attack in m["attacks"] for m in models)]
+
+
 def _mean(seeds: Seeds, name: str, value: Callable[[Mapping], float | None]) -> float | None:
     found = [value(seed["models"][name]) for seed in seeds.values() if name in seed["models"]]
     known = [v for v in found if v is not None]
@@ -96,7 +107,8 @@ def _share(value: float | None) -> str:
 def tables(seeds: Seeds) -> dict[str, dict[str, list]]:
     """``models``: means over seeds. ``marks``: whether `match` reaches each mark in each seed."""
     names = list(dict.fromkeys(n for seed in seeds.values() for n in seed["models"]))
-    columns = ["model", *(f"AUC {TITLES[a]}" for a in ATTACKS), "forget cells", "retain cells",
+    attacks = _attacks(seeds)
+    columns = ["model", *(f"AUC {TITLES[a]}" for a in attacks), "forget cells", "retain cells",
                "utility", "broken / nonsense", "relearned"]  # fmt: skip
     rows = []
     for name in names:
@@ -111,7 +123,7 @@ def tables(seeds: Seeds) -> dict[str, dict[str, list]]:
         rows.append(
             [
                 f"*{name}*",
-                *(_number(mean(lambda m, a=a: m["attacks"][a]["auc"])) for a in ATTACKS),
+                *(_number(mean(lambda m, a=a: m["attacks"][a]["auc"])) for a in attacks),
                 *sides,
                 _number(mean(lambda m: m["utility"])),
                 f"{_share(broken)} / {_share(nonsense)}" if broken is not None else "",
@@ -124,23 +136,24 @@ def tables(seeds: Seeds) -> dict[str, dict[str, list]]:
 def marks(seeds: Seeds) -> dict[str, list]:
     """One row a mark, one column a seed, with the number and whether it is reached."""
     rows: dict[str, list[str]] = {}
+    attacks = _attacks(seeds)
 
     def add(mark: str, text: str, reached: bool | None) -> None:
         rows.setdefault(mark, []).append(f"{text} {'yes' if reached else 'no'}" if text else "")
 
     for seed in seeds.values():
         match, retrained = seed["models"]["match"], seed["models"]["retrained"]
-        for attack in ATTACKS:
+        for attack in attacks:
             gap = match["attacks"][attack]["auc"] - retrained["attacks"][attack]["auc"]
             add(f"AUC {TITLES[attack]} within .10 of *retrained*", f"{gap:+.2f}", abs(gap) <= 0.1)
         equivalent = [
-            TITLES[a] for a in ATTACKS
+            TITLES[a] for a in attacks
             if match["attacks"][a].get("from_retrained", {}).get("equivalent")
         ]  # fmt: skip
         add(
             "attacks equivalent to *retrained* at this n (margin .10, 5 %)",
-            f"{len(equivalent)} of {len(ATTACKS)}",
-            len(equivalent) == len(ATTACKS),
+            f"{len(equivalent)} of {len(attacks)}",
+            len(equivalent) == len(attacks),
         )
         told = [
             cell for cell, gap in match.get("distance", {}).items()
@@ -177,12 +190,13 @@ def attack_figure(seeds: Seeds) -> Figure:
     figure = Figure(figsize=(7.5, 3.6), layout="constrained")
     axes = figure.add_subplot()
     names = [n for n in COLOURS if all(n in seed["models"] for seed in seeds.values())]
+    attacks = _attacks(seeds)
     width = 0.8 / len(names)
     for number, name in enumerate(names):
         values = [
-            [seed["models"][name]["attacks"][a]["auc"] for seed in seeds.values()] for a in ATTACKS
+            [seed["models"][name]["attacks"][a]["auc"] for seed in seeds.values()] for a in attacks
         ]
-        x = [i + (number - (len(names) - 1) / 2) * width for i in range(len(ATTACKS))]
+        x = [i + (number - (len(names) - 1) / 2) * width for i in range(len(attacks))]
         means = [statistics.mean(v) for v in values]
         errors = [
             [m - min(v) for m, v in zip(means, values, strict=True)],
@@ -190,7 +204,7 @@ def attack_figure(seeds: Seeds) -> Figure:
         ]
         axes.bar(x, means, width, yerr=errors, capsize=2, label=name, color=COLOURS[name])
     axes.axhline(0.5, color="black", lw=0.8, ls=":")
-    axes.set_xticks(range(len(ATTACKS)), [TITLES[a] for a in ATTACKS])
+    axes.set_xticks(range(len(attacks)), [TITLES[a] for a in attacks])
     axes.set(ylim=(0, 1.15), ylabel="AUC (.5: cannot tell)")
     axes.legend(fontsize=8, ncols=len(names))
     return figure
