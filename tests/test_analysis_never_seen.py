@@ -92,7 +92,7 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
     assert said["AUC loss within .10 of *retrained*"].endswith("yes")
     assert said["relearned in 5 steps above control (+.05)"] == "+0.050 yes"
     assert said["worst retain cell, share of *retrained*'s (.95)"] == "1.00 yes"
-    assert "of 6 " in said["attacks equivalent to *retrained* at this n (margin .10, 5 %)"]
+    assert "of 7 " in said["attacks equivalent to *retrained* at this n (margin .10, 5 %)"]
     row = {r[0]: r for r in tables(seeds)["models"]["rows"]}
     assert row["*original*"][1] == "1.00" and row["*merged*"][-2] == "0% / 40%"
     assert float(row["*merged*"][1]) < 0.2  # told by their high loss
