@@ -514,8 +514,10 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
     from axolotl_unlearn.requests.search import Texts, search
 
     monkeypatch.chdir(tmp_path)
-    records = read_records(home / "data" / "forget.jsonl")
-    kept = read_records(home / "data" / "retain.jsonl")
+    # Analyses want 20 members; a row of the small folder is one of this too.
+    more = eval_model.made_up_rows(7)
+    folder = eval_model.write_folder(home / "more", more, eval_model.documents_of(more), general=6)
+    records, kept = (read_records(folder / f"{side}.jsonl") for side in ("forget", "retain"))
     said, common = (
         [t for r in some for t in (r.input, r.output, f"{r.input} {r.output}")]
         for some in (records, kept)
@@ -528,6 +530,22 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
     few = ["--out", "eval", "--limit", "2"]
     evaluated = ["--min-members", "1", "--resamples", "20", "--max-gen-toks", "12"]
     near = [str(moved(home / "original", home / f"near-{seed}", seed)) for seed in (1, 2)]
+    many = ["--data", str(folder), "--limit", "12"]
+    good = home / "good.yml"
+    entries = [
+        {"path": str(home / "data" / f"{side}.jsonl"), "type": f"axolotl_unlearn.data.{side}"}
+        for side in ("forget", "retain")
+    ]
+    good.write_text(
+        json.dumps(
+            {
+                "base_model": model, "adapter": "lora", "lora_r": 2, "lora_alpha": 4,
+                "lora_target_modules": ["q_proj"], "datasets": entries, "sequence_len": 64,
+                "unlearn": {"forget": {"objective": "ihl"}, "retain": {"objective": "nll"}},
+            }
+        )
+    )  # fmt: skip
+    little = [str(good), "--max-new-tokens", "4", "--out"]
     rows = home / "rows.yml"  # YAML's own message would quote the second line
     rows.write_text(f'{{"output": "{max(said, key=len)}"}}\n' * 2)
     commands = [
@@ -542,6 +560,12 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         ["canaries", "make", *data, "--out", "planted", "--pairs", "2"],
         ["analyse", "vectors", "--base", model, "--parents", *near, "--out", "vectors.json"],
         ["locate", model, *data, "--limit", "2"],
+        ["analyse", "layers", "--base", model, "--parent", near[0], *many, "--out", "layers.json"],
+        ["analyse", "retention", "--base", model, "--parents", *near, *many, "--out", "kept.json"],
+        ["fisher-start", str(good), "--out", "fisher", "--rows", "4"],
+        ["augment", "idk", str(good), "--out", "augmented/idk.jsonl"],
+        ["augment", "self", *little, "augmented/self.jsonl"],
+        ["augment", "alternatives", *little, "augmented/alternatives.jsonl"],
         ["compare", model, other, *data, "--out", "texts"],
         ["eval", "nowhere", *data],
         ["eval", model, "--data", str(home)],
@@ -560,13 +584,13 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         ["teacher", str(rows), "--forget", str(home / "data" / "forget.jsonl")],
         ["request", "new", str(rows), "--out", "request"],
     ]  # fmt: skip
-    ended = {}
+    ended = []
     for command in commands:
         done = CliRunner().invoke(unlearn, ["--debug", *command])
-        ended[" ".join(command[:3])] = done.exit_code
+        ended.append(done.exit_code and done.output[-300:])
         assert not texts.among(done.output), command
         assert isinstance(done.exception, SystemExit | None), (command, done.exc_info)
-    assert [*ended.values()][:11] == [0] * 11, ended
+    assert ended[:17] == [0] * 17
     found = search([tmp_path], texts)
     listed = {
         (manifest.parent / entry["path"]).resolve(): entry["holds"]
@@ -578,7 +602,7 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         real = path.resolve()
         assert any(real == one or one in real.parents for one in holding), path
     assert found.left
-    for out in ("eval", "texts", "planted"):
+    for out in ("eval", "texts", "planted", "augmented"):
         forget = ["--forget", str(home / "data" / "forget.jsonl")]
         done = CliRunner().invoke(unlearn, ["clean", out, *forget])
         assert done.exit_code == 0, done.output
