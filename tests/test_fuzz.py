@@ -29,11 +29,12 @@ ROOT = Path(__file__).parents[1]
 CASES = int(os.environ.get("FUZZ_CASES", "6000"))
 CANARY = "quillmarsh-heron"
 HUGE = 10**400
-#: Values that a hand-written or machine-written file may hold by mistake.
+#: Values that a hand-written or machine-written file may hold by mistake; each case has its own,
+#: since `changed` writes into them (one list in all cases came to hold itself).
 ODD = st.sampled_from(
     [None, True, -1, 0, 0.5, float("nan"), float("inf"), -1e308, HUGE, "", " ", CANARY, [], {},
      [[]], [None], {"": 0}, "\x00", "\u202e" + CANARY, "a" * 5000, "1", "true", "../..", "\ud800"]
-)  # fmt: skip
+).map(copy.deepcopy)  # fmt: skip
 JSON = st.recursive(
     ODD | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
