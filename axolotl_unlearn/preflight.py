@@ -257,6 +257,11 @@ def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
             "`unlearn.level` is what `match` aims at, but no forget objective is `match`: add one "
             "or remove the block."
         )
+    if args.level.certainty and not any(entry.objective == "nckd" for entry in args.forget):
+        found.append(
+            "`unlearn.level.certainty` sets the temperature of `nckd`, but no forget objective is "
+            "`nckd`: add one or remove the key."
+        )
     if any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
         found.append(
             "`unlearn.level` scores whole rows under the policy, which FSDP and DeepSpeed do not "

@@ -320,10 +320,15 @@ def test_faults_of_the_block_name_the_cure(life):
 
     config = example(life, "fault")
     assert faults(config) == []
-    config["unlearn"]["level"]["heldout"] = str(life / "nowhere.jsonl")
+    config["unlearn"]["level"] |= {"heldout": str(life / "nowhere.jsonl"), "certainty": True}
     config["unlearn"]["forget"] = [{"objective": "npo"}]
     found = faults(config | {"deepspeed": "zero3.json"})
-    for part in ("unlearn.level.heldout", "no forget objective is `match`", "DeepSpeed"):
+    for part in (
+        "unlearn.level.heldout",
+        "no forget objective is `match`",
+        "DeepSpeed",
+        "no forget objective is `nckd`",
+    ):
         assert any(part in fault for fault in found), part
     config = example(life, "fault")
     one = life / "one.jsonl"

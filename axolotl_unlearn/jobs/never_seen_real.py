@@ -25,14 +25,8 @@ def teacher_words(plan: Plan, passes: int) -> list[str | Path]:
     """The command that makes the teacher from the original's own config."""
     words = [
         *("axolotl", "unlearn", "teacher", near(plan.out / "configs" / "memorised.yml")),
-        *(
-            "--rows",
-            str(ROWS),
-            "--passes",
-            str(passes),
-            "--forget",
-            near(plan.data / "forget.jsonl"),
-        ),
+        *("--rows", str(ROWS), "--passes", str(passes)),
+        *("--forget", near(plan.data / "forget.jsonl")),
         *("--retain", near(plan.data / "retain.jsonl"), "--out", near(plan.out / "teacher")),
     ]
     return [*words, "--no-bf16"] if "--bf16=false" in plan.train_options else words
