@@ -203,6 +203,8 @@ def test_told_apart_by_holm():
     found = study_tables(seeds)["detectable"]
     assert found["columns"] == ["figure", "over", "under"]
     assert sorted(found["rows"]) == [["mia_auc", "0.31", "0.28"], ["utility", "0.31", ""]]
+    seeds[3]["over"]["distance"]["utility"]["interval"] = [0.0, 0.0]
+    assert [row[0] for row in study_tables(seeds)["detectable"]["rows"]] == ["mia_auc"]
 
 
 def test_page_of_pairs():

@@ -99,6 +99,8 @@ def detectable(seeds: Seeds, level: float = 0.05, power: float = 0.8) -> Table:
             gaps = _tested(models.get(name, {}))
             for figure, gap in gaps.items():
                 low, high = gap["interval"]
+                if low == high:
+                    continue
                 error = (high - low) / (2 * z(0.975))
                 smallest = (z(1 - level / (2 * len(gaps))) + z(power)) * error
                 found.setdefault(figure, {}).setdefault(name, []).append(smallest)
