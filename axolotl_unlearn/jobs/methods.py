@@ -145,9 +145,12 @@ METHODS: dict[str, Method] = {
             "unlearn.preset": None,
             "unlearn.forget": [_MATCH, _NCKD | {"temperature": 1.0}],  # its teacher is well-read
             "unlearn.retain": [{"objective": "nll"}, {"objective": "kl", "direction": "reverse"}],
-            "unlearn.level": {"heldout": "heldout.jsonl"},
+            "unlearn.level": {"heldout": "heldout.jsonl", "certainty": True},
             "unlearn.pairing": {"retain_per_forget": 2},
-            "learning_rate": 0.001,
+            # The LoRA of examples/smollm2/match.yml, for nothing is tuned again.
+            "learning_rate": 0.002,
+            "lora_r": 64,
+            "lora_alpha": 64,
         },
     ),
     "Match + NCKD": Method(_MATCH, "weight", (0.3, 1.0, 3.0, 10.0), beside=[_NCKD]),
