@@ -1,12 +1,14 @@
 """Copy tasks into a checkout of lm-evaluation-harness and run that project's own checks on them.
 
     python eval_tasks/upstream.py path/to/lm-evaluation-harness
-    python eval_tasks/upstream.py                # its source package from the index, without tests
+    python eval_tasks/upstream.py                # its source package from the index
+    python eval_tasks/upstream.py --data tofu=data/tofu muse=data/muse      # where there is no hub
 
 Checks: the hooks of its .pre-commit-config.yaml that look at task folders (ruff with its settings,
 check-yaml, end-of-file-fixer, trailing-whitespace; installed from the index in the pinned
-versions), the headings of its README template, `lm_eval validate`, and tests/test_tasks.py, which
-downloads data sets. What cannot run is skipped and says why. Exit code 1 if a check failed.
+versions), the headings of its README template, `lm_eval validate`, and tests/test_tasks.py on each
+task, with the data of ``--data`` or of the hub. What cannot run is skipped and says why. Exit code
+1 if a check failed.
 
 The tasks still import axolotl_unlearn: a pull request would carry evaluation/tofu.py, muse.py and
 the metrics that they use into the folder.
@@ -15,6 +17,7 @@ the metrics that they use into the folder.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -23,12 +26,22 @@ import sys
 import tarfile
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TASKS = ("tofu", "muse")
+#: Which tasks its tests load; the source package has tests/test_tasks.py and lacks this file.
+NEW_TASKS = """\
+import re
+from pathlib import Path
+
+
+def new_tasks():
+    changed = Path(".github/outputs/tasks_all_changed_and_modified_files.txt").read_text().split()
+    return [re.search(r"^task: (.*)$", Path(f).read_text(), re.M)[1] for f in changed]
+"""
 #: Of templates/new_yaml_task/README.md, for a checkout without it.
 HEADINGS = ("Paper", "Citation", "Groups, Tags, and Tasks", "Checklist", "Changelog")
 Result = tuple[str, str, str]
@@ -60,7 +73,7 @@ def from_index(folder: Path) -> Path:
 
 
 def copy(checkout: Path, names: Sequence[str]) -> list[Path]:
-    """The task folders below lm_eval/tasks; their YAML files are named as changed to its tests."""
+    """The task folders below lm_eval/tasks; their tasks are named as changed to its tests."""
     tasks = checkout / "lm_eval" / "tasks"
     if not tasks.is_dir():
         sys.exit(f"{tasks} does not exist; name the root of a checkout of lm-evaluation-harness.")
@@ -130,37 +143,55 @@ def reachable(address: str = "https://huggingface.co") -> bool:
         return False
 
 
-def tests(checkout: Path, folders: Sequence[Path]) -> Iterator[Result]:
-    """`lm_eval validate`, and its tests of changed tasks."""
-    path = [checkout, HERE.parent]
+def validate(checkout: Path, folders: Sequence[Path]) -> Iterator[Result]:
+    """`lm_eval validate`."""
     names = ",".join(folder.name for folder in folders)
-    code, said = run(
-        [sys.executable, "-m", "lm_eval", "validate", "--tasks", names], checkout, path
-    )
+    words = [sys.executable, "-m", "lm_eval", "validate", "--tasks", names]
+    code, said = run(words, checkout, [checkout, HERE.parent])
     yield "lm_eval validate", "failed" if code else "ok", said if code else ""
-    name = "tests/test_tasks.py"
-    if not (checkout / "tests" / "utils.py").is_file():
-        yield name, "skipped", "the source package lacks tests/utils.py; name a git checkout"
-    elif not reachable():
-        yield name, "skipped", "it downloads data sets, and the hub cannot be reached"
-    else:
-        words = [sys.executable, "-m", "pytest", "-q", name, "-k", "TestNewTasksElseDefault"]
-        code, said = run(words, checkout, path)
-        yield name, "failed" if code else "ok", said if code else ""
+
+
+def tests(checkout: Path, folders: Sequence[Path], data: Mapping[str, Path]) -> Iterator[Result]:
+    """Its tests of changed tasks."""
+    name, known = "tests/test_tasks.py", checkout / "tests" / "utils.py"
+    if not (checkout / name).is_file():
+        yield name, "skipped", "the checkout lacks it"
+        return
+    if not known.is_file():
+        known.write_text(NEW_TASKS, "utf-8")
+        (known.parent / "__init__.py").touch()
+    lacking = [folder.name for folder in folders if folder.name not in data]
+    if lacking and not reachable():
+        yield (
+            name,
+            "skipped",
+            f"the hub cannot be reached; `--data {lacking[0]}=FOLDER` has the data",
+        )
+        return
+    for folder in folders:
+        for file in folder.glob("*.yaml") if folder.name in data else ():
+            settings = re.sub(r"^metadata:\n(  .*\n)*", "", file.read_text("utf-8"), flags=re.M)
+            given = json.dumps({"data_dir": str(data[folder.name].resolve()), "version": 1.0})
+            file.write_text(f"{settings}metadata: {given}\n", "utf-8")
+    words = [sys.executable, "-m", "pytest", "-q", name, "-k", "TestNewTasksElseDefault"]
+    code, said = run(words, checkout, [checkout, HERE.parent])
+    yield name, "failed" if code else "ok", said if code else said.splitlines()[-1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkout", nargs="?", type=Path, help="[its source package]")
     parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS)
+    parser.add_argument("--data", nargs="+", default=[], metavar="TASK=FOLDER")
     given = parser.parse_args(arguments)
+    data = {task: Path(folder) for task, _, folder in (one.partition("=") for one in given.data)}
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         checkout = given.checkout.resolve() if given.checkout else from_index(work)
         folders = copy(checkout, given.tasks)
         for check in (lint(checkout, folders, work / "tools"), readme(checkout, folders),
-                      tests(checkout, folders)):  # fmt: skip
+                      validate(checkout, folders), tests(checkout, folders, data)):  # fmt: skip
             for name, state, why in check:
                 print(f"{state:8}{name}{why and ': '}{why}", flush=True)
                 failed += state == "failed"

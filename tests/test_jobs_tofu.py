@@ -219,6 +219,21 @@ def test_the_checks_of_a_checkout_run_on_the_copied_tasks(tmp_path, monkeypatch,
     found = {name: state for name, state, _ in upstream.lint(tmp_path, folders, tmp_path / "none")}
     assert found["ruff format"] == "failed"
     assert not upstream.reachable()
+    # Its own tests: which tasks they take, and where those have their data.
+    (where := tmp_path / "tests").mkdir()
+    (where / "test_tasks.py").write_text(
+        "import yaml\nfrom pathlib import Path\nfrom .utils import new_tasks\n\n\n"
+        "def test_TestNewTasksElseDefault():\n"
+        "    assert [n[:4] for n in new_tasks()] == ['tofu', *['muse'] * 4]\n"
+        "    text = Path('lm_eval/tasks/muse/muse_verbmem.yaml').read_text()\n"
+        "    loaded = yaml.safe_load(text[text.index('metadata:') :])\n"
+        f"    assert loaded['metadata'] == {{'data_dir': '{tmp_path / 'b'}', 'version': 1.0}}\n"
+    )
+    ((_, state, why),) = upstream.tests(tmp_path, folders, {"muse": tmp_path / "b"})
+    assert (state, "--data tofu=FOLDER" in why) == ("skipped", True)
+    data = {"tofu": tmp_path / "a", "muse": tmp_path / "b"}
+    ((_, state, why),) = upstream.tests(tmp_path, folders, data)
+    assert (state, why[:8]) == ("ok", "1 passed"), why
     with pytest.raises(SystemExit, match="lm_eval/tasks does not exist"):
         upstream.copy(tmp_path / "templates", ["tofu"])
 
