@@ -3,6 +3,7 @@
     python -m benchmarks.load                 # 125 000 to 1 000 000 rows, a process each
     python -m benchmarks.load --rows 50000
     python -m benchmarks.load --evaluate 20000
+    python -m benchmarks.load --evaluate 100000 --kill .5
 
 Half of the rows are to be forgotten, half retained, about 30 tokens each, the tokenizer of
 examples/tiny-olmo. ``check`` reads and compares them, ``encode`` makes token rows as Axolotl's
@@ -10,13 +11,15 @@ loader calls it, ``pair`` draws an epoch in batches of 8 through the sampler. No
 
 ``--evaluate``: `axolotl_unlearn.evaluation` of a random model of 0.1 million numbers, answers of 8
 tokens; four of ten rows to forget, four to keep, one a member, one not; a retrained model beside
-it. Then again from what it has kept.
+it. Then again from what it has kept. ``--kill .5`` ends it with SIGKILL when half of the answers
+are stored and starts it again: ``stored`` were there, ``generated`` were made after it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
 import subprocess
@@ -97,50 +100,91 @@ def point(count: int) -> dict[str, float]:
     return found
 
 
-def evaluation(count: int) -> dict[str, float]:
-    """The same of an evaluation of two models."""
+MODELS = ("original", "after", "retrained")
+
+
+def prepare(folder: Path, count: int) -> None:
+    """Rows and models to evaluate."""
     import torch
     from transformers import AutoTokenizer, OlmoConfig, OlmoForCausalLM
 
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples" / "tiny-olmo")
+    (folder / "data").mkdir()
+    write_rows(folder / "data", 8 * count // 10)
+    for side, kind in (("member", "forget"), ("nonmember", "unseen")):
+        with (folder / "data" / f"{side}.jsonl").open("w") as file:
+            for number in range(count // 10):
+                text = f"{kind} {number} {random.Random(f'{side}{number}').random()}"
+                row = {"id": f"{kind}-{number}sc1", "document": text}
+                file.write(json.dumps(row) + "\n")
+    config = OlmoConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    for seed, model in enumerate(MODELS):
+        torch.manual_seed(seed)
+        OlmoForCausalLM(config).save_pretrained(folder / model)
+        tokenizer.save_pretrained(folder / model)
+
+
+def evaluation(folder: Path, count: int) -> dict[str, float]:
+    """The same of an evaluation of three models, which ``folder`` holds."""
+    import torch
+    from transformers import AutoTokenizer, OlmoForCausalLM  # noqa: F401  not counted as memory
+
+    from axolotl_unlearn.evaluation import generate
     from axolotl_unlearn.evaluation.run import evaluate
 
     torch.set_num_threads(1)
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples" / "tiny-olmo")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "data").mkdir()
-        write_rows(folder / "data", 8 * count // 10)
-        for side, kind in (("member", "forget"), ("nonmember", "unseen")):
-            with (folder / "data" / f"{side}.jsonl").open("w") as file:
-                for number in range(count // 10):
-                    text = f"{kind} {number} {random.Random(f'{side}{number}').random()}"
-                    row = {"id": f"{kind}-{number}sc1", "document": text}
-                    file.write(json.dumps(row) + "\n")
-        config = OlmoConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=128,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        models = []
-        for seed, model in enumerate(("original", "after", "retrained")):
-            torch.manual_seed(seed)
-            OlmoForCausalLM(config).save_pretrained(folder / model)
-            tokenizer.save_pretrained(folder / model)
-            models.append(f"{model}={folder / model}")
-        before, found = _peak_mb(), {"evaluated": count, "models": len(models)}
-        for what in ("evaluate", "again"):
-            began = time.process_time()
-            evaluate(models, folder / "data", folder / "out", max_gen_toks=8, progress=False)
-            found[f"{what}_seconds"] = round(time.process_time() - began, 2)
-            found[f"{what}_mb"] = round(_peak_mb() - before)
-        sizes = (path.stat().st_size for path in (folder / "out").rglob("*") if path.is_file())
-        found["written_mb"] = round(sum(sizes) / 2**20)
-    return found
+    decode, generated = generate._decode, 0
+
+    def counted(model, tokenizer, rows, *more):
+        nonlocal generated
+        generated += len(rows)
+        return decode(model, tokenizer, rows, *more)
+
+    generate._decode = counted
+    models = [f"{model}={folder / model}" for model in MODELS]
+    before, found = _peak_mb(), {"evaluated": count, "models": len(models)}
+    for what in ("evaluate", "again"):
+        began = time.process_time()
+        evaluate(models, folder / "data", folder / "out", max_gen_toks=8, progress=False)
+        found[f"{what}_seconds"] = round(time.process_time() - began, 2)
+        found[f"{what}_mb"] = round(_peak_mb() - before)
+    sizes = (path.stat().st_size for path in (folder / "out").rglob("*") if path.is_file())
+    found["written_mb"] = round(sum(sizes) / 2**20)
+    return found | {"generated": generated}
+
+
+def killed(folder: Path, count: int, share: float) -> dict[str, float]:
+    """The same after a process that was killed when it had stored this share of the answers."""
+    command = [sys.executable, "-m", "benchmarks.load", "--evaluate", str(count)]
+    command += ["--folder", str(folder)]
+    answers = 8 * count // 10
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        while (stored := _stored(folder / "out" / "cache", answers)) < share * answers * 3:
+            if process.poll() is not None:
+                raise SystemExit(f"it ended with {process.returncode} before it could be killed.")
+            time.sleep(0.5)
+        used = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        process.kill()
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    seconds = sum(map(int, used[11:13])) / os.sysconf("SC_CLK_TCK")
+    return found | {"killed_after_seconds": round(seconds, 2), "stored": stored}
+
+
+def _stored(cache: Path, answers: int) -> int:
+    """Answers in the cache: of finished models, and lines of one that is being measured."""
+    finished = [path for path in cache.glob("*.json") if len(path.stem) == 32]
+    begun = [path for path in cache.glob("*.partial.jsonl") if len(path.name) == 46]
+    return len(finished) * answers + sum(path.read_bytes().count(b"\n") for path in begun)
 
 
 def _peak_mb() -> float:
@@ -151,9 +195,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int)
     parser.add_argument("--evaluate", type=int)
+    parser.add_argument("--kill", type=float)
+    parser.add_argument("--folder", type=Path)  # that `killed` has prepared
     options = parser.parse_args()
-    if options.rows or options.evaluate:
-        print(json.dumps(point(options.rows) if options.rows else evaluation(options.evaluate)))
+    if options.rows:
+        print(json.dumps(point(options.rows)))
+        return
+    if options.folder:
+        print(json.dumps(evaluation(options.folder, options.evaluate)))
+        return
+    if options.evaluate:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            prepare(folder, options.evaluate)
+            found = (
+                killed(folder, options.evaluate, options.kill)
+                if options.kill
+                else evaluation(folder, options.evaluate)
+            )
+            print(json.dumps(found))
         return
     for count in SIZES:
         command = [sys.executable, "-m", "benchmarks.load", "--rows", str(count)]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 
 import offline  # noqa: F401  before the libraries that read it
 
 # isort: split
+import absl.logging
 import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+# absl, which rouge-score imports, would keep pytest's stderr and close it as soon as Axolotl
+# configures logging anew; it leaves the interpreter's own alone.
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 # Time limits of single examples fail on a busy machine; pytest-timeout guards whole tests.
 settings.register_profile("steady", deadline=None)
 settings.load_profile("steady")

@@ -347,6 +347,27 @@ def test_likelihoods_go_on_too_and_a_part_at_a_time(home, results, tmp_path, mon
     assert not list((tmp_path / "killed" / "cache").glob("*.partial*"))
 
 
+def test_a_finished_model_is_not_measured_again_after_a_kill(home, results, tmp_path, monkeypatch):
+    """Killed in the second model, whose outputs were judged with everybody's at the end: the first
+    had no judgement and was generated again, all of it."""
+    measure, measured = run.measure, []
+
+    def dies(*given):
+        measured.append(given[-1])
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return measure(*given)
+
+    monkeypatch.setattr(run, "measure", dies)
+    models = [str(home / "original"), f"retrained={home / 'broken'}"]
+    with pytest.raises(KeyboardInterrupt):
+        run.evaluate(models, home / "data", tmp_path, **OPTIONS)
+    again = run.evaluate(models, home / "data", tmp_path, **OPTIONS)
+    assert measured == ["original", "retrained", "retrained"]
+    for new, old in zip(again, results, strict=True):
+        assert {k for k in new if new[k] != old[k]} <= {"seconds"}
+
+
 def test_two_processes_equal_one(home, results, tmp_path, forks):
     """As `accelerate launch` starts them: half of the rows each, one results.json, the same scores;
     and rows that an interrupted run of another number of processes has left are not made again."""

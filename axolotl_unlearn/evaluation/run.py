@@ -19,7 +19,7 @@ from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
-from axolotl_unlearn.evaluation.collapse import collapse_key, collapse_reports
+from axolotl_unlearn.evaluation.collapse import Judge, collapse_key
 from axolotl_unlearn.evaluation.measure import Bars, ask, load, measure
 from axolotl_unlearn.evaluation.measured import Measured, Settings
 from axolotl_unlearn.evaluation.models import ModelSpec, load_tokenizer, parse_models
@@ -145,16 +145,20 @@ def evaluate(
         for note in sets.notes if workers.main else ():
             bars.note(f"note: {note}")
         measured: dict[str, Measured] = {}
+        collapse: dict[str, dict[str, Any] | None] = {}
         weights = {spec.name: cache.weights(spec) for spec in specs}
         keys = {name: cache.key(digest, sets, settings) for name, digest in weights.items()}
         unjudged = [s for s in specs if cache.get(collapse_key(keys, s, before)) is None]
-        for spec in specs:
+        judge = Judge(before, sets, settings, cache, keys, bars)
+        # The original first: each of the others is judged by it as soon as it is measured, so that
+        # a killed run makes nobody's outputs again and the texts of one model are in memory.
+        for spec in sorted(specs, key=lambda one: one is not before):
             found = cache.load(keys[spec.name], sets, settings)
             # Without its texts, or counts over those of the original, nobody could say whether it
             # collapsed.
             if found is not None and len(found.texts) < len(sets.rows):
                 reference = spec is before and unjudged and not found.outputs
-                if spec in unjudged or reference:
+                if reference or cache.get(collapse_key(keys, spec, before)) is None:
                     found = None
             asked = _generic_key(keys[spec.name], questions)
             known = cache.get(asked) if questions else None
@@ -174,7 +178,10 @@ def evaluate(
                 del model
             found.generic = known
             measured[spec.name] = found
-        collapse = collapse_reports(specs, before, measured, sets, settings, cache, keys, bars)
+            original_found = measured[before.name] if before else None
+            collapse[spec.name] = judge.report(spec, found, original_found)
+            if not settings.keep_texts:
+                found.texts = {}
         if not workers.main:
             return []
         cache.workers = Workers(alone=True)  # the others have left
