@@ -7,6 +7,7 @@ the number of threads) and its output is still there.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import resource
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ from axolotl_unlearn.store import Store, content_key, file_digest, versions
 
 LOG_LINES = 15
 POLL_SECONDS = 0.2
+#: How long a start waits for what a killed run of the same folder has left.
+LOCK_SECONDS = 20.0
 # Steps of a training run as tqdm prints them; the bars of tokenisation come before this line.
 _TRAINING = b"Starting trainer"
 _STEPS = re.compile(rb"(\d+)/(\d+) \[")
@@ -181,18 +184,54 @@ def _end_on_sigterm():
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def _alone(folder: Path, console: Console) -> Iterator[int]:
+    """The right to a job's folder: a lock that lasts as long as anybody has it open.
+
+    Commands and their watcher inherit it, so that it outlives a process that was killed until
+    nothing of it writes any more.
+
+    Raises:
+        UnlearnError: Somebody else keeps it.
+    """
+    with (folder / ".lock").open("a") as file:
+        end, said = time.monotonic() + LOCK_SECONDS, False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise UnlearnError(
+                        f"{folder} is being run by another process; wait until it has ended, or "
+                        "take another folder."
+                    ) from None
+                if not said:
+                    console.print(f"waiting for another run of {folder}", soft_wrap=True)
+                said = True
+                time.sleep(POLL_SECONDS)
+            except OSError:  # a file system without locks
+                break
+        yield file.fileno()
+
+
 #: Reads the numbers of process groups, each when it starts and again when it has ended. Its input
-#: ends when the job's process does, however that dies: what is left is killed.
+#: ends when the job's process does, however that dies: what is left is killed, and waited for.
 _WATCH = """
-import os, signal, sys
+import os, signal, sys, time
 groups = set()
 for line in sys.stdin:
     groups ^= {int(line)}
-for group in groups:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except OSError:
-        pass
+end = time.monotonic() + 10
+for number in (signal.SIGKILL, 0):
+    for group in groups:
+        try:
+            os.killpg(group, number)
+            while not number and time.monotonic() < end:
+                time.sleep(0.01)
+                os.killpg(group, 0)
+        except OSError:
+            pass
 """
 
 
@@ -204,6 +243,7 @@ class _Groups:
 
     def __init__(self) -> None:
         self._watch: subprocess.Popen | None = None
+        self.lock = -1
 
     def start(self, command: list[str], **more: Any) -> subprocess.Popen:
         if self._watch is None:
@@ -212,8 +252,9 @@ class _Groups:
                 stdin=subprocess.PIPE,
                 text=True,
                 start_new_session=True,
+                pass_fds=[self.lock],
             )
-        process = subprocess.Popen(command, process_group=0, **more)
+        process = subprocess.Popen(command, process_group=0, pass_fds=[self.lock], **more)
         self._tell(process)
         return process
 
@@ -288,30 +329,36 @@ class Job:
         """Run all stages.
 
         Raises:
-            UnlearnError: A command failed; the sentence ends with the last lines of its log.
+            UnlearnError: A command failed; the sentence ends with the last lines of its log. Or
+            another run of the folder goes on.
         """
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         display = _Display(self.console, self.stages)
-        try:
-            with _end_on_sigterm(), display.bars:
-                while len(self.outcomes) < len(self.stages):
-                    started = [self._start(stage, display) for stage in self._ready()]
-                    ended = [entry for entry in self._running if entry.process.poll() is not None]
-                    for entry in self._running:
-                        display.step(entry.stage, training_progress(entry.log))
-                    for entry in ended:
-                        self._running.remove(entry)
-                        self._groups.end(entry.process)
-                        self._finish(entry, display)
-                    if not any(started) and not ended:
-                        time.sleep(POLL_SECONDS)
-        finally:  # after an error, Ctrl-C or a termination
-            for entry in self._running:
-                entry.process.terminate()
-            for entry in self._running:
-                entry.process.wait()
-            self._groups.close()
+        with _alone(self.folder, self.console) as self._groups.lock:
+            try:
+                with _end_on_sigterm(), display.bars:
+                    while len(self.outcomes) < len(self.stages):
+                        self._turn(display)
+            finally:  # after an error, Ctrl-C or a termination
+                for entry in self._running:
+                    entry.process.terminate()
+                for entry in self._running:
+                    entry.process.wait()
+                self._groups.close()
         return self.outcomes
+
+    def _turn(self, display: _Display) -> None:
+        """Start what can start, end what has ended, or wait a little."""
+        started = [self._start(stage, display) for stage in self._ready()]
+        ended = [entry for entry in self._running if entry.process.poll() is not None]
+        for entry in self._running:
+            display.step(entry.stage, training_progress(entry.log))
+        for entry in ended:
+            self._running.remove(entry)
+            self._groups.end(entry.process)
+            self._finish(entry, display)
+        if not any(started) and not ended:
+            time.sleep(POLL_SECONDS)
 
     def _ready(self) -> list[Stage]:
         begun = {*self.outcomes, *(entry.stage.name for entry in self._running)}

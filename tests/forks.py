@@ -85,7 +85,11 @@ def run(words: list[str], given: dict) -> NoReturn:
         kept = {target: os.dup(end) for target, end in streams.items() if end != -1}
         for target, end in kept.items():
             os.dup2(end, target)
-        os.closerange(3, 4096)
+        low = 3
+        for kept_open in sorted(given["pass_fds"]):
+            os.closerange(low, kept_open)
+            low = kept_open + 1
+        os.closerange(low, 4096)
         for number in (signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)

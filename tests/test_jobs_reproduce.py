@@ -2,15 +2,18 @@
 
 import json
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from axolotl_unlearn.analysis.paper import COLUMNS
 from axolotl_unlearn.analysis.seeds import interval_over_seeds
 from axolotl_unlearn.analysis.study import page, read_seed, study_tables, told_apart
+from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.jobs.reproduce import (
     EPOCHS,
@@ -21,6 +24,7 @@ from axolotl_unlearn.jobs.reproduce import (
     SIZES,
     plan_seed,
 )
+from axolotl_unlearn.jobs.stages import Plan
 
 ORDER = ("original", "over", "under", "fixed", "tuned", "tuned_four", "single", "retrained")
 
@@ -146,6 +150,26 @@ def test_the_single_run_is_chosen_on_validation(tmp_path):
     (tmp_path / "test" / "results.json").unlink()
     with pytest.raises(UnlearnError, match="run this seed to its end"):
         read_seed(tmp_path)
+
+
+def test_results_say_the_command_with_its_options(tmp_path, monkeypatch):
+    """They said the seeds alone: nobody could tell a held-out study from another. No path of a
+    machine, no number of processes."""
+
+    def halves(plan, results):
+        models = [{"name": name, **_scores(0.5)} for name in (*ORDER, *SINGLES)]
+        for half in ("validation", "test"):
+            (plan.out / half).mkdir()
+            (plan.out / half / "results.json").write_text(json.dumps({"models": models}))
+
+    monkeypatch.setattr(Plan, "run", halves)
+    words = ["--seeds", "3 4", "--held-out", "2", "--equal", "--tables", "0", "--jobs", "1"]
+    done = CliRunner().invoke(unlearn, ["reproduce", "--out", str(tmp_path), *words])
+    assert done.exit_code == 0, done.output
+    command = json.loads((tmp_path / "results.json").read_text())["command"]
+    assert shlex.split(command)[:3] == ["axolotl", "unlearn", "reproduce"]
+    assert set(shlex.split(command)[3:]) == {*words[:-2]} and "--jobs" not in command
+    assert "--tables 0" in command and "--seeds '3 4'" in command
 
 
 def test_interval_over_seeds_by_hand():

@@ -1,6 +1,7 @@
 """Stages: order, reuse, keys that follow content, failures that show the log."""
 
 import io
+import os
 import random
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from conftest import count
 from rich.console import Console
 
-from axolotl_unlearn import store
+from axolotl_unlearn import runner, store
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.runner import Job, Stage, last_lines, stage_key, training_progress
 
@@ -140,19 +141,11 @@ def test_killed_with_kill_9_a_job_goes_on(tmp_path):
     for number in range(4):
         name = f"killed{number}"
         kills.kill_at(lambda name=name: job(name), rng.randrange(last), tmp_path)
-        while _named(tmp_path / name):  # its watcher ends what it had started
-            time.sleep(0.05)
         stamps = store.Store(tmp_path / name / "stamps")
         done = {one for one in "123" if (stamps.get(one) or {}).get("key")}
-        found = states(job(name))
+        found = states(job(name))  # begins when its watcher has ended what it had started
         assert {stage for stage, state in found.items() if state == "kept"} == done
         assert kills.same(whole, texts(name))
-
-
-def _named(folder: Path) -> list[str]:
-    """Processes that were given a file of this folder."""
-    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    return [line for line in shown.splitlines() if f"{folder}/" in line]
 
 
 def test_independent_stages_run_side_by_side_up_to_the_threads(tmp_path):
@@ -315,6 +308,50 @@ def test_no_command_outlives_its_driver(tmp_path, number):
     while _alive(int(pid.read_text())) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not _alive(int(pid.read_text()))
+
+
+def test_a_start_waits_for_the_commands_of_a_killed_run(tmp_path, monkeypatch):
+    """Killed with kill -9, and its watcher slow to end the stage's command: a second start ran the
+    same stage beside it, and both wrote into one folder."""
+    code = (
+        "import os, sys, time, pathlib; path = pathlib.Path(sys.argv[1]);"
+        "[path.open('a').write(f'{os.getpid()}\\n') or time.sleep(.05) for _ in range(40)];"
+        "path.with_suffix('.end').touch()"
+    )
+    driver = (
+        "import sys; from pathlib import Path; from axolotl_unlearn.runner import Job, Stage\n"
+        "folder = Path(sys.argv[1])\n"
+        f"command = [sys.executable, '-c', {code!r}, str(folder / 'pids')]\n"
+        "job = Job(folder, threads=1)\n"
+        "job.add(Stage('s', 's', command, folder / 'pids.end'))\n"
+        "job.run()\n"
+    )
+    pids, process = tmp_path / "pids", subprocess.Popen(python(driver, tmp_path))
+    while not (pids.exists() and pids.read_text()):
+        assert process.poll() is None
+        time.sleep(0.02)
+    shown = subprocess.run(
+        ["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True
+    )
+    (watcher,) = (int(one.split()[0]) for one in shown.stdout.splitlines() if "-ISc" in one)
+    os.kill(watcher, signal.SIGSTOP)
+    process.kill()
+    process.wait()
+    stage = Stage("s", "s", python(code, pids), tmp_path / "pids.end")
+    monkeypatch.setattr(runner, "LOCK_SECONDS", 0.1)
+    with pytest.raises(UnlearnError, match="is being run by another process; wait"):
+        make_job(tmp_path, None, stage).run()
+    first = set(pids.read_text().split())
+    assert len(first) == 1
+    os.kill(watcher, signal.SIGCONT)
+    monkeypatch.setattr(runner, "LOCK_SECONDS", 60)
+    said = io.StringIO()
+    make_job(tmp_path, said, stage).run()
+    written = pids.read_text().split()
+    second = written[-1]
+    # Nothing of the first came after the first line of the second, which is whole.
+    assert second not in first and written[-40:] == [second] * 40
+    count("runs killed and resumed")
 
 
 def _alive(pid: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -13,9 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import count
+from rich.console import Console
 from test_requests_new import ADA, ADA_ROWS, TRAIN, config, people, preferences, write
 
+from axolotl_unlearn import runner
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
@@ -70,9 +72,6 @@ def kill_when(process: subprocess.Popen, line: str) -> list[str]:
             break
     process.wait()
     process.stdout.close()
-    # A child that was about to start holds the lock until it has closed what is not its own.
-    with (Path(process.args[5]) / "work" / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
     return seen
 
 
@@ -211,10 +210,11 @@ def test_a_full_model_made_of_preferences(home, tmp_path, forks):
     assert made.path("model", file).is_file()
 
 
-def test_one_run_at_a_time_and_reasons_that_are_empty(home):
+def test_one_run_at_a_time_and_reasons_that_are_empty(home, monkeypatch):
     made = request(home, "r2")
+    monkeypatch.setattr(runner, "LOCK_SECONDS", 0.1)
     with (
-        running._alone(made),
+        runner._alone(private_folder(made.path("work")), Console(quiet=True)),
         pytest.raises(UnlearnError, match="being run by another process"),
     ):
         running.run_request(made.folder)

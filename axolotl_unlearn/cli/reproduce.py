@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import FOLDER, jobs_option
+from axolotl_unlearn.cli._options import FOLDER, as_typed, jobs_option
 
 
 @click.command()
@@ -26,7 +26,8 @@ from axolotl_unlearn.cli._options import FOLDER, jobs_option
 )
 @click.option("--equal", is_flag=True, help="Single runs are searched too; a retrained twin.")
 @jobs_option
-def command(seeds: str, out: Path, jobs: int | None, **options) -> None:
+@click.pass_context
+def command(context: click.Context, seeds: str, out: Path, jobs: int | None, **options) -> None:
     """The paper's tables and figures and the merge search on the tiny model, over seeds.
 
     Finished stages are kept, so the command may be stopped and repeated.
@@ -36,5 +37,6 @@ def command(seeds: str, out: Path, jobs: int | None, **options) -> None:
     """
     from axolotl_unlearn.jobs.reproduce import reproduce
 
-    page = reproduce(out, [int(seed) for seed in seeds.split()], threads=jobs, **options)
+    numbers = [int(seed) for seed in seeds.split()]
+    page = reproduce(out, numbers, command=as_typed(context), threads=jobs, **options)
     click.echo(f"{page}; figures in {out}/seed-*/reproduction")

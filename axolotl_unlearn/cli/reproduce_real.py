@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import FOLDER
+from axolotl_unlearn.cli._options import FOLDER, as_typed
 
 
 @click.command()
@@ -16,7 +16,10 @@ from axolotl_unlearn.cli._options import FOLDER
 @click.option("--seeds", default="42 1 2", show_default=True, help="42 is demo-real's own.")
 @click.option("--out", type=FOLDER, default=Path("out/reproduce-real"), show_default=True)
 @click.option("--threads", type=int, help="Threads in all.  [default: one a core]")
-def command(source: Path, seeds: str, out: Path, threads: int | None) -> None:
+@click.pass_context
+def command(
+    context: click.Context, source: Path, seeds: str, out: Path, threads: int | None
+) -> None:
     """The paper's tables on the real model, after `axolotl unlearn demo-real`.
 
     Its memorised and its retrained model and its data serve all seeds; a seed is that of the
@@ -25,5 +28,6 @@ def command(source: Path, seeds: str, out: Path, threads: int | None) -> None:
     from axolotl_unlearn.jobs.reproduce import reproduce
 
     numbers = [int(seed) for seed in seeds.split()]
-    page = reproduce(out, numbers, source=source, threads=threads)
+    typed = as_typed(context)
+    page = reproduce(out, numbers, command=typed, source=source, threads=threads)
     click.echo(f"{page}; figures in {out}/seed-*/reproduction")

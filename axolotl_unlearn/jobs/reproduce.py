@@ -259,6 +259,7 @@ def reproduce(
     out: Path,
     seeds: Sequence[int] = (0,),
     *,
+    command: str = "axolotl_unlearn.jobs.reproduce",
     tables: int = 3,
     pairs: int = 0,
     source: Path | None = None,
@@ -268,6 +269,7 @@ def reproduce(
     """All seeds, then ``results.json`` and ``reproduction.md``; returns the latter.
 
     Args:
+        command: what ``results.json`` says it was made by.
         tables: so many seeds also make the paper's tables and figures.
         pairs: so many also merge other pairs of runs.
         source: a finished demo-real, whose model it is then, with tables of all seeds.
@@ -299,6 +301,4 @@ def reproduce(
         found = {seed: study.read_seed(folder) for seed, folder in folders.items()}
         paired = read("pairs/pairs.json", pairs)
         text = study.page("Who wins, on the test half", found, reproduced, paired, settings)
-    name = "reproduce-real" if source else "reproduce"
-    command = f'axolotl unlearn {name} --seeds "{" ".join(map(str, seeds))}"'
     return study.write_study(out, command, found, text)

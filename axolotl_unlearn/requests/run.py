@@ -7,13 +7,11 @@ or somebody accepted it with a reason, which the record repeats.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,31 +68,18 @@ def run_request(
     Ledger(request.folder.parent).refuse_twice(request.id)
     before = os.umask(0o077)
     try:
-        with _alone(request):
-            job = Job(
-                private_folder(request.path("work")),
-                threads=threads,
-                environment=ENVIRONMENT,
-                console=console,
-            )
-            for stage in stages(request, accept, job.threads):
-                job.add(stage)
-            job.run()
+        job = Job(
+            private_folder(request.path("work")),
+            threads=threads,
+            environment=ENVIRONMENT,
+            console=console,
+        )
+        for stage in stages(request, accept, job.threads):
+            job.add(stage)
+        job.run()
     finally:
         os.umask(before)
     return json.loads(request.path("verdict.json").read_text("utf-8"))
-
-
-@contextmanager
-def _alone(request: Request) -> Iterator[None]:
-    """One run at a time."""
-    path = private_folder(request.path("work")) / "lock"
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UnlearnError(f"{request.folder} is being run by another process; wait.") from None
-        yield
 
 
 def under_work(request: Request) -> str:
