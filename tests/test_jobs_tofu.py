@@ -82,7 +82,13 @@ def test_every_method_has_a_faultless_config(home, tmp_path):
     assert "score-retrained" in stages["score-npo"].needs
     assert "score-retrained-after-2" in stages["score-request-2-after-2"].needs
     assert "request-1-merged" in stages["request-2"].needs
+    other = TofuSizes(
+        split="forget01", forget=9, retain=8, heldout=6, rows=4, epochs=(3, 2), methods=("npo",)
+    )
+    again = plan_tofu(tmp_path / "b", home / "tofu", home / "base", bf16=False, sizes=other)
+    assert stages["data"].settings == again.job.stages[0].settings  # requests keep the models
     stages["data"].action()
+    stages["requests"].action()
     data = {path.stem: path.read_text().splitlines() for path in (tmp_path / "data").glob("*")
             if path.suffix}  # fmt: skip
     assert [len(data[n]) for n in ("forget", "retain", "heldout", "holdout")] == [9, 8, 6, 4]

@@ -15,7 +15,7 @@ FULL = (*QUESTION, "paraphrased_answer", "perturbed_answer")
 
 
 def write_data(out: Path, tofu: Path, sizes: Any) -> None:
-    """Training rows as TOFU has them, and folders that the task reads, one for each request.
+    """Training rows as TOFU has them, and the sets that the task reads.
 
     Args:
         out: Folder of the rows.
@@ -24,9 +24,7 @@ def write_data(out: Path, tofu: Path, sizes: Any) -> None:
     Raises:
         UnlearnError: TOFU has too few retain rows to hold some out.
     """
-    whole = read_set("forget10_perturbed", tofu, FULL, PARTS[sizes.split])
-    forget = whole[: sizes.forget]
-    retain90 = read_set("retain90", tofu, QUESTION)
+    forget, retain90 = _forget(tofu, sizes), read_set("retain90", tofu, QUESTION)
     unseen = retain90[sizes.retain :]
     if len(unseen) < sizes.heldout + sizes.rows:
         raise UnlearnError(
@@ -39,21 +37,32 @@ def write_data(out: Path, tofu: Path, sizes: Any) -> None:
         "heldout": unseen[: sizes.heldout],
         "holdout": spread(unseen[sizes.heldout :], sizes.rows),
     }
-    learned = read_set("retain_perturbed", tofu, FULL)[: sizes.retain]
-    scored = {"retain_perturbed": spread(learned, sizes.rows)}
-    for name in ("real_authors_perturbed", "world_facts_perturbed"):
-        scored[name] = spread(read_set(name, tofu, QUESTION), sizes.rows)
-    ends = [round(len(forget) * k / max(1, sizes.requests)) for k in range(sizes.requests + 1)]
-    folders = {"": forget}
-    for number in range(1, sizes.requests + 1):
-        sides[f"request-{number}"] = forget[ends[number - 1] : ends[number]]
-        folders[f"after-{number}"] = forget[: ends[number]]
     for name, rows in sides.items():
         write_lines(out / f"{name}.jsonl", rows)
-    for folder, rows in folders.items():
-        scored[f"{sizes.split}_perturbed"] = spread(rows, sizes.rows)
-        for name, table in scored.items():
-            write_lines(out / folder / f"{name}.jsonl", table)
+    _write_scored(out, tofu, sizes, forget)
+
+
+def write_requests(out: Path, tofu: Path, sizes: Any) -> None:
+    """The forget set in ``sizes.requests`` parts: ``request-N.jsonl``, and the sets that the task
+    reads after each, ``after-N/``."""
+    forget, count = _forget(tofu, sizes), sizes.requests
+    ends = [round(len(forget) * k / count) for k in range(count + 1)]
+    for number in range(1, count + 1):
+        write_lines(out / f"request-{number}.jsonl", forget[ends[number - 1] : ends[number]])
+        _write_scored(out / f"after-{number}", tofu, sizes, forget[: ends[number]])
+
+
+def _forget(tofu: Path, sizes: Any) -> list[dict]:
+    return read_set("forget10_perturbed", tofu, FULL, PARTS[sizes.split])[: sizes.forget]
+
+
+def _write_scored(folder: Path, tofu: Path, sizes: Any, forget: Sequence[dict]) -> None:
+    learned = read_set("retain_perturbed", tofu, FULL)[: sizes.retain]
+    sets = {f"{sizes.split}_perturbed": forget, "retain_perturbed": learned}
+    for name in ("real_authors_perturbed", "world_facts_perturbed"):
+        sets[name] = read_set(name, tofu, QUESTION)
+    for name, rows in sets.items():
+        write_lines(folder / f"{name}.jsonl", spread(rows, sizes.rows))
 
 
 def spread(rows: Sequence[Any], count: int) -> list[Any]:

