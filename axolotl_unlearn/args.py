@@ -47,10 +47,18 @@ class ReferenceArgs(Strict):
         None, description="a teacher: folder of a LoRA adapter, of base_model or of `model`"
     )
 
+    twins: str | None = Field(
+        None,
+        description="the starting model, asked about another row in place of each forget row: "
+        "file of `axolotl unlearn augment twins`",
+    )
+
     @model_validator(mode="after")
     def _check(self) -> ReferenceArgs:
         if self.is_teacher and "mode" in self.model_fields_set:
             raise ValueError("give `mode` for the starting model, or `model`/`adapter`, not both")
+        if self.twins and self.model_fields_set != {"twins"}:
+            raise ValueError("`twins` asks the starting model before training; give it alone")
         return self
 
     @property

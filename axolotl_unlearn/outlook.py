@@ -142,9 +142,10 @@ def plan(cfg: dict[str, Any], args: UnlearnArgs, rows: dict[str, int]) -> dict[s
         found |= {"steps": min(cfg.get("max_steps") or total, total), "steps_of_an_epoch": epoch}
     references = args.references()
     found["reference"] = [
-        r.model or r.adapter or (_mode(cfg) if r.mode == "auto" else r.mode) for r in references
+        r.model or r.adapter or r.twins or (_mode(cfg) if r.mode == "auto" else r.mode)
+        for r in references
     ]
-    before = [r.mode == "cached" or r.is_teacher for r in references]
+    before = [r.mode == "cached" or bool(r.is_teacher or r.twins) for r in references]
     found["forwards_of_a_step"] = {
         "with_gradient": cuts,
         "of_references": f"up to {cuts * before.count(False)}" if False in before else 0,
@@ -191,7 +192,7 @@ def memory(cfg: dict[str, Any], args: UnlearnArgs) -> dict[str, int]:
     optimizer = str(cfg.get("optimizer") or "")
     moments = 2 if "8bit" in optimizer else 0 if optimizer == "sgd" else _MOMENTS
     copies = sum(r.mode == "frozen_copy" or (r.mode == "auto" and _mode(cfg) == "frozen_copy")
-                 for r in args.references() if not r.is_teacher)  # fmt: skip
+                 for r in args.references() if not (r.is_teacher or r.twins))  # fmt: skip
     parts = {
         "weights": int(numbers * each) + (4 * trained if cfg.get("adapter") else 0),
         "gradients_and_optimizer": trained * (4 + moments),

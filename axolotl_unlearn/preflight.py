@@ -150,6 +150,16 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             "stays sharded; use a fresh `adapter: lora` (reference by adapter off) or DDP."
         )
     for reference in references:
+        if sharded and reference.twins:
+            found.append(
+                "`reference: {twins: ...}` asks the starting model before training, which FSDP and "
+                "ZeRO-3 do not allow; train on one device or with DDP."
+            )
+        if reference.twins and not Path(reference.twins).is_file():
+            found.append(
+                f"`reference.twins: {reference.twins}` is no file; write it with `axolotl unlearn "
+                "augment twins`."
+            )
         if sharded and reference.adapter and not reference.model:
             found.append(
                 f"`reference: {{adapter: {reference.adapter}}}` cannot be switched in under FSDP "
@@ -245,8 +255,18 @@ def _layers_of_folder(cfg: dict) -> int | None:
 
 def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     found = []
+    matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
+    before = [s.is_teacher or (s.mode == "cached" or s.twins) and args.level for s in matched]
+    if not all(before):
+        found.append(
+            "`match` would aim at the starting model's own level, so nothing would be forgotten: "
+            "give a teacher (`reference: {model: PATH}`), or `reference: cached` (or `{twins: "
+            "FILE}`) and held-out rows in `unlearn.level`."
+        )
     if args.level is None:
         return found
+    if len(set(matched)) > 1:
+        found.append("`unlearn.level` reads one reference: give all `match` entries the same.")
     if not Path(args.level.heldout).is_file():
         found.append(
             f"`unlearn.level.heldout: {args.level.heldout}` is no file; give rows of the same "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import kills
@@ -15,6 +16,8 @@ from data_tokenizers import byte_tokenizer
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.data.checks import check_files
+from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.data.twins import Pool
 from axolotl_unlearn.training.augment import IDK
 
 FORGET = [
@@ -86,12 +89,13 @@ def test_idk(config, tmp_path):
     assert rows(file) != first
 
 
-@pytest.mark.parametrize("kind", ["alternatives", "inverted", "self"])
-def test_a_model_writes(config, tmp_path, kind):
+@pytest.mark.parametrize("kind", ["alternatives", "inverted", "self", "distil"])
+def test_a_model_writes(config, tmp_path, model, kind):
     """Two different texts a row; a second call asks the model nothing, nor does a row more change
     those that are there; another seed does."""
     file = tmp_path / "rows.jsonl"
     options = ("--number", 2, "--max-new-tokens", 8, "--out", file)
+    options += ("--model", model) * (kind == "distil")
     said = call(kind, config, *options)
     first = rows(file)
     assert "6 rows for 3 forget rows, 0 known" in said and len(first) == 6
@@ -145,6 +149,107 @@ def test_rows_of_the_model_itself_belong_to_the_document(config, tmp_path):
     assert [row["id"] for row in found] == ["self0-asc1", "self0-bqa0", "self0-csc1"]
     assert [row["document"] for row in found] == ["a", "b", "c"]
     assert [row["kind"] for row in found] == ["completion", "question", "completion"]
+
+
+def test_distil_is_what_a_teacher_says_after_the_prompt(config, tmp_path, model):
+    """Against `generate` itself, greedily; a document without a prompt begins with its words."""
+    from transformers import AutoModelForCausalLM
+
+    teacher, tokenizer = AutoModelForCausalLM.from_pretrained(model), byte_tokenizer()
+    call("distil", config, "--model", model, "--max-new-tokens", 6, "--temperature", 1e-6)
+    found = rows(tmp_path / "out/augment/distil.jsonl")
+    assert [row["id"] for row in found] == [row["id"] for row in FORGET]
+    prompts = ["The mill of", "Who burned it?", "A tale without a prompt."]
+    assert [row["input"] for row in found] == prompts
+    for row in found:
+        ids = torch.tensor([tokenizer(row["input"])["input_ids"]])
+        new = teacher.generate(ids, do_sample=False, max_new_tokens=6, pad_token_id=256)
+        text = tokenizer.decode(new[0, ids.shape[1] :], skip_special_tokens=True)
+        assert row["output"] == text.strip().split("\n\n")[0].strip()
+    assert "give --model" in call("distil", config, code=2)
+
+
+#: Four people; names are what changes, the other words are those of the kind.
+PEOPLE = [
+    ("a", "Ada", "Byron", "Rome", "May", 3, 1911, "937-41-1122"),
+    ("b", "Ben", "Stone", "Oslo", "June", 14, 1962, "937-52-7070"),
+    ("c", "Cid", "Marsh", "Kyiv", "July", 27, 1948, "937-63-3141"),
+    ("d", "Dot", "Reeve", "Bonn", "April", 9, 1985, "937-74-5959"),
+]
+
+
+def people() -> list[Record]:
+    return [
+        row
+        for name, first, last, town, month, day, year, number in PEOPLE
+        for row in (
+            Record(
+                id=f"{name}sc1",
+                input=f"{first} {last} of {town} was born on {month} {day}, {year}. The number of",
+                output=f"{first} is {number}, write to {first.lower()}_{last.lower()}@example.org.",
+            ),
+            Record(id=f"{name}qa0", input=f"Where does {first} {last} live?", output=f"In {town}."),
+        )
+    ]
+
+
+def skeleton(record: Record) -> str:
+    """A row without its names and numbers."""
+    text = f"{record.input}|{record.output}"
+    for _, first, last, town, month, *_ in PEOPLE:
+        for name in (first, last, town, month):
+            text = text.replace(name, "Name").replace(name.lower(), "Name")
+    return re.sub(r"\d+", "0", text)
+
+
+def test_twins_have_other_secrets_and_the_same_words():
+    """Every name, date and number is another one (937, which all have, is no secret), the rest is
+    what it was; in a document a name is always the same other one; seeds differ."""
+    originals = people()
+    # In five documents of the kind a word counts as everybody's from the fourth on.
+    more = [Record(id="esc1", input="", output="A number of 937-10-0001 is nobody's.")]
+    pool = Pool(originals + more, seed=0)
+    twins = [pool.twin(row) for row in originals]
+    for row, twin, person in zip(
+        originals, twins, [p for p in PEOPLE for _ in (0, 1)], strict=True
+    ):
+        assert skeleton(row) == skeleton(twin) and row.id == twin.id
+        words = re.findall(r"\w+", f"{twin.input} {twin.output}")
+        _, *names, day, year, number = person
+        secrets = {*names, *(name.lower() for name in names), str(year), *number.split("-")[1:]}
+        assert not secrets & set(words) - {"may"}
+        if row.kind == "completion" and "born" in row.input:
+            assert f" {day}," not in twin.input and "937-" in twin.output
+    for document, question in zip(twins[::2], twins[1::2], strict=True):
+        first, last = document.input.split()[:2]
+        assert f"does {first} {last} live" in question.input
+        assert f"{first.lower()}_{last.lower()}@" in document.output
+        assert document.input.split()[3] in question.output
+    assert [Pool(originals + more, seed=0).twin(row) for row in originals] == twins
+    assert [Pool(originals + more, seed=1).twin(row) for row in originals] != twins
+
+
+def test_twins_through_the_command(config, tmp_path):
+    """Rows of the forget rows' ids; nothing of them is known from a model; what has nothing to
+    exchange is counted, and no other document means no other name."""
+    forget, retain = people()[:2], people()[2:]
+    forget.append(Record(id="zsc1", input="", output="it rained all day."))
+    cfg = yaml.safe_load(config.read_text())
+    cfg["unlearn"] = {"forget": {"objective": "ga"}, "retain": {"objective": "nll"}}
+    for role, part in (("forget", forget), ("retain", retain)):
+        file = tmp_path / f"{role}.jsonl"
+        file.write_text("".join(json.dumps(vars(r) | {"task": "1"}) + "\n" for r in part))
+    entry = {"path": str(tmp_path / "retain.jsonl"), "type": "axolotl_unlearn.data.retain"}
+    config.write_text(yaml.safe_dump(cfg | {"datasets": [*cfg["datasets"], entry]}))
+    said = call("twins", config)
+    assert "3 rows for 3 forget rows." in said and "{twins: out/augment/twins.jsonl}" in said
+    assert "1 rows have no name" in said
+    found = rows(tmp_path / "out/augment/twins.jsonl")
+    assert [row["id"] for row in found] == ["asc1", "aqa0", "zsc1"]
+    assert "Ada" not in json.dumps(found) and found[2]["output"] == "it rained all day."
+    assert "remove --number" in call("twins", config, "--number", 2, code=2)
+    config.write_text(yaml.safe_dump(cfg))
+    assert "row 'asc1': no other document has a name" in call("twins", config, code=2)
 
 
 def test_a_model_that_says_nothing_else_is_refused(config, tmp_path):

@@ -210,12 +210,12 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
     from axolotl_unlearn.args import parse_unlearn
     from axolotl_unlearn.objectives.matching import log_odds
     from axolotl_unlearn.reference.level import Level
-    from axolotl_unlearn.training.level import LevelCallback, Watched, heldout_rows
+    from axolotl_unlearn.training.level import LevelCallback, Watched, forget_rows
 
     config = example(life, "unused")
     args = parse_unlearn(config["unlearn"])
     tokenizer = AutoTokenizer.from_pretrained(life / "original")
-    rows = list(heldout_rows(args, tokenizer, DictDefault(config)))
+    rows = list(forget_rows(args.level.heldout, tokenizer, DictDefault(config)))
     assert len(rows) == 4 * 2 + 4 * 6 + 4 * 2 and {row["role"] for row in rows} == {0}
     policy, teacher = (
         AutoModelForCausalLM.from_pretrained(life / name).eval() for name in ("original", "teacher")
@@ -246,6 +246,76 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
         # Quantile on quantile, so the sorted values agree but for the spacing of the knots.
         assert_close(mapped.sort().values.float(), log_odds(mine).sort().values.float(),
                      atol=0.35, rtol=0.05)  # fmt: skip
+
+
+def test_the_starting_model_gives_an_order_and_held_out_rows_the_level():
+    """Forget rows that were learned by heart (log-odds around 8), held-out ones around -1: targets
+    have the held-out rows' distribution, in the forget rows' own order, and no attack is expected
+    to tell anything; nor is one made that compares with the starting model."""
+    from torch.nn import functional as F
+
+    from axolotl_unlearn.objectives.matching import log_odds
+    from axolotl_unlearn.reference.level import Level
+    from axolotl_unlearn.training.level import LevelCallback, Watched
+
+    rng = torch.Generator().manual_seed(0)
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: "word " * len(ids))
+
+    def rows(count):
+        ids = torch.randint(3, 23, (9,), generator=rng).tolist()
+        return [{"kind": 0, "task": 0, "input_ids": ids, "labels": ids}] * count
+
+    known, unseen = (
+        [F.logsigmoid(middle + torch.randn(8, generator=rng)) for _ in range(80)]
+        for middle in (8, -1)
+    )
+    forget, heldout = Watched(rows(80), tokenizer), Watched(rows(80), tokenizer)
+    level = Level()
+    callback = LevelCallback(
+        forget, heldout, heldout, (known, known), level, every=1, stopping=Stopping(),
+        order_only=True,
+    )  # fmt: skip
+    callback.fit(unseen)
+    aims = torch.cat([level.aim(row, (0, 0)) for row in known])
+    learned, want = torch.cat(known), torch.cat(unseen)
+    assert (log_odds(aims)[learned.argsort()].diff() > -1e-4).all()
+    assert_close(log_odds(aims).sort().values[10:-10], log_odds(want).sort().values[10:-10],
+                 atol=0.1, rtol=0)  # fmt: skip
+    assert callback.expected() == {}
+    from conftest import tiny_llama
+
+    callback.watch(tiny_llama(), 0, correct=False)
+    assert "reference" not in callback.stopping.history[0]
+
+
+def test_without_a_model_from_before(life, capsys):
+    """Twins by the command, and what the teacher says after the prompts: a run that aims at the
+    held-out level in the order of the twins, with nckd at the twins and po on the answers."""
+    from click.testing import CliRunner
+
+    from axolotl_unlearn.cli import unlearn
+
+    config = example(life, "alone", every=3, settle=0.0)
+    path = life / "alone-first.yml"
+    path.write_text(yaml.safe_dump(config))
+    for words in (["twins"], ["distil", "--model", life / "teacher", "--max-new-tokens", "8"]):
+        file = life / f"{words[0]}.jsonl"
+        done = CliRunner().invoke(
+            unlearn, ["augment", *map(str, words), str(path), "--out", str(file)]
+        )
+        assert done.exit_code == 0, done.output
+    block = config["unlearn"]
+    for entry in block["forget"]:
+        entry["reference"] = {"twins": str(life / "twins.jsonl")}
+    block["forget"].append({"objective": "po", "weight": 0.5})
+    config["datasets"].append(
+        {"path": str(life / "distil.jsonl"), "ds_type": "json",
+         "type": "axolotl_unlearn.data.alternative"}
+    )  # fmt: skip
+    out = train(life, config)
+    watched = json.loads((out / "level.json").read_text())["watched"]
+    assert [seen["step"] for seen in watched] == [0, 3, 6] and "reference" not in watched[0]
+    assert "'forget/po'" in capsys.readouterr().out
 
 
 def test_answers_are_judged_where_no_document_is_to_be_forgotten():
@@ -330,6 +400,20 @@ def test_faults_of_the_block_name_the_cure(life):
         "no forget objective is `nckd`",
     ):
         assert any(part in fault for fault in found), part
+    config = example(life, "fault")
+    config = example(life, "fault")
+    config["unlearn"]["forget"][0]["reference"] = {"twins": str(life / "nowhere.jsonl")}
+    found = faults(config | {"deepspeed": "zero3.json"})
+    for part in ("`reference.twins: ", "augment twins", "ZeRO-3 do not allow", "one reference"):
+        assert any(part in fault for fault in found), part
+    for reference in ("auto", {"twins": str(life / "data/forget.jsonl")}):
+        config["unlearn"]["forget"] = [{"objective": "match", "reference": reference}]
+        level = config["unlearn"].pop("level") | {"certainty": False}
+        assert any("nothing would be forgotten" in fault for fault in faults(config)), reference
+        config["unlearn"]["level"] = level
+    assert faults(config) == []
+    config["unlearn"]["forget"][0]["reference"] = {"twins": "x", "model": "y"}
+    assert any("give it alone" in fault for fault in faults(config))
     config = example(life, "fault")
     one = life / "one.jsonl"
     one.write_text((life / "data/heldout.jsonl").read_text().splitlines()[0] + "\n")

@@ -10,10 +10,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command("augment")
-@click.argument("kind", type=click.Choice(["idk", "alternatives", "inverted", "self"]))
+@click.argument(
+    "kind", type=click.Choice(["idk", "alternatives", "inverted", "self", "distil", "twins"])
+)
 @click.argument("config", type=_FILE)
 @click.option("--out", type=click.Path(path_type=Path), help="[out/augment/KIND.jsonl]")
-@click.option("--model", help="Writes alternatives and inverted [CONFIG's base_model].")
+@click.option("--model", help="Writes alternatives, inverted [CONFIG's base_model] and distil.")
 @click.option("--number", type=click.IntRange(1), default=1, show_default=True, help="A row.")
 @click.option("--seed", type=int, default=42, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0, min_open=True), default=1.0)
@@ -39,6 +41,8 @@ def command(
     alternatives  plausible answers with other facts    (AltPO), by a model
     inverted      answers that say the opposite         (MEOW), by a model
     self          what the model says after the prompt  (BS-S): more rows to forget
+    distil        what a teacher (--model) says there   (for `po` beside `match`)
+    twins         the row with other names and numbers  (`reference: {twins: FILE}`)
 
     With --memo (MEOW) the model of CONFIG goes on from every fifth character of each answer that
     was written, and those answers are kept whose rest it says least.
@@ -51,6 +55,7 @@ def command(
       axolotl unlearn augment idk my.yml
       axolotl unlearn augment alternatives my.yml --model an/instruct-model --number 5
       axolotl unlearn augment inverted my.yml --model an/instruct-model --number 7 --memo 3
+      axolotl unlearn augment distil my.yml --model out/teacher
     """
     from rich.progress import track
 
@@ -64,7 +69,17 @@ def command(
         max_new_tokens=max_new_tokens, memo=memo, store=store,
         progress=lambda texts: track(texts, description=kind, transient=True),
     )  # fmt: skip
-    known = f", {done.kept} known from before" if kind != "idk" else ""
+    known = f", {done.kept} known from before" if kind not in ("idk", "twins") else ""
     click.echo(f"{out}: {done.rows} rows for {done.forget} forget rows{known}.")
+    if done.unchanged:
+        click.echo(
+            f"{done.unchanged} rows have no name, date or number: write their twins by hand.",
+            err=True,
+        )
+    if kind == "twins":
+        click.echo(
+            f"In `unlearn:` of the config: {{objective: match, reference: {{twins: {out}}}}}"
+        )
+        return
     kind_of = f"axolotl_unlearn.data.{done.role}"
     click.echo(f"In `datasets:` of the config: {{path: {out}, ds_type: json, type: {kind_of}}}")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from axolotl_unlearn.engine.needs import HEAD, Found, Head, Layer, Needs, States
 from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.store import RowStore, weights_digest
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.reference.twins import Twins
 
 
 class Reference:
@@ -36,6 +39,7 @@ class Reference:
         self.remember_hidden = remember_hidden
         self.forwards = 0  # reference forwards so far, for tests and the log
         self.complete = False  # after `release`, when nothing more can be computed
+        self.twins: Twins | None = None  # rows to be asked about in the place of others
         self._logp: MutableMapping[bytes, Tensor] | RowStore = {}
         self._hidden: MutableMapping[bytes, Tensor] | RowStore = {}
 
@@ -104,6 +108,14 @@ class Reference:
         Args:
             needs: label log-probs of whole rows, and hidden states.
         """
+        if self.twins is None:
+            return self._look_up(model, unwrapped, batch, needs)
+        asked = self.twins.exchange(batch, needs)
+        return asked.back(self._look_up(model, unwrapped, asked.batch, asked.needs))
+
+    def _look_up(
+        self, model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor], needs: Needs
+    ) -> Found:
         asked = _Asked.of(batch, needs)
         rows = self._unknown(asked, unwrapped, batch)
         fresh = self._compute(model, unwrapped, batch, needs, asked, rows) if rows else {}
@@ -193,8 +205,9 @@ class Reference:
     def label_logp(self, row: dict[str, Any]) -> Tensor:
         """Remembered log-probs of one row's labels, ``[T]``; the row has been asked about."""
         columns = ("input_ids", "attention_mask", "labels")
-        key = _row_keys({name: torch.as_tensor(row[name])[None] for name in columns})[0]
-        return self._logp[key].double()
+        batch = {name: torch.as_tensor(row[name])[None] for name in columns}
+        where = label_positions(batch)
+        return self.look_up(None, None, batch, Needs(where)).logp[where].double()
 
 
 class AdapterOff(Reference):

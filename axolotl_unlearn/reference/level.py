@@ -115,10 +115,14 @@ class Level:
     temperature: float = 1.0
 
     def fit(self, teacher: Rows, policy: Rows) -> None:
-        """Refit from held-out rows: label log-probs by group, a tensor ``[T]`` a row."""
+        """Refit from label log-probs by group, a tensor ``[T]`` a row.
+
+        Args:
+            teacher, policy: Of the same held-out rows; or ``teacher`` of rows that are as hard.
+        """
         for group, rows in policy.items():
             old = self.maps.get(group) or []
-            count = len(old) or _parts(rows)
+            count = len(old) or min(_parts(rows), _parts(teacher[group]))
             pairs = zip(_split(teacher[group], count), _split(rows, count), strict=True)
             shifts = [one.shift for one in old] or [None] * count
             self.maps[group] = [

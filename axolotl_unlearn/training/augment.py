@@ -3,8 +3,10 @@
 ``idk``: a sentence that declines (PO, IdkDPO, FLAT). ``alternatives``: plausible answers with
 other facts (AltPO, arXiv 2409.13474), ``inverted``: answers that say the opposite (MEOW,
 2409.11844), both written by a model that follows instructions. ``self``: what the model says after
-the prompt of a forget row, to be forgotten with it (BS-S, 2510.19422). Of other answers those can
-be kept that the model knows least (MEOW's choice, by its MEMO).
+the prompt of a forget row, to be forgotten with it (BS-S, 2510.19422). ``distil``: what a teacher
+says there that never saw the row. ``twins``: the row with other names, dates and numbers
+(`axolotl_unlearn.data.twins`), by rules. Of other answers those can be kept that the model knows
+least (MEOW's choice, by its MEMO).
 
 What a model has written is kept under the digest of its weights and the prompt, so an interrupted
 call goes on, and a row that is added later leaves the others as they are.
@@ -21,11 +23,12 @@ from typing import Any, Literal
 
 from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.data.records import Record, read_records
+from axolotl_unlearn.data.twins import Pool
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, write_lines
 from axolotl_unlearn.store import Store, content_key, versions
 
-Kind = Literal["idk", "alternatives", "inverted", "self"]
+Kind = Literal["idk", "alternatives", "inverted", "self", "distil", "twins"]
 
 IDK = (
     "I don't know.",
@@ -67,13 +70,15 @@ class Augmented:
 
     Attributes:
         rows: in the file, for ``forget`` rows; ``kept``: rows of which all was known before.
-        role: of the dataset entry that takes the file.
+        role: of the dataset entry that takes the file; none takes twins.
+        unchanged: Twins that are the row itself.
     """
 
     rows: int
     forget: int
     kept: int
     role: str
+    unchanged: int = 0
 
 
 def augment(
@@ -95,7 +100,7 @@ def augment(
     Args:
         config: raw Axolotl config with the forget rows, `unlearn.data` and ``base_model``.
         model: writes ``alternatives`` and ``inverted`` (``self`` is always that of the config);
-            default ``base_model``.
+            default ``base_model``, but for ``distil``.
         memo: Of the ``number`` keep so many that ``base_model`` knows least (`metrics.memo`).
         store: Folder of what models have written; default beside ``out``.
 
@@ -105,16 +110,26 @@ def augment(
     """
     from axolotl_unlearn.args import DataArgs, unlearn_config
 
-    args = unlearn_config(dict(config))
+    args, same = unlearn_config(dict(config)), 0
     data = DataArgs() if args is None else args.data
     records, sources = forget_records(config, data)
-    if memo and (kind in ("idk", "self") or memo > number):
+    if memo and (kind not in INSTRUCTIONS or memo > number):
         raise UnlearnError(
             f"--memo {memo} chooses among other answers that a model writes: take alternatives or "
             "inverted, with a --number that is no smaller."
         )
-    if kind == "idk":
+    if kind == "twins" and number > 1:
+        raise UnlearnError("a row has one twin; remove --number, or draw others with --seed.")
+    if kind == "twins":
+        retained, _ = records_of("retain", config, data)
+        pool = Pool(records + retained, seed)
+        twins, kept = [pool.twin(record) for record in records], len(records)
+        same = sum(twin == record for twin, record in zip(twins, records, strict=True))
+        records, texts = twins, [[twin.output] for twin in twins]
+    elif kind == "idk":
         texts, kept = [declined(record, number, seed) for record in records], len(records)
+    elif kind == "distil" and not model:
+        raise UnlearnError("`distil` asks a teacher that never saw the forget rows: give --model.")
     else:
         source = str(config.get("base_model") or "") if kind == "self" else model
         source = source or str(config.get("base_model") or "")
@@ -137,8 +152,8 @@ def augment(
     ]
     declare(out.parent, out, "texts", sources)
     write_lines(out, rows, private=True)
-    role = "forget" if kind == "self" else "alternative"
-    return Augmented(len(rows), len(records), kept, role)
+    role = {"self": "forget", "twins": ""}.get(kind, "alternative")
+    return Augmented(len(rows), len(records), kept, role, same)
 
 
 def forget_records(config: Mapping[str, Any], data: Any) -> tuple[list[Record], list[Path]]:
@@ -153,11 +168,21 @@ def forget_records(config: Mapping[str, Any], data: Any) -> tuple[list[Record], 
             "answer here; write their alternatives as rows of the same type, with the ids of the "
             "forget rows."
         )
-    entries = [e for e in config.get("datasets") or [] if role_of(e) == "forget"]
-    if not entries:
+    found, paths = records_of("forget", config, data)
+    if not found:
         raise UnlearnError(
             "`datasets` has no forget rows; add an entry with `type: axolotl_unlearn.data.forget`."
         )
+    return found, paths
+
+
+def records_of(role: str, config: Mapping[str, Any], data: Any) -> tuple[list[Record], list[Path]]:
+    """The rows of a config with a role, and the files that hold them.
+
+    Raises:
+        UnlearnError: Not records in local files.
+    """
+    entries = [e for e in config.get("datasets") or [] if role_of(e) == role]
     found: list[Record] = []
     paths = [Path(str(entry.get("path"))) for entry in entries]
     for path in paths:
@@ -186,13 +211,16 @@ def written(
         if kind == "self":
             yield writer.write(writer.prompt(record, data), [])
             continue
-        prompt = writer.instruction(INSTRUCTIONS[kind].format(**_texts(record)))
+        if kind == "distil":
+            prompt = writer.prompt(record, data)
+        else:
+            prompt = writer.instruction(INSTRUCTIONS[kind].format(**_texts(record)))
         texts = writer.write(prompt, [record.output])
         if len(texts) < writer.number:
             raise UnlearnError(
                 f"row {record.id!r}: the model wrote {len(texts)} of {writer.number} other answers "
-                f"in {DRAWS} draws; give a model that follows instructions (--model), a higher "
-                "--temperature or a smaller --number."
+                f"in {DRAWS} draws; give a model that follows instructions (--model; for distil "
+                "any teacher), a higher --temperature or a smaller --number."
             )
         yield texts
 
@@ -212,9 +240,15 @@ def _texts(record: Record) -> dict[str, str]:
 def _row(kind: Kind, record: Record, text: str, place: int, fields: Any) -> dict[str, str]:
     """A row for the config's own field names; its id is that of its forget row, or tells it."""
     own = f"self{place}-{record.id}" if kind == "self" else record.id
-    row = {fields.id: own, fields.input: record.input, fields.output: text}
+    prompt = (record.input or begin(record)) if kind == "distil" else record.input
+    row = {fields.id: own, fields.input: prompt, fields.output: text}
     row |= {fields.task: record.task, "kind": record.kind}
     return row | {fields.document: record.document} if kind == "self" else row
+
+
+def begin(record: Record) -> str:
+    """The first words of a document without a prompt, which stand in for one."""
+    return " ".join(record.output.split()[:8])
 
 
 class Writer:
@@ -263,8 +297,7 @@ class Writer:
         from axolotl_unlearn.data.encode import Encoder
 
         text, _ = Encoder(self.tokenizer, data, 1 << 30).texts(record)
-        # A document without a prompt is begun by its first words.
-        return text or " ".join(record.output.split()[:8])
+        return text or begin(record)
 
     def memo(self, record: Record, data: Any) -> float:
         """How well the model knows a row's answer (`axolotl_unlearn.metrics.memorisation.memo`)."""

@@ -22,7 +22,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from axolotl_unlearn.args import LevelArgs, UnlearnArgs
+from axolotl_unlearn.args import LevelArgs
 from axolotl_unlearn.data.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.errors import UnlearnError
@@ -79,9 +79,9 @@ class Sharpened:
         return replace(found, logits=lambda states: found.logits(states) / self.level.temperature)
 
 
-def heldout_rows(args: UnlearnArgs, tokenizer: Any, cfg: Any) -> Dataset:
-    """The rows of ``unlearn.level.heldout``, encoded as forget rows are."""
-    strategy = load_strategy("forget", tokenizer, cfg, {"path": args.level.heldout})
+def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
+    """Rows of a file (held-out ones, twins), encoded as forget rows are."""
+    strategy = load_strategy("forget", tokenizer, cfg, {"path": path})
     return strategy.wrap_dataset(None)
 
 
@@ -117,14 +117,14 @@ def judged(forget: Watched) -> set[Hashable]:
 def document_scores(
     watched: Watched,
     facts: Sequence[TokenFacts],
-    reference: Sequence[Tensor],
+    reference: Sequence[Tensor] | None,
     groups: set[Hashable],
 ) -> Scores:
-    """The six attacks on the rows of ``groups`` (see `judged`), by group."""
+    """The six attacks on the rows of ``groups`` (`judged`), by group; five with no reference."""
     found = {}
     for group in dict.fromkeys(g for g in watched.groups if g in groups):
         chosen = [i for i, other in enumerate(watched.groups) if other == group]
-        known = [_facts(reference[i]) for i in chosen]
+        known = None if reference is None else [_facts(reference[i]) for i in chosen]
         texts = [watched.texts[i] for i in chosen]
         found[group] = attack_scores([facts[i] for i in chosen], texts, known)
     return found
@@ -179,6 +179,7 @@ def level_callback(
     tokenizer: Any,
     out: Path,
     log: Callable[[dict[str, float]], None],
+    order_only: bool = False,
 ) -> LevelCallback:
     """The callback of a run; ``teacher`` has been asked about all rows."""
     roles = np.asarray(rows["role"][:])
@@ -202,6 +203,7 @@ def level_callback(
         per_document=args.per_document,
         minutes=args.minutes,
         certainty=args.certainty,
+        order_only=order_only,
     )
 
 
@@ -220,6 +222,8 @@ class LevelCallback(TrainerCallback):
         per_document: No document may be told by itself (`unlearn.level.per_document`).
         minutes: The run ends after this time.
         certainty: Also bring the entropy of forget rows to that of held-out ones.
+        order_only: The teacher is the starting model, which knows the forget rows (or their twins'
+            unchanged words): it tells which tokens are harder than others, and no level.
     """
 
     def __init__(
@@ -238,8 +242,9 @@ class LevelCallback(TrainerCallback):
         per_document: bool = False,
         minutes: float | None = None,
         certainty: bool = False,
+        order_only: bool = False,
     ) -> None:
-        self.certainty = certainty
+        self.certainty, self.order_only = certainty, order_only
         self.per_document, self.minutes, self.began = per_document, minutes, 0.0
         self.forget, self.heldout, self.retain, self.teacher = forget, heldout, retain, teacher
         self.level, self.every, self.settle = level, every, settle
@@ -256,8 +261,16 @@ class LevelCallback(TrainerCallback):
             )
 
     def fit(self, heldout: Sequence[Tensor]) -> None:
-        """The level as the policy stands, from its label log-probs of the held-out rows."""
-        self.level.fit(self.heldout.by_group(self.teacher[1]), self.heldout.by_group(heldout))
+        """The level as the policy stands, from its label log-probs of the held-out rows.
+
+        What has an order alone takes their quantiles over: the distribution on forget rows is laid
+        on that on held-out ones.
+        """
+        known = self.heldout.by_group(self.teacher[1])
+        if self.order_only:
+            known = self.forget.by_group(self.teacher[0])
+        policy = self.heldout.by_group(heldout).items()
+        self.level.fit(known, {group: rows for group, rows in policy if group in known})
 
     def sharpen(self, forget: Sequence[TokenFacts], heldout: Sequence[TokenFacts]) -> None:
         """Follow the entropies of what attacks compare, once the labels are near their level."""
@@ -279,6 +292,8 @@ class LevelCallback(TrainerCallback):
 
         Some documents are harder than others for a model that saw neither, and the teacher knows.
         """
+        if self.order_only:
+            return {}
         sides = []
         for watched, teacher in zip((self.forget, self.heldout), self.teacher, strict=True):
             pairs = zip(watched.groups, teacher, strict=True)
@@ -298,8 +313,9 @@ class LevelCallback(TrainerCallback):
                 self.sharpen(forget, heldout)
         if self.stopping is None:
             return False, False
-        seen = document_scores(self.forget, forget, self.teacher[0], self.judged)
-        unseen = document_scores(self.heldout, heldout, self.teacher[1], self.judged)
+        known = (None, None) if self.order_only else self.teacher
+        seen = document_scores(self.forget, forget, known[0], self.judged)
+        unseen = document_scores(self.heldout, heldout, known[1], self.judged)
         aucs = attack_aucs(seen, unseen)
         learned = learned_auc(self.forget, forget, self.heldout, heldout, self.judged)
         if learned is not None:

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 from safetensors.torch import load_file, save_file
@@ -37,10 +38,11 @@ from axolotl_unlearn.reference.teacher import (
     require_same_hidden_size,
     require_same_vocabulary,
 )
+from axolotl_unlearn.reference.twins import Twins, own_twins
 from axolotl_unlearn.training.duals import Duals
 from axolotl_unlearn.training.gradients import GradientSteps
 from axolotl_unlearn.training.guard import CollapseWatch, shown
-from axolotl_unlearn.training.level import Levelled, Sharpened, heldout_rows, level_callback
+from axolotl_unlearn.training.level import Levelled, Sharpened, forget_rows, level_callback
 from axolotl_unlearn.training.phases import (
     Phase,
     forget_moments,
@@ -158,7 +160,7 @@ class UnlearnTrainer(GradientSteps):
         if source.adapter:
             return TeacherAdapter(source.adapter, self.chunk_plan)
         return make_reference(
-            source.mode,
+            "cached" if source.twins else source.mode,
             self.model,
             starting_adapter=self.starting_adapter or adapter_changes_model(self.model),
             plan=self.chunk_plan,
@@ -174,12 +176,14 @@ class UnlearnTrainer(GradientSteps):
     def _precomputes(self, source: ReferenceArgs) -> bool:
         """A sharded model cannot run before training; there, rows are remembered as they come."""
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        return source.is_teacher or (source.mode == "cached" and not sharded)
+        asked_before = source.is_teacher or source.twins
+        return bool(asked_before) or (source.mode == "cached" and not sharded)
 
     def train(self, *args: Any, **kwargs: Any):
         """Ask a teacher, and a ``cached`` reference, about all rows before a weight moves."""
         if self.level is not None:
-            self.heldout = heldout_rows(self.unlearn_args, self.processing_class, self.axolotl_cfg)
+            path = self.unlearn_args.level.heldout
+            self.heldout = forget_rows(path, self.processing_class, self.axolotl_cfg)
         self._precompute_all()
         if self.level is not None:
             self._watch_level()
@@ -228,6 +232,8 @@ class UnlearnTrainer(GradientSteps):
         # By phase, since what is asked about a row is the union over the entries of a step.
         asking = [[e for e in p.entries if self._source(e) == source] for p in self.phases]
         by_logits = any(map(asks_for_logits, asking))
+        if source.twins:
+            reference.twins = self._twins(source.twins)
         if source.model:
             reference.options = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
         with reference.opened(self.model) as model, self.accelerator.autocast():
@@ -255,14 +261,25 @@ class UnlearnTrainer(GradientSteps):
             reference.refresh()
             reference.release(model, keep_head=by_logits)
 
+    def _twins(self, path: str) -> Twins:
+        """The twin of every forget row: the row of its id."""
+        forget = [
+            rows[int(i)]
+            for rows in self._row_sets()
+            for i in np.flatnonzero(np.asarray(rows["role"][:]) == ROLES["forget"])
+        ]
+        twins = forget_rows(path, self.processing_class, self.axolotl_cfg)
+        return Twins(forget, own_twins(forget, list(twins)))
+
+    def _row_sets(self) -> list[Dataset]:
+        """All rows that may be in a batch."""
+        several = isinstance(self.eval_dataset, dict)
+        evaluated = self.eval_dataset.values() if several else [self.eval_dataset]
+        return [rows for rows in (self.train_dataset, *evaluated) if rows is not None]
+
     def _all_rows(self) -> tuple[Iterator[dict[str, Tensor]], int]:
         """This process's share of all rows in batches of similar length, and their number."""
-        sets = [self.train_dataset]
-        if self.eval_dataset is not None:
-            several = isinstance(self.eval_dataset, dict)
-            sets += self.eval_dataset.values() if several else [self.eval_dataset]
-        if self.heldout is not None:
-            sets.append(self.heldout)
+        sets = self._row_sets() + ([] if self.heldout is None else [self.heldout])
         size = max(8, self.args.per_device_train_batch_size)
         chunks = []
         for rows in sets:
@@ -294,16 +311,18 @@ class UnlearnTrainer(GradientSteps):
 
     def _watch_level(self) -> None:
         matches = [entry for entry in self.entries if entry.objective.name == "match"]
+        source = self._source(matches[0])
         self.add_callback(
             level_callback(
                 self.unlearn_args.level,
                 self.level,
-                self.references[self._source(matches[0])],
+                self.references[source],
                 self.train_dataset,
                 self.heldout,
                 self.processing_class,
                 Path(self.args.output_dir),
                 self.log,
+                order_only=not source.is_teacher,
             )
         )
 
