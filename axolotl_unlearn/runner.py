@@ -2,7 +2,8 @@
 
 A stage runs when the stages it needs are done and threads are free. It is kept when a stamp of an
 earlier run carries the same key (command, input files, versions, keys of the stages before it; not
-the number of threads) and its output is still there.
+the number of threads) and its output is still there. Commands of Python are forks of a process that
+has imported the libraries once (`axolotl_unlearn.forkserver`), where that can be.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.forkserver import Fork, ForkServer, python_words
+from axolotl_unlearn.forkserver import possible as forks_possible
 from axolotl_unlearn.store import Store, content_key, file_digest, versions
 
 LOG_LINES = 15
@@ -94,7 +96,7 @@ class Outcome:
 @dataclass
 class _Running:
     stage: Stage
-    process: subprocess.Popen
+    process: subprocess.Popen | Fork
     key: str
     started: float
     log: Path
@@ -239,13 +241,26 @@ class _Groups:
     """Commands in process groups of their own, none of which outlives this process.
 
     A process of its own in a session of its own watches: after SIGKILL nobody else is left to.
+
+    Args:
+        environment: Of all commands. Where it can, a fork server starts those of Python.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = environment
         self._watch: subprocess.Popen | None = None
+        self._server: ForkServer | None = None
         self.lock = -1
 
-    def start(self, command: list[str], **more: Any) -> subprocess.Popen:
+    @property
+    def cpu_seconds(self) -> float:
+        """Of the fork server's commands that have ended; others are children of this process."""
+        return self._server.seconds if self._server else 0.0
+
+    def start(
+        self, command: list[str], log: Path, environment: Mapping[str, str]
+    ) -> subprocess.Popen | Fork:
+        """The command, its output at the end of ``log``, with these variables added."""
         if self._watch is None:
             self._watch = subprocess.Popen(
                 [sys.executable, "-ISc", _WATCH],
@@ -254,15 +269,34 @@ class _Groups:
                 start_new_session=True,
                 pass_fds=[self.lock],
             )
-        process = subprocess.Popen(command, process_group=0, pass_fds=[self.lock], **more)
+        process = self._fork(command, log, environment)
+        if process is None:
+            with log.open("ab") as file:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**self.environment, **environment},
+                    process_group=0,
+                    pass_fds=[self.lock],
+                )
         self._tell(process)
         return process
 
-    def end(self, process: subprocess.Popen) -> None:
+    def _fork(self, command: list[str], log: Path, environment: Mapping[str, str]) -> Fork | None:
+        path = self.environment.get("PATH")
+        if not forks_possible(self.environment) or python_words(command, path) is None:
+            return None
+        if self._server is None:
+            self._server = ForkServer(self.environment, keep=[self.lock])
+        return self._server.start(command, log, environment)
+
+    def end(self, process: subprocess.Popen | Fork) -> None:
         """It has ended by itself."""
         self._tell(process)
 
-    def _tell(self, process: subprocess.Popen) -> None:
+    def _tell(self, process: subprocess.Popen | Fork) -> None:
         self._watch.stdin.write(f"{process.pid}\n")
         self._watch.stdin.flush()
 
@@ -272,6 +306,8 @@ class _Groups:
             self._watch.stdin.close()
             self._watch.wait()
             self._watch = None
+        if self._server is not None:
+            self._server.close()
 
 
 class Job:
@@ -301,7 +337,7 @@ class Job:
         self.started = time.monotonic()
         self._stamps = Store(folder / "stamps")
         self._running: list[_Running] = []
-        self._groups = _Groups()
+        self._groups = _Groups(self.environment)
         self._cpu_before = _cpu_of_children()
 
     def add(self, stage: Stage) -> None:
@@ -323,7 +359,7 @@ class Job:
 
     def cpu_seconds(self) -> float:
         """CPU time of the commands that have ended; tells more than `seconds` on a busy machine."""
-        return _cpu_of_children() - self._cpu_before
+        return _cpu_of_children() - self._cpu_before + self._groups.cpu_seconds
 
     def run(self) -> dict[str, Outcome]:
         """Run all stages.
@@ -399,19 +435,14 @@ class Job:
 
     def _spawn(self, stage: Stage, command: list[str], log: Path, threads: str):
         environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        streams = {"stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
-        with log.open("wb") as file:
-            file.write(("$ " + " ".join(command) + "\n").encode())
-            file.flush()
-            try:
-                return self._groups.start(
-                    command, stdout=file, env=self.environment | environment, **streams
-                )
-            except OSError as error:
-                raise UnlearnError(
-                    f"{stage.title}: cannot start `{command[0]}` ({error.strerror}); install the "
-                    "package into this environment."
-                ) from error
+        log.write_text("$ " + " ".join(command) + "\n", "utf-8")
+        try:
+            return self._groups.start(command, log, environment)
+        except OSError as error:
+            raise UnlearnError(
+                f"{stage.title}: cannot start `{command[0]}` ({error.strerror}); install the "
+                "package into this environment."
+            ) from error
 
     def _finish(self, entry: _Running, display: _Display) -> None:
         stage, code = entry.stage, entry.process.returncode

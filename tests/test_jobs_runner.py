@@ -1,6 +1,7 @@
 """Stages: order, reuse, keys that follow content, failures that show the log."""
 
 import io
+import json
 import os
 import random
 import signal
@@ -281,25 +282,29 @@ def test_seconds_of_kept_stages_count(tmp_path):
     assert again.total_seconds() == 42.5
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_command_outlives_its_driver(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "forked"), [(signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGKILL, True)]
+)
+def test_no_command_outlives_its_driver(tmp_path, number, forked):
     """The command writes the number of its own child, which sleeps; both must end with us."""
     child = (
         "import subprocess, sys, time, pathlib\n"
         "one = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(120)'])\n"
         "pathlib.Path(sys.argv[1]).write_text(str(one.pid))\n"
     )
+    (tmp_path / "child.py").write_text(child + "time.sleep(120)")
+    how = [str(tmp_path / "child.py")] if forked else ["-c", child + "time.sleep(120)"]
     driver = (
         "import sys; from pathlib import Path; from axolotl_unlearn.runner import Job, Stage\n"
         "folder = Path(sys.argv[1])\n"
-        f"command = [sys.executable, '-c', {child + 'time.sleep(120)'!r}, str(folder / 'pid')]\n"
+        f"command = [sys.executable, *{how!r}, str(folder / 'pid')]\n"
         "job = Job(folder, threads=1)\n"
         "job.add(Stage('s', 's', command, folder / 'never'))\n"
         "job.run()\n"
     )
     process = subprocess.Popen(python(driver, tmp_path))
     pid = tmp_path / "pid"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120  # the fork server imports Axolotl
     while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(number)
@@ -308,6 +313,44 @@ def test_no_command_outlives_its_driver(tmp_path, number):
     while _alive(int(pid.read_text())) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not _alive(int(pid.read_text()))
+
+
+def test_a_command_of_python_is_a_fork_and_does_not_notice(tmp_path, forks):
+    """Arguments, environment, threads, group, log and exit code are those of a process; what it
+    changes is its own."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os, sys\nimport torch\n"
+        "print('said'); print('warned', file=sys.stderr)\n"
+        "facts = {\n"
+        "    'argv': sys.argv[1:], 'name': __name__, 'job': os.environ['A_JOB'],\n"
+        "    'threads': [os.environ['OMP_NUM_THREADS'], torch.get_num_threads()],\n"
+        "    'leads': os.getpgrp() == os.getpid(), 'input': sys.stdin.read(),\n"
+        "    'imported': 'axolotl.cli.train' in sys.modules, 'left': getattr(torch, 'left', 0),\n"
+        "}\n"
+        "torch.left = 1\n"
+        "open(sys.argv[1], 'w').write(json.dumps(facts))\n"
+        "sys.exit(int(sys.argv[2]))\n"
+    )
+    environment = {"A_JOB": "mine", "CUDA_VISIBLE_DEVICES": ""}
+    job = Job(tmp_path, threads=2, environment=environment, console=Console(file=io.StringIO()))
+    outs = [tmp_path / f"{n}.json" for n in range(3)]
+    for n, (out, code, threads) in enumerate(zip(outs, (0, 0, 3), (1, 2, 1), strict=True)):
+        words = [sys.executable, str(script), str(out), str(code)]
+        before = [str(n - 1)] if n else []
+        job.add(Stage(str(n), f"stage {n}", words, out, threads=threads, needs=before))
+    with pytest.raises(UnlearnError, match="stage 2: .* ended with exit code 3; the log"):
+        job.run()
+    for out, threads in zip(outs, (1, 2, 1), strict=True):
+        facts = json.loads(out.read_text())
+        assert facts.pop("argv")[0] == str(out)
+        assert facts.pop("threads") == [str(threads), threads]
+        assert facts == {
+            "name": "__main__", "job": "mine", "leads": True, "input": "", "imported": True,
+            "left": 0,
+        }  # fmt: skip
+    assert (tmp_path / "logs" / "1.log").read_text().splitlines()[1:] == ["said", "warned"]
+    assert job.cpu_seconds() > 0
 
 
 def test_a_start_waits_for_the_commands_of_a_killed_run(tmp_path, monkeypatch):
