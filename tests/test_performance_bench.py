@@ -156,3 +156,21 @@ def test_gpu_benchmark_runs_on_a_tiny_shape(monkeypatch, tmp_path, capsys):
     for name, result in found.items():
         if name != "ours_qlora" or "error" not in result:
             assert result["seconds"] > 0 and result["recipe_minutes"] > 0, (name, result)
+
+
+def test_costs_by_retain_set_are_laid_side_by_side():
+    """10 + 100 s of teacher and match for 220 s of retraining is half; a run is a process apart,
+    of which nothing but its numbers comes back."""
+    from benchmarks import retain_size
+
+    run = {"steps": 40, "step": 5.0, "seconds": 220.0, "peak_mib": 700.0}
+    found = {
+        "retained_rows": 288, "retrain": run, "teacher": run | {"seconds": 10.0},
+        "match": run | {"seconds": 100.0, "peak_mib": 900.0},
+    }  # fmt: skip
+    (row,) = retain_size.tables({"4": found})["cost"]["rows"]
+    assert row[:4] == ["4x", "288", "40 of 5.00 s", "220 s"]
+    assert row[-2:] == ["0.50", "700, 900 MiB"]
+    here = []
+    found = retain_size.apart(lambda: here.append(sum(range(10**6))) or {"steps": 3.0})
+    assert found["steps"] == 3 and found["total"] > 0 and found["peak_mib"] > 10 and not here
