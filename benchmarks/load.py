@@ -3,16 +3,17 @@
     python -m benchmarks.load                 # 125 000 to 1 000 000 rows, a process each
     python -m benchmarks.load --rows 50000
     python -m benchmarks.load --evaluate 20000
-    python -m benchmarks.load --evaluate 100000 --kill .5
+    python -m benchmarks.load --evaluate 100000 --models 1 --kill .5
 
 Half of the rows are to be forgotten, half retained, about 30 tokens each, the tokenizer of
 examples/tiny-olmo. ``check`` reads and compares them, ``encode`` makes token rows as Axolotl's
 loader calls it, ``pair`` draws an epoch in batches of 8 through the sampler. No model is loaded.
 
 ``--evaluate``: `axolotl_unlearn.evaluation` of a random model of 0.1 million numbers, answers of 8
-tokens; four of ten rows to forget, four to keep, one a member, one not; a retrained model beside
-it. Then again from what it has kept. ``--kill .5`` ends it with SIGKILL when half of the answers
-are stored and starts it again: ``stored`` were there, ``generated`` were made after it.
+tokens; four of ten rows to forget, four to keep, one a member, one not; two models beside it, one
+of them a retrained one (``--models 1``: without them). Then again from what it has kept. ``--kill
+.5`` ends it with SIGKILL when half of the answers are stored and starts it again: ``stored`` were
+there, ``generated`` were made after it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -103,7 +105,7 @@ def point(count: int) -> dict[str, float]:
 MODELS = ("original", "after", "retrained")
 
 
-def prepare(folder: Path, count: int) -> None:
+def prepare(folder: Path, count: int, models: Sequence[str]) -> None:
     """Rows and models to evaluate."""
     import torch
     from transformers import AutoTokenizer, OlmoConfig, OlmoForCausalLM
@@ -127,14 +129,16 @@ def prepare(folder: Path, count: int) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    for seed, model in enumerate(MODELS):
+    for seed, model in enumerate(models):
         torch.manual_seed(seed)
         OlmoForCausalLM(config).save_pretrained(folder / model)
         tokenizer.save_pretrained(folder / model)
 
 
-def evaluation(folder: Path, count: int) -> dict[str, float]:
-    """The same of an evaluation of three models, which ``folder`` holds."""
+def evaluation(
+    folder: Path, count: int, models: Sequence[str], whats: Sequence[str] = ("evaluate", "again")
+) -> dict[str, float]:
+    """The same of an evaluation of models that ``folder`` holds."""
     import torch
     from transformers import AutoTokenizer, OlmoForCausalLM  # noqa: F401  not counted as memory
 
@@ -150,11 +154,11 @@ def evaluation(folder: Path, count: int) -> dict[str, float]:
         return decode(model, tokenizer, rows, *more)
 
     generate._decode = counted
-    models = [f"{model}={folder / model}" for model in MODELS]
+    named = [f"{model}={folder / model}" for model in models]
     before, found = _peak_mb(), {"evaluated": count, "models": len(models)}
-    for what in ("evaluate", "again"):
+    for what in whats:
         began = time.process_time()
-        evaluate(models, folder / "data", folder / "out", max_gen_toks=8, progress=False)
+        evaluate(named, folder / "data", folder / "out", max_gen_toks=8, progress=False)
         found[f"{what}_seconds"] = round(time.process_time() - began, 2)
         found[f"{what}_mb"] = round(_peak_mb() - before)
     sizes = (path.stat().st_size for path in (folder / "out").rglob("*") if path.is_file())
@@ -162,13 +166,15 @@ def evaluation(folder: Path, count: int) -> dict[str, float]:
     return found | {"generated": generated}
 
 
-def killed(folder: Path, count: int, share: float) -> dict[str, float]:
+def killed(folder: Path, count: int, models: Sequence[str], share: float) -> dict[str, float]:
     """The same after a process that was killed when it had stored this share of the answers."""
     command = [sys.executable, "-m", "benchmarks.load", "--evaluate", str(count)]
-    command += ["--folder", str(folder)]
+    command += ["--folder", str(folder), "--models", str(len(models))]
     answers = 8 * count // 10
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
-        while (stored := _stored(folder / "out" / "cache", answers)) < share * answers * 3:
+        while (stored := _stored(folder / "out" / "cache", answers)) < (
+            share * answers * len(models)
+        ):
             if process.poll() is not None:
                 raise SystemExit(f"it ended with {process.returncode} before it could be killed.")
             time.sleep(0.5)
@@ -195,24 +201,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int)
     parser.add_argument("--evaluate", type=int)
+    parser.add_argument("--models", type=int, default=len(MODELS))
     parser.add_argument("--kill", type=float)
     parser.add_argument("--folder", type=Path)  # that `killed` has prepared
     options = parser.parse_args()
     if options.rows:
         print(json.dumps(point(options.rows)))
         return
+    count, models = options.evaluate, MODELS[: options.models]
     if options.folder:
-        print(json.dumps(evaluation(options.folder, options.evaluate)))
+        print(json.dumps(evaluation(options.folder, count, models, ["evaluate"])))
         return
-    if options.evaluate:
+    if count:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            prepare(folder, options.evaluate)
-            found = (
-                killed(folder, options.evaluate, options.kill)
-                if options.kill
-                else evaluation(folder, options.evaluate)
-            )
+            prepare(folder, count, models)
+            if options.kill:
+                found = killed(folder, count, models, options.kill)
+            else:
+                found = evaluation(folder, count, models)
             print(json.dumps(found))
         return
     for count in SIZES:
