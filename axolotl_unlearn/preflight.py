@@ -21,7 +21,7 @@ from axolotl_unlearn.args import ObjectiveArgs, UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
 from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.data.coverage import RowCounts
-from axolotl_unlearn.data.prepared import prepared_folder
+from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.registry import objectives
@@ -349,6 +349,7 @@ def prepare_data(cfg: dict) -> None:
     if found:
         raise UnlearnError(" ".join(found))
     cfg["dataset_prepared_path"] = prepared_folder(cfg)
+    drop_half_written(Path(cfg["dataset_prepared_path"]))
     _keep_together(cfg)
 
 

@@ -140,8 +140,7 @@ def test_no_writer_of_the_package_goes_around(request):
         "reference/store.py": "appends rows; each has a checksum, half ones are cut off",
         "evaluation/cache.py": "appends rows of a model under work; half lines are made again",
         "requests/ledger.py": "appends under a lock; the key is new and exclusive",
-        "requests/run.py": "a lock",
-        "runner.py": "logs of commands",
+        "runner.py": "logs of commands, and a lock",
         "demo/smollm2.py": "into a draft",
         "jobs/demo_request.py": "changes bytes of a copy on purpose",
     }

@@ -1,19 +1,29 @@
 """The study over seeds: which stages it has, what it chooses on, and its arithmetic."""
 
+import importlib
 import json
 import math
+import os
 import shlex
+import shutil
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import kills
 import pytest
 import yaml
 from click.testing import CliRunner
+from conftest import count
+from forks import IMPORTED
+from rich.console import Console
 
 from axolotl_unlearn.analysis.paper import COLUMNS
 from axolotl_unlearn.analysis.seeds import interval_over_seeds
 from axolotl_unlearn.analysis.study import page, read_seed, study_tables, told_apart
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.jobs.reproduce import (
     EPOCHS,
@@ -23,8 +33,10 @@ from axolotl_unlearn.jobs.reproduce import (
     SINGLES,
     SIZES,
     plan_seed,
+    reproduce,
 )
 from axolotl_unlearn.jobs.stages import Plan
+from axolotl_unlearn.runner import last_lines, training_progress
 
 ORDER = ("original", "over", "under", "fixed", "tuned", "tuned_four", "single", "retrained")
 
@@ -170,6 +182,63 @@ def test_results_say_the_command_with_its_options(tmp_path, monkeypatch):
     assert shlex.split(command)[:3] == ["axolotl", "unlearn", "reproduce"]
     assert set(shlex.split(command)[3:]) == {*words[:-2]} and "--jobs" not in command
     assert "--tables 0" in command and "--seeds '3 4'" in command
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_killed_with_kill_9_reproduce_goes_on(tmp_path, monkeypatch, forks):
+    """The whole job on a handful of rows, killed while it trains and again while it searches; then
+    both stages once more, unbroken: the same bits, the same scores."""
+    monkeypatch.chdir(Path(__file__).parents[1])
+    sizes = Sizes(
+        stories=2, pii=2, facts_forget=40, facts_retain=4, nonmembers=40, general=4,
+        background=12, passes=1, background_per_pass=12,
+    )  # fmt: skip
+    out, folder = tmp_path / "out", tmp_path / "out" / "seed-0"
+    options = {"tables": 0, "trials": 2, "threads": 1, "sizes": sizes}
+
+    def run() -> dict:
+        reproduce(out, console=Console(quiet=True), **options)
+        return json.loads((out / "results.json").read_text())["seeds"]
+
+    def trains() -> bool:
+        steps = training_progress(folder / "logs" / "over.log")
+        return bool(steps and steps[0])
+
+    def searches() -> bool:
+        return any((folder / "tuned").glob("*"))
+
+    for name in IMPORTED:  # once, before the forks
+        importlib.import_module(name)
+    for begun in (trains, searches):
+        pid = os.fork()
+        if not pid:
+            try:
+                run()
+            finally:
+                os._exit(1)
+        while not begun():
+            assert not os.waitpid(pid, os.WNOHANG)[0], last_lines(folder / "logs" / "over.log")
+            time.sleep(0.05)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        count("runs killed and resumed")
+    found = run()
+
+    def weights() -> dict[str, bytes]:
+        return {
+            str(path.relative_to(folder)): path.read_bytes()
+            for name in ("over", "tuned/best")
+            for path in (folder / name).glob("*.safetensors")
+        }
+
+    continued = weights()
+    assert len(continued) >= 2
+    for name in ("over", "tuned"):
+        shutil.rmtree(folder / name)
+    again = run()
+    assert kills.same(continued, weights())
+    assert again == found
 
 
 def test_interval_over_seeds_by_hand():

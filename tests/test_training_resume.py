@@ -157,6 +157,25 @@ def test_killed_with_kill_9(stage, forks):  # noqa: F811
     assert found == []
 
 
+@pytest.mark.slow
+def test_killed_while_the_prepared_rows_are_saved(stage):  # noqa: F811
+    """Axolotl reads any folder that holds a file: each run after the kill ended in its traceback
+    ("No such file ... dataset_info.json") until somebody removed the folder."""
+    again = {"dataset_prepared_path": str(stage / "cut"), "max_steps": 2}
+    whole = train(stage, "whole rows", **again)
+    (prepared,) = (path.parent for path in (stage / "cut").rglob("state.json"))
+    kept = load_file(whole / "adapter_model.safetensors")
+    for number, gone in enumerate((["dataset_info.json"], ["dataset_info.json", "state.json"])):
+        for name in gone:  # cut in the first case, as they are written after the rows
+            os.truncate(prepared / name, 5) if not number else (prepared / name).unlink()
+        folder = train(stage, "cut rows", **again)
+        count("runs killed and resumed")
+        found = load_file(folder / "adapter_model.safetensors")
+        different = [name for name in kept if not torch.equal(kept[name], found[name])]
+        count("differences found", len(different))
+        assert not different and json.loads((prepared / "dataset_info.json").read_text())
+
+
 # --- half-written checkpoints --------------------------------------------------------------------
 
 

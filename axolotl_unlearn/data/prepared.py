@@ -9,12 +9,17 @@ from __future__ import annotations
 import glob
 import hashlib
 import importlib.metadata
+import json
+import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.args import parse_unlearn
 from axolotl_unlearn.data.checks import ENTRY_KEYS, KEYS
+
+LOG = logging.getLogger(__name__)
 
 #: Settings of Axolotl that decide tokens, rows or their order.
 SETTINGS = (
@@ -46,6 +51,7 @@ _TOKENIZER_FILES = re.compile(
     r"|.*\.(model|tiktoken|jinja)"
 )
 _OURS = re.compile(r"unlearn-[0-9a-f]{16}")
+_AXOLOTLS = re.compile(r"[0-9a-f]{32}")
 
 
 def prepared_folder(cfg: dict[str, Any]) -> str:
@@ -59,6 +65,35 @@ def prepared_folder(cfg: dict[str, Any]) -> str:
 def is_prepared(path: Path) -> bool:
     """A real folder with the name that `prepared_folder` gives."""
     return bool(_OURS.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+
+
+def drop_half_written(folder: Path) -> None:
+    """Remove rows that a killed run has saved in part: Axolotl would read what is there and end.
+
+    A process that saves just now holds Axolotl's lock.
+    """
+    from axolotl.utils.data.lock import LOCK_FILE_NAME
+    from filelock import FileLock
+
+    def broken() -> list[Path]:
+        found = (path for path in folder.glob("*") if _AXOLOTLS.fullmatch(path.name))
+        return [path for path in found if path.is_dir() and not _is_whole(path)]
+
+    if broken():
+        with FileLock(str(folder / LOCK_FILE_NAME)):
+            for path in broken():
+                LOG.warning("%s was saved in part by a run that ended; it is made again.", path)
+                shutil.rmtree(path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Has the two files that ``datasets`` writes after the rows; an empty folder does no harm."""
+    try:
+        for name in ("state.json", "dataset_info.json"):
+            json.loads((path / name).read_text("utf-8"))
+    except (OSError, ValueError):
+        return not any(path.iterdir())
+    return True
 
 
 def content_key(cfg: dict[str, Any]) -> str:
