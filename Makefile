@@ -8,6 +8,8 @@ SEEDS  ?= 0
 PAIRS  ?= 0
 OUT    ?= out/demo
 LUME_DIR ?= ../shared/lume
+PYTHONS ?= python3.12 python3.13
+PINS   ?= -c constraints.txt
 
 # Everything runs offline and quietly; nothing is fetched from a model or data hub.
 export HF_HUB_OFFLINE = 1
@@ -17,7 +19,7 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard test test-quick fuzz test-faults quality format bench bench-gpu docs-tables clean
+.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard test test-quick test-pythons fuzz test-faults quality format bench bench-gpu docs-tables clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,9 +32,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "[1/3] $$(date +%T) environment in $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "[2/3] $$(date +%T) torch, the largest package"
-	@$(BIN)/python -m pip install -q -c constraints.txt torch
+	@$(BIN)/python -m pip install -q $(PINS) torch
 	@echo "[3/3] $$(date +%T) axolotl, mergekit, lm-eval and this package"
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -q $(PINS) -e '.[dev]'
 	@touch $@
 	@echo "      $$(date +%T) set-up is done"
 
@@ -68,6 +70,12 @@ test: setup  ## the whole test suite
 
 test-quick: setup  ## without the slow tests
 	OMP_NUM_THREADS=1 python tests/each_file.py -m 'not slow'
+
+test-pythons:  ## the suite under other Pythons, where they are (PYTHONS=..., PINS= for the newest)
+	@for python in $(PYTHONS); do \
+	  if ! $$python -c '' 2>/dev/null; then echo "$$python: skipped, it is not here"; continue; fi; \
+	  $(MAKE) --no-print-directory setup test PYTHON=$$python VENV=.venv-$${python##*/} || exit 1; \
+	done
 
 fuzz: setup  ## 200 000 bad inputs: rows, configs, results, ledgers, command lines
 	FUZZ_CASES=200000 OMP_NUM_THREADS=1 python -m pytest -q --timeout 0 tests/test_fuzz.py

@@ -185,6 +185,7 @@ class ForkServer:
         keep: File descriptors that both keep open.
 
     Attributes:
+        pid: Of the server, which leads a process group.
         codes: Process -> exit code of what has ended.
         seconds: CPU time of all that.
     """
@@ -202,6 +203,7 @@ class ForkServer:
             pass_fds=keep,
             process_group=0,  # Ctrl-C is the job's
         )
+        self.pid = self._process.pid
         self._rest = b""
 
     def start(self, command: list[str], log: Path, environment: Mapping[str, str]) -> Fork | None:

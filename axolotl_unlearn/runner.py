@@ -281,7 +281,7 @@ class _Groups:
                     process_group=0,
                     pass_fds=[self.lock],
                 )
-        self._tell(process)
+        self._tell(process.pid)
         return process
 
     def _fork(self, command: list[str], log: Path, environment: Mapping[str, str]) -> Fork | None:
@@ -290,24 +290,27 @@ class _Groups:
             return None
         if self._server is None:
             self._server = ForkServer(self.environment, keep=[self.lock])
+            self._tell(self._server.pid)
         return self._server.start(command, log, environment)
 
     def end(self, process: subprocess.Popen | Fork) -> None:
         """It has ended by itself."""
-        self._tell(process)
+        self._tell(process.pid)
 
-    def _tell(self, process: subprocess.Popen | Fork) -> None:
-        self._watch.stdin.write(f"{process.pid}\n")
+    def _tell(self, group: int) -> None:
+        self._watch.stdin.write(f"{group}\n")
         self._watch.stdin.flush()
 
     def close(self) -> None:
         """Ends what still runs."""
+        if self._server is not None:
+            self._server.close()
         if self._watch is not None:
+            if self._server is not None:
+                self._tell(self._server.pid)
             self._watch.stdin.close()
             self._watch.wait()
             self._watch = None
-        if self._server is not None:
-            self._server.close()
 
 
 class Job:

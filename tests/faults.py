@@ -17,9 +17,9 @@ FILES = (
     "test_requests_ledger",
     "test_jobs_runner",
     "test_training_resume",
-    "test_training_phases",
     "test_requests_run",
     # The tests of kills alone.
+    "test_jobs_reproduce kill_9",
     "test_merging_run kill_9",
     "test_performance_reference kill_9",
     "test_training_augment kill_9",

@@ -16,7 +16,6 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from conftest import count
-from forks import IMPORTED
 from rich.console import Console
 
 from axolotl_unlearn.analysis.paper import COLUMNS
@@ -25,6 +24,7 @@ from axolotl_unlearn.analysis.study import page, read_seed, study_tables, told_a
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.forkserver import IMPORTED
 from axolotl_unlearn.jobs.reproduce import (
     EPOCHS,
     FOUR,
@@ -33,7 +33,6 @@ from axolotl_unlearn.jobs.reproduce import (
     SINGLES,
     SIZES,
     plan_seed,
-    reproduce,
 )
 from axolotl_unlearn.jobs.stages import Plan
 from axolotl_unlearn.runner import last_lines, training_progress
@@ -185,28 +184,28 @@ def test_results_say_the_command_with_its_options(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_killed_with_kill_9_reproduce_goes_on(tmp_path, monkeypatch, forks):
-    """The whole job on a handful of rows, killed while it trains and again while it searches; then
-    both stages once more, unbroken: the same bits, the same scores."""
+    """Its own stages up to the search, on a handful of rows: killed while it trains and again while
+    it searches; then both stages once more, unbroken: the same bits."""
     monkeypatch.chdir(Path(__file__).parents[1])
     sizes = Sizes(
         stories=2, pii=2, facts_forget=40, facts_retain=4, nonmembers=40, general=4,
         background=12, passes=1, background_per_pass=12,
     )  # fmt: skip
-    out, folder = tmp_path / "out", tmp_path / "out" / "seed-0"
-    options = {"tables": 0, "trials": 2, "threads": 1, "sizes": sizes}
+    names = ("data", "memorised", "over", "under", "tuned")
 
-    def run() -> dict:
-        reproduce(out, console=Console(quiet=True), **options)
-        return json.loads((out / "results.json").read_text())["seeds"]
+    def run() -> dict[str, str]:
+        options = {"trials": 2, "threads": 1, "sizes": sizes, "console": Console(quiet=True)}
+        job = plan_seed(tmp_path, 0, **options).job
+        job.stages = [stage for stage in job.stages if stage.name in names]
+        return {name: outcome.state for name, outcome in job.run().items()}
 
     def trains() -> bool:
-        steps = training_progress(folder / "logs" / "over.log")
+        steps = training_progress(tmp_path / "logs" / "over.log")
         return bool(steps and steps[0])
 
     def searches() -> bool:
-        return any((folder / "tuned").glob("*"))
+        return any((tmp_path / "tuned").glob("*"))
 
     for name in IMPORTED:  # once, before the forks
         importlib.import_module(name)
@@ -218,27 +217,29 @@ def test_killed_with_kill_9_reproduce_goes_on(tmp_path, monkeypatch, forks):
             finally:
                 os._exit(1)
         while not begun():
-            assert not os.waitpid(pid, os.WNOHANG)[0], last_lines(folder / "logs" / "over.log")
+            assert not os.waitpid(pid, os.WNOHANG)[0], last_lines(tmp_path / "logs" / "over.log")
             time.sleep(0.05)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         count("runs killed and resumed")
-    found = run()
+    kept = dict.fromkeys(names, "kept")
+    assert run() == kept | {"tuned": "done"}
 
-    def weights() -> dict[str, bytes]:
-        return {
-            str(path.relative_to(folder)): path.read_bytes()
+    def written() -> dict[str, bytes]:
+        weights = {
+            str(path.relative_to(tmp_path)): path.read_bytes()
             for name in ("over", "tuned/best")
-            for path in (folder / name).glob("*.safetensors")
+            for path in (tmp_path / name).glob("*.safetensors")
         }
+        winner = json.loads((tmp_path / "tuned" / "tune.json").read_text())["winner"]
+        return weights | {key: json.dumps(winner[key]).encode() for key in ("recipe", "proxy")}
 
-    continued = weights()
-    assert len(continued) >= 2
+    continued = written()
+    assert len(continued) == 4
     for name in ("over", "tuned"):
-        shutil.rmtree(folder / name)
-    again = run()
-    assert kills.same(continued, weights())
-    assert again == found
+        shutil.rmtree(tmp_path / name)
+    assert run() == kept | {"over": "done", "tuned": "done"}
+    assert kills.same(continued, written())
 
 
 def test_interval_over_seeds_by_hand():

@@ -304,7 +304,7 @@ def test_no_command_outlives_its_driver(tmp_path, number, forked):
     )
     process = subprocess.Popen(python(driver, tmp_path))
     pid = tmp_path / "pid"
-    deadline = time.monotonic() + 120  # the fork server imports Axolotl
+    deadline = time.monotonic() + 600  # the fork server imports Axolotl
     while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(number)
@@ -313,6 +313,35 @@ def test_no_command_outlives_its_driver(tmp_path, number, forked):
     while _alive(int(pid.read_text())) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not _alive(int(pid.read_text()))
+
+
+def test_a_fork_server_that_still_imports_ends_with_its_driver(tmp_path):
+    """It kept the folder's lock until it had imported everything, on a busy machine longer than a
+    start waits. Here it never ends with its imports."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\n'axolotl_unlearn.forkserver' in sys.orig_argv and time.sleep(600)\n"
+    )
+    driver = (
+        "import os, sys; from pathlib import Path; from axolotl_unlearn.runner import Job, Stage\n"
+        "path = os.pathsep.join([sys.argv[1], os.environ.get('PYTHONPATH', '')])\n"
+        "environment = {'CUDA_VISIBLE_DEVICES': '', 'PYTHONPATH': path}\n"
+        "job = Job(Path(sys.argv[1]), threads=1, environment=environment)\n"
+        "job.add(Stage('s', 's', [sys.executable, '-m', 'this'], Path(sys.argv[1]) / 'never'))\n"
+        "job.run()\n"
+    )
+    process = subprocess.Popen(python(driver, tmp_path))
+    while not (servers := _children(process.pid, "axolotl_unlearn.forkserver")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(2)  # its watcher is told
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while (alive := _alive(servers[0])) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if alive:
+        os.kill(servers[0], signal.SIGKILL)
+    assert not alive
 
 
 def test_a_command_of_python_is_a_fork_and_does_not_notice(tmp_path, forks):
@@ -358,13 +387,14 @@ def test_a_start_waits_for_the_commands_of_a_killed_run(tmp_path, monkeypatch):
     same stage beside it, and both wrote into one folder."""
     code = (
         "import os, sys, time, pathlib; path = pathlib.Path(sys.argv[1]);"
-        "[path.open('a').write(f'{os.getpid()}\\n') or time.sleep(.05) for _ in range(40)];"
+        "[path.open('a').write(f'{os.getpid()}\\n') or time.sleep(.05)"
+        " for _ in range(int(sys.argv[2]))];"
         "path.with_suffix('.end').touch()"
     )
     driver = (
         "import sys; from pathlib import Path; from axolotl_unlearn.runner import Job, Stage\n"
         "folder = Path(sys.argv[1])\n"
-        f"command = [sys.executable, '-c', {code!r}, str(folder / 'pids')]\n"
+        f"command = [sys.executable, '-c', {code!r}, str(folder / 'pids'), '9999']\n"
         "job = Job(folder, threads=1)\n"
         "job.add(Stage('s', 's', command, folder / 'pids.end'))\n"
         "job.run()\n"
@@ -373,14 +403,11 @@ def test_a_start_waits_for_the_commands_of_a_killed_run(tmp_path, monkeypatch):
     while not (pids.exists() and pids.read_text()):
         assert process.poll() is None
         time.sleep(0.02)
-    shown = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True
-    )
-    (watcher,) = (int(one.split()[0]) for one in shown.stdout.splitlines() if "-ISc" in one)
+    (watcher,) = _children(process.pid, "-ISc")
     os.kill(watcher, signal.SIGSTOP)
     process.kill()
     process.wait()
-    stage = Stage("s", "s", python(code, pids), tmp_path / "pids.end")
+    stage = Stage("s", "s", python(code, pids, 20), tmp_path / "pids.end")
     monkeypatch.setattr(runner, "LOCK_SECONDS", 0.1)
     with pytest.raises(UnlearnError, match="is being run by another process; wait"):
         make_job(tmp_path, None, stage).run()
@@ -393,8 +420,15 @@ def test_a_start_waits_for_the_commands_of_a_killed_run(tmp_path, monkeypatch):
     written = pids.read_text().split()
     second = written[-1]
     # Nothing of the first came after the first line of the second, which is whole.
-    assert second not in first and written[-40:] == [second] * 40
+    assert second not in first and written[-20:] == [second] * 20
     count("runs killed and resumed")
+
+
+def _children(pid: int, word: str) -> list[int]:
+    """Those whose command has the word."""
+    command = ["ps", "-o", "pid=,args=", "--ppid", str(pid)]
+    shown = subprocess.run(command, capture_output=True, text=True).stdout
+    return [int(line.split()[0]) for line in shown.splitlines() if word in line]
 
 
 def _alive(pid: int) -> bool:

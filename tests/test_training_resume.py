@@ -26,13 +26,16 @@ from axolotl_unlearn.training.resume import choose_checkpoint, why_broken
 STEPS = 6
 SAVING = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 9}
 RESUMING = {"auto_resume_from_checkpoints": True}
-#: Every way in which weights and reference come about; dual variables are in test_training_phases.
+#: Every way in which weights and reference come about; phases are in test_train_axolotl.
 MODES = {
     "lora": {},
     "starting adapter": {"lora_model_dir": True},
     "full": {"adapter": None},
     "full, cached": {"adapter": None, "reference": "cached"},
     "surgery, accumulation": {"surgery": "pcgrad", "gradient_accumulation_steps": 2},
+    "dual variable": {
+        "retain": {"objective": "nll", "constraint": {"at_most": 3.0, "step": 2.0, "penalty": 0.1}}
+    },
 }
 
 
@@ -43,7 +46,7 @@ class Killed(BaseException):
 def run(stage, name, mode, **changes):  # noqa: F811
     given = dict(MODES[mode])
     block = config(stage, "x")["unlearn"]
-    block |= {key: given.pop(key) for key in ("reference", "surgery") if key in given}
+    block |= {key: given.pop(key) for key in ("reference", "surgery", "retain") if key in given}
     if given.pop("lora_model_dir", None):
         given["lora_model_dir"] = str(stage / "begun")
     return train(stage, name, unlearn=block, **SAVING, **given, **changes, max_steps=STEPS)
