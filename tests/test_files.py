@@ -141,6 +141,7 @@ def test_no_writer_of_the_package_goes_around(request):
         "evaluation/cache.py": "appends rows of a model under work; half lines are made again",
         "requests/ledger.py": "appends under a lock; the key is new and exclusive",
         "runner.py": "logs of commands, and a lock",
+        "forkserver.py": "the streams of a command",
         "demo/smollm2.py": "into a draft",
         "jobs/demo_request.py": "changes bytes of a copy on purpose",
     }
