@@ -19,7 +19,6 @@ FILES = (
     "test_training_resume",
     "test_requests_run",
     # The tests of kills alone.
-    "test_jobs_reproduce kill_9",
     "test_merging_run kill_9",
     "test_performance_reference kill_9",
     "test_training_augment kill_9",

@@ -1,30 +1,20 @@
 """The study over seeds: which stages it has, what it chooses on, and its arithmetic."""
 
-import importlib
 import json
 import math
-import os
 import shlex
-import shutil
-import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import kills
 import pytest
 import yaml
 from click.testing import CliRunner
-from conftest import count
-from rich.console import Console
 
 from axolotl_unlearn.analysis.paper import COLUMNS
 from axolotl_unlearn.analysis.seeds import interval_over_seeds
 from axolotl_unlearn.analysis.study import page, read_seed, study_tables, told_apart
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.forkserver import IMPORTED
 from axolotl_unlearn.jobs.reproduce import (
     EPOCHS,
     FOUR,
@@ -35,7 +25,6 @@ from axolotl_unlearn.jobs.reproduce import (
     plan_seed,
 )
 from axolotl_unlearn.jobs.stages import Plan
-from axolotl_unlearn.runner import last_lines, training_progress
 
 ORDER = ("original", "over", "under", "fixed", "tuned", "tuned_four", "single", "retrained")
 
@@ -181,65 +170,6 @@ def test_results_say_the_command_with_its_options(tmp_path, monkeypatch):
     assert shlex.split(command)[:3] == ["axolotl", "unlearn", "reproduce"]
     assert set(shlex.split(command)[3:]) == {*words[:-2]} and "--jobs" not in command
     assert "--tables 0" in command and "--seeds '3 4'" in command
-
-
-@pytest.mark.slow
-def test_killed_with_kill_9_reproduce_goes_on(tmp_path, monkeypatch, forks):
-    """Its own stages up to the search, on a handful of rows: killed while it trains and again while
-    it searches; then both stages once more, unbroken: the same bits."""
-    monkeypatch.chdir(Path(__file__).parents[1])
-    sizes = Sizes(
-        stories=2, pii=2, facts_forget=40, facts_retain=4, nonmembers=40, general=4,
-        background=12, passes=1, background_per_pass=12,
-    )  # fmt: skip
-    names = ("data", "memorised", "over", "under", "tuned")
-
-    def run() -> dict[str, str]:
-        options = {"trials": 2, "threads": 1, "sizes": sizes, "console": Console(quiet=True)}
-        job = plan_seed(tmp_path, 0, **options).job
-        job.stages = [stage for stage in job.stages if stage.name in names]
-        return {name: outcome.state for name, outcome in job.run().items()}
-
-    def trains() -> bool:
-        steps = training_progress(tmp_path / "logs" / "over.log")
-        return bool(steps and steps[0])
-
-    def searches() -> bool:
-        return any((tmp_path / "tuned").glob("*"))
-
-    for name in IMPORTED:  # once, before the forks
-        importlib.import_module(name)
-    for begun in (trains, searches):
-        pid = os.fork()
-        if not pid:
-            try:
-                run()
-            finally:
-                os._exit(1)
-        while not begun():
-            assert not os.waitpid(pid, os.WNOHANG)[0], last_lines(tmp_path / "logs" / "over.log")
-            time.sleep(0.05)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        count("runs killed and resumed")
-    kept = dict.fromkeys(names, "kept")
-    assert run() == kept | {"tuned": "done"}
-
-    def written() -> dict[str, bytes]:
-        weights = {
-            str(path.relative_to(tmp_path)): path.read_bytes()
-            for name in ("over", "tuned/best")
-            for path in (tmp_path / name).glob("*.safetensors")
-        }
-        winner = json.loads((tmp_path / "tuned" / "tune.json").read_text())["winner"]
-        return weights | {key: json.dumps(winner[key]).encode() for key in ("recipe", "proxy")}
-
-    continued = written()
-    assert len(continued) == 4
-    for name in ("over", "tuned"):
-        shutil.rmtree(tmp_path / name)
-    assert run() == kept | {"over": "done", "tuned": "done"}
-    assert kills.same(continued, written())
 
 
 def test_interval_over_seeds_by_hand():

@@ -19,6 +19,7 @@ from conftest import count
 from safetensors.torch import load_file
 from test_train_axolotl import ROOT, config, stage, train  # noqa: F401
 
+from axolotl_unlearn.data.prepared import drop_half_written
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.training import resume
 from axolotl_unlearn.training.resume import choose_checkpoint, why_broken
@@ -26,16 +27,14 @@ from axolotl_unlearn.training.resume import choose_checkpoint, why_broken
 STEPS = 6
 SAVING = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 9}
 RESUMING = {"auto_resume_from_checkpoints": True}
-#: Every way in which weights and reference come about; phases are in test_train_axolotl.
+#: Every way in which weights and reference come about; phases and dual
+#: variables are in test_train_axolotl.
 MODES = {
     "lora": {},
     "starting adapter": {"lora_model_dir": True},
     "full": {"adapter": None},
     "full, cached": {"adapter": None, "reference": "cached"},
     "surgery, accumulation": {"surgery": "pcgrad", "gradient_accumulation_steps": 2},
-    "dual variable": {
-        "retain": {"objective": "nll", "constraint": {"at_most": 3.0, "step": 2.0, "penalty": 0.1}}
-    },
 }
 
 
@@ -46,7 +45,7 @@ class Killed(BaseException):
 def run(stage, name, mode, **changes):  # noqa: F811
     given = dict(MODES[mode])
     block = config(stage, "x")["unlearn"]
-    block |= {key: given.pop(key) for key in ("reference", "surgery", "retain") if key in given}
+    block |= {key: given.pop(key) for key in ("reference", "surgery") if key in given}
     if given.pop("lora_model_dir", None):
         given["lora_model_dir"] = str(stage / "begun")
     return train(stage, name, unlearn=block, **SAVING, **given, **changes, max_steps=STEPS)
@@ -160,23 +159,27 @@ def test_killed_with_kill_9(stage, forks):  # noqa: F811
     assert found == []
 
 
-@pytest.mark.slow
-def test_killed_while_the_prepared_rows_are_saved(stage):  # noqa: F811
-    """Axolotl reads any folder that holds a file: each run after the kill ended in its traceback
-    ("No such file ... dataset_info.json") until somebody removed the folder."""
-    again = {"dataset_prepared_path": str(stage / "cut"), "max_steps": 2}
-    whole = train(stage, "whole rows", **again)
-    (prepared,) = (path.parent for path in (stage / "cut").rglob("state.json"))
-    kept = load_file(whole / "adapter_model.safetensors")
-    for number, gone in enumerate((["dataset_info.json"], ["dataset_info.json", "state.json"])):
-        for name in gone:  # cut in the first case, as they are written after the rows
-            os.truncate(prepared / name, 5) if not number else (prepared / name).unlink()
-        folder = train(stage, "cut rows", **again)
-        count("runs killed and resumed")
-        found = load_file(folder / "adapter_model.safetensors")
-        different = [name for name in kept if not torch.equal(kept[name], found[name])]
-        count("differences found", len(different))
-        assert not different and json.loads((prepared / "dataset_info.json").read_text())
+def test_tokenised_rows_that_were_saved_in_part_go(tmp_path):
+    """As a kill leaves them: Axolotl reads every folder that holds a file and ends at the missing
+    dataset_info.json, at each later start."""
+    whole = {"data-00000-of-00001.arrow": "x", "state.json": "{}", "dataset_info.json": "{}"}
+    folders = {
+        "a" * 32: whole,
+        "b" * 32: {name: text for name, text in whole.items() if name != "dataset_info.json"},
+        "c" * 32: whole | {"dataset_info.json": '{"fe'},
+        "d" * 32: {"data-00000-of-00001.arrow": "x"},
+        "e" * 32: {},
+        "cache": {"other": "x"},
+    }
+    for name, files in folders.items():
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_text(text)
+    drop_half_written(tmp_path)
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
+        "a" * 32, "e" * 32, "cache",
+    }  # fmt: skip
+    count("faults injected", 3)
 
 
 # --- half-written checkpoints --------------------------------------------------------------------

@@ -72,14 +72,15 @@ def drop_half_written(folder: Path) -> None:
 
     A process that saves just now holds Axolotl's lock.
     """
-    from axolotl.utils.data.lock import LOCK_FILE_NAME
-    from filelock import FileLock
 
     def broken() -> list[Path]:
         found = (path for path in folder.glob("*") if _AXOLOTLS.fullmatch(path.name))
         return [path for path in found if path.is_dir() and not _is_whole(path)]
 
     if broken():
+        from axolotl.utils.data.lock import LOCK_FILE_NAME
+        from filelock import FileLock
+
         with FileLock(str(folder / LOCK_FILE_NAME)):
             for path in broken():
                 LOG.warning("%s was saved in part by a run that ended; it is made again.", path)
