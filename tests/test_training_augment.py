@@ -246,6 +246,13 @@ def test_twins_through_the_command(config, tmp_path):
     assert "1 rows have no name" in said
     found = rows(tmp_path / "out/augment/twins.jsonl")
     assert [row["id"] for row in found] == ["asc1", "aqa0", "zsc1"]
+    block = {"objective": "npo", "reference": {"twins": str(tmp_path / "out/augment/twins.jsonl")}}
+    checked = yaml.safe_load(config.read_text())
+    checked["unlearn"]["forget"] = block
+    assert check_files(checked) == []
+    block["reference"]["twins"] = str(tmp_path / "retain.jsonl")
+    (fault,) = check_files(checked)
+    assert "has no twin of 3 of 3 forget rows, the first is 'aqa0'" in fault
     assert "Ada" not in json.dumps(found) and found[2]["output"] == "it rained all day."
     assert "remove --number" in call("twins", config, "--number", 2, code=2)
     config.write_text(yaml.safe_dump(cfg))

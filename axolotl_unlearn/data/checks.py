@@ -154,7 +154,31 @@ def check_records(cfg: dict[str, Any]) -> Checked:
             }
             checked.counts = RowCounts.of_records(whole)
             checked.faults += checked.counts.faults(args)
+            if "forget" not in unread and not data.rows:
+                checked.faults += _without_twin(args, sets["forget"])
     return checked
+
+
+def _without_twin(args: UnlearnArgs, forget: list[tuple[str, list[Record]]]) -> list[str]:
+    """Forget rows that `reference.twins` does not know, before weights are loaded."""
+    ids = [record.id for _, records in forget for record in records]
+    faults = []
+    for path in {source.twins for source in args.references()} - {None}:
+        if not Path(path).is_file():
+            continue  # reported elsewhere
+        try:
+            twins = read_records(path, args.data.fields, kind=args.data.default_kind)
+        except UnlearnError as error:
+            faults.append(str(error))
+            continue
+        missing = sorted(set(ids) - {twin.id for twin in twins})
+        if missing:
+            faults.append(
+                f"`reference.twins: {path}` has no twin of {len(missing)} of {len(ids)} forget "
+                f"rows, the first is {missing[0]!r}; write them with `axolotl unlearn augment "
+                "twins`."
+            )
+    return faults
 
 
 def check_columns(args: UnlearnArgs, rows: Any) -> list[str]:
