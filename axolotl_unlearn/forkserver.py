@@ -6,7 +6,7 @@ process of one thread with the job's environment, which computes nothing itself.
 
 `python -m axolotl_unlearn.forkserver` reads requests, a JSON line each (``words``, ``log``,
 ``environment``), and answers with lines ``{"pid"}`` when a command has started and ``{"pid",
-"code", "seconds"}`` when it has ended.
+"code"}`` when it has ended.
 """
 
 from __future__ import annotations
@@ -143,12 +143,11 @@ def serve() -> None:
                 running.add(pid)
                 answers.write(json.dumps({"pid": pid}) + "\n")
         for pid in list(running):
-            done, status, used = os.wait4(pid, os.WNOHANG)
+            done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 running.remove(pid)
                 code = os.waitstatus_to_exitcode(status)
-                seconds = used.ru_utime + used.ru_stime
-                answers.write(json.dumps({"pid": pid, "code": code, "seconds": seconds}) + "\n")
+                answers.write(json.dumps({"pid": pid, "code": code}) + "\n")
 
 
 class Fork:
@@ -187,12 +186,10 @@ class ForkServer:
     Attributes:
         pid: Of the server, which leads a process group.
         codes: Process -> exit code of what has ended.
-        seconds: CPU time of all that.
     """
 
     def __init__(self, environment: Mapping[str, str], keep: Sequence[int] = ()) -> None:
         self.codes: dict[int, int] = {}
-        self.seconds = 0.0
         self._started: list[int] = []
         self._process = subprocess.Popen(
             [sys.executable, "-m", "axolotl_unlearn.forkserver"],
@@ -233,7 +230,6 @@ class ForkServer:
         for answer in map(json.loads, lines):
             if "code" in answer:
                 self.codes[answer["pid"]] = answer["code"]
-                self.seconds += answer["seconds"]
             else:
                 self._started.append(answer["pid"])
                 self.codes.pop(answer["pid"], None)  # of another that had this number

@@ -252,11 +252,6 @@ class _Groups:
         self._server: ForkServer | None = None
         self.lock = -1
 
-    @property
-    def cpu_seconds(self) -> float:
-        """Of the fork server's commands that have ended; others are children of this process."""
-        return self._server.seconds if self._server else 0.0
-
     def start(
         self, command: list[str], log: Path, environment: Mapping[str, str]
     ) -> subprocess.Popen | Fork:
@@ -361,8 +356,8 @@ class Job:
         return self.seconds()
 
     def cpu_seconds(self) -> float:
-        """CPU time of the commands that have ended; tells more than `seconds` on a busy machine."""
-        return _cpu_of_children() - self._cpu_before + self._groups.cpu_seconds
+        """CPU time of the commands, after `run`; tells more than `seconds` on a busy machine."""
+        return _cpu_of_children() - self._cpu_before
 
     def run(self) -> dict[str, Outcome]:
         """Run all stages.

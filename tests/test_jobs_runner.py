@@ -349,7 +349,7 @@ def test_a_command_of_python_is_a_fork_and_does_not_notice(tmp_path, forks):
     changes is its own."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import json, os, sys\nimport torch\n"
+        "import json, os, sys, time\nimport torch\n"
         "print('said'); print('warned', file=sys.stderr)\n"
         "facts = {\n"
         "    'argv': sys.argv[1:], 'name': __name__, 'job': os.environ['A_JOB'],\n"
@@ -358,6 +358,7 @@ def test_a_command_of_python_is_a_fork_and_does_not_notice(tmp_path, forks):
         "    'imported': 'axolotl.cli.train' in sys.modules, 'left': getattr(torch, 'left', 0),\n"
         "}\n"
         "torch.left = 1\n"
+        "while time.process_time() < 1: pass\n"
         "open(sys.argv[1], 'w').write(json.dumps(facts))\n"
         "sys.exit(int(sys.argv[2]))\n"
     )
@@ -368,8 +369,11 @@ def test_a_command_of_python_is_a_fork_and_does_not_notice(tmp_path, forks):
         words = [sys.executable, str(script), str(out), str(code)]
         before = [str(n - 1)] if n else []
         job.add(Stage(str(n), f"stage {n}", words, out, threads=threads, needs=before))
+    before = os.times()
     with pytest.raises(UnlearnError, match="stage 2: .* ended with exit code 3; the log"):
         job.run()
+    after = os.times()  # children: the server and its commands
+    used = sum(after[2:4]) - sum(before[2:4])
     for out, threads in zip(outs, (1, 2, 1), strict=True):
         facts = json.loads(out.read_text())
         assert facts.pop("argv")[0] == str(out)
@@ -379,7 +383,7 @@ def test_a_command_of_python_is_a_fork_and_does_not_notice(tmp_path, forks):
             "left": 0,
         }  # fmt: skip
     assert (tmp_path / "logs" / "1.log").read_text().splitlines()[1:] == ["said", "warned"]
-    assert job.cpu_seconds() > 0
+    assert used > 3 and job.cpu_seconds() == pytest.approx(used, rel=0.05)
 
 
 def test_a_start_waits_for_the_commands_of_a_killed_run(tmp_path, monkeypatch):
