@@ -242,7 +242,8 @@ def test_twins_through_the_command(config, tmp_path):
     entry = {"path": str(tmp_path / "retain.jsonl"), "type": "axolotl_unlearn.data.retain"}
     config.write_text(yaml.safe_dump(cfg | {"datasets": [*cfg["datasets"], entry]}))
     said = call("twins", config)
-    assert "3 rows for 3 forget rows." in said and "{twins: out/augment/twins.jsonl}" in said
+    assert "3 rows for 3 forget rows." in said
+    assert "{objective: nckd, reference: {twins: out/augment/twins.jsonl}}" in said
     assert "1 rows have no name" in said
     found = rows(tmp_path / "out/augment/twins.jsonl")
     assert [row["id"] for row in found] == ["asc1", "aqa0", "zsc1"]

@@ -78,7 +78,8 @@ def command(
         )
     if kind == "twins":
         click.echo(
-            f"In `unlearn:` of the config: {{objective: match, reference: {{twins: {out}}}}}"
+            "In `forget:` of the config: {objective: match, reference: cached}, "
+            f"{{objective: nckd, reference: {{twins: {out}}}}}"
         )
         return
     kind_of = f"axolotl_unlearn.data.{done.role}"
