@@ -137,6 +137,22 @@ def undial(model, reference, batch, rows, beta) -> Tensor:
     return torch.stack(values).mean()
 
 
+def shred(model, reference, batch, rows, share, target) -> Tensor:
+    values = []
+    for row in rows:
+        theirs = full_logp(reference, batch, row).detach().exp()
+        logp = full_logp(model, batch, row)
+        places = list(label_positions(batch, row))
+        rarest = sorted(places, key=lambda place: float(theirs[place]))
+        for t, y in places:
+            wanted = theirs[t].clone()
+            if (t, y) in rarest[: math.ceil(share * len(places))] and wanted[y] > target:
+                wanted = wanted / (1 - wanted[y]) * (1 - target)
+                wanted[y] = target
+            values.append((wanted * (wanted.log() - logp[t])).sum())
+    return torch.stack(values).mean()
+
+
 def ceu(model, batch, rows) -> Tensor:
     values = []
     for row in rows:

@@ -19,7 +19,7 @@ from axolotl_unlearn.objectives.bounded import (
     masc,
     unilogit,
 )
-from axolotl_unlearn.objectives.divergence import ceu, kl, nckd, undial
+from axolotl_unlearn.objectives.divergence import ceu, kl, least_likely, nckd, shred, undial
 from axolotl_unlearn.objectives.likelihood import gradient_ascent, nll, preference_optimisation
 from axolotl_unlearn.objectives.matching import log_odds, match
 from axolotl_unlearn.objectives.preference import _DIVERGENCES, dpo, flat, npo, simnpo
@@ -167,6 +167,29 @@ def test_undial_by_hand():
     # a position without label keeps the reference's distribution as target
     got = undial(policy, half, tensor([-100]), beta=log(3))
     assert_close(got, tensor([-(0.5 * log(0.2) + 0.5 * log(0.8))]).double())
+
+
+def test_shred_by_hand():
+    """Reference (1/2, 3/8, 1/8), label 0 at 1/5: target (1/5, 3/5, 1/5). A label that has less
+    already, or one that is not picked, is left as the reference has it."""
+    q = tensor([[1 / 2, 3 / 8, 1 / 8]], dtype=torch.float64).log()
+    p = tensor([[1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64).log()
+    got = shred(p, q, tensor([0]), target=0.2)
+    assert_close(got, tensor([0.2 * log(0.6) + 0.6 * log(1.8) + 0.2 * log(0.6)]).double())
+    for label in (2, -100):
+        assert_close(shred(p, q, tensor([label]), target=0.2), kl(p, q, None, direction="forward"))
+    certain = tensor([[0.0, -50.0, -60.0]]).log_softmax(-1)  # in float32 the label has 1
+    assert_close(shred(certain[:, [1, 0, 2]], certain, tensor([0])).isfinite(), tensor([True]))
+
+
+def test_least_likely_picks_a_share_of_each_row_rounded_up():
+    logp = -tensor([[3.0, 1, 2, 0, 0], [1, 1, 0, 5, 4]])
+    mask = tensor([[1, 1, 1, 0, 0], [1, 1, 0, 1, 1]]).bool()
+    picked = least_likely(logp, mask, share=0.5)
+    assert picked.tolist() == [[True, False, True, False, False], [False, False, False, True, True]]
+    assert least_likely(logp, mask, share=0.01).sum(-1).tolist() == [1, 1]
+    assert torch.equal(least_likely(logp, mask, share=1.0), mask)
+    assert not least_likely(logp, mask & False, share=0.5).any()
 
 
 def test_ceu_by_hand():

@@ -83,6 +83,11 @@ CASES = {
         {"objective": "undial", "beta": 3.0},
         lambda m, r, b: plain.undial(m, r, b, FORGET, 3.0),
     ),
+    "shred": (
+        "forget",
+        {"objective": "shred", "share": 0.4, "target": 0.003},
+        lambda m, r, b: plain.shred(m, r, b, FORGET, 0.4, 0.003),
+    ),
     "nckd": (
         "forget",
         {"objective": "nckd", "temperature": 0.6, "k": 5},

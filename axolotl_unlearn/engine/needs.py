@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -90,6 +91,7 @@ class Valuation:
         factor: what a value weighs in the loss, scalar.
         reference: what the reference found there, if the objective compares with it.
         slope: the value is this number times the label's log-prob; None: the objective says.
+        labelled: whether the objective sees the labels.
     """
 
     name: str
@@ -100,6 +102,11 @@ class Valuation:
     factor: Tensor | float = 1.0
     reference: Found | None = None
     slope: float | None = None
+    labelled: bool = True
+
+    def seen(self, next_ids: Tensor) -> Tensor:
+        """The labels that the objective sees, ``[p]``."""
+        return next_ids if self.labelled else torch.full_like(next_ids, IGNORE)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -161,16 +162,27 @@ class Distributions(View):
     """The objective is called chunk by chunk where the logits are formed.
 
     Of the reference it needs the hidden states at the head, from which the exact distribution
-    follows (D numbers a position instead of V).
+    follows (D numbers a position instead of V), and the labels' log-probs where these say which
+    labels it sees.
     """
 
     weighed_at_head = True
 
+    def __init__(self, entry: Entry, batch: dict[str, Tensor]) -> None:
+        super().__init__(entry, batch)
+        self.labels = label_positions(batch) & self.positions if entry.objective.picks else None
+
     def of_reference(self) -> Needs:
-        return Needs(states={HEAD: self.positions})
+        return Needs(labels=self.labels, states={HEAD: self.positions})
 
     def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
-        return Needs(valuations=(self.valuation(factor, reference=reference),))
+        whole = self.valuation(factor, reference=reference)
+        if self.labels is None:
+            return Needs(valuations=(whole,))
+        picks, parameters = self.entry.objective.picks, self.entry.args.parameters
+        picked = picks(reference.logp, self.labels, **parameters)
+        others = replace(whole, positions=self.positions & ~picked, labelled=False)
+        return Needs(valuations=(replace(whole, positions=picked), others))
 
     def terms(self, policy: Found, reference: Found | None) -> Terms:
         values = policy.values[self.entry.name]

@@ -110,6 +110,7 @@ METHODS: dict[str, Method] = {
         (3.0, 5.0, 10.0, 30.0),
         published={"unlearn.preset": "undial-lora", "unlearn.retain": {"objective": "nll"}},
     ),
+    "SHRED": _weighed("shred", 0.1, 0.3, 1.0, 3.0),
     "CE-U": _weighed("ceu", 0.03, 0.1, 0.3, 1.0),
     "Clamped entropy": Method({"objective": "clamped_entropy"}, "tau", (0.3, 0.5, 0.7, 0.9)),
     "MASC": _weighed("masc", 0.01, 0.05, 0.2, 1.0),

@@ -79,6 +79,7 @@ class Objective:
     closed_form: Callable[..., Any] | None = None
     slope: Callable[[dict[str, Any]], float | None] | None = None
     rows: Literal["own", "alternative"] = "own"
+    picks: Callable[..., Tensor] | None = None
     parameters: dict[str, inspect.Parameter] = field(default_factory=dict)
 
     def roles(self, side: str) -> tuple[str, ...]:
@@ -101,6 +102,7 @@ def objective(
     closed_form: Callable[..., Any] | None = None,
     slope: Callable[[dict[str, Any]], float | None] | None = None,
     rows: Literal["own", "alternative"] = "own",
+    picks: Callable[..., Tensor] | None = None,
 ):
     """Register a function as an objective; its keyword arguments become the config keys.
 
@@ -124,6 +126,8 @@ def objective(
         slope: For "labels": with these parameters a value is this constant times the log-prob of
             its label, or None; it saves a product with the head.
         rows: "alternative" - under ``forget:``, it looks at the alternatives instead.
+        picks: For "distributions" with a reference: which labels the function sees; -100 stands for
+            the others. ``f(ref_logp, mask, **parameters) -> mask``, both ``[row, token]``.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,6 +150,7 @@ def objective(
             closed_form=closed_form,
             slope=slope,
             rows=rows,
+            picks=picks,
             parameters=parameters,
         )
         return function

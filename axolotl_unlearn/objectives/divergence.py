@@ -6,10 +6,11 @@ positions those are (``positions: answer`` or ``all``) and never holds all of th
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Gt
+from annotated_types import Gt, Le, Lt
 from torch import Tensor
 
 from axolotl_unlearn.objectives.base import objective
@@ -99,6 +100,54 @@ def undial(
     rows = torch.arange(len(labels), device=labels.device)[known]
     target[rows, labels[known]] -= beta
     return -(target.softmax(-1) * logp).sum(-1)
+
+
+def least_likely(ref_logp: Tensor, mask: Tensor, *, share: float, **_: float) -> Tensor:
+    """The ``share`` of each row's labels (rounded up) that the reference finds least likely.
+
+    Args:
+        ref_logp: ``[row, token]`` log-probs of the labels.
+        mask: ``[row, token]`` bool, where there is one.
+    """
+    rank = ref_logp.masked_fill(~mask, torch.inf).argsort(stable=True, dim=-1).argsort(-1)
+    return mask & (rank < (share * mask.sum(-1, keepdim=True)).ceil())
+
+
+@objective(
+    "shred",
+    sees="distributions",
+    reference=True,
+    unit="token",
+    source="arXiv 2605.07482 (SHRED)",
+    picks=least_likely,
+)
+def shred(
+    logp: Tensor,
+    ref_logp: Tensor,
+    labels: Tensor,
+    *,
+    share: Annotated[float, Gt(0), Le(1)] = 0.15,
+    target: Annotated[float, Gt(0), Lt(1)] = 0.01,
+) -> Tensor:
+    """SHRED: distil from the reference, with the least likely labels of each row brought down.
+
+    ``KL(q || p)``: q is the reference, except that the ``share`` of a row's labels which it finds
+    least likely (where the memory is, says the paper) get the probability ``target``, if they have
+    more, and the other tokens the rest in their proportion. No retain set needed.
+
+    Args:
+        logp, ref_logp: ``[position, vocabulary]`` log-probs of policy and reference.
+        labels: ``[position]``, -100 where the label is left as it is.
+    """
+    label, known = labels.clamp(min=0)[:, None], labels[:, None] >= 0
+    hidden = torch.zeros_like(logp, dtype=torch.bool).scatter(1, label, known)
+    own = ref_logp.gather(1, label)
+    lowered = own.clamp(max=math.log(target))
+    # Not by subtraction: nothing but the label may have a probability in the reference.
+    least = torch.finfo(logp.dtype).min / 4
+    others = ref_logp.masked_fill(hidden, least).log_softmax(-1) + torch.log1p(-lowered.exp())
+    wanted = torch.where(known, others.scatter(1, label, lowered), ref_logp)
+    return (wanted.exp() * (wanted - logp)).sum(-1)
 
 
 @objective("ceu", sees="distributions", unit="token", source="arXiv 2503.01224 eq. 5")
