@@ -88,6 +88,11 @@ CASES = {
         {"objective": "shred", "share": 0.4, "target": 0.003},
         lambda m, r, b: plain.shred(m, r, b, FORGET, 0.4, 0.003),
     ),
+    "shred-as-it-is": (
+        "forget",
+        {"objective": "shred"},
+        lambda m, r, b: plain.shred(m, r, b, FORGET, 0.15, 0.01),
+    ),
     "nckd": (
         "forget",
         {"objective": "nckd", "temperature": 0.6, "k": 5},

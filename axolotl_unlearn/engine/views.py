@@ -179,8 +179,10 @@ class Distributions(View):
         whole = self.valuation(factor, reference=reference)
         if self.labels is None:
             return Needs(valuations=(whole,))
-        picks, parameters = self.entry.objective.picks, self.entry.args.parameters
-        picked = picks(reference.logp, self.labels, **parameters)
+        objective = self.entry.objective
+        given = {name: one.default for name, one in objective.parameters.items()}
+        given |= self.entry.args.parameters
+        picked = objective.picks(reference.logp, self.labels, **given)
         others = replace(whole, positions=self.positions & ~picked, labelled=False)
         return Needs(valuations=(replace(whole, positions=picked), others))
 
