@@ -19,7 +19,7 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard test test-quick test-pythons fuzz test-faults quality format bench bench-gpu docs-tables clean
+.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard leaderboard-real test test-quick test-pythons fuzz test-faults quality format bench bench-gpu docs-tables clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -65,6 +65,9 @@ reproduce-real: setup  ## the same with SmolLM2-135M after demo-real (SEEDS="42 
 leaderboard: setup  ## all methods with one budget (SEEDS="0 1 2", METHODS=npo,simnpo; long)
 	axolotl unlearn leaderboard $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)") $(if $(METHODS),--methods "$(METHODS)") $(if $(filter file,$(origin OUT)),,--out $(OUT))
 
+leaderboard-real: setup  ## ten of them on SmolLM2-135M and LUME (LUME_DIR=...; meant for a GPU)
+	LUME_DIR=$(LUME_DIR) python -m axolotl_unlearn.jobs.leaderboard_real
+
 test: setup  ## the whole test suite
 	OMP_NUM_THREADS=1 python tests/each_file.py
 
@@ -96,6 +99,7 @@ bench: setup  ## step time and memory against other ways (CPU)
 
 bench-gpu: setup  ## the paper's recipe at full size on one GPU
 	python -m benchmarks.gpu
+	python -m benchmarks.recipe_gpu
 
 docs-tables: setup  ## write the tables of README and docs from docs/data
 	python docs/tables.py

@@ -90,7 +90,7 @@ def lume_rows() -> tuple[dict[str, list[tuple[list[int], list[int]]]], str]:
         side: [json.loads(line) for line in (folder / f"{side}.jsonl").open(encoding="utf-8")]
         for side in ("forget", "retain")
     }
-    tokenizer = _train_bpe(r["input"] + " " + r["output"] for rs in records.values() for r in rs)
+    tokenizer = train_bpe(r["input"] + " " + r["output"] for rs in records.values() for r in rs)
     spread = random.Random(0).sample(range(2, VOCABULARY), tokenizer.get_vocab_size())
     rows = {}
     for side, items in records.items():
@@ -104,7 +104,7 @@ def lume_rows() -> tuple[dict[str, list[tuple[list[int], list[int]]]], str]:
     return rows, "LUME train rows"
 
 
-def _train_bpe(texts):
+def train_bpe(texts):
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -304,3 +304,45 @@ def test_never_seen_real_adds_held_out_documents_a_teacher_and_match(lume, tofu,
     assert "heldout" in stages["match"].needs and "teacher" in stages["match"].needs
     models = stages["eval"].command()
     assert any(word.startswith("match=") for word in models)
+
+
+def test_halves_are_whole_documents_and_members_go_with_their_rows(lume, tofu, tmp_path):
+    from axolotl_unlearn.demo.lume import add_halves
+
+    build_subset(lume, tmp_path, tofu, SIZES)
+    add_halves(tmp_path)
+
+    def ids(folder: Path, name: str) -> set[str]:
+        lines = (folder / f"{name}.jsonl").read_text().splitlines()
+        return {json.loads(line)["id"] for line in lines}
+
+    halves = [tmp_path / "validation", tmp_path / "test"]
+    for name in ("forget", "retain", "nonmember", "general", "member"):
+        first, second = (ids(half, name) for half in halves)
+        assert first | second == ids(tmp_path, name) and first and second
+        assert not {document_id(i) for i in first} & {document_id(i) for i in second}
+    for half in halves:
+        documents = {document_id(i) for i in ids(half, "forget")}
+        assert {document_id(i) for i in ids(half, "member")} <= documents
+
+
+def test_the_real_leaderboard_has_originals_a_teacher_and_ten_methods(lume, tofu, tmp_path):
+    from axolotl_unlearn.jobs import leaderboard_real as real
+    from axolotl_unlearn.jobs.methods import chosen_methods
+
+    plan = plan_real(tmp_path, lume, tofu, bf16=False, stages=real.table, name="leaderboard-real")
+    names = [stage.name for stage in plan.job.stages]
+    assert names == [
+        "smollm2", "data", "halves", "memorised", "memorised-merged", "retrained",
+        "retrained-merged", "teacher",
+    ]  # fmt: skip
+    teacher = next(stage for stage in plan.job.stages if stage.name == "teacher").command()
+    assert str(tmp_path / "data" / "retain.jsonl") in teacher
+    methods = chosen_methods(real.METHODS)
+    assert len(methods) == 10
+    world = real.world_of(tmp_path, plan.data)
+    placed = world.placed(methods, tmp_path / "leaderboard")
+    assert placed["Match"].forget["reference"]["adapter"] == str(tmp_path / "teacher")
+    assert placed["RMU"].forget["layer"] == real.LAYER
+    assert world.original.endswith("memorised/merged")
+    assert world.control.endswith("retrained/merged")

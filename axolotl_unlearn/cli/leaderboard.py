@@ -15,7 +15,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/leaderboard"))
 @click.option("--seeds", default="0", show_default=True, help="Separated by spaces.")
 @click.option("--methods", help="Only these, separated by commas.  [all]")
-@click.option("--trials", default=4, show_default=True, help="Strengths that each method may try.")
+@click.option("--trials", default=6, show_default=True, help="Strengths that each method may try.")
 @click.option("--model", type=_FOLDER, help="Your own model instead of the embedded one.")
 @click.option("--retrained", type=_FOLDER, help="One that never saw the forget rows.")
 @click.option(
@@ -42,7 +42,7 @@ def command(
 
     Each method's own strength is chosen on the validation half; the table is of the test half,
     with relearning and rounding to 4 bits. A second call goes on where the first one ended. All
-    methods with four trials are about a hundred short runs a seed.
+    methods with six trials are about 170 short runs a seed.
 
     \b
     axolotl unlearn leaderboard

@@ -238,6 +238,42 @@ def _write(path: Path, rows: list[dict]) -> dict:
     return {"rows": len(rows), "sha256": hashlib.sha256(payload).hexdigest()}
 
 
+def add_halves(out: Path | str, seed: int = 0) -> dict:
+    """Beside a subset: what evaluation reads of it as ``validation/`` and ``test/``, halves by
+    document within each task; a member goes with its forget rows.
+
+    Args:
+        out: Folder that `build_subset` has written.
+    """
+    out = Path(out)
+
+    def documents(name: str) -> dict[str, dict[str, list[dict]]]:
+        """Task -> document -> its rows."""
+        found: dict[str, dict[str, list[dict]]] = {}
+        for _, row in read_rows(out / f"{name}.jsonl") if (out / f"{name}.jsonl").exists() else ():
+            of_task = found.setdefault(row.get("task", ""), {})
+            of_task.setdefault(document_id(str(row["id"])), []).append(row)
+        return found
+
+    files = {}
+    chosen: dict[str, set[str]] = {}
+    for name in ("forget", "retain", "nonmember", "general", "member"):
+        halves: tuple[list[dict], list[dict]] = ([], [])
+        for task, found in documents(name).items():
+            first = chosen.get("forget", set()) if name == "member" else None
+            if first is None:
+                first = set(random.Random(f"{seed}/half/{name}/{task}").sample(
+                    sorted(found), len(found) // 2
+                ))  # fmt: skip
+                chosen[name] = chosen.get(name, set()) | first
+            for document, rows in found.items():
+                halves[document not in first].extend(rows)
+        for half, rows in zip(("validation", "test"), halves, strict=True):
+            if rows:
+                files[f"{half}/{name}"] = _write(out / half / f"{name}.jsonl", rows)
+    return files
+
+
 def add_heldout(
     lume: Path | str,
     out: Path | str,

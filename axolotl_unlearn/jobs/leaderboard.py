@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from axolotl_unlearn.analysis.leaderboard import broken_down, line, page
 from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write, write_json
-from axolotl_unlearn.jobs.demo import CPU, TINY, data_stage
+from axolotl_unlearn.jobs.demo import CPU, TINY, data_stage, precision
 from axolotl_unlearn.jobs.methods import Method, chosen_methods, slug
 from axolotl_unlearn.jobs.stages import Evaluate, Kind, Plan, Run, Train, near
 
 SIZES = Sizes(stories=16, pii=12, facts_retain=40)
 EPOCHS = 4
-TRIALS = 4
+TRIALS = 6
 ATTACKS = {
     "relearn": ("--source", "forget", "--rows", "10", "--lr", "1e-3", "--steps", "20"),
     "quantise": ("--schemes", "int4"),
@@ -41,15 +41,15 @@ class World:
 
     Attributes:
         example: config below ``examples/`` that gives LoRA, learning rate and batch.
-        epochs: of each run; None leaves the example's.
+        epochs: of each run; None leaves the example's; ``changes``: further ones of the example.
         model, retrained: folders of a model of the user's own, and of one that never saw the forget
             rows; None makes both on embedded data.
         data: their data: forget.jsonl and retain.jsonl to train on, the halves ``validation`` and
             ``test`` to evaluate on.
         layer: of objectives on hidden states; None is that of the tiny model.
-        teacher: folder of a model that never saw the forget rows, for methods that compare with
-            one; the embedded data's is a model that read other biographies, after a pass over the
-            retain rows.
+        teacher: folder of a model that never saw the forget rows (or its ``model`` and
+            ``adapter``), for methods that compare with one; the embedded data's is a model that
+            read other biographies, after a pass over the retain rows.
     """
 
     example: str = "npo_over"
@@ -58,14 +58,17 @@ class World:
     retrained: Path | None = None
     data: Path | None = None
     layer: int | None = None
-    teacher: Path | None = None
+    teacher: Path | Mapping[str, str] | None = None
     sizes: Sizes = SIZES
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     def placed(self, methods: Mapping[str, Method], out: Path) -> dict[str, Method]:
         """The methods that this world has all for, with its layer and its teacher."""
         own = {} if self.layer is None else {"layer": self.layer}
         teacher = self.teacher if self.model else out / "teacher"
-        own |= {"reference": {"model": near(teacher)}} if teacher else {}
+        if teacher:
+            known = isinstance(teacher, Mapping)
+            own |= {"reference": dict(teacher) if known else {"model": near(teacher)}}
         return {name: m.placed(**own) for name, m in methods.items() if teacher or not m.teacher}
 
     @property
@@ -133,6 +136,7 @@ def table(
 def _search(out: Path, name: str, method: Method, world: World, trials: int) -> dict[str, Kind]:
     """The runs of a method, and their scores on validation."""
     changes: dict[str, Any] = {"save_strategy": "no", "save_total_limit": None, "logging_steps": 10}
+    changes |= world.changes
     if world.epochs:
         changes["num_epochs"] = world.epochs
     needs: tuple[str, ...] = ()
@@ -237,6 +241,7 @@ def leaderboard(
             seed=seed,
             data=world.data,
             threads=threads,
+            train_options=precision() if world.model else [],
             environment=CPU if world.model is None else {},
             console=console,
         ).run("test")

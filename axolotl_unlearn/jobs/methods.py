@@ -80,14 +80,14 @@ def _weighed(objective: str, *values: float, preset: str = "", **fixed: Any) -> 
 
 
 _NPO = {"objective": "npo", "weight": 0.1}
-_BETAS = (0.02, 0.045, 0.1, 0.2)
+_BETAS = (0.01, 0.02, 0.045, 0.1, 0.2, 0.4)
 _FIRST = {"layer": 0, "positions": "all"}
 _HIDDEN = [{"objective": "hidden_mse", "layer": 0, "weight": 10.0, "positions": "all"}]
 _MATCH = {"objective": "match", "reference": {"model": "out/teacher"}}
 _NCKD = {"objective": "nckd", "temperature": 0.7, "reference": {"model": "out/teacher"}}
 
 METHODS: dict[str, Method] = {
-    "GradDiff": _weighed("ga", 0.01, 0.03, 0.1, 0.3, preset="tofu-graddiff"),
+    "GradDiff": _weighed("ga", 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, preset="tofu-graddiff"),
     "NPO": Method(_NPO, "beta", _BETAS, published={"unlearn.preset": "tofu-npo"}),
     "NPO + GU": Method(_NPO, "beta", _BETAS, block={"surgery": "gu"}),
     "NPO + PCGrad": Method(_NPO, "beta", _BETAS, block={"surgery": "pcgrad"}),
@@ -96,32 +96,34 @@ METHODS: dict[str, Method] = {
     "RepSelect": Method(
         {"objective": "ga"},
         "weight",
-        (0.03, 0.1, 0.3, 1.0),
+        (0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
         block={"flatten": {"components": 8}},
     ),
-    "SimNPO": _weighed("simnpo", 0.05, 0.125, 0.3, 0.8, preset="tofu-simnpo"),
-    "WGA": _weighed("wga", 0.1, 0.3, 1.0, 3.0, preset="g-effect-wga"),
-    "TNPO": _weighed("tnpo", 0.1, 0.3, 1.0, 3.0, beta=1.0),
-    "WTNPO": _weighed("wtnpo", 0.1, 0.3, 1.0, 3.0, beta=1.0),
-    "SatImp": _weighed("satimp", 0.1, 0.3, 1.0, 3.0),
+    "SimNPO": _weighed("simnpo", 0.3, 0.8, 2.0, 5.0, 12.0, 30.0, preset="tofu-simnpo"),
+    "WGA": _weighed("wga", 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, preset="g-effect-wga"),
+    "TNPO": _weighed("tnpo", 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, beta=1.0),
+    "WTNPO": _weighed("wtnpo", 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, beta=1.0),
+    "SatImp": _weighed("satimp", 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
     "UNDIAL": Method(
         {"objective": "undial"},
         "beta",
-        (3.0, 5.0, 10.0, 30.0),
+        (1.5, 3.0, 5.0, 10.0, 30.0, 60.0),
         published={"unlearn.preset": "undial-lora", "unlearn.retain": {"objective": "nll"}},
     ),
-    "SHRED": _weighed("shred", 0.1, 0.3, 1.0, 3.0),
-    "CE-U": _weighed("ceu", 0.03, 0.1, 0.3, 1.0),
-    "Clamped entropy": Method({"objective": "clamped_entropy"}, "tau", (0.3, 0.5, 0.7, 0.9)),
-    "MASC": _weighed("masc", 0.01, 0.05, 0.2, 1.0),
-    "IHL": _weighed("ihl", 0.3, 1.0, 3.0, 10.0),
-    "Unilogit": _weighed("unilogit", 0.1, 0.3, 1.0, 3.0),
-    "Flat logits": _weighed("flat_logits", 0.003, 0.01, 0.03, 0.1),
-    "BS-T": _weighed("bst", 0.01, 0.03, 0.1, 0.3),
+    "SHRED": _weighed("shred", 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    "CE-U": _weighed("ceu", 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+    "Clamped entropy": Method(
+        {"objective": "clamped_entropy"}, "tau", (0.15, 0.3, 0.5, 0.7, 0.9, 0.97)
+    ),
+    "MASC": _weighed("masc", 0.002, 0.01, 0.05, 0.2, 1.0, 5.0),
+    "IHL": _weighed("ihl", 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+    "Unilogit": _weighed("unilogit", 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    "Flat logits": _weighed("flat_logits", 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+    "BS-T": _weighed("bst", 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
     "RMU": Method(
         {"objective": "rmu", "layer": 0, "positions": "all"},
         "coefficient",
-        (2.0, 5.0, 10.0, 20.0),
+        (1.0, 2.0, 5.0, 10.0, 20.0, 50.0),
         _HIDDEN,
         published={
             "unlearn.preset": "rmu-zephyr",
@@ -132,16 +134,16 @@ METHODS: dict[str, Method] = {
     "Adaptive RMU": Method(
         {"objective": "adaptive_rmu", "layer": 0, "positions": "all"},
         "scale",
-        (1.0, 2.0, 5.0, 10.0),
+        (0.5, 1.0, 2.0, 5.0, 10.0, 20.0),
         _HIDDEN,
     ),
-    "PO (IdkNLL)": _weighed("po", 0.1, 0.3, 1.0, 3.0),
-    "IdkDPO": Method({"objective": "dpo", "weight": 0.1}, "beta", (0.03, 0.1, 0.3, 1.0)),
-    "FLAT": _weighed("flat", 0.3, 1.0, 3.0, 10.0),
+    "PO (IdkNLL)": _weighed("po", 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    "IdkDPO": Method({"objective": "dpo", "weight": 0.1}, "beta", (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
+    "FLAT": _weighed("flat", 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
     "Match": Method(
         _MATCH,
         "weight",
-        (0.3, 1.0, 3.0, 10.0),
+        (0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
         published={
             "unlearn.preset": None,
             "unlearn.forget": [_MATCH, _NCKD | {"temperature": 1.0}],  # its teacher is well-read
@@ -154,7 +156,7 @@ METHODS: dict[str, Method] = {
             "lora_alpha": 64,
         },
     ),
-    "Match + NCKD": Method(_MATCH, "weight", (0.3, 1.0, 3.0, 10.0), beside=[_NCKD]),
+    "Match + NCKD": Method(_MATCH, "weight", (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), beside=[_NCKD]),
 }
 
 

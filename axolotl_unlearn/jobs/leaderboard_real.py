@@ -1,0 +1,103 @@
+"""``make leaderboard-real``: the leaderboard's table for SmolLM2 with LUME.
+
+First the models that all methods share: the original, the retrained model, and a teacher as
+`axolotl unlearn teacher` makes it (`match` compares with it; the retrained model only judges).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from axolotl_unlearn.demo.lume import RealSizes, add_halves
+from axolotl_unlearn.jobs.demo import MODEL, memories, plan_real, real_table
+from axolotl_unlearn.jobs.leaderboard import TRIALS, World, leaderboard
+from axolotl_unlearn.jobs.never_seen_real import teacher_words
+from axolotl_unlearn.jobs.stages import Kind, Make, Run, near
+
+#: Twice the forget documents of demo-real, so that either half has 40 members and 60 non-members.
+SIZES = RealSizes(
+    stories=24, pii=20, facts_forget=80, facts_retain=50, background_facts=60, background_pii=20
+)
+#: Chosen before any of them was run here.
+METHODS = "npo,npo + gu,npo-sam,simnpo,wga,tnpo,wtnpo,undial,rmu,match"
+#: Four passes over all forget rows; `match` and RMU look at a layer at a fourth of the depth.
+CHANGES = {"num_epochs": 4, "max_steps": None}
+LAYER = 7
+
+
+def table(lume: Path, tofu: Path | None, sizes: RealSizes, out: Path) -> dict[str, Kind]:
+    """The stages before the methods."""
+    stages = real_table(lume, tofu, sizes, out)
+    return {
+        MODEL: stages[MODEL],
+        "data": stages["data"],
+        "halves": Make(
+            lambda plan: add_halves(plan.data),
+            "data/test/forget.jsonl",
+            title="choose the halves",
+            needs=("data",),
+        ),
+        **memories(MODEL, "smollm2/memorise", merged=True, share=0.5),
+        "teacher": Run(
+            lambda plan: teacher_words(plan, sizes.passes),
+            "teacher/adapter_model.safetensors",
+            title="teacher",
+            needs=(MODEL, "data"),
+            share=0.5,
+        ),
+    }
+
+
+def world_of(out: Path, data: Path, example: str = "smollm2/over") -> World:
+    """What the methods are compared on, once these stages have ended."""
+    return World(
+        example,
+        None,
+        *(out / name / "merged" for name in ("memorised", "retrained")),
+        data,
+        LAYER,
+        {"model": near(out / MODEL), "adapter": near(out / "teacher")},
+        changes=CHANGES,
+    )
+
+
+def leaderboard_real(
+    out: Path,
+    methods: str = METHODS,
+    *,
+    sizes: RealSizes = SIZES,
+    trials: int = TRIALS,
+    seed: int = 42,
+    threads: int | None = None,
+    console: Console | None = None,
+    **places: Any,
+) -> Path:
+    """Both parts; the page. ``places`` are `plan_real`'s folders."""
+    plan = plan_real(
+        out, threads=threads, sizes=sizes, console=console, stages=table,
+        name="leaderboard-real", **places,
+    )  # fmt: skip
+    plan.job.run()
+    return leaderboard(
+        out / "leaderboard", [seed], methods, world=world_of(out, plan.data), trials=trials,
+        threads=threads, console=console,
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("out/real-leaderboard"))
+    parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--threads", type=int)
+    given = vars(parser.parse_args())
+    print(leaderboard_real(**given).read_text("utf-8"))
+
+
+if __name__ == "__main__":
+    main()
