@@ -104,7 +104,8 @@ def lume_rows() -> tuple[dict[str, list[tuple[list[int], list[int]]]], str]:
     return rows, "LUME train rows"
 
 
-def train_bpe(texts):
+def train_bpe(texts, special: tuple[str, ...] = ()):
+    """A byte-level BPE; ``special`` tokens have the first ids."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -112,6 +113,7 @@ def train_bpe(texts):
     trainer = trainers.BpeTrainer(
         vocab_size=BPE_ENTRIES,
         show_progress=False,
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)

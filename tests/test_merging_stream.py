@@ -8,6 +8,7 @@ import torch
 from axolotl_unlearn.merging import stream
 from axolotl_unlearn.merging.methods import merge_delta
 from axolotl_unlearn.merging.recipe import SCALES, Recipe
+from axolotl_unlearn.merging.sources import all_finite
 
 
 def reader(tensor):
@@ -82,3 +83,22 @@ def test_large_tensors_are_streamed_and_small_ones_are_not(monkeypatch):
             whole=whole,
         )
         assert used == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_all_finite_is_what_isfinite_says(dtype):
+    plain = torch.linspace(-3, 3, 9, dtype=dtype)
+    extreme = torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=dtype)
+    for numbers in (plain, extreme, plain[:0], torch.arange(3)):
+        assert all_finite(numbers)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        for place in (0, 4, 8):
+            spoilt = plain.clone()
+            spoilt[place] = bad
+            assert not all_finite(spoilt)
+
+
+def test_all_finite_of_float8():
+    plain = torch.ones(4).to(torch.float8_e4m3fn)
+    assert all_finite(plain)
+    assert not all_finite(torch.tensor([1.0, torch.nan]).to(torch.float8_e4m3fn))

@@ -136,9 +136,19 @@ class Tensors:
             flat = self[name].contiguous().flatten()
             if flat.numel():
                 digest.update(memoryview(flat.view(torch.uint8).numpy()))
-            if broken is None and flat.is_floating_point() and not flat.isfinite().all():
+            if broken is None and not all_finite(flat):
                 broken = name
         return digest.hexdigest(), broken
+
+
+def all_finite(flat: torch.Tensor) -> bool:
+    """Whether no number is NaN or infinite: both show in the extremes, which are found at 6 GB/s;
+    `isfinite` reads .3 GB/s of bfloat16, four times as slow as SHA-256."""
+    if not flat.is_floating_point() or not flat.numel():
+        return True
+    if flat.dtype.itemsize == 1:  # float8 has no order
+        flat = flat.float()
+    return all(end.isfinite().item() for end in flat.aminmax())
 
 
 @dataclass
