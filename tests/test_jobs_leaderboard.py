@@ -10,7 +10,13 @@ import torch
 import yaml
 from click.testing import CliRunner
 
-from axolotl_unlearn.analysis.leaderboard import line, page, strongest_attack, tables
+from axolotl_unlearn.analysis.leaderboard import (
+    line,
+    page,
+    smallest_difference,
+    strongest_attack,
+    tables,
+)
 from axolotl_unlearn.args import parse_unlearn
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.demo.generate import Sizes
@@ -166,7 +172,23 @@ def test_tables_put_what_collapsed_last():
     ]  # fmt: skip
     npo = dict(zip(made["columns"], made["rows"][1], strict=True))
     assert npo["Aggregate"] == "0.700" and npo["MiB"] == "700" and npo["relearnt"] == ""
+    assert npo["strongest attack"] == "0.75"  # .25: as far from chance
     assert "| NPO | beta | 0.1*, 0.1* | min_k |" in page(content)
+
+
+def test_the_smallest_difference_by_hand():
+    """Two seeds, variances of .6/.8, .95/.5 and .7/.6: .02, .10125 and .005, mean .0420833; t with
+    3 degrees of freedom is 3.18245, so 3.18245 * sqrt(2 * .0420833 / 2)."""
+    tried = {"knob": "beta", "value": 0.1, "at_end": False, "seconds": 1.0, "mib": 700}
+    seeds = {
+        str(seed): {n: line(model(n, a)) | tried for n, a in zip("abc", scores, strict=True)}
+        for seed, scores in enumerate(((0.6, 0.95, 0.7), (0.8, 0.5, 0.6)))
+    }
+    spread, least = smallest_difference({"seeds": seeds})
+    assert spread == pytest.approx(0.0420833**0.5, rel=1e-5)
+    assert least == pytest.approx(3.18245 * 0.0420833**0.5, rel=1e-5)
+    assert f"nearer than {least:.3f} cannot" in page({"seeds": seeds})
+    assert smallest_difference({"seeds": {"0": seeds["0"]}}) is None
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from scipy.stats import t as student
+
 from axolotl_unlearn.analysis.seeds import Table, count_of_seeds, markdown
 from axolotl_unlearn.metrics.statistics import auc
 
@@ -71,11 +73,13 @@ def tables(content: Mapping[str, Any]) -> dict[str, Table]:
 
     def mean(name: str, key: str) -> float | None:
         known = [one[key] for one in of(name) if one.get(key) is not None]
+        if key == "attack":  # .2 and .8 are as far from chance; their mean would hide both
+            known = [max(area, 1 - area) for area in known]
         return statistics.fmean(known) if known else None
 
-    def rank(name: str) -> tuple[bool, bool, float]:
+    def rank(name: str) -> tuple[bool, int, float]:
         given = name in ("original", "retrained")
-        return not given, any(one["collapsed"] for one in of(name)), -(mean(name, "aggregate") or 0)
+        return not given, sum(one["collapsed"] for one in of(name)), -(mean(name, "aggregate") or 0)
 
     rows, tried = [], []
     for name in sorted(names, key=rank):
@@ -96,9 +100,28 @@ def tables(content: Mapping[str, Any]) -> dict[str, Table]:
     }
 
 
+def smallest_difference(content: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Standard deviation of a method's Aggregate over seeds, pooled over methods, and the
+    difference of two means from which a t-test (5 %) tells them apart; None for one seed."""
+    seeds = list(content["seeds"].values())
+    names = [name for name in seeds[0] if "knob" in seeds[0][name]]
+    if len(seeds) < 2 or not names:
+        return None
+    spread = statistics.fmean(
+        statistics.variance([lines[name]["aggregate"] or 0.0 for lines in seeds]) for name in names
+    )
+    freedom = len(names) * (len(seeds) - 1)
+    return spread**0.5, float(student.ppf(0.975, freedom)) * (2 * spread / len(seeds)) ** 0.5
+
+
 def page(content: Mapping[str, Any]) -> str:
     """The tables as markdown."""
     made = tables(content)
     head = f"## Leaderboard ({count_of_seeds(len(content['seeds']))}, test half)\n"
     note = "\n* the end of what was tried: the best may lie beyond.\n"
+    if found := smallest_difference(content):
+        note += (
+            f"\nFrom seed to seed a method's Aggregate differs by {found[0]:.3f} (pooled standard "
+            f"deviation): means nearer than {found[1]:.3f} cannot be told apart.\n"
+        )
     return "\n".join([head, markdown(made["methods"]), markdown(made["chosen"]) + note])
