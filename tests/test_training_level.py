@@ -420,3 +420,16 @@ def test_faults_of_the_block_name_the_cure(life):
     config["unlearn"]["level"]["heldout"] = str(one)
     with pytest.raises(UnlearnError, match="completions of task 2"):
         train(life, config)
+
+
+def test_rows_that_no_match_entry_looks_at_are_named(life):
+    """The level watches all forget rows: those that the teacher was never asked about stopped the
+    run in the middle of its first look."""
+    from axolotl_unlearn.errors import UnlearnError
+
+    config = example(life, "limited")
+    forget = [config["unlearn"]["forget"][0], {"objective": "npo", "kinds": "question"}]
+    config["unlearn"]["forget"] = forget
+    config["unlearn"]["level"].pop("certainty", None)
+    with pytest.raises(UnlearnError, match="no `match` entry is for questions of task 1"):
+        train(life, config)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
@@ -25,6 +25,8 @@ from transformers import TrainerCallback
 from axolotl_unlearn.args import LevelArgs
 from axolotl_unlearn.data.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.data.strategy import load_strategy
+from axolotl_unlearn.engine.entries import Entry
+from axolotl_unlearn.engine.views import rows_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.scorer import Query, score_queries
 from axolotl_unlearn.files import write_json
@@ -83,6 +85,25 @@ def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
     """Rows of a file (held-out ones, twins), encoded as forget rows are."""
     strategy = load_strategy("forget", tokenizer, cfg, {"path": path})
     return strategy.wrap_dataset(None)
+
+
+def refuse_unmatched(matches: Sequence[Entry], rows: Dataset) -> None:
+    """The level watches all forget rows, so `match` must be for all of them."""
+    batch = {name: torch.tensor(rows[name][:]) for name in ("role", "kind", "task")}
+    unseen = batch["role"] == ROLES["forget"]
+    for entry in matches:
+        unseen &= ~rows_of(entry, batch)
+    if unseen.any():
+        groups = zip(batch["kind"][unseen].tolist(), batch["task"][unseen].tolist(), strict=True)
+        raise UnlearnError(
+            "`unlearn.level` watches all forget rows, but no `match` entry is for "
+            f"{_named(groups)}: add one for them, or forget them in a run of their own."
+        )
+
+
+def _named(groups: Iterable[tuple[int, int]]) -> str:
+    kinds = {number: name for name, number in KINDS.items()}
+    return " and ".join(sorted({f"{kinds[kind]}s of task {task}" for kind, task in groups}))
 
 
 class Watched:
@@ -253,10 +274,8 @@ class LevelCallback(TrainerCallback):
         self.judged = judged(forget)
         lacking = {g for g in forget.groups if g not in set(heldout.groups)}
         if lacking:
-            kinds = {number: name for name, number in KINDS.items()}
-            names = sorted(f"{kinds[kind]}s of task {task}" for kind, task in lacking)
             raise UnlearnError(
-                f"`unlearn.level.heldout` has no {' and no '.join(names)}, but forget rows are: "
+                f"`unlearn.level.heldout` has no {_named(lacking)}, but forget rows are: "
                 "add held-out rows of the same kind, or their level is unknown."
             )
 

@@ -42,7 +42,13 @@ from axolotl_unlearn.reference.twins import Twins, own_twins
 from axolotl_unlearn.training.duals import Duals
 from axolotl_unlearn.training.gradients import GradientSteps
 from axolotl_unlearn.training.guard import CollapseWatch, shown
-from axolotl_unlearn.training.level import Levelled, Sharpened, forget_rows, level_callback
+from axolotl_unlearn.training.level import (
+    Levelled,
+    Sharpened,
+    forget_rows,
+    level_callback,
+    refuse_unmatched,
+)
 from axolotl_unlearn.training.phases import (
     Phase,
     forget_moments,
@@ -311,6 +317,7 @@ class UnlearnTrainer(GradientSteps):
 
     def _watch_level(self) -> None:
         matches = [entry for entry in self.entries if entry.objective.name == "match"]
+        refuse_unmatched(matches, self.train_dataset)
         source = self._source(matches[0])
         self.add_callback(
             level_callback(
