@@ -2,13 +2,18 @@
 
 import json
 import math
+import re
 import shlex
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from conftest import count
 
 from axolotl_unlearn.analysis.paper import COLUMNS
 from axolotl_unlearn.analysis.seeds import interval_over_seeds
@@ -26,6 +31,7 @@ from axolotl_unlearn.jobs.reproduce import (
 )
 from axolotl_unlearn.jobs.stages import Plan
 
+ROOT = Path(__file__).resolve().parents[1]
 ORDER = ("original", "over", "under", "fixed", "tuned", "tuned_four", "single", "retrained")
 
 
@@ -250,3 +256,53 @@ def test_page_of_pairs():
     assert "## Which pairs merge well (2 seeds" in text
     assert "| over | 0.500 (0.50) |" in text
     assert "| over x under | 0.10 | 0.60 | 0.40 | 0.700 (0.50) |" in text
+
+
+#: `reproduce` as a process of its own, small: what is killed is the real job with its fork server.
+SMALL = """
+import sys
+from pathlib import Path
+from axolotl_unlearn.demo.generate import Sizes
+from axolotl_unlearn.jobs import reproduce as job
+
+job.EPOCHS = 1
+sizes = Sizes(stories=2, pii=2, facts_forget=40, facts_retain=4, nonmembers=40, general=8,
+              background=2, passes=1, background_per_pass=1, replay=4)
+job.reproduce(Path(sys.argv[1]), [7], tables=0, trials=1, sizes=sizes)
+"""
+
+
+@pytest.mark.slow
+def test_killed_with_kill_9_reproduce_goes_on(tmp_path):
+    """The whole study on a small scale, its process killed once the merges are searched: called
+    again it keeps what had ended and has the numbers of a study that nobody killed."""
+
+    def start(name: str) -> subprocess.Popen:
+        with (tmp_path / f"{name}.log").open("a") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", SMALL, str(tmp_path / name)],
+                cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def said(name: str) -> str:
+        return (tmp_path / f"{name}.log").read_text()
+
+    assert start("whole").wait(800) == 0, said("whole")[-3000:]
+    killed = start("killed")
+    while ": started, log" not in said("killed").partition("search the best merge")[2]:
+        assert killed.poll() is None, said("killed")[-3000:]
+        time.sleep(0.1)
+    killed.kill()
+    killed.wait()
+    before = said("killed")
+    assert start("killed").wait(800) == 0, said("killed")[-3000:]
+    count("runs killed and resumed")
+    done = set(re.findall(r"\d\d (.*): done", before))
+    kept = set(re.findall(r"\d\d (.*): unchanged, kept", said("killed")))
+    assert "memorise" in done and done == kept
+    numbers = [
+        json.loads((tmp_path / name / "results.json").read_text())["seeds"]
+        for name in ("whole", "killed")
+    ]
+    count("differences found", int(numbers[0] != numbers[1]))
+    assert numbers[0] == numbers[1]

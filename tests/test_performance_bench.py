@@ -158,6 +158,35 @@ def test_gpu_benchmark_runs_on_a_tiny_shape(monkeypatch, tmp_path, capsys):
             assert result["seconds"] > 0 and result["recipe_minutes"] > 0, (name, result)
 
 
+def test_the_recipe_benchmark_runs_the_real_commands(monkeypatch, tmp_path, capsys, forks):
+    """On made-up rows; the padding keeps its id, whose embedding is zero in a random model."""
+    import json
+
+    from benchmarks import models, recipe_gpu
+
+    (tmp_path / "train").mkdir()
+    for side in ("forget", "retain"):
+        rows = [
+            {
+                "id": f"{side}{i}sc1",
+                "input": f"A {side} {i}.",
+                "output": f"It {i}.",
+                "task": "Task1",
+            }
+            for i in range(8)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "train" / f"{side}.jsonl").write_text(text)
+    words = ["recipe", "--smoke", "--lume", str(tmp_path), "--work", str(tmp_path / "work")]
+    monkeypatch.setattr(sys, "argv", words)
+    recipe_gpu.main()
+    found = json.loads("{" + capsys.readouterr().out.partition("{")[2])
+    assert found["training"]["steps"] == 2 and found["merge_seconds"] > 0
+    tokenizer = json.loads((tmp_path / "work" / "model" / "tokenizer.json").read_text())
+    ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    assert ids == {"<eos>": models.EOS, "<pad>": models.PAD}
+
+
 def test_costs_by_retain_set_are_laid_side_by_side():
     """10 + 100 s of teacher and match for 220 s of retraining is half; a run is a process apart,
     of which nothing but its numbers comes back."""
