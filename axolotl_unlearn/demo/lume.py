@@ -256,18 +256,15 @@ def add_halves(out: Path | str, seed: int = 0) -> dict:
         return found
 
     files = {}
-    chosen: dict[str, set[str]] = {}
+    chosen: set[str] = set()
     for name in ("forget", "retain", "nonmember", "general", "member"):
         halves: tuple[list[dict], list[dict]] = ([], [])
         for task, found in documents(name).items():
-            first = chosen.get("forget", set()) if name == "member" else None
-            if first is None:
-                first = set(random.Random(f"{seed}/half/{name}/{task}").sample(
-                    sorted(found), len(found) // 2
-                ))  # fmt: skip
-                chosen[name] = chosen.get(name, set()) | first
+            if name != "member":
+                draw = random.Random(f"{seed}/half/{name}/{task}")
+                chosen |= set(draw.sample(sorted(found), len(found) // 2))
             for document, rows in found.items():
-                halves[document not in first].extend(rows)
+                halves[document not in chosen].extend(rows)
         for half, rows in zip(("validation", "test"), halves, strict=True):
             if rows:
                 files[f"{half}/{name}"] = _write(out / half / f"{name}.jsonl", rows)

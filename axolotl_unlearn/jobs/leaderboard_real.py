@@ -15,8 +15,8 @@ from rich.console import Console
 from axolotl_unlearn.demo.lume import RealSizes, add_halves
 from axolotl_unlearn.jobs.demo import MODEL, memories, plan_real, real_table
 from axolotl_unlearn.jobs.leaderboard import TRIALS, World, leaderboard
-from axolotl_unlearn.jobs.never_seen_real import teacher_words
-from axolotl_unlearn.jobs.stages import Kind, Make, Run, near
+from axolotl_unlearn.jobs.never_seen_real import teacher_stage
+from axolotl_unlearn.jobs.stages import Kind, Make, near
 
 #: Twice the forget documents of demo-real, so that either half has 40 members and 60 non-members.
 SIZES = RealSizes(
@@ -42,13 +42,7 @@ def table(lume: Path, tofu: Path | None, sizes: RealSizes, out: Path) -> dict[st
             needs=("data",),
         ),
         **memories(MODEL, "smollm2/memorise", merged=True, share=0.5),
-        "teacher": Run(
-            lambda plan: teacher_words(plan, sizes.passes),
-            "teacher/adapter_model.safetensors",
-            title="teacher",
-            needs=(MODEL, "data"),
-            share=0.5,
-        ),
+        "teacher": teacher_stage(sizes, 0.5),
     }
 
 

@@ -32,6 +32,16 @@ def teacher_words(plan: Plan, passes: int) -> list[str | Path]:
     return [*words, "--no-bf16"] if "--bf16=false" in plan.train_options else words
 
 
+def teacher_stage(sizes: RealSizes, share: float) -> Run:
+    return Run(
+        lambda plan: teacher_words(plan, sizes.passes),
+        "teacher/adapter_model.safetensors",
+        title="teacher",
+        needs=(MODEL, "data"),
+        share=share,
+    )
+
+
 def table(
     lume: Path, tofu: Path | None, sizes: RealSizes, out: Path, heldout: Sequence[int]
 ) -> dict[str, Kind]:
@@ -47,13 +57,7 @@ def table(
             title="choose held-out documents",
             needs=("data",),
         ),
-        "teacher": Run(
-            lambda plan: teacher_words(plan, sizes.passes),
-            "teacher/adapter_model.safetensors",
-            title="teacher",
-            needs=(MODEL, "data"),
-            share=1,
-        ),
+        "teacher": teacher_stage(sizes, 1),
         "match": Train(
             "smollm2/match",
             "memorised",
