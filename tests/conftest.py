@@ -151,5 +151,13 @@ def forks(monkeypatch) -> None:
 
 
 @pytest.fixture
+def forks_on_cpu(request) -> None:
+    """`forks`, unless torch is a build for CUDA: where that has computed, torchrun and OpenMP
+    fail in a fork ("Invalid thread pool", `bad_alloc`), and commands start anew."""
+    if torch.version.cuda is None:
+        request.getfixturevalue("forks")
+
+
+@pytest.fixture
 def batch() -> dict[str, torch.Tensor]:
     return random_batch()

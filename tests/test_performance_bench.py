@@ -158,7 +158,8 @@ def test_gpu_benchmark_runs_on_a_tiny_shape(monkeypatch, tmp_path, capsys):
             assert result["seconds"] > 0 and result["recipe_minutes"] > 0, (name, result)
 
 
-def test_the_recipe_benchmark_runs_the_real_commands(monkeypatch, tmp_path, capsys, forks):
+@pytest.mark.slow
+def test_the_recipe_benchmark_runs_the_real_commands(monkeypatch, tmp_path, capsys, forks_on_cpu):
     """On made-up rows; the padding keeps its id, whose embedding is zero in a random model."""
     import json
 

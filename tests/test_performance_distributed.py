@@ -30,7 +30,7 @@ def launch(command: list[str], **environment: str) -> None:
 
 
 @pytest.mark.slow
-def test_ddp_and_fsdp2_give_the_gradient_of_one_process(tmp_path, forks):
+def test_ddp_and_fsdp2_give_the_gradient_of_one_process(tmp_path, forks_on_cpu):
     """Also where only one process needs a reference forward: neither hangs nor differs."""
     out = tmp_path / "result.json"
     launch([*TORCHRUN, str(ROOT / "tests/two_ranks.py"), str(out)])
@@ -40,8 +40,16 @@ def test_ddp_and_fsdp2_give_the_gradient_of_one_process(tmp_path, forks):
     assert result["fsdp2 full"] < 1e-5
 
 
+#: Under torchrun Axolotl asks a torch that is built for CUDA about peers: an error without a GPU.
+needs_other_torch = pytest.mark.skipif(
+    torch.version.cuda is not None and not torch.cuda.is_available(),
+    reason="Axolotl's two processes want a GPU, or a build of torch for the CPU",
+)
+
+
+@needs_other_torch
 @pytest.mark.slow
-def test_two_processes_of_axolotl_equal_one_with_accumulation(stage, forks):  # noqa: F811
+def test_two_processes_of_axolotl_equal_one_with_accumulation(stage, forks_on_cpu):  # noqa: F811
     """2 processes x 2 pairs x 1 against 1 x 2 x 2, through ``axolotl train``'s own module."""
     base = {"optimizer": "sgd", "learning_rate": 0.1, "max_steps": 3, "micro_batch_size": 2}
     one = train(stage, "one-process", **base, gradient_accumulation_steps=2)
@@ -53,8 +61,9 @@ def test_two_processes_of_axolotl_equal_one_with_accumulation(stage, forks):  # 
     assert max(moved) > 1e-3
 
 
+@needs_other_torch
 @pytest.mark.slow
-def test_one_process_that_fails_ends_the_others_with_its_sentence(stage, forks):  # noqa: F811
+def test_one_process_that_fails_ends_the_others_with_its_sentence(stage, forks_on_cpu):  # noqa: F811
     """The other one waits for it in the next step's reduction; torchrun ends it."""
     changes = {"max_steps": 4, "micro_batch_size": 2}
     changes["plugins"] = ["axolotl_unlearn.UnlearnPlugin", "failing_rank.FailingPlugin"]
