@@ -159,7 +159,7 @@ def test_gpu_benchmark_runs_on_a_tiny_shape(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_recipe_benchmark_runs_the_real_commands(monkeypatch, tmp_path, capsys, forks_on_cpu):
+def test_the_recipe_benchmark_runs_the_real_commands(monkeypatch, tmp_path, capsys):
     """On made-up rows; the padding keeps its id, whose embedding is zero in a random model."""
     import json
 
