@@ -33,6 +33,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "[2/3] $$(date +%T) torch, the largest package"
 	@$(BIN)/python -m pip install -q $(PINS) torch
+	@# Axolotl's zstandard has no wheel for 3.13, and asks for a cffi to build with that 3.13 lacks.
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then \
+	  $(BIN)/python -m pip install -q $(PINS) setuptools wheel cffi && \
+	  $(BIN)/python -m pip install -q $(PINS) --no-build-isolation zstandard; fi
 	@echo "[3/3] $$(date +%T) axolotl, mergekit, lm-eval and this package"
 	@$(BIN)/python -m pip install -q $(PINS) -e '.[dev]'
 	@touch $@
