@@ -88,7 +88,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--smoke", action="store_true")
     given = parser.parse_args()
-    work = given.work or Path(tempfile.mkdtemp())
+    if not (given.lume / "train" / "forget.jsonl").is_file():
+        parser.error(f"{given.lume} has no train/forget.jsonl; give LUME's folder (--lume)")
+    if not given.smoke and not torch.cuda.is_available():
+        parser.error("there is no GPU here; `--smoke` runs the same code on the CPU")
+    passing = None if given.work else tempfile.TemporaryDirectory()  # removed with the process
+    work = given.work or Path(passing.name)
     work.mkdir(parents=True, exist_ok=True)
     rows = {}
     for side in ("forget", "retain"):
