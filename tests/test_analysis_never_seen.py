@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from axolotl_unlearn.analysis.attacked import RANKS, attacked, learned_scores, rank_curve
-from axolotl_unlearn.analysis.never_seen import main, marks, read_seed, tables
+from axolotl_unlearn.analysis.never_seen import main, marks, pooled, read_seed, tables
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.metrics.semeval import CELLS
@@ -87,7 +87,18 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
     folders = [seed_folder(tmp_path / f"ns-{seed}", seed) for seed in (201, 202)]
     seeds = {"201": read_seed(folders[0]), "202": read_seed(folders[1])}
     found = marks(seeds)
-    assert found["columns"] == ["mark", "seed 201", "seed 202"]
+    assert found["columns"] == ["mark", "seed 201", "seed 202", "all seeds, 90 % interval"]
+    # By hand: halves of the seeds' intervals are added as squares, and halved.
+    gaps = [s["models"]["match"]["attacks"]["zlib"]["from_retrained"] for s in seeds.values()]
+    spans = [(gap["interval"][1] - gap["interval"][0]) / 2 for gap in gaps]
+    value, half = pooled(seeds, "zlib")
+    assert value == pytest.approx((gaps[0]["value"] + gaps[1]["value"]) / 2)
+    assert half == pytest.approx((spans[0] ** 2 + spans[1] ** 2) ** 0.5 / 2)
+    (row,) = [row for row in found["rows"] if row[0].startswith("AUC zlib")]
+    assert row[-1].startswith(f"{value:+.2f} ± {half:.2f}")
+    assert row[-1].endswith("equivalent") == (abs(value) + half < 0.1)
+    assert {len(row) for row in found["rows"]} == {4}
+    assert marks({"201": seeds["201"]})["columns"] == ["mark", "seed 201"]
     said = {row[0]: row[1] for row in found["rows"]}
     assert said["AUC loss within .10 of *retrained*"].endswith("yes")
     assert said["relearned in 5 steps above control (+.05)"] == "+0.050 yes"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from matplotlib.figure import Figure
 from axolotl_unlearn.analysis.attacked import RANKS
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import replacing, write_json
+from axolotl_unlearn.metrics.membership import MARGIN
 from axolotl_unlearn.metrics.semeval import CELLS
 from axolotl_unlearn.store import versions
 
@@ -34,6 +36,8 @@ TITLES = {
     "learned": "learned",
 }
 STEPS = 5  # of the relearning attack
+WITHIN = "AUC {} within .10 of *retrained*"
+EQUIVALENT = "attacks equivalent to *retrained* at this n (margin .10, 5 %)"
 COLOURS = {
     "original": "#888888",
     "retrained": "#222222",
@@ -133,8 +137,21 @@ def tables(seeds: Seeds) -> dict[str, dict[str, list]]:
     return {"models": {"columns": columns, "rows": rows}, "marks": marks(seeds)}
 
 
+def pooled(seeds: Seeds, attack: str) -> tuple[float, float]:
+    """AUC of `match` above *retrained*'s: mean over seeds, and half its 90 % interval.
+
+    Seeds are independent, so the squared halves of their intervals add up.
+    """
+    gaps = [seed["models"]["match"]["attacks"][attack]["from_retrained"] for seed in seeds.values()]
+    halves = [(gap["interval"][1] - gap["interval"][0]) / 2 for gap in gaps]
+    return statistics.mean(gap["value"] for gap in gaps), math.hypot(*halves) / len(gaps)
+
+
 def marks(seeds: Seeds) -> dict[str, list]:
-    """One row a mark, one column a seed, with the number and whether it is reached."""
+    """One row a mark, one column a seed, with the number and whether it is reached.
+
+    With several seeds, the attacks are also judged over all of them, by the same equivalence test.
+    """
     rows: dict[str, list[str]] = {}
     attacks = _attacks(seeds)
 
@@ -145,13 +162,13 @@ def marks(seeds: Seeds) -> dict[str, list]:
         match, retrained = seed["models"]["match"], seed["models"]["retrained"]
         for attack in attacks:
             gap = match["attacks"][attack]["auc"] - retrained["attacks"][attack]["auc"]
-            add(f"AUC {TITLES[attack]} within .10 of *retrained*", f"{gap:+.2f}", abs(gap) <= 0.1)
+            add(WITHIN.format(TITLES[attack]), f"{gap:+.2f}", abs(gap) <= MARGIN)
         equivalent = [
             TITLES[a] for a in attacks
             if match["attacks"][a].get("from_retrained", {}).get("equivalent")
         ]  # fmt: skip
         add(
-            "attacks equivalent to *retrained* at this n (margin .10, 5 %)",
+            EQUIVALENT,
             f"{len(equivalent)} of {len(attacks)}",
             len(equivalent) == len(attacks),
         )
@@ -179,9 +196,22 @@ def marks(seeds: Seeds) -> dict[str, list]:
             f"{relearn['value']:+.3f}" if relearn else "",
             relearn and relearn["value"] <= 0.05,
         )
+    columns = ["mark", *(f"seed {seed}" for seed in seeds)]
+    if len(seeds) > 1:
+        columns.append("all seeds, 90 % interval")
+        alike = 0
+        for attack in attacks:
+            value, half = pooled(seeds, attack)
+            alike += (equivalent := abs(value) + half < MARGIN)
+            text = f"{value:+.2f} ± {half:.2f}" + (", equivalent" if equivalent else "")
+            rows[WITHIN.format(TITLES[attack])].append(text)
+        rows[EQUIVALENT].append(f"{alike} of {len(attacks)}")
     return {
-        "columns": ["mark", *(f"seed {seed}" for seed in seeds)],
-        "rows": [[mark, *values] for mark, values in rows.items()],
+        "columns": columns,
+        "rows": [
+            [mark, *values, *[""] * (len(columns) - 1 - len(values))]
+            for mark, values in rows.items()
+        ],
     }
 
 
