@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +71,9 @@ class UnlearnPlugin(BasePlugin):
 
     def post_train(self, cfg: DictDefault, model: Any) -> None:
         """Record the base by content, so that a merge of models from other bases is refused."""
-        from axolotl.utils.distributed import is_main_process
-
-        if _trains(cfg) and is_main_process() and Path(cfg.base_model).is_dir():
+        # Axolotl has left the process group by now; under DeepSpeed to ask it for a rank fails.
+        first = os.environ.get("RANK", "0") == "0"
+        if _trains(cfg) and first and Path(cfg.base_model).is_dir():
             from axolotl_unlearn.merging import record_base
 
             record_base(cfg.output_dir, cfg.base_model)

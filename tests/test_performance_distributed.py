@@ -63,6 +63,36 @@ def test_two_processes_of_axolotl_equal_one_with_accumulation(stage, forks_on_cp
 
 @needs_other_torch
 @pytest.mark.slow
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_two_processes_under_zero_equal_one_with_accumulation(stage, level):  # noqa: F811
+    """The same with DeepSpeed, which shards optimizer, gradients or weights; its CPU accelerator.
+
+    Not pinned, so mostly skipped. It compiles an operation once, for a minute.
+    """
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not among the pinned packages")
+    base = {"optimizer": "sgd", "learning_rate": 0.1, "max_steps": 3, "micro_batch_size": 2}
+    one = train(stage, "one-for-zero", **base, gradient_accumulation_steps=2)
+    zero = {
+        "zero_optimization": {"stage": level},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+    }
+    (stage / "zero.json").write_text(json.dumps(zero))
+    path = stage / f"zero-{level}.yml"
+    changes = {"deepspeed": str(stage / "zero.json")}
+    path.write_text(yaml.safe_dump(config(stage, f"zero-{level}", **base, **changes)))
+    launch([*TORCHRUN, "-m", "axolotl.cli.train", str(path)], DS_ACCELERATOR="cpu")
+    assert_same(one, stage / f"zero-{level}", atol=1e-6)
+    moved = [w.abs().max().item() for n, w in adapter(one).items() if "lora_B" in n]
+    assert max(moved) > 1e-3
+
+
+@needs_other_torch
+@pytest.mark.slow
 def test_one_process_that_fails_ends_the_others_with_its_sentence(stage, forks_on_cpu):  # noqa: F811
     """The other one waits for it in the next step's reduction; torchrun ends it."""
     changes = {"max_steps": 4, "micro_batch_size": 2}
