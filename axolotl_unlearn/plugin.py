@@ -90,6 +90,8 @@ class UnlearnPlugin(BasePlugin):
             _refuse_other_trainers(cfg)
         if preprocess or not _trains(cfg):
             return None
+        with exit_with_sentence():
+            _refuse_deepspeed_on_cpu(cfg)
         from axolotl.common.datasets import load_datasets
 
         from axolotl_unlearn.data.checks import check_columns
@@ -151,6 +153,17 @@ def _stay_on_cpu(cfg: DictDefault) -> None:
     devices = cfg.device_map.values() if isinstance(cfg.device_map, dict) else ()
     if not torch.accelerator.is_available() and any(isinstance(d, int) for d in devices):
         cfg.device_map = {"": "cpu"}
+
+
+def _refuse_deepspeed_on_cpu(cfg: DictDefault) -> None:
+    """Accelerate would leave it out and go on with DDP, or fail at ZeRO-3's empty weights."""
+    import torch
+
+    if cfg.deepspeed and not torch.accelerator.is_available():
+        raise UnlearnError(
+            "`deepspeed` needs a GPU: without one Accelerate trains on without DeepSpeed and says "
+            "nothing. Remove it, or use DDP or FSDP2 (examples/distributed)."
+        )
 
 
 def _check_layers(cfg: DictDefault) -> None:

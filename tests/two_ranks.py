@@ -1,9 +1,10 @@
 """The engine in two gloo processes: ``torchrun --nproc_per_node=2 two_ranks.py OUT``.
 
 Each process gets some rows of one batch, only the first gets rows that KL is for. Written to OUT:
-the largest difference of any adapter gradient from one process with the whole batch, under DDP and
-under FSDP2, the same of full fine-tuning under FSDP2 with a reference that was asked before the
-model was sharded, and what the comparison is worth (the largest gradient).
+the largest difference of any adapter gradient from one process with the whole batch, under DDP,
+under FSDP2 and, where DeepSpeed is installed, under ZeRO; the same of full fine-tuning under FSDP2
+with a reference that was asked before the model was sharded; and what the comparison is worth (the
+largest gradient).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import copy
 import json
 import sys
 from contextlib import nullcontext
+from importlib import util
 from pathlib import Path
 
 import torch
@@ -54,6 +56,31 @@ def gradients(model, wrapped, batch, entries, counts, scale):
         for name, p in model.named_parameters()
         if p.requires_grad
     }
+
+
+def under_zero(level, model, batch, entries, counts):
+    """The same with weights, gradients or the optimizer's state sharded by DeepSpeed."""
+    import deepspeed
+    from deepspeed.utils import safe_get_full_grad
+
+    trained = [p for p in model.parameters() if p.requires_grad]
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": level, "stage3_param_persistence_threshold": 0},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=torch.optim.SGD(trained, lr=0.0), config=settings
+    )
+    if level == 3:  # no process has a whole weight
+        assert not any(p.numel() for p in model.parameters())
+    of_step = losses_of(model, engine, batch, entries, counts, 2)
+    for _ in range(2):
+        engine.backward(of_step().total)
+        found = {n: safe_get_full_grad(p) for n, p in model.named_parameters() if p.requires_grad}
+        engine.step()
+    return {name: grad.clone() for name, grad in found.items()}
 
 
 def asked_before(model, batch, entries):
@@ -125,6 +152,11 @@ def main(out: str) -> None:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     found["fsdp2"] = gradients(model, model, mine, entries, counts, 2)
+
+    if util.find_spec("deepspeed"):
+        for level in (1, 2, 3):
+            model = copy.deepcopy(start)
+            found[f"zero {level}"] = under_zero(level, model, mine, entries, counts)
 
     full = tiny_llama(seed=1).train()
     model = copy.deepcopy(full)
