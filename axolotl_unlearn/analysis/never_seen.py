@@ -1,8 +1,9 @@
 """The page of ``make never-seen``: its table, its plots and the marks, from finished seeds.
 
     python -m axolotl_unlearn.analysis.never_seen out/ns-201 out/ns-202
+    python -m axolotl_unlearn.analysis.never_seen out/real --name never-seen-real
 
-writes docs/data/never-seen.json and docs/images/never-seen/*.svg; `make docs-tables` then fills
+writes docs/data/NAME.json and docs/images/NAME/*.svg; `make docs-tables` then fills
 the page.
 """
 
@@ -45,6 +46,7 @@ COLOURS = {
     "merged": "#c8553d",
     "match": "#1b6ca8",
 }
+COMMANDS = {"never-seen-real": "make never-seen-real"}
 Seeds = Mapping[str, Mapping[str, Any]]
 
 
@@ -269,19 +271,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("seeds", nargs="+", type=Path, help="folders of finished jobs")
     parser.add_argument("--docs", type=Path, default=Path("docs"))
+    parser.add_argument("--name", default="never-seen", help="of the job, its data and its plots")
     given = parser.parse_args(arguments)
     seeds = {}
     for folder in given.seeds:
         seed = json.loads((folder / "results.json").read_text("utf-8"))["seed"]
         seeds[str(seed)] = read_seed(folder)
     content = {
-        "command": "axolotl unlearn never-seen --seed N",
+        "command": COMMANDS.get(given.name, "axolotl unlearn never-seen --seed N"),
         "versions": versions(),
         "seeds": seeds,
         "tables": tables(seeds),
     }
-    path = write_json(given.docs / "data" / "never-seen.json", content)
-    images = given.docs / "images" / "never-seen"
+    path = write_json(given.docs / "data" / f"{given.name}.json", content)
+    images = given.docs / "images" / given.name
     for name, figure in (("attacks", attack_figure(seeds)), ("ranks", rank_figure(seeds))):
         with replacing(images / f"{name}.svg") as draft:
             figure.savefig(draft, metadata={"Date": None}, format="svg")
