@@ -79,6 +79,19 @@ def test_deepspeed_without_a_gpu_is_refused(stage, tmp_path, capsys):  # noqa: F
     assert UnlearnPlugin().load_datasets(cfg, preprocess=True) is None
 
 
+def test_the_first_process_records_the_base_when_the_group_is_gone(stage, tmp_path, monkeypatch):  # noqa: F811
+    """Axolotl leaves it before this hook; under DeepSpeed, to ask it for a rank fails."""
+    from axolotl.utils.dict import DictDefault
+
+    from axolotl_unlearn.plugin import UnlearnPlugin
+
+    cfg = DictDefault(config(stage, "recorded") | {"output_dir": str(tmp_path)})
+    for rank, there in (("1", False), ("0", True)):
+        monkeypatch.setenv("RANK", rank)
+        UnlearnPlugin().post_train(cfg, None)
+        assert (tmp_path / "unlearn_base.json").is_file() == there
+
+
 @needs_other_torch
 @pytest.mark.slow
 def test_one_process_that_fails_ends_the_others_with_its_sentence(stage, forks_on_cpu):  # noqa: F811
