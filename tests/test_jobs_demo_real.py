@@ -297,13 +297,25 @@ def test_never_seen_real_adds_held_out_documents_a_teacher_and_match(lume, tofu,
     config = yaml.safe_load((out / "configs" / "match.yml").read_text())
     references = [entry["reference"] for entry in config["unlearn"]["forget"]]
     assert {r["adapter"] for r in references} == {str(out / "teacher")}
-    assert config["base_model"] == str(out / "memorised" / "merged")
+    assert config["base_model"] == str(out / "start")  # halfway from original to teacher
+    kept = [entry.get("reference") for entry in config["unlearn"]["retain"]]
+    assert kept == [None, None, *[{"model": str(out / "memorised" / "merged")}] * 2]
     words = teacher_words(plan, SIZES.passes)
     assert words[words.index("--passes") + 1] == "3"  # as often as the original
     assert "--no-bf16" in words and words[3].endswith("configs/memorised.yml")
     assert "heldout" in stages["match"].needs and "teacher" in stages["match"].needs
     models = stages["eval"].command()
     assert any(word.startswith("match=") for word in models)
+
+    alone = plan_never_seen_real(tmp_path / "alone", lume, tofu, bf16=False, sizes=SIZES, pair=False)
+    left = {stage.name for stage in plan.job.stages} - {s.name for s in alone.job.stages}
+    assert left == {"over", "over-merged", "under", "under-merged", "merged"}
+    build_subset(lume, tmp_path / "other", sizes=SIZES, seed=1)
+    first, other = (
+        {r.document for r in read_records(folder / "forget.jsonl")}
+        for folder in (out / "data", tmp_path / "other")
+    )
+    assert first != other  # `--seed` chooses other documents
 
 
 def test_halves_are_whole_documents_and_members_go_with_their_rows(lume, tofu, tmp_path):

@@ -433,3 +433,48 @@ def test_rows_that_no_match_entry_looks_at_are_named(life):
     config["unlearn"]["level"].pop("certainty", None)
     with pytest.raises(UnlearnError, match="no `match` entry is for questions of task 1"):
         train(life, config)
+
+
+def test_the_temperature_begins_where_the_teacher_is_as_sure_as_the_policy():
+    """A teacher whose logits are .6 of the policy's is as sure of what it says besides the label
+    at a temperature of .6, though its labels are less likely."""
+    from axolotl_unlearn.reference.level import Level, entropy_without
+    from axolotl_unlearn.training.level import LevelCallback, Watched, besides
+
+    torch.manual_seed(0)
+    logits, labels = 2 * torch.randn(3, 40, 50).double(), torch.randint(0, 50, (3, 40))
+    logp = logits.log_softmax(-1)
+    seen = [
+        TokenFacts(
+            one.gather(1, y[:, None])[:, 0].numpy(),
+            np.zeros(40, bool),
+            (one.exp() * one).sum(-1).numpy(),
+            np.ones(40),
+        )
+        for one, y in zip(logp, labels, strict=True)
+    ]
+    # By hand, for one token: the other tokens' entropy, by their share.
+    one, y = logp[0, 0], int(labels[0, 0])
+    rest = torch.cat([one[:y], one[y + 1 :]]).log_softmax(-1)
+    share = 1 - float(one[y].exp())
+    assert besides(seen[0])[0] == pytest.approx(-share * float((rest.exp() * rest).sum()))
+    known = [entropy_without(0.6 * x, y) for x, y in zip(logits, labels, strict=True)]
+    rows = [
+        {"kind": 0, "task": 0, "input_ids": list(range(41)), "labels": [-100, *range(1, 41)]}
+    ] * 3
+    watched = Watched(rows, SimpleNamespace(decode=lambda *_, **__: "a text"))
+    level, nothing = Level(), [torch.full((40,), -2.0)] * 3
+    callback = LevelCallback(
+        watched, watched, watched, (nothing, nothing), level, every=1, certainty=True, rest=known
+    )
+    callback.begin(seen)
+    assert level.temperature == pytest.approx(0.6, abs=0.005)
+    # Rows that no reference was asked about (None) say nothing; with none known it stays.
+    level.temperature = 1.0
+    callback.rest = [None, None, known[2]]
+    callback.begin(seen)
+    assert level.temperature == pytest.approx(0.6, abs=0.005)
+    callback.rest = [None] * 3
+    level.temperature = 1.0
+    callback.begin(seen)
+    assert level.temperature == 1.0

@@ -230,12 +230,14 @@ def plan_demo(
     )
 
 
-def real_table(lume: Path, tofu: Path | None, sizes: RealSizes, out: Path) -> dict[str, Kind]:
-    """The stages of the real demo, in order of preference."""
+def real_table(
+    lume: Path, tofu: Path | None, sizes: RealSizes, out: Path, seed: int = 0
+) -> dict[str, Kind]:
+    """The stages of the real demo, in order of preference; the seed chooses the documents."""
     data = Make(
-        lambda plan: build_subset(lume, plan.data, tofu, sizes),
+        lambda plan: build_subset(lume, plan.data, tofu, sizes, seed),
         "data/manifest.json",
-        settings=[asdict(sizes), str(tofu)],
+        settings=[asdict(sizes), str(tofu), *([seed] if seed else [])],
         inputs=[lume / "train" / f"{side}.jsonl" for side in ("forget", "retain")],
         title="choose the documents",
     )

@@ -15,10 +15,15 @@ from typing import Any
 from axolotl_unlearn.demo.lume import RealSizes, add_heldout
 from axolotl_unlearn.jobs.demo import MODEL, REAL_MODELS, plan_real, real_table
 from axolotl_unlearn.jobs.never_seen import attacked_words, match_changes, relearn
-from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Plan, Run, Train, near
+from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Merge, Plan, Run, Train, near
 
 #: A third of the 134 retained rows; as many passes as the original had (`never_seen.WELL_READ`).
 ROWS = 45
+
+
+#: Models besides the paper's pair and its merge, and the stages of these.
+ALONE = ("original", "retrained")
+PAIR = ("over", "under", "merged")
 
 
 def teacher_words(plan: Plan, passes: int) -> list[str | Path]:
@@ -43,36 +48,55 @@ def teacher_stage(sizes: RealSizes, share: float) -> Run:
 
 
 def table(
-    lume: Path, tofu: Path | None, sizes: RealSizes, out: Path, heldout: Sequence[int]
+    lume: Path,
+    tofu: Path | None,
+    sizes: RealSizes,
+    out: Path,
+    heldout: Sequence[int],
+    seed: int = 0,
+    pair: bool = True,
 ) -> dict[str, Kind]:
-    """The stages: demo-real's without its evaluation, and ours."""
-    stages = real_table(lume, tofu, sizes, out)
+    """The stages: demo-real's without its evaluation, and ours.
+
+    Args:
+        heldout: Held-out documents of each task.
+        seed: Chooses the documents.
+        pair: Also the paper's two runs and their merge.
+    """
+    stages = real_table(lume, tofu, sizes, out, seed)
+    judged = {name: stage for name, stage in REAL_MODELS.items() if pair or name in ALONE}
+    stages = {name: kind for name, kind in stages.items() if pair or name not in PAIR}
     del stages["eval"]
+    judged["match"] = "match"
     teacher = {"model": near(out / MODEL), "adapter": near(out / "teacher")}
+    before = {"model": near(out / "memorised" / "merged")}
     return stages | {
         "heldout": Make(
-            lambda plan: add_heldout(lume, plan.data, heldout, sizes),
+            lambda plan: add_heldout(lume, plan.data, heldout, sizes, seed),
             "data/heldout.jsonl",
-            settings=list(heldout),
+            settings=[*heldout, *([seed] if seed else [])],
             title="choose held-out documents",
             needs=("data",),
         ),
         "teacher": teacher_stage(sizes, 1),
+        "start": Merge(
+            MODEL, ("memorised", "teacher"), options=("--method", "linear"), title="start halfway"
+        ),
         "match": Train(
             "smollm2/match",
-            "memorised",
-            match_changes(out, teacher),
+            "start",
+            match_changes(out, teacher) | {f"unlearn.retain.{n}.reference": before for n in (2, 3)},
             merged=True,
             title="match",
             needs=("teacher", "heldout"),
             share=1,
         ),
-        "eval": Evaluate({**REAL_MODELS, "match": "match"}, title="score all models", share=1),
+        "eval": Evaluate(judged, title="score all models", share=1),
         "attacked": Run(
-            lambda plan: attacked_words(plan, {**REAL_MODELS, "match": "match"}, MODEL),
+            lambda plan: attacked_words(plan, judged, MODEL),
             "attacked.json",
             title="attack all models",
-            needs=(MODEL, *REAL_MODELS.values(), "match"),
+            needs=(MODEL, *judged.values()),
             share=1,
         ),
         "relearn-match": relearn("match", share=1),
@@ -80,10 +104,14 @@ def table(
 
 
 def plan_never_seen_real(
-    *places: Any, heldout: Sequence[int] = (12, 10, 40), **options: Any
+    *places: Any,
+    heldout: Sequence[int] = (12, 10, 40),
+    seed: int = 0,
+    pair: bool = True,
+    **options: Any,
 ) -> Plan:
     """The job, not yet started; ``places`` and ``options`` are those of `plan_real`."""
-    stages = partial(table, heldout=heldout)
+    stages = partial(table, heldout=heldout, seed=seed, pair=pair)
     return plan_real(*places, stages=stages, name="never-seen-real", **options)
 
 
@@ -91,8 +119,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out/real"))
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--seed", type=int, default=0, help="chooses the documents")
+    parser.add_argument("--no-pair", action="store_true", help="not the paper's runs and merge")
     given = parser.parse_args()
-    plan_never_seen_real(given.out, threads=given.threads).show()
+    plan_never_seen_real(
+        given.out, threads=given.threads, seed=given.seed, pair=not given.no_pair
+    ).show()
 
 
 if __name__ == "__main__":

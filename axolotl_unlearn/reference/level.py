@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,6 +36,8 @@ PARTS, PER_PART = 3, 500
 NEAR = 0.3
 #: The lowest temperature, and the inverse of the highest.
 COLDEST = 0.2
+#: Temperatures at which a teacher's certainty is known.
+TEMPERATURES = np.geomspace(COLDEST, 1 / COLDEST, 33)
 
 Rows = Mapping[Hashable, Sequence[Tensor]]
 
@@ -147,6 +150,17 @@ class Level:
                     continue
                 parts[number] = parts[number].corrected(*pair, self.gain)
 
+    def begin(self, wanted: float, rest: NDArray) -> None:
+        """The temperature at which the teacher is as sure as the policy of what neither saw.
+
+        Args:
+            wanted: Mean of ``(1 - p) H`` of the policy on held-out tokens, nats; p is the label's
+                probability and H the entropy of the distribution without it.
+            rest: ``[K]`` the same with the teacher's H at each of `TEMPERATURES`.
+        """
+        # It rises with the temperature; beyond the ends interpolation gives the ends.
+        self.temperature = float(np.exp(np.interp(wanted, rest, np.log(TEMPERATURES))))
+
     def sharpen(self, forget: float, heldout: float) -> None:
         """Bring the policy's certainty about forget rows to that about text it never saw.
 
@@ -174,6 +188,23 @@ class Level:
     def _aim(logp: Tensor, parts: Sequence[Calibration]) -> Tensor:
         pairs = zip(parts, logp.tensor_split(len(parts)), strict=True)
         return torch.cat([one(part) for one, part in pairs])
+
+
+def entropy_without(logits: Tensor, labels: Tensor) -> Tensor:
+    """Entropy of what is said besides the label, nats, at each of `TEMPERATURES`.
+
+    Args:
+        logits: ``[N, V]``; labels: ``[N]``.
+
+    Returns:
+        ``[N, K]``.
+    """
+    others = logits.float().scatter(1, labels[:, None], torch.finfo(torch.float32).min / 8)
+    found = [
+        torch.distributions.Categorical(logits=others / temperature).entropy()
+        for temperature in TEMPERATURES.tolist()
+    ]
+    return torch.stack(found, -1)
 
 
 def _parts(rows: Sequence[Tensor]) -> int:

@@ -26,6 +26,7 @@ from axolotl_unlearn.args import LevelArgs
 from axolotl_unlearn.data.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.engine.entries import Entry
+from axolotl_unlearn.engine.needs import HEAD, Needs, label_positions
 from axolotl_unlearn.engine.views import rows_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.scorer import Query, score_queries
@@ -33,7 +34,7 @@ from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.learned import learned_attack, text_features
 from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-from axolotl_unlearn.reference.level import NEAR, Level
+from axolotl_unlearn.reference.level import NEAR, Level, entropy_without
 from axolotl_unlearn.training.stopping import (
     Scores,
     Stopping,
@@ -50,6 +51,8 @@ RETAIN_ROWS = 200
 LEARNED_ROWS = 1000
 #: Attacks that see nothing but label log-probs, which is all that is known of the level.
 OF_LABELS = ("loss", "zlib", "min_k_20")
+#: Columns of a row that a reference is asked by.
+ASKED = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
 
 
 class Levelled:
@@ -187,6 +190,17 @@ def _facts(logp: Tensor) -> TokenFacts:
     return TokenFacts(logp.double().numpy(), np.zeros(len(logp), bool), unknown, unknown)
 
 
+def besides(facts: TokenFacts) -> np.ndarray:
+    """``(1 - p) H`` of each token, nats: p of the label, H the entropy of all others.
+
+    The rest of the whole entropy is that of "the label or not".
+    """
+    logp = np.minimum(np.asarray(facts.logp, float), 0.0)
+    p, other = np.exp(logp), -np.expm1(logp)
+    label = -p * logp - other * np.log(np.maximum(other, 1e-300))
+    return np.maximum(-np.asarray(facts.mean, float) - label, 0.0)
+
+
 def _logps(facts: Sequence[TokenFacts]) -> list[Tensor]:
     return [torch.as_tensor(np.asarray(one.logp, np.float64)) for one in facts]
 
@@ -201,8 +215,13 @@ def level_callback(
     out: Path,
     log: Callable[[dict[str, float]], None],
     order_only: bool = False,
+    instead: Sequence[tuple[Entry, Any]] = (),
 ) -> LevelCallback:
-    """The callback of a run; ``teacher`` has been asked about all rows."""
+    """The callback of a run; ``teacher`` has been asked about all rows.
+
+    Args:
+        instead: Entries that teach what is said instead of a label (`nckd`), and their references.
+    """
     roles = np.asarray(rows["role"][:])
     forget = [rows[int(i)] for i in np.flatnonzero(roles == ROLES["forget"])]
     retain = np.flatnonzero(roles == ROLES["retain"])
@@ -225,7 +244,20 @@ def level_callback(
         minutes=args.minutes,
         certainty=args.certainty,
         order_only=order_only,
+        rest=[_rest(row, instead) for row in unseen] if args.certainty else None,
     )
+
+
+def _rest(row: dict[str, Any], entries: Sequence[tuple[Entry, Any]]) -> Tensor | None:
+    """`entropy_without` of the first reference that was asked about the row, ``[T, K]``."""
+    batch = {name: torch.as_tensor(row[name])[None] for name in ASKED}
+    for entry, reference in entries:
+        if entry.args.positions == "answer" and rows_of(entry, batch).any():
+            where = label_positions(batch)
+            found = reference.look_up(None, None, batch, Needs(states={HEAD: where}))
+            logits = found.logits(found.states[HEAD].values)
+            return entropy_without(logits, batch["labels"].roll(-1)[where])
+    return None
 
 
 class LevelCallback(TrainerCallback):
@@ -243,6 +275,8 @@ class LevelCallback(TrainerCallback):
         per_document: No document may be told by itself (`unlearn.level.per_document`).
         minutes: The run ends after this time.
         certainty: Also bring the entropy of forget rows to that of held-out ones.
+        rest: For each held-out row what the reference is unsure of besides the label (`_rest`):
+            the temperature begins where that is as much as the policy is. Else it begins at 1.
         order_only: The teacher is the starting model, which knows the forget rows (or their twins'
             unchanged words): it tells which tokens are harder than others, and no level.
     """
@@ -264,8 +298,9 @@ class LevelCallback(TrainerCallback):
         minutes: float | None = None,
         certainty: bool = False,
         order_only: bool = False,
+        rest: Sequence[Tensor | None] | None = None,
     ) -> None:
-        self.certainty, self.order_only = certainty, order_only
+        self.certainty, self.order_only, self.rest = certainty, order_only, rest
         self.per_document, self.minutes, self.began = per_document, minutes, 0.0
         self.forget, self.heldout, self.retain, self.teacher = forget, heldout, retain, teacher
         self.level, self.every, self.settle = level, every, settle
@@ -290,6 +325,17 @@ class LevelCallback(TrainerCallback):
             known = self.forget.by_group(self.teacher[0])
         policy = self.heldout.by_group(heldout).items()
         self.level.fit(known, {group: rows for group, rows in policy if group in known})
+
+    def begin(self, heldout: Sequence[TokenFacts]) -> None:
+        """The temperature to begin with, from what is compared of the held-out rows."""
+        ours, theirs = [], []
+        for group, facts, rest in zip(self.heldout.groups, heldout, self.rest, strict=True):
+            if group in self.judged and rest is not None:
+                other = -np.expm1(np.asarray(facts.logp, float))
+                ours.append(besides(facts))
+                theirs.append(other[:, None] * rest.numpy())
+        if ours:
+            self.level.begin(float(np.concatenate(ours).mean()), np.concatenate(theirs).mean(0))
 
     def sharpen(self, forget: Sequence[TokenFacts], heldout: Sequence[TokenFacts]) -> None:
         """Follow the entropies of what attacks compare, once the labels are near their level."""
@@ -324,6 +370,8 @@ class LevelCallback(TrainerCallback):
         """One look at all rows; (best so far, may end)."""
         forget, heldout = self.forget.score(model), self.heldout.score(model)
         self.fit(_logps(heldout))
+        if step == 0 and self.rest:
+            self.begin(heldout)
         if correct:
             self.level.correct(
                 self.forget.by_group(self.teacher[0]), self.forget.by_group(_logps(forget))

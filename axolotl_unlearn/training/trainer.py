@@ -330,6 +330,11 @@ class UnlearnTrainer(GradientSteps):
                 Path(self.args.output_dir),
                 self.log,
                 order_only=not source.is_teacher,
+                instead=[
+                    (entry, self.references[self._source(entry)])
+                    for entry in self.entries
+                    if entry.objective.name == "nckd" and self._source(entry).is_teacher
+                ],
             )
         )
 
