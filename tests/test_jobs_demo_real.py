@@ -307,7 +307,9 @@ def test_never_seen_real_adds_held_out_documents_a_teacher_and_match(lume, tofu,
     models = stages["eval"].command()
     assert any(word.startswith("match=") for word in models)
 
-    alone = plan_never_seen_real(tmp_path / "alone", lume, tofu, bf16=False, sizes=SIZES, pair=False)
+    alone = plan_never_seen_real(
+        tmp_path / "alone", lume, tofu, bf16=False, sizes=SIZES, pair=False
+    )
     left = {stage.name for stage in plan.job.stages} - {s.name for s in alone.job.stages}
     assert left == {"over", "over-merged", "under", "under-merged", "merged"}
     build_subset(lume, tmp_path / "other", sizes=SIZES, seed=1)

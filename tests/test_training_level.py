@@ -125,6 +125,27 @@ def test_a_state_that_lost_retained_rows_neither_stops_the_run_nor_is_kept():
     assert rule.best_step == 30
 
 
+def test_a_start_in_weight_space_is_measured_by_the_model_that_is_to_be_kept():
+    """Halfway to the teacher retained rows were .1 nats likelier than to the model itself, so every
+    state that forgot was beyond the limit, and one that had forgotten nothing was kept without a
+    word."""
+    seen = [(0, 1.0, 0.97), (30, 1.0, 1.04), (300, 0.55, 1.10), (410, 0.52, 1.08)]
+
+    def run(rule):
+        for step, auc, loss in seen:
+            rule.see(step, {"loss": auc}, loss)
+            if not step:
+                rule.best = (float("inf"),) * 3
+        return rule
+
+    alone = run(Stopping())
+    assert alone.best_step == 30
+    for part in ("step 30 is kept", "0.50 off", "as at step 410 (0.02)", "0.1 nats above 0.97"):
+        assert part in alone.fault()
+    own = run(Stopping(start=1.08))
+    assert own.best_step == 410 and own.fault() is None
+
+
 def test_retained_rows_that_are_no_longer_said_count_before_their_loss():
     """.02 nats a token are nothing, but one answer in four was lost."""
     rule = Stopping(margin=0.1, tolerance=0.1, patience=1, said=0.05)
@@ -192,6 +213,21 @@ def test_the_example_watches_its_level_and_keeps_the_best_state(life, lora):
     assert all(attacks < set(seen) for seen in report["watched"])
     assert report["kept_step"] in (2, 4, 6)
     assert (out / ("adapter_model.safetensors" if lora else "model.safetensors")).is_file()
+
+
+def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life):
+    """Started from another model: the loss and the share that are to be kept are those of the
+    reference of both `kl` entries, as a run from that model sees them itself."""
+    own = json.loads((life / "match" / "level.json").read_text())
+    config = example(life, "held", every=9) | {"max_steps": 1, "base_model": str(life / "teacher")}
+    for entry in config["unlearn"]["retain"][2:]:
+        entry["reference"] = {"model": str(life / "original")}
+    seen = json.loads((train(life, config) / "level.json").read_text())
+    assert own["retained"] == {
+        "loss": own["watched"][0]["retain_loss"], "said": own["watched"][0]["retain_said"],
+    }  # fmt: skip
+    assert seen["retained"]["loss"] == pytest.approx(own["retained"]["loss"], abs=1e-4)
+    assert seen["watched"][0]["retain_loss"] != pytest.approx(own["retained"]["loss"], abs=1e-3)
 
 
 def test_when_the_time_is_up_the_run_ends_with_a_last_look(life):

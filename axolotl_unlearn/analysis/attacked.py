@@ -40,12 +40,17 @@ def rank_curve(facts: Sequence[TokenFacts]) -> list[float]:
 
 
 def learned_scores(
-    members: Sequence[TokenFacts], nonmembers: Sequence[TokenFacts], *, folds: int = 5
+    members: Sequence[TokenFacts],
+    nonmembers: Sequence[TokenFacts],
+    *,
+    folds: int = 5,
+    divisions: int = 10,
 ) -> Sides:
     """A learned attack: logistic regression on quantiles of log-prob and of Min-K%++'s z.
 
     It is told which texts are members, apart from the fold that it scores: stronger than anything
-    an attacker without labels can do with these features.
+    an attacker without labels can do with these features. Scores are means over several divisions
+    into folds: with 80 members the AUC of one has a standard deviation of .03.
 
     Returns:
         Out-of-fold scores of members and non-members, high = rather a member.
@@ -64,8 +69,19 @@ def learned_scores(
     inputs = np.array([features(one) for one in [*members, *nonmembers]])
     labels = np.repeat([1, 0], [len(members), len(nonmembers)])
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=1000))
-    division = StratifiedKFold(folds, shuffle=True, random_state=0)
-    found = cross_val_predict(model, inputs, labels, cv=division, method="decision_function")
+    found = np.mean(
+        [
+            cross_val_predict(
+                model,
+                inputs,
+                labels,
+                cv=StratifiedKFold(folds, shuffle=True, random_state=number),
+                method="decision_function",
+            )
+            for number in range(divisions)
+        ],
+        axis=0,
+    )
     return found[labels == 1], found[labels == 0]
 
 

@@ -42,7 +42,7 @@ class LifeSizes:
     facts_forget: int = 80
     facts_retain: int = 60
     nonmembers: int = 160
-    heldout: tuple[int, int, int] = (24, 20, 80)
+    heldout: tuple[int, int, int] = (72, 60, 240)
     background: tuple[int, int, int] = (600, 500, 1500)
     general: int = 60
     replay: int = 50

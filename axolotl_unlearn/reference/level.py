@@ -27,8 +27,8 @@ from axolotl_unlearn.objectives.matching import log_odds
 KNOTS = 101
 #: Bins of equal size in which targets are corrected, and tokens a bin at least.
 BINS, PER_BIN = 20, 25
-#: Log-odds above which tokens count as certain (p = .99), and the largest correction.
-SURE, FURTHEST = 4.6, 2.0
+#: Log-odds above which tokens count as certain (p = .9975), and the largest correction.
+SURE, FURTHEST = 6.0, 2.0
 #: Parts of a row, from its first label to its last, that have maps of their own (what a model makes
 #: of a text that it does not know changes along the text), and held-out tokens a part at least.
 PARTS, PER_PART = 3, 500
@@ -96,7 +96,7 @@ class Calibration:
             for values in (asked, found, log_odds(teacher.float()).sort().values)
         ]
         left = means[1] - means[0]
-        # Nobody tells .99 from .999, and the loss does not weigh it: such an error would add up.
+        # Nobody tells .998 from .999, and the loss hardly weighs it: such an error would add up.
         left[(means[0] > SURE) & (means[1] > SURE)] = 0.0
         at = np.interp(self.teacher.numpy(), means[2].numpy(), left.numpy())
         moved = self.shift - gain * torch.as_tensor(at, dtype=torch.float32)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import TrainerCallback
 
 from axolotl_unlearn.args import LevelArgs
@@ -216,23 +217,27 @@ def level_callback(
     log: Callable[[dict[str, float]], None],
     order_only: bool = False,
     instead: Sequence[tuple[Entry, Any]] = (),
+    kept_by: Sequence[tuple[Entry, Any]] = (),
 ) -> LevelCallback:
     """The callback of a run; ``teacher`` has been asked about all rows.
 
     Args:
         instead: Entries that teach what is said instead of a label (`nckd`), and their references.
+        kept_by: Entries that hold retained rows to another model than the start (a start in weight
+            space), and their references.
     """
     roles = np.asarray(rows["role"][:])
     forget = [rows[int(i)] for i in np.flatnonzero(roles == ROLES["forget"])]
     retain = np.flatnonzero(roles == ROLES["retain"])
     step = max(1, len(retain) // RETAIN_ROWS)
     unseen = [heldout[i] for i in range(len(heldout))]
-    rule = Stopping(args.margin, args.retain, args.patience, args.said)
+    kept = [rows[int(i)] for i in retain[::step]]
+    rule = Stopping(args.margin, args.retain, args.patience, args.said, *_kept(kept, kept_by))
     stopping = rule if args.stop else None
     return LevelCallback(
         Watched(forget, tokenizer),
         Watched(unseen, tokenizer),
-        Watched([rows[int(i)] for i in retain[::step]], tokenizer),
+        Watched(kept, tokenizer),
         ([teacher.label_logp(row) for row in forget], [teacher.label_logp(row) for row in unseen]),
         level,
         every=args.every,
@@ -248,16 +253,39 @@ def level_callback(
     )
 
 
-def _rest(row: dict[str, Any], entries: Sequence[tuple[Entry, Any]]) -> Tensor | None:
-    """`entropy_without` of the first reference that was asked about the row, ``[T, K]``."""
+def _asked(
+    row: dict[str, Any], entries: Sequence[tuple[Entry, Any]]
+) -> tuple[Tensor, Tensor] | None:
+    """Logits ``[T, V]`` at a row's labels by the first reference that was asked about it, and the
+    labels."""
     batch = {name: torch.as_tensor(row[name])[None] for name in ASKED}
     for entry, reference in entries:
         if entry.args.positions == "answer" and rows_of(entry, batch).any():
             where = label_positions(batch)
             found = reference.look_up(None, None, batch, Needs(states={HEAD: where}))
-            logits = found.logits(found.states[HEAD].values)
-            return entropy_without(logits, batch["labels"].roll(-1)[where])
+            with torch.no_grad():
+                logits = found.logits(found.states[HEAD].values)
+            return logits, batch["labels"].roll(-1)[where].to(logits.device)
     return None
+
+
+def _rest(row: dict[str, Any], entries: Sequence[tuple[Entry, Any]]) -> Tensor | None:
+    """`entropy_without` of what a reference says of a row, ``[T, K]``; None if none was asked."""
+    asked = _asked(row, entries)
+    return asked and entropy_without(*asked).cpu()
+
+
+def _kept(
+    rows: Sequence[dict[str, Any]], entries: Sequence[tuple[Entry, Any]]
+) -> tuple[float, float] | tuple[()]:
+    """Mean loss of the model that rows are held to, and the share that it says word by word; empty
+    if that is not known of all of them."""
+    asked = [_asked(row, entries) for row in rows]
+    if not asked or None in asked:
+        return ()
+    losses = [F.cross_entropy(x.float(), y, reduction="none") for x, y in asked]
+    said = [bool((x.argmax(-1) == y).all()) for x, y in asked]
+    return float(torch.cat(losses).mean()), float(np.mean(said))
 
 
 class LevelCallback(TrainerCallback):
@@ -445,7 +473,10 @@ class LevelCallback(TrainerCallback):
             for name, p in model.named_parameters():
                 if name in self.kept:
                     p.copy_(self.kept[name])
+        if fault := rule.fault():
+            LOG.warning(fault)
         if self.out is not None and state.is_world_process_zero:
-            report = {"kept_step": rule.best_step, "watched": rule.history}
+            to_keep = {"loss": rule.start, "said": rule.said_at_start}
+            report = {"kept_step": rule.best_step, "retained": to_keep, "watched": rule.history}
             write_json(self.out / "level.json", report)
         return control

@@ -53,6 +53,10 @@ def sampling_error(forget: Scores, heldout: Scores) -> float:
     return math.sqrt(variance)
 
 
+#: AUC by which the kept state may be worse than the one that attacks tell least.
+WORSE = 0.2
+
+
 @dataclass
 class Stopping:
     """The rule; a pure function of what is watched.
@@ -62,9 +66,11 @@ class Stopping:
 
     Attributes:
         margin: ``|AUC - expected|`` that counts as "cannot be told", for the strongest attack.
-        tolerance: How far the mean loss of retained rows may lie above that of the start, nats.
+        tolerance: How far the mean loss of retained rows may lie above ``start``, nats.
         said: Share of the retained rows that may no longer come out word by word.
         patience: Watches in a row that must be within both.
+        start, said_at_start: Loss and share of the model that is to be kept on retained rows; the
+            first watch unless given.
     """
 
     margin: float = 0.05
@@ -75,8 +81,22 @@ class Stopping:
     said_at_start: float = 0.0
     best: tuple[float, float, float] = (float("inf"),) * 3
     best_step: int | None = None
+    closest: tuple[float, int] = (float("inf"), 0)
     history: list[dict[str, float]] = field(default_factory=list)
     _within: int = 0
+
+    def fault(self) -> str | None:
+        """Why the best state is still told though another is hardly, or None."""
+        nearest, step = self.closest
+        if self.best[2] - nearest < WORSE:
+            return None
+        return (
+            f"the state of step {self.best_step} is kept, and an attack tells its forget documents "
+            f"(AUC {self.best[2]:.2f} off its goal): those that forgot more, as at step {step} "
+            f"({nearest:.2f}), had lost retained rows (`unlearn.level.retain` allows "
+            f"{self.tolerance:g} nats above {self.start:.2f}). Allow more, or train longer at a "
+            "lower learning rate."
+        )
 
     def see(
         self,
@@ -115,6 +135,8 @@ class Stopping:
         better = (lost, told, strongest) < self.best
         if better:
             self.best, self.best_step = (lost, told, strongest), step
+        if step:
+            self.closest = min(self.closest, (strongest, step))
         within = strongest <= max(self.margin, error) and not lost and not told
         self._within = self._within + 1 if within else 0
         return better, self._within >= self.patience

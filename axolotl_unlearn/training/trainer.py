@@ -319,6 +319,13 @@ class UnlearnTrainer(GradientSteps):
         matches = [entry for entry in self.entries if entry.objective.name == "match"]
         refuse_unmatched(matches, self.train_dataset)
         source = self._source(matches[0])
+        by_teachers = [
+            (entry, self.references[self._source(entry)])
+            for entry in self.entries
+            if entry.objective.reference
+            and entry.objective.sees == "distributions"
+            and self._source(entry).is_teacher
+        ]
         self.add_callback(
             level_callback(
                 self.unlearn_args.level,
@@ -330,11 +337,8 @@ class UnlearnTrainer(GradientSteps):
                 Path(self.args.output_dir),
                 self.log,
                 order_only=not source.is_teacher,
-                instead=[
-                    (entry, self.references[self._source(entry)])
-                    for entry in self.entries
-                    if entry.objective.name == "nckd" and self._source(entry).is_teacher
-                ],
+                instead=[pair for pair in by_teachers if pair[0].objective.name == "nckd"],
+                kept_by=[pair for pair in by_teachers if pair[0].side == "retain"],
             )
         )
 
