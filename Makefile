@@ -48,8 +48,8 @@ demo: setup  ## memorise, forget twice, merge, evaluate, report (tiny model; SEE
 never-seen: setup  ## forget towards a level, judged against a model that never saw it (SEED=n, OUT=dir, FULL=1)
 	axolotl unlearn never-seen --out $(if $(filter file,$(origin OUT)),out/never-seen,$(OUT)) --seed $(SEED) $(if $(FULL),--full)
 
-never-seen-real: setup  ## the same with SmolLM2-135M and LUME, beside demo-real (hours)
-	LUME_DIR=$(LUME_DIR) python -m axolotl_unlearn.jobs.never_seen_real
+never-seen-real: setup  ## the same with SmolLM2-135M and LUME, hours (ARGS="--seed 1 --no-pair")
+	LUME_DIR=$(LUME_DIR) python -m axolotl_unlearn.jobs.never_seen_real $(ARGS)
 
 demo-real: setup  ## the same on SmolLM2-135M and LUME (LUME_DIR=...)
 	LUME_DIR=$(LUME_DIR) axolotl unlearn demo-real

@@ -73,7 +73,9 @@ def seed_folder(path, seed: int):
     ]
     (path / "eval").mkdir(parents=True)
     (path / "match").mkdir()
-    results = {"seed": seed, "stages": {}, "models": models}
+    (path / "data").mkdir()
+    (path / "data/manifest.json").write_text(json.dumps({"seed": seed}))
+    results = {"seed": 42, "stages": {}, "models": models}  # 42: of the training
     (path / "results.json").write_text(json.dumps(results))
     (path / "attacked.json").write_text(json.dumps(found))
     level = {"kept_step": 360, "watched": [{"step": 0}, {"step": 369}]}
@@ -109,6 +111,7 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
     assert float(row["*merged*"][1]) < 0.2  # told by their high loss
     main([*map(str, folders), "--docs", str(tmp_path / "docs")])
     stored = json.loads((tmp_path / "docs/data/never-seen.json").read_text())
+    assert list(stored["seeds"]) == ["201", "202"]
     assert stored["seeds"]["201"]["kept_step"] == 360 and "tables" in stored
     for name in ("attacks", "ranks"):
         assert "<svg" in (tmp_path / f"docs/images/never-seen/{name}.svg").read_text()

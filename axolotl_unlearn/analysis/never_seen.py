@@ -275,8 +275,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     seeds = {}
     for folder in given.seeds:
-        seed = json.loads((folder / "results.json").read_text("utf-8"))["seed"]
-        seeds[str(seed)] = read_seed(folder)
+        found = read_seed(folder)
+        # Of the documents; that of the training is another on real data.
+        manifest = json.loads((folder / "data" / "manifest.json").read_text("utf-8"))
+        seeds[str(manifest["seed"])] = found
     content = {
         "command": COMMANDS.get(given.name, "axolotl unlearn never-seen --seed N"),
         "versions": versions(),
