@@ -66,6 +66,7 @@ def seed_folder(path, seed: int):
             "cells": cells | ({"retain_task1_knowledge": 0.5} if name == "merged" else {}),
             "task_aggregate": 0.9,
             "utility": 0.6,
+            "n": {"utility": 60},
             "distance": {c: {"value": 0.0, "p": 0.9} for c in CELLS},
             "collapse": {"forget": {"broken": 0.0, "nonsense": 0.4 if name == "merged" else 0.01}},
         }
@@ -100,6 +101,9 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
     assert row[-1].startswith(f"{value:+.2f} ± {half:.2f}")
     assert row[-1].endswith("equivalent") == (abs(value) + half < 0.1)
     assert {len(row) for row in found["rows"]} == {4}
+    # By hand: 60 questions, .6 right, two models and two seeds.
+    (row,) = [row for row in found["rows"] if row[0].startswith("general knowledge against *orig")]
+    assert row[-1] == f"+0.00 ± {1.645 * (4 * 0.6 * 0.4 / 60) ** 0.5 / 2:.2f}"
     assert marks({"201": seeds["201"]})["columns"] == ["mark", "seed 201"]
     said = {row[0]: row[1] for row in found["rows"]}
     assert said["AUC loss within .10 of *retrained*"].endswith("yes")

@@ -38,6 +38,7 @@ TITLES = {
 }
 STEPS = 5  # of the relearning attack
 WITHIN = "AUC {} within .10 of *retrained*"
+GENERAL = "general knowledge against *{}* (-.03)"
 EQUIVALENT = "attacks equivalent to *retrained* at this n (margin .10, 5 %)"
 COLOURS = {
     "original": "#888888",
@@ -84,6 +85,7 @@ def read_seed(out: Path) -> dict[str, Any]:
     cost.pop("base", None)  # a path of this machine
     return {
         "models": models,
+        "questions": results["models"][0].get("n", {}).get("utility"),
         "stages": results["stages"],
         "kept_step": level.get("kept_step"),
         "last_step": (level.get("watched") or [{}])[-1].get("step"),
@@ -149,6 +151,21 @@ def pooled(seeds: Seeds, attack: str) -> tuple[float, float]:
     return statistics.mean(gap["value"] for gap in gaps), math.hypot(*halves) / len(gaps)
 
 
+def general_error(seeds: Seeds, other: str) -> float | None:
+    """Half the 90 % interval of the mean difference in general knowledge, over all seeds.
+
+    Each model's answers are taken for independent draws, which is too wide where two models know
+    the same. None where the number of questions was not kept.
+    """
+    variance = 0.0
+    for seed in seeds.values():
+        for model in (seed["models"]["match"], seed["models"][other]):
+            if not seed.get("questions"):
+                return None
+            variance += model["utility"] * (1 - model["utility"]) / seed["questions"]
+    return 1.645 * math.sqrt(variance) / len(seeds)
+
+
 def marks(seeds: Seeds) -> dict[str, list]:
     """One row a mark, one column a seed, with the number and whether it is reached.
 
@@ -191,7 +208,7 @@ def marks(seeds: Seeds) -> dict[str, list]:
         original = seed["models"]["original"]
         for name, other in (("original", original), ("retrained", retrained)):
             gap = match["utility"] - other["utility"]
-            add(f"general knowledge against *{name}* (-.03)", f"{gap:+.2f}", gap >= -0.03)
+            add(GENERAL.format(name), f"{gap:+.2f}", gap >= -0.03)
         relearn = match.get("relearn")
         add(
             f"relearned in {STEPS} steps above control (+.05)",
@@ -208,6 +225,12 @@ def marks(seeds: Seeds) -> dict[str, list]:
             text = f"{value:+.2f} ± {half:.2f}" + (", equivalent" if equivalent else "")
             rows[WITHIN.format(TITLES[attack])].append(text)
         rows[EQUIVALENT].append(f"{alike} of {len(attacks)}")
+        for name in ("original", "retrained"):
+            known = [seed["models"] for seed in seeds.values()]
+            gaps = [models["match"]["utility"] - models[name]["utility"] for models in known]
+            half = general_error(seeds, name)
+            text = f"{statistics.mean(gaps):+.2f}" + ("" if half is None else f" ± {half:.2f}")
+            rows[GENERAL.format(name)].append(text)
     return {
         "columns": columns,
         "rows": [
