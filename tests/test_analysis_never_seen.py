@@ -143,3 +143,10 @@ def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):
     everything = json.dumps({k: v for k, v in configs.items() if k != "retrained"})
     assert "retrain" not in everything  # it teaches nobody
     assert {stages[n].name for n in ("teacher", "attacked", "relearn-match")}
+
+    alone = plan_never_seen(tmp_path / "alone", 3, pair=False)
+    names = {stage.name for stage in alone.job.stages}
+    assert {"match", "retrained", "attacked", "relearn-match"} <= names
+    assert not names & {"over", "under", "merged", "relearn-merged"}
+    words = next(s for s in alone.job.stages if s.name == "eval").command()
+    assert not any(word.startswith("merged=") for word in words)

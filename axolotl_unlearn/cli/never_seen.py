@@ -13,8 +13,9 @@ from axolotl_unlearn.cli._options import jobs_option, out_option, seed_option
 @out_option("out/never-seen")
 @seed_option
 @click.option("--full", is_flag=True, help="Also the rivals.")
+@click.option("--no-pair", is_flag=True, help="Without the paper's two runs and their merge.")
 @jobs_option
-def command(out: Path, seed: int, full: bool, jobs: int | None) -> None:
+def command(out: Path, seed: int, full: bool, no_pair: bool, jobs: int | None) -> None:
     """Forget towards a level and let attacks compare with a model trained without the data.
 
     A tiny OLMo reads background documents (base), is tuned on forget and retain rows (original),
@@ -28,4 +29,4 @@ def command(out: Path, seed: int, full: bool, jobs: int | None) -> None:
     """
     from axolotl_unlearn.jobs.never_seen import plan_never_seen
 
-    plan_never_seen(out, seed, full=full, threads=jobs).show()
+    plan_never_seen(out, seed, full=full, pair=not no_pair, threads=jobs).show()

@@ -22,6 +22,8 @@ from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Merge, Plan, Run, 
 JUDGED = ("original", "retrained", "teacher", "merged", "match")
 #: Of ``full``: name in the results -> stage.
 RIVALS = ("over", "under", "single", "tnpo", "simnpo", "masc", "match_lora")
+#: The paper's two runs and their merge.
+PAIR = ("over", "under", "merged")
 RELEARN = ("--source", "forget", "--rows", "20", "--lr", "1e-3")
 #: The teacher reads a third of the retained rows as often as the original has read its rows: so it
 #: is as sure of itself as the original, where it errs too.
@@ -80,8 +82,8 @@ def match_changes(out: Path, teacher: Mapping[str, str] | None = None) -> dict[s
     }
 
 
-def table(out: Path, seed: int, sizes: LifeSizes, full: bool) -> dict[str, Kind]:
-    """The stages; with ``full`` also the rivals."""
+def table(out: Path, seed: int, sizes: LifeSizes, full: bool, pair: bool = True) -> dict[str, Kind]:
+    """The stages; with ``full`` also the rivals, without ``pair`` not the paper's."""
     data = Make(
         lambda plan: make_life(plan.data, seed=seed, sizes=sizes),
         "data/manifest.json",
@@ -110,6 +112,9 @@ def table(out: Path, seed: int, sizes: LifeSizes, full: bool) -> dict[str, Kind]
     if full:
         stages |= rivals(out)
         models += RIVALS
+    if not pair:
+        stages = {name: kind for name, kind in stages.items() if name not in PAIR}
+        models = [name for name in models if name not in PAIR]
     stages["eval"] = Evaluate(tuple(models), options=MEMBERS, title="score all models")
     stages["attacked"] = Run(
         lambda plan: attacked_words(plan, {name: name for name in models}),
@@ -117,7 +122,8 @@ def table(out: Path, seed: int, sizes: LifeSizes, full: bool) -> dict[str, Kind]
         title="attack all models",
         needs=("base", *models),
     )
-    return stages | {f"relearn-{name}": relearn(name) for name in ("merged", "match")}
+    attacked = [name for name in ("merged", "match") if name in models]
+    return stages | {f"relearn-{name}": relearn(name) for name in attacked}
 
 
 def relearn(name: str, **more: Any) -> Run:
@@ -166,6 +172,7 @@ def plan_never_seen(
     seed: int = 0,
     *,
     full: bool = False,
+    pair: bool = True,
     threads: int | None = None,
     sizes: LifeSizes = LifeSizes(),  # noqa: B008 (frozen)
     console: Console | None = None,
@@ -174,13 +181,14 @@ def plan_never_seen(
 
     Args:
         full: Also the rivals.
+        pair: Also the paper's two runs and their merge.
         threads: Commands side by side, one thread each; results do not depend on it.
     """
     out = Path(out)
     return Plan(
         "axolotl unlearn never-seen",
         out,
-        table(out, seed, sizes, full),
+        table(out, seed, sizes, full, pair),
         seed=seed,
         threads=threads,
         environment=CPU,

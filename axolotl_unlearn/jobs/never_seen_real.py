@@ -14,16 +14,11 @@ from typing import Any
 
 from axolotl_unlearn.demo.lume import RealSizes, add_heldout
 from axolotl_unlearn.jobs.demo import MODEL, REAL_MODELS, plan_real, real_table
-from axolotl_unlearn.jobs.never_seen import attacked_words, match_changes, relearn
+from axolotl_unlearn.jobs.never_seen import PAIR, attacked_words, match_changes, relearn
 from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Merge, Plan, Run, Train, near
 
 #: A third of the 134 retained rows; as many passes as the original had (`never_seen.WELL_READ`).
 ROWS = 45
-
-
-#: Models besides the paper's pair and its merge, and the stages of these.
-ALONE = ("original", "retrained")
-PAIR = ("over", "under", "merged")
 
 
 def teacher_words(plan: Plan, passes: int) -> list[str | Path]:
@@ -64,7 +59,7 @@ def table(
         pair: Also the paper's two runs and their merge.
     """
     stages = real_table(lume, tofu, sizes, out, seed)
-    judged = {name: stage for name, stage in REAL_MODELS.items() if pair or name in ALONE}
+    judged = {name: stage for name, stage in REAL_MODELS.items() if pair or stage not in PAIR}
     stages = {name: kind for name, kind in stages.items() if pair or name not in PAIR}
     del stages["eval"]
     judged["match"] = "match"
