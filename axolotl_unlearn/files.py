@@ -113,7 +113,7 @@ def declare(
     for made in (out, path if folder else path.parent):
         if not made.exists():
             private_folder(made)
-    with _locked(out):  # several processes, one list
+    with locked(out):  # several processes, one list
         known = read_manifest(out)
         entry = {"path": os.path.relpath(path, out), "holds": holds}
         found = {
@@ -132,7 +132,8 @@ def _and(known: list, more: Iterable) -> list:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
+    """Only one process at a time is in the block; for a file that several of them add to."""
     number = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)

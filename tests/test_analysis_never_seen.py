@@ -81,7 +81,10 @@ def seed_folder(path, seed: int):
     (path / "attacked.json").write_text(json.dumps(found))
     level = {"kept_step": 360, "watched": [{"step": 0}, {"step": 369}]}
     (path / "match/level.json").write_text(json.dumps(level))
-    rows = [{"x": x, "above_control": {"recalled": {"value": 0.01 * x}}} for x in (1, 5)]
+    rows = [{"x": x, "above_control": {"recalled": {"value": 0.01 * x}}} for x in (0, 1, 5)]
+    (path / "eval/quantise-match.json").write_text(json.dumps({"rows": rows[:2]}))
+    depth = {"models": {"match": {"score": 0.9, "low": 0.8, "high": 1.0, "sentence": ""}}}
+    (path / "eval/uds.json").write_text(json.dumps(depth))
     (path / "eval/relearn-match.json").write_text(json.dumps({"rows": rows}))
     return path
 
@@ -108,6 +111,8 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
     said = {row[0]: row[1] for row in found["rows"]}
     assert said["AUC loss within .10 of *retrained*"].endswith("yes")
     assert said["relearned in 5 steps above control (+.05)"] == "+0.050 yes"
+    assert said["recalled after rounding to 8 or 4 bits, above control (+.05)"] == "+0.010 yes"
+    assert said["erased from the layers, share of *retrained* (UDS)"] == "0.90"
     assert said["worst retain cell, share of *retrained*'s (.95)"] == "1.00 yes"
     assert "of 7 " in said["attacks equivalent to *retrained* at this n (margin .10, 5 %)"]
     row = {r[0]: r for r in tables(seeds)["models"]["rows"]}
@@ -142,11 +147,13 @@ def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):
     assert configs["tnpo"]["unlearn"]["forget"]["objective"] == "tnpo"
     everything = json.dumps({k: v for k, v in configs.items() if k != "retrained"})
     assert "retrain" not in everything  # it teaches nobody
-    assert {stages[n].name for n in ("teacher", "attacked", "relearn-match")}
+    assert {"relearn-match", "quantise-match", "prompt-merged", "depth"} <= set(stages)
+    words = [str(word) for word in stages["depth"].command()]
+    assert any(w.startswith("match=") for w in words) and words[words.index("--retrained") + 1]
 
     alone = plan_never_seen(tmp_path / "alone", 3, pair=False)
     names = {stage.name for stage in alone.job.stages}
     assert {"match", "retrained", "attacked", "relearn-match"} <= names
-    assert not names & {"over", "under", "merged", "relearn-merged"}
+    assert not names & {"over", "under", "merged", "relearn-merged", "prompt-merged"}
     words = next(s for s in alone.job.stages if s.name == "eval").command()
     assert not any(word.startswith("merged=") for word in words)

@@ -37,6 +37,12 @@ TITLES = {
     "learned": "learned",
 }
 STEPS = 5  # of the relearning attack
+ATTACKS = {
+    "relearn": f"relearned in {STEPS} steps above control (+.05)",
+    "quantise": "recalled after rounding to 8 or 4 bits, above control (+.05)",
+    "prompt": "recalled by the strongest other prompt, above control (+.05)",
+}
+DEPTH = "erased from the layers, share of *retrained* (UDS)"
 WITHIN = "AUC {} within .10 of *retrained*"
 GENERAL = "general knowledge against *{}* (-.03)"
 EQUIVALENT = "attacks equivalent to *retrained* at this n (margin .10, 5 %)"
@@ -73,11 +79,17 @@ def read_seed(out: Path) -> dict[str, Any]:
             "nonsense": forget.get("nonsense"),
             **found.get(name, {}),
         }  # fmt: skip
-        attack = out / "eval" / f"relearn-{name}.json"
-        if attack.is_file():
-            rows = json.loads(attack.read_text("utf-8"))["rows"]
-            after = next((row for row in rows if row["x"] == STEPS), None)
-            models[name]["relearn"] = after and after["above_control"]["recalled"]
+        for kind in ATTACKS:
+            attack = out / "eval" / f"{kind}-{name}.json"
+            if attack.is_file():
+                first, *rows = json.loads(attack.read_text("utf-8"))["rows"]  # first: not attacked
+                rows = [row for row in rows if kind != "relearn" or row["x"] == STEPS]
+                above = [row["above_control"]["recalled"] for row in rows]
+                models[name][kind] = max(above, key=lambda one: one["value"], default=None)
+    layers = out / "eval" / "uds.json"
+    depths = json.loads(layers.read_text("utf-8"))["models"] if layers.is_file() else {}
+    for name, depth in depths.items():
+        models[name]["depth"] = {key: depth[key] for key in ("score", "low", "high")}
     watched = out / "match" / "level.json"
     level = json.loads(watched.read_text("utf-8")) if watched.is_file() else {}
     teacher = out / "teacher" / "teacher.json"
@@ -209,12 +221,10 @@ def marks(seeds: Seeds) -> dict[str, list]:
         for name, other in (("original", original), ("retrained", retrained)):
             gap = match["utility"] - other["utility"]
             add(GENERAL.format(name), f"{gap:+.2f}", gap >= -0.03)
-        relearn = match.get("relearn")
-        add(
-            f"relearned in {STEPS} steps above control (+.05)",
-            f"{relearn['value']:+.3f}" if relearn else "",
-            relearn and relearn["value"] <= 0.05,
-        )
+        for kind, mark in ATTACKS.items():
+            gain = match.get(kind)
+            add(mark, f"{gain['value']:+.3f}" if gain else "", gain and gain["value"] <= 0.05)
+        rows.setdefault(DEPTH, []).append(_number((match.get("depth") or {}).get("score")))
     columns = ["mark", *(f"seed {seed}" for seed in seeds)]
     if len(seeds) > 1:
         columns.append("all seeds, 90 % interval")

@@ -10,7 +10,7 @@ from typing import Any
 from axolotl_unlearn.attacks.probes import MEASURES, Scores
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import write_json
+from axolotl_unlearn.files import locked, write_json
 from axolotl_unlearn.metrics.verdict import THRESHOLDS, strongest_gain
 from axolotl_unlearn.store import Store, content_key, versions
 
@@ -85,15 +85,16 @@ def save(out: Path, result: Mapping[str, Any], curves: Sequence[Mapping[str, Any
     path = out / f"{result['attack']}-{safe_name(result['model'])}.json"
     write_json(path, {"schema": SCHEMA, **result, "curves": list(curves)})
     shared = out / "attacks.json"
-    kept = []
-    if shared.is_file():
-        try:
-            kept = json.loads(shared.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as fault:
-            raise UnlearnError(f"{shared} is not valid JSON ({fault}); remove it.") from fault
     new = {(c["attack"], c["model"], c["metric"]) for c in curves}
-    kept = [c for c in kept if (c.get("attack"), c.get("model"), c.get("metric")) not in new]
-    write_json(shared, [*kept, *curves])
+    with locked(out):  # a job attacks several models side by side
+        kept = []
+        if shared.is_file():
+            try:
+                kept = json.loads(shared.read_text(encoding="utf-8"))
+            except json.JSONDecodeError as fault:
+                raise UnlearnError(f"{shared} is not valid JSON ({fault}); remove it.") from fault
+        kept = [c for c in kept if (c.get("attack"), c.get("model"), c.get("metric")) not in new]
+        write_json(shared, [*kept, *curves])
     return path
 
 

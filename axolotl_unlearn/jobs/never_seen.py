@@ -7,7 +7,7 @@ rivals. The retrained model only judges.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,13 @@ JUDGED = ("original", "retrained", "teacher", "merged", "match")
 RIVALS = ("over", "under", "single", "tnpo", "simnpo", "masc", "match_lora")
 #: The paper's two runs and their merge.
 PAIR = ("over", "under", "merged")
-RELEARN = ("--source", "forget", "--rows", "20", "--lr", "1e-3")
+#: Attacks on what was forgotten, beside *retrained*: fine-tuned on other forgotten documents,
+#: rounded to 8 and 4 bits, asked in other ways.
+ATTACKS = {
+    "relearn": ("--source", "forget", "--rows", "20", "--lr", "1e-3"),
+    "quantise": (),
+    "prompt": (),
+}
 #: The teacher reads a third of the retained rows as often as the original has read its rows: so it
 #: is as sure of itself as the original, where it errs too.
 WELL_READ = ("--rows", "96", "--passes", "24")
@@ -122,23 +128,38 @@ def table(out: Path, seed: int, sizes: LifeSizes, full: bool, pair: bool = True)
         title="attack all models",
         needs=("base", *models),
     )
-    attacked = [name for name in ("merged", "match") if name in models]
-    return stages | {f"relearn-{name}": relearn(name) for name in attacked}
+    return stages | attacks([name for name in ("merged", "match") if name in models], "original")
 
 
-def relearn(name: str, **more: Any) -> Run:
-    """Fine-tune a model on forgotten documents, beside the retrained one."""
-    return Run(
+def attacks(names: Sequence[str], original: str, **more: Any) -> dict[str, Kind]:
+    """The stages of `ATTACKS` on each model, and one that looks for the text in their layers."""
+
+    def attack(kind: str, name: str) -> Run:
+        return Run(
+            lambda plan: [
+                *("axolotl", "unlearn", "attack", kind, f"{name}={plan.model(name)}"),
+                *("--control", plan.model("retrained"), "--data", near(plan.data)),
+                *(*ATTACKS[kind], "--out", near(plan.out / "eval")),
+            ],
+            f"eval/{kind}-{name}.json",
+            title=f"{kind} {name}",
+            needs=(name, "retrained", "eval"),
+            **more,
+        )
+
+    depth = Run(
         lambda plan: [
-            *("axolotl", "unlearn", "attack", "relearn", f"{name}={plan.model(name)}"),
-            *("--control", plan.model("retrained"), "--data", near(plan.data)),
-            *(*RELEARN, "--out", near(plan.out / "eval")),
+            *("axolotl", "unlearn", "depth", *(f"{name}={plan.model(name)}" for name in names)),
+            *("--original", plan.model(original), "--retrained", plan.model("retrained")),
+            *("--data", near(plan.data), "--out", near(plan.out / "eval")),
         ],
-        f"eval/relearn-{name}.json",
-        title=f"relearn {name}",
-        needs=(name, "retrained", "eval"),
+        "eval/uds.json",
+        title="look into the layers",
+        needs=(original, "retrained", *names, "eval"),
         **more,
     )
+    stages = {f"{kind}-{name}": attack(kind, name) for kind in ATTACKS for name in names}
+    return stages | {"depth": depth}
 
 
 def rivals(out: Path) -> dict[str, Kind]:

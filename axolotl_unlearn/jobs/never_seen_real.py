@@ -14,7 +14,7 @@ from typing import Any
 
 from axolotl_unlearn.demo.lume import RealSizes, add_heldout
 from axolotl_unlearn.jobs.demo import MODEL, REAL_MODELS, plan_real, real_table
-from axolotl_unlearn.jobs.never_seen import PAIR, attacked_words, match_changes, relearn
+from axolotl_unlearn.jobs.never_seen import PAIR, attacked_words, attacks, match_changes
 from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Merge, Plan, Run, Train, near
 
 #: A third of the 134 retained rows; as many passes as the original had (`never_seen.WELL_READ`).
@@ -65,7 +65,7 @@ def table(
     judged["match"] = "match"
     teacher = {"model": near(out / MODEL), "adapter": near(out / "teacher")}
     before = {"model": near(out / "memorised" / "merged")}
-    return stages | {
+    stages |= {
         "heldout": Make(
             lambda plan: add_heldout(lume, plan.data, heldout, sizes, seed),
             "data/heldout.jsonl",
@@ -94,8 +94,8 @@ def table(
             needs=(MODEL, *judged.values()),
             share=1,
         ),
-        "relearn-match": relearn("match", share=1),
     }
+    return stages | attacks(["match"], MODEL, share=1)
 
 
 def plan_never_seen_real(
