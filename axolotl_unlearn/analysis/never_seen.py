@@ -254,13 +254,12 @@ def attack_figure(seeds: Seeds) -> Figure:
     """AUC of each attack, a group of bars an attack, with the range over seeds."""
     figure = Figure(figsize=(7.5, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    names = [n for n in COLOURS if all(n in seed["models"] for seed in seeds.values())]
+    names = [n for n in COLOURS if any(n in seed["models"] for seed in seeds.values())]
     attacks = _attacks(seeds)
     width = 0.8 / len(names)
     for number, name in enumerate(names):
-        values = [
-            [seed["models"][name]["attacks"][a]["auc"] for seed in seeds.values()] for a in attacks
-        ]
+        known = [seed["models"][name] for seed in seeds.values() if name in seed["models"]]
+        values = [[model["attacks"][a]["auc"] for model in known] for a in attacks]
         x = [i + (number - (len(names) - 1) / 2) * width for i in range(len(attacks))]
         means = [statistics.mean(v) for v in values]
         errors = [
