@@ -53,7 +53,7 @@ COLOURS = {
     "merged": "#c8553d",
     "match": "#1b6ca8",
 }
-COMMANDS = {"never-seen-real": "make never-seen-real"}
+COMMANDS = {"never-seen-real": 'make never-seen-real ARGS="--seed N --no-pair"'}
 Seeds = Mapping[str, Mapping[str, Any]]
 
 
