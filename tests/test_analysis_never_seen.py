@@ -67,7 +67,8 @@ def seed_folder(path, seed: int):
             "task_aggregate": 0.9,
             "utility": 0.6,
             "n": {"utility": 60},
-            "distance": {c: {"value": 0.0, "p": 0.9} for c in CELLS},
+            "distance": {c: {"value": 0.0, "p": 0.9} for c in CELLS}
+            | {"forget": {"value": -0.1, "p": 0.001}},  # the side as a whole is no cell
             "collapse": {"forget": {"broken": 0.0, "nonsense": 0.4 if name == "merged" else 0.01}},
         }
         for name in sides
@@ -113,6 +114,7 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
     assert said["relearned in 5 steps above control (+.05)"] == "+0.050 yes"
     assert said["recalled after rounding to 8 or 4 bits, above control (+.05)"] == "+0.010 yes"
     assert said["erased from the layers, share of *retrained* (UDS)"] == "0.90"
+    assert said["forget cells told from *retrained* (p < .05 / 6)"] == "0 of 6 yes"
     assert said["worst retain cell, share of *retrained*'s (.95)"] == "1.00 yes"
     assert "of 7 " in said["attacks equivalent to *retrained* at this n (margin .10, 5 %)"]
     row = {r[0]: r for r in tables(seeds)["models"]["rows"]}

@@ -205,7 +205,7 @@ def marks(seeds: Seeds) -> dict[str, list]:
         )
         told = [
             cell for cell, gap in match.get("distance", {}).items()
-            if cell.startswith("forget") and gap["p"] < 0.05 / 6
+            if cell in CELLS and cell.startswith("forget") and gap["p"] < 0.05 / 6
         ]  # fmt: skip
         add("forget cells told from *retrained* (p < .05 / 6)", f"{len(told)} of 6", not told)
         kept = min(
