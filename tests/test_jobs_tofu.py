@@ -99,10 +99,15 @@ def test_every_method_has_a_faultless_config(home, tmp_path):
     for name in ("original", "retrained", *METHODS, "match", "request-2"):
         path = tmp_path / "configs" / f"{name}.yml"
         faults, _ = check_config(path)
-        unmade = ("base_model", "teacher")  # what earlier stages make
+        unmade = ("base_model", "teacher", "original/merged", "start")  # what earlier stages make
         assert all(any(word in fault for word in unmade) for fault in faults), (name, faults)
     retrained = yaml.safe_load((tmp_path / "configs" / "retrained.yml").read_text())
     assert [Path(e["path"]).stem for e in retrained["datasets"]] == ["retain"]
+    match = yaml.safe_load((tmp_path / "configs" / "match.yml").read_text())
+    assert Path(match["base_model"]).name == "start"  # halfway to the teacher
+    assert Path(match["unlearn"]["retain"][1]["reference"]["model"]).parts[-2:] == (
+        "original", "merged",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

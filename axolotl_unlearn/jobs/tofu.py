@@ -175,7 +175,11 @@ def table(
             title="teacher",
             needs=(MODEL,) if base == MODEL else (),
         )
-        stages["match"] = forget("match", "original", published("match", where), ("teacher",))
+        stages["start"] = Merge(
+            base, ("original", "teacher"), options=("--method", "linear"), title="start halfway"
+        )
+        kept = {"unlearn.retain.1.reference": {"model": near(out / "original" / "merged")}}
+        stages["match"] = forget("match", "start", published("match", where) | kept, ("teacher",))
     scored = ("retrained", "original", *sizes.methods)
     stages |= {f"score-{name}": score(name, sizes) for name in scored}
     if sizes.requests:
