@@ -120,7 +120,11 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
     row = {r[0]: r for r in tables(seeds)["models"]["rows"]}
     assert row["*original*"][1] == "1.00" and row["*merged*"][-2] == "0% / 40%"
     assert float(row["*merged*"][1]) < 0.2  # told by their high loss
-    main([*map(str, folders), "--docs", str(tmp_path / "docs")])
+    words = [*map(str, folders), "--docs", str(tmp_path / "docs")]
+    main(words)
+    plots = {path: path.read_bytes() for path in tmp_path.glob("docs/images/*/*.svg")}
+    main(words)
+    assert plots and plots == {path: path.read_bytes() for path in plots}
     stored = json.loads((tmp_path / "docs/data/never-seen.json").read_text())
     assert list(stored["seeds"]) == ["201", "202"]
     assert stored["seeds"]["201"]["kept_step"] == 360 and "tables" in stored

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from axolotl_unlearn.analysis.attacked import RANKS
@@ -320,7 +321,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = write_json(given.docs / "data" / f"{given.name}.json", content)
     images = given.docs / "images" / given.name
     for name, figure in (("attacks", attack_figure(seeds)), ("ranks", rank_figure(seeds))):
-        with replacing(images / f"{name}.svg") as draft:
+        # The same salt, so that a plot of the same numbers is the same file.
+        with replacing(images / f"{name}.svg") as draft, rc_context({"svg.hashsalt": given.name}):
             figure.savefig(draft, metadata={"Date": None}, format="svg")
     print(f"{path}, {images}")
 
