@@ -135,10 +135,13 @@ def run_here(words: list[str]) -> None:
     from axolotl.cli.merge_lora import do_cli as merge_lora
     from axolotl.cli.train import do_cli as train
 
+    from axolotl_unlearn.analysis import attacked
     from axolotl_unlearn.cli import unlearn
 
     _, command, *rest = words
-    if command == "unlearn":
+    if rest[0] == attacked.__name__:  # python -m
+        attacked.main([str(word) for word in rest[1:]])
+    elif command == "unlearn":
         done = CliRunner().invoke(unlearn, rest, catch_exceptions=False)
         assert done.exit_code == 0, done.output
     else:
@@ -175,6 +178,15 @@ def test_a_small_run_of_all_kinds_of_stages(home, tmp_path, monkeypatch, forks):
     assert "zlib" in watched[0]  # answers are judged, there is no document
     found = tables(content)
     assert [r[0] for r in found["ours"]["rows"]] == ["retrained", "original", *SMALL.methods]
+    members = (tmp_path / "data" / "member.jsonl").read_text().splitlines()
+    asked = json.loads((tmp_path / "data" / "forget.jsonl").read_text().splitlines()[0])
+    assert json.loads(members[0]) == {
+        "prompt": f"Question: {asked['question']}\nAnswer:", "document": f" {asked['answer']}",
+    }  # fmt: skip
+    others = (tmp_path / "data" / "nonmember.jsonl").read_text().splitlines()
+    assert len(members) == len(others) == 6 and not {*members} & {*others}
+    retrained, *_, match = found["attacked"]["rows"]
+    assert retrained[0] == "retrained" and match[0] == "match" and len(match) == 8
     assert found["closeness"]["rows"][0][1] == "1.000" and len(found["requests"]["rows"]) == 4
 
 

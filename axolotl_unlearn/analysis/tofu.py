@@ -1,6 +1,7 @@
 """Tables of `make tofu` and of published TOFU results, never in one; closeness by one function.
 
-A job's results (schema "tofu"): ``seeds``, seed -> model -> metric of ``eval_tasks/tofu`` -> value.
+A job's results (schema "tofu"): ``seeds``, seed -> model -> metric of ``eval_tasks/tofu`` -> value;
+``attacked``, seed -> what `analysis.attacked` finds.
 Published ones (schema "tofu-published"): ``rows``, each with ``source``, ``base``, ``method`` and
 what it gives of ``forget_quality``, ``utility`` and ``attack_shares``; ``retrained``,
 "source, base" -> utility of the retrained model.
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from axolotl_unlearn.analysis.never_seen import TITLES
 from axolotl_unlearn.analysis.seeds import Table, interval_over_seeds, with_half_width
 from axolotl_unlearn.metrics.tofu import attack_share, closeness
 
@@ -57,8 +59,10 @@ def shown(values: Iterable[float | None]) -> str:
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, Table]:
-    """``ours``, ``closeness`` and ``requests`` of a job's results; no table without its rows."""
+    """``ours``, ``closeness``, ``requests`` and ``attacked`` of a job's results; no table without
+    its rows."""
     seeds: Sequence[Models] = list(content["seeds"].values())
+    attacked = list(content.get("attacked", {}).values())
     names = list(dict.fromkeys(name for models in seeds for name in models))
     names.sort(key=lambda name: name not in ("retrained", "original"))  # the anchors first
 
@@ -82,8 +86,21 @@ def tables(content: Mapping[str, Any]) -> dict[str, Table]:
             "columns": columns,
             "rows": [over_seeds(name) for name in names if "-after-" in name],
         },
+        "attacked": {
+            "columns": ["model", *(f"AUC {title}" for title in TITLES.values())],
+            "rows": [[name, *_attacked(attacked, name)] for name in plain if attacked],
+        },
     }
     return {key: table for key, table in made.items() if table["rows"]}
+
+
+def _attacked(seeds: Iterable[Mapping[str, Any]], name: str) -> Iterable[str]:
+    """Mean AUC of each attack; bold where every seed shows it equivalent to the retrained's."""
+    found = [seed[name]["attacks"] for seed in seeds]
+    for attack in TITLES:
+        auc = interval_over_seeds([one[attack]["auc"] for one in found])
+        tests = [one[attack].get("from_retrained", {}).get("equivalent") for one in found]
+        yield f"**{with_half_width(auc)}**" if all(tests) else with_half_width(auc)
 
 
 def published_tables(content: Mapping[str, Any]) -> dict[str, Table]:

@@ -11,6 +11,8 @@ from axolotl_unlearn.evaluation.tofu import PARTS, read_set
 from axolotl_unlearn.files import write_lines
 
 QUESTION = ("question", "answer")
+#: As examples/tofu/forget.yml has it.
+PROMPT = "Question: {question}\nAnswer:"
 FULL = (*QUESTION, "paraphrased_answer", "perturbed_answer")
 
 
@@ -50,6 +52,19 @@ def write_requests(out: Path, tofu: Path, sizes: Any) -> None:
     for number in range(1, count + 1):
         write_lines(out / f"request-{number}.jsonl", forget[ends[number - 1] : ends[number]])
         _write_scored(out / f"after-{number}", tofu, sizes, forget[: ends[number]])
+
+
+def write_attacked(out: Path, tofu: Path, sizes: Any) -> None:
+    """``member.jsonl`` and ``nonmember.jsonl``: as many rows of others, no run's, held out or not;
+    the answers, each after its question."""
+    forget = _forget(tofu, sizes)
+    others = read_set("retain90", tofu, QUESTION)[sizes.retain + sizes.heldout :]
+    for name, rows in {"member": forget, "nonmember": others}.items():
+        answers = [
+            {"prompt": PROMPT.format(**row), "document": f" {row['answer']}"}
+            for row in spread(rows, min(sizes.attacked, len(forget)))
+        ]
+        write_lines(out / f"{name}.jsonl", answers)
 
 
 def _forget(tofu: Path, sizes: Any) -> list[dict]:

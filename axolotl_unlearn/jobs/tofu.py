@@ -22,13 +22,13 @@ from rich.console import Console
 from axolotl_unlearn.analysis.seeds import markdown
 from axolotl_unlearn.analysis.study import facts
 from axolotl_unlearn.analysis.tofu import tables
-from axolotl_unlearn.demo.tofu import write_data, write_requests
+from axolotl_unlearn.demo.tofu import write_attacked, write_data, write_requests
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.tofu import PARTS
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.jobs.demo import FACTORS, MODEL, default_folder, precision, wheel
 from axolotl_unlearn.jobs.methods import chosen_methods, slug
-from axolotl_unlearn.jobs.never_seen import teacher_words
+from axolotl_unlearn.jobs.never_seen import attacked_words, teacher_words
 from axolotl_unlearn.jobs.stages import Kind, Make, Merge, Plan, Run, Train, near
 
 #: Of `jobs.methods` with their published settings, all with the steps and rate of
@@ -50,6 +50,7 @@ class TofuSizes:
         retain: First rows of retain90 (their paraphrases are among the first 400).
         heldout: Rows of retain90 that no run learns, for `match`.
         rows: Scored of each set (TOFU's evaluation takes 300), and others that no run learns.
+        attacked: Forget rows, and as many of other authors, that the attacks compare.
         new_tokens: Of an answer (TOFU: 200).
         epochs: Of memorisation, and of forgetting.
         methods: Of `METHODS`, and "merged" (needs "over" and "under"), "match".
@@ -61,6 +62,7 @@ class TofuSizes:
     retain: int = 200
     heldout: int = 200
     rows: int = 30
+    attacked: int = 200
     new_tokens: int = 96
     epochs: tuple[int, int] = (5, 1)
     methods: tuple[str, ...] = (*METHODS, "merged", "match")
@@ -119,7 +121,9 @@ def collect(plan: Plan, sizes: TofuSizes) -> None:
     names = [n.removeprefix("score-") for n in plan.table if n.startswith("score-")]
     models = {name: read_scores(plan.out / "eval" / name) for name in names}
     content = {"schema": "tofu", **facts("make tofu"), "sizes": asdict(sizes)}
-    write_json(plan.out / "eval" / "results.json", content | {"seeds": {plan.seed: models}})
+    found = json.loads((plan.out / "attacked.json").read_text("utf-8"))
+    content |= {"seeds": {plan.seed: models}, "attacked": {plan.seed: found}}
+    write_json(plan.out / "eval" / "results.json", content)
 
 
 def table(
@@ -182,6 +186,20 @@ def table(
         stages["match"] = forget("match", "start", published("match", where) | kept, ("teacher",))
     scored = ("retrained", "original", *sizes.methods)
     stages |= {f"score-{name}": score(name, sizes) for name in scored}
+    stages["attack-data"] = Make(
+        lambda plan: write_attacked(plan.data, tofu, sizes),
+        "data/nonmember.jsonl",
+        settings=[*chosen, sizes.attacked],
+        inputs=files,
+        title="choose rows to attack",
+        needs=("data",),
+    )
+    stages["attacked"] = Run(
+        lambda plan: attacked_words(plan, {name: name for name in scored}, base),
+        "attacked.json",
+        title="attack all models",
+        needs=("attack-data", *scored, *((MODEL,) if base == MODEL else ())),
+    )
     if sizes.requests:
         stages["requests"] = Make(
             lambda plan: write_requests(plan.data, tofu, sizes),
@@ -199,7 +217,7 @@ def table(
     stages["eval"] = Make(
         lambda plan: collect(plan, sizes),
         "eval/results.json",
-        needs=[name for name in stages if name.startswith("score-")],
+        needs=[name for name in stages if name == "attacked" or name.startswith("score-")],
         title="collect",
     )
     return stages
