@@ -135,8 +135,10 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
 
 
 def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):
-    from axolotl_unlearn.jobs.never_seen import RIVALS, plan_never_seen
+    from axolotl_unlearn.analysis import never_seen as page
+    from axolotl_unlearn.jobs.never_seen import ATTACKS, RIVALS, plan_never_seen
 
+    assert set(ATTACKS) == set(page.ATTACKS)  # each has a mark
     plan = plan_never_seen(tmp_path, 3, full=True)
     stages = {stage.name: stage for stage in plan.job.stages}
     assert set(RIVALS) <= set(stages)
