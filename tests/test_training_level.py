@@ -201,12 +201,20 @@ def train(life: Path, config: dict) -> Path:
     return Path(config["output_dir"])
 
 
+OFTEN = {"every": 2, "settle": 0.0, "patience": 9}
+
+
+@pytest.fixture(scope="module")
+def matched(life):
+    """The example with all weights, looked at every two of six steps."""
+    return train(life, example(life, "match", **OFTEN))
+
+
 @pytest.mark.parametrize("lora", [{}, {"adapter": "lora", "lora_r": 4, "lora_alpha": 4,
                                        "lora_target_linear": True}])  # fmt: skip
-def test_the_example_watches_its_level_and_keeps_the_best_state(life, lora):
+def test_the_example_watches_its_level_and_keeps_the_best_state(life, matched, lora):
     """Looks at steps 0, 2, 4, 6; the state of the best of them is what is saved."""
-    name = "match_lora" if lora else "match"
-    out = train(life, example(life, name, every=2, settle=0.0, patience=9) | lora)
+    out = train(life, example(life, "match_lora", **OFTEN) | lora) if lora else matched
     report = json.loads((out / "level.json").read_text())
     assert [seen["step"] for seen in report["watched"]] == [0, 2, 4, 6]
     attacks = {"loss", "zlib", "min_k_20", "min_k_plus_20", "entropy", "reference"}
@@ -215,10 +223,10 @@ def test_the_example_watches_its_level_and_keeps_the_best_state(life, lora):
     assert (out / ("adapter_model.safetensors" if lora else "model.safetensors")).is_file()
 
 
-def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life):
+def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life, matched):
     """Started from another model: the loss and the share that are to be kept are those of the
     reference of both `kl` entries, as a run from that model sees them itself."""
-    own = json.loads((life / "match" / "level.json").read_text())
+    own = json.loads((matched / "level.json").read_text())
     config = example(life, "held", every=9) | {"max_steps": 1, "base_model": str(life / "teacher")}
     for entry in config["unlearn"]["retain"][2:]:
         entry["reference"] = {"model": str(life / "original")}
