@@ -130,6 +130,15 @@ def test_too_few_rows_to_hold_out(home, tmp_path):
         next(s for s in plan.job.stages if s.name == "data").action()
 
 
+def test_a_small_p_is_not_rounded_to_nothing(tmp_path):
+    from axolotl_unlearn.jobs.tofu import read_scores
+
+    scores = {"forget_quality,none": 1.0024e-11, "auc,none": 0.123456789, "n,none": float("nan")}
+    (tmp_path / "scores_1.json").write_text(json.dumps({"results": {"tofu": scores}}))
+    found = {"forget_quality": 1.0024e-11, "auc": 0.123457, "n": None}
+    assert read_scores(tmp_path) == found
+
+
 def run_here(words: list[str]) -> None:
     """A command of the job in this process: its start alone would take twenty seconds."""
     from axolotl.cli.merge_lora import do_cli as merge_lora

@@ -110,7 +110,7 @@ def read_scores(folder: Path) -> dict[str, float | None]:
     found = json.loads(files[-1].read_text("utf-8"))["results"]["tofu"]
     values = {k.removesuffix(",none"): v for k, v in found.items() if k.endswith(",none")}
     return {
-        name: None if math.isnan(value) else round(value, 6)
+        name: None if math.isnan(value) else float(f"{value:.6g}")  # a p of 1e-11 is not 0
         for name, value in values.items()
         if isinstance(value, (int, float)) and not name.endswith("_stderr")
     }
