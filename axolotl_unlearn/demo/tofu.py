@@ -55,8 +55,8 @@ def write_requests(out: Path, tofu: Path, sizes: Any) -> None:
 
 
 def write_attacked(out: Path, tofu: Path, sizes: Any) -> None:
-    """``member.jsonl`` and ``nonmember.jsonl``: forget answers, and as many of other authors that no
-    run reads, each after its question."""
+    """``member.jsonl`` and ``nonmember.jsonl``: forget answers, and as many of other authors that
+    no run reads, each after its question."""
     forget = _forget(tofu, sizes)
     others = read_set("retain90", tofu, QUESTION)[sizes.retain + sizes.heldout :]
     for name, rows in {"member": forget, "nonmember": others}.items():
