@@ -11,6 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from axolotl_unlearn.analysis.attacked import TITLES
 from axolotl_unlearn.analysis.tofu import published_tables, strongest_attack, tables
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.jobs.tofu import METHODS, TofuSizes, plan_tofu
@@ -116,6 +117,8 @@ def test_every_method_has_a_faultless_config(home, tmp_path):
         (TofuSizes(split="forget20"), "forget01, forget05, forget10"),
         (TofuSizes(methods=("merged", "over")), "merged together with over and under"),
         (TofuSizes(methods=("nppo",)), "npo, simnpo"),
+        (TofuSizes(attacked=4), "at least 5 rows"),
+        (TofuSizes(forget=4), "at least 5 rows"),
     ],
 )
 def test_bad_options_name_the_cure(home, tmp_path, sizes, says):
@@ -300,6 +303,20 @@ def test_tables_of_ours_and_of_published_ones_use_the_same_closeness():
     assert rows[2] == ["npo", "0.200", "0.750", "0.750"]
     two = tables({"seeds": {"1": models, "2": models}})["closeness"]["rows"]
     assert two[-1] == ["npo", *("0.200 ± 0.000", "0.750 ± 0.000", "0.750 ± 0.000")]
+    # Bold where both seeds show it; "ref." only one of them.
+    found = [
+        {name: {"attacks": {attack: {"auc": auc} for attack in TITLES}} for name in models}
+        for auc in (0.4, 0.6)
+    ]
+    for number, seed in enumerate(found):
+        for attack in ("loss", "reference"):
+            shown = attack == "loss" or number == 0
+            seed["npo"]["attacks"][attack]["from_retrained"] = {"equivalent": shown}
+    seeds = {"seeds": {"1": models, "2": models}, "attacked": dict(enumerate(found))}
+    retrained, _, npo = tables(seeds)["attacked"]["rows"]
+    plain = retrained[1]  # .5 and t(1) = 12.7 times .1
+    assert retrained == ["retrained", *[plain] * 7] and plain.startswith("0.500 ± 1.27")
+    assert npo == ["npo", f"**{plain}**", *[plain] * 6]
     published = {
         "retrained": {"a paper, 1B": 0.4},
         "rows": [{"source": "a paper", "base": "1B", "method": "NPO", "forget_quality": 0.2,

@@ -26,6 +26,18 @@ from axolotl_unlearn.metrics.statistics import auc, auc_interval
 #: Relative ranks at which the curves are given.
 RANKS = np.linspace(0, 1, 21)
 _QUANTILES = np.linspace(0, 1, 11)
+#: Parts of each side of which the learned attack is told all but one.
+FOLDS = 5
+#: In the order of the tables; a seed from before an attack was made has it not.
+TITLES = {
+    "loss": "loss",
+    "zlib": "zlib",
+    "min_k_20": "Min-20%",
+    "min_k_plus_20": "Min-20%++",
+    "entropy": "entropy",
+    "reference": "ref.",
+    "learned": "learned",
+}
 
 Sides = tuple[NDArray, NDArray]
 
@@ -43,7 +55,7 @@ def learned_scores(
     members: Sequence[TokenFacts],
     nonmembers: Sequence[TokenFacts],
     *,
-    folds: int = 5,
+    folds: int = FOLDS,
     divisions: int = 10,
 ) -> Sides:
     """A learned attack: logistic regression on quantiles of log-prob and of Min-K%++'s z.

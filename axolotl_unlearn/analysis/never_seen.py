@@ -20,23 +20,13 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from axolotl_unlearn.analysis.attacked import RANKS
+from axolotl_unlearn.analysis.attacked import RANKS, TITLES
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import replacing, write_json
 from axolotl_unlearn.metrics.membership import MARGIN
 from axolotl_unlearn.metrics.semeval import CELLS
 from axolotl_unlearn.store import versions
 
-#: In the order of the tables; a seed from before an attack was made has it not.
-TITLES = {
-    "loss": "loss",
-    "zlib": "zlib",
-    "min_k_20": "Min-20%",
-    "min_k_plus_20": "Min-20%++",
-    "entropy": "entropy",
-    "reference": "ref.",
-    "learned": "learned",
-}
 STEPS = 5  # of the relearning attack
 ATTACKS = {
     "relearn": f"relearned in {STEPS} steps above control (+.05)",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from axolotl_unlearn.analysis.never_seen import TITLES
+from axolotl_unlearn.analysis.attacked import TITLES
 from axolotl_unlearn.analysis.seeds import Table, interval_over_seeds, with_half_width
 from axolotl_unlearn.metrics.tofu import attack_share, closeness
 

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.tofu import PARTS, read_set
+from axolotl_unlearn.evaluation.tofu import PARTS, TEMPLATE, read_set
 from axolotl_unlearn.files import write_lines
 
 QUESTION = ("question", "answer")
-#: As examples/tofu/forget.yml has it.
-PROMPT = "Question: {question}\nAnswer:"
 FULL = (*QUESTION, "paraphrased_answer", "perturbed_answer")
 
 
@@ -61,7 +59,7 @@ def write_attacked(out: Path, tofu: Path, sizes: Any) -> None:
     others = read_set("retain90", tofu, QUESTION)[sizes.retain + sizes.heldout :]
     for name, rows in {"member": forget, "nonmember": others}.items():
         answers = [
-            {"prompt": PROMPT.format(**row), "document": f" {row['answer']}"}
+            {"prompt": TEMPLATE.format(**row), "document": f" {row['answer']}"}
             for row in spread(rows, min(sizes.attacked, len(forget)))
         ]
         write_lines(out / f"{name}.jsonl", answers)

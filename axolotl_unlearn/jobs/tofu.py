@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
+from axolotl_unlearn.analysis.attacked import FOLDS
 from axolotl_unlearn.analysis.seeds import markdown
 from axolotl_unlearn.analysis.study import facts
 from axolotl_unlearn.analysis.tofu import tables
@@ -217,7 +218,7 @@ def table(
     stages["eval"] = Make(
         lambda plan: collect(plan, sizes),
         "eval/results.json",
-        needs=[name for name in stages if name == "attacked" or name.startswith("score-")],
+        needs=["attacked", *(name for name in stages if name.startswith("score-"))],
         title="collect",
     )
     return stages
@@ -263,6 +264,11 @@ def plan_tofu(
         raise UnlearnError(
             f"`--methods` takes {', '.join(METHODS)}, match, and merged together with over and "
             "under."
+        )
+    if min(sizes.attacked, sizes.forget or FOLDS) < FOLDS:
+        raise UnlearnError(
+            f"the learned attack needs at least {FOLDS} rows: give `--attacked` and `--forget` no "
+            "fewer."
         )
     layers = 30
     if model is not None:
