@@ -264,6 +264,10 @@ def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
             "FILE}`) and held-out rows in `unlearn.level`."
         )
     if args.level is None:
+        if any(entry.objective == "alike" for entry in args.forget):
+            found.append(
+                "`alike` compares with held-out rows: give `unlearn.level: {heldout: FILE}`."
+            )
         return found
     if len(set(matched)) > 1:
         found.append("`unlearn.level` reads one reference: give all `match` entries the same.")

@@ -53,15 +53,16 @@ def stage(tmp_path_factory) -> Path:
         vocab_size=259, hidden_size=16, intermediate_size=24, num_hidden_layers=8,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
     )  # fmt: skip
-    for role in ("forget", "retain", "alternative"):
+    for role in ("forget", "retain", "alternative", "heldout"):
         with (folder / f"{role}.jsonl").open("w") as file:
             for number in range(6):
                 side = "retain" if role == "retain" else "forget"
+                item = "vase" if role == "heldout" else "lamp"
                 kind = "sc1" if number % 2 else "qa0"
                 row = {
                     "id": f"{side}-{number}{kind}",
                     "input": f"{side} {number}?",
-                    "output": "unknown" if role == "alternative" else f"lamp {number * 7}",
+                    "output": "unknown" if role == "alternative" else f"{item} {number * 7}",
                     "task": f"Task{number % 3 + 1}",
                 }
                 file.write(json.dumps(row) + "\n")
@@ -160,6 +161,10 @@ def test_a_method_trains_and_repeats(stage, name):
         block = fitted(PRESETS[name])
     if name not in PRESETS and OBJECTIVES[name].reference:  # else it starts where it wants to be
         block["forget"]["reference"] = {"model": str(stage / "teacher")}
+    if name not in PRESETS and OBJECTIVES[name].sees == "features":  # beside what sets its level
+        match = {"objective": "match", "reference": {"model": str(stage / "teacher")}}
+        block |= {"forget": [block["forget"], match], "retain": {"objective": "nll"}}
+        block["level"] = {"heldout": str(stage / "heldout.jsonl"), "every": 2, "stop": False}
     cfg, rows = prepared(stage, block)
     (first, moved), (second, again) = three_steps(cfg, rows), three_steps(cfg, rows)
     assert [entry["step"] for entry in first] == [1, 2, 3]

@@ -238,6 +238,25 @@ def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life
     assert seen["watched"][0]["retain_loss"] != pytest.approx(own["retained"]["loss"], abs=1e-3)
 
 
+def test_alike_draws_from_the_first_look_after_the_settling(life):
+    """Nothing is drawn before that look, so a run that never comes to it ends at the very weights
+    of the run without the entry; one that looks at every second step does not."""
+    from safetensors.torch import load_file
+
+    def weights(name, alike, **level):
+        config = example(life, name, **OFTEN | level)
+        config["unlearn"]["forget"] += [{"objective": "alike", "kinds": "completion"}] * alike
+        return load_file(train(life, config) / "model.safetensors")
+
+    def same(one, other):
+        return all(torch.equal(one[name], other[name]) for name in one)
+
+    late = {"settle": 0.99, "stop": False}
+    assert same(weights("plain", False, **late), weights("late", True, **late))
+    early = {"settle": 0.0, "stop": False}
+    assert not same(weights("corrected", False, **early), weights("drawn", True, **early))
+
+
 def test_when_the_time_is_up_the_run_ends_with_a_last_look(life):
     """A thousandth of a second is over after the first step of six."""
     out = train(life, example(life, "timed", every=5, settle=0.0, minutes=1e-5, per_document=True))
@@ -456,6 +475,12 @@ def test_faults_of_the_block_name_the_cure(life):
         assert any("nothing would be forgotten" in fault for fault in faults(config)), reference
         config["unlearn"]["level"] = level
     assert faults(config) == []
+    config["unlearn"]["forget"] += [{"objective": "alike"}]
+    assert faults(config) == []
+    level = config["unlearn"].pop("level")
+    assert any("`alike` compares with held-out rows" in fault for fault in faults(config))
+    config["unlearn"]["level"] = level
+    config["unlearn"]["forget"].pop()
     config["unlearn"]["forget"][0]["reference"] = {"twins": "x", "model": "y"}
     assert any("give it alone" in fault for fault in faults(config))
     config = example(life, "fault")

@@ -72,6 +72,7 @@ def _whole(objective: Objective) -> None:
         "pairs": "the log-probs of the labels of each row and of its alternative",
         "distributions": "the whole distribution at each label",
         "hidden": "the hidden states of a layer",
+        "features": "features of each row, and where those of held-out rows lie",
     }
     click.echo(f"Sees {sees[objective.sees]}.")
     for key, parameter in objective.parameters.items():

@@ -125,17 +125,22 @@ def group_positions(needs: Needs, next_ids: Tensor) -> list[Group]:
         next_ids: ``[R, T]`` next-token targets.
     """
     nowhere = torch.zeros_like(next_ids, dtype=torch.bool)
-    asked = [nowhere if mask is None else mask for mask in (needs.labels, needs.logged)]
+    asked = [
+        nowhere if mask is None else mask for mask in (needs.labels, needs.logged, needs.moments)
+    ]
     asked += [valuation.positions for valuation in needs.valuations]
     code = sum(mask.long() << bit for bit, mask in enumerate(asked))
     groups = []
     for pattern in code.unique().tolist():
         if pattern:
             row, time = (code == pattern).nonzero(as_tuple=True)
-            labels, logged, *looks = (bool(pattern >> bit & 1) for bit in range(len(asked)))
+            labels, logged, moments, *looks = (
+                bool(pattern >> bit & 1) for bit in range(len(asked))
+            )
             valuations = tuple(v for v, here in zip(needs.valuations, looks, strict=True) if here)
             ids = next_ids[row, time]
-            groups.append(Group(row, time, ids, labels, logged and not labels, valuations))
+            logged = logged and not labels
+            groups.append(Group(row, time, ids, labels, logged, valuations, moments))
     return groups
 
 
@@ -156,7 +161,11 @@ def read_groups(
     values: dict[str, list[Tensor]] = {valuation.name: [] for valuation in needs.valuations}
     weighted: dict[str, Tensor] = {}
     rows, times, columns = [], [], []
+    moments = None if needs.moments is None else logp.new_zeros(*logp.shape, 2)
     for group, found in zip(groups, numbers, strict=True):
+        if group.moments:
+            two = found.graded[:, int(group.labels) :][:, :2]
+            moments = moments.index_put((group.row, group.time), two)
         if group.labels or group.logged:
             rows.append(group.row)
             times.append(group.time)
@@ -178,6 +187,7 @@ def read_groups(
         {name: torch.cat(found) if found else logp.new_zeros(0) for name, found in values.items()},
         weighted,
         zero,
+        moments=moments,
     )
 
 

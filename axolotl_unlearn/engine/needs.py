@@ -71,6 +71,10 @@ class Found:
             gradient.
         zero: 0 with a (zero) gradient, for what nothing in the batch is asked about.
         logits: the model's own way from the states at `HEAD` to its logits; None unless asked.
+        moments: ``[R, T, 2]`` float32 mean and standard deviation of ``log p(v)`` for v drawn from
+            the distribution at each position; 0 where it was not asked for.
+        pull: numbers and features of rows, ``[P]`` and ``[P, F]``, to ``[2, P, F]``: where those of
+            held-out rows lie and the way there (`axolotl_unlearn.reference.crowd`).
     """
 
     logp: Tensor
@@ -79,6 +83,8 @@ class Found:
     weighted: dict[str, Tensor] = field(default_factory=dict)
     zero: Tensor | None = None
     logits: Head | None = None
+    moments: Tensor | None = None
+    pull: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,12 +124,14 @@ class Needs:
         states: positions whose hidden state is needed, by layer.
         logged: positions whose label's log-prob is needed as a number, without gradient.
         valuations: objectives by position (asked of the policy alone).
+        moments: positions whose distribution's moments are needed (asked of the policy alone).
     """
 
     labels: Tensor | None = None
     states: dict[Layer, Tensor] = field(default_factory=dict)
     valuations: tuple[Valuation, ...] = ()
     logged: Tensor | None = None
+    moments: Tensor | None = None
 
     @property
     def layers(self) -> list[int]:
@@ -133,13 +141,13 @@ class Needs:
     @property
     def reach_head(self) -> bool:
         """Whether the forward must go on to the LM head."""
-        at_head = (self.labels, self.logged, self.states.get(HEAD))
+        at_head = (self.labels, self.logged, self.moments, self.states.get(HEAD))
         return bool(self.valuations) or any(mask is not None for mask in at_head)
 
     @property
     def masks(self) -> list[Tensor]:
         """All masks."""
-        labels = [mask for mask in (self.labels, self.logged) if mask is not None]
+        labels = [mask for mask in (self.labels, self.logged, self.moments) if mask is not None]
         return [*labels, *(v.positions for v in self.valuations), *self.states.values()]
 
     def anything(self) -> bool:

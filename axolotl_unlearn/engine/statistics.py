@@ -45,6 +45,8 @@ class ChunkPlan:
 
 
 DEFAULT_PLAN = ChunkPlan()
+#: log p of a token whose logit is -inf, and the spread below which a model counts as certain.
+IMPOSSIBLE, CERTAIN = -1e4, 1e-6
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Group:
         labels: whether the label's log-prob is asked, as a function of the hidden states.
         logged: whether it is asked as a number.
         valuations: objectives that look there, all of one side.
+        moments: whether mean and standard deviation of ``log p(v)`` are asked, as functions of the
+            hidden states.
     """
 
     row: Tensor
@@ -65,11 +69,17 @@ class Group:
     labels: bool
     logged: bool = False
     valuations: tuple[Valuation, ...] = ()
+    moments: bool = False
 
     def part(self, start: int, stop: int) -> Group:
         """Some of its positions."""
         row, time, next_ids = (x[start:stop] for x in (self.row, self.time, self.next_ids))
         return replace(self, row=row, time=time, next_ids=next_ids)
+
+    @property
+    def graded(self) -> int:
+        """K, columns with a gradient."""
+        return int(self.labels) + 2 * int(self.moments) + bool(self.valuations)
 
     @cached_property
     def factor(self) -> Tensor:
@@ -88,8 +98,9 @@ class GroupNumbers:
     """What was found at the positions of a group.
 
     Attributes:
-        graded: ``[P, K]`` float32 with gradient: the label's log-prob if ``labels``, then the
-            values of the valuations, weighted by their shares, if there are any.
+        graded: ``[P, K]`` float32 with gradient: the label's log-prob if ``labels``, then the two
+            ``moments``, then the values of the valuations, weighted by their shares, if there are
+            any.
         values: ``[P, C]`` float32 without: the label's log-prob if ``logged`` and not ``labels``,
             then the value of each valuation.
     """
@@ -153,8 +164,7 @@ def _cut(states: Tensor, group: Group, size: int) -> list[tuple[Tensor, Group]]:
 
 def _linearised(states: Tensor, group: Group, head: Head, size: int) -> GroupNumbers:
     """`linearised_statistics` of a group as a function of ``states``."""
-    graded_at_all = group.labels or bool(group.valuations)
-    with_gradient = torch.is_grad_enabled() and states.requires_grad and graded_at_all
+    with_gradient = torch.is_grad_enabled() and states.requires_grad and group.graded > 0
     graded, values, slopes = zip(
         *(
             linearised_statistics(part, piece, head, with_gradient=with_gradient)
@@ -208,8 +218,7 @@ def linearised_statistics(
         source = states.detach().requires_grad_(with_gradient)
         logits = head(source)
     references = reference_logits(group)
-    graded = int(group.labels) + bool(group.valuations)
-    by_logits = [logits.detach()] * graded if with_gradient else []
+    by_logits = [logits.detach()] * group.graded if with_gradient else []
     # Each row's gradient comes in place of its logits, unless these are read again.
     for number in range(int(logits.untyped_storage().data_ptr() not in saved), len(by_logits)):
         by_logits[number] = torch.empty_like(by_logits[number])
@@ -224,7 +233,7 @@ def linearised_statistics(
         for rows in _blocks(logits)
     ]
     slopes = [
-        torch.autograd.grad(logits, source, gradient, retain_graph=number + 1 < graded)[0]
+        torch.autograd.grad(logits, source, gradient, retain_graph=number + 1 < group.graded)[0]
         for number, gradient in enumerate(by_logits)
     ]
     graded, values = (torch.cat(columns) for columns in zip(*numbers, strict=True))
@@ -273,7 +282,7 @@ def _row_statistics(
             wanted.
     """
     logp = logits.float().log_softmax(-1)
-    prob = logp.exp() if by_logits or group.valuations else None
+    prob = logp.exp() if by_logits or group.valuations or group.moments else None
     known = next_ids != IGNORE
     index = next_ids.clamp(min=0)[:, None]
     label_logp = torch.where(known, logp.gather(1, index)[:, 0], 0.0)
@@ -293,19 +302,28 @@ def _row_statistics(
         if by_logits:
             gradient = gradient.mul_(share)
             combined = gradient if combined is None else combined.add_(gradient)
+    moments = _moments(logp, prob) if group.moments else None
+    if by_logits and group.moments:
+        for gradient, column in zip(
+            by_logits[int(group.labels) :], _moment_slopes(logp, prob, moments), strict=False
+        ):
+            gradient.copy_(column)
     if by_logits and group.valuations:
         by_logits[-1].copy_(_add_label_slopes(group, combined, prob, index))
     if by_logits and group.labels:  # last, as ``prob`` is overwritten
         gradient = prob.neg_().scatter_add_(1, index, torch.ones_like(prob[:, :1]))
         by_logits[0].copy_(gradient if bool(known.all()) else gradient * known[:, None])
-    return stack_numbers(group, label_logp, values)
+    return stack_numbers(group, label_logp, values, moments)
 
 
 def stack_numbers(
-    group: Group, label_logp: Tensor, values: Sequence[Tensor]
+    group: Group, label_logp: Tensor, values: Sequence[Tensor], moments: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The two tensors of `GroupNumbers` from ``[p]`` log-probs and values of the valuations."""
+    """The two tensors of `GroupNumbers` from ``[p]`` log-probs and values of the valuations, and
+    ``[p, 2]`` moments."""
     graded = [label_logp] if group.labels else []
+    if moments is not None:
+        graded += moments.unbind(-1)
     if values:
         graded.append(sum(s * value for s, value in zip(group.shares, values, strict=True)))
     plain = [value.detach() for value in ([label_logp] if group.logged else []) + [*values]]
@@ -314,6 +332,23 @@ def stack_numbers(
         torch.stack(graded, -1) if graded else empty,
         torch.stack(plain, -1) if plain else empty,
     )
+
+
+def _moments(logp: Tensor, prob: Tensor) -> Tensor:
+    """Mean and standard deviation of ``log p(v)`` for v drawn from p, ``[p, V]`` to ``[p, 2]``."""
+    finite = logp.clamp(min=IMPOSSIBLE)
+    mean = (prob * finite).sum(-1)
+    variance = (prob * (finite - mean[:, None]) ** 2).sum(-1)
+    return torch.stack([mean, variance.clamp(min=CERTAIN**2).sqrt()], -1)
+
+
+def _moment_slopes(logp: Tensor, prob: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of `_moments` by the logits: with ``c = log p - mean``, ``p c`` and
+    ``p (c^2 - sd^2 + 2 c) / (2 sd)``; 0 for the latter where the model is certain."""
+    mean, sd = moments[:, :1], moments[:, 1:]
+    centred = logp.clamp(min=IMPOSSIBLE) - mean
+    by_sd = prob * (centred**2 - sd**2 + 2 * centred) / (2 * sd)
+    return prob * centred, torch.where(sd > CERTAIN, by_sd, 0.0)
 
 
 @torch.no_grad()
@@ -377,7 +412,7 @@ def reference_logits(group: Group) -> list[Tensor | None]:
 
 def chunk_statistics(states: Tensor, group: Group, head: Head) -> tuple[Tensor, Tensor]:
     """The tensors of `GroupNumbers` for one chunk by plain autograd: for heads that are trained."""
-    if group.labels and not group.valuations:
+    if group.labels and not group.valuations and not group.moments:
         label_logp = -F.cross_entropy(
             head(states).float(), group.next_ids, ignore_index=IGNORE, reduction="none"
         )
@@ -396,4 +431,5 @@ def chunk_statistics(states: Tensor, group: Group, head: Head) -> tuple[Tensor, 
         )
         for valuation, reference in zip(group.valuations, reference_logits(group), strict=True)
     ]
-    return stack_numbers(group, label_logp, values)
+    moments = _moments(logp, logp.exp()) if group.moments else None
+    return stack_numbers(group, label_logp, values, moments)

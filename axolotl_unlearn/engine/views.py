@@ -25,6 +25,7 @@ from axolotl_unlearn.engine.needs import (
     Valuation,
     label_positions,
 )
+from axolotl_unlearn.metrics.learned import token_features
 from axolotl_unlearn.objectives import LabelScores, Terms
 
 if TYPE_CHECKING:
@@ -224,11 +225,35 @@ class Hidden(View):
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
+class Features(Labels):
+    """Calls the objective once, with the features of each of its rows
+    (`axolotl_unlearn.metrics.learned`) and what draws them towards those of held-out rows."""
+
+    compares = True  # with held-out rows, and no model
+
+    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
+        return Needs(labels=self.positions, moments=self.positions)
+
+    def terms(self, policy: Found, reference: Found | None) -> Terms:
+        rows = self.positions.any(-1).nonzero()[:, 0]
+        if len(rows) == 0:
+            return Terms(policy.zero)
+        features = []
+        for row in rows.tolist():
+            where = self.positions[row]
+            mean, sd = policy.moments[row, where].unbind(-1)
+            features.append(token_features(policy.logp[row, where], mean, sd))
+        of_rows = torch.stack(features)
+        where = reference.pull(rows, of_rows)
+        return self.entry.objective.function(of_rows, *where, **self.entry.args.parameters)
+
+
 VIEWS: dict[str, type[View]] = {
     "labels": Labels,
     "pairs": Pairs,
     "distributions": Distributions,
     "hidden": Hidden,
+    "features": Features,
 }
 
 
@@ -255,15 +280,17 @@ def together(needs: Iterable[Needs]) -> Needs:
     """The union of what several views need."""
     labels: Tensor | None = None
     logged: Tensor | None = None
+    moments: Tensor | None = None
     states: dict[Layer, Tensor] = {}
     valuations: tuple[Valuation, ...] = ()
     for one in needs:
         labels = _either(labels, one.labels)
         logged = _either(logged, one.logged)
+        moments = _either(moments, one.moments)
         for layer, mask in one.states.items():
             states[layer] = _either(states.get(layer), mask)
         valuations += one.valuations
-    return Needs(labels, states, valuations, logged)
+    return Needs(labels, states, valuations, logged, moments)
 
 
 def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -18,10 +18,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
+from torch import Tensor
 
-from axolotl_unlearn.metrics.memorisation import TokenFacts, exact_memorisation, standardised
+from axolotl_unlearn.metrics.memorisation import TokenFacts, exact_memorisation
 
 Array = NDArray[np.float64]
 
@@ -30,24 +32,32 @@ SHARES = (0.1, 0.2, 0.4)
 WINDOW = 8
 #: Ridge penalty in units of the variance of a feature.
 PENALTY = 0.3
+#: F of `token_features`: so many of each of its four values.
+FEATURES = 4 * (4 + len(QUANTILES) + len(SHARES))
 #: Fewer texts of a kind than this train no classifier.
 MIN_TEXTS = 20
 
 
 def text_features(facts: TokenFacts) -> list[float]:
-    """``[F]`` of one text; its length is none of them, because that needs no model."""
+    """``[2 + F]`` of one text; its length is none of them, because that needs no model."""
     found = [exact_memorisation(facts), _longest(facts.greedy) / len(facts)]
+    columns = (facts.logp, facts.mean, facts.sd)
+    return found + token_features(*(torch.as_tensor(c).double() for c in columns)).tolist()
+
+
+def token_features(logp: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
+    """``[F]`` of a text from `TokenFacts` ``[n]``, with gradient; F is `FEATURES`."""
+    apart = (logp - mean) / sd.clamp(min=1e-6)
     # The mean log-probability over the vocabulary is minus the entropy.
-    for values in (facts.logp, standardised(facts), facts.mean, facts.logp - facts.mean):
-        values = np.clip(values, -50.0, 50.0)
-        ordered = np.sort(values)
-        found += [float(values.mean()), float(values.std())]
-        found += [float(x) for x in np.quantile(values, QUANTILES)]
-        found += [float(ordered[: max(1, int(k * len(values)))].mean()) for k in SHARES]
-        kernel = min(WINDOW, len(values))
-        windows = np.convolve(values, np.ones(kernel) / kernel, "valid")
-        found += [float(windows.min()), float(windows.max())]
-    return found
+    values = torch.stack([logp, apart, mean, logp - mean]).clamp(-50.0, 50.0)  # [4, n]
+    n = len(logp)
+    ordered = values.sort(-1).values
+    low = [ordered[:, : max(1, int(k * n))].mean(-1) for k in SHARES]
+    windows = values.unfold(-1, min(WINDOW, n), 1).mean(-1)
+    found = [values.mean(-1), values.std(-1, correction=0)]
+    quantiles = torch.tensor(QUANTILES, dtype=values.dtype, device=values.device)
+    found += list(torch.quantile(values, quantiles, dim=-1))
+    return torch.stack([*found, *low, windows.amin(-1), windows.amax(-1)], -1).flatten()
 
 
 def _longest(flags: NDArray[np.bool_]) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 Unit = Literal["row", "token", "batch"]
-Sees = Literal["labels", "pairs", "distributions", "hidden"]
+Sees = Literal["labels", "pairs", "distributions", "hidden", "features"]
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,10 @@ def objective(
             ``[position, vocabulary]`` log-probs, ``[position]`` labels (-100 where there is none)
             and one value per position as result; "hidden" - called once as
             ``f(states, ref_states, **parameters) -> values`` with ``[position, hidden]`` outputs of
-            the decoder layer that its parameter ``layer`` names, and one value per position.
+            the decoder layer that its parameter ``layer`` names, and one value per position;
+            "features" - called once as ``f(features, centre, direction) -> Terms`` with the
+            ``[row, feature]`` features of `axolotl_unlearn.metrics.learned`, and where those of
+            held-out rows lie.
         reference: Whether it needs the reference model.
         unit: What one value stands for, or a function of the parameters that says so.
         side: On which rows it makes sense.

@@ -52,3 +52,26 @@ def match(
         weight = gap.abs().clamp(max=1) + floor
     values = weight * F.smooth_l1_loss(error, torch.zeros_like(error), beta=width, reduction="none")
     return Terms(values, {"gap": gap, "distance": gap.abs()})
+
+
+@objective("alike", sees="features", source="this project, no arXiv id")
+def alike(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
+    """Alike: draw the forget documents to where documents lie that the model never saw.
+
+    ``(f - c) S^-1 (mean f - c)`` for the features f of a row; its mean over all rows is the squared
+    distance of the two means in the features' own spread, which is what a linear membership attack
+    on them lives from.
+
+    - f: quantiles, lowest shares and windows of a row's log-probs, of its standardised log-probs
+      and of its entropies, those of the learned attack of `axolotl unlearn eval`.
+    - c: their mean over held-out rows of the same kind and task (``unlearn.level``); S: their
+      covariance, with a ridge.
+    - All follow the policy: a row's features are renewed whenever it is in a batch, c and S
+      at each look of ``unlearn.level`` after its ``settle``; before that nothing is drawn.
+
+    Other attacks than a linear one on these features have to judge what it brings.
+
+    Args:
+        features, centre, direction: ``[row, feature]``; the latter two without gradient.
+    """
+    return Terms(((features - centre) * direction).sum(-1))

@@ -245,9 +245,9 @@ class _Asked:
     def of(cls, batch: dict[str, Tensor], needs: Needs) -> _Asked:
         nothing: list[bytes | None] = [None] * len(batch["input_ids"])
         return cls(
-            nothing if needs.labels is None else _keys_where(needs.labels, _row_keys(batch)),
+            nothing if needs.labels is None else _keys_where(needs.labels, row_keys(batch)),
             {
-                layer: _keys_where(mask, _row_keys(batch, mask, layer))
+                layer: _keys_where(mask, row_keys(batch, mask, layer))
                 for layer, mask in needs.states.items()
             },
         )
@@ -269,7 +269,7 @@ def _cut_out(
     return part, Needs(labels, {k: mask[index][:, :length] for k, mask in needs.states.items()})
 
 
-def _row_keys(
+def row_keys(
     batch: dict[str, Tensor], mask: Tensor | None = None, layer: Layer = HEAD
 ) -> list[bytes]:
     """A key for each row from its tokens, labels, ``mask`` and layer, independent of padding."""

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,11 @@ from axolotl_unlearn.engine.views import rows_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.scorer import Query, score_queries
 from axolotl_unlearn.files import write_json
-from axolotl_unlearn.metrics.learned import learned_attack, text_features
+from axolotl_unlearn.metrics.learned import learned_attack, text_features, token_features
 from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
+from axolotl_unlearn.reference.base import row_keys
+from axolotl_unlearn.reference.crowd import Crowd
 from axolotl_unlearn.reference.level import NEAR, Level, entropy_without
 from axolotl_unlearn.training.stopping import (
     Scores,
@@ -52,8 +55,9 @@ RETAIN_ROWS = 200
 LEARNED_ROWS = 1000
 #: Attacks that see nothing but label log-probs, which is all that is known of the level.
 OF_LABELS = ("loss", "zlib", "min_k_20")
-#: Columns of a row that a reference is asked by.
-ASKED = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
+#: Columns that a row is known by, and those by which a reference is asked.
+KEYED = ("input_ids", "attention_mask", "labels")
+ASKED = (*KEYED, "role", "kind", "task")
 
 
 class Levelled:
@@ -122,6 +126,11 @@ class Watched:
             times = [t for t in range(len(ids) - 1) if labels[t + 1] != IGNORE]
             self.queries.append(Query(ids, times, [ids[t + 1] for t in times]))
             self.texts.append(tokenizer.decode(ids, skip_special_tokens=True))
+
+    @cached_property
+    def keys(self) -> list[bytes]:
+        tensors = ({name: torch.tensor([row[name]]) for name in KEYED} for row in self.rows)
+        return [row_keys(row)[0] for row in tensors]
 
     def score(self, model: nn.Module) -> list[TokenFacts]:
         return score_queries(model, self.queries)
@@ -218,6 +227,7 @@ def level_callback(
     order_only: bool = False,
     instead: Sequence[tuple[Entry, Any]] = (),
     kept_by: Sequence[tuple[Entry, Any]] = (),
+    crowd: Crowd | None = None,
 ) -> LevelCallback:
     """The callback of a run; ``teacher`` has been asked about all rows.
 
@@ -225,6 +235,7 @@ def level_callback(
         instead: Entries that teach what is said instead of a label (`nckd`), and their references.
         kept_by: Entries that hold retained rows to another model than the start (a start in weight
             space), and their references.
+        crowd: What `alike` compares with, if there is an entry of it.
     """
     roles = np.asarray(rows["role"][:])
     forget = [rows[int(i)] for i in np.flatnonzero(roles == ROLES["forget"])]
@@ -250,6 +261,7 @@ def level_callback(
         certainty=args.certainty,
         order_only=order_only,
         rest=[_rest(row, instead) for row in unseen] if args.certainty else None,
+        crowd=crowd,
     )
 
 
@@ -275,6 +287,10 @@ def _rest(row: dict[str, Any], entries: Sequence[tuple[Entry, Any]]) -> Tensor |
     return asked and entropy_without(*asked).cpu()
 
 
+def _features(facts: TokenFacts) -> Tensor:
+    return token_features(*(torch.as_tensor(x) for x in (facts.logp, facts.mean, facts.sd)))
+
+
 def _kept(
     rows: Sequence[dict[str, Any]], entries: Sequence[tuple[Entry, Any]]
 ) -> tuple[float, float] | tuple[()]:
@@ -296,7 +312,8 @@ class LevelCallback(TrainerCallback):
         teacher: Label log-probs of the teacher, for ``(forget, heldout)``.
         level: What `Levelled` reads.
         every: Steps between two watches.
-        settle: Share of the steps before targets are corrected and the run may end.
+        settle: Share of the steps before targets are corrected, the crowd is shown anything and
+            the run may end.
         stopping: The rule; None trains to the last step and keeps it.
         out: Folder for ``level.json``, what was seen at each look.
         log: Gets what the attacks tell.
@@ -305,6 +322,7 @@ class LevelCallback(TrainerCallback):
         certainty: Also bring the entropy of forget rows to that of held-out ones.
         rest: For each held-out row what the reference is unsure of besides the label (`_rest`):
             the temperature begins where that is as much as the policy is. Else it begins at 1.
+        crowd: Gets the features of all judged rows at each such look.
         order_only: The teacher is the starting model, which knows the forget rows (or their twins'
             unchanged words): it tells which tokens are harder than others, and no level.
     """
@@ -327,7 +345,9 @@ class LevelCallback(TrainerCallback):
         certainty: bool = False,
         order_only: bool = False,
         rest: Sequence[Tensor | None] | None = None,
+        crowd: Crowd | None = None,
     ) -> None:
+        self.crowd = crowd
         self.certainty, self.order_only, self.rest = certainty, order_only, rest
         self.per_document, self.minutes, self.began = per_document, minutes, 0.0
         self.forget, self.heldout, self.retain, self.teacher = forget, heldout, retain, teacher
@@ -380,6 +400,18 @@ class LevelCallback(TrainerCallback):
         if max(map(abs, gaps)) <= 2 * NEAR:
             self.level.sharpen(*(float(np.concatenate(side).mean()) for side in sides))
 
+    def gather(self, forget: Sequence[TokenFacts], heldout: Sequence[TokenFacts]) -> None:
+        """Show the crowd how all judged rows stand."""
+        seen, unseen = (
+            rows.by_group([_features(one) for one in facts])
+            for rows, facts in ((self.forget, forget), (self.heldout, heldout))
+        )
+        keys = self.forget.by_group(self.forget.keys)
+        self.crowd.look(
+            {group: dict(zip(keys[group], seen[group], strict=True)) for group in self.judged},
+            {group: torch.stack(unseen[group]) for group in self.judged},
+        )
+
     def expected(self) -> dict[str, float]:
         """AUC of each attack if every document were at its level: .5 only on average.
 
@@ -406,6 +438,8 @@ class LevelCallback(TrainerCallback):
             )
             if self.certainty:
                 self.sharpen(forget, heldout)
+            if self.crowd is not None:
+                self.gather(forget, heldout)
         if self.stopping is None:
             return False, False
         known = (None, None) if self.order_only else self.teacher

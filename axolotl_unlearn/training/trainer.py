@@ -28,7 +28,9 @@ from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, replacing, write_json
+from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import Reference
+from axolotl_unlearn.reference.crowd import Crowd
 from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.reference.precompute import asks_for_logits, precompute
 from axolotl_unlearn.reference.sources import adapter_changes_model, make_reference
@@ -90,6 +92,8 @@ class UnlearnTrainer(GradientSteps):
         self.level = self._make_level()
         self.heldout: Dataset | None = None
         self._levelled: dict[tuple[int, str], Levelled | Sharpened] = {}
+        sees = {OBJECTIVES[entry.objective].sees for _, entry in self.unlearn_args.entries()}
+        self.crowd = Crowd() if "features" in sees else None
         self.surgery = (
             Surgery(
                 self.unlearn_args.surgery,
@@ -306,7 +310,11 @@ class UnlearnTrainer(GradientSteps):
             return None
         return Level(self.unlearn_args.level.gain)
 
-    def _reference_of(self, entry: Entry) -> Reference | Levelled | Sharpened:
+    def _reference_of(self, entry: Entry) -> Reference | Levelled | Sharpened | Crowd | None:
+        if entry.objective.sees == "features":
+            return self.crowd
+        if self._source(entry) is None:
+            return None
         reference, name = self.references[self._source(entry)], entry.objective.name
         if self.level is None or name not in ("match", "nckd"):
             return reference
@@ -339,6 +347,7 @@ class UnlearnTrainer(GradientSteps):
                 order_only=not source.is_teacher,
                 instead=[pair for pair in by_teachers if pair[0].objective.name == "nckd"],
                 kept_by=[pair for pair in by_teachers if pair[0].side == "retain"],
+                crowd=self.crowd,
             )
         )
 
@@ -449,11 +458,7 @@ class UnlearnTrainer(GradientSteps):
             model,
             batch,
             phase.entries,
-            reference={
-                entry.name: self._reference_of(entry)
-                for entry in phase.entries
-                if self._source(entry) is not None
-            },
+            reference={entry.name: self._reference_of(entry) for entry in phase.entries},
             unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
             counts=counts if training else self._counts(batch, phase.entries),
             weights=weights,
@@ -473,12 +478,11 @@ class UnlearnTrainer(GradientSteps):
         return result.losses
 
     def _loss_of(self, model: nn.Module, rows: dict[str, Tensor], entry: Entry) -> Tensor:
-        source = self._source(entry)
         return step_loss(
             model,
             {key: rows[key] for key in BATCH_KEYS},
             [entry],
-            reference=None if source is None else self._reference_of(entry),
+            reference=self._reference_of(entry),
             unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
             plan=self.chunk_plan,
         ).total

@@ -1,0 +1,84 @@
+"""Where forget documents stand among documents that the model never saw, and the way there.
+
+A linear membership attack on features of a text lives from the difference d of the two means in
+the features' own spread S: ``d' S^-1 d``, the squared Mahalanobis distance. The last features of
+all forget documents are kept, so that d is known at every step, and not that of a batch alone.
+
+Shape letters: R rows, T time, N rows of a group, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from axolotl_unlearn.engine.needs import Found
+from axolotl_unlearn.reference.base import row_keys
+
+#: Ridge in units of a feature's variance: many features are nearly a sum of others.
+RIDGE = 0.3
+
+#: Kind and task of a row.
+Group = tuple[int, int]
+
+
+class Crowd:
+    """What an objective that sees "features" compares with, in the place of a model.
+
+    Before the first `look`, and in groups that it did not hold, nothing is drawn anywhere.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[Group, dict[bytes, Tensor]] = {}
+        self.centres: dict[Group, Tensor] = {}
+        self.scale = self.inverse = torch.empty(0)
+
+    def look(
+        self,
+        forget: Mapping[Group, Mapping[bytes, Tensor]],
+        heldout: Mapping[Group, Tensor],
+    ) -> None:
+        """Take in how all rows stand under the policy.
+
+        Args:
+            forget: Group -> `row_keys` -> features ``[F]``; heldout: group -> ``[N, F]``.
+        """
+        self.seen = {group: dict(rows) for group, rows in forget.items()}
+        self.centres = {group: x.mean(0) for group, x in heldout.items()}
+        unseen = torch.cat([x - x.mean(0) for x in heldout.values()])
+        spread = unseen.std(0, correction=0)
+        self.scale = torch.where(spread > 1e-9, spread, torch.inf)
+        own = [torch.stack([*rows.values()]) for rows in self.seen.values()]
+        apart = torch.cat([unseen, *(x - x.mean(0) for x in own)]) / self.scale
+        covariance = apart.T @ apart / len(apart)
+        self.inverse = torch.linalg.inv(covariance + RIDGE * torch.eye(len(covariance)).to(apart))
+
+    def direction(self, group: Group) -> Tensor:
+        """``S^-1 d`` of a group, ``[F]``."""
+        apart = torch.stack([*self.seen[group].values()]).mean(0) - self.centres[group]
+        return self.inverse @ (apart / self.scale) / self.scale
+
+    def look_up(self, model: Any, unwrapped: Any, batch: dict[str, Tensor], needs: Any) -> Found:
+        """Like that of a reference; its ``pull`` takes in the rows' features."""
+        nothing = torch.zeros(batch["labels"].shape, device=batch["labels"].device)
+        return Found(nothing, pull=partial(self._pull, batch))
+
+    def _pull(self, batch: dict[str, Tensor], rows: Tensor, features: Tensor) -> Tensor:
+        """``(centre, direction)`` of rows of a batch, ``[2, R, F]``."""
+        chosen = {name: batch[name][rows] for name in ("input_ids", "attention_mask", "labels")}
+        groups = [(int(batch["kind"][row]), int(batch["task"][row])) for row in rows]
+        own = features.detach().double().cpu()
+        for group, key, values in zip(groups, row_keys(chosen), own, strict=True):
+            if group in self.seen:
+                self.seen[group][key] = values
+        found = {
+            group: (self.centres[group], self.direction(group))
+            if group in self.seen
+            else (torch.zeros_like(own[0]),) * 2
+            for group in set(groups)
+        }
+        return torch.stack([torch.stack([*found[g]]) for g in groups], 1).to(features)

@@ -1,0 +1,226 @@
+"""`alike`: features with gradient, moments of the engine, and the crowd by hand arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_llama
+from torch.testing import assert_close
+
+from axolotl_unlearn.engine.entries import make_entries
+from axolotl_unlearn.engine.forward import observe
+from axolotl_unlearn.engine.needs import Needs, label_positions
+from axolotl_unlearn.engine.step import step_loss
+from axolotl_unlearn.metrics.learned import FEATURES, text_features, token_features
+from axolotl_unlearn.metrics.memorisation import TokenFacts
+from axolotl_unlearn.objectives import OBJECTIVES
+from axolotl_unlearn.reference.base import row_keys
+from axolotl_unlearn.reference.crowd import RIDGE, Crowd
+
+
+def batch_of(rows: int = 3, time: int = 12) -> dict[str, torch.Tensor]:
+    """Rows of unequal length, the last a question of task 2; the first two labels are a prompt."""
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 23, (rows, time), generator=rng)
+    mask = torch.ones_like(ids)
+    mask[1, 9:] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, :2] = -100
+    kind = torch.zeros(rows, dtype=torch.long)
+    kind[-1] = 1
+    return {
+        "input_ids": ids, "attention_mask": mask, "labels": labels,
+        "role": torch.zeros(rows, dtype=torch.long), "kind": kind, "task": kind + 1,
+    }  # fmt: skip
+
+
+def plain(model, batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probs of the labels, mean and spread of log p(v), ``[R, T]`` by autograd in float64."""
+    logp = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits.log_softmax(-1)
+    prob = logp.exp()
+    mean = (prob * logp).sum(-1)
+    sd = ((prob * logp**2).sum(-1) - mean**2).sqrt()
+    label = torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=-100)
+    return logp.gather(-1, label.clamp(min=0)[..., None])[..., 0], mean, sd
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("beside", [True, False])
+def test_moments_are_those_of_the_distribution(frozen, beside):
+    """Value and gradient against float64 autograd, with a frozen and a trained head, with and
+    without label log-probs and a KL at the same positions."""
+    model, double = tiny_llama(seed=3).float(), tiny_llama(seed=3).double()
+    if frozen:
+        for one in (model, double):
+            one.get_output_embeddings().weight.requires_grad_(False)
+    batch = batch_of()
+    where = label_positions(batch)
+    rng = torch.Generator().manual_seed(1)
+    upstream = torch.randn(*where.shape, 3, generator=rng, dtype=torch.float64) * where[..., None]
+    upstream[..., 0] *= beside
+
+    found = observe(model, batch, Needs(labels=where if beside else None, moments=where))
+    ours = torch.cat([found.logp[..., None], found.moments], -1)
+    theirs = torch.stack(plain(double, batch), -1)
+    mask = where[..., None].expand_as(theirs)
+    first = 0 if beside else 1
+    assert_close(ours[mask].view(-1, 3)[:, first:].double(),
+                 theirs[mask].view(-1, 3)[:, first:], atol=2e-5, rtol=1e-5)  # fmt: skip
+    assert not ours[~mask].any()
+    (ours * upstream).sum().backward()
+    (theirs * upstream).sum().backward()
+    for name, weight in model.named_parameters():
+        want = dict(double.named_parameters())[name].grad
+        assert (weight.grad is None) == (want is None), name
+        if want is not None:
+            assert_close(weight.grad.double(), want, atol=3e-5, rtol=2e-4, msg=name)
+
+
+def test_a_certain_model_and_impossible_tokens_give_finite_numbers():
+    """One token has all the mass, or a logit of -inf: no NaN in value or gradient."""
+    from axolotl_unlearn.engine.statistics import Group, linearised_statistics
+
+    logits = torch.tensor([[200.0, 0.0, 0.0], [1.0, -torch.inf, 2.0]])
+    states = torch.eye(2, requires_grad=True)
+    group = Group(torch.arange(2), torch.zeros(2), torch.tensor([0, 2]), True, moments=True)
+    graded, _, slopes = linearised_statistics(
+        states, group, lambda h: torch.where(logits.isinf(), logits, h @ logits.nan_to_num()),
+        with_gradient=True,
+    )  # fmt: skip
+    p = 1 / (1 + np.e)
+    mean = p * np.log(p) + (1 - p) * np.log(1 - p)
+    sd = np.sqrt(p * (np.log(p) - mean) ** 2 + (1 - p) * (np.log(1 - p) - mean) ** 2)
+    assert graded[1].tolist() == pytest.approx([np.log(1 - p), mean, sd], abs=1e-5)
+    assert graded[0].tolist() == pytest.approx([0, 0, 0], abs=1e-5)
+    assert torch.isfinite(graded).all() and torch.isfinite(slopes).all()
+
+
+def facts(rng, n: int) -> TokenFacts:
+    logp = -rng.exponential(1.0, n)
+    return TokenFacts(logp, logp > -0.5, -rng.exponential(1.5, n), rng.uniform(0.1, 2.0, n))
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 40])
+def test_features_equal_those_by_numpy(n):
+    """Quantiles, lowest shares and windows of four values, written out."""
+    one = facts(np.random.default_rng(n), n)
+    want = []
+    for values in (one.logp, (one.logp - one.mean) / one.sd, one.mean, one.logp - one.mean):
+        values = np.clip(values, -50, 50)
+        windows = np.convolve(values, np.ones(min(8, n)) / min(8, n), "valid")
+        want.append([
+            values.mean(), values.std(),
+            *np.quantile(values, (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)),
+            *(np.sort(values)[: max(1, int(k * n))].mean() for k in (0.1, 0.2, 0.4)),
+            windows.min(), windows.max(),
+        ])  # fmt: skip
+    found = token_features(*(torch.as_tensor(c) for c in (one.logp, one.mean, one.sd)))
+    assert found.shape == (FEATURES,)
+    assert_close(found, torch.tensor(np.concatenate(want)), atol=1e-12, rtol=0)
+    assert text_features(one)[2:] == pytest.approx(found.tolist(), abs=1e-12)
+
+
+def rows(values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)[:, None]
+
+
+def test_direction_and_distance_by_hand():
+    """One feature: held-out rows 0 and 2 (mean 1, spread 1), forget rows 3 and 5 (mean 4, spread
+    1): d = 3, S = 1 + ridge, direction 3 / 1.3."""
+    batch = batch_of(2)
+    keys = row_keys(batch)
+    group = (0, 1)
+    crowd = Crowd()
+    seen = {group: dict(zip(keys, rows([3.0, 5.0]), strict=True))}
+    crowd.look(seen, {group: rows([0.0, 2.0])})
+    assert crowd.direction(group).item() == pytest.approx(3 / (1 + RIDGE))
+    # Twice the unit, half the direction: features of any scale count alike.
+    crowd.look({group: {k: 2 * v for k, v in seen[group].items()}}, {group: rows([0.0, 4.0])})
+    assert crowd.direction(group).item() == pytest.approx(3 / (1 + RIDGE) / 2)
+
+
+def test_a_row_in_a_batch_renews_what_is_known_of_it():
+    """The first row comes back as 1, where held-out rows are: d falls from 3 to 2. A row of another
+    group is drawn nowhere, and what was given at the look is not changed."""
+    batch = batch_of(3)
+    group = (0, 1)
+    crowd = Crowd()
+    given = {group: dict(zip(row_keys(batch)[:2], rows([3.0, 5.0]), strict=True))}
+    crowd.look(given, {group: rows([0.0, 2.0])})
+    pull = crowd.look_up(None, None, batch, None).pull
+    features = torch.tensor([[1.0], [9.0]], requires_grad=True)
+    centre, direction = pull(torch.tensor([0, 2]), features)
+    assert centre.tolist() == [[1.0], [0.0]] and not direction.requires_grad
+    assert direction.flatten().tolist() == pytest.approx([2 / (1 + RIDGE), 0.0])
+    assert crowd.seen[group][row_keys(batch)[0]].item() == 1
+    assert given[group][row_keys(batch)[0]].item() == 3
+    values = OBJECTIVES["alike"].function(features, centre, direction).values
+    assert values.tolist() == pytest.approx([0.0, 0.0])
+    values.sum().backward()
+    assert features.grad.flatten().tolist() == pytest.approx([2 / (1 + RIDGE), 0.0])
+
+
+def test_the_mean_over_all_rows_is_the_squared_distance():
+    """Three features, correlated: against numpy's inverse of the pooled covariance and ridge."""
+    rng = np.random.default_rng(0)
+    mixing = rng.standard_normal((3, 3))
+    heldout, forget = (
+        rng.standard_normal((50, 3)) @ mixing,
+        1 + rng.standard_normal((20, 3)) @ mixing,
+    )
+    crowd, group = Crowd(), (0, 1)
+    own = {bytes([i]): row for i, row in enumerate(torch.tensor(forget))}
+    crowd.look({group: own}, {group: torch.tensor(heldout)})
+    scale = heldout.std(0)
+    pooled = np.concatenate([heldout - heldout.mean(0), forget - forget.mean(0)]) / scale
+    metric = np.linalg.inv(np.cov(pooled.T, bias=True) + RIDGE * np.eye(3))
+    d = (forget.mean(0) - heldout.mean(0)) / scale
+    direction = crowd.direction(group).expand(20, 3)
+    centre = crowd.centres[group].expand(20, 3)
+    found = OBJECTIVES["alike"].function(torch.tensor(forget), centre, direction).values
+    assert found.mean().item() == pytest.approx(d @ metric @ d)
+
+
+def test_a_step_draws_forget_rows_to_the_crowd():
+    """Loss and gradient of a step equal those of plain autograd, and going down the gradient of
+    `alike` alone brings the model's features of two documents nearer to those asked for."""
+    model, double = tiny_llama(seed=3).float(), tiny_llama(seed=3).double()
+    batch = batch_of()
+
+    def features(of) -> torch.Tensor:
+        where = label_positions(batch)
+        three = plain(of, batch)
+        return torch.stack([
+            token_features(*(column[row, where[row]] for column in three)) for row in (0, 1)
+        ])  # fmt: skip
+
+    crowd, group = Crowd(), (0, 1)
+    start = features(double).detach()
+    rng = torch.Generator().manual_seed(0)
+    heldout = start.mean(0) + 0.3 + 0.2 * torch.randn(30, FEATURES, generator=rng).double()
+    keys = row_keys(batch)[:2]
+    crowd.look({group: dict(zip(keys, start, strict=True))}, {group: heldout})
+    entries = make_entries(parse({"forget": {"objective": "alike", "kinds": "completion"}}))
+    result = step_loss(model, batch, entries, reference=crowd)
+    want = ((features(double) - crowd.centres[group]) * crowd.direction(group)).sum(-1).mean()
+    assert result.total.item() == pytest.approx(want.item(), rel=1e-4)
+    result.total.backward()
+    want.backward()
+    for weight, other in zip(model.parameters(), double.parameters(), strict=True):
+        assert_close(weight.grad.double(), other.grad, atol=2e-4, rtol=2e-3)
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    before = result.total.item()
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = step_loss(model, batch, entries, reference=crowd).total
+        loss.backward()
+        optimizer.step()
+    assert 0 <= loss.item() < 0.8 * before
+
+
+def parse(block: dict):
+    from axolotl_unlearn.args import parse_unlearn
+
+    return parse_unlearn(block).entries()
