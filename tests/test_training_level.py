@@ -245,6 +245,7 @@ def test_alike_draws_from_the_first_look_after_the_settling(life):
 
     def weights(name, alike, **level):
         config = example(life, name, **OFTEN | level)
+        assert config["unlearn"]["forget"].pop()["objective"] == "alike"
         config["unlearn"]["forget"] += [{"objective": "alike", "kinds": "completion"}] * alike
         return load_file(train(life, config) / "model.safetensors")
 
