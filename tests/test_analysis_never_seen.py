@@ -148,7 +148,9 @@ def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):
     assert configs["retrained"]["datasets"][0]["path"].endswith("retrain.jsonl")
     for name in ("match", "match_lora"):
         block = configs[name]["unlearn"]
-        teachers = {entry["reference"]["model"] for entry in block["forget"]}
+        *asked, alike = block["forget"]
+        assert alike["objective"] == "alike" and "reference" not in alike
+        teachers = {entry["reference"]["model"] for entry in asked}
         assert len(teachers) == 1 and teachers.pop().endswith("teacher")
         assert block["level"]["heldout"].endswith("data/heldout.jsonl")
     assert configs["match_lora"]["adapter"] == "lora" and "adapter" not in configs["match"]
