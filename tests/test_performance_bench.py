@@ -204,3 +204,26 @@ def test_costs_by_retain_set_are_laid_side_by_side():
     here = []
     found = retain_size.apart(lambda: here.append(sum(range(10**6))) or {"steps": 3.0})
     assert found["steps"] == 3 and found["total"] > 0 and found["peak_mib"] > 10 and not here
+
+
+def test_other_attacks_tell_what_differs_and_nothing_else():
+    """A forest tells two sides that differ in spread alone, which no linear attack does; on sides
+    drawn alike each is near chance."""
+    import numpy as np
+
+    from axolotl_unlearn.metrics.statistics import auc
+    from benchmarks.other_attacks import ATTACKS, out_of_fold, tables
+
+    rng = np.random.default_rng(0)
+    members, others = rng.standard_normal((60, 6)), rng.standard_normal((120, 6))
+    for attack in ATTACKS:
+        assert 0.35 < auc(*out_of_fold(attack, members, others)) < 0.65
+        assert auc(*out_of_fold(attack, members + 2, others)) > 0.97
+    wide = members * 4
+    assert auc(*out_of_fold("forest", wide, others)) > 0.9
+    assert auc(*out_of_fold("ridge", wide, others)) < 0.75
+
+    one = {"auc": 0.6, "from_retrained": {"value": 0.1, "interval": [0.04, 0.16]}}
+    seed = {attack: {"retrained": {"auc": 0.5}, "teacher": one, "match": one} for attack in ATTACKS}
+    row = tables({"1": seed, "2": seed})["attacks"]["rows"][0]
+    assert row[1:] == ["0.50", "0.60", "0.60", "+0.10", "+0.10", "+0.10 ± 0.04"]

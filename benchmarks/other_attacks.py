@@ -1,0 +1,144 @@
+"""Attacks that `match` was not trained against, on finished seeds of `make never-seen`.
+
+    python -m benchmarks.other_attacks out/ns-214 out/ns-215   # > docs/data/never-seen-other.json
+
+All are told which texts are members, apart from the fifth that they judge: a random forest on the
+features that `alike` draws together (it need not be linear), a logistic probe of the mean hidden
+state of each layer (no objective looks there), and beside them the ridge regression of
+`axolotl unlearn eval` on the same features, which is what `alike` works against.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from axolotl_unlearn.data.records import read_documents
+from axolotl_unlearn.evaluation.models import load_model, load_tokenizer, parse_models
+from axolotl_unlearn.evaluation.scorer import score_texts
+from axolotl_unlearn.files import write_json
+from axolotl_unlearn.metrics.learned import text_features
+from axolotl_unlearn.metrics.membership import auc_equivalence
+from axolotl_unlearn.metrics.statistics import auc
+from axolotl_unlearn.store import versions
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ("retrained", "teacher", "match")
+#: Its penalty is the strong one that a thousand features of 240 texts ask for.
+ATTACKS = {
+    "ridge": ("ridge", lambda: make_pipeline(StandardScaler(), Ridge(100.0))),
+    "forest": (
+        "random forest, same features",
+        lambda: RandomForestClassifier(300, min_samples_leaf=3, random_state=0),
+    ),
+    "probe": (
+        "probe of the hidden states",
+        lambda: make_pipeline(StandardScaler(), LogisticRegression(C=1e-3, max_iter=500)),
+    ),
+}
+DIVISIONS = 3
+
+Sides = tuple[NDArray, NDArray]
+
+
+def out_of_fold(attack: str, members: NDArray, nonmembers: NDArray) -> Sides:
+    """Scores of both sides, ``[N, F]`` and ``[M, F]`` to ``[N]`` and ``[M]``, each by an attack
+    that was not told of its fifth; means over several divisions."""
+    features = np.concatenate([members, nonmembers])
+    member = np.repeat([1, 0], [len(members), len(nonmembers)])
+    make = ATTACKS[attack][1]
+    how = "predict" if attack == "ridge" else "predict_proba"
+    folds = [StratifiedKFold(5, shuffle=True, random_state=i) for i in range(DIVISIONS)]
+    scores = [cross_val_predict(make(), features, member, cv=cv, method=how) for cv in folds]
+    mean = np.mean(scores, 0)
+    mean = mean[:, 1] if mean.ndim == 2 else mean
+    return mean[member == 1], mean[member == 0]
+
+
+@torch.inference_mode()
+def mean_states(model: Any, tokenizer: Any, texts: list[str]) -> NDArray:
+    """Mean hidden state of each text after each layer, ``[N, layers * hidden]``."""
+    rows = []
+    for text in texts:
+        ids = torch.tensor([tokenizer(text)["input_ids"]])
+        states = model(input_ids=ids, output_hidden_states=True).hidden_states[1:]
+        rows.append(torch.cat([state[0].mean(0) for state in states]).float().numpy())
+    return np.array(rows)
+
+
+def measured(folder: Path) -> dict[str, dict[str, Any]]:
+    """Attack -> model -> AUC, and how far that is from *retrained*'s."""
+    sides = [
+        [text for _, text in read_documents(folder / "data" / f"{side}.jsonl")]
+        for side in ("member", "nonmember")
+    ]
+    scores: dict[str, dict[str, Sides]] = {attack: {} for attack in ATTACKS}
+    for name in MODELS:
+        (spec,) = parse_models([str(folder / name)], [name])
+        tokenizer = load_tokenizer(spec)
+        model = load_model(spec, dtype=torch.float32, device="cpu").eval()
+        facts = [score_texts(model, tokenizer, texts) for texts in sides]
+        known = [np.array([text_features(f) for f in one]) for one in facts]
+        states = [mean_states(model, tokenizer, texts) for texts in sides]
+        for attack in ATTACKS:
+            scores[attack][name] = out_of_fold(attack, *(states if attack == "probe" else known))
+    return {
+        attack: {
+            name: {"auc": round(float(auc(*found)), 4)}
+            | ({} if name == "retrained" else {"from_retrained": gap(found, by["retrained"])})
+            for name, found in by.items()
+        }
+        for attack, by in scores.items()
+    }
+
+
+def gap(found: Sides, retrained: Sides) -> dict[str, Any]:
+    """The paired difference of two AUC with its 90 % interval."""
+    test = auc_equivalence(found, retrained)
+    return {"value": round(test.value, 4), "interval": [round(test.low, 4), round(test.high, 4)]}
+
+
+def tables(seeds: dict[str, Any]) -> dict[str, Any]:
+    """The table of docs/never-seen.md: means over seeds, and each seed's difference."""
+    rows = []
+    for attack, (title, _) in ATTACKS.items():
+        of = [found[attack] for found in seeds.values()]
+        means = [np.mean([one[name]["auc"] for one in of]) for name in MODELS]
+        gaps = [one["match"]["from_retrained"] for one in of]
+        half = np.sqrt(sum(((g["interval"][1] - g["interval"][0]) / 2) ** 2 for g in gaps))
+        rows.append([
+            title, *(f"{mean:.2f}" for mean in means), *(f"{g['value']:+.2f}" for g in gaps),
+            f"{np.mean([g['value'] for g in gaps]):+.2f} ± {half / len(gaps):.2f}",
+        ])  # fmt: skip
+    each = [f"seed {seed}" for seed in seeds]
+    columns = ["attack", *(f"*{name}*" for name in MODELS), *each, "all seeds, 90 % interval"]
+    return {"attacks": {"columns": columns, "rows": rows}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("seeds", nargs="+", type=Path, help="folders of finished jobs")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/data/never-seen-other.json")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds = {}
+    for folder in given.seeds:
+        manifest = json.loads((folder / "data" / "manifest.json").read_text("utf-8"))
+        seeds[str(manifest["seed"])] = measured(folder)
+        print(manifest["seed"], json.dumps(seeds[str(manifest["seed"])]), flush=True)
+    write_json(given.out, {"versions": versions(), "seeds": seeds, "tables": tables(seeds)})
+
+
+if __name__ == "__main__":
+    main()
