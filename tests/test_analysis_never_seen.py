@@ -120,6 +120,11 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
     row = {r[0]: r for r in tables(seeds)["models"]["rows"]}
     assert row["*original*"][1] == "1.00" and row["*merged*"][-2] == "0% / 40%"
     assert float(row["*merged*"][1]) < 0.2  # told by their high loss
+    assert "rivals" not in tables(seeds)
+    of_first = seeds["201"]["models"]
+    more = seeds | {"201": seeds["201"] | {"models": of_first | {"tnpo": of_first["merged"]}}}
+    assert [r[0] for r in tables(more)["rivals"]["rows"]] == ["*tnpo*"]
+    assert tables(more)["models"] == tables(seeds)["models"]
     words = [*map(str, folders), "--docs", str(tmp_path / "docs")]
     main(words)
     plots = {path: path.read_bytes() for path in tmp_path.glob("docs/images/*/*.svg")}

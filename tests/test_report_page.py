@@ -623,5 +623,9 @@ def test_browser_would_run_it(tmp_path):
     """The check above can fail: as they are, all six scripts run in one of three places."""
     places = '<div><style>a{}%s</style></div><p>%s</p><b title="%s">b</b>'
     page = "".join(places % (text, text, text) for text in HOSTILE if "title" in text)
-    title = title_in_browser(tmp_path, f"<title>Page</title>{page}")
-    assert set(re.findall(r"ran (\d)", title)) == set("012345")
+    ran: set[str] = set()
+    for _ in range(5):  # `autofocus` waits for a frame, which a busy machine may not draw in time
+        ran |= set(re.findall(r"ran (\d)", title_in_browser(tmp_path, f"<title>P</title>{page}")))
+        if len(ran) == 6:
+            break
+    assert ran == set("012345")

@@ -116,7 +116,8 @@ def _share(value: float | None) -> str:
 
 
 def tables(seeds: Seeds) -> dict[str, dict[str, list]]:
-    """``models``: means over seeds. ``marks``: whether `match` reaches each mark in each seed."""
+    """``models`` and ``rivals`` (of ``--full``): means over the seeds that have them. ``marks``:
+    whether `match` reaches each mark in each seed."""
     names = list(dict.fromkeys(n for seed in seeds.values() for n in seed["models"]))
     attacks = _attacks(seeds)
     columns = ["model", *(f"AUC {TITLES[a]}" for a in attacks), "forget cells", "retain cells",
@@ -141,7 +142,11 @@ def tables(seeds: Seeds) -> dict[str, dict[str, list]]:
                 "" if relearn is None else f"{relearn:+.3f}",
             ]
         )
-    return {"models": {"columns": columns, "rows": rows}, "marks": marks(seeds)}
+    main = {f"*{name}*" for name in COLOURS}
+    found = {"models": {"columns": columns, "rows": [row for row in rows if row[0] in main]}}
+    if others := [row for row in rows if row[0] not in main]:
+        found["rivals"] = {"columns": columns, "rows": others}
+    return found | {"marks": marks(seeds)}
 
 
 def pooled(seeds: Seeds, attack: str) -> tuple[float, float]:
