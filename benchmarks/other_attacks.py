@@ -121,7 +121,7 @@ def tables(seeds: dict[str, Any]) -> dict[str, Any]:
             title, *(f"{mean:.2f}" for mean in means), *(f"{g['value']:+.2f}" for g in gaps),
             f"{np.mean([g['value'] for g in gaps]):+.2f} ± {half / len(gaps):.2f}",
         ])  # fmt: skip
-    each = [f"seed {seed}" for seed in seeds]
+    each = [f"*match* above *retrained*, seed {seed}" for seed in seeds]
     columns = ["attack", *(f"*{name}*" for name in MODELS), *each, "all seeds, 90 % interval"]
     return {"attacks": {"columns": columns, "rows": rows}}
 
