@@ -225,7 +225,7 @@ class ObjectiveArgs(BaseModel):
             raise ValueError(
                 f"objective {self.objective} compares with no reference; remove `reference`"
             )
-        if known.sees in ("labels", "pairs", "features") and self.positions == "all":
+        if (known.crowd or known.sees in ("labels", "pairs")) and self.positions == "all":
             raise ValueError(
                 f"objective {self.objective} sees label positions only; remove `positions: all`"
             )

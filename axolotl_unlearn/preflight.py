@@ -264,10 +264,11 @@ def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
             "FILE}`) and held-out rows in `unlearn.level`."
         )
     if args.level is None:
-        if any(entry.objective == "alike" for entry in args.forget):
-            found.append(
-                "`alike` compares with held-out rows: give `unlearn.level: {heldout: FILE}`."
-            )
+        found += [
+            f"`{name}` compares with held-out rows: give `unlearn.level: {{heldout: FILE}}`."
+            for name in dict.fromkeys(entry.objective for entry in args.forget)
+            if objectives()[name].crowd
+        ]
         return found
     if len(set(matched)) > 1:
         found.append("`unlearn.level` reads one reference: give all `match` entries the same.")

@@ -161,7 +161,7 @@ def test_a_method_trains_and_repeats(stage, name):
         block = fitted(PRESETS[name])
     if name not in PRESETS and OBJECTIVES[name].reference:  # else it starts where it wants to be
         block["forget"]["reference"] = {"model": str(stage / "teacher")}
-    if name not in PRESETS and OBJECTIVES[name].sees == "features":  # beside what sets its level
+    if name not in PRESETS and OBJECTIVES[name].crowd:  # beside what sets its level
         match = {"objective": "match", "reference": {"model": str(stage / "teacher")}}
         block |= {"forget": [block["forget"], match], "retain": {"objective": "nll"}}
         block["level"] = {"heldout": str(stage / "heldout.jsonl"), "every": 2, "stop": False}

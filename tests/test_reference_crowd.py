@@ -1,4 +1,5 @@
-"""`alike`: features with gradient, moments of the engine, and the crowd by hand arithmetic."""
+"""`alike` and `alike_states`: features with gradient, what the engine finds for them, and the crowd
+by hand arithmetic."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import torch
 from conftest import tiny_llama
 from torch.testing import assert_close
 
+from axolotl_unlearn.engine import forward
 from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.needs import Needs, label_positions
@@ -17,6 +19,7 @@ from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import row_keys
 from axolotl_unlearn.reference.crowd import RIDGE, Crowd
+from axolotl_unlearn.training.level import mean_states
 
 
 def batch_of(rows: int = 3, time: int = 12) -> dict[str, torch.Tensor]:
@@ -140,6 +143,14 @@ def test_direction_and_distance_by_hand():
     assert crowd.direction(group).item() == pytest.approx(3 / (1 + RIDGE) / 2)
 
 
+def test_where_features_outnumber_rows_each_counts_by_itself():
+    """Spreads 1 and 2, one feature that never varies: d = (3, 4), so 3 / 1 / 3 and 4 / 4 / 3."""
+    group, crowd = (0, 1), Crowd(correlated=False)
+    heldout = torch.tensor([[0.0, 0.0, 7.0], [2.0, 4.0, 7.0]]).double()
+    crowd.look({group: {b"a": torch.tensor([4.0, 6.0, 9.0]).double()}}, {group: heldout})
+    assert crowd.direction(group).tolist() == pytest.approx([1.0, 1 / 3, 0.0])
+
+
 def test_a_row_in_a_batch_renews_what_is_known_of_it():
     """The first row comes back as 1, where held-out rows are: d falls from 3 to 2. A row of another
     group is drawn nowhere, and what was given at the look is not changed."""
@@ -182,33 +193,73 @@ def test_the_mean_over_all_rows_is_the_squared_distance():
     assert found.mean().item() == pytest.approx(d @ metric @ d)
 
 
-def test_a_step_draws_forget_rows_to_the_crowd():
+def plain_states(model, batch) -> torch.Tensor:
+    """Mean states of each row where a label is predicted, by the model's own output."""
+    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    layers = model(**given, output_hidden_states=True).hidden_states[1:]
+    where = label_positions(batch)
+    return torch.stack([
+        torch.cat([layer[row, where[row]].mean(0) for layer in layers])
+        for row in range(len(where))
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("beside", [True, False])
+def test_mean_states_are_those_of_the_model(packed, beside, monkeypatch):
+    """Of all layers, the last after the final norm, as the model gives them; laid end to end or
+    padded, with a layer asked for beside them or nothing; 0 for a row that nothing is asked of."""
+    model, double = tiny_llama(seed=3).float(), tiny_llama(seed=3).double()
+    batch = batch_of()
+    monkeypatch.setattr(forward, "is_worthwhile", lambda *_: packed)
+    where = label_positions(batch)
+    where[1] = False
+    needs = Needs(means=where, states={0: where} if beside else {})
+    found = observe(model, batch, needs)
+    want = plain_states(double, batch)
+    assert_close(found.means[[0, 2]].double(), want[[0, 2]], atol=1e-5, rtol=1e-5)
+    assert not found.means[1].any() and not found.logp.any()
+    if beside:
+        ours = found.states[0].values[: int(where[0].sum())].mean(0)
+        assert_close(ours, found.means[0, : len(ours)])
+    rows = [{k: v[i, v_mask].tolist() for k, v in batch.items() if v.dim() == 2}
+            for i, v_mask in enumerate(batch["attention_mask"].bool())]  # fmt: skip
+    assert_close(torch.stack(mean_states(model, rows)), want.detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["alike", "alike_states"])
+def test_a_step_draws_forget_rows_to_the_crowd(objective):
     """Loss and gradient of a step equal those of plain autograd, and going down the gradient of
     `alike` alone brings the model's features of two documents nearer to those asked for."""
     model, double = tiny_llama(seed=3).float(), tiny_llama(seed=3).double()
     batch = batch_of()
 
     def features(of) -> torch.Tensor:
+        if objective == "alike_states":
+            return plain_states(of, batch)[:2]
         where = label_positions(batch)
         three = plain(of, batch)
         return torch.stack([
             token_features(*(column[row, where[row]] for column in three)) for row in (0, 1)
         ])  # fmt: skip
 
-    crowd, group = Crowd(), (0, 1)
+    crowd, group = Crowd(correlated=objective == "alike"), (0, 1)
     start = features(double).detach()
     rng = torch.Generator().manual_seed(0)
-    heldout = start.mean(0) + 0.3 + 0.2 * torch.randn(30, FEATURES, generator=rng).double()
+    noise = torch.randn(30, start.shape[1], generator=rng).double()
+    heldout = start.mean(0) + 0.3 + 0.2 * noise
     keys = row_keys(batch)[:2]
     crowd.look({group: dict(zip(keys, start, strict=True))}, {group: heldout})
-    entries = make_entries(parse({"forget": {"objective": "alike", "kinds": "completion"}}))
+    entries = make_entries(parse({"forget": {"objective": objective, "kinds": "completion"}}))
     result = step_loss(model, batch, entries, reference=crowd)
     want = ((features(double) - crowd.centres[group]) * crowd.direction(group)).sum(-1).mean()
     assert result.total.item() == pytest.approx(want.item(), rel=1e-4)
     result.total.backward()
     want.backward()
     for weight, other in zip(model.parameters(), double.parameters(), strict=True):
-        assert_close(weight.grad.double(), other.grad, atol=2e-4, rtol=2e-3)
+        assert (weight.grad is None) == (other.grad is None)  # the head has no part in its input
+        if other.grad is not None:
+            assert_close(weight.grad.double(), other.grad, atol=2e-4, rtol=2e-3)
 
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     before = result.total.item()

@@ -238,15 +238,17 @@ def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life
     assert seen["watched"][0]["retain_loss"] != pytest.approx(own["retained"]["loss"], abs=1e-3)
 
 
-def test_alike_draws_from_the_first_look_after_the_settling(life):
+@pytest.mark.parametrize("objective", ["alike", "alike_states"])
+def test_alike_draws_from_the_first_look_after_the_settling(life, objective):
     """Nothing is drawn before that look, so a run that never comes to it ends at the very weights
     of the run without the entry; one that looks at every second step does not."""
     from safetensors.torch import load_file
 
     def weights(name, alike, **level):
         config = example(life, name, **OFTEN | level)
-        assert config["unlearn"]["forget"].pop()["objective"] == "alike"
-        config["unlearn"]["forget"] += [{"objective": "alike", "kinds": "completion"}] * alike
+        forget = [e for e in config["unlearn"]["forget"] if "alike" not in e["objective"]]
+        entry = {"objective": objective, "kinds": "completion"}
+        config["unlearn"]["forget"] = forget + [entry] * alike
         return load_file(train(life, config) / "model.safetensors")
 
     def same(one, other):
@@ -476,12 +478,13 @@ def test_faults_of_the_block_name_the_cure(life):
         assert any("nothing would be forgotten" in fault for fault in faults(config)), reference
         config["unlearn"]["level"] = level
     assert faults(config) == []
-    config["unlearn"]["forget"] += [{"objective": "alike"}]
-    assert faults(config) == []
-    level = config["unlearn"].pop("level")
-    assert any("`alike` compares with held-out rows" in fault for fault in faults(config))
-    config["unlearn"]["level"] = level
-    config["unlearn"]["forget"].pop()
+    for name in ("alike", "alike_states"):
+        config["unlearn"]["forget"] += [{"objective": name}]
+        assert faults(config) == []
+        level = config["unlearn"].pop("level")
+        assert any(f"`{name}` compares with held-out rows" in fault for fault in faults(config))
+        config["unlearn"]["level"] = level
+        config["unlearn"]["forget"].pop()
     config["unlearn"]["forget"][0]["reference"] = {"twins": "x", "model": "y"}
     assert any("give it alone" in fault for fault in faults(config))
     config = example(life, "fault")

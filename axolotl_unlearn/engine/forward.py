@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.engine import probe
-from axolotl_unlearn.engine.layers import tap_layers
+from axolotl_unlearn.engine.layers import decoder_layers, tap_layers
 from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, States, targets
 from axolotl_unlearn.engine.statistics import (
     DEFAULT_PLAN,
@@ -53,6 +53,8 @@ def observe(
     groups = group_positions(needs, targets(batch["labels"]))
     vocabulary, frozen = output_vocabulary(unwrapped), head_is_frozen(unwrapped)
     numbers: list[GroupNumbers] = []
+    # What the last layer gives is met after the final norm, at the head.
+    inner = [] if needs.means is None else list(range(layer_count(unwrapped) - 1))
 
     def program(head_inputs: Tensor, head: Head) -> list[Tensor]:
         if groups:
@@ -70,18 +72,33 @@ def observe(
             )
             for layer, mask in needs.states.items()
         ]
+        if needs.means is not None:
+            all_layers = (*(outputs[layer] for layer in inner), head_inputs)
+            states.append(row_means(all_layers, needs.means, layout))
         zero = head_inputs.flatten()[:0].sum()
         return [zero, *(found.graded for found in numbers), *states]
 
+    layers = sorted({*needs.layers, *inner})
     with (
-        tap_layers(unwrapped, needs.layers, stop=not needs.reach_head)
-        if needs.layers
-        else nullcontext({})
+        tap_layers(unwrapped, layers, stop=not needs.reach_head) if layers else nullcontext({})
     ) as outputs:
         zero, *pieces = run_to_head(model, layout.inputs, program, unwrapped)
     # Gradients pass through the model's output; what has none does not.
     numbers = [replace(found, graded=piece) for found, piece in zip(numbers, pieces, strict=False)]
     return read_groups(groups, numbers, needs, pieces[len(groups) :], zero)
+
+
+def row_means(layers: Sequence[Tensor], where: Tensor, layout: Layout) -> Tensor:
+    """Mean states of each row over its positions ``where`` ``[R, T]``, layer by layer, ``[R, S]``
+    in at least float32; 0 for a row without."""
+    row, time = where.nonzero(as_tuple=True)
+    count = where.sum(-1, keepdim=True).clamp(min=1)
+    means = []
+    for layer in layers:
+        states = layout.pick(layer, row, time)
+        states = states.to(torch.promote_types(states.dtype, torch.float32))
+        means.append(states.new_zeros(len(where), states.shape[-1]).index_add(0, row, states))
+    return torch.cat(means, -1) / count
 
 
 def run_to_head(
@@ -154,7 +171,7 @@ def read_groups(
     """What was found in all groups, and hidden states, by what ``needs`` asked.
 
     Args:
-        states: ``[Q, D]`` of each layer in ``needs.states``.
+        states: ``[Q, D]`` of each layer in ``needs.states``, and then ``Found.means`` if needed.
         zero: see `Found`.
     """
     logp = torch.zeros_like(needs.masks[0], dtype=torch.float32)
@@ -182,12 +199,13 @@ def read_groups(
         logp,
         {
             layer: States(taken, mask)
-            for (layer, mask), taken in zip(needs.states.items(), states, strict=True)
+            for (layer, mask), taken in zip(needs.states.items(), states, strict=False)
         },
         {name: torch.cat(found) if found else logp.new_zeros(0) for name, found in values.items()},
         weighted,
         zero,
         moments=moments,
+        means=None if needs.means is None else states[-1],
     )
 
 
@@ -279,6 +297,12 @@ def output_head(model: nn.Module) -> nn.Module:
             "model with an LM head."
         )
     return head
+
+
+def layer_count(model: nn.Module) -> int:
+    """Number of decoder layers."""
+    owner, name = decoder_layers(model)
+    return len(getattr(owner, name))
 
 
 def output_vocabulary(model: nn.Module) -> int:

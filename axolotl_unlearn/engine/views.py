@@ -238,14 +238,28 @@ class Features(Labels):
         rows = self.positions.any(-1).nonzero()[:, 0]
         if len(rows) == 0:
             return Terms(policy.zero)
+        features = self.features(policy, rows)
+        where = reference.pull(rows, features)
+        return self.entry.objective.function(features, *where, **self.entry.args.parameters)
+
+    def features(self, policy: Found, rows: Tensor) -> Tensor:
+        """Features of rows of the batch, ``[r] -> [r, F]``."""
         features = []
         for row in rows.tolist():
             where = self.positions[row]
             mean, sd = policy.moments[row, where].unbind(-1)
             features.append(token_features(policy.logp[row, where], mean, sd))
-        of_rows = torch.stack(features)
-        where = reference.pull(rows, of_rows)
-        return self.entry.objective.function(of_rows, *where, **self.entry.args.parameters)
+        return torch.stack(features)
+
+
+class Means(Features):
+    """As `Features`, of each row the mean of its hidden states at every layer."""
+
+    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
+        return Needs(means=self.positions)
+
+    def features(self, policy: Found, rows: Tensor) -> Tensor:
+        return policy.means[rows]
 
 
 VIEWS: dict[str, type[View]] = {
@@ -254,6 +268,7 @@ VIEWS: dict[str, type[View]] = {
     "distributions": Distributions,
     "hidden": Hidden,
     "features": Features,
+    "means": Means,
 }
 
 
@@ -281,16 +296,18 @@ def together(needs: Iterable[Needs]) -> Needs:
     labels: Tensor | None = None
     logged: Tensor | None = None
     moments: Tensor | None = None
+    means: Tensor | None = None
     states: dict[Layer, Tensor] = {}
     valuations: tuple[Valuation, ...] = ()
     for one in needs:
         labels = _either(labels, one.labels)
         logged = _either(logged, one.logged)
         moments = _either(moments, one.moments)
+        means = _either(means, one.means)
         for layer, mask in one.states.items():
             states[layer] = _either(states.get(layer), mask)
         valuations += one.valuations
-    return Needs(labels, states, valuations, logged, moments)
+    return Needs(labels, states, valuations, logged, moments, means)
 
 
 def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 Unit = Literal["row", "token", "batch"]
-Sees = Literal["labels", "pairs", "distributions", "hidden", "features"]
+Sees = Literal["labels", "pairs", "distributions", "hidden", "features", "means"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ class Objective:
     picks: Callable[..., Tensor] | None = None
     parameters: dict[str, inspect.Parameter] = field(default_factory=dict)
 
+    @property
+    def crowd(self) -> bool:
+        """Whether it compares with held-out rows, in the place of a model."""
+        return self.sees in ("features", "means")
+
     def roles(self, side: str) -> tuple[str, ...]:
         """Roles of the rows it looks at as an objective of this side."""
         own = "alternative" if self.rows == "alternative" else side
@@ -118,7 +123,8 @@ def objective(
             the decoder layer that its parameter ``layer`` names, and one value per position;
             "features" - called once as ``f(features, centre, direction) -> Terms`` with the
             ``[row, feature]`` features of `axolotl_unlearn.metrics.learned`, and where those of
-            held-out rows lie.
+            held-out rows lie; "means" - the same with the mean of a row's hidden states at its
+            labels, of all layers one after the other, as its features.
         reference: Whether it needs the reference model.
         unit: What one value stands for, or a function of the parameters that says so.
         side: On which rows it makes sense.

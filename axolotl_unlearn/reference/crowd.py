@@ -3,6 +3,7 @@
 A linear membership attack on features of a text lives from the difference d of the two means in
 the features' own spread S: ``d' S^-1 d``, the squared Mahalanobis distance. The last features of
 all forget documents are kept, so that d is known at every step, and not that of a batch alone.
+Where features outnumber rows, S is their own variances alone.
 
 Shape letters: R rows, T time, N rows of a group, F features.
 """
@@ -27,12 +28,16 @@ Group = tuple[int, int]
 
 
 class Crowd:
-    """What an objective that sees "features" compares with, in the place of a model.
+    """What an objective that sees "features" or "means" compares with, in the place of a model.
+
+    Args:
+        correlated: Whether S is a covariance; else the variances, over the number of features.
 
     Before the first `look`, and in groups that it did not hold, nothing is drawn anywhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, correlated: bool = True) -> None:
+        self.correlated = correlated
         self.seen: dict[Group, dict[bytes, Tensor]] = {}
         self.centres: dict[Group, Tensor] = {}
         self.scale = self.inverse = torch.empty(0)
@@ -52,6 +57,8 @@ class Crowd:
         unseen = torch.cat([x - x.mean(0) for x in heldout.values()])
         spread = unseen.std(0, correction=0)
         self.scale = torch.where(spread > 1e-9, spread, torch.inf)
+        if not self.correlated:
+            return
         own = [torch.stack([*rows.values()]) for rows in self.seen.values()]
         apart = torch.cat([unseen, *(x - x.mean(0) for x in own)]) / self.scale
         covariance = apart.T @ apart / len(apart)
@@ -60,7 +67,9 @@ class Crowd:
     def direction(self, group: Group) -> Tensor:
         """``S^-1 d`` of a group, ``[F]``."""
         apart = torch.stack([*self.seen[group].values()]).mean(0) - self.centres[group]
-        return self.inverse @ (apart / self.scale) / self.scale
+        apart = apart / self.scale
+        drawn = self.inverse @ apart if self.correlated else apart / len(apart)
+        return drawn / self.scale
 
     def look_up(self, model: Any, unwrapped: Any, batch: dict[str, Tensor], needs: Any) -> Found:
         """Like that of a reference; its ``pull`` takes in the rows' features."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
@@ -22,15 +22,18 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import TrainerCallback
 
 from axolotl_unlearn.args import LevelArgs
 from axolotl_unlearn.data.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.engine.entries import Entry
+from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.needs import HEAD, Needs, label_positions
 from axolotl_unlearn.engine.views import rows_of
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.models import input_device
 from axolotl_unlearn.evaluation.scorer import Query, score_queries
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.learned import learned_attack, text_features, token_features
@@ -53,6 +56,8 @@ LOG = logging.getLogger(__name__)
 RETAIN_ROWS = 200
 #: Rows of a side that the learned attack sees at a watch, at most.
 LEARNED_ROWS = 1000
+#: Rows in a forward that takes their hidden states.
+STATE_ROWS = 16
 #: Attacks that see nothing but label log-probs, which is all that is known of the level.
 OF_LABELS = ("loss", "zlib", "min_k_20")
 #: Columns that a row is known by, and those by which a reference is asked.
@@ -227,7 +232,7 @@ def level_callback(
     order_only: bool = False,
     instead: Sequence[tuple[Entry, Any]] = (),
     kept_by: Sequence[tuple[Entry, Any]] = (),
-    crowd: Crowd | None = None,
+    crowds: Mapping[str, Crowd] | None = None,
 ) -> LevelCallback:
     """The callback of a run; ``teacher`` has been asked about all rows.
 
@@ -235,7 +240,8 @@ def level_callback(
         instead: Entries that teach what is said instead of a label (`nckd`), and their references.
         kept_by: Entries that hold retained rows to another model than the start (a start in weight
             space), and their references.
-        crowd: What `alike` compares with, if there is an entry of it.
+        crowds: What `alike` ("features") and `alike_states` ("means") compare with, if there are
+            entries of them.
     """
     roles = np.asarray(rows["role"][:])
     forget = [rows[int(i)] for i in np.flatnonzero(roles == ROLES["forget"])]
@@ -261,7 +267,7 @@ def level_callback(
         certainty=args.certainty,
         order_only=order_only,
         rest=[_rest(row, instead) for row in unseen] if args.certainty else None,
-        crowd=crowd,
+        crowds=crowds,
     )
 
 
@@ -291,6 +297,24 @@ def _features(facts: TokenFacts) -> Tensor:
     return token_features(*(torch.as_tensor(x) for x in (facts.logp, facts.mean, facts.sd)))
 
 
+@torch.no_grad()
+def mean_states(model: nn.Module, rows: Sequence[dict[str, Any]]) -> list[Tensor]:
+    """Mean hidden states of each row at its labels, of all layers one after the other, ``[S]``."""
+    device = input_device(model)
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
+    found: dict[int, Tensor] = {}
+    for chosen in (order[i : i + STATE_ROWS] for i in range(0, len(order), STATE_ROWS)):
+        batch = {
+            name: pad_sequence(
+                [torch.as_tensor(rows[i][name]) for i in chosen], True, IGNORE * (name == "labels")
+            ).to(device)
+            for name in KEYED
+        }
+        means = observe(model, batch, Needs(means=label_positions(batch))).means
+        found |= zip(chosen, means.double().cpu(), strict=True)
+    return [found[i] for i in range(len(rows))]
+
+
 def _kept(
     rows: Sequence[dict[str, Any]], entries: Sequence[tuple[Entry, Any]]
 ) -> tuple[float, float] | tuple[()]:
@@ -312,7 +336,7 @@ class LevelCallback(TrainerCallback):
         teacher: Label log-probs of the teacher, for ``(forget, heldout)``.
         level: What `Levelled` reads.
         every: Steps between two watches.
-        settle: Share of the steps before targets are corrected, the crowd is shown anything and
+        settle: Share of the steps before targets are corrected, crowds are shown anything and
             the run may end.
         stopping: The rule; None trains to the last step and keeps it.
         out: Folder for ``level.json``, what was seen at each look.
@@ -322,7 +346,7 @@ class LevelCallback(TrainerCallback):
         certainty: Also bring the entropy of forget rows to that of held-out ones.
         rest: For each held-out row what the reference is unsure of besides the label (`_rest`):
             the temperature begins where that is as much as the policy is. Else it begins at 1.
-        crowd: Gets the features of all judged rows at each such look.
+        crowds: Get the features of all judged rows at each such look.
         order_only: The teacher is the starting model, which knows the forget rows (or their twins'
             unchanged words): it tells which tokens are harder than others, and no level.
     """
@@ -345,9 +369,9 @@ class LevelCallback(TrainerCallback):
         certainty: bool = False,
         order_only: bool = False,
         rest: Sequence[Tensor | None] | None = None,
-        crowd: Crowd | None = None,
+        crowds: Mapping[str, Crowd] | None = None,
     ) -> None:
-        self.crowd = crowd
+        self.crowds = crowds or {}
         self.certainty, self.order_only, self.rest = certainty, order_only, rest
         self.per_document, self.minutes, self.began = per_document, minutes, 0.0
         self.forget, self.heldout, self.retain, self.teacher = forget, heldout, retain, teacher
@@ -400,17 +424,24 @@ class LevelCallback(TrainerCallback):
         if max(map(abs, gaps)) <= 2 * NEAR:
             self.level.sharpen(*(float(np.concatenate(side).mean()) for side in sides))
 
-    def gather(self, forget: Sequence[TokenFacts], heldout: Sequence[TokenFacts]) -> None:
-        """Show the crowd how all judged rows stand."""
-        seen, unseen = (
-            rows.by_group([_features(one) for one in facts])
-            for rows, facts in ((self.forget, forget), (self.heldout, heldout))
-        )
+    def gather(
+        self, model: nn.Module, forget: Sequence[TokenFacts], heldout: Sequence[TokenFacts]
+    ) -> None:
+        """Show each crowd how all judged rows stand."""
         keys = self.forget.by_group(self.forget.keys)
-        self.crowd.look(
-            {group: dict(zip(keys[group], seen[group], strict=True)) for group in self.judged},
-            {group: torch.stack(unseen[group]) for group in self.judged},
-        )
+        for what, crowd in self.crowds.items():
+            seen, unseen = (
+                rows.by_group(
+                    [_features(one) for one in facts]
+                    if what == "features"
+                    else mean_states(model, rows.rows)
+                )
+                for rows, facts in ((self.forget, forget), (self.heldout, heldout))
+            )
+            crowd.look(
+                {group: dict(zip(keys[group], seen[group], strict=True)) for group in self.judged},
+                {group: torch.stack(unseen[group]) for group in self.judged},
+            )
 
     def expected(self) -> dict[str, float]:
         """AUC of each attack if every document were at its level: .5 only on average.
@@ -438,8 +469,7 @@ class LevelCallback(TrainerCallback):
             )
             if self.certainty:
                 self.sharpen(forget, heldout)
-            if self.crowd is not None:
-                self.gather(forget, heldout)
+            self.gather(model, forget, heldout)
         if self.stopping is None:
             return False, False
         known = (None, None) if self.order_only else self.teacher

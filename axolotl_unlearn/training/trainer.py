@@ -92,8 +92,8 @@ class UnlearnTrainer(GradientSteps):
         self.level = self._make_level()
         self.heldout: Dataset | None = None
         self._levelled: dict[tuple[int, str], Levelled | Sharpened] = {}
-        sees = {OBJECTIVES[entry.objective].sees for _, entry in self.unlearn_args.entries()}
-        self.crowd = Crowd() if "features" in sees else None
+        used = (OBJECTIVES[entry.objective] for _, entry in self.unlearn_args.entries())
+        self.crowds = {one.sees: Crowd(one.sees == "features") for one in used if one.crowd}
         self.surgery = (
             Surgery(
                 self.unlearn_args.surgery,
@@ -311,8 +311,8 @@ class UnlearnTrainer(GradientSteps):
         return Level(self.unlearn_args.level.gain)
 
     def _reference_of(self, entry: Entry) -> Reference | Levelled | Sharpened | Crowd | None:
-        if entry.objective.sees == "features":
-            return self.crowd
+        if entry.objective.crowd:
+            return self.crowds[entry.objective.sees]
         if self._source(entry) is None:
             return None
         reference, name = self.references[self._source(entry)], entry.objective.name
@@ -347,7 +347,7 @@ class UnlearnTrainer(GradientSteps):
                 order_only=not source.is_teacher,
                 instead=[pair for pair in by_teachers if pair[0].objective.name == "nckd"],
                 kept_by=[pair for pair in by_teachers if pair[0].side == "retain"],
-                crowd=self.crowd,
+                crowds=self.crowds,
             )
         )
 
