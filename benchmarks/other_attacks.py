@@ -1,17 +1,19 @@
-"""Attacks that `match` was not trained against, on finished seeds of `make never-seen`.
+"""Other attacks on finished seeds of `make never-seen`; against most of them nothing was trained.
 
-    python -m benchmarks.other_attacks out/ns-214 out/ns-215   # > docs/data/never-seen-other.json
+    python -m benchmarks.other_attacks out/ns-217 out/ns-218   # > docs/data/never-seen-other.json
 
-All are told which texts are members, apart from the fifth that they judge: a random forest on the
-features that `alike` draws together (it need not be linear), a logistic probe of the mean hidden
-state of each layer (no objective looks there), and beside them the ridge regression of
-`axolotl unlearn eval` on the same features, which is what `alike` works against.
+All are told which texts are members, apart from the fifth that they judge. Two are what objectives
+of the recipe work against: the ridge regression of `axolotl unlearn eval` on a text's features
+(`alike`), and a logistic probe of the mean hidden state of each layer (`alike_states`). No
+objective looks at the rest: random forests on either, which need not be linear, and probes of the
+last token's hidden states and of how the states spread over a text's tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +37,33 @@ from axolotl_unlearn.store import versions
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ("retrained", "teacher", "match")
-#: Its penalty is the strong one that a thousand features of 240 texts ask for.
-ATTACKS = {
-    "ridge": ("ridge", lambda: make_pipeline(StandardScaler(), Ridge(100.0))),
-    "forest": (
-        "random forest, same features",
-        lambda: RandomForestClassifier(300, min_samples_leaf=3, random_state=0),
-    ),
-    "probe": (
-        "probe of the hidden states",
-        lambda: make_pipeline(StandardScaler(), LogisticRegression(C=1e-3, max_iter=500)),
-    ),
-}
 DIVISIONS = 3
 
 Sides = tuple[NDArray, NDArray]
+
+
+def ridge() -> Any:
+    return make_pipeline(StandardScaler(), Ridge(100.0))
+
+
+def forest() -> Any:
+    return RandomForestClassifier(300, min_samples_leaf=3, random_state=0)
+
+
+def probe() -> Any:
+    """Its penalty is the strong one that a thousand features of 240 texts ask for."""
+    return make_pipeline(StandardScaler(), LogisticRegression(C=1e-3, max_iter=500))
+
+
+#: Title, what it sees of a text, and how it is made.
+ATTACKS: dict[str, tuple[str, str, Callable[[], Any]]] = {
+    "ridge": ("ridge, token scores (`alike`)", "features", ridge),
+    "probe": ("probe, mean hidden states (`alike_states`)", "mean", probe),
+    "forest": ("random forest, token scores", "features", forest),
+    "forest_states": ("random forest, mean hidden states", "mean", forest),
+    "last": ("probe, the last token's hidden states", "last", probe),
+    "spread": ("probe, spread of the hidden states", "spread", probe),
+}
 
 
 def out_of_fold(attack: str, members: NDArray, nonmembers: NDArray) -> Sides:
@@ -57,7 +71,7 @@ def out_of_fold(attack: str, members: NDArray, nonmembers: NDArray) -> Sides:
     that was not told of its fifth; means over several divisions."""
     features = np.concatenate([members, nonmembers])
     member = np.repeat([1, 0], [len(members), len(nonmembers)])
-    make = ATTACKS[attack][1]
+    make = ATTACKS[attack][2]
     how = "predict" if attack == "ridge" else "predict_proba"
     folds = [StratifiedKFold(5, shuffle=True, random_state=i) for i in range(DIVISIONS)]
     scores = [cross_val_predict(make(), features, member, cv=cv, method=how) for cv in folds]
@@ -67,14 +81,18 @@ def out_of_fold(attack: str, members: NDArray, nonmembers: NDArray) -> Sides:
 
 
 @torch.inference_mode()
-def mean_states(model: Any, tokenizer: Any, texts: list[str]) -> NDArray:
-    """Mean hidden state of each text after each layer, ``[N, layers * hidden]``."""
-    rows = []
+def text_states(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, NDArray]:
+    """Hidden states of each text after each layer, ``[N, layers * hidden]``: their mean and
+    standard deviation over its tokens, and those of its last token."""
+    found: dict[str, list[NDArray]] = {"mean": [], "spread": [], "last": []}
     for text in texts:
         ids = torch.tensor([tokenizer(text)["input_ids"]])
-        states = model(input_ids=ids, output_hidden_states=True).hidden_states[1:]
-        rows.append(torch.cat([state[0].mean(0) for state in states]).float().numpy())
-    return np.array(rows)
+        layers = model(input_ids=ids, output_hidden_states=True).hidden_states[1:]
+        states = torch.cat([layer[0] for layer in layers], -1).float().numpy()
+        found["mean"].append(states.mean(0))
+        found["spread"].append(states.std(0))
+        found["last"].append(states[-1])
+    return {what: np.array(rows) for what, rows in found.items()}
 
 
 def measured(folder: Path) -> dict[str, dict[str, Any]]:
@@ -89,10 +107,13 @@ def measured(folder: Path) -> dict[str, dict[str, Any]]:
         tokenizer = load_tokenizer(spec)
         model = load_model(spec, dtype=torch.float32, device="cpu").eval()
         facts = [score_texts(model, tokenizer, texts) for texts in sides]
-        known = [np.array([text_features(f) for f in one]) for one in facts]
-        states = [mean_states(model, tokenizer, texts) for texts in sides]
-        for attack in ATTACKS:
-            scores[attack][name] = out_of_fold(attack, *(states if attack == "probe" else known))
+        known = [
+            {"features": np.array([text_features(f) for f in one])}
+            | text_states(model, tokenizer, texts)
+            for one, texts in zip(facts, sides, strict=True)
+        ]
+        for attack, (_, what, _) in ATTACKS.items():
+            scores[attack][name] = out_of_fold(attack, *(one[what] for one in known))
     return {
         attack: {
             name: {"auc": round(float(auc(*found)), 4)}
@@ -112,7 +133,7 @@ def gap(found: Sides, retrained: Sides) -> dict[str, Any]:
 def tables(seeds: dict[str, Any]) -> dict[str, Any]:
     """The table of docs/never-seen.md: means over seeds, and each seed's difference."""
     rows = []
-    for attack, (title, _) in ATTACKS.items():
+    for attack, (title, *_) in ATTACKS.items():
         of = [found[attack] for found in seeds.values()]
         means = [np.mean([one[name]["auc"] for one in of]) for name in MODELS]
         gaps = [one["match"]["from_retrained"] for one in of]

@@ -223,6 +223,25 @@ def test_the_example_watches_its_level_and_keeps_the_best_state(life, matched, l
     assert (out / ("adapter_model.safetensors" if lora else "model.safetensors")).is_file()
 
 
+def test_what_the_retained_texts_lose_is_not_thinned_by_rows_that_are_only_held(life, matched):
+    """The watched loss is that of the rows that an `nll` entry trains, by plain forwards: replay
+    rows, which `kl` alone holds, are many and never known by heart."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from axolotl_unlearn.data.strategy import load_strategy
+    from axolotl_unlearn.training.level import Watched
+
+    report = json.loads((matched / "level.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(life / "original")
+    config = DictDefault(example(life, "unused"))
+    path = {"path": str(life / "data/retain.jsonl")}
+    rows = load_strategy("retain", tokenizer, config, path).wrap_dataset(None)
+    model = AutoModelForCausalLM.from_pretrained(life / "original").eval()
+    facts = Watched(list(rows), tokenizer).score(model)
+    loss = -np.concatenate([one.logp for one in facts]).mean()
+    assert report["retained"]["loss"] == pytest.approx(loss, abs=1e-4)
+
+
 def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life, matched):
     """Started from another model: the loss and the share that are to be kept are those of the
     reference of both `kl` entries, as a run from that model sees them itself."""

@@ -102,12 +102,11 @@ def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
 
 def refuse_unmatched(matches: Sequence[Entry], rows: Dataset) -> None:
     """The level watches all forget rows, so `match` must be for all of them."""
-    batch = {name: torch.tensor(rows[name][:]) for name in ("role", "kind", "task")}
-    unseen = batch["role"] == ROLES["forget"]
-    for entry in matches:
-        unseen &= ~rows_of(entry, batch)
+    unseen = ~_meant_by(matches, rows) & (np.asarray(rows["role"][:]) == ROLES["forget"])
     if unseen.any():
-        groups = zip(batch["kind"][unseen].tolist(), batch["task"][unseen].tolist(), strict=True)
+        groups = zip(
+            *(np.asarray(rows[n][:])[unseen].tolist() for n in ("kind", "task")), strict=True
+        )
         raise UnlearnError(
             "`unlearn.level` watches all forget rows, but no `match` entry is for "
             f"{_named(groups)}: add one for them, or forget them in a run of their own."
@@ -232,6 +231,7 @@ def level_callback(
     order_only: bool = False,
     instead: Sequence[tuple[Entry, Any]] = (),
     kept_by: Sequence[tuple[Entry, Any]] = (),
+    trained: Sequence[Entry] = (),
     crowds: Mapping[str, Crowd] | None = None,
 ) -> LevelCallback:
     """The callback of a run; ``teacher`` has been asked about all rows.
@@ -240,12 +240,15 @@ def level_callback(
         instead: Entries that teach what is said instead of a label (`nckd`), and their references.
         kept_by: Entries that hold retained rows to another model than the start (a start in weight
             space), and their references.
+        trained: Entries that train retained rows word by word (`nll`). What these rows lose is
+            watched, not diluted by others that are only held; all retained rows if there are none.
         crowds: What `alike` ("features") and `alike_states` ("means") compare with, if there are
             entries of them.
     """
     roles = np.asarray(rows["role"][:])
     forget = [rows[int(i)] for i in np.flatnonzero(roles == ROLES["forget"])]
-    retain = np.flatnonzero(roles == ROLES["retain"])
+    retain = _meant_by(trained, rows)
+    retain = np.flatnonzero(retain if retain.any() else roles == ROLES["retain"])
     step = max(1, len(retain) // RETAIN_ROWS)
     unseen = [heldout[i] for i in range(len(heldout))]
     kept = [rows[int(i)] for i in retain[::step]]
@@ -295,6 +298,15 @@ def _rest(row: dict[str, Any], entries: Sequence[tuple[Entry, Any]]) -> Tensor |
 
 def _features(facts: TokenFacts) -> Tensor:
     return token_features(*(torch.as_tensor(x) for x in (facts.logp, facts.mean, facts.sd)))
+
+
+def _meant_by(entries: Sequence[Entry], rows: Dataset) -> np.ndarray:
+    """Rows that any of the entries is for, ``[R]`` bool."""
+    batch = {name: torch.tensor(rows[name][:]) for name in ("role", "kind", "task")}
+    found = torch.zeros(len(rows), dtype=torch.bool)
+    for entry in entries:
+        found |= rows_of(entry, batch)
+    return found.numpy()
 
 
 @torch.no_grad()

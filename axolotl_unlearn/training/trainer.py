@@ -347,6 +347,9 @@ class UnlearnTrainer(GradientSteps):
                 order_only=not source.is_teacher,
                 instead=[pair for pair in by_teachers if pair[0].objective.name == "nckd"],
                 kept_by=[pair for pair in by_teachers if pair[0].side == "retain"],
+                trained=[
+                    e for e in self.entries if (e.side, e.objective.name) == ("retain", "nll")
+                ],
                 crowds=self.crowds,
             )
         )
