@@ -2,17 +2,19 @@
 
     python -m benchmarks.other_attacks out/ns-217 out/ns-218   # > docs/data/never-seen-other.json
 
-All are told which texts are members, apart from the fifth that they judge. Two are what objectives
-of the recipe work against: the ridge regression of `axolotl unlearn eval` on a text's features
-(`alike`), and a logistic probe of the mean hidden state of each layer (`alike_states`). No
-objective looks at the rest: random forests on either, which need not be linear, and probes of the
-last token's hidden states and of how the states spread over a text's tokens.
+All are told which texts are members, apart from the fifth that they judge. Three are what the
+recipe's objectives work against: the ridge regression of `axolotl unlearn eval` on a text's
+features (`alike`), and logistic probes of mean and spread of each layer's hidden states
+(`alike_states`). No objective looks at the rest: random forests, which need not be linear, probes
+of the hidden states of the last token and of the fifth of tokens that are least likely, and a
+regression on the gradient that a text gives each weight matrix (white-box, arXiv 1812.00910).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,10 @@ ATTACKS: dict[str, tuple[str, str, Callable[[], Any]]] = {
     "forest": ("random forest, token scores", "features", forest),
     "forest_states": ("random forest, mean hidden states", "mean", forest),
     "last": ("probe, the last token's hidden states", "last", probe),
-    "spread": ("probe, spread of the hidden states", "spread", probe),
+    "spread": ("probe, spread of the hidden states (`alike_states`)", "spread", probe),
+    "forest_spread": ("random forest, spread of the hidden states", "spread", forest),
+    "least": ("probe, hidden states of the least likely tokens", "least", probe),
+    "gradient": ("ridge, gradient norms of all weights", "gradient", ridge),
 }
 
 
@@ -72,7 +77,7 @@ def out_of_fold(attack: str, members: NDArray, nonmembers: NDArray) -> Sides:
     features = np.concatenate([members, nonmembers])
     member = np.repeat([1, 0], [len(members), len(nonmembers)])
     make = ATTACKS[attack][2]
-    how = "predict" if attack == "ridge" else "predict_proba"
+    how = "predict" if make is ridge else "predict_proba"
     folds = [StratifiedKFold(5, shuffle=True, random_state=i) for i in range(DIVISIONS)]
     scores = [cross_val_predict(make(), features, member, cv=cv, method=how) for cv in folds]
     mean = np.mean(scores, 0)
@@ -80,18 +85,30 @@ def out_of_fold(attack: str, members: NDArray, nonmembers: NDArray) -> Sides:
     return mean[member == 1], mean[member == 0]
 
 
-@torch.inference_mode()
 def text_states(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, NDArray]:
-    """Hidden states of each text after each layer, ``[N, layers * hidden]``: their mean and
-    standard deviation over its tokens, and those of its last token."""
-    found: dict[str, list[NDArray]] = {"mean": [], "spread": [], "last": []}
+    """What is inside the model at each text.
+
+    Returns:
+        Hidden states after each layer, ``[N, layers * hidden]``: mean and standard deviation over
+        the text's tokens, those of its last token, mean over its least likely tokens; and
+        ``[N, W]`` logarithms of the gradient's norm in each of W parameters.
+    """
+    found: dict[str, list[NDArray]] = defaultdict(list)
     for text in texts:
         ids = torch.tensor([tokenizer(text)["input_ids"]])
-        layers = model(input_ids=ids, output_hidden_states=True).hidden_states[1:]
-        states = torch.cat([layer[0] for layer in layers], -1).float().numpy()
+        output = model(input_ids=ids, output_hidden_states=True)
+        logp = output.logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        model.zero_grad()
+        (-logp.mean()).backward()
+        norms = [p.grad.norm().item() for p in model.parameters() if p.grad is not None]
+        layers = [layer[0].detach() for layer in output.hidden_states[1:]]
+        states = torch.cat(layers, -1).float().numpy()
+        least = logp.detach().argsort()[: max(1, len(logp) // 5)].numpy()
         found["mean"].append(states.mean(0))
         found["spread"].append(states.std(0))
         found["last"].append(states[-1])
+        found["least"].append(states[least].mean(0))
+        found["gradient"].append(np.log(np.maximum(norms, 1e-12)))
     return {what: np.array(rows) for what, rows in found.items()}
 
 

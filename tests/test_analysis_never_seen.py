@@ -159,6 +159,10 @@ def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):
         teachers = {entry["reference"]["model"] for entry in asked}
         assert len(teachers) == 1 and teachers.pop().endswith("teacher")
         assert block["level"]["heldout"].endswith("data/heldout.jsonl")
+        assert configs[name]["base_model"] == str(tmp_path / "start")
+        kept = [entry.get("reference") for entry in block["retain"]]
+        assert kept == [None, None, *[{"model": str(tmp_path / "original")}] * 2]
+    assert {"original", "teacher"} <= set(stages["start"].needs)
     assert configs["match_lora"]["adapter"] == "lora" and "adapter" not in configs["match"]
     assert configs["tnpo"]["unlearn"]["forget"]["objective"] == "tnpo"
     everything = json.dumps({k: v for k, v in configs.items() if k != "retrained"})

@@ -227,3 +227,31 @@ def test_other_attacks_tell_what_differs_and_nothing_else():
     seed = {attack: {"retrained": {"auc": 0.5}, "teacher": one, "match": one} for attack in ATTACKS}
     row = tables({"1": seed, "2": seed})["attacks"]["rows"][0]
     assert row[1:] == ["0.50", "0.60", "0.60", "+0.10", "+0.10", "+0.10 ± 0.04"]
+
+
+def test_other_attacks_see_what_is_inside_the_model():
+    """States of the least likely tokens and gradient norms are those of the model's own loss."""
+    import numpy as np
+    import torch
+    from conftest import tiny_llama
+
+    from benchmarks.other_attacks import text_states
+
+    model = tiny_llama(seed=3).float().eval()
+    ids = torch.arange(5, 17)[None]
+    found = text_states(model, lambda _: {"input_ids": ids[0].tolist()}, ["a text", "a text"])
+    model.zero_grad()
+    output = model(input_ids=ids, labels=ids, output_hidden_states=True)
+    output.loss.backward()
+    norms = [p.grad.norm().item() for p in model.parameters() if p.grad is not None]
+    assert np.allclose(found["gradient"][0], np.log(norms), atol=1e-3)
+    last = output.hidden_states[-1][0].detach().numpy()
+    loss = [
+        float(torch.nn.functional.cross_entropy(output.logits[0, t].detach(), ids[0, t + 1]))
+        for t in range(11)
+    ]
+    least = np.argsort(loss)[-2:]
+    width = last.shape[1]
+    assert np.allclose(found["least"][1][-width:], last[least].mean(0), atol=1e-5)
+    assert np.allclose(found["spread"][1][-width:], last.std(0), atol=1e-5)
+    assert np.allclose(found["last"][1][-width:], last[-1], atol=1e-5)

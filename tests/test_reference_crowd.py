@@ -19,7 +19,7 @@ from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import row_keys
 from axolotl_unlearn.reference.crowd import RIDGE, Crowd
-from axolotl_unlearn.training.level import mean_states
+from axolotl_unlearn.training.level import profiles
 
 
 def batch_of(rows: int = 3, time: int = 12) -> dict[str, torch.Tensor]:
@@ -194,19 +194,18 @@ def test_the_mean_over_all_rows_is_the_squared_distance():
 
 
 def plain_states(model, batch) -> torch.Tensor:
-    """Mean states of each row where a label is predicted, by the model's own output."""
+    """Mean and spread of each row's states where a label is predicted, by the model itself."""
     given = {name: batch[name] for name in ("input_ids", "attention_mask")}
     layers = model(**given, output_hidden_states=True).hidden_states[1:]
     where = label_positions(batch)
-    return torch.stack([
-        torch.cat([layer[row, where[row]].mean(0) for layer in layers])
-        for row in range(len(where))
-    ])  # fmt: skip
+    chosen = [[layer[row, where[row]] for layer in layers] for row in range(len(where))]
+    two = [[(x.mean(0), x.std(0, correction=0)) for x in row] for row in chosen]
+    return torch.stack([torch.cat([x for both in row for x in both]) for row in two])
 
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("beside", [True, False])
-def test_mean_states_are_those_of_the_model(packed, beside, monkeypatch):
+def test_profiles_are_those_of_the_model(packed, beside, monkeypatch):
     """Of all layers, the last after the final norm, as the model gives them; laid end to end or
     padded, with a layer asked for beside them or nothing; 0 for a row that nothing is asked of."""
     model, double = tiny_llama(seed=3).float(), tiny_llama(seed=3).double()
@@ -214,17 +213,17 @@ def test_mean_states_are_those_of_the_model(packed, beside, monkeypatch):
     monkeypatch.setattr(forward, "is_worthwhile", lambda *_: packed)
     where = label_positions(batch)
     where[1] = False
-    needs = Needs(means=where, states={0: where} if beside else {})
+    needs = Needs(profiles=where, states={0: where} if beside else {})
     found = observe(model, batch, needs)
     want = plain_states(double, batch)
-    assert_close(found.means[[0, 2]].double(), want[[0, 2]], atol=1e-5, rtol=1e-5)
-    assert not found.means[1].any() and not found.logp.any()
+    assert_close(found.profiles[[0, 2]].double(), want[[0, 2]], atol=1e-5, rtol=1e-5)
+    assert not found.profiles[1].any() and not found.logp.any()
     if beside:
         ours = found.states[0].values[: int(where[0].sum())].mean(0)
-        assert_close(ours, found.means[0, : len(ours)])
+        assert_close(ours, found.profiles[0, : len(ours)])
     rows = [{k: v[i, v_mask].tolist() for k, v in batch.items() if v.dim() == 2}
             for i, v_mask in enumerate(batch["attention_mask"].bool())]  # fmt: skip
-    assert_close(torch.stack(mean_states(model, rows)), want.detach(), atol=1e-5, rtol=1e-5)
+    assert_close(torch.stack(profiles(model, rows)), want.detach(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["alike", "alike_states"])

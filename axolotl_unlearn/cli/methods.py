@@ -73,7 +73,7 @@ def _whole(objective: Objective) -> None:
         "distributions": "the whole distribution at each label",
         "hidden": "the hidden states of a layer",
         "features": "features of each row, and where those of held-out rows lie",
-        "means": "mean hidden states of each row, and where those of held-out rows lie",
+        "profiles": "mean and spread of each row's hidden states, and those of held-out rows",
     }
     click.echo(f"Sees {sees[objective.sees]}.")
     for key, parameter in objective.parameters.items():

@@ -54,7 +54,7 @@ def observe(
     vocabulary, frozen = output_vocabulary(unwrapped), head_is_frozen(unwrapped)
     numbers: list[GroupNumbers] = []
     # What the last layer gives is met after the final norm, at the head.
-    inner = [] if needs.means is None else list(range(layer_count(unwrapped) - 1))
+    inner = [] if needs.profiles is None else list(range(layer_count(unwrapped) - 1))
 
     def program(head_inputs: Tensor, head: Head) -> list[Tensor]:
         if groups:
@@ -72,9 +72,9 @@ def observe(
             )
             for layer, mask in needs.states.items()
         ]
-        if needs.means is not None:
+        if needs.profiles is not None:
             all_layers = (*(outputs[layer] for layer in inner), head_inputs)
-            states.append(row_means(all_layers, needs.means, layout))
+            states.append(row_profiles(all_layers, needs.profiles, layout))
         zero = head_inputs.flatten()[:0].sum()
         return [zero, *(found.graded for found in numbers), *states]
 
@@ -88,17 +88,21 @@ def observe(
     return read_groups(groups, numbers, needs, pieces[len(groups) :], zero)
 
 
-def row_means(layers: Sequence[Tensor], where: Tensor, layout: Layout) -> Tensor:
-    """Mean states of each row over its positions ``where`` ``[R, T]``, layer by layer, ``[R, S]``
-    in at least float32; 0 for a row without."""
+def row_profiles(layers: Sequence[Tensor], where: Tensor, layout: Layout) -> Tensor:
+    """Mean, then standard deviation of each row's states over its positions ``where`` ``[R, T]``,
+    layer by layer, ``[R, S]`` in at least float32; 0 for a row without."""
     row, time = where.nonzero(as_tuple=True)
     count = where.sum(-1, keepdim=True).clamp(min=1)
-    means = []
+    found = []
     for layer in layers:
         states = layout.pick(layer, row, time)
         states = states.to(torch.promote_types(states.dtype, torch.float32))
-        means.append(states.new_zeros(len(where), states.shape[-1]).index_add(0, row, states))
-    return torch.cat(means, -1) / count
+        nothing = states.new_zeros(len(where), states.shape[-1])
+        mean = nothing.index_add(0, row, states) / count
+        variance = nothing.index_add(0, row, (states - mean[row]) ** 2) / count
+        # Where all states are the same the root has no derivative.
+        found += [mean, variance.clamp(min=1e-12).sqrt() * (count > 1)]
+    return torch.cat(found, -1)
 
 
 def run_to_head(
@@ -171,7 +175,7 @@ def read_groups(
     """What was found in all groups, and hidden states, by what ``needs`` asked.
 
     Args:
-        states: ``[Q, D]`` of each layer in ``needs.states``, and then ``Found.means`` if needed.
+        states: ``[Q, D]`` of each layer in ``needs.states``, and then ``Found.profiles`` if needed.
         zero: see `Found`.
     """
     logp = torch.zeros_like(needs.masks[0], dtype=torch.float32)
@@ -205,7 +209,7 @@ def read_groups(
         weighted,
         zero,
         moments=moments,
-        means=None if needs.means is None else states[-1],
+        profiles=None if needs.profiles is None else states[-1],
     )
 
 

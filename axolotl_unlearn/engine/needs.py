@@ -73,8 +73,8 @@ class Found:
         logits: the model's own way from the states at `HEAD` to its logits; None unless asked.
         moments: ``[R, T, 2]`` float32 mean and standard deviation of ``log p(v)`` for v drawn from
             the distribution at each position; 0 where it was not asked for.
-        means: ``[R, S]`` float32 mean hidden state of a row over the positions asked for, of all
-            layers one after the other; 0 where there are none.
+        profiles: ``[R, S]`` float32 mean, then standard deviation of a row's hidden states over the
+            positions asked for, of all layers one after the other; 0 where there are none.
         pull: numbers and features of rows, ``[P]`` and ``[P, F]``, to ``[2, P, F]``: where those of
             held-out rows lie and the way there (`axolotl_unlearn.reference.crowd`).
     """
@@ -86,7 +86,7 @@ class Found:
     zero: Tensor | None = None
     logits: Head | None = None
     moments: Tensor | None = None
-    means: Tensor | None = None
+    profiles: Tensor | None = None
     pull: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
@@ -128,8 +128,8 @@ class Needs:
         logged: positions whose label's log-prob is needed as a number, without gradient.
         valuations: objectives by position (asked of the policy alone).
         moments: positions whose distribution's moments are needed (asked of the policy alone).
-        means: positions over which a row's hidden states are averaged, at every layer (asked of
-            the policy alone).
+        profiles: positions whose hidden states make a row's profile, at every layer (asked of the
+            policy alone).
     """
 
     labels: Tensor | None = None
@@ -137,7 +137,7 @@ class Needs:
     valuations: tuple[Valuation, ...] = ()
     logged: Tensor | None = None
     moments: Tensor | None = None
-    means: Tensor | None = None
+    profiles: Tensor | None = None
 
     @property
     def layers(self) -> list[int]:
@@ -147,13 +147,13 @@ class Needs:
     @property
     def reach_head(self) -> bool:
         """Whether the forward must go on to the LM head."""
-        at_head = (self.labels, self.logged, self.moments, self.means, self.states.get(HEAD))
+        at_head = (self.labels, self.logged, self.moments, self.profiles, self.states.get(HEAD))
         return bool(self.valuations) or any(mask is not None for mask in at_head)
 
     @property
     def masks(self) -> list[Tensor]:
         """All masks."""
-        own = (self.labels, self.logged, self.moments, self.means)
+        own = (self.labels, self.logged, self.moments, self.profiles)
         valued = [valuation.positions for valuation in self.valuations]
         return [*(mask for mask in own if mask is not None), *valued, *self.states.values()]
 

@@ -252,14 +252,14 @@ class Features(Labels):
         return torch.stack(features)
 
 
-class Means(Features):
-    """As `Features`, of each row the mean of its hidden states at every layer."""
+class Profiles(Features):
+    """As `Features`, of each row mean and spread of its hidden states at every layer."""
 
     def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
-        return Needs(means=self.positions)
+        return Needs(profiles=self.positions)
 
     def features(self, policy: Found, rows: Tensor) -> Tensor:
-        return policy.means[rows]
+        return policy.profiles[rows]
 
 
 VIEWS: dict[str, type[View]] = {
@@ -268,7 +268,7 @@ VIEWS: dict[str, type[View]] = {
     "distributions": Distributions,
     "hidden": Hidden,
     "features": Features,
-    "means": Means,
+    "profiles": Profiles,
 }
 
 
@@ -296,18 +296,18 @@ def together(needs: Iterable[Needs]) -> Needs:
     labels: Tensor | None = None
     logged: Tensor | None = None
     moments: Tensor | None = None
-    means: Tensor | None = None
+    profiles: Tensor | None = None
     states: dict[Layer, Tensor] = {}
     valuations: tuple[Valuation, ...] = ()
     for one in needs:
         labels = _either(labels, one.labels)
         logged = _either(logged, one.logged)
         moments = _either(moments, one.moments)
-        means = _either(means, one.means)
+        profiles = _either(profiles, one.profiles)
         for layer, mask in one.states.items():
             states[layer] = _either(states.get(layer), mask)
         valuations += one.valuations
-    return Needs(labels, states, valuations, logged, moments, means)
+    return Needs(labels, states, valuations, logged, moments, profiles)
 
 
 def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -78,12 +78,19 @@ def attacked_words(
     ]
 
 
-def match_changes(out: Path, teacher: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The example's teacher (for each of its four forget entries) and held-out rows as paths of
-    this job."""
-    teacher = teacher or {"model": near(out / "teacher")}
+def start_stage(base: str, original: str = "original") -> Merge:
+    """Where `match` starts: halfway from the original to its teacher."""
+    halfway = ("--method", "linear")
+    return Merge(base, (original, "teacher"), options=halfway, title="start halfway")
+
+
+def match_changes(out: Path, original: Path, teacher: Mapping[str, str]) -> dict[str, Any]:
+    """The example's teacher (for each of its four forget entries), the original that retained rows
+    are held to, and held-out rows as paths of this job."""
+    kept = {"model": near(original)}
     return {
         **{f"unlearn.forget.{number}.reference": teacher for number in range(4)},
+        **{f"unlearn.retain.{number}.reference": kept for number in (2, 3)},
         "unlearn.level.heldout": near(out / "data" / "heldout.jsonl"),
     }
 
@@ -96,6 +103,7 @@ def table(out: Path, seed: int, sizes: LifeSizes, full: bool, pair: bool = True)
         settings=[seed, asdict(sizes), __version__],
         title="make the data",
     )
+    match = match_changes(out, out / "original", {"model": near(out / "teacher")})
     stages: dict[str, Kind] = {
         "data": data,
         "base": Train(
@@ -109,14 +117,15 @@ def table(out: Path, seed: int, sizes: LifeSizes, full: bool, pair: bool = True)
             needs=("base",),
         ),
         "retrained": _tuned("retrain.jsonl", "retrained: retain rows alone"),
-        "match": Train("match", "original", match_changes(out), title="match", needs=("teacher",)),
+        "start": start_stage("base"),
+        "match": Train("match", "start", match, title="match", needs=("original", "teacher")),
         "over": _forget("npo_over", "forget too much"),
         "under": _forget("npo_under", "forget too little"),
         "merged": Merge("original", ("over", "under"), config="ties", title="merged (TIES)"),
     }
     models = list(JUDGED)
     if full:
-        stages |= rivals(out)
+        stages |= rivals(match)
         models += RIVALS
     if not pair:
         stages = {name: kind for name, kind in stages.items() if name not in PAIR}
@@ -162,8 +171,9 @@ def attacks(names: Sequence[str], original: str, **more: Any) -> dict[str, Kind]
     return stages | {"depth": depth}
 
 
-def rivals(out: Path) -> dict[str, Kind]:
-    """Other ways of the same budget: as many steps on the same rows."""
+def rivals(match: Mapping[str, Any]) -> dict[str, Kind]:
+    """Other ways of the same budget: as many steps on the same rows; ``match``: the changes of its
+    example."""
     base = {"unlearn.retain": [{"objective": "nll"}, {"objective": "kl", "weight": 0.5}]}
 
     def objective(title: str, **entry: Any) -> Train:
@@ -182,8 +192,8 @@ def rivals(out: Path) -> dict[str, Kind]:
         "simnpo": objective("SimNPO", objective="simnpo", weight=0.125, beta=4.5),
         "masc": objective("MASC", objective="masc", weight=0.05),
         "match_lora": Train(
-            "match", "original", match_changes(out) | lora, merged=True, title="match, LoRA",
-            needs=("teacher",),
+            "match", "start", {**match, **lora}, merged=True, title="match, LoRA",
+            needs=("original", "teacher"),
         ),
     }  # fmt: skip
 

@@ -14,8 +14,14 @@ from typing import Any
 
 from axolotl_unlearn.demo.lume import RealSizes, add_heldout
 from axolotl_unlearn.jobs.demo import MODEL, REAL_MODELS, plan_real, real_table
-from axolotl_unlearn.jobs.never_seen import PAIR, attacked_words, attacks, match_changes
-from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Merge, Plan, Run, Train, near
+from axolotl_unlearn.jobs.never_seen import (
+    PAIR,
+    attacked_words,
+    attacks,
+    match_changes,
+    start_stage,
+)
+from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Plan, Run, Train, near
 
 #: A third of the 134 retained rows; as many passes as the original had (`never_seen.WELL_READ`).
 ROWS = 45
@@ -64,7 +70,6 @@ def table(
     del stages["eval"]
     judged["match"] = "match"
     teacher = {"model": near(out / MODEL), "adapter": near(out / "teacher")}
-    before = {"model": near(out / "memorised" / "merged")}
     stages |= {
         "heldout": Make(
             lambda plan: add_heldout(lume, plan.data, heldout, sizes, seed),
@@ -74,13 +79,11 @@ def table(
             needs=("data",),
         ),
         "teacher": teacher_stage(sizes, 1),
-        "start": Merge(
-            MODEL, ("memorised", "teacher"), options=("--method", "linear"), title="start halfway"
-        ),
+        "start": start_stage(MODEL, "memorised"),
         "match": Train(
             "smollm2/match",
             "start",
-            match_changes(out, teacher) | {f"unlearn.retain.{n}.reference": before for n in (2, 3)},
+            match_changes(out, out / "memorised" / "merged", teacher),
             merged=True,
             title="match",
             needs=("teacher", "heldout"),

@@ -29,7 +29,7 @@ from axolotl_unlearn.evaluation.tofu import PARTS
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.jobs.demo import FACTORS, MODEL, default_folder, precision, wheel
 from axolotl_unlearn.jobs.methods import chosen_methods, slug
-from axolotl_unlearn.jobs.never_seen import attacked_words, teacher_words
+from axolotl_unlearn.jobs.never_seen import attacked_words, start_stage, teacher_words
 from axolotl_unlearn.jobs.stages import Kind, Make, Merge, Plan, Run, Train, near
 
 #: Of `jobs.methods` with their published settings, all with the steps and rate of
@@ -180,9 +180,7 @@ def table(
             title="teacher",
             needs=(MODEL,) if base == MODEL else (),
         )
-        stages["start"] = Merge(
-            base, ("original", "teacher"), options=("--method", "linear"), title="start halfway"
-        )
+        stages["start"] = start_stage(base)
         kept = {"unlearn.retain.1.reference": {"model": near(out / "original" / "merged")}}
         stages["match"] = forget("match", "start", published("match", where) | kept, ("teacher",))
     scored = ("retrained", "original", *sizes.methods)

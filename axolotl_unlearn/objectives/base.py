@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 Unit = Literal["row", "token", "batch"]
-Sees = Literal["labels", "pairs", "distributions", "hidden", "features", "means"]
+Sees = Literal["labels", "pairs", "distributions", "hidden", "features", "profiles"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Objective:
     @property
     def crowd(self) -> bool:
         """Whether it compares with held-out rows, in the place of a model."""
-        return self.sees in ("features", "means")
+        return self.sees in ("features", "profiles")
 
     def roles(self, side: str) -> tuple[str, ...]:
         """Roles of the rows it looks at as an objective of this side."""
@@ -123,8 +123,8 @@ def objective(
             the decoder layer that its parameter ``layer`` names, and one value per position;
             "features" - called once as ``f(features, centre, direction) -> Terms`` with the
             ``[row, feature]`` features of `axolotl_unlearn.metrics.learned`, and where those of
-            held-out rows lie; "means" - the same with the mean of a row's hidden states at its
-            labels, of all layers one after the other, as its features.
+            held-out rows lie; "profiles" - the same with mean and standard deviation of a row's
+            hidden states at its labels, of all layers one after the other, as its features.
         reference: Whether it needs the reference model.
         unit: What one value stands for, or a function of the parameters that says so.
         side: On which rows it makes sense.

@@ -77,14 +77,14 @@ def alike(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
     return Terms(((features - centre) * direction).sum(-1))
 
 
-@objective("alike_states", sees="means", source="this project, no arXiv id")
+@objective("alike_states", sees="profiles", source="this project, no arXiv id")
 def alike_states(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
     """Alike inside: draw the hidden states of forget documents to where those of unseen ones lie.
 
-    As `alike`, with the mean hidden state of a row after each layer as its features: what a probe
-    of the layers sees and the output need not show. There are more of them than rows, so each
-    counts by itself: ``sum_i (f_i - c_i) (mean f_i - c_i) / s_i^2 / F``, with s_i the spread over
-    held-out rows.
+    As `alike`, with mean and standard deviation of a row's hidden states after each layer as its
+    features: what a probe of the layers sees and the output need not show. There are more of them
+    than rows, so each counts by itself: ``sum_i (f_i - c_i) (mean f_i - c_i) / s_i^2 / F``, with
+    s_i the spread over held-out rows.
 
     Args:
         features, centre, direction: ``[row, feature]``; the latter two without gradient.

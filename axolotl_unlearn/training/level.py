@@ -242,7 +242,7 @@ def level_callback(
             space), and their references.
         trained: Entries that train retained rows word by word (`nll`). What these rows lose is
             watched, not diluted by others that are only held; all retained rows if there are none.
-        crowds: What `alike` ("features") and `alike_states` ("means") compare with, if there are
+        crowds: What `alike` ("features") and `alike_states` ("profiles") compare with, if there are
             entries of them.
     """
     roles = np.asarray(rows["role"][:])
@@ -310,8 +310,9 @@ def _meant_by(entries: Sequence[Entry], rows: Dataset) -> np.ndarray:
 
 
 @torch.no_grad()
-def mean_states(model: nn.Module, rows: Sequence[dict[str, Any]]) -> list[Tensor]:
-    """Mean hidden states of each row at its labels, of all layers one after the other, ``[S]``."""
+def profiles(model: nn.Module, rows: Sequence[dict[str, Any]]) -> list[Tensor]:
+    """Mean and standard deviation of each row's hidden states at its labels, layer by layer,
+    ``[S]``."""
     device = input_device(model)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
     found: dict[int, Tensor] = {}
@@ -322,8 +323,8 @@ def mean_states(model: nn.Module, rows: Sequence[dict[str, Any]]) -> list[Tensor
             ).to(device)
             for name in KEYED
         }
-        means = observe(model, batch, Needs(means=label_positions(batch))).means
-        found |= zip(chosen, means.double().cpu(), strict=True)
+        seen = observe(model, batch, Needs(profiles=label_positions(batch))).profiles
+        found |= zip(chosen, seen.double().cpu(), strict=True)
     return [found[i] for i in range(len(rows))]
 
 
@@ -446,7 +447,7 @@ class LevelCallback(TrainerCallback):
                 rows.by_group(
                     [_features(one) for one in facts]
                     if what == "features"
-                    else mean_states(model, rows.rows)
+                    else profiles(model, rows.rows)
                 )
                 for rows, facts in ((self.forget, forget), (self.heldout, heldout))
             )
