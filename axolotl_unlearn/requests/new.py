@@ -364,7 +364,7 @@ def forget_config(
     out: Path,
     options: Options,
 ) -> dict[str, Any]:
-    """The recipe of examples/match.yml on the request's rows, from the model as it stands.
+    """`match` and `nckd` on the request's rows, from the model as it stands.
 
     At half the learning rate of the fine-tuning: at the whole of it retained answers were lost.
     """
