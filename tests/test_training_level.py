@@ -12,6 +12,8 @@ import pytest
 import torch
 import yaml
 from axolotl.utils.dict import DictDefault
+from conftest import count
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from axolotl_unlearn.metrics.memorisation import TokenFacts
@@ -265,7 +267,6 @@ def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life
 def test_alike_draws_from_the_first_look_after_the_settling(life, objective):
     """Nothing is drawn before that look, so a run that never comes to it ends at the very weights
     of the run without the entry; one that looks at every second step does not."""
-    from safetensors.torch import load_file
 
     def weights(name, alike, **level):
         config = example(life, name, **OFTEN | level)
@@ -281,6 +282,36 @@ def test_alike_draws_from_the_first_look_after_the_settling(life, objective):
     assert same(weights("plain", False, **late), weights("late", True, **late))
     early = {"settle": 0.0, "stop": False}
     assert not same(weights("corrected", False, **early), weights("drawn", True, **early))
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_killed_between_two_looks_it_goes_on_as_if_nothing_had_happened(life, monkeypatch, rank):
+    """Killed before step 6 of 8, looked at every two: the run that goes on has the start, the
+    targets, the temperature, what `alike` knows and the best state of the whole run."""
+    from axolotl_unlearn.training.trainer import UnlearnTrainer
+
+    lora = {"adapter": "lora", "lora_r": rank, "lora_alpha": 4, "lora_target_linear": True}
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 8} | (lora if rank else {})
+    name = f"{rank}"
+    whole = train(life, example(life, f"whole-{name}", **OFTEN) | saving)
+    real = UnlearnTrainer.training_step
+
+    def dying(self, *args, **options):
+        if self.state.global_step == 5:
+            raise KeyboardInterrupt
+        return real(self, *args, **options)
+
+    killed = example(life, f"killed-{name}", **OFTEN) | saving
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(UnlearnTrainer, "training_step", dying)
+        train(life, killed)
+    resumed = train(life, killed | {"auto_resume_from_checkpoints": True})
+    count("runs killed and resumed")
+    seen = [json.loads((out / "level.json").read_text()) for out in (whole, resumed)]
+    assert seen[0] == seen[1] and len(seen[0]["watched"]) == 5
+    weights = "adapter_model.safetensors" if rank else "model.safetensors"
+    one, other = (load_file(out / weights) for out in (whole, resumed))
+    assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_when_the_time_is_up_the_run_ends_with_a_last_look(life):

@@ -35,13 +35,13 @@ from axolotl_unlearn.engine.views import rows_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.models import input_device
 from axolotl_unlearn.evaluation.scorer import Query, score_queries
-from axolotl_unlearn.files import write_json
+from axolotl_unlearn.files import replacing, write_json
 from axolotl_unlearn.metrics.learned import learned_attack, text_features, token_features
 from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.reference.base import row_keys
 from axolotl_unlearn.reference.crowd import Crowd
-from axolotl_unlearn.reference.level import NEAR, Level, entropy_without
+from axolotl_unlearn.reference.level import NEAR, Calibration, Level, entropy_without
 from axolotl_unlearn.training.stopping import (
     Scores,
     Stopping,
@@ -506,7 +506,35 @@ class LevelCallback(TrainerCallback):
         )
         return verdict
 
+    def _moving(self) -> list[Any]:
+        return [one for one in (self.level, self.stopping, *self.crowds.values()) if one]
+
+    def save(self, path: Path) -> None:
+        """What a resumed run needs to go on bit by bit."""
+        spent = time.monotonic() - self.began
+        with replacing(path) as draft:
+            torch.save((spent, self.kept, [vars(one) for one in self._moving()]), draft)
+
+    def load(self, path: Path) -> None:
+        """What `save` wrote.
+
+        Raises:
+            UnlearnError: There is none.
+        """
+        if not path.is_file():
+            raise UnlearnError(
+                f"{path} is missing: without it the half-forgotten model would count as the start "
+                "of `unlearn.level`; start the run again from its beginning."
+            )
+        with torch.serialization.safe_globals([Calibration]):
+            spent, self.kept, moved = torch.load(path, weights_only=True)
+        self.began = time.monotonic() - spent
+        for one, values in zip(self._moving(), moved, strict=True):
+            vars(one).update(values)
+
     def on_train_begin(self, args, state, control, model=None, **_):
+        if self.began:  # resumed
+            return
         self.began = time.monotonic()
         was_training = model.training
         model.eval()

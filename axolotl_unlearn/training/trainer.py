@@ -45,6 +45,7 @@ from axolotl_unlearn.training.duals import Duals
 from axolotl_unlearn.training.gradients import GradientSteps
 from axolotl_unlearn.training.guard import CollapseWatch, shown
 from axolotl_unlearn.training.level import (
+    LevelCallback,
     Levelled,
     Sharpened,
     forget_rows,
@@ -196,7 +197,8 @@ class UnlearnTrainer(GradientSteps):
             self.heldout = forget_rows(path, self.processing_class, self.axolotl_cfg)
         self._precompute_all()
         if self.level is not None:
-            self._watch_level()
+            self.level_watch = self._watch_level()
+            self.add_callback(self.level_watch)
         if self.unlearn_args.watch is not None:
             self.add_callback(self._watch_collapse(self.unlearn_args.watch))
         resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
@@ -204,6 +206,8 @@ class UnlearnTrainer(GradientSteps):
             for number, reference in enumerate(self.references.values()):
                 for path in sorted(Path(resumed, REMEMBERED).glob(f"reference-{number}-*")):
                     reference.recall(load_file(path))
+            if self.level is not None:
+                self.level_watch.load(Path(resumed, REMEMBERED, self._level_file()))
         if self.unlearn_args.saliency is not None:
             self._choose_salient(bool(args[0] if args else kwargs.get("resume_from_checkpoint")))
         output = super().train(*args, **kwargs)
@@ -221,7 +225,13 @@ class UnlearnTrainer(GradientSteps):
                 name = f"reference-{number}-{self.args.process_index}.safetensors"
                 with replacing(folder / name) as draft:
                     save_file(known, draft)
+        if self.level is not None:
+            declare(out, folder, "log-probs", folder=True)
+            self.level_watch.save(folder / self._level_file())
         super()._save_checkpoint(model, trial)
+
+    def _level_file(self) -> str:
+        return f"level-{self.args.process_index}.pt"
 
     def evaluate(self, *args: Any, **kwargs: Any):
         """Within a run: a model that has just been loaded would be its own reference."""
@@ -323,7 +333,7 @@ class UnlearnTrainer(GradientSteps):
         kind = Levelled if name == "match" else Sharpened
         return self._levelled.setdefault((id(reference), name), kind(reference, self.level))
 
-    def _watch_level(self) -> None:
+    def _watch_level(self) -> LevelCallback:
         matches = [entry for entry in self.entries if entry.objective.name == "match"]
         refuse_unmatched(matches, self.train_dataset)
         source = self._source(matches[0])
@@ -334,24 +344,20 @@ class UnlearnTrainer(GradientSteps):
             and entry.objective.sees == "distributions"
             and self._source(entry).is_teacher
         ]
-        self.add_callback(
-            level_callback(
-                self.unlearn_args.level,
-                self.level,
-                self.references[source],
-                self.train_dataset,
-                self.heldout,
-                self.processing_class,
-                Path(self.args.output_dir),
-                self.log,
-                order_only=not source.is_teacher,
-                instead=[pair for pair in by_teachers if pair[0].objective.name == "nckd"],
-                kept_by=[pair for pair in by_teachers if pair[0].side == "retain"],
-                trained=[
-                    e for e in self.entries if (e.side, e.objective.name) == ("retain", "nll")
-                ],
-                crowds=self.crowds,
-            )
+        return level_callback(
+            self.unlearn_args.level,
+            self.level,
+            self.references[source],
+            self.train_dataset,
+            self.heldout,
+            self.processing_class,
+            Path(self.args.output_dir),
+            self.log,
+            order_only=not source.is_teacher,
+            instead=[pair for pair in by_teachers if pair[0].objective.name == "nckd"],
+            kept_by=[pair for pair in by_teachers if pair[0].side == "retain"],
+            trained=[e for e in self.entries if (e.side, e.objective.name) == ("retain", "nll")],
+            crowds=self.crowds,
         )
 
     def _watch_collapse(self, watch: WatchArgs) -> CollapseWatch:
