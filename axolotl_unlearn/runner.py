@@ -64,6 +64,8 @@ class Stage:
         inputs: Files whose content is part of the key, or a function that returns them.
         needs: Names of stages that must have ended (done, kept or left out).
         before: Called in this process just before the command.
+        resumes: The command goes on from what an earlier start with the same key has left, so that
+            `before` is not called again.
         action: Called in this process instead of, or after, the command.
         skip_if: Called when the stage could start; a sentence means that it is left out.
         settings: Further facts that the result depends on.
@@ -77,6 +79,7 @@ class Stage:
     inputs: Iterable[Path] | Callable[[], Iterable[Path]] = ()
     needs: list[str] = field(default_factory=list)
     before: Callable[[], None] | None = None
+    resumes: bool = False
     action: Callable[[], None] | None = None
     skip_if: Callable[[], str | None] | None = None
     settings: object = None
@@ -417,8 +420,9 @@ class Job:
             self._end(stage, Outcome("kept", key, stamp["seconds"]), display)
             return True
         # Gone before the start: half an output is never taken for a whole one.
-        self._stamps.put(stage.name, {"key": None})
-        if stage.before is not None:
+        goes_on = stage.resumes and stamp and stamp.get("begun") == key
+        self._stamps.put(stage.name, {"key": None, "begun": key})
+        if stage.before is not None and not goes_on:
             stage.before()
         if command is None:
             display.start(stage)

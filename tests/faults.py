@@ -23,6 +23,7 @@ FILES = (
     "test_performance_reference kill_9",
     "test_training_augment kill_9",
     "test_training_level killed",
+    "test_jobs_demo killed",
     "test_jobs_reproduce kill_9",
 )
 NAMES = ("faults injected", "bad inputs tried", "runs killed and resumed", "differences found")

@@ -1,11 +1,16 @@
 """The driver: configs derived from the examples, the gate, and one small job from end to end."""
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from conftest import count
+from safetensors.torch import load_file
 
 from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.errors import UnlearnError
@@ -96,6 +101,41 @@ def test_stages_wait_for_what_they_name(tmp_path):
         config["datasets"][1]["path"]
     ) == Path("other/rows.jsonl")
     assert load(tmp_path / "out" / "configs" / "run.yml")["unlearn"]["forget"]["beta"] == 0.2
+
+
+RESUMABLE = """
+import sys
+from pathlib import Path
+from axolotl_unlearn.demo.generate import Sizes
+from axolotl_unlearn.jobs.demo import TINY, data_stage
+from axolotl_unlearn.jobs.stages import Plan, Train
+sizes = Sizes(stories=2, pii=2, facts_forget=12, facts_retain=4, nonmembers=12, general=4,
+              background=2, passes=1, background_per_pass=1, replay=4)
+table = {"data": data_stage(0, sizes), "run": Train("memorise", TINY, {"max_steps": 20})}
+Plan("a job", Path(sys.argv[1]), table, seed=0, resumable=True, threads=1).job.run()
+"""
+
+
+@pytest.mark.slow
+def test_a_training_run_of_a_killed_job_goes_on(at_root, tmp_path):
+    """Killed after a checkpoint, called again: it goes on from there, to the same weights."""
+    outs = [tmp_path / name for name in ("whole", "killed")]
+    commands = [[sys.executable, "-c", RESUMABLE, str(out)] for out in outs]
+    subprocess.run(commands[0], check=True)
+    killed = subprocess.Popen(commands[1])
+    while not (outs[1] / "run" / "checkpoint-6").exists():
+        assert killed.poll() is None
+        time.sleep(0.02)
+    killed.kill()
+    killed.wait()
+    subprocess.run(commands[1], check=True)
+    count("runs killed and resumed")
+    logs = [(out / "logs" / "run.log").read_text() for out in outs]
+    assert [" 1/20 [" in log for log in logs] == [True, False]
+    assert all(" 20/20 [" in log for log in logs)
+    one, other = (load_file(out / "run" / "model.safetensors") for out in outs)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not [*outs[0].glob("run/checkpoint-*"), *outs[1].glob("run/checkpoint-*")]
 
 
 def test_weights_and_rows_from_outside_are_part_of_the_key(tmp_path):

@@ -105,6 +105,31 @@ def test_a_stage_killed_half_way_is_run_again(tmp_path):
     count("runs killed and resumed")
 
 
+def test_a_stage_that_resumes_is_cleared_only_for_another_key(tmp_path):
+    """It fails twice, is called again with other settings, and once more after it has ended."""
+    cleared = []
+    add = (
+        "import sys; open(sys.argv[1], 'a').write('x'); sys.exit(len(open(sys.argv[1]).read()) < 4)"
+    )
+
+    def start(settings):
+        stage = Stage(
+            "s", "s", python(add, tmp_path / "written"), tmp_path / "written", settings=settings,
+            before=lambda: cleared.append(settings), resumes=True,
+        )  # fmt: skip
+        make_job(tmp_path, None, stage).run()
+
+    for settings in (1, 1, 2):
+        with pytest.raises(UnlearnError):
+            start(settings)
+    start(2)
+    assert cleared == [1, 2] and (tmp_path / "written").read_text() == "xxxx"
+    (tmp_path / "written").unlink()
+    with pytest.raises(UnlearnError):
+        start(2)
+    assert cleared == [1, 2, 2]
+
+
 def test_killed_with_kill_9_a_job_goes_on(tmp_path):
     """`reproduce`, `demo` and the others are such jobs: killed at drawn moments, its stages with
     it, it does again what has no stamp, keeps the rest, and ends in the same files."""

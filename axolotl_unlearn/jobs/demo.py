@@ -314,6 +314,7 @@ def plan_real(
         Path(out),
         stages(Path(lume), tofu, sizes, Path(out)),
         train_options=precision(bf16),
+        resumable=True,
         threads=threads,
         console=console,
     )

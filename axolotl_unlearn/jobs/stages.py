@@ -47,6 +47,7 @@ from rich.console import Console
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write, write_json
 from axolotl_unlearn.runner import Job, Stage, executable
+from axolotl_unlearn.training.resume import checkpoints
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -62,6 +63,13 @@ ENVIRONMENT = {
     # a 135M model went into page faults.
     "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30),
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
+}
+#: Of a `Train` stage of a resumable job: its last state alone, until the run has ended.
+RESUMED = {
+    "save_strategy": "steps",
+    "save_steps": 0.1,
+    "save_total_limit": 1,
+    "auto_resume_from_checkpoints": True,
 }
 MAX_NEW_TOKENS = 96  # the longest answers of the jobs' data have 51 and 81 tokens
 
@@ -80,6 +88,11 @@ def repository() -> Path:
     raise UnlearnError(
         "examples/memorise.yml is not here; run the command in a checkout of the repository."
     )
+
+
+def drop_checkpoints(run: Path) -> None:
+    for folder in checkpoints(run):
+        shutil.rmtree(folder)
 
 
 def near(path: Path | str) -> str:
@@ -103,6 +116,8 @@ class Plan:
         data: Folder of the data; default ``out/data``.
         store: Folder of scores by content; default ``out/store``.
         train_options: Added to every ``axolotl train``.
+        resumable: Runs of hours: each training run that keeps no checkpoints saves its state at
+            every tenth of its steps, until it has ended, and goes on from there after a kill.
         environment: Variables of the commands.
         threads: In all; default one a core.
         console: Where progress goes; default standard output.
@@ -115,6 +130,7 @@ class Plan:
     data: Path | None = None
     store: Path | None = None
     train_options: Sequence[str] = ()
+    resumable: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
     console: Console | None = None
@@ -375,6 +391,8 @@ class Train(Kind):
             del config["unlearn"]  # the first stage has made the data
         for key, value in self.changes.items():
             change(config, key, value)
+        if plan.resumable and config.get("save_strategy") == "no":
+            config |= RESUMED
         for entry in config["datasets"]:
             given = entry["path"]
             entry["path"] = near(given if isinstance(given, Path) else plan.data / Path(given).name)
@@ -393,12 +411,15 @@ class Train(Kind):
         config = self.config(plan, name)
         path = plan.write_config(name, f"examples/{self.example}.yml", config)
         weights = "adapter_model" if "adapter" in config else "model"
+        resumes = RESUMED.items() <= config.items()
         yield from super().stages(
             plan,
             name,
             output=plan.out / name / f"{weights}.safetensors",
             # Checkpoints of an earlier run must not be taken for this one's.
             before=lambda: shutil.rmtree(plan.out / name, ignore_errors=True),
+            resumes=resumes,
+            action=(lambda: drop_checkpoints(plan.out / name)) if resumes else None,
             **more,
         )
         if self.merged:

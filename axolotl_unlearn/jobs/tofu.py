@@ -277,6 +277,7 @@ def plan_tofu(
         table(Path(tofu), sizes, out, model, max(1, layers // 4)),
         seed=seed,
         train_options=precision(bf16),
+        resumable=True,
         threads=threads,
         console=console,
     )
