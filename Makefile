@@ -69,8 +69,8 @@ reproduce-real: setup  ## the same with SmolLM2-135M after demo-real (SEEDS="42 
 leaderboard: setup  ## all methods with one budget (SEEDS="0 1 2", METHODS=npo,simnpo; long)
 	axolotl unlearn leaderboard $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)") $(if $(METHODS),--methods "$(METHODS)") $(if $(filter file,$(origin OUT)),,--out $(OUT))
 
-leaderboard-real: setup  ## ten of them on SmolLM2-135M and LUME (LUME_DIR=...; meant for a GPU)
-	LUME_DIR=$(LUME_DIR) python -m axolotl_unlearn.jobs.leaderboard_real
+leaderboard-real: setup  ## ten of them on SmolLM2-135M and LUME (LUME_DIR=...; meant for a GPU; ARGS="--small")
+	LUME_DIR=$(LUME_DIR) python -m axolotl_unlearn.jobs.leaderboard_real $(ARGS)
 
 test: setup  ## the whole test suite
 	OMP_NUM_THREADS=1 python tests/each_file.py

@@ -3,6 +3,7 @@
 import json
 import zipfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -361,3 +362,8 @@ def test_the_real_leaderboard_has_originals_a_teacher_and_ten_methods(lume, tofu
     assert placed["RMU"].forget["layer"] == real.LAYER
     assert world.original.endswith("memorised/merged")
     assert world.control.endswith("retrained/merged")
+
+    others = partial(real.table, documents=4)
+    other = plan_real(tmp_path, lume, tofu, bf16=False, stages=others, name="leaderboard-real")
+    settings = [{s.name: s.settings for s in p.job.stages}["data"] for p in (plan, other)]
+    assert settings[0] != settings[1]

@@ -7,6 +7,7 @@ First the models that all methods share: the original, the retrained model, and 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,23 @@ SIZES = RealSizes(
 )
 #: Chosen before any of them was run here.
 METHODS = "npo,npo + gu,npo-sam,simnpo,wga,tnpo,wtnpo,undial,rmu,match"
+#: With `--small`, for two cores without bf16: demo-real's documents (20 members a half).
+SMALL, FEWER = RealSizes(), 3
 #: Four passes over all forget rows; `match` and RMU look at a layer at a fourth of the depth.
 CHANGES = {"num_epochs": 4, "max_steps": None}
 LAYER = 7
 
 
-def table(lume: Path, tofu: Path | None, sizes: RealSizes, out: Path) -> dict[str, Kind]:
-    """The stages before the methods."""
-    stages = real_table(lume, tofu, sizes, out)
+def table(
+    lume: Path, tofu: Path | None, sizes: RealSizes, out: Path, documents: int = 0
+) -> dict[str, Kind]:
+    """The stages before the methods; ``documents`` chooses LUME's."""
+    stages = real_table(lume, tofu, sizes, out, documents)
     return {
         MODEL: stages[MODEL],
         "data": stages["data"],
         "halves": Make(
-            lambda plan: add_halves(plan.data),
+            lambda plan: add_halves(plan.data, documents),
             "data/test/forget.jsonl",
             title="choose the halves",
             needs=("data",),
@@ -66,13 +71,15 @@ def leaderboard_real(
     sizes: RealSizes = SIZES,
     trials: int = TRIALS,
     seed: int = 42,
+    documents: int = 0,
     threads: int | None = None,
     console: Console | None = None,
     **places: Any,
 ) -> Path:
-    """Both parts; the page. ``places`` are `plan_real`'s folders."""
+    """Both parts; the page. ``places`` are `plan_real`'s folders, ``seed`` is of all training."""
     plan = plan_real(
-        out, threads=threads, sizes=sizes, console=console, stages=table,
+        out, threads=threads, sizes=sizes, console=console,
+        stages=partial(table, documents=documents),
         name="leaderboard-real", **places,
     )  # fmt: skip
     plan.job.run()
@@ -86,10 +93,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out/real-leaderboard"))
     parser.add_argument("--methods", default=METHODS)
-    parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("--trials", type=int)
+    parser.add_argument("--small", action="store_true", help="fewer documents, fewer trials")
+    parser.add_argument("--documents", type=int, default=0, help="chooses them")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--threads", type=int)
     given = vars(parser.parse_args())
+    sizes, trials = (SMALL, FEWER) if given.pop("small") else (SIZES, TRIALS)
+    given |= {"sizes": sizes, "trials": given["trials"] or trials}
     print(leaderboard_real(**given).read_text("utf-8"))
 
 
