@@ -1,5 +1,5 @@
-"""`alike` and `alike_states`: features with gradient, what the engine finds for them, and the crowd
-by hand arithmetic."""
+"""`alike`, `alike_states`, `alike_gradients`: features with gradient, what the engine finds for
+them, and the crowd by hand arithmetic."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from axolotl_unlearn.engine import forward
 from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.engine.forward import observe
+from axolotl_unlearn.engine.gradients import refuse_without_second_derivative
 from axolotl_unlearn.engine.needs import Needs, label_positions
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.metrics.learned import FEATURES, text_features, token_features
@@ -19,7 +20,7 @@ from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import row_keys
 from axolotl_unlearn.reference.crowd import RIDGE, Crowd
-from axolotl_unlearn.training.level import profiles
+from axolotl_unlearn.training.level import inside
 
 
 def batch_of(rows: int = 3, time: int = 12) -> dict[str, torch.Tensor]:
@@ -223,10 +224,90 @@ def test_profiles_are_those_of_the_model(packed, beside, monkeypatch):
         assert_close(ours, found.profiles[0, : len(ours)])
     rows = [{k: v[i, v_mask].tolist() for k, v in batch.items() if v.dim() == 2}
             for i, v_mask in enumerate(batch["attention_mask"].bool())]  # fmt: skip
-    assert_close(torch.stack(profiles(model, rows)), want.detach(), atol=1e-5, rtol=1e-5)
+    found = torch.stack(inside(model, rows, "profiles"))
+    assert_close(found, want.detach(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("objective", ["alike", "alike_states"])
+def plain_norms(model, batch, row) -> torch.Tensor:
+    """Logarithm of the norm of the gradient of a row's mean NLL in each matrix, by autograd."""
+    model.config._attn_implementation = "eager"
+    where = label_positions(batch)[row]
+    given = {name: batch[name][row : row + 1] for name in ("input_ids", "attention_mask")}
+    logp = model(**given).logits[0, where].double().log_softmax(-1)
+    labels = batch["labels"][row, where.nonzero()[:, 0] + 1]
+    loss = -logp.gather(-1, labels[:, None]).mean()
+    weights = [
+        part.weight for name, part in model.named_modules()
+        if isinstance(part, torch.nn.Linear) and ".layers." in name
+    ]  # fmt: skip
+    grads = torch.autograd.grad(loss, weights, create_graph=True)
+    return torch.stack([grad.norm().log() for grad in grads])
+
+
+@pytest.mark.parametrize("how", ["plain", "checkpointing", "rows of a file"])
+def test_gradient_norms_are_those_of_each_row_alone(how):
+    """14 matrices of 2 layers; 0 for a row that nothing is asked of, whatever stands beside it."""
+    model, double = tiny_llama(seed=3).float(), tiny_llama(seed=3).double()
+    batch = batch_of()
+    where = label_positions(batch)
+    want = torch.stack([plain_norms(double, batch, row) for row in range(3)]).detach()
+    assert want.shape == (3, 14) and want.std(0).min() > 0.01
+    if how == "rows of a file":
+        masks = batch["attention_mask"].bool()
+        rows = [{k: v[i, mask].tolist() for k, v in batch.items() if v.dim() == 2}
+                for i, mask in enumerate(masks)]  # fmt: skip
+        found = torch.stack(inside(model, rows, "gradients"))
+        assert not found.requires_grad
+        assert_close(found, want, atol=1e-5, rtol=1e-5)
+        return
+    if how == "checkpointing":
+        model.train()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    where[1] = False
+    found = observe(model, batch, Needs(gradients=where, labels=where)).gradients
+    assert_close(found[[0, 2]].double(), want[[0, 2]], atol=1e-5, rtol=1e-5)
+    assert not found[1].any() and found.requires_grad
+
+
+def test_gradient_norms_of_a_lora_are_those_of_the_merged_model():
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(tiny_llama(seed=3).double(), lora)
+    batch = batch_of()
+    found = observe(model, batch, Needs(gradients=label_positions(batch))).gradients
+    merged = model.merge_and_unload()
+    for weight in merged.parameters():
+        weight.requires_grad_(True)
+    want = torch.stack([plain_norms(merged, batch, row) for row in range(3)])
+    assert_close(found.double(), want.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_without_second_derivatives_is_refused_before_the_run():
+    from axolotl_unlearn.errors import UnlearnError
+
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, grad):
+            return grad * 2
+
+    model = tiny_llama(seed=3).float()
+    refuse_without_second_derivative(model)
+    norm = model.model.norm
+    inner = norm.forward
+    norm.forward = lambda x: Once.apply(inner(x))
+    with pytest.raises(UnlearnError, match=r"second derivatives.*no fused kernels"):
+        refuse_without_second_derivative(model)
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.parametrize("objective", ["alike", "alike_states", "alike_gradients"])
 def test_a_step_draws_forget_rows_to_the_crowd(objective):
     """Loss and gradient of a step equal those of plain autograd, and going down the gradient of
     `alike` alone brings the model's features of two documents nearer to those asked for."""
@@ -236,13 +317,15 @@ def test_a_step_draws_forget_rows_to_the_crowd(objective):
     def features(of) -> torch.Tensor:
         if objective == "alike_states":
             return plain_states(of, batch)[:2]
+        if objective == "alike_gradients":
+            return torch.stack([plain_norms(of, batch, row) for row in (0, 1)])
         where = label_positions(batch)
         three = plain(of, batch)
         return torch.stack([
             token_features(*(column[row, where[row]] for column in three)) for row in (0, 1)
         ])  # fmt: skip
 
-    crowd, group = Crowd(correlated=objective == "alike"), (0, 1)
+    crowd, group = Crowd(correlated=objective != "alike_states"), (0, 1)
     start = features(double).detach()
     rng = torch.Generator().manual_seed(0)
     noise = torch.randn(30, start.shape[1], generator=rng).double()

@@ -175,7 +175,7 @@ def test_every_registered_objective_has_an_oracle():
     from axolotl_unlearn.objectives import OBJECTIVES
 
     # test_reference_crowd.py: compare with rows, not with a model
-    elsewhere = {"alike", "alike_states"}
+    elsewhere = {"alike", "alike_states", "alike_gradients"}
     assert {config["objective"] for _, config, _ in CASES.values()} == set(OBJECTIVES) - elsewhere
 
 

@@ -263,7 +263,7 @@ def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life
     assert seen["watched"][0]["retain_loss"] != pytest.approx(own["retained"]["loss"], abs=1e-3)
 
 
-@pytest.mark.parametrize("objective", ["alike", "alike_states"])
+@pytest.mark.parametrize("objective", ["alike", "alike_states", "alike_gradients"])
 def test_alike_draws_from_the_first_look_after_the_settling(life, objective):
     """Nothing is drawn before that look, so a run that never comes to it ends at the very weights
     of the run without the entry; one that looks at every second step does not."""
@@ -532,7 +532,7 @@ def test_faults_of_the_block_name_the_cure(life):
         assert any("nothing would be forgotten" in fault for fault in faults(config)), reference
         config["unlearn"]["level"] = level
     assert faults(config) == []
-    for name in ("alike", "alike_states"):
+    for name in ("alike", "alike_states", "alike_gradients"):
         config["unlearn"]["forget"] += [{"objective": name}]
         assert faults(config) == []
         level = config["unlearn"].pop("level")

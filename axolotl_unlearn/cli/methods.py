@@ -74,6 +74,7 @@ def _whole(objective: Objective) -> None:
         "hidden": "the hidden states of a layer",
         "features": "features of each row, and where those of held-out rows lie",
         "profiles": "mean and spread of each row's hidden states, and those of held-out rows",
+        "gradients": "the norms of each row's gradients, and those of held-out rows",
     }
     click.echo(f"Sees {sees[objective.sees]}.")
     for key, parameter in objective.parameters.items():

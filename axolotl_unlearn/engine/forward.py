@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.engine import probe
+from axolotl_unlearn.engine.gradients import gradient_norms
 from axolotl_unlearn.engine.layers import decoder_layers, tap_layers
 from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, States, targets
 from axolotl_unlearn.engine.statistics import (
@@ -85,7 +86,10 @@ def observe(
         zero, *pieces = run_to_head(model, layout.inputs, program, unwrapped)
     # Gradients pass through the model's output; what has none does not.
     numbers = [replace(found, graded=piece) for found, piece in zip(numbers, pieces, strict=False)]
-    return read_groups(groups, numbers, needs, pieces[len(groups) :], zero)
+    found = read_groups(groups, numbers, needs, pieces[len(groups) :], zero)
+    if needs.gradients is None:
+        return found
+    return replace(found, gradients=gradient_norms(unwrapped, batch, needs.gradients))
 
 
 def row_profiles(layers: Sequence[Tensor], where: Tensor, layout: Layout) -> Tensor:

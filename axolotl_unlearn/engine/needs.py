@@ -73,6 +73,8 @@ class Found:
         logits: the model's own way from the states at `HEAD` to its logits; None unless asked.
         moments: ``[R, T, 2]`` float32 mean and standard deviation of ``log p(v)`` for v drawn from
             the distribution at each position; 0 where it was not asked for.
+        gradients: ``[R, W]`` float32 logarithm of the norm of the gradient that a row's mean NLL
+            over the positions asked for gives each weight matrix; 0 where there are none.
         profiles: ``[R, S]`` float32 mean, then standard deviation of a row's hidden states over the
             positions asked for, of all layers one after the other; 0 where there are none.
         pull: numbers and features of rows, ``[P]`` and ``[P, F]``, to ``[2, P, F]``: where those of
@@ -87,6 +89,7 @@ class Found:
     logits: Head | None = None
     moments: Tensor | None = None
     profiles: Tensor | None = None
+    gradients: Tensor | None = None
     pull: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
@@ -130,6 +133,8 @@ class Needs:
         moments: positions whose distribution's moments are needed (asked of the policy alone).
         profiles: positions whose hidden states make a row's profile, at every layer (asked of the
             policy alone).
+        gradients: positions whose labels' NLL make a row's loss, of which its gradients are needed
+            (asked of the policy alone).
     """
 
     labels: Tensor | None = None
@@ -138,6 +143,7 @@ class Needs:
     logged: Tensor | None = None
     moments: Tensor | None = None
     profiles: Tensor | None = None
+    gradients: Tensor | None = None
 
     @property
     def layers(self) -> list[int]:
@@ -153,7 +159,7 @@ class Needs:
     @property
     def masks(self) -> list[Tensor]:
         """All masks."""
-        own = (self.labels, self.logged, self.moments, self.profiles)
+        own = (self.labels, self.logged, self.moments, self.profiles, self.gradients)
         valued = [valuation.positions for valuation in self.valuations]
         return [*(mask for mask in own if mask is not None), *valued, *self.states.values()]
 

@@ -262,6 +262,16 @@ class Profiles(Features):
         return policy.profiles[rows]
 
 
+class Gradients(Features):
+    """As `Features`, of each row how strongly it pulls at each weight matrix."""
+
+    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
+        return Needs(gradients=self.positions)
+
+    def features(self, policy: Found, rows: Tensor) -> Tensor:
+        return policy.gradients[rows]
+
+
 VIEWS: dict[str, type[View]] = {
     "labels": Labels,
     "pairs": Pairs,
@@ -269,6 +279,7 @@ VIEWS: dict[str, type[View]] = {
     "hidden": Hidden,
     "features": Features,
     "profiles": Profiles,
+    "gradients": Gradients,
 }
 
 
@@ -297,6 +308,7 @@ def together(needs: Iterable[Needs]) -> Needs:
     logged: Tensor | None = None
     moments: Tensor | None = None
     profiles: Tensor | None = None
+    gradients: Tensor | None = None
     states: dict[Layer, Tensor] = {}
     valuations: tuple[Valuation, ...] = ()
     for one in needs:
@@ -304,10 +316,11 @@ def together(needs: Iterable[Needs]) -> Needs:
         logged = _either(logged, one.logged)
         moments = _either(moments, one.moments)
         profiles = _either(profiles, one.profiles)
+        gradients = _either(gradients, one.gradients)
         for layer, mask in one.states.items():
             states[layer] = _either(states.get(layer), mask)
         valuations += one.valuations
-    return Needs(labels, states, valuations, logged, moments, profiles)
+    return Needs(labels, states, valuations, logged, moments, profiles, gradients)
 
 
 def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:

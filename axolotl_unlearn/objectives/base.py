@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 Unit = Literal["row", "token", "batch"]
-Sees = Literal["labels", "pairs", "distributions", "hidden", "features", "profiles"]
+Sees = Literal["labels", "pairs", "distributions", "hidden", "features", "profiles", "gradients"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Objective:
     @property
     def crowd(self) -> bool:
         """Whether it compares with held-out rows, in the place of a model."""
-        return self.sees in ("features", "profiles")
+        return self.sees in ("features", "profiles", "gradients")
 
     def roles(self, side: str) -> tuple[str, ...]:
         """Roles of the rows it looks at as an objective of this side."""
@@ -124,7 +124,9 @@ def objective(
             "features" - called once as ``f(features, centre, direction) -> Terms`` with the
             ``[row, feature]`` features of `axolotl_unlearn.metrics.learned`, and where those of
             held-out rows lie; "profiles" - the same with mean and standard deviation of a row's
-            hidden states at its labels, of all layers one after the other, as its features.
+            hidden states at its labels, of all layers one after the other, as its features;
+            "gradients" - the same with the logarithm of the norm of the gradient that a row's loss
+            gives each weight matrix.
         reference: Whether it needs the reference model.
         unit: What one value stands for, or a function of the parameters that says so.
         side: On which rows it makes sense.

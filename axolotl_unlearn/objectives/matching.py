@@ -90,3 +90,20 @@ def alike_states(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
         features, centre, direction: ``[row, feature]``; the latter two without gradient.
     """
     return alike(features, centre, direction)
+
+
+@objective("alike_gradients", sees="gradients", source="this project, no arXiv id")
+def alike_gradients(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
+    """Alike in its slope: forget documents pull at the weights as strongly as unseen ones do.
+
+    As `alike`, with the logarithm of the norm of the gradient that a row's mean NLL gives each
+    weight matrix of the decoder as its features. Around a text that was once known by heart the
+    loss stays flatter, which an attacker with the weights sees (white-box, arXiv 1812.00910).
+
+    It takes a second forward of the forget rows and differentiates its backward: about twice the
+    time of a step, and no attention or other kernels without a second derivative.
+
+    Args:
+        features, centre, direction: ``[row, feature]``; the latter two without gradient.
+    """
+    return alike(features, centre, direction)

@@ -242,8 +242,7 @@ def level_callback(
             space), and their references.
         trained: Entries that train retained rows word by word (`nll`). What these rows lose is
             watched, not diluted by others that are only held; all retained rows if there are none.
-        crowds: What `alike` ("features") and `alike_states` ("profiles") compare with, if there are
-            entries of them.
+        crowds: What `alike` and its kin compare with, by what they see, if there are such entries.
     """
     roles = np.asarray(rows["role"][:])
     forget = [rows[int(i)] for i in np.flatnonzero(roles == ROLES["forget"])]
@@ -310,9 +309,8 @@ def _meant_by(entries: Sequence[Entry], rows: Dataset) -> np.ndarray:
 
 
 @torch.no_grad()
-def profiles(model: nn.Module, rows: Sequence[dict[str, Any]]) -> list[Tensor]:
-    """Mean and standard deviation of each row's hidden states at its labels, layer by layer,
-    ``[S]``."""
+def inside(model: nn.Module, rows: Sequence[dict[str, Any]], what: str) -> list[Tensor]:
+    """``profiles`` or ``gradients`` of each row at its labels (`Found`), ``[F]`` each."""
     device = input_device(model)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
     found: dict[int, Tensor] = {}
@@ -323,7 +321,7 @@ def profiles(model: nn.Module, rows: Sequence[dict[str, Any]]) -> list[Tensor]:
             ).to(device)
             for name in KEYED
         }
-        seen = observe(model, batch, Needs(profiles=label_positions(batch))).profiles
+        seen = getattr(observe(model, batch, Needs(**{what: label_positions(batch)})), what)
         found |= zip(chosen, seen.double().cpu(), strict=True)
     return [found[i] for i in range(len(rows))]
 
@@ -447,7 +445,7 @@ class LevelCallback(TrainerCallback):
                 rows.by_group(
                     [_features(one) for one in facts]
                     if what == "features"
-                    else profiles(model, rows.rows)
+                    else inside(model, rows.rows, what)
                 )
                 for rows, facts in ((self.forget, forget), (self.heldout, heldout))
             )

@@ -24,6 +24,7 @@ from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.entries import Entry, unit_counts
 from axolotl_unlearn.engine.forward import refuse_packing
+from axolotl_unlearn.engine.gradients import refuse_without_second_derivative
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
@@ -94,7 +95,9 @@ class UnlearnTrainer(GradientSteps):
         self.heldout: Dataset | None = None
         self._levelled: dict[tuple[int, str], Levelled | Sharpened] = {}
         used = (OBJECTIVES[entry.objective] for _, entry in self.unlearn_args.entries())
-        self.crowds = {one.sees: Crowd(one.sees == "features") for one in used if one.crowd}
+        self.crowds = {one.sees: Crowd(one.sees != "profiles") for one in used if one.crowd}
+        if "gradients" in self.crowds:
+            refuse_without_second_derivative(self.accelerator.unwrap_model(self.model))
         self.surgery = (
             Surgery(
                 self.unlearn_args.surgery,
