@@ -2,12 +2,14 @@
 
     python -m benchmarks.other_attacks out/ns-217 out/ns-218   # > docs/data/never-seen-other.json
 
-All are told which texts are members, apart from the fifth that they judge. Three are what the
+All are told which texts are members, apart from the fifth that they judge. Four are what the
 recipe's objectives work against: the ridge regression of `axolotl unlearn eval` on a text's
-features (`alike`), and logistic probes of mean and spread of each layer's hidden states
-(`alike_states`). No objective looks at the rest: random forests, which need not be linear, probes
-of the hidden states of the last token and of the fifth of tokens that are least likely, and a
-regression on the gradient that a text gives each weight matrix (white-box, arXiv 1812.00910).
+features (`alike`), logistic probes of mean and spread of each layer's hidden states
+(`alike_states`), and a regression on the norms of the gradient that a text gives each weight matrix
+(`alike_gradients`; white-box, arXiv 1812.00910). No objective looks at the rest: random forests,
+which need not be linear; probes of the hidden states of the last token and of the fifth of tokens
+that are least likely; the gradient norms of the loss of those tokens alone; a probe of how the loss
+pulls at each layer's hidden states.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,10 @@ ATTACKS: dict[str, tuple[str, str, Callable[[], Any]]] = {
     "spread": ("probe, spread of the hidden states (`alike_states`)", "spread", probe),
     "forest_spread": ("random forest, spread of the hidden states", "spread", forest),
     "least": ("probe, hidden states of the least likely tokens", "least", probe),
-    "gradient": ("ridge, gradient norms of all weights", "gradient", ridge),
+    "gradient": ("ridge, gradient norms of all weights (`alike_gradients`)", "gradient", ridge),
+    "forest_gradient": ("random forest, gradient norms of all weights", "gradient", forest),
+    "least_gradient": ("ridge, gradient norms of the least likely tokens", "least_gradient", ridge),
+    "pull": ("probe, gradients at the hidden states", "pull", probe),
 }
 
 
@@ -90,26 +95,34 @@ def text_states(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, NDArr
 
     Returns:
         Hidden states after each layer, ``[N, layers * hidden]``: mean and standard deviation over
-        the text's tokens, those of its last token, mean over its least likely tokens; and
-        ``[N, W]`` logarithms of the gradient's norm in each of W parameters.
+        the text's tokens, those of its last token, mean over its least likely tokens; norms over
+        the tokens of the loss's gradient by them; and ``[N, W]`` logarithms of the norm of the
+        gradient by each of W parameters, of the whole loss and of that of the least likely tokens.
     """
     found: dict[str, list[NDArray]] = defaultdict(list)
     for text in texts:
         ids = torch.tensor([tokenizer(text)["input_ids"]])
         output = model(input_ids=ids, output_hidden_states=True)
         logp = output.logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-        model.zero_grad()
-        (-logp.mean()).backward()
-        norms = [p.grad.norm().item() for p in model.parameters() if p.grad is not None]
-        layers = [layer[0].detach() for layer in output.hidden_states[1:]]
-        states = torch.cat(layers, -1).float().numpy()
-        least = logp.detach().argsort()[: max(1, len(logp) // 5)].numpy()
+        layers = output.hidden_states[1:]
+        least = logp.detach().argsort()[: max(1, len(logp) // 5)]
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        pulls = torch.autograd.grad(-logp.mean(), [*layers, *weights], retain_graph=True)
+        at_least = torch.autograd.grad(-logp[least].mean(), weights)
+        states = torch.cat([layer[0].detach() for layer in layers], -1).float().numpy()
         found["mean"].append(states.mean(0))
         found["spread"].append(states.std(0))
         found["last"].append(states[-1])
-        found["least"].append(states[least].mean(0))
-        found["gradient"].append(np.log(np.maximum(norms, 1e-12)))
+        found["least"].append(states[least.numpy()].mean(0))
+        found["gradient"].append(log_norms(pulls[len(layers) :]))
+        found["least_gradient"].append(log_norms(at_least))
+        found["pull"].append(torch.cat([pull[0].norm(dim=0) for pull in pulls[: len(layers)]]))
     return {what: np.array(rows) for what, rows in found.items()}
+
+
+def log_norms(gradients: Sequence[torch.Tensor]) -> NDArray:
+    """Logarithms of their norms, ``[W]``."""
+    return np.log(np.maximum([gradient.norm().item() for gradient in gradients], 1e-12))
 
 
 def measured(folder: Path) -> dict[str, dict[str, Any]]:

@@ -153,9 +153,10 @@ def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):
     assert configs["retrained"]["datasets"][0]["path"].endswith("retrain.jsonl")
     for name in ("match", "match_lora"):
         block = configs[name]["unlearn"]
-        *asked, alike, states = block["forget"]
-        assert [alike["objective"], states["objective"]] == ["alike", "alike_states"]
-        assert "reference" not in alike | states
+        asked, alike = block["forget"][:4], block["forget"][4:]
+        kin = ["alike", "alike_states", "alike_gradients"]
+        assert [entry["objective"] for entry in alike] == kin
+        assert not any("reference" in entry for entry in alike)
         teachers = {entry["reference"]["model"] for entry in asked}
         assert len(teachers) == 1 and teachers.pop().endswith("teacher")
         assert block["level"]["heldout"].endswith("data/heldout.jsonl")

@@ -255,3 +255,15 @@ def test_other_attacks_see_what_is_inside_the_model():
     assert np.allclose(found["least"][1][-width:], last[least].mean(0), atol=1e-5)
     assert np.allclose(found["spread"][1][-width:], last.std(0), atol=1e-5)
     assert np.allclose(found["last"][1][-width:], last[-1], atol=1e-5)
+    model.zero_grad()
+    output = model(input_ids=ids, output_hidden_states=True)
+    first = output.hidden_states[1]
+    first.retain_grad()
+    nll = torch.nn.functional.cross_entropy(output.logits[0, :-1], ids[0, 1:], reduction="none")
+    nll.mean().backward(retain_graph=True)
+    pull = first.grad[0].norm(dim=0).numpy()
+    assert np.allclose(found["pull"][1][:width], pull, rtol=1e-4, atol=1e-6)
+    model.zero_grad()
+    nll[least.tolist()].mean().backward()
+    norms = [p.grad.norm().item() for p in model.parameters()]
+    assert np.allclose(found["least_gradient"][1], np.log(norms), atol=1e-3)
