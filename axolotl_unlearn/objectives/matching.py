@@ -100,8 +100,8 @@ def alike_gradients(features: Tensor, centre: Tensor, direction: Tensor) -> Term
     weight matrix of the decoder as its features. Around a text that was once known by heart the
     loss stays flatter, which an attacker with the weights sees (white-box, arXiv 1812.00910).
 
-    It takes a second forward of the forget rows and differentiates its backward: about twice the
-    time of a step, and no attention or other kernels without a second derivative.
+    It takes a forward of its own and differentiates the backward: a step of 24 rows, 4 of them
+    forget documents, takes 1.5 times as long. Kernels without a second derivative are refused.
 
     Args:
         features, centre, direction: ``[row, feature]``; the latter two without gradient.
