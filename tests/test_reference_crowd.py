@@ -9,7 +9,7 @@ import torch
 from conftest import tiny_llama
 from torch.testing import assert_close
 
-from axolotl_unlearn.engine import forward
+from axolotl_unlearn.engine import forward, gradients
 from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.gradients import refuse_without_second_derivative
@@ -267,6 +267,22 @@ def test_gradient_norms_are_those_of_each_row_alone(how):
     found = observe(model, batch, Needs(gradients=where, labels=where)).gradients
     assert_close(found[[0, 2]].double(), want[[0, 2]], atol=1e-5, rtol=1e-5)
     assert not found[1].any() and found.requires_grad
+
+
+def test_gradient_norms_under_autocast():
+    """The model's products are in bfloat16, those of the norms are not: sums of bfloat16 products
+    alone would be .004 off, and a row's own spread is a hundred times that."""
+    model, batch = tiny_llama(seed=3).float(), batch_of()
+    needs = Needs(gradients=label_positions(batch))
+    whole = observe(model, batch, needs).gradients
+    seen = []
+    squared = gradients._squared
+    with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradients, "_squared", lambda x, g: seen.append((x, g)) or squared(x, g))
+        found = observe(model, batch, needs).gradients
+    assert (found - whole).abs().max() < 0.1
+    want = [((x.float() @ x.float().mT) * (g.float() @ g.float().mT)).sum((1, 2)) for x, g in seen]
+    assert_close(found, torch.stack(want, -1).log() / 2, atol=1e-5, rtol=1e-5)
 
 
 def test_gradient_norms_of_a_lora_are_those_of_the_merged_model():

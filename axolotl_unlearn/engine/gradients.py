@@ -90,8 +90,9 @@ def gradient_norms(model: nn.Module, batch: dict[str, Tensor], where: Tensor) ->
 
 def _squared(given: Tensor, pull: Tensor) -> Tensor:
     """Squared norms of ``sum_t g_t x_t'``, ``[r, t, in]`` and ``[r, t, out]`` to ``[r]``."""
-    given, pull = given.float(), pull.float()
-    return ((given @ given.mT) * (pull @ pull.mT)).sum((-1, -2))
+    with torch.autocast(given.device.type, enabled=False):
+        given, pull = given.float(), pull.float()
+        return ((given @ given.mT) * (pull @ pull.mT)).sum((-1, -2))
 
 
 def refuse_without_second_derivative(model: nn.Module) -> None:
