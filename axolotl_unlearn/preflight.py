@@ -30,6 +30,8 @@ LOG = logging.getLogger(__name__)
 
 PLUGIN = "axolotl_unlearn.UnlearnPlugin"
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+#: Keys that choose an attention without second derivatives (the first one, any but two).
+ATTENTION = ("attn_implementation", "flash_attention", "flex_attention", "xformers_attention")
 
 #: Axolotl's switches of trackers and the module that each needs.
 _TRACKERS = {
@@ -287,6 +289,14 @@ def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
             "`unlearn.level.certainty` sets the temperature of `nckd`, but no forget objective is "
             "`nckd`: add one or remove the key."
         )
+    if any(entry.objective == "alike_gradients" for entry in args.forget):
+        named = [f"{key}: {cfg[key]}" for key in ATTENTION if cfg.get(key)]
+        found += [
+            f"`alike_gradients` needs second derivatives, which `{one}` has none of: use "
+            "`attn_implementation: sdpa` or `eager`."
+            for one in named
+            if not one.endswith((": sdpa", ": eager"))
+        ]
     if any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
         found.append(
             "`unlearn.level` scores whole rows under the policy, which FSDP and DeepSpeed do not "

@@ -532,6 +532,14 @@ def test_faults_of_the_block_name_the_cure(life):
         assert any("nothing would be forgotten" in fault for fault in faults(config)), reference
         config["unlearn"]["level"] = level
     assert faults(config) == []
+    config["unlearn"]["forget"] += [{"objective": "alike_gradients"}]
+    for attention, fine in (("sdpa", True), ("eager", True), ("flash_attention_2", False)):
+        found = faults(config | {"attn_implementation": attention})
+        assert fine != any("second derivatives" in fault for fault in found)
+    assert any(
+        "`flash_attention: True` has none" in f for f in faults(config | {"flash_attention": True})
+    )
+    config["unlearn"]["forget"].pop()
     for name in ("alike", "alike_states", "alike_gradients"):
         config["unlearn"]["forget"] += [{"objective": name}]
         assert faults(config) == []
