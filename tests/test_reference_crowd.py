@@ -9,11 +9,11 @@ import torch
 from conftest import tiny_llama
 from torch.testing import assert_close
 
-from axolotl_unlearn.engine import forward, gradients
+from axolotl_unlearn.engine import forward, row_gradients
 from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.engine.forward import observe
-from axolotl_unlearn.engine.gradients import refuse_without_second_derivative
 from axolotl_unlearn.engine.needs import Needs, label_positions
+from axolotl_unlearn.engine.row_gradients import refuse_without_second_derivative
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.metrics.learned import FEATURES, text_features, token_features
 from axolotl_unlearn.metrics.memorisation import TokenFacts
@@ -276,9 +276,9 @@ def test_gradient_norms_under_autocast():
     needs = Needs(gradients=label_positions(batch))
     whole = observe(model, batch, needs).gradients
     seen = []
-    squared = gradients._squared
+    squared = row_gradients._squared
     with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradients, "_squared", lambda x, g: seen.append((x, g)) or squared(x, g))
+        patch.setattr(row_gradients, "_squared", lambda x, g: seen.append((x, g)) or squared(x, g))
         found = observe(model, batch, needs).gradients
     assert (found - whole).abs().max() < 0.1
     want = [((x.float() @ x.float().mT) * (g.float() @ g.float().mT)).sum((1, 2)) for x, g in seen]

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.engine import probe
-from axolotl_unlearn.engine.gradients import gradient_norms
 from axolotl_unlearn.engine.layers import decoder_layers, tap_layers
 from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, States, targets
+from axolotl_unlearn.engine.row_gradients import gradient_norms
 from axolotl_unlearn.engine.statistics import (
     DEFAULT_PLAN,
     ChunkPlan,
