@@ -31,7 +31,13 @@ LOG = logging.getLogger(__name__)
 PLUGIN = "axolotl_unlearn.UnlearnPlugin"
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 #: Keys that choose an attention without second derivatives (the first one, any but two).
-ATTENTION = ("attn_implementation", "flash_attention", "flex_attention", "xformers_attention")
+ATTENTION = (
+    "attn_implementation",
+    "flash_attention",
+    "flex_attention",
+    "sage_attention",
+    "xformers_attention",
+)
 
 #: Axolotl's switches of trackers and the module that each needs.
 _TRACKERS = {

@@ -89,7 +89,34 @@ def observe(
     found = read_groups(groups, numbers, needs, pieces[len(groups) :], zero)
     if needs.gradients is None:
         return found
-    return replace(found, gradients=gradient_norms(unwrapped, batch, needs.gradients))
+    return replace(found, gradients=norms_of_rows(unwrapped, batch, needs.gradients))
+
+
+def norms_of_rows(model: nn.Module, batch: dict[str, Tensor], where: Tensor) -> Tensor:
+    """`gradient_norms` of a bare or PEFT model, ``[R, W]``, by a padded forward of its own."""
+    learn_after_head(model, model, batch["input_ids"].device)
+    return gradient_norms(model, partial(run_to_head, model, unwrapped=model), batch, where)
+
+
+def refuse_without_second_derivative(model: nn.Module) -> None:
+    """Whether the norms can be trained is tried on a made-up row, before the run and not in it.
+
+    Raises:
+        UnlearnError: A part of the model has no second derivative.
+    """
+    ids = torch.arange(4, device=next(model.parameters()).device)[None] + 3
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    where = torch.tensor([[True, True, True, False]], device=ids.device)
+    try:
+        # `autograd.grad` would pass by what raises only when it is reached.
+        norms_of_rows(model, batch, where).sum().backward()
+    except RuntimeError as error:
+        raise UnlearnError(
+            f"`alike_gradients` needs second derivatives, and a part of this model has none "
+            f"({error}): use `attn_implementation: sdpa` or `eager`, and no fused kernels."
+        ) from error
+    finally:
+        model.zero_grad()
 
 
 def row_profiles(layers: Sequence[Tensor], where: Tensor, layout: Layout) -> Tensor:

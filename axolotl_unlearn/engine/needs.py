@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -137,6 +137,9 @@ class Needs:
             (asked of the policy alone).
     """
 
+    #: The masks that are not of a layer or a valuation.
+    MASKS: ClassVar = ("labels", "logged", "moments", "profiles", "gradients")
+
     labels: Tensor | None = None
     states: dict[Layer, Tensor] = field(default_factory=dict)
     valuations: tuple[Valuation, ...] = ()
@@ -159,7 +162,7 @@ class Needs:
     @property
     def masks(self) -> list[Tensor]:
         """All masks."""
-        own = (self.labels, self.logged, self.moments, self.profiles, self.gradients)
+        own = (getattr(self, name) for name in self.MASKS)
         valued = [valuation.positions for valuation in self.valuations]
         return [*(mask for mask in own if mask is not None), *valued, *self.states.values()]
 

@@ -8,7 +8,7 @@ backward keeps its own graph, so that the norms can be trained.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,8 +17,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.pytorch_utils import Conv1D
 
 from axolotl_unlearn.engine.layers import decoder_layers
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.engine.needs import Head
 
+#: Inputs and a program at the head to what the program returned, by a forward (`run_to_head`).
+Run = Callable[[dict[str, Tensor], Callable[[Tensor, Head], list[Tensor]]], list[Tensor]]
 #: Squared norms below this count as this: the logarithm of 0 has no gradient.
 LEAST = 1e-24
 
@@ -52,11 +54,11 @@ def _watched(modules: list[nn.Module]) -> Iterator[list[tuple[Tensor, Tensor]]]:
             hook.remove()
 
 
-def gradient_norms(model: nn.Module, batch: dict[str, Tensor], where: Tensor) -> Tensor:
+def gradient_norms(model: nn.Module, run: Run, batch: dict[str, Tensor], where: Tensor) -> Tensor:
     """Logarithms of the norm of each row's gradient, matrix by matrix.
 
     Args:
-        model: bare or PEFT model.
+        model: bare or PEFT model; ``run``: a forward of it.
         batch: input_ids, attention_mask, labels ``[R, T]``.
         where: ``[R, T]`` bool, positions whose next token counts; a row's loss is its mean NLL.
 
@@ -72,15 +74,14 @@ def gradient_norms(model: nn.Module, batch: dict[str, Tensor], where: Tensor) ->
     ids, where = batch["input_ids"][rows], where[rows]
     # Kernels of attention have a first derivative only.
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), _watched(modules) as seen:
-        logits = model(
-            input_ids=ids,
-            attention_mask=batch["attention_mask"][rows],
-            use_cache=False,
-            return_dict=True,
-        ).logits
         row, time = where.nonzero(as_tuple=True)
-        logp = logits[row, time].float().log_softmax(-1)
-        losses = -logp.gather(-1, ids[row, time + 1, None])[:, 0] / where.sum(-1)[row]
+
+        def losses_at_head(states: Tensor, head: Head) -> list[Tensor]:
+            logp = head(states[row, time]).float().log_softmax(-1)
+            return [-logp.gather(-1, ids[row, time + 1, None])[:, 0] / where.sum(-1)[row]]
+
+        given = {"input_ids": ids, "attention_mask": batch["attention_mask"][rows]}
+        (losses,) = run(given, losses_at_head)
         inputs, outputs = zip(*seen, strict=True)
         pulls = torch.autograd.grad(losses.sum(), outputs, create_graph=graded)
         norms = torch.stack([_squared(x, g) for x, g in zip(inputs, pulls, strict=True)], -1)
@@ -93,24 +94,3 @@ def _squared(given: Tensor, pull: Tensor) -> Tensor:
     with torch.autocast(given.device.type, enabled=False):
         given, pull = given.float(), pull.float()
         return ((given @ given.mT) * (pull @ pull.mT)).sum((-1, -2))
-
-
-def refuse_without_second_derivative(model: nn.Module) -> None:
-    """Whether the norms can be trained is tried on a made-up row, before the run and not in it.
-
-    Raises:
-        UnlearnError: A part of the model has no second derivative.
-    """
-    ids = torch.arange(4, device=next(model.parameters()).device)[None] + 3
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    where = torch.tensor([[True, True, True, False]], device=ids.device)
-    try:
-        # `autograd.grad` would pass by what raises only when it is reached.
-        gradient_norms(model, batch, where).sum().backward()
-    except RuntimeError as error:
-        raise UnlearnError(
-            f"`alike_gradients` needs second derivatives, and a part of this model has none "
-            f"({error}): use `attn_implementation: sdpa` or `eager`, and no fused kernels."
-        ) from error
-    finally:
-        model.zero_grad()

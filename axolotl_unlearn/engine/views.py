@@ -252,24 +252,15 @@ class Features(Labels):
         return torch.stack(features)
 
 
-class Profiles(Features):
-    """As `Features`, of each row mean and spread of its hidden states at every layer."""
+class Inside(Features):
+    """As `Features`, of what each row does inside the model: what the objective sees is what
+    `Needs` and `Found` call it."""
 
     def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
-        return Needs(profiles=self.positions)
+        return Needs(**{self.entry.objective.sees: self.positions})
 
     def features(self, policy: Found, rows: Tensor) -> Tensor:
-        return policy.profiles[rows]
-
-
-class Gradients(Features):
-    """As `Features`, of each row how strongly it pulls at each weight matrix."""
-
-    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
-        return Needs(gradients=self.positions)
-
-    def features(self, policy: Found, rows: Tensor) -> Tensor:
-        return policy.gradients[rows]
+        return getattr(policy, self.entry.objective.sees)[rows]
 
 
 VIEWS: dict[str, type[View]] = {
@@ -278,8 +269,8 @@ VIEWS: dict[str, type[View]] = {
     "distributions": Distributions,
     "hidden": Hidden,
     "features": Features,
-    "profiles": Profiles,
-    "gradients": Gradients,
+    "profiles": Inside,
+    "gradients": Inside,
 }
 
 
@@ -304,23 +295,16 @@ def _isin(values: Tensor, numbers: Sequence[int]) -> Tensor:
 
 def together(needs: Iterable[Needs]) -> Needs:
     """The union of what several views need."""
-    labels: Tensor | None = None
-    logged: Tensor | None = None
-    moments: Tensor | None = None
-    profiles: Tensor | None = None
-    gradients: Tensor | None = None
+    masks: dict[str, Tensor | None] = dict.fromkeys(Needs.MASKS)
     states: dict[Layer, Tensor] = {}
     valuations: tuple[Valuation, ...] = ()
     for one in needs:
-        labels = _either(labels, one.labels)
-        logged = _either(logged, one.logged)
-        moments = _either(moments, one.moments)
-        profiles = _either(profiles, one.profiles)
-        gradients = _either(gradients, one.gradients)
+        for name, mask in masks.items():
+            masks[name] = _either(mask, getattr(one, name))
         for layer, mask in one.states.items():
             states[layer] = _either(states.get(layer), mask)
         valuations += one.valuations
-    return Needs(labels, states, valuations, logged, moments, profiles, gradients)
+    return Needs(states=states, valuations=valuations, **masks)
 
 
 def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:

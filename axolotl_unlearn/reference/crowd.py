@@ -28,7 +28,7 @@ Group = tuple[int, int]
 
 
 class Crowd:
-    """What an objective that sees "features" or "profiles" compares with, in the place of a model.
+    """What `alike` and its kin compare with, in the place of a model.
 
     Args:
         correlated: Whether S is a covariance; else the variances, over the number of features.

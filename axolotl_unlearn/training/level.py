@@ -29,7 +29,7 @@ from axolotl_unlearn.args import LevelArgs
 from axolotl_unlearn.data.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.engine.entries import Entry
-from axolotl_unlearn.engine.forward import observe
+from axolotl_unlearn.engine.forward import norms_of_rows, observe
 from axolotl_unlearn.engine.needs import HEAD, Needs, label_positions
 from axolotl_unlearn.engine.views import rows_of
 from axolotl_unlearn.errors import UnlearnError
@@ -321,7 +321,11 @@ def inside(model: nn.Module, rows: Sequence[dict[str, Any]], what: str) -> list[
             ).to(device)
             for name in KEYED
         }
-        seen = getattr(observe(model, batch, Needs(**{what: label_positions(batch)})), what)
+        where = label_positions(batch)
+        if what == "gradients":  # no other forward beside that of theirs
+            seen = norms_of_rows(model, batch, where)
+        else:
+            seen = observe(model, batch, Needs(profiles=where)).profiles
         found |= zip(chosen, seen.double().cpu(), strict=True)
     return [found[i] for i in range(len(rows))]
 

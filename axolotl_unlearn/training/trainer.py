@@ -23,8 +23,7 @@ from axolotl_unlearn.args import ReferenceArgs, UnlearnArgs, WatchArgs
 from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.entries import Entry, unit_counts
-from axolotl_unlearn.engine.forward import refuse_packing
-from axolotl_unlearn.engine.row_gradients import refuse_without_second_derivative
+from axolotl_unlearn.engine.forward import refuse_packing, refuse_without_second_derivative
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
