@@ -309,6 +309,11 @@ def test_never_seen_real_adds_held_out_documents_a_teacher_and_match(lume, tofu,
     models = stages["eval"].command()
     assert any(word.startswith("match=") for word in models)
 
+    asked = stages["depth"].command()  # of the model that knows the text, not of the public one
+    assert asked[asked.index("--original") + 1].endswith("memorised/merged")
+    relearned = stages["relearn-match"].command()
+    assert relearned[relearned.index("--steps") + 1] == "5"  # the step that the marks judge
+
     alone = plan_never_seen_real(
         tmp_path / "alone", lume, tofu, bf16=False, sizes=SIZES, pair=False
     )
@@ -345,6 +350,7 @@ def test_halves_are_whole_documents_and_members_go_with_their_rows(lume, tofu, t
 def test_the_real_leaderboard_has_originals_a_teacher_and_ten_methods(lume, tofu, tmp_path):
     from axolotl_unlearn.jobs import leaderboard_real as real
     from axolotl_unlearn.jobs.methods import chosen_methods
+    from axolotl_unlearn.jobs.never_seen_real import plan_never_seen_real
 
     plan = plan_real(tmp_path, lume, tofu, bf16=False, stages=real.table, name="leaderboard-real")
     names = [stage.name for stage in plan.job.stages]
@@ -362,6 +368,14 @@ def test_the_real_leaderboard_has_originals_a_teacher_and_ten_methods(lume, tofu
     assert placed["RMU"].forget["layer"] == real.LAYER
     assert world.original.endswith("memorised/merged")
     assert world.control.endswith("retrained/merged")
+
+    # What another job has made in this folder is kept: the same commands and configs.
+    first = (tmp_path / "configs" / "memorised.yml").read_text("utf-8")
+    before = {stage.name: stage.settings for stage in plan.job.stages}
+    beside = plan_never_seen_real(tmp_path, lume, tofu, bf16=False)
+    assert (tmp_path / "configs" / "memorised.yml").read_text("utf-8") == first
+    after = {stage.name: stage.settings for stage in beside.job.stages}
+    assert after["data"] == before["data"]
 
     others = partial(real.table, documents=4)
     other = plan_real(tmp_path, lume, tofu, bf16=False, stages=others, name="leaderboard-real")

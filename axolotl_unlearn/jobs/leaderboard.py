@@ -124,9 +124,9 @@ def table(
                     *("axolotl", "unlearn", "attack", attack),
                     f"{slug(name)}={plan.model(best(plan.out, name)['name'])}",
                     *("--data", near(plan.data / "test"), "--control", plan.model(world.control)),
-                    *("--out", near(plan.out / "attacks" / slug(name)), *options, *ASKED),
+                    *("--out", near(plan.out / "attacks"), *options, *ASKED),
                 ],
-                f"attacks/{slug(name)}/{attack}-{slug(name)}.json",
+                f"attacks/{attack}-{slug(name)}.json",
                 title=f"{attack} {name}",
                 needs=(*made, f"{slug(name)}-validation"),
             )
@@ -194,7 +194,7 @@ def read_seed(out: Path, methods: Mapping[str, Method], trials: int) -> dict[str
             "mib": cost["peak_mib"],
         }
         for attack in ATTACKS:
-            path = out / "attacks" / slug(name) / f"{attack}-{slug(name)}.json"
+            path = out / "attacks" / f"{attack}-{slug(name)}.json"
             last = json.loads(path.read_text("utf-8"))["rows"][-1]
             lines[name][attack] = last["recalled"]["value"]
             if "control" in last:

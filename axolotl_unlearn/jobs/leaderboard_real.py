@@ -51,11 +51,13 @@ def table(
     }
 
 
-def world_of(out: Path, data: Path, example: str = "smollm2/over") -> World:
+def world_of(
+    out: Path, data: Path, example: str = "smollm2/over", epochs: int | None = None
+) -> World:
     """What the methods are compared on, once these stages have ended."""
     return World(
         example,
-        None,
+        epochs,
         *(out / name / "merged" for name in ("memorised", "retrained")),
         data,
         LAYER,
@@ -70,6 +72,7 @@ def leaderboard_real(
     *,
     sizes: RealSizes = SIZES,
     trials: int = TRIALS,
+    epochs: int | None = None,
     seed: int = 42,
     documents: int = 0,
     threads: int | None = None,
@@ -84,8 +87,8 @@ def leaderboard_real(
     )  # fmt: skip
     plan.job.run()
     return leaderboard(
-        out / "leaderboard", [seed], methods, world=world_of(out, plan.data), trials=trials,
-        threads=threads, console=console,
+        out / "leaderboard", [seed], methods, trials=trials, threads=threads,
+        console=console, world=world_of(out, plan.data, epochs=epochs),
     )  # fmt: skip
 
 
@@ -94,6 +97,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/real-leaderboard"))
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--trials", type=int)
+    parser.add_argument("--epochs", type=int, help="of each run, 4 without")
     parser.add_argument("--small", action="store_true", help="fewer documents, fewer trials")
     parser.add_argument("--documents", type=int, default=0, help="chooses them")
     parser.add_argument("--seed", type=int, default=42)

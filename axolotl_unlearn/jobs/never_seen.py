@@ -140,15 +140,24 @@ def table(out: Path, seed: int, sizes: LifeSizes, full: bool, pair: bool = True)
     return stages | attacks([name for name in ("merged", "match") if name in models], "original")
 
 
-def attacks(names: Sequence[str], original: str, **more: Any) -> dict[str, Kind]:
-    """The stages of `ATTACKS` on each model, and one that looks for the text in their layers."""
+def attacks(
+    names: Sequence[str],
+    original: str,
+    options: Mapping[str, Sequence[str]] = ATTACKS,
+    **more: Any,
+) -> dict[str, Kind]:
+    """The stages of these attacks on each model, and one that looks for the text in their layers.
+
+    Args:
+        original: That knows the text; ``options``: of each attack's command.
+    """
 
     def attack(kind: str, name: str) -> Run:
         return Run(
             lambda plan: [
                 *("axolotl", "unlearn", "attack", kind, f"{name}={plan.model(name)}"),
                 *("--control", plan.model("retrained"), "--data", near(plan.data)),
-                *(*ATTACKS[kind], "--out", near(plan.out / "eval")),
+                *(*options[kind], "--out", near(plan.out / "eval")),
             ],
             f"eval/{kind}-{name}.json",
             title=f"{kind} {name}",
@@ -167,7 +176,7 @@ def attacks(names: Sequence[str], original: str, **more: Any) -> dict[str, Kind]
         needs=(original, "retrained", *names, "eval"),
         **more,
     )
-    stages = {f"{kind}-{name}": attack(kind, name) for kind in ATTACKS for name in names}
+    stages = {f"{kind}-{name}": attack(kind, name) for kind in options for name in names}
     return stages | {"depth": depth}
 
 

@@ -200,7 +200,8 @@ class Plan:
 
     def write_config(self, name: str, example: str, config: Mapping[str, Any]) -> Path:
         path = self.config_file(name)
-        head = f"# Written by `{self.name}` from {example}.\n"
+        # Not the job's name: another job in this folder keeps the stages that it shares.
+        head = f"# Written from {example}.\n"
         return write(path, head + yaml.safe_dump(config, sort_keys=False))
 
     def share(self, share: float | None) -> int:
