@@ -211,8 +211,12 @@ def leaderboard(
     trials: int = TRIALS,
     threads: int | None = None,
     console: Console | None = None,
+    command: str | None = None,
 ) -> Path:
     """All seeds, then ``results.json`` and ``leaderboard.md``; returns the latter.
+
+    Args:
+        command: What the results say they come from; None is `make leaderboard`.
 
     Raises:
         UnlearnError: An unknown method, more trials than a method has strengths, or a failed stage.
@@ -228,7 +232,10 @@ def leaderboard(
     most = min(len(method.values) for method in chosen.values())
     if not 1 <= trials <= most:
         raise UnlearnError(f"`--trials {trials}`: give 1 to {most}, the strengths of a method.")
-    content: dict[str, Any] = {"schema": "leaderboard", **study.facts(command_of(seeds, methods))}
+    content: dict[str, Any] = {
+        "schema": "leaderboard",
+        **study.facts(command or command_of(seeds, methods)),
+    }
     content |= {"trials": trials, "seeds": {}}
     for seed in seeds:
         console.print(f"seed {seed}")

@@ -86,9 +86,12 @@ def leaderboard_real(
         name="leaderboard-real", **places,
     )  # fmt: skip
     plan.job.run()
+    args = {"documents": documents, "trials": trials, "epochs": epochs or CHANGES["num_epochs"]}
+    words = " ".join(f"--{name} {value}" for name, value in args.items())
     return leaderboard(
         out / "leaderboard", [seed], methods, trials=trials, threads=threads,
         console=console, world=world_of(out, plan.data, epochs=epochs),
+        command=f'make leaderboard-real ARGS="{words}{" --small" if sizes is SMALL else ""}"',
     )  # fmt: skip
 
 
