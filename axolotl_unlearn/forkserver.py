@@ -125,7 +125,7 @@ def _start(request: Mapping[str, Any], answers: int) -> int:
 
 
 def serve() -> None:
-    """Answer requests until standard input ends."""
+    """Answer requests until standard input ends, then end what still runs."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no answer
     for name in IMPORTED:
@@ -136,6 +136,9 @@ def serve() -> None:
         if select.select([0], [], [], POLL_SECONDS)[0]:
             data = os.read(0, 1 << 16)
             if not data:
+                for pid in running:  # started at the last moment: the parent does not know of it
+                    with suppress(OSError):
+                        os.killpg(pid, signal.SIGKILL)
                 return
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:

@@ -369,6 +369,23 @@ def test_a_fork_server_that_still_imports_ends_with_its_driver(tmp_path):
     assert not alive
 
 
+def test_a_command_that_was_asked_for_as_the_driver_left_ends_too(tmp_path, forks):
+    """The driver was told to end while its server imported: nobody else knows of this command."""
+    (tmp_path / "sleeps.py").write_text("import time; time.sleep(120)")
+    request = {"words": [str(tmp_path / "sleeps.py")], "log": str(tmp_path / "log")}
+    (tmp_path / "log").touch()
+    words = [sys.executable, "-m", "axolotl_unlearn.forkserver"]
+    server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    said, _ = server.communicate(json.dumps(request | {"environment": {}}) + "\n", timeout=300)
+    pid = json.loads(said.splitlines()[0])["pid"]
+    deadline = time.monotonic() + 5
+    while (alive := _alive(pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if alive:
+        os.kill(pid, signal.SIGKILL)
+    assert not alive
+
+
 def test_a_command_of_python_is_a_fork_and_does_not_notice(tmp_path, forks):
     """Arguments, environment, threads, group, log and exit code are those of a process; what it
     changes is its own."""
