@@ -443,19 +443,22 @@ class LevelCallback(TrainerCallback):
         self, model: nn.Module, forget: Sequence[TokenFacts], heldout: Sequence[TokenFacts]
     ) -> None:
         """Show each crowd how all judged rows stand."""
-        keys = self.forget.by_group(self.forget.keys)
         for what, crowd in self.crowds.items():
-            seen, unseen = (
-                rows.by_group(
-                    [_features(one) for one in facts]
-                    if what == "features"
-                    else inside(model, rows.rows, what)
-                )
-                for rows, facts in ((self.forget, forget), (self.heldout, heldout))
-            )
+            found = []
+            for rows, facts in ((self.forget, forget), (self.heldout, heldout)):
+                chosen = [i for i, group in enumerate(rows.groups) if group in self.judged]
+                if what == "features":
+                    values = [_features(facts[i]) for i in chosen]
+                else:
+                    values = inside(model, [rows.rows[i] for i in chosen], what)
+                stand: dict[Hashable, list[tuple[bytes, Tensor]]] = defaultdict(list)
+                for i, value in zip(chosen, values, strict=True):
+                    stand[rows.groups[i]].append((rows.keys[i], value))
+                found.append(stand)
+            seen, unseen = found
             crowd.look(
-                {group: dict(zip(keys[group], seen[group], strict=True)) for group in self.judged},
-                {group: torch.stack(unseen[group]) for group in self.judged},
+                {group: dict(rows) for group, rows in seen.items()},
+                {group: torch.stack([one for _, one in unseen[group]]) for group in seen},
             )
 
     def expected(self) -> dict[str, float]:
