@@ -366,6 +366,9 @@ def test_the_real_leaderboard_has_originals_a_teacher_and_ten_methods(lume, tofu
     placed = world.placed(methods, tmp_path / "leaderboard")
     assert placed["Match"].forget["reference"]["adapter"] == str(tmp_path / "teacher")
     assert placed["RMU"].forget["layer"] == real.LAYER
+    assert {r["objective"] for r in placed["RMU"].retain} == {"hidden_mse"}  # its own
+    of_npo = [(r["objective"], r.get("kinds")) for r in placed["NPO"].retain]
+    assert of_npo == [("nll", "completion"), ("nll", "question"), ("kl", None)]
     assert world.original.endswith("memorised/merged")
     assert world.control.endswith("retrained/merged")
 

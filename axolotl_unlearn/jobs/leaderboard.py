@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write, write_json
 from axolotl_unlearn.jobs.demo import CPU, TINY, data_stage, precision
-from axolotl_unlearn.jobs.methods import Method, chosen_methods, slug
+from axolotl_unlearn.jobs.methods import RETAIN, Method, chosen_methods, slug
 from axolotl_unlearn.jobs.stages import Evaluate, Kind, Plan, Run, Train, near
 
 SIZES = Sizes(stories=16, pii=12, facts_retain=40)
@@ -50,6 +50,7 @@ class World:
         teacher: folder of a model that never saw the forget rows (or its ``model`` and
             ``adapter``), for methods that compare with one; the embedded data's is a model that
             read other biographies, after a pass over the retain rows.
+        retain: losses on retained rows, of all methods but those that bring their own.
     """
 
     example: str = "npo_over"
@@ -61,15 +62,20 @@ class World:
     teacher: Path | Mapping[str, str] | None = None
     sizes: Sizes = SIZES
     changes: Mapping[str, Any] = field(default_factory=dict)
+    retain: Sequence[Mapping[str, Any]] = field(default_factory=lambda: RETAIN)
 
     def placed(self, methods: Mapping[str, Method], out: Path) -> dict[str, Method]:
-        """The methods that this world has all for, with its layer and its teacher."""
+        """The methods that this world has all for, with its layer, teacher and retain losses."""
         own = {} if self.layer is None else {"layer": self.layer}
         teacher = self.teacher if self.model else out / "teacher"
         if teacher:
             known = isinstance(teacher, Mapping)
             own |= {"reference": dict(teacher) if known else {"model": near(teacher)}}
-        return {name: m.placed(**own) for name, m in methods.items() if teacher or not m.teacher}
+        return {
+            name: (replace(m, retain=self.retain) if m.retain is RETAIN else m).placed(**own)
+            for name, m in methods.items()
+            if teacher or not m.teacher
+        }
 
     @property
     def original(self) -> str:
