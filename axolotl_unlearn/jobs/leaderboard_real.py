@@ -7,6 +7,7 @@ First the models that all methods share: the original, the retrained model, and 
 from __future__ import annotations
 
 import argparse
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,13 @@ def leaderboard_real(
         name="leaderboard-real", **places,
     )  # fmt: skip
     plan.job.run()
-    args = {"documents": documents, "trials": trials, "epochs": epochs or CHANGES["num_epochs"]}
+    args: dict[str, Any] = {
+        "documents": documents,
+        "trials": trials,
+        "epochs": epochs or CHANGES["num_epochs"],
+    }
+    if methods != METHODS:
+        args["methods"] = shlex.quote(methods)
     words = " ".join(f"--{name} {value}" for name, value in args.items())
     return leaderboard(
         out / "leaderboard", [seed], methods, trials=trials, threads=threads,
