@@ -178,6 +178,9 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             if path and _is_local(path) and not Path(path).exists():
                 found.append(f"`reference.{key}: {path}` does not exist; check the path.")
     count = _layers_of_folder(cfg)
+    only = cfg.get("peft_layers_to_transform")
+    lowest = min(only) if isinstance(only, list) and only else only or 0
+    found += untrained_faults(args, lowest) if cfg.get("adapter") else []
     return found + _level_faults(cfg, args) + (layer_faults(args, count) if count else [])
 
 
@@ -249,6 +252,17 @@ def layer_faults(args: UnlearnArgs, count: int) -> list[str]:
         f"{count - 1}; give one of them."
         for side, entry in args.entries()
         if objectives()[entry.objective].sees == "hidden" and entry.parameter("layer") >= count
+    ]
+
+
+def untrained_faults(args: UnlearnArgs, first: int) -> list[str]:
+    """Objectives on hidden states before ``first``, the lowest decoder layer that is trained."""
+    return [
+        f"`layer: {entry.parameter('layer')}` of {side}/{entry.objective} in `unlearn:` lies "
+        f"before all that is trained (from layer {first} on), so this objective would change "
+        "nothing; give a higher layer, or train lower ones."
+        for side, entry in args.entries()
+        if objectives()[entry.objective].sees == "hidden" and entry.parameter("layer") < first
     ]
 
 

@@ -315,6 +315,16 @@ def test_a_layer_that_the_model_lacks(settings, says, nested, tmp_path):
     assert len(found) == (says is not None) and (says is None or re.search(says, found[0]))
 
 
+@pytest.mark.parametrize(("layer", "told"), [(7, True), (9, True), (10, False), (15, False)])
+def test_a_layer_below_all_that_is_trained(layer, told):
+    block = {"forget": {"objective": "rmu", "layer": layer}}
+    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
+    cfg = {"plugins": [PLUGIN], "unlearn": block, "datasets": [entry], "adapter": "lora"}
+    found = config_faults(cfg | {"peft_layers_to_transform": [12, 10, 11]})
+    assert len(found) == told and all("from layer 10 on" in fault for fault in found)
+    assert config_faults(cfg) == []
+
+
 def test_the_page_of_axolotls_options_is_the_table():
     """`python -m axolotl_unlearn.axolotl_options > docs/axolotl-options.md`"""
     docs = Path(__file__).parents[1] / "docs" / "axolotl-options.md"
