@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from axolotl.common.datasets import TrainDatasetMeta
     from axolotl.utils.dict import DictDefault
 
+    from axolotl_unlearn.args import UnlearnArgs
+
 LOG = logging.getLogger(__name__)
 
 
@@ -68,6 +70,8 @@ class UnlearnPlugin(BasePlugin):
                 "which would fine-tune on the forget rows; remove the plugin or setting that asks "
                 "for it."
             )
+        if _trains(cfg):
+            _check_trained(unlearn_config(cfg), trainer.model)
 
     def post_train(self, cfg: DictDefault, model: Any) -> None:
         """Record the base by content, so that a merge of models from other bases is refused."""
@@ -179,6 +183,22 @@ def _check_layers(cfg: DictDefault) -> None:
     count = overrides.get("num_hidden_layers") or getattr(config, "num_hidden_layers", None)
     found = layer_faults(unlearn_config(cfg), count) if count else []
     if found:
+        raise UnlearnError(" ".join(found))
+
+
+def _check_trained(args: UnlearnArgs, model: Any) -> None:
+    """As `check` does by the config: an objective at a layer needs trained weights up to there."""
+    from axolotl_unlearn.engine.layers import decoder_layers
+    from axolotl_unlearn.preflight import untrained_faults
+    from axolotl_unlearn.registry import objectives
+
+    if not any(objectives()[entry.objective].sees == "hidden" for _, entry in args.entries()):
+        return
+    owner, name = decoder_layers(model)
+    parts = [model.get_input_embeddings(), *getattr(owner, name)]
+    trained = [any(p.requires_grad for p in part.parameters()) for part in parts]
+    lowest = trained.index(True) - 1 if any(trained) else len(parts)
+    if found := untrained_faults(args, lowest):
         raise UnlearnError(" ".join(found))
 
 

@@ -177,10 +177,15 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             path = getattr(reference, key)
             if path and _is_local(path) and not Path(path).exists():
                 found.append(f"`reference.{key}: {path}` does not exist; check the path.")
+    if "lora_layers_to_transform" in cfg:
+        found.append(
+            "`lora_layers_to_transform` is no option of Axolotl, which would train all layers; "
+            "write `peft_layers_to_transform`."
+        )
+    layers = cfg.get("peft_layers_to_transform")
+    if cfg.get("adapter") and layers and all(isinstance(layer, int) for layer in layers):
+        found += untrained_faults(args, min(layers))
     count = _layers_of_folder(cfg)
-    only = cfg.get("peft_layers_to_transform")
-    lowest = min(only) if isinstance(only, list) and only else only or 0
-    found += untrained_faults(args, lowest) if cfg.get("adapter") else []
     return found + _level_faults(cfg, args) + (layer_faults(args, count) if count else [])
 
 

@@ -323,6 +323,9 @@ def test_a_layer_below_all_that_is_trained(layer, told):
     found = config_faults(cfg | {"peft_layers_to_transform": [12, 10, 11]})
     assert len(found) == told and all("from layer 10 on" in fault for fault in found)
     assert config_faults(cfg) == []
+    (fault,) = config_faults(cfg | {"lora_layers_to_transform": [12, 10, 11]})
+    assert "write `peft_layers_to_transform`" in fault  # Axolotl ignores what it does not know
+    assert "valid integer" in config_faults(cfg | {"peft_layers_to_transform": ["all"]})[0]
 
 
 def test_the_page_of_axolotls_options_is_the_table():

@@ -374,11 +374,13 @@ def test_the_real_leaderboard_has_originals_a_teacher_and_ten_methods(lume, tofu
 
     # What another job has made in this folder is kept: the same commands and configs.
     first = (tmp_path / "configs" / "memorised.yml").read_text("utf-8")
-    before = {stage.name: stage.settings for stage in plan.job.stages}
+    before = {stage.name: stage for stage in plan.job.stages}
     beside = plan_never_seen_real(tmp_path, lume, tofu, bf16=False)
     assert (tmp_path / "configs" / "memorised.yml").read_text("utf-8") == first
-    after = {stage.name: stage.settings for stage in beside.job.stages}
-    assert after["data"] == before["data"]
+    after = {stage.name: stage for stage in beside.job.stages}
+    assert after["data"].settings == before["data"].settings
+    for name in ("memorised", "retrained", "teacher"):
+        assert after[name].command() == before[name].command()
 
     others = partial(real.table, documents=4)
     other = plan_real(tmp_path, lume, tofu, bf16=False, stages=others, name="leaderboard-real")

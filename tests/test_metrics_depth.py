@@ -215,5 +215,5 @@ def test_the_locate_command(tmp_path):
     words = ["locate", str(tmp_path / "model"), "--data", str(tmp_path), "--share", "1"]
     done = CliRunner().invoke(unlearn, words)
     assert done.exit_code == 0, done.output
-    assert "lora_layers_to_transform: [" in done.output and "2 rows" in done.output
+    assert "peft_layers_to_transform: [" in done.output and "2 rows" in done.output
     assert "lora_target_modules: [gate_proj, up_proj, down_proj]" in done.output

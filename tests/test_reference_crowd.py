@@ -3,12 +3,15 @@ them, and the crowd by hand arithmetic."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
 from torch.testing import assert_close
 
+from axolotl_unlearn.data.columns import KINDS
 from axolotl_unlearn.engine import forward, row_gradients
 from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.engine.forward import observe, refuse_without_second_derivative
@@ -19,7 +22,9 @@ from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import row_keys
 from axolotl_unlearn.reference.crowd import RIDGE, Crowd
-from axolotl_unlearn.training.level import inside
+from axolotl_unlearn.reference.level import Level
+from axolotl_unlearn.training import level
+from axolotl_unlearn.training.level import LevelCallback, Watched, inside
 
 
 def batch_of(rows: int = 3, time: int = 12) -> dict[str, torch.Tensor]:
@@ -225,6 +230,31 @@ def test_profiles_are_those_of_the_model(packed, beside, monkeypatch):
             for i, v_mask in enumerate(batch["attention_mask"].bool())]  # fmt: skip
     found = torch.stack(inside(model, rows, "profiles"))
     assert_close(found, want.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_look_asks_inside_the_model_about_judged_rows_alone(monkeypatch):
+    """Questions are judged by nothing; their states were computed, and that is half of a look."""
+    model, batch, asked, shown = tiny_llama(seed=3).float(), batch_of(), [], []
+    rows = [{k: v[i, mask].tolist() for k, v in batch.items() if v.dim() == 2}
+            for i, mask in enumerate(batch["attention_mask"].bool())]  # fmt: skip
+    kinds = (KINDS["completion"], KINDS["question"], KINDS["completion"])
+    rows = [row | {"kind": kind, "task": 0} for row, kind in zip(rows, kinds, strict=True)]
+    watched = Watched(rows, SimpleNamespace(decode=lambda *_, **__: ""))
+    crowd = SimpleNamespace(look=lambda *sides: shown.append(sides))
+    callback = LevelCallback(
+        watched, watched, watched, ([], []), Level(), every=1, crowds={"profiles": crowd}
+    )
+    monkeypatch.setattr(
+        level, "inside", lambda *given: asked.append(len(given[1])) or inside(*given)
+    )
+    callback.gather(model, watched.score(model), watched.score(model))
+    assert asked == [2, 2]
+    ((seen, unseen),) = shown
+    group, want = (KINDS["completion"], 0), plain_states(tiny_llama(seed=3).double(), batch)[[0, 2]]
+    assert seen.keys() == unseen.keys() == {group}
+    assert list(seen[group]) == [watched.keys[0], watched.keys[2]]
+    for found in (torch.stack(list(seen[group].values())), unseen[group]):
+        assert_close(found, want.detach(), atol=1e-5, rtol=1e-5)
 
 
 def plain_norms(model, batch, row) -> torch.Tensor:

@@ -541,6 +541,20 @@ def test_rmu_stops_at_its_layer(stage):
     assert moved == {0: True, 1: False}
 
 
+def test_rmu_below_all_that_is_trained_is_refused(stage):
+    """It ran to its end and left the model as it was: on SmolLM2 at layer 7, LoRA from 10 on."""
+    from axolotl_unlearn.errors import UnlearnError
+
+    at = {"layer": 0, "positions": "all"}
+    block = {
+        "forget": {"objective": "rmu", **at},
+        "retain": {"objective": "hidden_mse", "weight": 5.0, **at},
+    }
+    where = {"lora_target_linear": False, "lora_target_modules": ["layers.1.mlp.down_proj"]}
+    with pytest.raises(UnlearnError, match="`layer: 0` of forget/rmu .*from layer 1 on"):
+        train(stage, "rmu-below", unlearn=block, **where)
+
+
 def test_edited_data_is_not_read_from_a_stale_cache(stage):
     """Axolotl keys prepared data by path; ours by content."""
     from axolotl_unlearn.data.prepared import content_key

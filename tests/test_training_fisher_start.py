@@ -78,7 +78,8 @@ def test_base_and_adapter_add_up_to_the_model(tmp_path):
         sets.append({"path": str(path), "type": f"axolotl_unlearn.data.{side}"})
     config = {
         "base_model": str(tmp_path / "model"), "adapter": "lora", "lora_r": 3, "lora_alpha": 6,
-        "lora_target_modules": ["q_proj", "down_proj"], "datasets": sets, "sequence_len": 64,
+        "lora_target_modules": ["q_proj", "down_proj"], "peft_layers_to_transform": [1],
+        "datasets": sets, "sequence_len": 64,
         "unlearn": {"forget": {"objective": "ihl"}, "retain": {"objective": "nll"}},
     }  # fmt: skip
     (tmp_path / "my.yml").write_text(yaml.safe_dump(config))
@@ -89,7 +90,8 @@ def test_base_and_adapter_add_up_to_the_model(tmp_path):
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "out/base")
     names = {n for n, w in whole.named_parameters() if not torch.equal(w, base.get_parameter(n))}
-    assert names == {n for n, _ in whole.named_parameters() if "q_proj" in n or "down_proj" in n}
+    wanted = {f"model.layers.1.{n}.weight" for n in ("self_attn.q_proj", "mlp.down_proj")}
+    assert names == wanted
     ids = torch.tensor([[5, 6, 7, 8]])
     expected, alone = whole(ids).logits, base(ids).logits
     both = PeftModel.from_pretrained(base, tmp_path / "out/adapter")

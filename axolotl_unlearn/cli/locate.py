@@ -68,6 +68,6 @@ def command(
         numbers = list(range(found.first, found.last + 1))
         click.echo(
             f"{kind}: layers {found.first} to {found.last} hold {found.share:.0%} of its effect:\n"
-            f"  lora_layers_to_transform: {numbers}\n"
+            f"  peft_layers_to_transform: {numbers}\n"
             f"  lora_target_modules: [{', '.join(linear_names(loaded, kind))}]"
         )

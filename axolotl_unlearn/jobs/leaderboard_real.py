@@ -17,6 +17,7 @@ from rich.console import Console
 from axolotl_unlearn.demo.lume import RealSizes, add_halves
 from axolotl_unlearn.jobs.demo import MODEL, memories, plan_real, real_table
 from axolotl_unlearn.jobs.leaderboard import TRIALS, World, leaderboard
+from axolotl_unlearn.jobs.methods import RETAIN
 from axolotl_unlearn.jobs.never_seen_real import teacher_stage
 from axolotl_unlearn.jobs.stages import Kind, Make, near
 
@@ -32,11 +33,7 @@ SMALL, FEWER = RealSizes(), 3
 CHANGES = {"num_epochs": 4, "max_steps": None}
 LAYER = 15
 #: Questions apart, as in the example: their few tokens drown in the documents'.
-RETAIN = [
-    {"objective": "nll", "kinds": "completion"},
-    {"objective": "nll", "kinds": "question"},
-    {"objective": "kl", "weight": 0.5, "direction": "reverse"},
-]
+APART = [*({"objective": "nll", "kinds": kind} for kind in ("completion", "question")), *RETAIN[1:]]
 
 
 def table(
@@ -70,7 +67,7 @@ def world_of(
         LAYER,
         {"model": near(out / MODEL), "adapter": near(out / "teacher")},
         changes=CHANGES,
-        retain=RETAIN,
+        retain=APART,
     )
 
 

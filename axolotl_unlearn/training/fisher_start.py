@@ -116,7 +116,7 @@ def fisher_start(
             r=config["lora_r"],
             lora_alpha=config.get("lora_alpha") or config["lora_r"],
             target_modules="all-linear" if config.get("lora_target_linear") else list(targets),
-            layers_to_transform=config.get("lora_layers_to_transform"),
+            layers_to_transform=config.get("peft_layers_to_transform"),
             task_type="CAUSAL_LM",
         ),
     )

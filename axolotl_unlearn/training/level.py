@@ -443,22 +443,21 @@ class LevelCallback(TrainerCallback):
         self, model: nn.Module, forget: Sequence[TokenFacts], heldout: Sequence[TokenFacts]
     ) -> None:
         """Show each crowd how all judged rows stand."""
+        keys = self.forget.by_group(self.forget.keys)
+
+        def stand(rows: Watched, facts: Sequence[TokenFacts], what: str) -> dict:
+            if what == "features":
+                return rows.by_group([_features(one) for one in facts])
+            asked = [i for i, group in enumerate(rows.groups) if group in self.judged]
+            values = inside(model, [rows.rows[i] for i in asked], what)
+            found = dict(zip(asked, values, strict=True))
+            return rows.by_group([found.get(i) for i in range(len(rows.rows))])
+
         for what, crowd in self.crowds.items():
-            found = []
-            for rows, facts in ((self.forget, forget), (self.heldout, heldout)):
-                chosen = [i for i, group in enumerate(rows.groups) if group in self.judged]
-                if what == "features":
-                    values = [_features(facts[i]) for i in chosen]
-                else:
-                    values = inside(model, [rows.rows[i] for i in chosen], what)
-                stand: dict[Hashable, list[tuple[bytes, Tensor]]] = defaultdict(list)
-                for i, value in zip(chosen, values, strict=True):
-                    stand[rows.groups[i]].append((rows.keys[i], value))
-                found.append(stand)
-            seen, unseen = found
+            seen, unseen = stand(self.forget, forget, what), stand(self.heldout, heldout, what)
             crowd.look(
-                {group: dict(rows) for group, rows in seen.items()},
-                {group: torch.stack([one for _, one in unseen[group]]) for group in seen},
+                {group: dict(zip(keys[group], seen[group], strict=True)) for group in self.judged},
+                {group: torch.stack(unseen[group]) for group in self.judged},
             )
 
     def expected(self) -> dict[str, float]:
