@@ -183,7 +183,8 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             "write `peft_layers_to_transform`."
         )
     layers = cfg.get("peft_layers_to_transform")
-    if cfg.get("adapter") and layers and all(isinstance(layer, int) for layer in layers):
+    known = isinstance(layers, list) and layers and all(isinstance(n, int) for n in layers)
+    if cfg.get("adapter") and known:
         found += untrained_faults(args, min(layers))
     count = _layers_of_folder(cfg)
     return found + _level_faults(cfg, args) + (layer_faults(args, count) if count else [])

@@ -325,7 +325,8 @@ def test_a_layer_below_all_that_is_trained(layer, told):
     assert config_faults(cfg) == []
     (fault,) = config_faults(cfg | {"lora_layers_to_transform": [12, 10, 11]})
     assert "write `peft_layers_to_transform`" in fault  # Axolotl ignores what it does not know
-    assert "valid integer" in config_faults(cfg | {"peft_layers_to_transform": ["all"]})[0]
+    for given, says in ((["all"], "valid integer"), (12, "valid list")):
+        assert says in config_faults(cfg | {"peft_layers_to_transform": given})[0]
 
 
 def test_the_page_of_axolotls_options_is_the_table():
