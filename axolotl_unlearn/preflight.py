@@ -163,7 +163,7 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
                 "`reference: {twins: ...}` asks the starting model before training, which FSDP and "
                 "ZeRO-3 do not allow; train on one device or with DDP."
             )
-        if reference.twins and not Path(reference.twins).is_file():
+        if reference.twins and not os.path.isfile(reference.twins):
             found.append(
                 f"`reference.twins: {reference.twins}` is no file; write it with `axolotl unlearn "
                 "augment twins`."
@@ -175,7 +175,7 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             )
         for key in ("model", "adapter"):
             path = getattr(reference, key)
-            if path and _is_local(path) and not Path(path).exists():
+            if path and _is_local(path) and not os.path.exists(path):
                 found.append(f"`reference.{key}: {path}` does not exist; check the path.")
     if "lora_layers_to_transform" in cfg:
         found.append(
@@ -275,7 +275,8 @@ def untrained_faults(args: UnlearnArgs, first: int) -> list[str]:
 def _layers_of_folder(cfg: dict) -> int | None:
     """Number of decoder layers where the base model is a folder that says it."""
     file = Path(str(cfg.get("base_model_config") or cfg.get("base_model"))) / "config.json"
-    if cfg.get("overrides_of_model_config") or not file.is_file():
+    # Here and elsewhere not `Path.is_file`, which raises for a name that no file can have.
+    if cfg.get("overrides_of_model_config") or not os.path.isfile(file):
         return None
     config = json.loads(file.read_text("utf-8"))
     return config.get("text_config", config).get("num_hidden_layers")
@@ -300,7 +301,7 @@ def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
         return found
     if len(set(matched)) > 1:
         found.append("`unlearn.level` reads one reference: give all `match` entries the same.")
-    if not Path(args.level.heldout).is_file():
+    if not os.path.isfile(args.level.heldout):
         found.append(
             f"`unlearn.level.heldout: {args.level.heldout}` is no file; give rows of the same "
             "kinds as the forget rows that the model never saw."
@@ -335,7 +336,7 @@ def _model_faults(cfg: dict) -> list[str]:
     found = []
     for key in ("base_model", "lora_model_dir"):
         path = cfg.get(key)
-        if not isinstance(path, str) or not _is_local(path) or Path(path).exists():
+        if not isinstance(path, str) or not _is_local(path) or os.path.exists(path):
             continue
         maker = _MAKERS.get(path.rstrip("/").removeprefix("./"))
         cure = f"run `{maker}` first" if maker else "check the path, relative to where you started"
@@ -406,7 +407,7 @@ def _keep_together(cfg: dict) -> None:
     if not entries:
         return
     sources, retained = (
-        [e["path"] for e in entries if role_of(e) == side and Path(e["path"]).is_file()]
+        [e["path"] for e in entries if role_of(e) == side and os.path.isfile(e["path"])]
         for side in ("forget", "retain")
     )
     out = cfg.get("output_dir") or "model-out"

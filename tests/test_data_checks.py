@@ -315,6 +315,19 @@ def test_a_layer_that_the_model_lacks(settings, says, nested, tmp_path):
     assert len(found) == (says is not None) and (says is None or re.search(says, found[0]))
 
 
+def test_names_that_no_file_can_have():
+    """The system refuses to look for them: it was a traceback. Found by the fuzzer."""
+    name = "./" + "a" * 5000
+    block = {
+        "forget": {"objective": "match", "reference": {"model": name}},
+        "level": {"heldout": name},
+    }
+    data = {"path": f"{name}.jsonl", "type": "axolotl_unlearn.data.forget"}
+    cfg = {"plugins": [PLUGIN], "unlearn": block, "datasets": [data], "base_model": name}
+    assert sum("aaaa" in fault for fault in config_faults(cfg)) == 3
+    assert any("aaaa" in fault for fault in check_files(cfg))
+
+
 @pytest.mark.parametrize(("layer", "told"), [(7, True), (9, True), (10, False), (15, False)])
 def test_a_layer_below_all_that_is_trained(layer, told):
     block = {"forget": {"objective": "rmu", "layer": layer}}

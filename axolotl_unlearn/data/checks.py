@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -164,7 +165,7 @@ def _without_twin(args: UnlearnArgs, forget: list[tuple[str, list[Record]]]) -> 
     ids = [record.id for _, records in forget for record in records]
     faults = []
     for path in {source.twins for source in args.references()} - {None}:
-        if not Path(path).is_file():
+        if not os.path.isfile(path):
             continue  # reported elsewhere
         try:
             twins = read_records(path, args.data.fields, kind=args.data.default_kind)
@@ -200,7 +201,7 @@ def names_of_rows(cfg: dict[str, Any], side: str, numbers: Iterable[int]) -> lis
     paths = [e["path"] for e in cfg.get("datasets") or [] if role_of(e) == side]
     args = _block(cfg)
     names: list[str] = []
-    if args is not None and len(paths) == 1 and Path(paths[0]).is_file() and numbers:
+    if args is not None and len(paths) == 1 and os.path.isfile(paths[0]) and numbers:
         try:
             if args.data.rows:
                 names = [one.id for one in read_sources(paths[0], args.data)]
@@ -284,7 +285,7 @@ _WANTED = {
 
 def _is_file_name(path: str) -> bool:
     """A local file, or a path that was meant to be one."""
-    return Path(path).is_file() or (Path(path).suffix in SUFFIXES and "://" not in path)
+    return os.path.isfile(path) or (Path(path).suffix in SUFFIXES and "://" not in path)
 
 
 def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:

@@ -337,7 +337,7 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, 
 
 def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (place, row) of a file of any format."""
-    if not path.exists():
+    if not os.path.exists(path):
         raise UnlearnError(f"{path} does not exist; {_missing_cure(path)}.")
     if path.is_dir():
         raise UnlearnError(f"{path} is a folder; name one of its files ({', '.join(SUFFIXES)}).")
