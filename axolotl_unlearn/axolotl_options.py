@@ -5,6 +5,8 @@ python -m axolotl_unlearn.axolotl_options > docs/axolotl-options.md
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any
@@ -150,6 +152,35 @@ def refused(cfg: dict[str, Any]) -> list[str]:
                 found.append(
                     f"`{option}: {value}` does not go with unlearning ({group['why']}); {cure}."
                 )
+    return found
+
+
+#: Other names that Axolotl's schema takes.
+_ALIASES = ("model_config", "model_kwargs", "model_revision", "model_type")
+
+
+def ignored(cfg: dict[str, Any]) -> list[str]:
+    """Keys that Axolotl leaves unread without a word; those of other plugins are among them."""
+    known = {option for group in groups() for option in group["options"]}
+    return [str(key) for key in cfg if key not in known.union(_ALIASES, ["unlearn"])]
+
+
+def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> list[str]:
+    """A sentence for each ignored key that was meant as an option, or for our block (``ours``)."""
+    known = [option for group in groups() for option in group["options"]]
+    # Other plugins' keys are like Axolotl's own (`lm_eval_batch_size`).
+    cutoff = 0.8 if len(cfg.get("plugins") or []) < 2 else 0.95
+    found = []
+    for key in ignored(cfg):
+        if len(key) > 40:  # a text, and slow to compare
+            continue
+        near = difflib.get_close_matches(key, [*known, "unlearn"], n=1, cutoff=cutoff)
+        if key in ours:
+            found.append(
+                f"`{key}` would be ignored, it belongs into the block `unlearn:`; move it."
+            )
+        elif near:
+            found.append(f"`{key}` is no option and would be ignored; did you mean `{near[0]}`?")
     return found
 
 

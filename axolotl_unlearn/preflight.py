@@ -22,6 +22,7 @@ from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role
 from axolotl_unlearn.data.columns import ROLES
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
+from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.registry import objectives
@@ -97,6 +98,7 @@ def config_faults(cfg: dict) -> list[str]:
             found.append(str(error))
     if block is not None or roles - {None}:
         found += check_entries(cfg)
+    found += axolotl_options.misplaced(cfg, UnlearnArgs.model_fields)
     found += axolotl_options.number_faults(cfg) + _schedule_faults(cfg, args)
     found += _tracker_faults(cfg)
     return found + _setting_faults(cfg, args) + _model_faults(cfg)
@@ -177,11 +179,6 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             path = getattr(reference, key)
             if path and _is_local(path) and not os.path.exists(path):
                 found.append(f"`reference.{key}: {path}` does not exist; check the path.")
-    if "lora_layers_to_transform" in cfg:
-        found.append(
-            "`lora_layers_to_transform` is no option of Axolotl, which would train all layers; "
-            "write `peft_layers_to_transform`."
-        )
     layers = cfg.get("peft_layers_to_transform")
     known = isinstance(layers, list) and layers and all(isinstance(n, int) for n in layers)
     if cfg.get("adapter") and known:
@@ -456,7 +453,9 @@ def check_config(path: Path) -> tuple[list[str], list[str]]:
         make_demo_data(block["demo_data"])
     checked = check_records(cfg)
     found = config_faults(cfg) + checked.faults
-    return found, [] if found else summary(cfg, checked.counts)
+    unread = ", ".join(f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg))
+    note = [f"  note: no option of Axolotl, read by other plugins at most: {unread}"] * bool(unread)
+    return found, [] if found else summary(cfg, checked.counts) + note
 
 
 def _entries(cfg: dict) -> list:

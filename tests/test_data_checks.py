@@ -10,13 +10,14 @@ import types
 from pathlib import Path
 
 import pytest
+import yaml
 
 from axolotl_unlearn import axolotl_options
 from axolotl_unlearn.args import parse_unlearn
 from axolotl_unlearn.data.checks import check_columns, check_files, check_records
 from axolotl_unlearn.data.columns import task_number
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.preflight import PLUGIN, config_faults
+from axolotl_unlearn.preflight import PLUGIN, check_config, config_faults
 
 FORGET = {"id": "aqa0", "input": "q", "output": "d", "task": "Task2"}
 RETAIN = {"id": "bqa0", "input": "r", "output": "e", "task": "Task2"}
@@ -336,10 +337,39 @@ def test_a_layer_below_all_that_is_trained(layer, told):
     found = config_faults(cfg | {"peft_layers_to_transform": [12, 10, 11]})
     assert len(found) == told and all("from layer 10 on" in fault for fault in found)
     assert config_faults(cfg) == []
-    (fault,) = config_faults(cfg | {"lora_layers_to_transform": [12, 10, 11]})
-    assert "write `peft_layers_to_transform`" in fault  # Axolotl ignores what it does not know
     for given, says in ((["all"], "valid integer"), (12, "valid list")):
         assert says in config_faults(cfg | {"peft_layers_to_transform": given})[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("learning_rat", "did you mean `learning_rate`?"),
+        ("lora_layers_to_transform", "did you mean `peft_layers_to_transform`?"),
+        ("unlern", "did you mean `unlearn`?"),
+        ("pairing", "belongs into the block `unlearn:`"),
+    ],
+)
+def test_a_key_that_axolotl_would_ignore(key, says):
+    """It trained with the default and said nothing."""
+    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
+    block = {"forget": {"objective": "npo"}}
+    cfg = {"plugins": [PLUGIN], "unlearn": block, "datasets": [entry]}
+    (fault,) = config_faults(cfg | {key: 1})
+    assert f"`{key}`" in fault and says in fault
+
+
+def test_keys_that_are_nobodys_are_named(tmp_path):
+    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
+    block = {"forget": {"objective": "npo"}}
+    plugins = [PLUGIN, "axolotl.integrations.lm_eval.LMEvalPlugin"]
+    cfg = {"plugins": plugins, "unlearn": block, "datasets": [entry], "model_type": "AutoModel"}
+    file = tmp_path / "my.yml"
+    file.write_text(yaml.safe_dump(cfg | {"x-common": {"a": 1}, "lm_eval_batch_size": 8, 5: 1}))
+    found, lines = check_config(file)
+    assert found == [] and lines[-1].endswith("at most: `x-common`, `lm_eval_batch_size`, `5`")
+    file.write_text(yaml.safe_dump(cfg))
+    assert "no option" not in check_config(file)[1][-1]
 
 
 def test_the_page_of_axolotls_options_is_the_table():

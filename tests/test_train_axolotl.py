@@ -731,13 +731,15 @@ def test_every_option_of_axolotl_is_decided():
     """A new Axolotl may bring one that changes loss, batches or weights behind us."""
     from axolotl.utils.schemas.config import AxolotlInputConfig
 
-    from axolotl_unlearn.axolotl_options import groups
+    from axolotl_unlearn.axolotl_options import _ALIASES, groups
 
     decided = [option for group in groups() for option in group["options"]]
     assert sorted(decided) == sorted(set(decided))
     fields = set(AxolotlInputConfig.model_fields)
     new, gone = sorted(fields - set(decided)), sorted(set(decided) - fields)
     assert not new and not gone, "decide in axolotl_unlearn/axolotl_options.yml"
+    aliases = {field.alias for field in AxolotlInputConfig.model_fields.values()} - {None}
+    assert aliases == set(_ALIASES)
 
 
 def test_without_the_plugin_the_dataset_type_refuses(stage):
