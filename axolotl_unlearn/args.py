@@ -426,6 +426,13 @@ class PhaseArgs(Sides):
     fresh_optimizer: bool = Field(
         False, description="begin without the moments of the phase before (AILS-NTUA)"
     )
+    leave_out: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of the retain rows, those whose loss has changed most since the start "
+        "of the run, that are left out from here on (TARF)",
+    )
 
     @model_validator(mode="after")
     def _check_phase(self) -> PhaseArgs:
@@ -530,6 +537,10 @@ class UnlearnArgs(Sides):
                 raise ValueError("give `phases`, or `forget` and `retain`, not both")
             for side in ("forget", "retain"):
                 self.__dict__[side] = [e for phase in self.phases for e in getattr(phase, side)]
+        if self.phases and self.phases[0].leave_out:
+            raise ValueError(
+                "`leave_out` looks at what the phases before have changed: not in the first phase"
+            )
         for key in ("sharpness", "saliency", "flatten"):
             if getattr(self, key) and not (self.phases or [self])[0].forget:
                 raise ValueError(

@@ -92,6 +92,7 @@ PUBLISHED = {
     },
     "ails-ntua-agad": {"ga": (1, {"reduction": "sequence"}), "nll": (1, {"reduction": "sequence"})},
     "sha256": {"ga": (1, {}), "nll": (1.2, {})},
+    "tarf": {"ga": (0.35, {}), "nll": (1, {})},
     "cyber-for-ai": {"ga": (1, {}), "nll": (1, {})},
     "mr-snuffleupagus": {
         "adaptive_rmu": (1, {"layer": 26, "scale": 5.0}), "hidden_mse": (900, {"layer": 26})

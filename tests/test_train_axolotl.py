@@ -12,6 +12,9 @@ from axolotl.integrations.base import BasePlugin
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from axolotl_unlearn.data.columns import ROLES
+from axolotl_unlearn.reference.base import row_keys
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -334,6 +337,59 @@ def test_phases(stage):
             lr_scheduler="linear", resume_from_checkpoint=str(whole / f"checkpoint-{step}"),
         )  # fmt: skip
         assert_same(whole, resumed, atol=0)
+
+
+def test_retain_rows_that_are_drawn_along_are_left_out(stage):
+    """Those whose loss plain transformers find most changed by the first phase (TARF); a resumed
+    run leaves out the same."""
+    from datasets import concatenate_datasets, load_from_disk
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    phases = [
+        {"steps": 3, "forget": {"objective": "ga"}},
+        {"steps": 2, "leave_out": 0.34, "retain": {"objective": "nll"}},
+        {"steps": 1, "retain": {"objective": "nll"}},
+    ]
+    block = config(stage, "x")["unlearn"] | {"phases": phases}
+    del block["forget"], block["retain"]
+    options = {"unlearn": block, "num_epochs": "DELETE", "save_strategy": "steps", "save_steps": 1}
+    options |= {"learning_rate": 5e-3, "dataset_prepared_path": str(stage / "rows-along")}
+    run = train(stage, "along", **options)
+
+    def known(step: int) -> dict:
+        state = json.loads((run / f"checkpoint-{step}/trainer_state.json").read_text())
+        return state["stateful_callbacks"]["DrawnAlong"]["attributes"]
+
+    assert known(2)["left_out"] == [] and known(3) == known(4) == known(6)
+
+    tables = {info.parent for info in (stage / "rows-along").rglob("state.json")}
+    rows = concatenate_datasets([load_from_disk(str(one)) for one in sorted(tables)])
+    rows = [row for row in rows if row["role"] == ROLES["retain"]]
+    inputs = [
+        {name: torch.tensor([row[name]]) for name in ("input_ids", "attention_mask", "labels")}
+        for row in rows
+    ]
+
+    @torch.no_grad()
+    def losses(model) -> torch.Tensor:
+        return torch.stack([model(**row).loss for row in inputs])
+
+    base = AutoModelForCausalLM.from_pretrained(stage / "base").eval()
+    before = losses(base)
+    after = losses(PeftModel.from_pretrained(base, str(run / "checkpoint-3")).eval())
+    assert sorted(known(3)["before"]) == pytest.approx(sorted(before.tolist()), abs=1e-4)
+    largest = (after - before).abs().topk(3).indices.tolist()
+    assert {row_keys(inputs[i])[0].hex() for i in largest} == set(known(3)["left_out"])
+    assert len(rows) == 9 and len(known(3)["left_out"]) == 3
+    del phases[1]["leave_out"]
+    whole = train(stage, "not-along", **options)
+    assert_same(run / "checkpoint-3", whole / "checkpoint-3", atol=0)
+    with pytest.raises(AssertionError):
+        assert_same(run / "checkpoint-4", whole / "checkpoint-4", atol=1e-6)
+    phases[1]["leave_out"] = 0.34
+    resumed = train(stage, "along-4", **options, resume_from_checkpoint=str(run / "checkpoint-4"))
+    assert_same(run, resumed, atol=0)
 
 
 def test_a_phase_may_begin_with_a_fresh_optimizer(stage):

@@ -17,6 +17,8 @@ from axolotl_unlearn.engine.entries import make_entries, unit_counts
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.preflight import _setting_faults
+from axolotl_unlearn.reference.base import row_keys
+from axolotl_unlearn.training.drawn_along import DrawnAlong, most_changed
 from axolotl_unlearn.training.duals import Duals
 from axolotl_unlearn.training.flatten import all_flattened, flattened
 from axolotl_unlearn.training.phases import make_phases, phase_at, phase_steps, restarting
@@ -103,10 +105,41 @@ def test_faults_of_phases():
         "needs `forget` and `retain`": {"surgery": "gu", "forget": {"objective": "ga"}},
         "beside each `forget`": {"flatten": {"of": "retain"}, "forget": {"objective": "ga"}},
         "`flatten` looks at the forget": {"flatten": {}, "retain": {"objective": "nll"}},
+        "not in the first phase": {
+            "phases": [{"steps": 3, "leave_out": 0.1, "retain": {"objective": "nll"}}]
+        },
     }.items():
         with pytest.raises(UnlearnError) as caught:
             parse_unlearn(says)
         assert block in str(caught.value)
+
+
+def test_what_is_drawn_along():
+    assert most_changed([1, 2, 3, 4], [1, 5, 2, 4], 0.5) == [1, 2]  # either way
+    assert most_changed([1, 2, 3], [1, 1, 1], 0.1) == []
+    batch = {
+        "input_ids": torch.tensor([[5, 6, 7], [5, 6, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
+        "labels": torch.tensor([[-100, 6, 7], [-100, 6, -100]]),
+        "role": torch.tensor([1, 1]),
+    }
+    along = DrawnAlong(None, {})
+    assert along.hide(batch) is batch
+    alone = {key: value[1:, :2] if value.dim() > 1 else value[1:] for key, value in batch.items()}
+    along.left_out = [key.hex() for key in row_keys(alone)]  # known without its padding
+    assert along.hide(batch)["role"].tolist() == [1, -1]
+
+
+def test_tarf_weighs_its_ascent_as_published():
+    """k(t) = max(0, k (T - t - t0) / T), T = 10, t0 = 2, k = .5; the first phase ends at t1 = 1."""
+    args = parse_unlearn({"preset": "tarf"})
+    first, second, last = make_phases(args, total=1, steps_per_epoch=1000, learning_rate=1e-4)
+    assert [p.leave_out for p in (first, second, last)] == [None, 0.1, None]
+    for phase in (first, second):
+        for step in (phase.start, (phase.start + phase.stop) // 2, phase.stop - 1):
+            expected = 0.5 * (10 - step / 1000 - 2) / 10
+            assert phase.weights(step)[0] == pytest.approx(expected, abs=1e-4)
+    assert last.sides == {"retain"} and last.stop == 10_000
 
 
 SIDES = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
@@ -120,6 +153,7 @@ SHARDED = {"fsdp_config": {"x": 1}, "adapter": "lora"}
         ({"num_epochs": 2}, BLOCK, "`num_epochs` does not go with `unlearn.phases`"),
         ({"deepspeed": "x.json"}, {"preset": "ails-ntua-agad"}, "DeepSpeed's own"),
         (SHARDED, {"surgery": "gu"}, "use DDP instead of FSDP"),
+        (SHARDED, {"preset": "tarf"}, "`leave_out` of a phase scores whole rows"),
         (SHARDED, {"sharpness": 0.01}, "`unlearn.sharpness: 0.01` needs both gradients"),
         (SHARDED, {"flatten": {"components": 4}}, "`unlearn.flatten` needs both gradients"),
         ({"weight_decay": 0.01}, {"saliency": {"share": 0.2}}, "`weight_decay` would move them"),

@@ -41,6 +41,7 @@ from axolotl_unlearn.reference.teacher import (
     require_same_vocabulary,
 )
 from axolotl_unlearn.reference.twins import Twins, own_twins
+from axolotl_unlearn.training.drawn_along import DrawnAlong
 from axolotl_unlearn.training.duals import Duals
 from axolotl_unlearn.training.gradients import GradientSteps
 from axolotl_unlearn.training.guard import CollapseWatch, shown
@@ -48,6 +49,7 @@ from axolotl_unlearn.training.level import (
     LevelCallback,
     Levelled,
     Sharpened,
+    Watched,
     forget_rows,
     level_callback,
     refuse_unmatched,
@@ -111,6 +113,7 @@ class UnlearnTrainer(GradientSteps):
         self.duals = Duals(partial(self.accelerator.reduce, reduction="sum"))
         if any(entry.constraint for _, entry in self.unlearn_args.entries()):
             self.add_callback(self.duals)
+        self.drawn_along: DrawnAlong | None = None
         self._step_counts: Tensor | None = None
         self._meters: dict[str, dict[str, list]] = {
             "train": defaultdict(lambda: [0.0, 0.0]),
@@ -203,6 +206,10 @@ class UnlearnTrainer(GradientSteps):
             self.add_callback(self.level_watch)
         if self.unlearn_args.watch is not None:
             self.add_callback(self._watch_collapse(self.unlearn_args.watch))
+        if shares := {p.start: p.leave_out for p in self.phases if p.leave_out}:
+            rows = self._retain_rows()
+            self.drawn_along = DrawnAlong(Watched(rows, self.processing_class), shares)
+            self.add_callback(self.drawn_along)
         resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
         if isinstance(resumed, str):
             for number, reference in enumerate(self.references.values()):
@@ -363,9 +370,12 @@ class UnlearnTrainer(GradientSteps):
         )
 
     def _watch_collapse(self, watch: WatchArgs) -> CollapseWatch:
+        return CollapseWatch(watch, self._retain_rows(watch.rows), self.processing_class)
+
+    def _retain_rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """The first ones of training, or all."""
         retained = PairedDataset(self.train_dataset, retain_per_forget=0).retain_rows
-        chosen = [self.train_dataset[int(i)] for i in retained[: watch.rows]]
-        return CollapseWatch(watch, chosen, self.processing_class)
+        return [self.train_dataset[int(i)] for i in retained[:count]]
 
     # -- pairs -------------------------------------------------------------------------------
 
@@ -433,7 +443,11 @@ class UnlearnTrainer(GradientSteps):
 
     def _counts(self, batch: dict[str, Tensor], entries: Sequence[Entry]) -> Tensor:
         _require_columns(batch)
-        return unit_counts(entries, batch)
+        return unit_counts(entries, self._hidden(batch))
+
+    def _hidden(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch, where retain rows that are left out are no objective's."""
+        return batch if self.drawn_along is None else self.drawn_along.hide(batch)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss = sum(self._losses(model, inputs).values())
@@ -461,7 +475,7 @@ class UnlearnTrainer(GradientSteps):
             chosen = [i for i, entry in enumerate(phase.entries) if entry.side in sides]
             phase = replace(phase, entries=tuple(phase.entries[i] for i in chosen))
             weights, counts = [weights[i] for i in chosen], counts[chosen]
-        batch = self._rows_of(phase, {key: batch[key] for key in BATCH_KEYS})
+        batch = self._hidden(self._rows_of(phase, {key: batch[key] for key in BATCH_KEYS}))
         # Trainer divides by the accumulation steps and DDP averages over processes; both are
         # undone here, since the counts are those of the whole step.
         scale = self.current_gradient_accumulation_steps * self.args.world_size if training else 1
