@@ -469,6 +469,16 @@ class FlattenArgs(Strict):
     )
 
 
+class AttributionArgs(Strict):
+    """Weigh forget rows by how little they share with the retain rows (GUARD)."""
+
+    temperature: float = Field(
+        gt=0,
+        allow_inf_nan=False,
+        description="of the softmax over attributions; small ones tell rows apart more",
+    )
+
+
 class UnlearnArgs(Sides):
     """The ``unlearn:`` block."""
 
@@ -497,6 +507,9 @@ class UnlearnArgs(Sides):
     flatten: FlattenArgs | None = Field(
         None,
         description="forget along quiet directions: flatten the top components of its gradient",
+    )
+    attribution: AttributionArgs | None = Field(
+        None, description="forget rows whose gradient agrees with the retain rows' weigh less"
     )
     data: DataArgs = Field(default_factory=DataArgs)
     pairing: PairingArgs = Field(default_factory=PairingArgs)
@@ -545,6 +558,15 @@ class UnlearnArgs(Sides):
             if getattr(self, key) and not (self.phases or [self])[0].forget:
                 raise ValueError(
                     f"`{key}` looks at the forget gradient: it needs `forget` (in the first phase)"
+                )
+        if self.attribution and not self.retain:
+            raise ValueError("`attribution` compares forget rows with retain rows: add `retain`")
+        for entry in self.forget if self.attribution else ():
+            known = objectives()[entry.objective]
+            if known.sees != "labels" or known.unit(entry.parameters) == "batch":
+                raise ValueError(
+                    f"`attribution` weighs the losses of single rows, and {entry.objective} is no "
+                    "loss of the labels of one row; take one such as ga, npo, simnpo or wga"
                 )
         if self.surgery and not (self.forget and self.retain):
             raise ValueError("`surgery` joins two gradients: it needs `forget` and `retain`")

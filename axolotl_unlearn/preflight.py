@@ -128,13 +128,16 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
         found.append(
             "`fresh_optimizer` of a phase cannot empty DeepSpeed's own optimizer; use DDP or FSDP."
         )
-    if any(phase.leave_out for phase in args.phases) and any(
-        cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")
-    ):
-        found.append(
-            "`leave_out` of a phase scores whole rows under the policy, which FSDP and DeepSpeed "
-            "do not allow; train on one device or with DDP."
-        )
+    asks = {
+        "leave_out` of a phase": any(phase.leave_out for phase in args.phases),
+        "unlearn.attribution`": args.attribution,
+    }
+    if any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
+        found += [
+            f"`{key} asks the model about single rows, which FSDP and DeepSpeed do not allow; "
+            "train on one device or with DDP."
+            for key in filter(asks.get, asks)
+        ]
     if args.by_side and any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
         found.append(
             f"`unlearn.{args.by_side}` needs both gradients whole on each process; use "

@@ -255,6 +255,33 @@ def test_tasks_limit_rows():
     assert_close(got, -plain.nll(model, batch, [1]), rtol=1e-5, atol=1e-5)
 
 
+def test_forget_rows_that_weigh_differently():
+    """A token's value in GA, a row's in NPO, times the weight of its row; retain rows weigh 1."""
+    model, batch = lora_model(), random_batch(seed=3)
+    base = tiny_llama(seed=1).double()
+    weight = torch.tensor([0.5, 2.0, 0.25, 9.0, 9.0], dtype=torch.float64)
+    entries = entries_for(
+        ("forget", {"objective": "ga"}),
+        ("forget", {"objective": "npo", "beta": 0.1, "reduction": "sum"}),
+        ("retain", {"objective": "nll"}),
+    )
+    batch = batch | {"weight": weight}
+    got = step_loss(model, batch, entries, reference=reference_for(model)).total
+    rows = [plain.row_logps(model, batch, row) for row in range(3)]
+    values = [plain.npo(model, base, batch, [row], 0.1, "sum") for row in range(3)]
+    expected = (
+        sum(w * row.sum() for w, row in zip(weight, rows, strict=False)) / sum(map(len, rows))
+        + sum(w * value for w, value in zip(weight, values, strict=False)) / 3
+        + plain.nll(model, batch, RETAIN)
+    )
+    assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for one, other in zip(
+        torch.autograd.grad(got, trained), torch.autograd.grad(expected, trained), strict=True
+    ):
+        assert_close(one.double(), other, rtol=1e-4, atol=1e-6)
+
+
 def test_alternatives_go_with_forget_rows_of_their_kind():
     """Kinds 0, 1, 0 of forget rows and of their alternatives: DPO for questions sees rows 1 and 6
     alone. One forward for all roles, and one value a pair."""

@@ -339,10 +339,21 @@ def test_phases(stage):
         assert_same(whole, resumed, atol=0)
 
 
+def prepared_rows(folder: Path) -> list[dict]:
+    """The rows that a run has written in its ``dataset_prepared_path``."""
+    from datasets import concatenate_datasets, load_from_disk
+
+    tables = {info.parent for info in folder.rglob("state.json")}
+    return list(concatenate_datasets([load_from_disk(str(one)) for one in sorted(tables)]))
+
+
+def model_inputs(row: dict) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor([row[name]]) for name in ("input_ids", "attention_mask", "labels")}
+
+
 def test_retain_rows_that_are_drawn_along_are_left_out(stage):
     """Those whose loss plain transformers find most changed by the first phase (TARF); a resumed
     run leaves out the same."""
-    from datasets import concatenate_datasets, load_from_disk
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -363,13 +374,8 @@ def test_retain_rows_that_are_drawn_along_are_left_out(stage):
 
     assert known(2)["left_out"] == [] and known(3) == known(4) == known(6)
 
-    tables = {info.parent for info in (stage / "rows-along").rglob("state.json")}
-    rows = concatenate_datasets([load_from_disk(str(one)) for one in sorted(tables)])
-    rows = [row for row in rows if row["role"] == ROLES["retain"]]
-    inputs = [
-        {name: torch.tensor([row[name]]) for name in ("input_ids", "attention_mask", "labels")}
-        for row in rows
-    ]
+    rows = [r for r in prepared_rows(stage / "rows-along") if r["role"] == ROLES["retain"]]
+    inputs = [*map(model_inputs, rows)]
 
     @torch.no_grad()
     def losses(model) -> torch.Tensor:
@@ -390,6 +396,53 @@ def test_retain_rows_that_are_drawn_along_are_left_out(stage):
     phases[1]["leave_out"] = 0.34
     resumed = train(stage, "along-4", **options, resume_from_checkpoint=str(run / "checkpoint-4"))
     assert_same(run, resumed, atol=0)
+
+
+def test_forget_rows_weigh_by_their_attribution(stage):
+    """As plain transformers find them (GUARD, all weights trained); a resumed run has the same
+    weights, and at a high temperature the run is the ordinary one."""
+    from transformers import AutoModelForCausalLM
+
+    block = {"forget": {"objective": "ga"}, "retain": {"objective": "nll"}}
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "adapter": "DELETE"}
+    options |= {"dataset_prepared_path": str(stage / "rows-weighed"), "learning_rate": 1e-4}
+
+    def run(name: str, temperature: float | None, **more) -> Path:
+        known = config(stage, "x")["unlearn"] | block
+        if temperature is not None:
+            known["attribution"] = {"temperature": temperature}
+        return train(stage, name, unlearn=known, **options, **more)
+
+    weighed = run("weighed", 1.0)
+    state = json.loads((weighed / "checkpoint-2/trainer_state.json").read_text())
+    known = state["stateful_callbacks"]["RowWeights"]["attributes"]["known"]
+
+    model = AutoModelForCausalLM.from_pretrained(stage / "base").eval()
+    gradients: dict[str, list] = {"forget": [], "retain": []}
+    keys = []
+    for row in prepared_rows(stage / "rows-weighed"):
+        inputs = model_inputs(row)
+        found = torch.autograd.grad(model(**inputs).loss, list(model.parameters()))
+        flat = torch.cat([g.flatten() for g in found]).double()
+        if row["role"] == ROLES["forget"]:
+            gradients["forget"].append(flat)
+            keys.append(row_keys(inputs)[0].hex())
+        else:
+            gradients["retain"].append(flat)
+    mean = torch.stack(gradients["retain"]).mean(0)
+    expected = 12 * (-(torch.stack(gradients["forget"]) @ mean)).softmax(0)
+    assert {key: known[key] for key in keys} == known and len(known) == 12
+    assert_close(torch.tensor([known[key] for key in keys]).double(), expected, rtol=1e-3, atol=0)
+    assert max(known.values()) > 1.05 * min(known.values())
+
+    def weights(folder: Path) -> dict[str, torch.Tensor]:
+        return load_file(folder / "model.safetensors")
+
+    resumed = run("weighed-2", 1.0, resume_from_checkpoint=str(weighed / "checkpoint-2"))
+    ordinary, level = run("not-weighed", None), run("all-alike", 1e9)
+    for name, value in weights(weighed).items():
+        assert_close(value, weights(resumed)[name], rtol=0, atol=0)
+        assert_close(weights(level)[name], weights(ordinary)[name], rtol=0, atol=2e-5)
 
 
 def test_a_phase_may_begin_with_a_fresh_optimizer(stage):

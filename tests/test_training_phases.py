@@ -18,6 +18,7 @@ from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.preflight import _setting_faults
 from axolotl_unlearn.reference.base import row_keys
+from axolotl_unlearn.training.attribution import attribution_weights, attributions
 from axolotl_unlearn.training.drawn_along import DrawnAlong, most_changed
 from axolotl_unlearn.training.duals import Duals
 from axolotl_unlearn.training.flatten import all_flattened, flattened
@@ -105,6 +106,9 @@ def test_faults_of_phases():
         "needs `forget` and `retain`": {"surgery": "gu", "forget": {"objective": "ga"}},
         "beside each `forget`": {"flatten": {"of": "retain"}, "forget": {"objective": "ga"}},
         "`flatten` looks at the forget": {"flatten": {}, "retain": {"objective": "nll"}},
+        "add `retain`": {"attribution": {"temperature": 1}, "forget": {"objective": "ga"}},
+        "rmu is no loss of the labels": SIDES
+        | {"attribution": {"temperature": 1}, "forget": {"objective": "rmu"}},
         "not in the first phase": {
             "phases": [{"steps": 3, "leave_out": 0.1, "retain": {"objective": "nll"}}]
         },
@@ -130,6 +134,21 @@ def test_what_is_drawn_along():
     assert along.hide(batch)["role"].tolist() == [1, -1]
 
 
+def test_attributions_and_their_weights():
+    """By hand; a larger T tells rows apart less."""
+    forget = [
+        [torch.tensor([2.0]), torch.tensor([0.0])],
+        [torch.tensor([0.0]), torch.tensor([1.0])],
+    ]
+    retain = [
+        [torch.tensor([1.0]), torch.tensor([3.0])],
+        [torch.tensor([3.0]), torch.tensor([1.0])],
+    ]
+    assert attributions(forget, retain) == pytest.approx([4.0, 2.0])
+    assert attribution_weights([0.0, math.log(3)], 1.0) == pytest.approx([1.5, 0.5])
+    assert attribution_weights([0.0, 1.0, -5.0], 1e9) == pytest.approx([1, 1, 1])
+
+
 def test_tarf_weighs_its_ascent_as_published():
     """k(t) = max(0, k (T - t - t0) / T), T = 10, t0 = 2, k = .5; the first phase ends at t1 = 1."""
     args = parse_unlearn({"preset": "tarf"})
@@ -153,7 +172,8 @@ SHARDED = {"fsdp_config": {"x": 1}, "adapter": "lora"}
         ({"num_epochs": 2}, BLOCK, "`num_epochs` does not go with `unlearn.phases`"),
         ({"deepspeed": "x.json"}, {"preset": "ails-ntua-agad"}, "DeepSpeed's own"),
         (SHARDED, {"surgery": "gu"}, "use DDP instead of FSDP"),
-        (SHARDED, {"preset": "tarf"}, "`leave_out` of a phase scores whole rows"),
+        (SHARDED, {"attribution": {"temperature": 1}}, "`unlearn.attribution` asks the model"),
+        (SHARDED, {"preset": "tarf"}, "`leave_out` of a phase asks the model about"),
         (SHARDED, {"sharpness": 0.01}, "`unlearn.sharpness: 0.01` needs both gradients"),
         (SHARDED, {"flatten": {"components": 4}}, "`unlearn.flatten` needs both gradients"),
         ({"weight_decay": 0.01}, {"saliency": {"share": 0.2}}, "`weight_decay` would move them"),

@@ -38,10 +38,12 @@ class View(ABC):
     Attributes:
         rows: ``[R]`` bool, rows that the entry is for.
         positions: ``[R, T]`` bool, the positions it looks at.
+        weight: ``[R]`` of what forget rows weigh; None where all weigh 1.
     """
 
     def __init__(self, entry: Entry, batch: dict[str, Tensor]) -> None:
         self.entry = entry
+        self.weight = batch.get("weight") if entry.side == "forget" else None
         self.rows = rows_of(entry, batch)
         self.positions = self.looks_at(batch) & self.rows[:, None]
 
@@ -110,7 +112,7 @@ class Labels(View):
 
     @property
     def weighed_at_head(self) -> bool:
-        return self.slope is not None
+        return self.slope is not None and self.weight is None
 
     def of_reference(self) -> Needs:
         return Needs(labels=self.positions)
@@ -127,7 +129,11 @@ class Labels(View):
         if len(rows) == 0:
             return Terms(policy.zero)
         scores = self._scores(policy, reference, rows)
-        return self.entry.objective.function(scores, **self.entry.args.parameters)
+        found = self.entry.objective.function(scores, **self.entry.args.parameters)
+        if self.weight is None:
+            return found
+        weight = self.weight[rows].view(-1, *[1] * (found.values.dim() - 1))
+        return found._replace(values=found.values * weight)
 
     def _scores(self, policy: Found, reference: Found | None, rows: Tensor) -> LabelScores:
         mask = self.positions[rows]

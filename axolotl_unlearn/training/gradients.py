@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +11,21 @@ import torch
 from axolotl.core.trainers.base import AxolotlTrainer
 from torch import Tensor, nn
 
+from axolotl_unlearn.args import ObjectiveArgs
+from axolotl_unlearn.data.columns import SIDES
+from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.training import saliency
+from axolotl_unlearn.training.attribution import attributions
 from axolotl_unlearn.training.guard import blame, blown_up
 from axolotl_unlearn.training.sharpness import moved_uphill
 from axolotl_unlearn.training.surgery import gradients
+
+#: The loss of a row of either side whose gradients tell what rows share.
+LOSS_OF = {
+    entry.side: entry
+    for entry in make_entries([(side, ObjectiveArgs(objective="nll")) for side in SIDES])
+}
 
 
 class GradientSteps(AxolotlTrainer):
@@ -93,6 +103,25 @@ class GradientSteps(AxolotlTrainer):
         self.surgery.masks = saliency.chosen(model, found, self.unlearn_args.saliency)
         if self.is_world_process_zero():
             saliency.save(out, self.surgery.masks)
+
+    def _weigh_rows(self) -> None:
+        """By the gradients of single rows at the start; each process takes all of them."""
+        model = self.accelerator.unwrap_model(self.model).to(self.args.device).eval()
+        weights = [p for p in model.parameters() if p.requires_grad]
+
+        rows = {
+            side: [self.data_collator([row]) for row in self._rows_with_role(side)]
+            for side in SIDES
+        }
+
+        def each(side: str) -> Iterator[list[Tensor]]:
+            for row in rows[side]:
+                with self.compute_loss_context_manager():
+                    loss = self._loss_of(model, self._prepare_inputs(row), LOSS_OF[side])
+                yield gradients(loss, weights)
+
+        found = attributions(each("forget"), each("retain"))
+        self.row_weights.fit(rows["forget"], found, self.unlearn_args.attribution)
 
     def _get_grad_norm(self, model, grad_norm=None):
         """Not finite, it would end in the weights; the scaler of fp16 skips such steps itself."""

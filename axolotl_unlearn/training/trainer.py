@@ -41,6 +41,7 @@ from axolotl_unlearn.reference.teacher import (
     require_same_vocabulary,
 )
 from axolotl_unlearn.reference.twins import Twins, own_twins
+from axolotl_unlearn.training.attribution import RowWeights
 from axolotl_unlearn.training.drawn_along import DrawnAlong
 from axolotl_unlearn.training.duals import Duals
 from axolotl_unlearn.training.gradients import GradientSteps
@@ -114,6 +115,7 @@ class UnlearnTrainer(GradientSteps):
         if any(entry.constraint for _, entry in self.unlearn_args.entries()):
             self.add_callback(self.duals)
         self.drawn_along: DrawnAlong | None = None
+        self.row_weights = None if self.unlearn_args.attribution is None else RowWeights()
         self._step_counts: Tensor | None = None
         self._meters: dict[str, dict[str, list]] = {
             "train": defaultdict(lambda: [0.0, 0.0]),
@@ -207,7 +209,7 @@ class UnlearnTrainer(GradientSteps):
         if self.unlearn_args.watch is not None:
             self.add_callback(self._watch_collapse(self.unlearn_args.watch))
         if shares := {p.start: p.leave_out for p in self.phases if p.leave_out}:
-            rows = self._retain_rows()
+            rows = self._rows_with_role("retain")
             self.drawn_along = DrawnAlong(Watched(rows, self.processing_class), shares)
             self.add_callback(self.drawn_along)
         resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
@@ -217,8 +219,12 @@ class UnlearnTrainer(GradientSteps):
                     reference.recall(load_file(path))
             if self.level is not None:
                 self.level_watch.load(Path(resumed, REMEMBERED, self._level_file()))
+        if self.row_weights is not None:
+            self.add_callback(self.row_weights)
+            if not resumed:
+                self._weigh_rows()
         if self.unlearn_args.saliency is not None:
-            self._choose_salient(bool(args[0] if args else kwargs.get("resume_from_checkpoint")))
+            self._choose_salient(bool(resumed))
         output = super().train(*args, **kwargs)
         if self.is_world_process_zero():
             write_cost(Path(self.args.output_dir), output.metrics, output.global_step)
@@ -370,12 +376,13 @@ class UnlearnTrainer(GradientSteps):
         )
 
     def _watch_collapse(self, watch: WatchArgs) -> CollapseWatch:
-        return CollapseWatch(watch, self._retain_rows(watch.rows), self.processing_class)
+        rows = self._rows_with_role("retain", watch.rows)
+        return CollapseWatch(watch, rows, self.processing_class)
 
-    def _retain_rows(self, count: int | None = None) -> list[dict[str, Any]]:
+    def _rows_with_role(self, role: str, count: int | None = None) -> list[dict[str, Any]]:
         """The first ones of training, or all."""
-        retained = PairedDataset(self.train_dataset, retain_per_forget=0).retain_rows
-        return [self.train_dataset[int(i)] for i in retained[:count]]
+        chosen = np.flatnonzero(np.asarray(self.train_dataset["role"][:]) == ROLES[role])
+        return [self.train_dataset[int(i)] for i in chosen[:count]]
 
     # -- pairs -------------------------------------------------------------------------------
 
@@ -443,11 +450,15 @@ class UnlearnTrainer(GradientSteps):
 
     def _counts(self, batch: dict[str, Tensor], entries: Sequence[Entry]) -> Tensor:
         _require_columns(batch)
-        return unit_counts(entries, self._hidden(batch))
+        return unit_counts(entries, self._marked(batch))
 
-    def _hidden(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch, where retain rows that are left out are no objective's."""
-        return batch if self.drawn_along is None else self.drawn_along.hide(batch)
+    def _marked(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch, where rows that are left out are no objective's, and with rows' weights."""
+        if self.drawn_along is not None:
+            batch = self.drawn_along.hide(batch)
+        if self.row_weights is not None:
+            batch = batch | {"weight": self.row_weights.of(batch)}
+        return batch
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss = sum(self._losses(model, inputs).values())
@@ -475,7 +486,7 @@ class UnlearnTrainer(GradientSteps):
             chosen = [i for i, entry in enumerate(phase.entries) if entry.side in sides]
             phase = replace(phase, entries=tuple(phase.entries[i] for i in chosen))
             weights, counts = [weights[i] for i in chosen], counts[chosen]
-        batch = self._hidden(self._rows_of(phase, {key: batch[key] for key in BATCH_KEYS}))
+        batch = self._marked(self._rows_of(phase, {key: batch[key] for key in BATCH_KEYS}))
         # Trainer divides by the accumulation steps and DDP averages over processes; both are
         # undone here, since the counts are those of the whole step.
         scale = self.current_gradient_accumulation_steps * self.args.world_size if training else 1

@@ -1,0 +1,77 @@
+"""Forget rows whose gradient agrees with the retain rows' weigh less (GUARD, arXiv 2506.10946).
+
+At the start of the run, a row's attribution is ``a_i = <grad l_i, mean over retain rows of
+grad l>``, l the mean NLL of a row's labels, over the trained weights. Among N forget rows its loss
+weighs ``N softmax(-a / T)_i``, 1 on average. The paper was not at hand: attribution, fall and T are
+from its abstract and notes of it; the softmax is the usual form of such weights, unchecked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.trainer_callback import ExportableState, TrainerCallback
+
+from axolotl_unlearn.reference.base import row_keys
+
+LOG = logging.getLogger(__name__)
+
+
+def attribution_weights(attributions: Sequence[float], temperature: float) -> list[float]:
+    """``N softmax(-a / T)``, float64.
+
+    Example: attributions 0 and ln 3 at T = 1: softmax (3/4, 1/4), so 1.5 and .5.
+    """
+    negated = -torch.tensor(attributions, dtype=torch.float64) / temperature
+    return (len(attributions) * negated.softmax(0)).tolist()
+
+
+def attributions(
+    forget: Iterable[Sequence[Tensor]], retain: Iterable[Sequence[Tensor]]
+) -> list[float]:
+    """``a_i`` of each forget row, from the gradients of single rows, taken one by one.
+
+    Example: forget (2, 0) and (0, 1), retain (1, 3) and (3, 1), whose mean is (2, 2): 4 and 2.
+    """
+    retain = iter(retain)
+    count, mean = 1, [g.double() for g in next(retain)]
+    for found in retain:
+        count += 1
+        mean = [m + (g - m) / count for m, g in zip(mean, found, strict=True)]
+    return [sum(float((g * m).sum()) for g, m in zip(row, mean, strict=True)) for row in forget]
+
+
+class RowWeights(TrainerCallback, ExportableState):
+    """The weights of the forget rows by their content; they are a part of each checkpoint."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, float] = {}
+
+    def fit(self, rows: Sequence[dict[str, Tensor]], found: Sequence[float], args: Any) -> None:
+        """From the attributions of all forget rows."""
+        weights = attribution_weights(found, args.temperature)
+        keys = [row_keys(row)[0].hex() for row in rows]
+        self.known = dict(zip(keys, weights, strict=True))
+        LOG.info(
+            "attributions of %d forget rows: %.3g to %.3g; their weights: %.3g to %.3g.",
+            *(len(found), min(found), max(found), min(weights), max(weights)),
+        )
+
+    def of(self, batch: dict[str, Tensor]) -> Tensor:
+        """Weight of each row ``[R]``; 1 for those that are not known."""
+        found = [self.known.get(key.hex(), 1.0) for key in row_keys(batch)]
+        return torch.tensor(found, device=batch["labels"].device)
+
+    def on_train_begin(self, args, state, control, **_: Any) -> None:
+        """On resume the state of the checkpoint is there."""
+        saved = (state.stateful_callbacks or {}).get(type(self).__name__)
+        if saved and saved["attributes"]["known"]:
+            self.known = saved["attributes"]["known"]
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint; JSON keeps every bit of a float."""
+        return {"args": {}, "attributes": {"known": self.known}}
