@@ -307,7 +307,9 @@ def test_never_seen_real_adds_held_out_documents_a_teacher_and_match(lume, tofu,
     assert "--no-bf16" in words and words[3].endswith("configs/memorised.yml")
     assert "heldout" in stages["match"].needs and "teacher" in stages["match"].needs
     models = stages["eval"].command()
-    assert any(word.startswith("match=") for word in models)
+    assert {"match", "teacher", "retrained"} <= {word.partition("=")[0] for word in models}
+    merged = stages["whole-teacher"].command()
+    assert merged[merged.index("--parents") + 1].endswith("real/teacher")
 
     asked = stages["depth"].command()  # of the model that knows the text, not of the public one
     assert asked[asked.index("--original") + 1].endswith("memorised/merged")

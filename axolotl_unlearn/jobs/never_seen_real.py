@@ -22,7 +22,7 @@ from axolotl_unlearn.jobs.never_seen import (
     match_changes,
     start_stage,
 )
-from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Plan, Run, Train, near
+from axolotl_unlearn.jobs.stages import Evaluate, Kind, Make, Merge, Plan, Run, Train, near
 
 #: A third of the 134 retained rows; as many passes as the original had (`never_seen.WELL_READ`).
 ROWS = 45
@@ -75,7 +75,9 @@ def table(
     judged = {name: stage for name, stage in REAL_MODELS.items() if pair or stage not in PAIR}
     stages = {name: kind for name, kind in stages.items() if pair or name not in PAIR}
     del stages["eval"]
-    judged["match"] = "match"
+    # What a teacher that never saw the texts is away from the retrained model is how much two such
+    # models differ.
+    judged |= {"teacher": "whole-teacher", "match": "match"}
     teacher = {"model": near(out / MODEL), "adapter": near(out / "teacher")}
     stages |= {
         "heldout": Make(
@@ -86,6 +88,9 @@ def table(
             needs=("data",),
         ),
         "teacher": teacher_stage(sizes, 1),
+        "whole-teacher": Merge(
+            MODEL, ("teacher",), options=("--method", "linear"), title="merge the teacher"
+        ),
         "start": start_stage(MODEL, "memorised"),
         "match": Train(
             "smollm2/match",
