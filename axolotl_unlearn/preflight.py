@@ -530,6 +530,8 @@ def summary(cfg: dict, counts: RowCounts) -> list[str]:
     for number, phase in enumerate(args.phases or [args], 1):
         if args.phases:
             length = f"{phase.steps} steps" if phase.steps else f"{phase.epochs:g} epochs"
+            if phase.leave_out:
+                length += f", from here on without {phase.leave_out:.0%} of the retain rows"
             lines.append(f"phase {number}, {length}:")
         lines += [_line(side, entry, counts) for side, entry in phase.entries()]
     return lines + [f"  note: {note}" for note in counts.notes(args)]

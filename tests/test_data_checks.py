@@ -15,7 +15,7 @@ import yaml
 from axolotl_unlearn import axolotl_options
 from axolotl_unlearn.args import parse_unlearn
 from axolotl_unlearn.data.checks import check_columns, check_files, check_records
-from axolotl_unlearn.data.columns import task_number
+from axolotl_unlearn.data.columns import SIDES, task_number
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.preflight import PLUGIN, check_config, config_faults
 
@@ -357,6 +357,16 @@ def test_a_key_that_axolotl_would_ignore(key, says):
     cfg = {"plugins": [PLUGIN], "unlearn": block, "datasets": [entry]}
     (fault,) = config_faults(cfg | {key: 1})
     assert f"`{key}`" in fault and says in fault
+
+
+def test_phases_are_told(tmp_path):
+    entries = [{"path": "someone/rows", "type": f"axolotl_unlearn.data.{side}"} for side in SIDES]
+    file = tmp_path / "my.yml"
+    cfg = {"plugins": [PLUGIN], "unlearn": {"preset": "tarf"}, "datasets": entries}
+    file.write_text(yaml.safe_dump(cfg))
+    found, lines = check_config(file)
+    assert found == []
+    assert "phase 2, 7 epochs, from here on without 10% of the retain rows:" in lines
 
 
 def test_keys_that_are_nobodys_are_named(tmp_path):
