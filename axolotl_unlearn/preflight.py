@@ -129,14 +129,15 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             "`fresh_optimizer` of a phase cannot empty DeepSpeed's own optimizer; use DDP or FSDP."
         )
     asks = {
-        "leave_out` of a phase": any(phase.leave_out for phase in args.phases),
-        "unlearn.attribution`": args.attribution,
+        "`leave_out` of a phase": any(phase.leave_out for phase in args.phases),
+        "`unlearn.attribution`": args.attribution,
     }
     if any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
         found += [
-            f"`{key} asks the model about single rows, which FSDP and DeepSpeed do not allow; "
+            f"{key} asks the model about single rows, which FSDP and DeepSpeed do not allow; "
             "train on one device or with DDP."
-            for key in filter(asks.get, asks)
+            for key, asked in asks.items()
+            if asked
         ]
     if args.by_side and any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
         found.append(
