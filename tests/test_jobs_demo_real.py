@@ -315,6 +315,7 @@ def test_never_seen_real_adds_held_out_documents_a_teacher_and_match(lume, tofu,
     assert asked[asked.index("--original") + 1].endswith("memorised/merged")
     relearned = stages["relearn-match"].command()
     assert relearned[relearned.index("--steps") + 1] == "5"  # the step that the marks judge
+    assert relearned[relearned.index("--lr") + 1] == "1e-4"  # 1e-3 wrecks this model
 
     alone = plan_never_seen_real(
         tmp_path / "alone", lume, tofu, bf16=False, sizes=SIZES, pair=False
@@ -365,6 +366,7 @@ def test_the_real_leaderboard_has_originals_a_teacher_and_ten_methods(lume, tofu
     methods = chosen_methods(real.METHODS)
     assert len(methods) == 10
     world = real.world_of(tmp_path, plan.data)
+    assert world.rate == 1e-4  # of the attacker; the tiny model's 1e-3 wrecks this one
     placed = world.placed(methods, tmp_path / "leaderboard")
     assert placed["Match"].forget["reference"]["adapter"] == str(tmp_path / "teacher")
     assert placed["RMU"].forget["layer"] == real.LAYER

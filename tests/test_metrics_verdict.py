@@ -10,6 +10,7 @@ import pytest
 from report_fixture import make_results
 from scipy.stats import norm
 
+from axolotl_unlearn.attacks.results import sentence
 from axolotl_unlearn.metrics.verdict import (
     _HEADLINES,
     STATUSES,
@@ -22,6 +23,7 @@ from axolotl_unlearn.metrics.verdict import (
     strongest_gain,
     unstopped_answers,
     verdict,
+    wrecks,
 )
 
 
@@ -298,6 +300,25 @@ def attack(*rows, model="model"):
 def test_an_attack_that_brings_the_text_back(rows, expected):
     assert status(entry(), attacks=[attack(*rows)]) == expected
     assert status(entry(), attacks=[attack(*rows, model="other")]) == "good"
+
+
+@pytest.mark.parametrize(
+    ("kind", "gains", "expected"),
+    [
+        ("relearn", [-0.4, -0.67], "not enough texts"),  # .72 before: at most .32 is left
+        ("relearn", [-0.3, -0.67], "good"),  # a gentler run leaves .42 of .72
+        ("quantise", [-0.4, -0.67], "good"),  # rounding harms, and that is that
+        ("relearn", [0.3, -0.67], "comes back"),
+    ],
+)
+def test_an_attack_that_does_away_with_the_text_shows_nothing(kind, gains, expected):
+    """It was taken for a model that nothing brings back."""
+    made = attack(*((gain, gain) for gain in gains)) | {"attack": kind}
+    for row in made["rows"]:
+        row["before"] = {"recalled": {"value": 0.72}}
+    assert status(entry(), attacks=[made]) == expected
+    assert wrecks(made) == (expected == "not enough texts")
+    assert ("lower --lr" in sentence(made)) == wrecks(made)
 
 
 def test_the_answer_of_the_report_counts_attacks_and_ignores_broken_files():

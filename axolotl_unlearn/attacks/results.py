@@ -11,7 +11,7 @@ from axolotl_unlearn.attacks.probes import MEASURES, Scores
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import locked, write_json
-from axolotl_unlearn.metrics.verdict import THRESHOLDS, strongest_gain
+from axolotl_unlearn.metrics.verdict import THRESHOLDS, strongest_gain, wrecks
 from axolotl_unlearn.store import Store, content_key, versions
 
 SCHEMA = 1
@@ -160,4 +160,9 @@ def sentence(result: Mapping[str, Any]) -> str:
     text += f", corrected for {variants} variants)" if variants > 1 else ")"
     if not controlled:
         text += "; without a control model that never saw them, part of it may be guessing"
+    if wrecks(result):
+        text += (
+            ". It shows nothing: the training itself did away with more than half of what was "
+            "recalled before; lower --lr"
+        )
     return text + "."

@@ -29,7 +29,7 @@ SIZES = Sizes(stories=16, pii=12, facts_retain=40)
 EPOCHS = 4
 TRIALS = 6
 ATTACKS = {
-    "relearn": ("--source", "forget", "--rows", "10", "--lr", "1e-3", "--steps", "20"),
+    "relearn": ("--source", "forget", "--rows", "10", "--steps", "20"),
     "quantise": ("--schemes", "int4"),
 }
 ASKED = ("--limit", "40", "--max-new-tokens", "64")
@@ -51,6 +51,7 @@ class World:
             ``adapter``), for methods that compare with one; the embedded data's is a model that
             read other biographies, after a pass over the retain rows.
         retain: losses on retained rows, of all methods but those that bring their own.
+        rate: the attacker's learning rate in relearning.
     """
 
     example: str = "npo_over"
@@ -63,6 +64,7 @@ class World:
     sizes: Sizes = SIZES
     changes: Mapping[str, Any] = field(default_factory=dict)
     retain: Sequence[Mapping[str, Any]] = field(default_factory=lambda: RETAIN)
+    rate: float = 1e-3
 
     def placed(self, methods: Mapping[str, Method], out: Path) -> dict[str, Method]:
         """The methods that this world has all for, with its layer, teacher and retain losses."""
@@ -125,6 +127,7 @@ def table(
     )
     for name in methods:
         for attack, options in ATTACKS.items():
+            options += ("--lr", f"{world.rate:g}") if attack == "relearn" else ()
             stages[f"{slug(name)}-{attack}"] = Run(
                 lambda plan, name=name, attack=attack, options=options: [
                     *("axolotl", "unlearn", "attack", attack),

@@ -752,6 +752,23 @@ def _p_of(figure: Mapping[str, Any]) -> float:
     return float(2 * norm.sf(abs(figure["value"]) / error)) if error > 0 else 1.0
 
 
+def wrecks(attack: Mapping[str, Any]) -> bool:
+    """Whether a relearning attack's own training did away with the text: at every number of steps
+    less than half of it is left, so a gentler attacker would see more.
+
+    Example: .72 recalled before, .05 after 20 steps.
+    """
+    if attack.get("attack") != "relearn":
+        return False
+    rows = attack["rows"][1:]
+    return bool(rows) and all(
+        row["gain"]["recalled"]["high"] < 0
+        and -row["gain"]["recalled"]["value"]
+        > 0.5 * (number(_part(_part(row, "before"), "recalled").get("value")) or math.inf)
+        for row in rows
+    )
+
+
 def _comes_back(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
     limit = THRESHOLDS["comes_back"].value
     mine = [a for a in attacks if a.get("model") == model.get("name") and whole(a.get("rows"))]
@@ -766,10 +783,13 @@ def _comes_back(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) 
     for (attack, row, gain, _, controlled), p in zip(best, corrected, strict=True):
         tells = p < THRESHOLDS["alpha"].value and gain["value"] > limit
         outcome = "fail" if tells else "pass" if gain["high"] < limit else "open"
+        if wrecks(attack) and not tells:
+            outcome = "open"
         says = (
             f"{attack.get('title') or attack.get('attack')} ({row.get('variant')}) brings back "
             f"{gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}] of the forget texts "
             + ("above its control" if controlled else "(no control was given)")
+            + (", but its training did away with the text" if wrecks(attack) else "")
         )
         found.append(
             Finding(
