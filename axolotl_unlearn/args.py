@@ -554,6 +554,9 @@ class UnlearnArgs(Sides):
             raise ValueError(
                 "`leave_out` looks at what the phases before have changed: not in the first phase"
             )
+        for number, phase in enumerate(self.phases):
+            if phase.leave_out and not any(later.retain for later in self.phases[number:]):
+                raise ValueError("`leave_out` leaves out retain rows: add `retain` from there on")
         for key in ("sharpness", "saliency", "flatten"):
             if getattr(self, key) and not (self.phases or [self])[0].forget:
                 raise ValueError(

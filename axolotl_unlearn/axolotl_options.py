@@ -172,7 +172,8 @@ def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> list[str]:
     cutoff = 0.8 if len(cfg.get("plugins") or []) < 2 else 0.95
     found = []
     for key in ignored(cfg):
-        if len(key) > 40:  # a text, and slow to compare
+        # A text, slow to compare; or a place for YAML anchors, as `x-datasets`.
+        if len(key) > 40 or key.startswith(("x-", "_", ".")):
             continue
         near = difflib.get_close_matches(key, [*known, "unlearn"], n=1, cutoff=cutoff)
         if key in ours:

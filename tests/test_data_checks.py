@@ -357,6 +357,7 @@ def test_a_key_that_axolotl_would_ignore(key, says):
     cfg = {"plugins": [PLUGIN], "unlearn": block, "datasets": [entry]}
     (fault,) = config_faults(cfg | {key: 1})
     assert f"`{key}`" in fault and says in fault
+    assert config_faults(cfg | {"x-datasets": 1}) == []  # where YAML anchors stand
 
 
 def test_phases_are_told(tmp_path):
@@ -375,9 +376,9 @@ def test_keys_that_are_nobodys_are_named(tmp_path):
     plugins = [PLUGIN, "axolotl.integrations.lm_eval.LMEvalPlugin"]
     cfg = {"plugins": plugins, "unlearn": block, "datasets": [entry], "model_type": "AutoModel"}
     file = tmp_path / "my.yml"
-    file.write_text(yaml.safe_dump(cfg | {"x-common": {"a": 1}, "lm_eval_batch_size": 8, 5: 1}))
+    file.write_text(yaml.safe_dump(cfg | {"x-datasets": {"a": 1}, "lm_eval_batch_size": 8, 5: 1}))
     found, lines = check_config(file)
-    assert found == [] and lines[-1].endswith("at most: `x-common`, `lm_eval_batch_size`, `5`")
+    assert found == [] and lines[-1].endswith("at most: `x-datasets`, `lm_eval_batch_size`, `5`")
     file.write_text(yaml.safe_dump(cfg))
     assert "no option" not in check_config(file)[1][-1]
 

@@ -321,6 +321,14 @@ def test_an_attack_that_does_away_with_the_text_shows_nothing(kind, gains, expec
     assert ("lower --lr" in sentence(made)) == wrecks(made)
 
 
+def test_an_attack_that_wrecks_and_still_tells_shows_something():
+    """Less than before, but more than a model that never saw the text."""
+    made = attack((-0.5, 0.2))
+    made["rows"][1]["before"] = {"recalled": {"value": 0.72}}
+    assert wrecks(made) and status(entry(), attacks=[made]) == "comes back"
+    assert "shows nothing" not in sentence(made) and "brings back 0.20" in sentence(made)
+
+
 def test_the_answer_of_the_report_counts_attacks_and_ignores_broken_files():
     from axolotl_unlearn.report.answer import answer_of
 

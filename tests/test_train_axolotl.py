@@ -388,6 +388,8 @@ def test_retain_rows_that_are_drawn_along_are_left_out(stage):
     largest = (after - before).abs().topk(3).indices.tolist()
     assert {row_keys(inputs[i])[0].hex() for i in largest} == set(known(3)["left_out"])
     assert len(rows) == 9 and len(known(3)["left_out"]) == 3
+    for entry in history(run)[3:6]:  # divided by the number of labels that are left
+        assert entry["loss"] == pytest.approx(entry["retain/nll"], abs=1e-4)
     del phases[1]["leave_out"]
     whole = train(stage, "not-along", **options)
     assert_same(run / "checkpoint-3", whole / "checkpoint-3", atol=0)

@@ -18,7 +18,7 @@ from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.preflight import _setting_faults
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.attribution import attribution_weights, attributions
+from axolotl_unlearn.training.attribution import RowWeights, attribution_weights, attributions
 from axolotl_unlearn.training.drawn_along import DrawnAlong, most_changed
 from axolotl_unlearn.training.duals import Duals
 from axolotl_unlearn.training.flatten import all_flattened, flattened
@@ -112,6 +112,12 @@ def test_faults_of_phases():
         "not in the first phase": {
             "phases": [{"steps": 3, "leave_out": 0.1, "retain": {"objective": "nll"}}]
         },
+        "add `retain` from there on": {
+            "phases": [
+                {"steps": 3, **SIDES},
+                {"steps": 3, "leave_out": 0.1, "forget": {"objective": "ga"}},
+            ]
+        },
     }.items():
         with pytest.raises(UnlearnError) as caught:
             parse_unlearn(says)
@@ -120,7 +126,7 @@ def test_faults_of_phases():
 
 def test_what_is_drawn_along():
     assert most_changed([1, 2, 3, 4], [1, 5, 2, 4], 0.5) == [1, 2]  # either way
-    assert most_changed([1, 2, 3], [1, 1, 1], 0.1) == []
+    assert most_changed([1, 2, 3], [1, 1, 1], 0.1) == [2]  # none would be less than was asked
     batch = {
         "input_ids": torch.tensor([[5, 6, 7], [5, 6, 0]]),
         "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
@@ -147,6 +153,14 @@ def test_attributions_and_their_weights():
     assert attributions(forget, retain) == pytest.approx([4.0, 2.0])
     assert attribution_weights([0.0, math.log(3)], 1.0) == pytest.approx([1.5, 0.5])
     assert attribution_weights([0.0, 1.0, -5.0], 1e9) == pytest.approx([1, 1, 1])
+
+
+@pytest.mark.parametrize("kept", [Duals(), RowWeights(), DrawnAlong(None, {})])
+def test_a_checkpoint_of_a_run_without_it_is_refused(kept):
+    """A half-forgotten model would count as the start, or all rows would weigh the same."""
+    state = SimpleNamespace(global_step=3, stateful_callbacks={"TrainerControl": {}})
+    with pytest.raises(UnlearnError, match=f"step 3 holds nothing of {type(kept).__name__}"):
+        kept.on_train_begin(None, state, None)
 
 
 def test_tarf_weighs_its_ascent_as_published():

@@ -160,7 +160,7 @@ def sentence(result: Mapping[str, Any]) -> str:
     text += f", corrected for {variants} variants)" if variants > 1 else ")"
     if not controlled:
         text += "; without a control model that never saw them, part of it may be guessing"
-    if wrecks(result):
+    if wrecks(result) and p >= THRESHOLDS["alpha"].value:
         text += (
             ". It shows nothing: the training itself did away with more than half of what was "
             "recalled before; lower --lr"

@@ -154,7 +154,7 @@ _HEADLINES = {
     "lost knowledge": "lost part of what it should keep",
     "broken answers": "answers the forget set with broken text",
     "utility unknown": "its utility was not gated, so it is not called good",
-    "not enough texts": "nothing speaks against it, but there are not enough texts to say",
+    "not enough texts": "nothing speaks against it, but what was measured is too little to say",
     "good": "forgets without standing out and keeps the rest",
 }
 
@@ -783,13 +783,14 @@ def _comes_back(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) 
     for (attack, row, gain, _, controlled), p in zip(best, corrected, strict=True):
         tells = p < THRESHOLDS["alpha"].value and gain["value"] > limit
         outcome = "fail" if tells else "pass" if gain["high"] < limit else "open"
-        if wrecks(attack) and not tells:
+        shows_nothing = wrecks(attack) and not tells
+        if shows_nothing:
             outcome = "open"
         says = (
             f"{attack.get('title') or attack.get('attack')} ({row.get('variant')}) brings back "
             f"{gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}] of the forget texts "
             + ("above its control" if controlled else "(no control was given)")
-            + (", but its training did away with the text" if wrecks(attack) else "")
+            + (", but its training did away with the text" if shows_nothing else "")
         )
         found.append(
             Finding(

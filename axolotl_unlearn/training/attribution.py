@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from axolotl_unlearn.reference.base import row_keys
+from axolotl_unlearn.training.kept import Kept
 
 LOG = logging.getLogger(__name__)
 
@@ -38,15 +38,19 @@ def attributions(
     Example: forget (2, 0) and (0, 1), retain (1, 3) and (3, 1), whose mean is (2, 2): 4 and 2.
     """
     retain = iter(retain)
-    count, mean = 1, [g.double() for g in next(retain)]
+    count, mean = 1, [g.float() for g in next(retain)]
     for found in retain:
         count += 1
         mean = [m + (g - m) / count for m, g in zip(mean, found, strict=True)]
-    return [sum(float((g * m).sum()) for g, m in zip(row, mean, strict=True)) for row in forget]
+    return [
+        sum(float((g.double() * m).sum()) for g, m in zip(row, mean, strict=True)) for row in forget
+    ]
 
 
-class RowWeights(TrainerCallback, ExportableState):
+class RowWeights(Kept):
     """The weights of the forget rows by their content; they are a part of each checkpoint."""
+
+    kept = ("known",)
 
     def __init__(self) -> None:
         self.known: dict[str, float] = {}
@@ -65,13 +69,3 @@ class RowWeights(TrainerCallback, ExportableState):
         """Weight of each row ``[R]``; 1 for those that are not known."""
         found = [self.known.get(key.hex(), 1.0) for key in row_keys(batch)]
         return torch.tensor(found, device=batch["labels"].device)
-
-    def on_train_begin(self, args, state, control, **_: Any) -> None:
-        """On resume the state of the checkpoint is there."""
-        saved = (state.stateful_callbacks or {}).get(type(self).__name__)
-        if saved and saved["attributes"]["known"]:
-            self.known = saved["attributes"]["known"]
-
-    def state(self) -> dict[str, Any]:
-        """For the checkpoint; JSON keeps every bit of a float."""
-        return {"args": {}, "attributes": {"known": self.known}}

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from axolotl_unlearn.reference.base import row_keys
+from axolotl_unlearn.training.kept import Kept
 from axolotl_unlearn.training.level import Watched
 
 LOG = logging.getLogger(__name__)
@@ -26,22 +26,24 @@ NOBODYS = -1
 
 
 def most_changed(before: Sequence[float], now: Sequence[float], share: float) -> list[int]:
-    """Places of the ``share`` of rows whose loss has changed most, in their order.
+    """Places of the ``share`` of rows whose loss has changed most, at least one, in their order.
 
     Example: losses 1, 2, 3, 4 that become 1, 5, 2, 4; half of them: 1 and 2.
     """
     change = np.abs(np.asarray(now, float) - np.asarray(before, float))
-    count = round(share * len(change))
+    count = max(1, round(share * len(change)))
     return sorted(np.argsort(-change, kind="stable")[:count].tolist())
 
 
-class DrawnAlong(TrainerCallback, ExportableState):
+class DrawnAlong(Kept):
     """Watches the retain rows from the start, and chooses where a phase says ``leave_out``.
 
     Args:
         rows: All retain rows.
         shares: Step at which such a phase begins -> share of the rows to leave out from there on.
     """
+
+    kept = ("before", "left_out")
 
     def __init__(self, rows: Watched, shares: dict[int, float]) -> None:
         self.rows, self.shares = rows, shares
@@ -67,9 +69,7 @@ class DrawnAlong(TrainerCallback, ExportableState):
         return found
 
     def on_train_begin(self, args, state, control, model=None, **_: Any) -> None:
-        """On resume the state of the checkpoint is there."""
-        saved = (state.stateful_callbacks or {}).get(type(self).__name__)
-        vars(self).update(saved["attributes"] if saved else {})
+        super().on_train_begin(args, state, control)
         if not self.before:
             self.before = self.losses(model)
 
@@ -80,13 +80,9 @@ class DrawnAlong(TrainerCallback, ExportableState):
         now = self.losses(model)
         chosen = most_changed(self.before, now, share)
         self.left_out = [self.rows.keys[i].hex() for i in chosen]
-        least = min((abs(now[i] - self.before[i]) for i in chosen), default=0.0)
+        least = min(abs(now[i] - self.before[i]) for i in chosen)
         LOG.info(
             "%d of %d retain rows, whose loss has changed by %.3f nats or more, are left out from "
             "step %d on.",
             *(len(chosen), len(now), least, state.global_step),
         )
-
-    def state(self) -> dict[str, Any]:
-        """For the checkpoint."""
-        return {"args": {}, "attributes": {"before": self.before, "left_out": self.left_out}}

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from axolotl_unlearn.args import ConstraintArgs
 from axolotl_unlearn.engine.entries import Entry
+from axolotl_unlearn.training.kept import Kept
 
 
 def next_multiplier(value: float, gap: float, args: ConstraintArgs) -> float:
@@ -29,12 +29,14 @@ def next_multiplier(value: float, gap: float, args: ConstraintArgs) -> float:
     return max(0.0, value + args.step * gap * (args.down if gap < 0 else 1.0))
 
 
-class Duals(TrainerCallback, ExportableState):
+class Duals(Kept):
     """The multipliers of a run, by name of the entry; they are a part of each checkpoint.
 
     Args:
         reduce: sum over processes of a tensor.
     """
+
+    kept = ("known",)
 
     def __init__(self, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> None:
         self.reduce = reduce
@@ -82,17 +84,6 @@ class Duals(TrainerCallback, ExportableState):
             known["gap"] = loss - level
             known["multiplier"] = next_multiplier(known["multiplier"], known["gap"], constraint)
         self._sums = {}
-
-    def state(self) -> dict[str, Any]:
-        """For the checkpoint; JSON keeps every bit of a float."""
-        return {"args": {}, "attributes": {"known": self.known}}
-
-    def on_train_begin(self, args, state, control, **_: Any) -> None:
-        """On resume the state of the checkpoint is there."""
-        saved = (state.stateful_callbacks or {}).get(type(self).__name__)
-        if saved:
-            known = saved["attributes"]["known"]
-            self.known = {name: dict(values) for name, values in known.items()}
 
     def logged(self) -> dict[str, float]:
         """The multipliers, for the log."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from axolotl.core.trainers.base import AxolotlTrainer
+from rich.progress import Progress
 from torch import Tensor, nn
 
 from axolotl_unlearn.args import ObjectiveArgs
@@ -108,19 +109,19 @@ class GradientSteps(AxolotlTrainer):
         """By the gradients of single rows at the start; each process takes all of them."""
         model = self.accelerator.unwrap_model(self.model).to(self.args.device).eval()
         weights = [p for p in model.parameters() if p.requires_grad]
-
         rows = {
             side: [self.data_collator([row]) for row in self._rows_with_role(side)]
             for side in SIDES
         }
 
         def each(side: str) -> Iterator[list[Tensor]]:
-            for row in rows[side]:
+            for row in bar.track(rows[side], description=f"gradients of {side} rows"):
                 with self.compute_loss_context_manager():
                     loss = self._loss_of(model, self._prepare_inputs(row), LOSS_OF[side])
                 yield gradients(loss, weights)
 
-        found = attributions(each("forget"), each("retain"))
+        with Progress(disable=not self.is_world_process_zero(), transient=True) as bar:
+            found = attributions(each("forget"), each("retain"))
         self.row_weights.fit(rows["forget"], found, self.unlearn_args.attribution)
 
     def _get_grad_norm(self, model, grad_norm=None):
