@@ -15,8 +15,9 @@ ROW is the beginning of a row, its first cells joined by " / "; COLUMN that of a
 file holds tables *as printed* ("tables": columns and rows of text, with the commit whose page
 printed them), or a *study* (schema "study"; "seeds": per seed and model all scores, with versions,
 machine and command), of which `analysis.study` makes the tables comparison, differences, seeds,
-told, or a *leaderboard* (tables methods and chosen, by `analysis.leaderboard`), or *tofu* and
-*tofu-published* (by `analysis.tofu`).
+told, or a *leaderboard* (tables methods and chosen, by `analysis.leaderboard`), *tofu* and
+*tofu-published* (by `analysis.tofu`), or a *yardstick* ("of": a table's name and the data files
+whose seeds it is of, by `analysis.never_seen`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.analysis import leaderboard, study, tofu
+from axolotl_unlearn.analysis import leaderboard, never_seen, study, tofu
 from axolotl_unlearn.analysis.seeds import Table, markdown
 
 DOCS = Path(__file__).resolve().parent
@@ -55,12 +56,26 @@ def of_study(content: dict[str, Any]) -> dict[str, Table]:
     return study.study_tables(seeds)
 
 
+def of_yardstick(content: dict[str, Any]) -> dict[str, Table]:
+    """How far models are apart that never saw the texts, by group of seeds."""
+    stored = {
+        file: json.loads((DOCS / "data" / f"{file}.json").read_text("utf-8"))["seeds"]
+        for files in content["of"].values()
+        for file in files
+    }
+    return {
+        name: never_seen.yardstick({k: v for file in files for k, v in stored[file].items()})
+        for name, files in content["of"].items()
+    }
+
+
 #: How the tables of a data file are made of its numbers.
 OF_SCHEMA = {
     "study": of_study,
     "leaderboard": leaderboard.tables,
     "tofu": tofu.tables,
     "tofu-published": tofu.published_tables,
+    "yardstick": of_yardstick,
 }
 
 

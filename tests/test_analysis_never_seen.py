@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from axolotl_unlearn.analysis.attacked import RANKS, attacked, learned_scores, rank_curve
-from axolotl_unlearn.analysis.never_seen import main, marks, pooled, read_seed, tables
+from axolotl_unlearn.analysis.never_seen import main, marks, pooled, read_seed, tables, yardstick
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.metrics.semeval import CELLS
@@ -137,6 +137,33 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
         assert "<svg" in (tmp_path / f"docs/images/never-seen/{name}.svg").read_text()
     with pytest.raises(UnlearnError, match="never-seen"):
         read_seed(tmp_path)
+    # The seeds of a data file, and one more.
+    third = str(seed_folder(tmp_path / "ns-203", 203))
+    data = tmp_path / "docs/data/never-seen.json"
+    main([str(data), third, "--docs", str(tmp_path / "docs")])
+    assert list(json.loads(data.read_text())["seeds"]) == ["201", "202", "203"]
+
+
+def test_a_yardstick_is_another_model_that_never_saw_the_texts():
+    """Two seeds: teacher .3 and -.4 from retrained, so the root of .25 / 2; match .1 and .2, the
+    root of .05 / 2; both times nearer: two of four signs are as far, p = .5. A seed that has no
+    teacher does not count."""
+    aucs = [(0.5, 0.8, 0.6), (0.6, 0.2, 0.8), (0.5, None, 0.9)]
+    names = ("retrained", "teacher", "match")
+    seeds = {
+        str(seed): {
+            "models": {
+                name: {"attacks": {"loss": {"auc": auc}}}
+                for name, auc in zip(names, of_seed, strict=True)
+                if auc is not None
+            }
+        }
+        for seed, of_seed in enumerate(aucs)
+    }
+    assert yardstick(seeds) == {
+        "columns": ["attack", "*teacher*", "*match*", "p"],
+        "rows": [["loss", "0.354", "0.158", "0.50"]],
+    }
 
 
 def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):

@@ -1,7 +1,8 @@
 """The page of ``make never-seen``: its table, its plots and the marks, from finished seeds.
 
     python -m axolotl_unlearn.analysis.never_seen out/ns-201 out/ns-202
-    python -m axolotl_unlearn.analysis.never_seen out/real --name never-seen-real
+    python -m axolotl_unlearn.analysis.never_seen docs/data/never-seen-real.json out/real \\
+        --name never-seen-real                       # to the seeds that are there already
 
 writes docs/data/NAME.json and docs/images/NAME/*.svg; `make docs-tables` then fills
 the page.
@@ -25,6 +26,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import replacing, write_json
 from axolotl_unlearn.metrics.membership import MARGIN
 from axolotl_unlearn.metrics.semeval import CELLS
+from axolotl_unlearn.metrics.statistics import sign_flip_p
 from axolotl_unlearn.store import versions
 
 STEPS = 5  # of the relearning attack
@@ -157,6 +159,28 @@ def pooled(seeds: Seeds, attack: str) -> tuple[float, float]:
     gaps = [seed["models"]["match"]["attacks"][attack]["from_retrained"] for seed in seeds.values()]
     halves = [(gap["interval"][1] - gap["interval"][0]) / 2 for gap in gaps]
     return statistics.mean(gap["value"] for gap in gaps), math.hypot(*halves) / len(gaps)
+
+
+def yardstick(seeds: Seeds) -> dict[str, list]:
+    """How far two models that never saw the texts are apart: *teacher* from *retrained*.
+
+    Beside it how far `match` is: root mean squares of the AUC's differences over the seeds that
+    have a teacher. p: of its being farther or nearer, signs of the differences of absolute gaps
+    flipped (`sign_flip_p`), seed by seed.
+    """
+    known = [seed["models"] for seed in seeds.values() if "teacher" in seed["models"]]
+    rows = []
+    for attack in _attacks(seeds):
+        gap = {
+            name: [m[name]["attacks"][attack]["auc"] - m["retrained"]["attacks"][attack]["auc"]
+                   for m in known]
+            for name in ("teacher", "match")
+        }  # fmt: skip
+        rms = {name: math.hypot(*gaps) / math.sqrt(len(gaps)) for name, gaps in gap.items()}
+        farther = [abs(a) - abs(b) for a, b in zip(gap["match"], gap["teacher"], strict=True)]
+        numbers = [_number(value, 3) for value in rms.values()]
+        rows.append([TITLES[attack], *numbers, _number(sign_flip_p(farther))])
+    return {"columns": ["attack", "*teacher*", "*match*", "p"], "rows": rows}
 
 
 def general_error(seeds: Seeds, other: str) -> float | None:
@@ -297,12 +321,16 @@ def rank_figure(seeds: Seeds) -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("seeds", nargs="+", type=Path, help="folders of finished jobs")
+    sources = "folders of finished jobs, or data files of earlier ones"
+    parser.add_argument("seeds", nargs="+", type=Path, help=sources)
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     parser.add_argument("--name", default="never-seen", help="of the job, its data and its plots")
     given = parser.parse_args(arguments)
     seeds = {}
     for folder in given.seeds:
+        if folder.is_file():
+            seeds |= json.loads(folder.read_text("utf-8"))["seeds"]
+            continue
         found = read_seed(folder)
         # Of the documents; that of the training is another on real data.
         manifest = json.loads((folder / "data" / "manifest.json").read_text("utf-8"))
