@@ -70,6 +70,7 @@ def read_seed(out: Path) -> dict[str, Any]:
                if key in model},
             "broken": forget.get("broken"),
             "nonsense": forget.get("nonsense"),
+            "verdict": (model.get("verdict") or {}).get("sentence"),
             **found.get(name, {}),
         }  # fmt: skip
         for kind in ATTACKS:
@@ -144,8 +145,9 @@ def tables(seeds: Seeds) -> dict[str, dict[str, list]]:
                 "" if relearn is None else f"{relearn:+.3f}",
             ]
         )
-    main = {f"*{name}*" for name in COLOURS}
-    found = {"models": {"columns": columns, "rows": [row for row in rows if row[0] in main]}}
+    main = [f"*{name}*" for name in COLOURS]
+    ours = sorted((row for row in rows if row[0] in main), key=lambda row: main.index(row[0]))
+    found = {"models": {"columns": columns, "rows": ours}}
     if others := [row for row in rows if row[0] not in main]:
         found["rivals"] = {"columns": columns, "rows": others}
     return found | {"marks": marks(seeds)}
