@@ -66,6 +66,7 @@ def seed_folder(path, seed: int):
             "cells": cells | ({"retain_task1_knowledge": 0.5} if name == "merged" else {}),
             "task_aggregate": 0.9,
             "utility": 0.6,
+            "verdict": {"sentence": f"about {name}", "status": "good"},
             "n": {"utility": 60},
             "distance": {c: {"value": 0.0, "p": 0.9} for c in CELLS}
             | {"forget": {"value": -0.1, "p": 0.001}},  # the side as a whole is no cell
@@ -122,6 +123,9 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
     assert float(row["*merged*"][1]) < 0.2  # told by their high loss
     assert "rivals" not in tables(seeds)
     of_first = seeds["201"]["models"]
+    assert of_first["match"]["verdict"] == "about match"
+    turned = {"201": seeds["201"] | {"models": dict(reversed(of_first.items()))}}
+    assert [r[0] for r in tables(turned)["models"]["rows"]] == list(row)
     more = seeds | {"201": seeds["201"] | {"models": of_first | {"tnpo": of_first["merged"]}}}
     assert [r[0] for r in tables(more)["rivals"]["rows"]] == ["*tnpo*"]
     assert tables(more)["models"] == tables(seeds)["models"]
@@ -145,9 +149,9 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
 
 
 def test_a_yardstick_is_another_model_that_never_saw_the_texts():
-    """Two seeds: teacher .3 and -.4 from retrained, so the root of .25 / 2; match .1 and .2, the
-    root of .05 / 2; both times nearer: two of four signs are as far, p = .5. A seed that has no
-    teacher does not count."""
+    """Two seeds: teacher .3 and -.4 from retrained, mean .35; match .1 and .2, mean .15: nearer
+    by .2 both times. With .1 in the second seed too, by .2 and .3: standard error .05, and
+    t(.95, 1) = 6.314. A seed without a teacher does not count."""
     aucs = [(0.5, 0.8, 0.6), (0.6, 0.2, 0.8), (0.5, None, 0.9)]
     names = ("retrained", "teacher", "match")
     seeds = {
@@ -160,10 +164,9 @@ def test_a_yardstick_is_another_model_that_never_saw_the_texts():
         }
         for seed, of_seed in enumerate(aucs)
     }
-    assert yardstick(seeds) == {
-        "columns": ["attack", "*teacher*", "*match*", "p"],
-        "rows": [["loss", "0.354", "0.158", "0.50"]],
-    }
+    assert yardstick(seeds)["rows"] == [["loss", "0.350", "0.150", "-0.200 ± 0.000"]]
+    seeds["1"]["models"]["match"]["attacks"]["loss"]["auc"] = 0.5
+    assert yardstick(seeds)["rows"] == [["loss", "0.350", "0.100", "-0.250 ± 0.316"]]
 
 
 def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):

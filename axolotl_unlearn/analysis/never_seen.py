@@ -20,13 +20,13 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from scipy.stats import t
 
 from axolotl_unlearn.analysis.attacked import RANKS, TITLES
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import replacing, write_json
 from axolotl_unlearn.metrics.membership import MARGIN
 from axolotl_unlearn.metrics.semeval import CELLS
-from axolotl_unlearn.metrics.statistics import sign_flip_p
 from axolotl_unlearn.store import versions
 
 STEPS = 5  # of the relearning attack
@@ -166,23 +166,24 @@ def pooled(seeds: Seeds, attack: str) -> tuple[float, float]:
 def yardstick(seeds: Seeds) -> dict[str, list]:
     """How far two models that never saw the texts are apart: *teacher* from *retrained*.
 
-    Beside it how far `match` is: root mean squares of the AUC's differences over the seeds that
-    have a teacher. p: of its being farther or nearer, signs of the differences of absolute gaps
-    flipped (`sign_flip_p`), seed by seed.
+    Beside it how far `match` is: absolute differences of the AUC, means over the seeds that have a
+    teacher (two at least); last the mean of the two distances' difference, paired by seed, and its
+    90 % interval (t).
     """
     known = [seed["models"] for seed in seeds.values() if "teacher" in seed["models"]]
     rows = []
     for attack in _attacks(seeds):
-        gap = {
-            name: [m[name]["attacks"][attack]["auc"] - m["retrained"]["attacks"][attack]["auc"]
-                   for m in known]
+        teacher, match = (
+            [abs(m[name]["attacks"][attack]["auc"] - m["retrained"]["attacks"][attack]["auc"])
+             for m in known]
             for name in ("teacher", "match")
-        }  # fmt: skip
-        rms = {name: math.hypot(*gaps) / math.sqrt(len(gaps)) for name, gaps in gap.items()}
-        farther = [abs(a) - abs(b) for a, b in zip(gap["match"], gap["teacher"], strict=True)]
-        numbers = [_number(value, 3) for value in rms.values()]
-        rows.append([TITLES[attack], *numbers, _number(sign_flip_p(farther))])
-    return {"columns": ["attack", "*teacher*", "*match*", "p"], "rows": rows}
+        )  # fmt: skip
+        farther = [a - b for a, b in zip(match, teacher, strict=True)]
+        half = t.ppf(0.95, len(known) - 1) * statistics.stdev(farther) / math.sqrt(len(known))
+        means = [_number(statistics.mean(values), 3) for values in (teacher, match)]
+        rows.append([TITLES[attack], *means, f"{statistics.mean(farther):+.3f} ± {half:.3f}"])
+    columns = ["attack", "*teacher*", "*match*", "*match* farther by, 90 % interval"]
+    return {"columns": columns, "rows": rows}
 
 
 def general_error(seeds: Seeds, other: str) -> float | None:
