@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -208,3 +209,27 @@ def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):
     assert not names & {"over", "under", "merged", "relearn-merged", "prompt-merged"}
     words = next(s for s in alone.job.stages if s.name == "eval").command()
     assert not any(word.startswith("merged=") for word in words)
+
+
+def test_the_tiny_model_by_the_recipe_of_smollm2(tmp_path):
+    """All settings are those of the example; what differs are places and bfloat16."""
+    from axolotl_unlearn.jobs.never_seen import plan_never_seen
+
+    plan = plan_never_seen(tmp_path, 3, pair=False, recipe="smollm2/match")
+    stages = {stage.name: stage for stage in plan.job.stages}
+    config = yaml.safe_load((tmp_path / "configs" / "match.yml").read_text())
+    example = yaml.safe_load(Path("examples/smollm2/match.yml").read_text())
+    places = ("base_model", "output_dir", "dataset_prepared_path", "seed", "datasets", "unlearn")
+    theirs = {k: v for k, v in example.items() if k not in places} | {"bf16": False}
+    assert {k: v for k, v in config.items() if k not in places} == theirs
+    ours, theirs = config["unlearn"], example["unlearn"]
+    assert ours["level"] | {"heldout": ""} == theirs["level"] | {"heldout": ""}
+    for side in ("forget", "retain"):
+        for mine, its in zip(ours[side], theirs[side], strict=True):
+            assert {k: v for k, v in mine.items() if k != "reference"} == {
+                k: v for k, v in its.items() if k != "reference"
+            }
+            assert ("reference" in mine) == ("reference" in its)
+    assert "smollm2" not in json.dumps(ours)
+    words = [str(word) for word in stages["attacked"].command()]
+    assert any(w.startswith("match=") and w.endswith("merged") for w in words)

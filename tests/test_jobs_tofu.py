@@ -109,6 +109,14 @@ def test_every_method_has_a_faultless_config(home, tmp_path):
     assert Path(match["unlearn"]["retain"][1]["reference"]["model"]).parts[-2:] == (
         "original", "merged",
     )  # fmt: skip
+    lume = yaml.safe_load(Path("examples/smollm2/match.yml").read_text())
+    for key in ("lora_r", "lora_alpha", "learning_rate", "micro_batch_size", "warmup_ratio",
+                "optimizer", "adam_beta2", "lr_scheduler", "max_grad_norm", "adapter"):  # fmt: skip
+        assert match[key] == lume[key], key
+    assert match["unlearn"]["pairing"] == lume["unlearn"]["pairing"]
+    assert match["unlearn"]["level"] | {"heldout": ""} == lume["unlearn"]["level"] | {"heldout": ""}
+    theirs = {(e["objective"], e.get("weight")) for e in lume["unlearn"]["forget"]}
+    assert {(e["objective"], e.get("weight")) for e in match["unlearn"]["forget"]} == theirs
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,8 +15,14 @@ from axolotl_unlearn.cli._options import jobs_option, out_option, seed_option
 @seed_option
 @click.option("--full", is_flag=True, help="Also the rivals.")
 @click.option("--no-pair", is_flag=True, help="Without the paper's two runs and their merge.")
+@click.option(
+    "--recipe",
+    type=click.Choice(["match", "smollm2/match"]),
+    default="match",
+    help="Example by which `match` is trained: all weights, or a LoRA as on SmolLM2.",
+)
 @jobs_option
-def command(out: Path, seed: int, full: bool, no_pair: bool, jobs: int | None) -> None:
+def command(out: Path, seed: int, full: bool, no_pair: bool, recipe: Any, jobs: int | None) -> None:
     """Forget towards a level and let attacks compare with a model trained without the data.
 
     A tiny OLMo reads background documents (base), is tuned on forget and retain rows (original),
@@ -29,4 +36,4 @@ def command(out: Path, seed: int, full: bool, no_pair: bool, jobs: int | None) -
     """
     from axolotl_unlearn.jobs.never_seen import plan_never_seen
 
-    plan_never_seen(out, seed, full=full, pair=not no_pair, threads=jobs).show()
+    plan_never_seen(out, seed, full=full, pair=not no_pair, recipe=recipe, threads=jobs).show()

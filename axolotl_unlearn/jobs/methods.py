@@ -146,11 +146,16 @@ METHODS: dict[str, Method] = {
         (0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
         published={
             "unlearn.preset": None,
-            "unlearn.forget": [_MATCH, _NCKD | {"temperature": 1.0}],  # its teacher is well-read
+            "unlearn.forget": [
+                _MATCH,
+                _NCKD | {"temperature": 1.0},  # its teacher is well-read
+                {"objective": "alike", "weight": 0.05},
+                {"objective": "alike_states", "weight": 2},
+            ],
             "unlearn.retain": [{"objective": "nll"}, {"objective": "kl", "direction": "reverse"}],
-            "unlearn.level": {"heldout": "heldout.jsonl", "certainty": True},
+            # All as in examples/smollm2/match.yml, for nothing is tuned again.
+            "unlearn.level": {"heldout": "heldout.jsonl", "certainty": True, "retain": 0.03},
             "unlearn.pairing": {"retain_per_forget": 2},
-            # The LoRA of examples/smollm2/match.yml, for nothing is tuned again.
             "learning_rate": 0.002,
             "lora_r": 64,
             "lora_alpha": 64,

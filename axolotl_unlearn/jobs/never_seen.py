@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -34,6 +34,8 @@ ATTACKS = {
 #: The teacher reads a third of the retained rows as often as the original has read its rows: so it
 #: is as sure of itself as the original, where it errs too.
 WELL_READ = ("--rows", "96", "--passes", "24")
+#: Examples by which `match` can be trained: all weights, and a LoRA as on SmolLM2.
+Recipe = Literal["match", "smollm2/match"]
 NO_CHECKPOINTS = {"save_strategy": "no", "save_total_limit": None}
 
 
@@ -95,7 +97,14 @@ def match_changes(out: Path, original: Path, teacher: Mapping[str, str]) -> dict
     }
 
 
-def table(out: Path, seed: int, sizes: LifeSizes, full: bool, pair: bool = True) -> dict[str, Kind]:
+def table(
+    out: Path,
+    seed: int,
+    sizes: LifeSizes,
+    full: bool,
+    pair: bool = True,
+    recipe: Recipe = "match",
+) -> dict[str, Kind]:
     """The stages; with ``full`` also the rivals, without ``pair`` not the paper's."""
     data = Make(
         lambda plan: make_life(plan.data, seed=seed, sizes=sizes),
@@ -118,11 +127,14 @@ def table(out: Path, seed: int, sizes: LifeSizes, full: bool, pair: bool = True)
         ),
         "retrained": _tuned("retrain.jsonl", "retrained: retain rows alone"),
         "start": start_stage("base"),
-        "match": Train("match", "start", match, title="match", needs=("original", "teacher")),
+        "match": Train(
+            recipe, "start", {**match, "bf16": False}, merged=recipe != "match", title="match",
+            needs=("original", "teacher"),
+        ),
         "over": _forget("npo_over", "forget too much"),
         "under": _forget("npo_under", "forget too little"),
         "merged": Merge("original", ("over", "under"), config="ties", title="merged (TIES)"),
-    }
+    }  # fmt: skip
     models = list(JUDGED)
     if full:
         stages |= rivals(match)
@@ -213,6 +225,7 @@ def plan_never_seen(
     *,
     full: bool = False,
     pair: bool = True,
+    recipe: Recipe = "match",
     threads: int | None = None,
     sizes: LifeSizes = LifeSizes(),  # noqa: B008 (frozen)
     console: Console | None = None,
@@ -222,13 +235,14 @@ def plan_never_seen(
     Args:
         full: Also the rivals.
         pair: Also the paper's two runs and their merge.
+        recipe: Example by which `match` is trained.
         threads: Commands side by side, one thread each; results do not depend on it.
     """
     out = Path(out)
     return Plan(
         "axolotl unlearn never-seen",
         out,
-        table(out, seed, sizes, full, pair),
+        table(out, seed, sizes, full, pair, recipe),
         seed=seed,
         threads=threads,
         environment=CPU,
