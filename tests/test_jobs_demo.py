@@ -16,7 +16,7 @@ from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.jobs import stages
 from axolotl_unlearn.jobs.demo import SINGLE_BETA, plan_demo, retain_fault, write_trajectory
-from axolotl_unlearn.jobs.stages import Evaluate, Plan, Run, Train, change
+from axolotl_unlearn.jobs.stages import Evaluate, Make, Plan, Run, Train, change
 
 ROOT = Path(__file__).parents[1]
 TASKS = [f"{part}" for part in ("regurgitation", "knowledge")]
@@ -101,6 +101,36 @@ def test_stages_wait_for_what_they_name(tmp_path):
         config["datasets"][1]["path"]
     ) == Path("other/rows.jsonl")
     assert load(tmp_path / "out" / "configs" / "run.yml")["unlearn"]["forget"]["beta"] == 0.2
+
+
+def test_a_job_that_fails_after_its_evaluation_leaves_results(at_root, tmp_path):
+    def scores(plan):
+        (tmp_path / "eval").mkdir(exist_ok=True)
+        (tmp_path / "eval" / "results.json").write_text('{"models": [1]}')
+
+    def attack(code):
+        words = [sys.executable, "-c", f"open({str(tmp_path / 'attack')!r}, 'w'); exit({code})"]
+        return Run(lambda plan: words, "attack", needs=("eval",))
+
+    def plan(code):
+        table = {
+            "eval": Make(scores, "eval/results.json"),
+            "attack": attack(code),
+            "later": Make(lambda plan: (tmp_path / "later").touch(), "later", needs=("attack",)),
+        }
+        return Plan("a job", tmp_path, table, seed=3, threads=1)
+
+    with pytest.raises(UnlearnError, match="exit code 3"):
+        plan(3).run()
+    left = json.loads((tmp_path / "results.json").read_text())
+    assert left["models"] == [1] and left["seed"] == 3
+    assert list(left["stages"]) == ["eval"] and left["unfinished"] == ["attack", "later"]
+    assert "unfinished" not in plan(0).run()
+    assert "unfinished" not in json.loads((tmp_path / "results.json").read_text())
+    (tmp_path / "results.json").unlink()
+    with pytest.raises(UnlearnError, match="exit code 3"):
+        Plan("a job", tmp_path, {"eval": Run(attack(3).words, "nothing")}, threads=1).run()
+    assert not (tmp_path / "results.json").exists()  # none were scored
 
 
 RESUMABLE = """

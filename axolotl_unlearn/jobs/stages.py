@@ -211,18 +211,30 @@ class Plan:
     def run(self, results: str = "eval") -> dict[str, Any]:
         """Run or resume; write and return ``out/results.json``.
 
+        A job that fails or is stopped after its evaluation leaves that file too.
+
         Args:
             results: The `Evaluate` stage whose results these are.
 
         Returns:
             The results of that evaluation, with ``job``, ``seed``, ``seconds`` (wall clock, or the
             sum over stages if earlier calls did some), ``cpu_seconds`` (of this call's commands),
-            ``stages`` (name -> state and seconds) and ``left_out`` (name -> sentence).
+            ``stages`` (name -> state and seconds), ``left_out`` (name -> sentence) and, of a job
+            that was stopped, ``unfinished`` (names of stages).
 
         Raises:
             UnlearnError: A stage failed.
         """
-        outcomes = self.job.run()
+        try:
+            self.job.run()
+        except BaseException:
+            if results in self.job.outcomes and not self.left_out(results):
+                self._collect(results)
+            raise
+        return self._collect(results)
+
+    def _collect(self, results: str) -> dict[str, Any]:
+        outcomes = self.job.outcomes
         content = json.loads((self.out / results / "results.json").read_text("utf-8"))
         content |= {
             "job": self.name,
@@ -232,6 +244,8 @@ class Plan:
             "stages": {n: {"state": o.state, "seconds": o.seconds} for n, o in outcomes.items()},
             "left_out": {n: o.reason for n, o in outcomes.items() if o.reason},
         }
+        if unfinished := [s.name for s in self.job.stages if s.name not in outcomes]:
+            content["unfinished"] = unfinished
         write_json(self.out / "results.json", content, ensure_ascii=False)
         audit = self.out / results / "audit.jsonl"
         if audit.is_file():  # the page looks for it beside its results
