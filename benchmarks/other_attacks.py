@@ -2,6 +2,8 @@
 
     python -m benchmarks.other_attacks out/ns-217 out/ns-218   # > docs/data/never-seen-other.json
 
+The folders may also be those of `make never-seen-real`.
+
 All are told which texts are members, apart from the fifth that they judge. Four are what the
 recipe's objectives work against: the ridge regression of `axolotl unlearn eval` on a text's
 features (`alike`), logistic probes of mean and spread of each layer's hidden states
@@ -125,6 +127,13 @@ def log_norms(gradients: Sequence[torch.Tensor]) -> NDArray:
     return np.log(np.maximum([gradient.norm().item() for gradient in gradients], 1e-12))
 
 
+def place(folder: Path, name: str) -> Path:
+    """Where a job put a model: as a whole (of the teacher of `make never-seen-real`), merged from
+    an adapter, or as it was trained."""
+    whole, merged = folder / f"whole-{name}", folder / name / "merged"
+    return next((path for path in (whole, merged) if path.is_dir()), folder / name)
+
+
 def measured(folder: Path) -> dict[str, dict[str, Any]]:
     """Attack -> model -> AUC, and how far that is from *retrained*'s."""
     sides = [
@@ -133,7 +142,7 @@ def measured(folder: Path) -> dict[str, dict[str, Any]]:
     ]
     scores: dict[str, dict[str, Sides]] = {attack: {} for attack in ATTACKS}
     for name in MODELS:
-        (spec,) = parse_models([str(folder / name)], [name])
+        (spec,) = parse_models([str(place(folder, name))], [name])
         tokenizer = load_tokenizer(spec)
         model = load_model(spec, dtype=torch.float32, device="cpu").eval()
         facts = [score_texts(model, tokenizer, texts) for texts in sides]
