@@ -312,6 +312,7 @@ def test_never_seen_real_adds_held_out_documents_a_teacher_and_match(lume, tofu,
     assert merged[merged.index("--parents") + 1].endswith("real/teacher")
 
     asked = stages["depth"].command()  # of the model that knows the text, not of the public one
+    assert asked[asked.index("--limit") + 1] == "60"
     assert asked[asked.index("--original") + 1].endswith("memorised/merged")
     relearned = stages["relearn-match"].command()
     assert relearned[relearned.index("--steps") + 1] == "5"  # the step that the marks judge

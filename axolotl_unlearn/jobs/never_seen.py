@@ -161,7 +161,7 @@ def attacks(
     """The stages of these attacks on each model, and one that looks for the text in their layers.
 
     Args:
-        original: That knows the text; ``options``: of each attack's command.
+        original: That knows the text; ``options``: of each command, of ``depth`` too.
     """
 
     def attack(kind: str, name: str) -> Run:
@@ -181,14 +181,15 @@ def attacks(
         lambda plan: [
             *("axolotl", "unlearn", "depth", *(f"{name}={plan.model(name)}" for name in names)),
             *("--original", plan.model(original), "--retrained", plan.model("retrained")),
-            *("--data", near(plan.data), "--out", near(plan.out / "eval")),
+            *("--data", near(plan.data), *options.get("depth", ())),
+            *("--out", near(plan.out / "eval")),
         ],
         "eval/uds.json",
         title="look into the layers",
         needs=(original, "retrained", *names, "eval"),
         **more,
     )
-    stages = {f"{kind}-{name}": attack(kind, name) for kind in options for name in names}
+    stages = {f"{kind}-{name}": attack(kind, name) for kind in ATTACKS for name in names}
     return stages | {"depth": depth}
 
 

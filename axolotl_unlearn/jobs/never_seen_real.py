@@ -31,6 +31,7 @@ FEWER = {
     "relearn": ("--source", "forget", "--rows", "20", "--lr", "1e-4", "--steps", "5"),
     "quantise": ("--limit", "60"),
     "prompt": ("--limit", "60"),
+    "depth": ("--limit", "60"),
 }
 
 
