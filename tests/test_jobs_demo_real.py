@@ -321,6 +321,16 @@ def test_never_seen_real_adds_held_out_documents_a_teacher_and_match(lume, tofu,
     alone = plan_never_seen_real(
         tmp_path / "alone", lume, tofu, bf16=False, sizes=SIZES, pair=False
     )
+    pulled = plan_never_seen_real(
+        tmp_path / "pulled", lume, tofu, bf16=False, sizes=SIZES, gradients=True
+    )
+    forget = yaml.safe_load(pulled.config_file("match").read_text())["unlearn"]["forget"]
+    tiny = yaml.safe_load(Path("examples/match.yml").read_text())["unlearn"]["forget"]
+    assert forget[:6] == [
+        entry | ({"reference": forget[0]["reference"]} if "reference" in entry else {})
+        for entry in config["unlearn"]["forget"]
+    ]
+    assert forget[6] in tiny and forget[6]["objective"] == "alike_gradients"
     left = {stage.name for stage in plan.job.stages} - {s.name for s in alone.job.stages}
     assert left == {"over", "over-merged", "under", "under-merged", "merged"}
     build_subset(lume, tmp_path / "other", sizes=SIZES, seed=1)

@@ -33,6 +33,8 @@ FEWER = {
     "prompt": ("--limit", "60"),
     "depth": ("--limit", "60"),
 }
+#: As in examples/match.yml.
+GRADIENTS = {"objective": "alike_gradients", "kinds": "completion", "weight": 0.05}
 
 
 def teacher_words(plan: Plan, passes: int) -> list[str | Path]:
@@ -64,6 +66,7 @@ def table(
     heldout: Sequence[int],
     seed: int = 0,
     pair: bool = True,
+    gradients: bool = False,
 ) -> dict[str, Kind]:
     """The stages: demo-real's without its evaluation, and ours.
 
@@ -71,6 +74,7 @@ def table(
         heldout: Held-out documents of each task.
         seed: Chooses the documents.
         pair: Also the paper's two runs and their merge.
+        gradients: `match` has `alike_gradients` too.
     """
     stages = real_table(lume, tofu, sizes, out, seed)
     judged = {name: stage for name, stage in REAL_MODELS.items() if pair or stage not in PAIR}
@@ -80,6 +84,9 @@ def table(
     # models differ.
     judged |= {"teacher": "whole-teacher", "match": "match"}
     teacher = {"model": near(out / MODEL), "adapter": near(out / "teacher")}
+    match = match_changes(out, out / "memorised" / "merged", teacher)
+    if gradients:
+        match["unlearn.forget.6"] = GRADIENTS
     stages |= {
         "heldout": Make(
             lambda plan: add_heldout(lume, plan.data, heldout, sizes, seed),
@@ -96,7 +103,7 @@ def table(
         "match": Train(
             "smollm2/match",
             "start",
-            match_changes(out, out / "memorised" / "merged", teacher),
+            match,
             merged=True,
             title="match",
             needs=("teacher", "heldout"),
@@ -119,10 +126,11 @@ def plan_never_seen_real(
     heldout: Sequence[int] = (12, 10, 40),
     seed: int = 0,
     pair: bool = True,
+    gradients: bool = False,
     **options: Any,
 ) -> Plan:
     """The job, not yet started; ``places`` and ``options`` are those of `plan_real`."""
-    stages = partial(table, heldout=heldout, seed=seed, pair=pair)
+    stages = partial(table, heldout=heldout, seed=seed, pair=pair, gradients=gradients)
     return plan_real(*places, stages=stages, name="never-seen-real", **options)
 
 
@@ -132,10 +140,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=0, help="chooses the documents")
     parser.add_argument("--no-pair", action="store_true", help="not the paper's runs and merge")
-    given = parser.parse_args()
-    plan_never_seen_real(
-        given.out, threads=given.threads, seed=given.seed, pair=not given.no_pair
-    ).show()
+    parser.add_argument("--gradients", action="store_true", help="match with alike_gradients")
+    given = vars(parser.parse_args())
+    pair = not given.pop("no_pair")
+    plan_never_seen_real(given.pop("out"), pair=pair, **given).show()
 
 
 if __name__ == "__main__":
