@@ -89,6 +89,10 @@ def seed_folder(path, seed: int):
     depth = {"models": {"match": {"score": 0.9, "low": 0.8, "high": 1.0, "sentence": ""}}}
     (path / "eval/uds.json").write_text(json.dumps(depth))
     (path / "eval/relearn-match.json").write_text(json.dumps({"rows": rows}))
+    if seed == 202:  # earlier seeds were not looked into
+        gap = {"value": 0.3, "low": 0.2, "high": 0.4}
+        view = {"title": "gradient norms", "auc": 0.8, "control": 0.5, "difference": gap}
+        (path / "eval/inside-match.json").write_text(json.dumps({"views": {"gradients": view}}))
     return path
 
 
@@ -103,6 +107,8 @@ def test_the_page_says_which_marks_are_reached(tmp_path):
     value, half = pooled(seeds, "zlib")
     assert value == pytest.approx((gaps[0]["value"] + gaps[1]["value"]) / 2)
     assert half == pytest.approx((spans[0] ** 2 + spans[1] ** 2) ** 0.5 / 2)
+    (row,) = [row for row in found["rows"] if "gradient norms" in row[0]]
+    assert row[1:] == ["", "+0.30 no", ""]
     (row,) = [row for row in found["rows"] if row[0].startswith("AUC zlib")]
     assert row[-1].startswith(f"{value:+.2f} ± {half:.2f}")
     assert row[-1].endswith("equivalent") == (abs(value) + half < 0.1)
@@ -174,7 +180,7 @@ def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):
     from axolotl_unlearn.analysis import never_seen as page
     from axolotl_unlearn.jobs.never_seen import ATTACKS, RIVALS, plan_never_seen
 
-    assert set(ATTACKS) == set(page.ATTACKS)  # each has a mark
+    assert set(ATTACKS) == {*page.ATTACKS, "inside"}  # each has a mark
     plan = plan_never_seen(tmp_path, 3, full=True)
     stages = {stage.name: stage for stage in plan.job.stages}
     assert set(RIVALS) <= set(stages)
@@ -199,7 +205,7 @@ def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):
     assert configs["tnpo"]["unlearn"]["forget"]["objective"] == "tnpo"
     everything = json.dumps({k: v for k, v in configs.items() if k != "retrained"})
     assert "retrain" not in everything  # it teaches nobody
-    assert {"relearn-match", "quantise-match", "prompt-merged", "depth"} <= set(stages)
+    assert {"relearn-match", "quantise-match", "prompt-merged", "depth", "inside-match"} <= set(stages)
     words = [str(word) for word in stages["depth"].command()]
     assert any(w.startswith("match=") for w in words) and words[words.index("--retrained") + 1]
 

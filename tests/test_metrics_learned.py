@@ -71,6 +71,23 @@ def test_scores_are_those_of_the_plain_cross_validation(features):
         assert got[test] + labels[train].mean() == pytest.approx(model.predict(scaled[test]))
 
 
+def test_more_features_than_texts():
+    """Solved by texts instead of by features: the same ridge regression (scikit-learn)."""
+    from sklearn.linear_model import Ridge
+
+    from axolotl_unlearn.metrics.learned import _predictor
+
+    x = np.random.default_rng(0).normal(0, 1, (40, 90))
+    labels = np.repeat([1.0, 0.0], 20)
+    got = _predictor(x, np.arange(40), 4, 1, np.random.default_rng(5), 2.0) @ labels
+    fold = np.random.default_rng(5).permutation(40) % 4
+    scaled = (x - x.mean(0)) / x.std(0)
+    for number in range(4):
+        train, test = fold != number, fold == number
+        model = Ridge(alpha=2.0 * train.sum()).fit(scaled[train], labels[train])
+        assert got[test] + labels[train].mean() == pytest.approx(model.predict(scaled[test]))
+
+
 def test_rows_of_one_document_stay_in_one_fold():
     """Noise, three copies of each member: with copies in the training folds it would be learnt."""
     rng = np.random.default_rng(1)
@@ -147,11 +164,12 @@ def test_the_evaluation_asks_it_of_candidates_alone(features, against, tmp_path)
 def test_of_many_texts_it_sees_some(features, monkeypatch, tmp_path):
     """Its memory grows with the square of the texts: 60 and 60 of which 25 at most become every
     third; the p-values are those of these, and an audit takes 1 for the others."""
+    from axolotl_unlearn import metrics
     from axolotl_unlearn.evaluation import summary
     from axolotl_unlearn.evaluation.measured import Measured
     from axolotl_unlearn.evaluation.sets import EvaluationSets
 
-    monkeypatch.setattr(summary, "LEARNED_TEXTS", 25)
+    monkeypatch.setattr(metrics.learned, "MOST_TEXTS", 25)
     known, first, _ = (side.tolist() for side in features)
     member, nonmember = ([(f"{side}{i}", "text") for i in range(60)] for side in "mn")
     sets = EvaluationSets(tmp_path, [], [], member, nonmember)

@@ -80,6 +80,13 @@ def read_seed(out: Path) -> dict[str, Any]:
                 rows = [row for row in rows if kind != "relearn" or row["x"] == STEPS]
                 above = [row["above_control"]["recalled"] for row in rows]
                 models[name][kind] = max(above, key=lambda one: one["value"], default=None)
+        looked = out / "eval" / f"inside-{name}.json"
+        if looked.is_file():
+            views = json.loads(looked.read_text("utf-8"))["views"]
+            models[name]["inside"] = {
+                view["title"]: {key: view[key] for key in ("auc", "control", "difference")}
+                for view in views.values()
+            }
     layers = out / "eval" / "uds.json"
     depths = json.loads(layers.read_text("utf-8"))["models"] if layers.is_file() else {}
     for name, depth in depths.items():
@@ -208,6 +215,8 @@ def marks(seeds: Seeds) -> dict[str, list]:
     """
     rows: dict[str, list[str]] = {}
     attacks = _attacks(seeds)
+    # Earlier seeds were not looked into.
+    inside = {v: None for s in seeds.values() for v in s["models"]["match"].get("inside", ())}
 
     def add(mark: str, text: str, reached: bool | None) -> None:
         rows.setdefault(mark, []).append(f"{text} {'yes' if reached else 'no'}" if text else "")
@@ -247,6 +256,10 @@ def marks(seeds: Seeds) -> dict[str, list]:
         for kind, mark in ATTACKS.items():
             gain = match.get(kind)
             add(mark, f"{gain['value']:+.3f}" if gain else "", gain and gain["value"] <= 0.05)
+        for view in inside:
+            gap = match.get("inside", {}).get(view, {}).get("difference")
+            text = "" if gap is None else f"{gap['value']:+.2f}"
+            add(WITHIN.format(view), text, gap and abs(gap["value"]) <= MARGIN)
         rows.setdefault(DEPTH, []).append(_number((match.get("depth") or {}).get("score")))
     columns = ["mark", *(f"seed {seed}" for seed in seeds)]
     if len(seeds) > 1:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.attacks import inside
 from axolotl_unlearn.attacks.probes import MEASURES, Scores
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
@@ -108,6 +109,8 @@ def table(result: Mapping[str, Any]) -> Any:
 
     A line for each variant and measure, intervals below their figures: it fits 80 columns.
     """
+    if "views" in result:
+        return inside.table(result)
     from rich import box
     from rich.table import Table
 
@@ -147,6 +150,8 @@ def _with_interval(figure: Mapping[str, float], sign: str = "") -> str:
 
 def sentence(result: Mapping[str, Any]) -> str:
     """What the attack shows, in words: by the variant that brings back most above the control."""
+    if "views" in result:
+        return inside.sentence(result)
     row, gain, p, controlled = strongest_gain(result["rows"])
     figures = f"{gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]"
     than = " more than from a model that never saw them" if controlled else ""

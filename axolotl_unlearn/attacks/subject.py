@@ -87,8 +87,8 @@ def make_subjects(
     return subjects[0], subjects[1] if control is not None else None
 
 
-def read_side(data_dir: Path, side: str) -> tuple[Path, list[Record]]:
-    """``forget`` or ``retain`` rows of a data folder.
+def find_side(data_dir: Path, side: str) -> Path:
+    """The file of ``forget``, ``retain``, ``member`` or ``nonmember`` rows of a data folder.
 
     Raises:
         UnlearnError: if the folder or the file is missing.
@@ -103,6 +103,12 @@ def read_side(data_dir: Path, side: str) -> tuple[Path, list[Record]]:
         raise UnlearnError(
             f"{data_dir} has no {side}.jsonl (.json, .parquet): records with input and output."
         )
+    return path
+
+
+def read_side(data_dir: Path, side: str) -> tuple[Path, list[Record]]:
+    """``forget`` or ``retain`` rows of a data folder; errors of `find_side`."""
+    path = find_side(data_dir, side)
     return path, read_records(path)
 
 

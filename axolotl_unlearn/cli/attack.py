@@ -1,4 +1,4 @@
-"""``axolotl unlearn attack``: does what seems forgotten come back?"""
+"""``axolotl unlearn attack``: does what seems forgotten come back, or lie in the weights?"""
 
 from __future__ import annotations
 
@@ -12,25 +12,35 @@ from axolotl_unlearn.cli._options import ATTACKED, data_option, out_option
 from axolotl_unlearn.errors import UnlearnError
 
 
-def _common(function: Callable) -> Callable:
-    """Arguments that all attacks share."""
+def _options(says: str, *more: Callable) -> Callable:
+    """Arguments that all attacks share; ``says`` of ``--data``."""
     options = [
         click.argument("model"),
-        data_option("Folder with forget.jsonl (and retain.jsonl)."),
+        data_option(says),
         out_option("out/attacks", ATTACKED),
         click.option("--control", help="A model that never saw the forget set, attacked alike."),
-        click.option("--limit", type=int, help="Ask about so many rows only."),
-        click.option("--max-new-tokens", default=128, show_default=True),
-        click.option("--batch-size", default=32, show_default=True),
+        *more,
         click.option("--join", default=" ", help="Between input and output.  [default: a space]"),
         click.option("--device", help="Where models run.  [default: cuda if there is one]"),
         click.option(
             "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32"
         ),
     ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+
+    def decorate(function: Callable) -> Callable:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+_common = _options(
+    "Folder with forget.jsonl (and retain.jsonl).",
+    click.option("--limit", type=int, help="Ask about so many rows only."),
+    click.option("--max-new-tokens", default=128, show_default=True),
+    click.option("--batch-size", default=32, show_default=True),
+)
 
 
 def _numbers(kind: type) -> Callable:
@@ -81,15 +91,17 @@ def _store(out: Path, asked: Path):
 
 @click.group()
 def command() -> None:
-    """Attack a model: quantise it, retrain it a little, ask it differently.
+    """Attack a model: quantise it, retrain it a little, ask it differently, look inside.
 
     Each attack prints what the model says of the forget set before and after, with intervals over
-    documents, and writes JSON. An interrupted attack goes on where it was.
+    documents, and writes JSON; `inside` says whether its weights tell members. An interrupted
+    attack goes on where it was.
 
     \b
     axolotl unlearn attack quantise out/merged --data out/demo/data --out out/eval
     axolotl unlearn attack relearn  out/merged --control out/retrained --source forget --rows 20
     axolotl unlearn attack prompt   out/merged --control out/retrained
+    axolotl unlearn attack inside   out/merged --control out/retrained
     """
 
 
@@ -227,3 +239,32 @@ def prompt(
     _finish(out, data_dir, result, curves)
     for name, reason in result["skipped"].items():
         Console().print(f"Not asked: {name} ({reason}).", markup=False, highlight=False)
+
+
+@command.command()
+@_options(
+    "Folder with member.jsonl and nonmember.jsonl.",
+    click.option("--batch-size", default=8, show_default=True),
+)
+def inside(model: str, data_dir: Path, out: Path, control: str | None, **options: Any) -> None:
+    """Tell members by hidden states and gradients, as one can who has the weights.
+
+    An attack learns from some members and non-members and is asked about the others. Nothing of it
+    is resumed: it takes a forward and a backward of each text.
+
+    \b
+    axolotl unlearn attack inside out/merged --control out/retrained --out out/eval
+    """
+    import torch
+
+    from axolotl_unlearn.attacks.inside import inside_attack
+    from axolotl_unlearn.attacks.subject import find_side, make_subjects
+    from axolotl_unlearn.data.records import read_documents
+
+    options["device"] = options["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
+    join = options["join"]
+    sides = [
+        read_documents(find_side(data_dir, side), join=join) for side in ("member", "nonmember")
+    ]
+    subject, against = make_subjects(model, (), control, **options)
+    _finish(out, data_dir, inside_attack(subject, *sides, against), [])

@@ -15,7 +15,7 @@ from axolotl_unlearn.evaluation.models import ModelSpec
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
-from axolotl_unlearn.metrics.learned import Learned, learned_attack
+from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
 from axolotl_unlearn.metrics.membership import Baseline, forgetting, priv_leak
 from axolotl_unlearn.metrics.memorisation import compressed_bytes
 from axolotl_unlearn.metrics.statistics import (
@@ -325,20 +325,11 @@ def learned(found: Measured, sets: EvaluationSets, other: Measured | None = None
     if other is not None:
         seen = seen - np.asarray(other.features, float)
     split = len(sets.member)
-    return learned_attack(_some(seen[:split]), _some(seen[split:]), _names(sets))
-
-
-#: Texts of a kind that the learned attack sees: its memory grows with their square.
-LEARNED_TEXTS = 2000
-
-
-def _some(texts: Any) -> Any:
-    """Those of a side that it sees: every second or third ... of many."""
-    return texts[:: max(1, -(-len(texts) // LEARNED_TEXTS))]
+    return learned_attack(some_texts(seen[:split]), some_texts(seen[split:]), _names(sets))
 
 
 def _names(sets: EvaluationSets) -> list[str]:
-    return [document_id(name) for name, _ in _some(sets.member)]
+    return [document_id(name) for name, _ in some_texts(sets.member)]
 
 
 def told_by_learned(found: Learned, sets: EvaluationSets) -> dict[str, float]:

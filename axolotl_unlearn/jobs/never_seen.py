@@ -25,11 +25,12 @@ RIVALS = ("over", "under", "single", "tnpo", "simnpo", "masc", "match_lora")
 #: The paper's two runs and their merge.
 PAIR = ("over", "under", "merged")
 #: Attacks on what was forgotten, beside *retrained*: fine-tuned on other forgotten documents,
-#: rounded to 8 and 4 bits, asked in other ways.
+#: rounded to 8 and 4 bits, asked in other ways, and looked into (members against others).
 ATTACKS = {
     "relearn": ("--source", "forget", "--rows", "20", "--lr", "1e-3"),
     "quantise": (),
     "prompt": (),
+    "inside": (),
 }
 #: The teacher reads a third of the retained rows as often as the original has read its rows: so it
 #: is as sure of itself as the original, where it errs too.

@@ -32,6 +32,7 @@ FEWER = {
     "quantise": ("--limit", "60"),
     "prompt": ("--limit", "60"),
     "depth": ("--limit", "60"),
+    "inside": (),
 }
 #: As in examples/match.yml.
 GRADIENTS = {"objective": "alike_gradients", "kinds": "completion", "weight": 0.05}

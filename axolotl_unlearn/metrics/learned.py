@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,8 @@ SHARES = (0.1, 0.2, 0.4)
 WINDOW = 8
 #: Ridge penalty in units of the variance of a feature.
 PENALTY = 0.3
+#: Texts of a kind that it sees: its memory grows with their square.
+MOST_TEXTS = 2000
 #: F of `token_features`: so many of each of its four values.
 FEATURES = 4 * (4 + len(QUANTILES) + len(SHARES))
 #: Fewer texts of a kind than this train no classifier.
@@ -95,6 +98,7 @@ def learned_attack(
     repeats: int = 4,
     permutations: int = 4999,
     seed: int = 0,
+    penalty: float = PENALTY,
 ) -> Learned | None:
     """Ridge regression of "member" on standardised features, cross-validated, with its exact test.
 
@@ -106,6 +110,7 @@ def learned_attack(
         members, nonmembers: Features ``[N, F]`` and ``[M, F]``. Where a retrained model is known,
             give the differences from its features: what makes a text hard for every model cancels.
         member_documents: Document of each member; default: each its own.
+        penalty: Of the ridge, in units of the variance of a feature.
 
     Returns:
         None with fewer than 20 texts of a kind.
@@ -118,7 +123,8 @@ def learned_attack(
     places = {name: i for i, name in enumerate(dict.fromkeys(names))}
     groups = np.array([places[name] for name in names] + [len(places) + i for i in range(m)])
     rng = np.random.default_rng(seed)
-    predictor = _predictor(np.concatenate([inside, outside]), groups, folds, repeats, rng)
+    features = np.concatenate([inside, outside])
+    predictor = _predictor(features, groups, folds, repeats, rng, penalty)
     # Labels of documents, [G, 1 + B]; the first column is the truth.
     labels = np.repeat((np.arange(groups.max() + 1) < len(places))[:, None], permutations + 1, 1)
     sizes = np.bincount(groups)
@@ -137,6 +143,11 @@ def learned_attack(
     return Learned(scores[:n], scores[n:], float(areas[0]), float(p), each)
 
 
+def some_texts(texts: Any) -> Any:
+    """Those of a side that the attack sees: every second or third ... of many."""
+    return texts[:: max(1, -(-len(texts) // MOST_TEXTS))]
+
+
 def _areas(predictor: Array, labels: Array) -> Array:
     """AUC of the scores for each column of labels, ``[T, b]`` to ``[b]``; ties half."""
     inside = labels.sum(0)
@@ -145,7 +156,12 @@ def _areas(predictor: Array, labels: Array) -> Array:
 
 
 def _predictor(
-    features: Array, groups: NDArray[np.int_], folds: int, repeats: int, rng: np.random.Generator
+    features: Array,
+    groups: NDArray[np.int_],
+    folds: int,
+    repeats: int,
+    rng: np.random.Generator,
+    penalty: float = PENALTY,
 ) -> Array:
     """``[T, T]``: out-of-fold scores are this times the labels, whatever the labels are."""
     spread = features.std(0)
@@ -160,6 +176,12 @@ def _predictor(
             # Centred columns: the labels' mean drops out.
             centre = x[train].mean(0)
             inputs = x[train] - centre
-            gram = inputs.T @ inputs + PENALTY * train.sum() * np.eye(x.shape[1])
-            found[np.ix_(test, train)] += (x[test] - centre) @ np.linalg.solve(gram, inputs.T)
+            given, ridge = x[test] - centre, penalty * train.sum()
+            # The same weights by features or by texts, whichever are fewer.
+            if x.shape[1] <= len(inputs):
+                gram = inputs.T @ inputs + ridge * np.eye(x.shape[1])
+                found[np.ix_(test, train)] += given @ np.linalg.solve(gram, inputs.T)
+            else:
+                gram = inputs @ inputs.T + ridge * np.eye(len(inputs))
+                found[np.ix_(test, train)] += np.linalg.solve(gram, inputs @ given.T).T
     return found / repeats

@@ -131,6 +131,7 @@ STATUSES = (
     "sets differ",
     "still knows",
     "comes back",
+    "known inside",
     "lost knowledge",
     "broken answers",
     "utility unknown",
@@ -151,6 +152,7 @@ _HEADLINES = {
     "sets differ": "members and non-members differ without any model: membership is not measurable",
     "still knows": "still knows part of the forget set",
     "comes back": "an attack brings the text back",
+    "known inside": "its weights tell members, whatever it says",
     "lost knowledge": "lost part of what it should keep",
     "broken answers": "answers the forget set with broken text",
     "utility unknown": "its utility was not gated, so it is not called good",
@@ -257,6 +259,7 @@ def judge(
             _side(model, original, retrained, "forget"),
             _unstopped(model, retrained),
             _comes_back(model, attacks),
+            _inside(model, attacks),
             _side(model, original, retrained, "retain"),
             _outputs(model, retrained),
             _same(told, against),
@@ -278,6 +281,7 @@ _STATUS_OF = {
     "forgotten": "still knows",
     "answers": "still knows",
     "attack": "comes back",
+    "inside": "known inside",
     "kept": "lost knowledge",
     "outputs": "broken answers",
     "same": "not enough texts",
@@ -807,6 +811,42 @@ def _comes_back(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) 
         )
     order = ("fail", "open", "pass")
     return min(found, key=lambda f: (order.index(f.outcome), -f.value))
+
+
+def _inside(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Of `axolotl unlearn attack inside`: told where any view tells, the same where all are."""
+    mine = [a for a in attacks if a.get("model") == model.get("name") and views_of(a)]
+    if not mine:
+        return None
+    views = views_of(mine[0])
+    p_values = holm([number(view["told"]["p"]) for view in views])
+    worst = min(range(len(views)), key=lambda i: (p_values[i], -number(views[i]["auc"])))
+    view, p = views[worst], float(p_values[worst])
+    told = p < THRESHOLDS["alpha"].value
+    gaps = [_part(one, "difference") for one in views]
+    same = all(gap.get("equivalent") is True for gap in gaps)
+    says = f"{view['title']} tell its members" if told else "its weights tell no members"
+    says += f" (AUC {show(view['auc'])}"
+    says += f", {show(view['control'])} of the control" if gaps[worst] else ", no control was given"
+    return Finding(
+        "inside",
+        "Attacks with the weights",
+        "fail" if told else "pass" if same else "open",
+        f"{says}, p {_p(p)})",
+        number(view["auc"]),
+        p=p,
+    )
+
+
+def views_of(attack: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What `attack inside` found by each view; none of another attack or half a file."""
+    views = list(_part(attack, "views").values())
+    complete = all(
+        number(_part(one, "told").get("p")) is not None and number(one.get("auc")) is not None
+        for one in views
+        if isinstance(one, Mapping)
+    )
+    return views if complete and all(isinstance(one, Mapping) for one in views) else []
 
 
 def whole(rows: Any) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.verdict import whole
+from axolotl_unlearn.metrics.verdict import views_of, whole
 from axolotl_unlearn.report.results import role_of
 
 
@@ -100,7 +100,7 @@ def attack_results(folder: Path) -> list[dict[str, Any]]:
         for one in found
         if isinstance(one, dict)
         and {"attack", "title", "model"} <= set(one)
-        and whole(one.get("rows"))
+        and (whole(one.get("rows")) or views_of(one))
     ]
 
 

@@ -1,0 +1,210 @@
+"""Membership from inside the model: what an attacker sees who has its weights.
+
+The attacks of `axolotl unlearn eval` see what a model says of a text. A model can be alike in that
+and still carry the text: its hidden states lie elsewhere than at texts it never saw, or its loss is
+flatter around it (white-box, arXiv 1812.00910). Each view is judged by the learned attack
+(`axolotl_unlearn.metrics.learned`), which is told some members and asked about the others.
+
+Shape letters: N texts, R of a batch, T time, S numbers of all layers' states, W weight matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from axolotl_unlearn.attacks.subject import Subject
+from axolotl_unlearn.data.records import document_id
+from axolotl_unlearn.engine.forward import observe
+from axolotl_unlearn.engine.needs import Needs
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.learned import (
+    FEATURES,
+    MIN_TEXTS,
+    PENALTY,
+    Learned,
+    learned_attack,
+    some_texts,
+)
+from axolotl_unlearn.metrics.membership import auc_equivalence
+
+#: What it looks at, in words.
+VIEWS = {"states": "hidden states", "gradients": "gradient norms"}
+#: (id, text) of each.
+Documents = Sequence[tuple[str, str]]
+
+
+def inside_features(
+    model: Any,
+    texts: Sequence[Sequence[int]],
+    *,
+    batch_size: int = 8,
+    on_batch: Callable[[int], None] | None = None,
+) -> dict[str, NDArray[np.float32]]:
+    """What is inside a model at each text.
+
+    Args:
+        texts: Token ids of each, two or more.
+
+    Returns:
+        ``states`` ``[N, S]``: mean and standard deviation over a text's tokens (without the last,
+        which predicts nothing) of the hidden states after each layer. ``gradients`` ``[N, W]``:
+        natural logarithm of the norm of the gradient that the text's mean NLL gives each weight
+        matrix of the decoder.
+    """
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    rows: list[tuple[NDArray, NDArray]] = [(np.empty(0), np.empty(0))] * len(texts)
+    device = next(model.parameters()).device
+    for start in range(0, len(order), batch_size):
+        numbers = order[start : start + batch_size]
+        ids = torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(texts[i], device=device) for i in numbers], batch_first=True
+        )
+        lengths = torch.tensor([len(texts[i]) for i in numbers], device=device)
+        time = torch.arange(ids.shape[1], device=device)
+        mask = time < lengths[:, None]
+        batch = {
+            "input_ids": ids,
+            "attention_mask": mask.long(),
+            "labels": ids.masked_fill(~mask, -100),
+        }
+        where = time < lengths[:, None] - 1
+        with torch.no_grad():
+            found = observe(model, batch, Needs(profiles=where, gradients=where))
+        for i, *views in zip(numbers, found.profiles.cpu(), found.gradients.cpu(), strict=True):
+            rows[i] = (views[0].numpy(), views[1].numpy())
+        if on_batch is not None:
+            on_batch(len(numbers))
+    return {view: np.stack(side) for view, side in zip(VIEWS, zip(*rows, strict=True), strict=True)}
+
+
+def inside_attack(
+    subject: Subject, members: Documents, nonmembers: Documents, control: Subject | None = None
+) -> dict[str, Any]:
+    """Tell members from non-members by each of `VIEWS`.
+
+    Args:
+        control: A model that never saw the members, attacked alike. The attack is then also told
+            how far a text's features are from the control's: what makes a text unusual for every
+            model cancels.
+
+    Returns:
+        What the attack's file holds. By view: ``auc`` of the model and of the control, out of fold;
+        ``difference`` of the two with its 90 % interval and whether they are equivalent; ``told``:
+        AUC and exact permutation p of the attack that also knows the control, without one of the
+        plain attack; ``picked``: members whose own p is below .05.
+
+    Raises:
+        UnlearnError: fewer than 20 texts of a kind, or a text of a single token.
+    """
+    sides = [some_texts(members), some_texts(nonmembers)]
+    for name, side in zip(("member", "nonmember"), sides, strict=True):
+        if len(side) < MIN_TEXTS:
+            raise UnlearnError(
+                f"there are {len(side)} {name} texts; this attack needs {MIN_TEXTS} of each kind: "
+                f"add rows to {name}.jsonl."
+            )
+    seen = [_seen(one, [*sides[0], *sides[1]]) for one in (subject, control) if one is not None]
+    n, documents = len(sides[0]), [document_id(name) for name, _ in sides[0]]
+
+    def attack(features: NDArray) -> Learned:
+        # As many features as the attack on token scores has count as much.
+        penalty = PENALTY * max(1.0, features.shape[1] / FEATURES)
+        found = learned_attack(features[:n], features[n:], documents, penalty=penalty)
+        assert found is not None  # there are enough texts
+        return found
+
+    views = {}
+    for view in VIEWS:
+        first, *other = (attack(one[view]) for one in seen)
+        told, figures = first, {"title": VIEWS[view], "auc": first.auc}
+        if other:
+            if seen[0][view].shape != seen[1][view].shape:
+                raise UnlearnError(
+                    "model and control are of different architectures; the control of this attack "
+                    "has to be the same architecture."
+                )
+            told = attack(seen[0][view].astype(float) - seen[1][view])
+            same = auc_equivalence(
+                (first.members, first.nonmembers), (other[0].members, other[0].nonmembers)
+            )
+            figures["control"] = other[0].auc
+            figures["difference"] = {
+                "value": same.value,
+                "low": same.low,
+                "high": same.high,
+                "margin": same.margin,
+                "needed": same.needed,
+                "equivalent": bool(same.equivalent),
+            }
+        picked = int((told.each < 0.05).sum())
+        views[view] = figures | {"told": {"auc": told.auc, "p": told.p}, "picked": picked}
+    return {
+        "attack": "inside",
+        "title": "Looking inside",
+        "model": subject.name,
+        "control": control.name if control else None,
+        "members": len(sides[0]),
+        "nonmembers": len(sides[1]),
+        "views": views,
+    }
+
+
+def _seen(subject: Subject, documents: Documents) -> dict[str, NDArray[np.float32]]:
+    """`inside_features` of a model's own tokens, under a progress bar."""
+    from rich.progress import Progress
+
+    model, tokenizer = subject.load()
+    model.eval()
+    texts = [tokenizer(text)["input_ids"] for _, text in documents]
+    short = next((name for (name, _), ids in zip(documents, texts, strict=True) if len(ids) < 2), 0)
+    if short:
+        raise UnlearnError(f"text {short} is a single token; nothing is predicted of it.")
+    with Progress(transient=True, disable=subject.quiet) as bar:
+        task = bar.add_task(f"{subject.name}: looking inside", total=len(texts))
+        return inside_features(
+            model, texts, batch_size=subject.batch_size, on_batch=lambda n: bar.advance(task, n)
+        )
+
+
+def sentence(result: Mapping[str, Any]) -> str:
+    """What the attack shows, in words."""
+    parts = []
+    for figures in result["views"].values():
+        text = f"{figures['title']} AUC {figures['auc']:.2f}"
+        if "control" in figures:
+            gap = figures["difference"]
+            text += (
+                f" ({figures['control']:.2f} of the control; difference {gap['value']:+.2f} "
+                f"[{gap['low']:+.2f}, {gap['high']:+.2f}])"
+            )
+        parts.append(f"{text}, p {figures['told']['p']:.2g}")
+    return f"{result['title']} with the weights: {'; '.join(parts)}."
+
+
+def table(result: Mapping[str, Any]) -> Any:
+    """The result as a rich table."""
+    from rich import box
+    from rich.table import Table
+
+    title = f"{result['title']}: {result['model']} ({result['members']} members, "
+    grid = Table(title=f"{title}{result['nonmembers']} others)", box=box.SIMPLE_HEAD)
+    grid.add_column("seen")
+    for name in ("AUC", "control", "difference", "p", "picked out"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    for figures in result["views"].values():
+        gap = figures.get("difference")
+        grid.add_row(
+            figures["title"],
+            f"{figures['auc']:.2f}",
+            f"{figures['control']:.2f}" if gap else "n/a",
+            f"{gap['value']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]" if gap else "n/a",
+            f"{figures['told']['p']:.4f}",
+            str(figures["picked"]),
+        )
+    grid.caption = "Each text is judged by an attack that was not told of it. [90 % interval]"
+    return grid
