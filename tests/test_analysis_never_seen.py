@@ -205,7 +205,8 @@ def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):
     assert configs["tnpo"]["unlearn"]["forget"]["objective"] == "tnpo"
     everything = json.dumps({k: v for k, v in configs.items() if k != "retrained"})
     assert "retrain" not in everything  # it teaches nobody
-    assert {"relearn-match", "quantise-match", "prompt-merged", "depth", "inside-match"} <= set(stages)
+    attacks = {"relearn-match", "quantise-match", "prompt-merged", "depth", "inside-match"}
+    assert attacks <= set(stages)
     words = [str(word) for word in stages["depth"].command()]
     assert any(w.startswith("match=") for w in words) and words[words.index("--retrained") + 1]
 
