@@ -183,7 +183,7 @@ def sentence(result: Mapping[str, Any]) -> str:
                 f"[{gap['low']:+.2f}, {gap['high']:+.2f}])"
             )
         parts.append(f"{text}, p {figures['told']['p']:.2g}")
-    return f"{result['title']} with the weights: {'; '.join(parts)}."
+    return f"What its weights tell of members: {'; '.join(parts)}."
 
 
 def table(result: Mapping[str, Any]) -> Any:
