@@ -334,7 +334,8 @@ class View:
     def attacks(self) -> dict[str, Any]:
         return _section(
             "Attacks",
-            "What comes back when the model is quantised, trained again or prompted otherwise, and what its weights tell. "
+            "What comes back when the model is quantised, trained again or prompted otherwise, and "
+            "what its weights tell. "
             + self._few("drawn"),
             _list(_named(self.extras.get("attack_sentences"))),
             self._curves(self.extras.get("attacks"), "attack"),
