@@ -335,8 +335,7 @@ class View:
         return _section(
             "Attacks",
             "What comes back when the model is quantised, trained again or prompted otherwise, and "
-            "what its weights tell. "
-            + self._few("drawn"),
+            "what its weights tell. " + self._few("drawn"),
             _list(_named(self.extras.get("attack_sentences"))),
             self._curves(self.extras.get("attacks"), "attack"),
         )
