@@ -6,8 +6,9 @@ Shape letters: R rows of a batch, T time, D hidden, P answer positions, L layers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -40,17 +41,33 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 
 
 @contextmanager
-def _hooked(layers: Sequence[nn.Module], hooks: Sequence[Callable | None]) -> Iterator[None]:
+def _watched(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
+    """While inside, what each layer gives is put into the yielded list."""
+    seen: list[Any] = []
     handles = [
-        layer.register_forward_hook(hook)
-        for layer, hook in zip(layers, hooks, strict=True)
-        if hook is not None
+        layer.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+        for layer in layers
     ]
     try:
-        yield
+        yield seen
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _begun_after(layers: Sequence[nn.Module], number: int, output: Any) -> Iterator[None]:
+    """While inside, that layer gives ``output`` and those before it are passed by."""
+
+    def passed(hidden: Tensor, *_: Any, **__: Any) -> Any:
+        return (hidden,) if isinstance(output, tuple) else hidden
+
+    with ExitStack() as stack:
+        for layer in layers[:number]:
+            stack.enter_context(patch.object(layer, "forward", passed))
+        given = patch.object(layers[number], "forward", lambda *_, **__: output)
+        stack.enter_context(given)
+        yield
 
 
 def _states(output: Any) -> Tensor:
@@ -60,48 +77,28 @@ def _states(output: Any) -> Tensor:
 @torch.inference_mode()
 def capture(model: Any, batch: Mapping[str, Tensor], row: Tensor, time: Tensor) -> Tensor:
     """Residual stream after each layer at the given positions, ``[L, P, D]``."""
-    layers = decoder_layers(model)
-    found: list[Tensor] = []
-
-    def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        found.append(_states(output)[row, time].clone())
-
-    with _hooked(layers, [keep] * len(layers)):
+    with _watched(decoder_layers(model)) as seen:
         model(**batch, use_cache=False, logits_to_keep=1)
-    return torch.stack(found)
+    return torch.stack([_states(output)[row, time] for output in seen])
 
 
 @torch.inference_mode()
 def answer_logps(
-    model: Any,
-    batch: Mapping[str, Tensor],
-    row: Tensor,
-    time: Tensor,
-    target: Tensor,
-    patch: tuple[int, Tensor] | None = None,
+    model: Any, batch: Mapping[str, Tensor], row: Tensor, time: Tensor, target: Tensor
 ) -> Tensor:
-    """``[P]`` log-prob of each answer token, with one layer's states replaced if ``patch``.
-
-    Args:
-        patch: Number of the layer and ``[P, D]`` states to put at the answer positions, and only
-            there; the rest of the sequence stays the model's own.
-    """
-    layers = decoder_layers(model)
-    hooks: list[Callable | None] = [None] * len(layers)
-    if patch is not None:
-        number, states = patch
-
-        def replace(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-            hidden = _states(output).clone()
-            hidden[row, time] = states.to(hidden)
-            return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
-
-        hooks[number] = replace
+    """``[P]`` log-prob of each answer token."""
     keep = time.unique()
-    with _hooked(layers, hooks):
-        logits = model(**batch, use_cache=False, logits_to_keep=keep).logits
+    logits = model(**batch, use_cache=False, logits_to_keep=keep).logits
     chosen = logits[row, torch.searchsorted(keep, time.contiguous())].float()
     return chosen.log_softmax(-1).gather(-1, target[:, None])[:, 0]
+
+
+def _patched(output: Any, row: Tensor, time: Tensor, states: Tensor) -> Any:
+    """What a layer gave with ``[P, D]`` states put at the answer positions, and only there; the
+    rest of the sequence stays the model's own."""
+    hidden = _states(output).clone()
+    hidden[row, time] = states.to(hidden)
+    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
 
 def patching_drops(
@@ -136,11 +133,13 @@ def patching_drops(
         numbers = order[start : start + batch_size]
         batch, row, time, target = _pack([encoded[i] for i in numbers], original.device)
         states = capture(source, {k: v.to(source.device) for k, v in batch.items()}, row, time)
-        plain = answer_logps(original, batch, row, time, target)
+        layers = decoder_layers(original)
+        with _watched(layers) as outputs:
+            plain = answer_logps(original, batch, row, time, target)
         for layer in range(shapes[0][0]):
-            patched = answer_logps(
-                original, batch, row, time, target, (layer, states[layer].to(original.device))
-            )
+            given = _patched(outputs[layer], row, time, states[layer])
+            with _begun_after(layers, layer, given):
+                patched = answer_logps(original, batch, row, time, target)
             fall = torch.zeros(len(numbers), dtype=torch.double, device=plain.device)
             fall.index_add_(0, row, (plain - patched).double())
             drops[numbers, layer] = (fall / row.bincount(minlength=len(numbers))).cpu().numpy()
