@@ -1,5 +1,6 @@
 """The driver: configs derived from the examples, the gate, and one small job from end to end."""
 
+import io
 import json
 import subprocess
 import sys
@@ -10,10 +11,13 @@ import pytest
 import torch
 import yaml
 from conftest import count
+from report_fixture import make_results
+from rich.console import Console
 from safetensors.torch import load_file
 
 from axolotl_unlearn.demo.generate import Sizes
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write_json
 from axolotl_unlearn.jobs import stages
 from axolotl_unlearn.jobs.demo import SINGLE_BETA, plan_demo, retain_fault, write_trajectory
 from axolotl_unlearn.jobs.stages import Evaluate, Make, Plan, Run, Train, change
@@ -101,6 +105,36 @@ def test_stages_wait_for_what_they_name(tmp_path):
         config["datasets"][1]["path"]
     ) == Path("other/rows.jsonl")
     assert load(tmp_path / "out" / "configs" / "run.yml")["unlearn"]["forget"]["beta"] == 0.2
+
+
+def test_a_job_counts_its_own_attacks(at_root, tmp_path):
+    """Their files lie beside the evaluation; page, table and verdict left them out before."""
+    from axolotl_unlearn.attacks.probes import Scores
+    from axolotl_unlearn.attacks.results import curve, figures_row, save
+
+    ids = [f"row{i}" for i in range(40)]
+    before, after = (
+        Scores(ids=ids, documents=ids, recalled=found * 10, probability=found * 10)
+        for found in ([1.0, 0, 0, 0], [1.0, 1, 1, 0])
+    )
+    rows = [figures_row("0 steps", 0, before, before), figures_row("10 steps", 10, after, before)]
+    attack = {"attack": "relearn", "title": "Relearning", "model": "merged", "rows": rows}
+
+    def scores(plan):
+        save(tmp_path / "eval", attack, [curve("relearn", "merged", "step", rows, "recalled")])
+        depth = {"merged": {"score": 0.4, "sentence": "merged is erased to .4"}}
+        write_json(tmp_path / "eval" / "depth.json", [])
+        write_json(tmp_path / "eval" / "uds.json", {"models": depth})
+        write_json(tmp_path / "eval" / "results.json", make_results(("original", "merged")))
+
+    console = Console(file=io.StringIO(), width=200)
+    table = {"eval": Make(scores, "eval/results.json")}
+    plan = Plan("a job", tmp_path, table, seed=3, threads=1, console=console)
+    found = {m["name"]: m["verdict"]["status"] for m in plan.show()["models"]}
+    assert found["merged"] == "comes back"
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "relearn on merged" in page and "merged is erased to .4" in page
+    assert "comes back" in console.file.getvalue()
 
 
 def test_a_job_that_fails_after_its_evaluation_leaves_results(at_root, tmp_path):

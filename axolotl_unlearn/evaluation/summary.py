@@ -27,7 +27,7 @@ from axolotl_unlearn.metrics.statistics import (
     semeval_differences,
     semeval_intervals,
 )
-from axolotl_unlearn.metrics.verdict import THRESHOLDS, judge, scores_of
+from axolotl_unlearn.metrics.verdict import THRESHOLDS, judge, role_of, scores_of
 
 if TYPE_CHECKING:
     from axolotl_unlearn.evaluation.measured import Measured
@@ -339,7 +339,7 @@ def told_by_learned(found: Learned, sets: EvaluationSets) -> dict[str, float]:
 
 def add_verdicts(results: list[dict[str, Any]], attacks: Sequence[Mapping[str, Any]] = ()) -> None:
     """``verdict`` of each model (see `metrics.verdict`), once everything else is there."""
-    by_role = {role: next((r for r in results if r["role"] == role), None) for role in ROLES}
+    by_role = {role: next((r for r in results if role_of(r) == role), None) for role in ROLES}
     for result in results:
         result["verdict"] = judge(
             result, by_role["original"], by_role["retrained"], attacks

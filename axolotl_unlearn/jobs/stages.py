@@ -235,7 +235,13 @@ class Plan:
 
     def _collect(self, results: str) -> dict[str, Any]:
         outcomes = self.job.outcomes
+        from axolotl_unlearn.report.inputs import attack_results
+
         content = json.loads((self.out / results / "results.json").read_text("utf-8"))
+        if attacks := attack_results(self.out / results):  # they came after the evaluation
+            from axolotl_unlearn.evaluation.summary import add_verdicts
+
+            add_verdicts(content["models"], attacks)
         content |= {
             "job": self.name,
             "seed": self.seed,
@@ -263,10 +269,11 @@ class Plan:
     def show(self) -> dict[str, Any]:
         """Run or resume, write the page, print the scores and where they lie; the results."""
         from axolotl_unlearn.report import table
+        from axolotl_unlearn.report.inputs import attack_results
 
         results = self.run()
         page = self.report(results)
-        self.console.print(table(results))
+        self.console.print(table(results, attack_results(self.out / "eval")))
         where = f"{results['seconds']:.0f} s. Scores: {self.out / 'results.json'}\nPage: {page}"
         self.console.print(where, soft_wrap=True)
         return results

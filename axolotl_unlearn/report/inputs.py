@@ -25,8 +25,9 @@ def find_inputs(
 
     Training logs of all but the original and the retrained model: the newest
     trainer_state.json in the model's folder or its checkpoints, or in the run it lies in (a merged
-    adapter is saved inside its run). In the results' folder: trajectory.json,
-    depth.json with uds.json, and (there or in `attacks`) attacks.json with one file an attack.
+    adapter is saved inside its run). In the results' folder: trajectory.json; there or in its
+    ``eval``, as jobs have it: depth.json with uds.json and (or in `attacks`) attacks.json with one
+    file an attack.
     `logs` are NAME=PATH and come first.
     """
     from axolotl_unlearn.attacks.results import sentence
@@ -50,10 +51,10 @@ def find_inputs(
             found[model["name"]] = log
             used.add(log)
     extras: dict[str, Any] = {}
-    if (home / "depth.json").is_file():
-        extras["depth"] = _json(home / "depth.json")
-        if (home / "uds.json").is_file():
-            found_depth = _json(home / "uds.json").get("models") or {}
+    if deep := _beside(home, "depth.json"):
+        extras["depth"] = _json(deep)
+        if (deep.parent / "uds.json").is_file():
+            found_depth = _json(deep.parent / "uds.json").get("models") or {}
             extras["depth_sentences"] = {
                 name: figures["sentence"]
                 for name, figures in found_depth.items()
@@ -62,9 +63,9 @@ def find_inputs(
     if (home / "audit.jsonl").is_file():
         extras["audit"] = _lines(home / "audit.jsonl")
     place = Path(attacks) if attacks else home
-    if (place / "attacks.json").is_file():
-        extras["attacks"] = _json(place / "attacks.json")
-        attacked = extras["attack_results"] = attack_results(place)
+    if curves := _beside(place, "attacks.json"):
+        extras["attacks"] = _json(curves)
+        attacked = extras["attack_results"] = attack_results(curves.parent)
         extras["attack_sentences"] = {
             f"{one['attack']} on {one['model']}": sentence(one) for one in attacked
         }
@@ -84,6 +85,11 @@ def find_inputs(
     if (home / "trajectory.json").is_file():
         trajectory = _json(home / "trajectory.json")
     return {"training_logs": found, "trajectory": trajectory, "extras": extras}
+
+
+def _beside(home: Path, name: str) -> Path | None:
+    places = (home / name, home / "eval" / name)
+    return next((path for path in places if path.is_file()), None)
 
 
 def folder_of(results: str | Path) -> Path:
