@@ -11,7 +11,9 @@ import torch
 from attack_models import batch_of, fit, tokenizer
 from conftest import tiny_llama
 
-from axolotl_unlearn.attacks.inside import inside_features, sentence
+from axolotl_unlearn.attacks.inside import _difference, inside_features, sentence
+from axolotl_unlearn.evaluation.scorer import Query
+from axolotl_unlearn.metrics.learned import learned_attack
 from axolotl_unlearn.metrics.verdict import judge, views_of
 
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Jun Kai Lea Mia Ned Ola Pia Rex".split()
@@ -64,7 +66,8 @@ def test_features_by_hand():
     model = tiny_llama(seed=5, hidden_size=32).eval()
     texts = [[5, 6, 7, 8, 9], [11, 12, 3], [3, 9, 4, 7]]
     seen: list[int] = []
-    found = inside_features(model, texts, batch_size=2, on_batch=seen.append)
+    asked = [Query.of(ids) for ids in texts]
+    found = inside_features(model, asked, batch_size=2, on_batch=seen.append)
     assert seen == [2, 1]
     names = [
         name for name, w in model.named_parameters() if w.dim() == 2 and name.startswith("model.l")
@@ -79,6 +82,58 @@ def test_features_by_hand():
         gradients = torch.autograd.grad(output.loss, [weights[name] for name in names])
         norms = [gradient.norm().log().item() for gradient in gradients]
         assert found["gradients"][number] == pytest.approx(norms, abs=1e-4)
+
+
+def test_of_an_answer_its_own_tokens_count():
+    model = tiny_llama(seed=5, hidden_size=32).eval()
+    found = inside_features(model, [Query.of([5, 6, 7, 8, 9], 3)])  # 8 and 9
+    given = torch.tensor([[5, 6, 7, 8, 9]])
+    output = model(input_ids=given, output_hidden_states=True)
+    last = output.hidden_states[-1][0, 2:4].detach()
+    assert found["states"][0][-64:-32] == pytest.approx(last.mean(0).numpy(), abs=2e-6)
+    logp = output.logits[0].log_softmax(-1)
+    loss = -(logp[2, 8] + logp[3, 9]) / 2
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    norm = torch.autograd.grad(loss, weight)[0].norm().log().item()
+    assert found["gradients"][0][0] == pytest.approx(norm, abs=1e-4)
+
+
+def test_experts_that_get_rows_end_to_end():
+    """The shared expert of Qwen2-MoE: a RuntimeError before. Fused experts are no linear layers."""
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2MoeConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, moe_intermediate_size=8,
+        shared_expert_intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_experts=2, num_experts_per_tok=1,
+    )  # fmt: skip
+    model = Qwen2MoeForCausalLM(config).eval()
+    texts = [[5, 6, 7, 8, 9], [11, 12, 3]]
+    found = inside_features(model, [Query.of(ids) for ids in texts])["gradients"]
+    place = model.model.layers[0].mlp.shared_expert.up_proj
+    names = [m for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
+    for number, ids in enumerate(texts):
+        given = torch.tensor([ids])
+        loss = model(input_ids=given, labels=given).loss
+        norm = torch.autograd.grad(loss, place.weight)[0].norm().log().item()
+        assert found[number][names.index(place)] == pytest.approx(norm, abs=1e-4)
+
+
+def test_the_interval_of_the_difference_is_as_wide_as_chance():
+    """Two models that never saw either side, 200 data sets: DeLong's excluded 0 in a quarter."""
+    rng = np.random.default_rng(0)
+    missed = 0
+    for _ in range(100):
+        texts = rng.normal(0, 1, (160, 60))
+        pair = [
+            learned_attack(*np.split(texts + rng.normal(0, 1, texts.shape), [40]), repeats=1,
+                           permutations=199, penalty=0.3)
+            for _ in range(2)
+        ]  # fmt: skip
+        gap = _difference(*pair)
+        missed += not gap["low"] <= 0 <= gap["high"]
+    assert missed <= 17  # 10 expected; more than 17 in 1 of 100
 
 
 def test_members_are_told_in_what_was_trained_on_them_alone(place):
@@ -97,7 +152,8 @@ def test_members_are_told_in_what_was_trained_on_them_alone(place):
     # The verdict of results beside it reads the file.
     entry = {"name": "original", "role": "candidate"}
     (told,) = [f for f in judge(entry, attacks=[found]).findings if f.id == "inside"]
-    assert told.outcome == "fail" and "of the control" in told.says and told.p < 0.001
+    assert told.outcome == "fail" and "gradient norms tell" in told.says and told.p < 0.001
+    assert told.value == found["views"]["gradients"]["told"]["auc"]  # p is of this attack
 
     outcome = run("inside", place / "retrained", *shared)
     assert outcome.exit_code == 0, outcome.output
@@ -107,6 +163,7 @@ def test_members_are_told_in_what_was_trained_on_them_alone(place):
     entry = {"name": "retrained", "role": "candidate"}
     (open_,) = [f for f in judge(entry, attacks=[found]).findings if f.id == "inside"]
     assert open_.outcome == "open" and "no control was given" in open_.says
+    assert open_.p > 0.05
 
 
 def test_the_page_says_it(place):
@@ -128,6 +185,9 @@ def test_the_page_says_it(place):
     ("needs 20 of each kind", lambda data: (data / "member.jsonl").write_text(
         '{"id": "a", "document": "one text of some words"}\n', "utf-8")),
     ("has no nonmember.jsonl", lambda data: (data / "nonmember.jsonl").unlink()),
+    ("one row a document", lambda data: (data / "member.jsonl").write_text("".join(
+        json.dumps(row | {"id": f"d{i // 2}sc{1 + i % 2}"}) + "\n"
+        for i, row in enumerate(documents(30, 1))), "utf-8")),
 ])  # fmt: skip
 def test_what_is_missing_is_said(place, tmp_path, said, made):
     data = tmp_path / "data"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -140,7 +141,12 @@ def test_a_job_counts_its_own_attacks(at_root, tmp_path):
 def test_a_job_that_fails_after_its_evaluation_leaves_results(at_root, tmp_path):
     def scores(plan):
         (tmp_path / "eval").mkdir(exist_ok=True)
-        (tmp_path / "eval" / "results.json").write_text('{"models": [1]}')
+        (tmp_path / "eval" / "results.json").write_text('{"models": [{"name": "m"}]}')
+
+    # Of the models of an earlier run: not counted while that attack has not run again.
+    view = {"title": "t", "auc": 0.9, "told": {"auc": 0.9, "p": 0.001}, "picked": 0}
+    old = {"attack": "inside", "title": "t", "model": "m", "views": {"v": view}}
+    write_json(tmp_path / "eval" / "inside-m.json", old)
 
     def attack(code):
         words = [sys.executable, "-c", f"open({str(tmp_path / 'attack')!r}, 'w'); exit({code})"]
@@ -150,14 +156,14 @@ def test_a_job_that_fails_after_its_evaluation_leaves_results(at_root, tmp_path)
         table = {
             "eval": Make(scores, "eval/results.json"),
             "attack": attack(code),
-            "later": Make(lambda plan: (tmp_path / "later").touch(), "later", needs=("attack",)),
+            "later": Make(lambda plan: None, "eval/inside-m.json", needs=("attack",)),
         }
         return Plan("a job", tmp_path, table, seed=3, threads=1)
 
     with pytest.raises(UnlearnError, match="exit code 3"):
         plan(3).run()
     left = json.loads((tmp_path / "results.json").read_text())
-    assert left["models"] == [1] and left["seed"] == 3
+    assert left["models"] == [{"name": "m"}] and left["seed"] == 3
     assert list(left["stages"]) == ["eval"] and left["unfinished"] == ["attack", "later"]
     assert "unfinished" not in plan(0).run()
     assert "unfinished" not in json.loads((tmp_path / "results.json").read_text())
@@ -195,7 +201,9 @@ def test_a_training_run_of_a_killed_job_goes_on(at_root, tmp_path):
     subprocess.run(commands[1], check=True)
     count("runs killed and resumed")
     logs = [(out / "logs" / "run.log").read_text() for out in outs]
-    assert [" 1/20 [" in log for log in logs] == [True, False]
+    # The bar skips steps on a busy machine.
+    first, resumed = (min(int(n) for n in re.findall(r" ([1-9]\d*)/20 \[", log)) for log in logs)
+    assert first < 6 <= resumed
     assert all(" 20/20 [" in log for log in logs)
     one, other = (load_file(out / "run" / "model.safetensors") for out in outs)
     assert all(torch.equal(one[name], other[name]) for name in one)

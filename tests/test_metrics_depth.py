@@ -87,6 +87,27 @@ def test_patching_equals_a_plain_loop():
         np.testing.assert_allclose(got, other, atol=2e-6)
 
 
+@torch.no_grad()
+def test_models_whose_layers_read_the_keys_of_earlier_ones():
+    """Gemma 3n and 4: passing layers by leaves no keys (a KeyError)."""
+    from transformers import Gemma4TextConfig
+    from transformers.models.gemma4 import Gemma4ForCausalLM
+
+    def make(seed):
+        torch.manual_seed(seed)
+        config = Gemma4TextConfig(
+            vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=4,
+            num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_kv_shared_layers=2,
+            global_head_dim=8, hidden_size_per_layer_input=8, vocab_size_per_layer_input=64,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+        )  # fmt: skip
+        return Gemma4ForCausalLM(config).eval()
+
+    rows = [([3, 4, 5], [6, 7]), ([8, 9], [10])]
+    drops = patching_drops(make(0), make(1), rows)
+    assert drops.shape == (2, 4) and np.isfinite(drops).all() and np.abs(drops).max() > 0
+
+
 def test_the_same_model_leaves_no_gap():
     model = tiny_llama()
     np.testing.assert_allclose(patching_drops(model, copy.deepcopy(model), ROWS), 0, atol=1e-6)

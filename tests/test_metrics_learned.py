@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.learned import learned_attack, text_features
 from axolotl_unlearn.metrics.membership import priv_leak
 from axolotl_unlearn.metrics.memorisation import TokenFacts
@@ -98,7 +99,20 @@ def test_rows_of_one_document_stay_in_one_fold():
     apart = learned_attack(members, others, **options)
     assert apart.auc > max(0.6, together.auc + 0.1)
     # No document of the other side has three texts: nothing can be permuted.
-    assert together.p == 1
+    assert together.p is None  # it was 1: "tells nothing"
+    assert apart.p is not None
+    # Three texts of each of the others too: documents can be exchanged again.
+    threes = np.repeat(np.arange(20), 3).tolist()
+    assert learned_attack(members, others, threes, threes, **options).p > 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_are_refused(value):
+    """They gave p = 1 / (B + 1): all members told."""
+    first, second = np.random.default_rng(0).normal(0, 1, (2, 30, 5))
+    first[3, 2] = value
+    with pytest.raises(UnlearnError, match="not finite"):
+        learned_attack(first, second, permutations=9)
 
 
 def test_features_by_hand():

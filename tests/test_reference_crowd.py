@@ -311,7 +311,9 @@ def test_gradient_norms_under_autocast():
     seen = []
     squared = row_gradients._squared
     with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_gradients, "_squared", lambda x, g: seen.append((x, g)) or squared(x, g))
+        patch.setattr(
+            row_gradients, "_squared", lambda x, g, n: seen.append((x, g)) or squared(x, g, n)
+        )
         found = observe(model, batch, needs).gradients
     assert (found - whole).abs().max() < 0.1
     want = [((x.float() @ x.float().mT) * (g.float() @ g.float().mT)).sum((1, 2)) for x, g in seen]

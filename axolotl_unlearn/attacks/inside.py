@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import norm
 
 from axolotl_unlearn.attacks.subject import Subject
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.needs import Needs
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.scorer import Query, check_length, text_queries
 from axolotl_unlearn.metrics.learned import (
     FEATURES,
     MIN_TEXTS,
@@ -30,7 +32,7 @@ from axolotl_unlearn.metrics.learned import (
     learned_attack,
     some_texts,
 )
-from axolotl_unlearn.metrics.membership import auc_equivalence
+from axolotl_unlearn.metrics.membership import MARGIN
 
 #: What it looks at, in words.
 VIEWS = {"states": "hidden states", "gradients": "gradient norms"}
@@ -40,7 +42,7 @@ Documents = Sequence[tuple[str, str]]
 
 def inside_features(
     model: Any,
-    texts: Sequence[Sequence[int]],
+    texts: Sequence[Query],
     *,
     batch_size: int = 8,
     on_batch: Callable[[int], None] | None = None,
@@ -48,31 +50,33 @@ def inside_features(
     """What is inside a model at each text.
 
     Args:
-        texts: Token ids of each, two or more.
+        texts: What is asked of each: of an answer, its own tokens after the prompt.
 
     Returns:
-        ``states`` ``[N, S]``: mean and standard deviation over a text's tokens (without the last,
-        which predicts nothing) of the hidden states after each layer. ``gradients`` ``[N, W]``:
-        natural logarithm of the norm of the gradient that the text's mean NLL gives each weight
-        matrix of the decoder.
+        ``states`` ``[N, S]``: mean and standard deviation, over the positions that predict a text's
+        tokens, of the hidden states after each layer. ``gradients`` ``[N, W]``: natural logarithm
+        of the norm of the gradient that the text's mean NLL gives each linear layer of the decoder
+        (fused experts are none).
+
+    Raises:
+        UnlearnError: a text is longer than the model takes.
     """
-    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    check_length(model, texts)
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i].ids))
     rows: list[tuple[NDArray, NDArray]] = [(np.empty(0), np.empty(0))] * len(texts)
     device = next(model.parameters()).device
     for start in range(0, len(order), batch_size):
         numbers = order[start : start + batch_size]
-        ids = torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor(texts[i], device=device) for i in numbers], batch_first=True
-        )
-        lengths = torch.tensor([len(texts[i]) for i in numbers], device=device)
-        time = torch.arange(ids.shape[1], device=device)
-        mask = time < lengths[:, None]
-        batch = {
-            "input_ids": ids,
-            "attention_mask": mask.long(),
-            "labels": ids.masked_fill(~mask, -100),
-        }
-        where = time < lengths[:, None] - 1
+        width = len(texts[numbers[0]].ids)
+        ids = torch.zeros(len(numbers), width, dtype=torch.long)
+        mask, where = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
+        for row, i in enumerate(numbers):
+            ids[row, : len(texts[i].ids)] = torch.tensor(texts[i].ids)
+            mask[row, : len(texts[i].ids)] = 1
+            where[row, torch.tensor(texts[i].times)] = True
+        ids, mask, where = (part.to(device) for part in (ids, mask, where))
+        labels = ids.masked_fill(mask == 0, -100)
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
         with torch.no_grad():
             found = observe(model, batch, Needs(profiles=where, gradients=where))
         for i, *views in zip(numbers, found.profiles.cpu(), found.gradients.cpu(), strict=True):
@@ -93,13 +97,14 @@ def inside_attack(
             model cancels.
 
     Returns:
-        What the attack's file holds. By view: ``auc`` of the model and of the control, out of fold;
-        ``difference`` of the two with its 90 % interval and whether they are equivalent; ``told``:
-        AUC and exact permutation p of the attack that also knows the control, without one of the
-        plain attack; ``picked``: members whose own p is below .05.
+        What the attack's file holds. By view: ``auc`` of the model and of the ``control``, out of
+        fold; ``difference`` of the two with its 90 % interval, from the same permutations of the
+        labels under both; ``told``: AUC and exact permutation p of the attack that also knows the
+        control, without one of the plain attack; ``picked``: members whose own p is below .05.
 
     Raises:
-        UnlearnError: fewer than 20 texts of a kind, or a text of a single token.
+        UnlearnError: fewer than 20 texts of a kind, a text of a single token, documents that no
+            permutation can exchange.
     """
     sides = [some_texts(members), some_texts(nonmembers)]
     for name, side in zip(("member", "nonmember"), sides, strict=True):
@@ -109,13 +114,18 @@ def inside_attack(
                 f"add rows to {name}.jsonl."
             )
     seen = [_seen(one, [*sides[0], *sides[1]]) for one in (subject, control) if one is not None]
-    n, documents = len(sides[0]), [document_id(name) for name, _ in sides[0]]
+    n, documents = len(sides[0]), [[document_id(name) for name, _ in side] for side in sides]
 
     def attack(features: NDArray) -> Learned:
         # As many features as the attack on token scores has count as much.
         penalty = PENALTY * max(1.0, features.shape[1] / FEATURES)
-        found = learned_attack(features[:n], features[n:], documents, penalty=penalty)
+        found = learned_attack(features[:n], features[n:], *documents, penalty=penalty)
         assert found is not None  # there are enough texts
+        if found.p is None:
+            raise UnlearnError(
+                "no document of member.jsonl has as many rows as one of nonmember.jsonl, so chance "
+                "cannot exchange them: give both one row a document."
+            )
         return found
 
     views = {}
@@ -129,18 +139,7 @@ def inside_attack(
                     "has to be the same architecture."
                 )
             told = attack(seen[0][view].astype(float) - seen[1][view])
-            same = auc_equivalence(
-                (first.members, first.nonmembers), (other[0].members, other[0].nonmembers)
-            )
-            figures["control"] = other[0].auc
-            figures["difference"] = {
-                "value": same.value,
-                "low": same.low,
-                "high": same.high,
-                "margin": same.margin,
-                "needed": same.needed,
-                "equivalent": bool(same.equivalent),
-            }
+            figures |= {"control": other[0].auc, "difference": _difference(first, other[0])}
         picked = int((told.each < 0.05).sum())
         views[view] = figures | {"told": {"auc": told.auc, "p": told.p}, "picked": picked}
     return {
@@ -154,16 +153,22 @@ def inside_attack(
     }
 
 
+def _difference(first: Learned, second: Learned) -> dict[str, Any]:
+    """Of two AUC on the same texts. Scores out of fold depend on each other, so DeLong's interval
+    is too narrow by a third; permutations of the labels know how far chance takes them apart."""
+    value = first.auc - second.auc
+    half = float(norm.ppf(0.95) * (first.null - second.null).std(ddof=1))
+    within = abs(value) + half < MARGIN
+    return {"value": value, "low": value - half, "high": value + half, "equivalent": bool(within)}
+
+
 def _seen(subject: Subject, documents: Documents) -> dict[str, NDArray[np.float32]]:
     """`inside_features` of a model's own tokens, under a progress bar."""
     from rich.progress import Progress
 
     model, tokenizer = subject.load()
     model.eval()
-    texts = [tokenizer(text)["input_ids"] for _, text in documents]
-    short = next((name for (name, _), ids in zip(documents, texts, strict=True) if len(ids) < 2), 0)
-    if short:
-        raise UnlearnError(f"text {short} is a single token; nothing is predicted of it.")
+    texts = text_queries(tokenizer, [text for _, text in documents])
     with Progress(transient=True, disable=subject.quiet) as bar:
         task = bar.add_task(f"{subject.name}: looking inside", total=len(texts))
         return inside_features(
@@ -173,17 +178,19 @@ def _seen(subject: Subject, documents: Documents) -> dict[str, NDArray[np.float3
 
 def sentence(result: Mapping[str, Any]) -> str:
     """What the attack shows, in words."""
-    parts = []
-    for figures in result["views"].values():
-        text = f"{figures['title']} AUC {figures['auc']:.2f}"
-        if "control" in figures:
-            gap = figures["difference"]
-            text += (
-                f" ({figures['control']:.2f} of the control; difference {gap['value']:+.2f} "
-                f"[{gap['low']:+.2f}, {gap['high']:+.2f}])"
-            )
-        parts.append(f"{text}, p {figures['told']['p']:.2g}")
-    return f"What its weights tell of members: {'; '.join(parts)}."
+    return f"What its weights tell of members: {'; '.join(map(says, result['views'].values()))}."
+
+
+def says(view: Mapping[str, Any]) -> str:
+    """What one view shows."""
+    told, gap = view["told"], view.get("difference")
+    if not gap:
+        return f"{view['title']} AUC {view['auc']:.2f}, p {told['p']:.2g}"
+    apart = f"{gap['value']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]"
+    return (
+        f"{view['title']} AUC {view['auc']:.2f}, {view['control']:.2f} of the control ({apart}); "
+        f"{told['auc']:.2f} where the attack knows the control, p {told['p']:.2g}"
+    )
 
 
 def table(result: Mapping[str, Any]) -> Any:
@@ -194,17 +201,18 @@ def table(result: Mapping[str, Any]) -> Any:
     title = f"{result['title']}: {result['model']} ({result['members']} members, "
     grid = Table(title=f"{title}{result['nonmembers']} others)", box=box.SIMPLE_HEAD)
     grid.add_column("seen")
-    for name in ("AUC", "control", "difference", "p", "picked out"):
+    for name in ("AUC", "control", "difference", "knowing it", "p", "picked out"):
         grid.add_column(name, justify="right", no_wrap=True)
-    for figures in result["views"].values():
-        gap = figures.get("difference")
+    for view in result["views"].values():
+        gap, told = view.get("difference"), view["told"]
         grid.add_row(
-            figures["title"],
-            f"{figures['auc']:.2f}",
-            f"{figures['control']:.2f}" if gap else "n/a",
+            view["title"],
+            f"{view['auc']:.2f}",
+            f"{view['control']:.2f}" if gap else "n/a",
             f"{gap['value']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]" if gap else "n/a",
-            f"{figures['told']['p']:.4f}",
-            str(figures["picked"]),
+            f"{told['auc']:.2f}" if gap else "n/a",
+            f"{told['p']:.4f}",
+            str(view["picked"]),
         )
     grid.caption = "Each text is judged by an attack that was not told of it. [90 % interval]"
     return grid

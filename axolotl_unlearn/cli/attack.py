@@ -169,23 +169,20 @@ def relearn(
     from axolotl_unlearn.data.records import read_records
 
     limit = options.pop("limit")
-    path, subject, control = _subjects(data_dir, limit=None, **options)
+    forget, subject, control = _subjects(data_dir, limit=None, **options)
     asked = list(subject.records)
     if source == "forget":
         training_rows, asked = split_forget(asked, rows, seed)
     else:
-        path, pool = (
-            read_side(data_dir, "retain")
-            if source == "retain"
-            else (Path(source), read_records(source))
-        )
+        own = source != "retain"
+        pool = read_records(source) if own else read_side(data_dir, "retain")[1]
         training_rows = random.Random(seed).sample(pool, min(rows, len(pool)))
     result = relearn_attack(
         subject,
-        _store(out, data_dir / path.name),
+        _store(out, forget),
         training_rows,
         limited(asked, limit),
-        source=source if source in ("retain", "forget") else path.stem,
+        source=source if source in ("retain", "forget") else Path(source).stem,
         steps=steps,
         how=Training(rate=lr, batch=train_batch, rank=lora_rank, seed=seed),
         control=control,

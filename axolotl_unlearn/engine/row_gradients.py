@@ -8,6 +8,7 @@ backward keeps its own graph, so that the norms can be trained.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from axolotl_unlearn.engine.layers import decoder_layers
 from axolotl_unlearn.engine.needs import Head
+from axolotl_unlearn.errors import UnlearnError
 
 #: Inputs and a program at the head to what the program returned, by a forward (`run_to_head`).
 Run = Callable[[dict[str, Tensor], Callable[[Tensor, Head], list[Tensor]]], list[Tensor]]
@@ -84,13 +86,27 @@ def gradient_norms(model: nn.Module, run: Run, batch: dict[str, Tensor], where: 
         (losses,) = run(given, losses_at_head)
         inputs, outputs = zip(*seen, strict=True)
         pulls = torch.autograd.grad(losses.sum(), outputs, create_graph=graded)
-        norms = torch.stack([_squared(x, g) for x, g in zip(inputs, pulls, strict=True)], -1)
+        size = (len(rows), ids.shape[1])
+        squares = [_squared(x, g, size) for x, g in zip(inputs, pulls, strict=True)]
+        norms = torch.stack(squares, -1)
     found = found.index_put((rows,), norms.clamp(min=LEAST).log() / 2)
     return found if graded else found.detach()
 
 
-def _squared(given: Tensor, pull: Tensor) -> Tensor:
-    """Squared norms of ``sum_t g_t x_t'``, ``[r, t, in]`` and ``[r, t, out]`` to ``[r]``."""
+def _squared(given: Tensor, pull: Tensor, size: tuple[int, int]) -> Tensor:
+    """Squared norms of ``sum_t g_t x_t'``, ``[r, t, in]`` and ``[r, t, out]`` to ``[r]``.
+
+    Args:
+        size: r and t. Some experts get rows and times laid end to end.
+    """
+    if given.dim() == 2 and len(given) == math.prod(size):
+        given, pull = given.unflatten(0, size), pull.unflatten(0, size)
+    if given.shape[:2] != size:
+        raise UnlearnError(
+            f"a linear layer of the decoder gets {list(given.shape)} where {list(size)} tokens "
+            "were expected; gradients of rows are not known for models that route single tokens "
+            "to linear layers."
+        )
     with torch.autocast(given.device.type, enabled=False):
         given, pull = given.float(), pull.float()
         return ((given @ given.mT) * (pull @ pull.mT)).sum((-1, -2))

@@ -56,17 +56,19 @@ def _watched(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def _begun_after(layers: Sequence[nn.Module], number: int, output: Any) -> Iterator[None]:
-    """While inside, that layer gives ``output`` and those before it are passed by."""
+def _begun_after(
+    layers: Sequence[nn.Module], number: int, output: Any, whole: bool
+) -> Iterator[None]:
+    """While inside, that layer gives ``output``; unless ``whole``, those before are passed by."""
 
-    def passed(hidden: Tensor, *_: Any, **__: Any) -> Any:
-        return (hidden,) if isinstance(output, tuple) else hidden
+    def passed(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+        return (hidden_states,) if isinstance(output, tuple) else hidden_states
 
     with ExitStack() as stack:
-        for layer in layers[:number]:
+        for layer in () if whole else layers[:number]:
             stack.enter_context(patch.object(layer, "forward", passed))
-        given = patch.object(layers[number], "forward", lambda *_, **__: output)
-        stack.enter_context(given)
+        handle = layers[number].register_forward_hook(lambda *_: output)
+        stack.callback(handle.remove)
         yield
 
 
@@ -134,11 +136,13 @@ def patching_drops(
         batch, row, time, target = _pack([encoded[i] for i in numbers], original.device)
         states = capture(source, {k: v.to(source.device) for k, v in batch.items()}, row, time)
         layers = decoder_layers(original)
+        # Later layers read the keys of earlier ones.
+        whole = bool(getattr(original.config.get_text_config(), "num_kv_shared_layers", 0))
         with _watched(layers) as outputs:
             plain = answer_logps(original, batch, row, time, target)
         for layer in range(shapes[0][0]):
             given = _patched(outputs[layer], row, time, states[layer])
-            with _begun_after(layers, layer, given):
+            with _begun_after(layers, layer, given, whole):
                 patched = answer_logps(original, batch, row, time, target)
             fall = torch.zeros(len(numbers), dtype=torch.double, device=plain.device)
             fall.index_add_(0, row, (plain - patched).double())

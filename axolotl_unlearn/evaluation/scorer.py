@@ -82,10 +82,9 @@ def score_queries(
     for number, query in enumerate(queries):
         unique.setdefault((tuple(query.ids), tuple(query.times), tuple(query.targets)), number)
     facts: dict[int, np.ndarray] = {}
-    limit = getattr(_text_config(model), "max_position_embeddings", None)
+    check_length(model, [queries[n] for n in unique.values()])
     for numbers in _batches([(n, len(queries[n].ids)) for n in unique.values()], batch_tokens):
         chosen = [queries[n] for n in numbers]
-        _check_length(chosen, limit)
         values = _forward(model, chosen, chunk_mib, loss_only).float().cpu().numpy()
         ends = np.cumsum([len(query.times) for query in chosen])[:-1]
         for n, piece in zip(numbers, np.split(values, ends), strict=True):
@@ -106,6 +105,11 @@ def score_texts(
 
     Of an `axolotl_unlearn.data.records.Answer` those of the answer, read after its prompt.
     """
+    return score_queries(model, text_queries(tokenizer, texts), **options)
+
+
+def text_queries(tokenizer: Any, texts: Sequence[str]) -> list[Query]:
+    """What `score_texts` asks."""
     queries = []
     for number, text in enumerate(texts):
         prompt = getattr(text, "prompt", "")
@@ -114,7 +118,7 @@ def score_texts(
         if len(ids) < 2 or start >= len(ids):
             raise UnlearnError(f"text {number} is a single token; nothing can be predicted of it.")
         queries.append(Query.of(ids, start))
-    return score_queries(model, queries, **options)
+    return queries
 
 
 def encode_continuation(tokenizer: Any, context: str, continuation: str) -> tuple[list[int], int]:
@@ -166,8 +170,10 @@ def _text_config(model: Any) -> Any:
     return get_text() if callable(get_text) else config
 
 
-def _check_length(queries: Sequence[Query], limit: int | None) -> None:
-    longest = max(len(query.ids) for query in queries)
+def check_length(model: Any, queries: Sequence[Query]) -> None:
+    """Raise an `UnlearnError` where a query is longer than the model takes."""
+    limit = getattr(_text_config(model), "max_position_embeddings", None)
+    longest = max((len(query.ids) for query in queries), default=0)
     if limit is not None and longest > limit:
         raise UnlearnError(
             f"a text has {longest} tokens but the model takes {limit}; shorten the text."

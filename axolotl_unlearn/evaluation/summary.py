@@ -325,16 +325,17 @@ def learned(found: Measured, sets: EvaluationSets, other: Measured | None = None
     if other is not None:
         seen = seen - np.asarray(other.features, float)
     split = len(sets.member)
-    return learned_attack(some_texts(seen[:split]), some_texts(seen[split:]), _names(sets))
+    sides = (some_texts(seen[:split]), some_texts(seen[split:]))
+    return learned_attack(*sides, _names(sets.member), _names(sets.nonmember))
 
 
-def _names(sets: EvaluationSets) -> list[str]:
-    return [document_id(name) for name, _ in some_texts(sets.member)]
+def _names(texts: Sequence[tuple[str, str]]) -> list[str]:
+    return [document_id(name) for name, _ in some_texts(texts)]
 
 
 def told_by_learned(found: Learned, sets: EvaluationSets) -> dict[str, float]:
     """Its p-value of each member document that it has seen."""
-    return dict(zip(_names(sets), found.each.tolist(), strict=True))
+    return dict(zip(_names(sets.member), found.each.tolist(), strict=True))
 
 
 def add_verdicts(results: list[dict[str, Any]], attacks: Sequence[Mapping[str, Any]] = ()) -> None:

@@ -238,7 +238,9 @@ class Plan:
         from axolotl_unlearn.report.inputs import attack_results
 
         content = json.loads((self.out / results / "results.json").read_text("utf-8"))
-        if attacks := attack_results(self.out / results):  # they came after the evaluation
+        # They came after the evaluation; what a stage has not made yet is of earlier models.
+        missing = [s for s in self.job.stages if s.name not in outcomes or outcomes[s.name].reason]
+        if attacks := attack_results(self.out / results, [s.output for s in missing]):
             from axolotl_unlearn.evaluation.summary import add_verdicts
 
             add_verdicts(content["models"], attacks)

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts, exact_memorisation
 
 Array = NDArray[np.float64]
@@ -76,23 +77,29 @@ class Learned:
     Attributes:
         members, nonmembers: Out-of-fold scores ``[N]``, ``[M]``, high = rather a member.
         auc: Of these scores. One that learnt nothing is a little below .5 on average.
-        p: One-sided, exact: the share of permutations of the labels with an AUC as large.
+        p: One-sided, exact: the share of permutations of the labels with an AUC as large. None
+            where nothing can be permuted: no document of a member has as many texts as one of the
+            others.
         each: ``[N]``: can this member be told from the non-members? Exact conformal p-values: the
             member is labelled as one of them, the attack trained on the other members, and p is the
             share of the M + 1 that look as much like a member.
+        null: ``[B]``: AUC of each permutation. Two attacks on the same texts have the same
+            permutations, so the differences of the two say how far chance takes them apart.
     """
 
     members: Array
     nonmembers: Array
     auc: float
-    p: float
+    p: float | None
     each: Array
+    null: Array
 
 
 def learned_attack(
     members: ArrayLike,
     nonmembers: ArrayLike,
     member_documents: Sequence[Hashable] | None = None,
+    nonmember_documents: Sequence[Hashable] | None = None,
     *,
     folds: int = 5,
     repeats: int = 4,
@@ -109,38 +116,55 @@ def learned_attack(
     Args:
         members, nonmembers: Features ``[N, F]`` and ``[M, F]``. Where a retrained model is known,
             give the differences from its features: what makes a text hard for every model cancels.
-        member_documents: Document of each member; default: each its own.
+        member_documents, nonmember_documents: Document of each text; default: each its own.
         penalty: Of the ridge, in units of the variance of a feature.
 
     Returns:
         None with fewer than 20 texts of a kind.
+
+    Raises:
+        UnlearnError: a feature is no finite number.
     """
     inside, outside = np.asarray(members, float), np.asarray(nonmembers, float)
     n, m = len(inside), len(outside)
     if min(n, m) < MIN_TEXTS:
         return None
-    names = list(member_documents) if member_documents is not None else list(range(n))
-    places = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    groups = np.array([places[name] for name in names] + [len(places) + i for i in range(m)])
+    first, second = _places(member_documents, n), _places(nonmember_documents, m)
+    count = first.max() + 1  # documents of members
+    groups = np.concatenate([first, count + second])
     rng = np.random.default_rng(seed)
     features = np.concatenate([inside, outside])
+    if not np.isfinite(features).all():
+        raise UnlearnError(
+            "the model gives numbers that are not finite at some texts, from which no attack can "
+            "learn; load it in float32 or bfloat16 (`--dtype`)."
+        )
     predictor = _predictor(features, groups, folds, repeats, rng, penalty)
     # Labels of documents, [G, 1 + B]; the first column is the truth.
-    labels = np.repeat((np.arange(groups.max() + 1) < len(places))[:, None], permutations + 1, 1)
-    sizes = np.bincount(groups)
+    labels = np.repeat((np.arange(groups.max() + 1) < count)[:, None], permutations + 1, 1)
+    sizes, movable = np.bincount(groups), False
     for size in np.unique(sizes):
         alike = np.flatnonzero(sizes == size)
+        movable |= len(np.unique(labels[alike, 0])) == 2
         labels[alike, 1:] = rng.permuted(labels[alike, 1:], axis=0)
     scores = predictor[:, :n].sum(1)
     # In parts, so that memory does not grow with texts times permutations.
     parts = np.array_split(labels, 1 + labels.shape[1] * (n + m) // 4_000_000, axis=1)
     areas = np.concatenate([_areas(predictor, part[groups].astype(float)) for part in parts])
-    p = (1 + (areas[1:] >= areas[0] - 1e-12).sum()) / (permutations + 1)
+    p = float((1 + (areas[1:] >= areas[0] - 1e-12).sum()) / (permutations + 1))
     # Without the label of a member (and of the other texts of its document) as a positive one.
     alike = groups[:, None] == groups[None, :n]  # [T, N]
     others = scores[n:, None] - predictor[n:] @ alike  # [M, N]
     each = (1 + (others >= scores[:n] - 1e-12).sum(0)) / (m + 1)
-    return Learned(scores[:n], scores[n:], float(areas[0]), float(p), each)
+    area = float(areas[0])
+    return Learned(scores[:n], scores[n:], area, p if movable else None, each, areas[1:])
+
+
+def _places(documents: Sequence[Hashable] | None, count: int) -> NDArray[np.int_]:
+    """Number of each text's document."""
+    names = list(documents) if documents is not None else list(range(count))
+    places = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return np.array([places[name] for name in names])
 
 
 def some_texts(texts: Any) -> Any:

@@ -820,21 +820,34 @@ def _inside(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> F
         return None
     views = views_of(mine[0])
     p_values = holm([number(view["told"]["p"]) for view in views])
-    worst = min(range(len(views)), key=lambda i: (p_values[i], -number(views[i]["auc"])))
-    view, p = views[worst], float(p_values[worst])
-    told = p < THRESHOLDS["alpha"].value
-    gaps = [_part(one, "difference") for one in views]
+    gaps = [_part(view, "difference") for view in views]
+    worst = min(range(len(views)), key=lambda i: p_values[i])
+    told = p_values[worst] < THRESHOLDS["alpha"].value
     same = all(gap.get("equivalent") is True for gap in gaps)
-    says = f"{view['title']} tell its members" if told else "its weights tell no members"
-    says += f" (AUC {show(view['auc'])}"
-    says += f", {show(view['control'])} of the control" if gaps[worst] else ", no control was given"
+    if not told and any(gaps):  # what is not shown to be the same is furthest from it
+        reach = [max(abs(gap.get("low", 0)), abs(gap.get("high", 0))) for gap in gaps]
+        worst = reach.index(max(reach))
+    view, gap = views[worst], gaps[worst]
+    area, p = number(view["told"]["auc"]), float(p_values[worst])
+    if told:
+        says = f"{view['title']} tell its members (AUC {area:.2f}, p {_p(p)})"
+    elif gap:
+        says = "its weights are shown" if same else "its weights are not shown"
+        says += f" to tell as little as the control's ({view['title']}: AUC {gap['value']:+.2f} "
+        says += f"[{gap['low']:+.2f}, {gap['high']:+.2f}])"
+    else:
+        says = f"its weights tell no members ({view['title']}: AUC {area:.2f}, p {_p(p)}), but no "
+        says += "control was given to show it"
     return Finding(
         "inside",
         "Attacks with the weights",
         "fail" if told else "pass" if same else "open",
-        f"{says}, p {_p(p)})",
-        number(view["auc"]),
-        p=p,
+        says,
+        area if told or not gap else gap["value"],
+        None if told else gap.get("low"),
+        None if told else gap.get("high"),
+        None if told else membership.MARGIN,
+        p,
     )
 
 
@@ -842,7 +855,7 @@ def views_of(attack: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """What `attack inside` found by each view; none of another attack or half a file."""
     views = list(_part(attack, "views").values())
     complete = all(
-        number(_part(one, "told").get("p")) is not None and number(one.get("auc")) is not None
+        None not in map(number, map(_part(one, "told").get, ("p", "auc")))
         for one in views
         if isinstance(one, Mapping)
     )

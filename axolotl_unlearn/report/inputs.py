@@ -25,9 +25,9 @@ def find_inputs(
 
     Training logs of all but the original and the retrained model: the newest
     trainer_state.json in the model's folder or its checkpoints, or in the run it lies in (a merged
-    adapter is saved inside its run). In the results' folder: trajectory.json; there or in its
-    ``eval``, as jobs have it: depth.json with uds.json and (or in `attacks`) attacks.json with one
-    file an attack.
+    adapter is saved inside its run). In the results' folder: trajectory.json; there, of a job in
+    its ``eval``: depth.json with uds.json and (or in `attacks`) attacks.json with one file an
+    attack.
     `logs` are NAME=PATH and come first.
     """
     from axolotl_unlearn.attacks.results import sentence
@@ -51,10 +51,11 @@ def find_inputs(
             found[model["name"]] = log
             used.add(log)
     extras: dict[str, Any] = {}
-    if deep := _beside(home, "depth.json"):
-        extras["depth"] = _json(deep)
-        if (deep.parent / "uds.json").is_file():
-            found_depth = _json(deep.parent / "uds.json").get("models") or {}
+    beside = home / "eval" if "job" in results else home
+    if (beside / "depth.json").is_file():
+        extras["depth"] = _json(beside / "depth.json")
+        if (beside / "uds.json").is_file():
+            found_depth = _json(beside / "uds.json").get("models") or {}
             extras["depth_sentences"] = {
                 name: figures["sentence"]
                 for name, figures in found_depth.items()
@@ -62,10 +63,10 @@ def find_inputs(
             }
     if (home / "audit.jsonl").is_file():
         extras["audit"] = _lines(home / "audit.jsonl")
-    place = Path(attacks) if attacks else home
-    if curves := _beside(place, "attacks.json"):
-        extras["attacks"] = _json(curves)
-        attacked = extras["attack_results"] = attack_results(curves.parent)
+    place = Path(attacks) if attacks else beside
+    if (place / "attacks.json").is_file():
+        extras["attacks"] = _json(place / "attacks.json")
+        attacked = extras["attack_results"] = attack_results(place)
         extras["attack_sentences"] = {
             f"{one['attack']} on {one['model']}": sentence(one) for one in attacked
         }
@@ -87,20 +88,15 @@ def find_inputs(
     return {"training_logs": found, "trajectory": trajectory, "extras": extras}
 
 
-def _beside(home: Path, name: str) -> Path | None:
-    places = (home / name, home / "eval" / name)
-    return next((path for path in places if path.is_file()), None)
-
-
 def folder_of(results: str | Path) -> Path:
     """The folder of an evaluation, given as itself or as its results.json."""
     path = Path(results)
     return path if path.is_dir() else path.parent
 
 
-def attack_results(folder: Path) -> list[dict[str, Any]]:
-    """What each attack wrote into a file of its own."""
-    found = map(_json, sorted(folder.glob("*-*.json")))
+def attack_results(folder: Path, but: Iterable[Path] = ()) -> list[dict[str, Any]]:
+    """What each attack wrote into a file of its own, ``but`` those files."""
+    found = map(_json, sorted({*folder.glob("*-*.json")} - {*but}))
     return [
         one
         for one in found

@@ -274,8 +274,10 @@ def _attacks(folder: Path) -> list[dict[str, Any]]:
         (folder / "attacks").glob("*.json")
     ):
         result = json.loads(path.read_text("utf-8"))
-        if isinstance(result, dict) and {"attack", "rows", "title"} <= set(result):
-            variants = [row["variant"] for row in result["rows"]]
+        known = isinstance(result, dict) and {"attack", "title"} <= set(result)
+        if known and {"rows", "views"} & set(result):
+            variants = [row["variant"] for row in result.get("rows", ())]
+            variants += [view["title"] for view in result.get("views", {}).values()]
             said = {"attack": result["attack"], "variants": variants, "says": sentence(result)}
             found.append(said | {"digest": {"sha256": file_digest(path)}})
     return found

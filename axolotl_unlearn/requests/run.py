@@ -34,7 +34,7 @@ ENVIRONMENT = {
 ANSWER_TOKENS = 96
 #: Findings of the verdict that speak against handing over; what "forgotten" asks (a score of .8)
 #: is not the level of a model that never saw the rows.
-AGAINST = ("collapse", "gate", "told", "kept", "attack")
+AGAINST = ("collapse", "gate", "told", "kept", "attack", "inside")
 #: Readings of the audit that do.
 BAD = ("still said", "still known", "pushed away")
 ATTACKS = {
