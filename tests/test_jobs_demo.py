@@ -201,9 +201,8 @@ def test_a_training_run_of_a_killed_job_goes_on(at_root, tmp_path):
     subprocess.run(commands[1], check=True)
     count("runs killed and resumed")
     logs = [(out / "logs" / "run.log").read_text() for out in outs]
-    # The bar skips steps on a busy machine.
-    first, resumed = (min(int(n) for n in re.findall(r" ([1-9]\d*)/20 \[", log)) for log in logs)
-    assert first < 6 <= resumed
+    # Begun anew it would show step 1, unless the bar skips steps on a busy machine.
+    assert min(int(n) for n in re.findall(r" ([1-9]\d*)/20 \[", logs[1])) >= 3
     assert all(" 20/20 [" in log for log in logs)
     one, other = (load_file(out / "run" / "model.safetensors") for out in outs)
     assert all(torch.equal(one[name], other[name]) for name in one)
