@@ -98,10 +98,10 @@ def command() -> None:
     attack goes on where it was.
 
     \b
-    axolotl unlearn attack quantise out/merged --data out/demo/data --out out/eval
-    axolotl unlearn attack relearn  out/merged --control out/retrained --source forget --rows 20
-    axolotl unlearn attack prompt   out/merged --control out/retrained
-    axolotl unlearn attack inside   out/merged --control out/retrained
+    axolotl unlearn attack quantise out/demo/merged --out out/demo/eval
+    axolotl unlearn attack relearn  out/demo/merged --control out/demo/retrained --source forget
+    axolotl unlearn attack prompt   out/demo/merged --control out/demo/retrained
+    axolotl unlearn attack inside   out/demo/merged --control out/demo/retrained
     """
 
 
@@ -113,7 +113,7 @@ def quantise(data_dir: Path, out: Path, schemes: str, group: int, **options: Any
     """Round the weights to 8 or 4 bits (to the nearest, in groups).
 
     \b
-    axolotl unlearn attack quantise out/merged --schemes int8,int4 --group 64
+    axolotl unlearn attack quantise out/demo/merged --schemes int8,int4 --group 64
     """
     from axolotl_unlearn.attacks.quantise import quantise_attack
 
@@ -159,8 +159,8 @@ def relearn(
     """Fine-tune on a few benign or forgotten rows and ask about the others.
 
     \b
-    axolotl unlearn attack relearn out/merged --control out/retrained --source forget --rows 20
-    axolotl unlearn attack relearn out/merged --source my_benign.jsonl --lr 3e-4
+    axolotl unlearn attack relearn out/demo/merged --control out/demo/retrained --source forget
+    axolotl unlearn attack relearn out/demo/merged --source my_benign.jsonl --lr 3e-4
     """
     import random
 
@@ -212,7 +212,7 @@ def prompt(
     """Ask in other ways: part of the answer, another wording, examples in front.
 
     \b
-    axolotl unlearn attack prompt out/merged --control out/retrained --prefixes 0.25,0.5
+    axolotl unlearn attack prompt out/demo/merged --control out/demo/retrained --prefixes 0.25,0.5
     """
     from rich.console import Console
 
@@ -250,7 +250,7 @@ def inside(model: str, data_dir: Path, out: Path, control: str | None, **options
     is resumed: it takes a forward and a backward of each text.
 
     \b
-    axolotl unlearn attack inside out/merged --control out/retrained --out out/eval
+    axolotl unlearn attack inside out/demo/merged --control out/demo/retrained --out out/demo/eval
     """
     import torch
 

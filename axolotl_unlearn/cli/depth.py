@@ -36,7 +36,8 @@ def command(
     at a time.
 
     \b
-    axolotl unlearn depth out/over out/merged --original out/memorised --retrained out/retrained
+    axolotl unlearn depth out/demo/merged --original out/demo/memorised \\
+        --retrained out/demo/retrained
     """
     import torch
     from rich.console import Console
