@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.learned import learned_attack, text_features
 from axolotl_unlearn.metrics.membership import priv_leak
 from axolotl_unlearn.metrics.memorisation import TokenFacts
@@ -107,12 +106,11 @@ def test_rows_of_one_document_stay_in_one_fold():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_numbers_that_are_not_finite_are_refused(value):
+def test_nothing_is_learnt_from_numbers_that_are_not_finite(value):
     """They gave p = 1 / (B + 1): all members told."""
     first, second = np.random.default_rng(0).normal(0, 1, (2, 30, 5))
     first[3, 2] = value
-    with pytest.raises(UnlearnError, match="not finite"):
-        learned_attack(first, second, permutations=9)
+    assert learned_attack(first, second, permutations=9) is None
 
 
 def test_features_by_hand():

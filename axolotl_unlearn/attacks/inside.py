@@ -120,7 +120,11 @@ def inside_attack(
         # As many features as the attack on token scores has count as much.
         penalty = PENALTY * max(1.0, features.shape[1] / FEATURES)
         found = learned_attack(features[:n], features[n:], *documents, penalty=penalty)
-        assert found is not None  # there are enough texts
+        if found is None:
+            raise UnlearnError(
+                "the model gives numbers that are not finite at some texts, from which no attack "
+                "can learn; load it in float32 or bfloat16 (`--dtype`)."
+            )
         if found.p is None:
             raise UnlearnError(
                 "no document of member.jsonl has as many rows as one of nonmember.jsonl, so chance "

@@ -24,7 +24,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts, exact_memorisation
 
 Array = NDArray[np.float64]
@@ -120,25 +119,17 @@ def learned_attack(
         penalty: Of the ridge, in units of the variance of a feature.
 
     Returns:
-        None with fewer than 20 texts of a kind.
-
-    Raises:
-        UnlearnError: a feature is no finite number.
+        None with fewer than 20 texts of a kind, or where a feature is no finite number.
     """
     inside, outside = np.asarray(members, float), np.asarray(nonmembers, float)
     n, m = len(inside), len(outside)
-    if min(n, m) < MIN_TEXTS:
+    features = np.concatenate([inside, outside])
+    if min(n, m) < MIN_TEXTS or not np.isfinite(features).all():
         return None
     first, second = _places(member_documents, n), _places(nonmember_documents, m)
     count = first.max() + 1  # documents of members
     groups = np.concatenate([first, count + second])
     rng = np.random.default_rng(seed)
-    features = np.concatenate([inside, outside])
-    if not np.isfinite(features).all():
-        raise UnlearnError(
-            "the model gives numbers that are not finite at some texts, from which no attack can "
-            "learn; load it in float32 or bfloat16 (`--dtype`)."
-        )
     predictor = _predictor(features, groups, folds, repeats, rng, penalty)
     # Labels of documents, [G, 1 + B]; the first column is the truth.
     labels = np.repeat((np.arange(groups.max() + 1) < count)[:, None], permutations + 1, 1)
