@@ -204,7 +204,7 @@ def table(result: Mapping[str, Any]) -> Any:
 
     title = f"{result['title']}: {result['model']} ({result['members']} members, "
     grid = Table(title=f"{title}{result['nonmembers']} others)", box=box.SIMPLE_HEAD)
-    grid.add_column("seen")
+    grid.add_column("seen", no_wrap=True)
     for name in ("AUC", "control", "difference", "knowing it", "p", "picked out"):
         grid.add_column(name, justify="right", no_wrap=True)
     for view in result["views"].values():
@@ -213,10 +213,10 @@ def table(result: Mapping[str, Any]) -> Any:
             view["title"],
             f"{view['auc']:.2f}",
             f"{view['control']:.2f}" if gap else "n/a",
-            f"{gap['value']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]" if gap else "n/a",
+            f"{gap['value']:+.2f}\n{gap['low']:+.2f}, {gap['high']:+.2f}" if gap else "n/a",
             f"{told['auc']:.2f}" if gap else "n/a",
             f"{told['p']:.4f}",
             str(view["picked"]),
         )
-    grid.caption = "Each text is judged by an attack that was not told of it. [90 % interval]"
+    grid.caption = "Each text is judged by an attack that was not told of it; 90 % intervals."
     return grid
