@@ -121,7 +121,7 @@ def test_experts_that_get_rows_end_to_end():
 
 
 def test_the_interval_of_the_difference_is_as_wide_as_chance():
-    """Two models that never saw either side, 200 data sets: DeLong's excluded 0 in a quarter."""
+    """Two models that never saw either side, 100 data sets: DeLong's excluded 0 in a quarter."""
     rng = np.random.default_rng(0)
     missed = 0
     for _ in range(100):
@@ -179,6 +179,8 @@ def test_the_page_says_it(place):
     (folder / "inside-n.json").write_text(json.dumps(half), "utf-8")
     assert [one["model"] for one in attack_results(folder)] == ["m"]
     assert views_of(half) == []
+    gap = {"value": 0.1, "low": 0.0}  # without its upper end
+    assert views_of(whole | {"views": {"states": view | {"control": 0.5, "difference": gap}}}) == []
 
 
 @pytest.mark.parametrize("said, made", [
@@ -199,6 +201,19 @@ def test_what_is_missing_is_said(place, tmp_path, said, made):
     assert outcome.exit_code != 0 and said in " ".join(outcome.output.split())
 
 
+def test_a_model_that_overflows_is_one_sentence(place, tmp_path):
+    """It said that the model changes its logits in a way that is not known."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(place / "retrained")
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.fill_(1e38)  # overflows at the first product
+    model.save_pretrained(tmp_path / "broken")
+    tokenizer().save_pretrained(tmp_path / "broken")
+    outcome = run("inside", tmp_path / "broken", "--data", place / "data", "--out", tmp_path / "e")
+    assert outcome.exit_code != 0 and "gives NaN" in " ".join(outcome.output.split())
+
+
 def test_a_control_of_another_shape_is_refused(place, tmp_path):
     tok = tokenizer()
     model = tiny_llama(seed=3, vocabulary=len(tok), hidden_size=32)
@@ -207,7 +222,7 @@ def test_a_control_of_another_shape_is_refused(place, tmp_path):
     outcome = run("inside", place / "retrained", "--control", tmp_path / "small",
                   "--data", place / "data", "--out", tmp_path / "eval")  # fmt: skip
     assert outcome.exit_code != 0
-    assert "same architecture" in " ".join(outcome.output.split())
+    assert "of different architectures" in " ".join(outcome.output.split())
 
 
 def test_equal_models_pass():

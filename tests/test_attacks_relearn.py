@@ -108,6 +108,29 @@ def test_hidden_knowledge_comes_back_and_the_control_has_none(lab, tmp_path):
     assert all([p["x"] for p in c["points"]] == [0, 4, 12] for c in curves)
 
 
+@pytest.mark.parametrize("source", ["retain", "own"])
+def test_what_is_asked_is_declared_and_not_what_is_trained_on(lab, tmp_path, source):
+    """`request clean` takes its fingerprints from the file of forget rows: retained rows before, or
+    a file that is not there."""
+    from axolotl_unlearn.files import read_manifest
+
+    own = tmp_path / "own.jsonl"
+    own.write_bytes((lab.data / "retain.jsonl").read_bytes())
+    given = own if source == "own" else source
+    result = run(
+        lab.unlearned,
+        *("--data", lab.data, "--out", tmp_path / "out", "--source", given, "--rows", 2),
+        *("--steps", 1, "--max-new-tokens", 2, "--limit", 2),
+    )
+    assert result.exit_code == 0, result.output
+    declared = [
+        (tmp_path / "out" / p).resolve() for p in read_manifest(tmp_path / "out")["sources"]
+    ]
+    assert declared == [(lab.data / "forget.jsonl").resolve()]
+    report = json.loads((tmp_path / "out" / "relearn-unlearned.json").read_text())
+    assert report["source"] == source
+
+
 def test_resumed_run_equals_a_whole_one(lab, tmp_path):
     """First 0 and 2 steps, then 0, 2 and 4: the later scores are those of one run."""
     forget = read_records(lab.data / "forget.jsonl")

@@ -266,6 +266,18 @@ def test_signature_of_the_owner(folder, tmp_path):
     assert bad.exit_code == 2 and "cannot sign" in bad.output
 
 
+def test_the_record_holds_an_attack_with_the_weights(tmp_path):
+    """It has views and no rows, and was left out."""
+    from axolotl_unlearn.requests.record import _attacks
+
+    view = {"title": "gradient norms", "auc": 0.9, "told": {"auc": 0.9, "p": 0.001}, "picked": 3}
+    attack = {"attack": "inside", "title": "Looking inside", "model": "after", "views": {"g": view}}
+    write_json(tmp_path / "attacks" / "inside-after.json", attack)
+    write_json(tmp_path / "attacks" / "other-after.json", {"attack": "x", "title": "half a file"})
+    (found,) = _attacks(tmp_path)
+    assert found["variants"] == ["gradient norms"] and "AUC 0.90" in found["says"]
+
+
 def test_the_record_reads_a_guess_as_the_verdict_does(tmp_path):
     """What the teacher says too is no memory, in the record as in verdict.json."""
     base = model_folder(tmp_path / "base")

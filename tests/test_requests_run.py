@@ -274,9 +274,13 @@ def test_what_speaks_against_handing_over(tmp_path):
     findings = [
         Finding("kept", "Kept", "fail", "kept .2"),
         Finding("told", "Told", "open", "too few"),
+        Finding("inside", "With the weights", "open", "no control"),
         Finding("forgotten", "Forgotten", "fail", "the bar of .8 is not that of never seen"),
     ]
     assert running._reasons(fine, Verdict("x", findings), folder) == (["kept: kept .2"], "kept")
+    inside = Finding("inside", "With the weights", "fail", "gradients tell")
+    reasons, status = running._reasons(fine, Verdict("x", [inside]), folder)
+    assert reasons == ["with the weights: gradients tell"] and status == "inside"
     # Under the bar, though its interval reaches it: not handed over. Above it, open is open.
     low, high = (
         Finding("kept", "Kept", "open", f"kept {value}", value, value - 0.1, value + 0.1, 0.8)

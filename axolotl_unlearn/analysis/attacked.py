@@ -17,12 +17,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from axolotl_unlearn.files import write_json
-from axolotl_unlearn.metrics.membership import MARGIN, attack_scores, auc_equivalence
+from axolotl_unlearn.metrics.membership import (
+    attack_scores,
+    auc_equivalence,
+    trained_equivalence,
+)
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-from axolotl_unlearn.metrics.statistics import LEVEL, auc, auc_interval
+from axolotl_unlearn.metrics.statistics import auc, auc_interval
 
 #: Relative ranks at which the curves are given.
 RANKS = np.linspace(0, 1, 21)
@@ -102,8 +105,7 @@ def _out_of_fold(inputs: NDArray, labels: NDArray, folds: int, divisions: int) -
 def learned_spread(first: Facts, second: Facts) -> float:
     """Standard deviation of the difference of two models' learned AUC where neither tells anything.
 
-    The labels are permuted, alike under both. Out-of-fold scores depend on each other, so DeLong's
-    standard error of them is too small by a third (in simulations).
+    The labels are permuted, alike under both; for `trained_equivalence`.
 
     Args:
         first, second: (members, non-members) of the same texts under the two models.
@@ -156,14 +158,13 @@ def attacked(
             }
             if "retrained" in facts and name != "retrained":
                 test = auc_equivalence(pair, scores["retrained"][attack])
-                low, high = test.low, test.high
                 if attack == "learned":
-                    half = float(norm.ppf(LEVEL)) * learned_spread(sides, facts["retrained"])
-                    low, high = test.value - half, test.value + half
+                    spread = learned_spread(sides, facts["retrained"])
+                    test = trained_equivalence(test.value, spread, min(map(len, sides)))
                 attacks[attack]["from_retrained"] = {
                     "value": round(test.value, 4),
-                    "interval": [round(low, 4), round(high, 4)],
-                    "equivalent": bool(-MARGIN < low and high < MARGIN),
+                    "interval": [round(test.low, 4), round(test.high, 4)],
+                    "equivalent": test.equivalent,
                 }
         found[name] = {
             "attacks": attacks,

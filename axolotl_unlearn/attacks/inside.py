@@ -5,18 +5,18 @@ and still carry the text: its hidden states lie elsewhere than at texts it never
 flatter around it (white-box, arXiv 1812.00910). Each view is judged by the learned attack
 (`axolotl_unlearn.metrics.learned`), which is told some members and asked about the others.
 
-Shape letters: N texts, R of a batch, T time, S numbers of all layers' states, W weight matrices.
+Shape letters: N texts, S numbers of all layers' states, W linear layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from axolotl_unlearn.attacks.subject import Subject
 from axolotl_unlearn.data.records import document_id
@@ -32,7 +32,7 @@ from axolotl_unlearn.metrics.learned import (
     learned_attack,
     some_texts,
 )
-from axolotl_unlearn.metrics.membership import MARGIN
+from axolotl_unlearn.metrics.membership import trained_equivalence
 
 #: What it looks at, in words.
 VIEWS = {"states": "hidden states", "gradients": "gradient norms"}
@@ -103,8 +103,8 @@ def inside_attack(
         control, without one of the plain attack; ``picked``: members whose own p is below .05.
 
     Raises:
-        UnlearnError: fewer than 20 texts of a kind, a text of a single token, documents that no
-            permutation can exchange.
+        UnlearnError: fewer than 20 texts of a kind, a text of a single token or longer than the
+            model takes, documents that no permutation can exchange, a control of another shape.
     """
     sides = [some_texts(members), some_texts(nonmembers)]
     for name, side in zip(("member", "nonmember"), sides, strict=True):
@@ -114,6 +114,11 @@ def inside_attack(
                 f"add rows to {name}.jsonl."
             )
     seen = [_seen(one, [*sides[0], *sides[1]]) for one in (subject, control) if one is not None]
+    if len({tuple(one[view].shape[1] for view in VIEWS) for one in seen}) > 1:
+        raise UnlearnError(
+            "model and control are of different architectures; the control of this attack has to "
+            "be of the same."
+        )
     n, documents = len(sides[0]), [[document_id(name) for name, _ in side] for side in sides]
 
     def attack(features: NDArray) -> Learned:
@@ -137,11 +142,6 @@ def inside_attack(
         first, *other = (attack(one[view]) for one in seen)
         told, figures = first, {"title": VIEWS[view], "auc": first.auc}
         if other:
-            if seen[0][view].shape != seen[1][view].shape:
-                raise UnlearnError(
-                    "model and control are of different architectures; the control of this attack "
-                    "has to be the same architecture."
-                )
             told = attack(seen[0][view].astype(float) - seen[1][view])
             figures |= {"control": other[0].auc, "difference": _difference(first, other[0])}
         picked = int((told.each < 0.05).sum())
@@ -158,12 +158,11 @@ def inside_attack(
 
 
 def _difference(first: Learned, second: Learned) -> dict[str, Any]:
-    """Of two AUC on the same texts. Scores out of fold depend on each other, so DeLong's interval
-    is too narrow by a third; permutations of the labels know how far chance takes them apart."""
-    value = first.auc - second.auc
-    half = float(norm.ppf(0.95) * (first.null - second.null).std(ddof=1))
-    within = abs(value) + half < MARGIN
-    return {"value": value, "low": value - half, "high": value + half, "equivalent": bool(within)}
+    """Of two AUC on the same texts, with its 90 % interval."""
+    spread = float((first.null - second.null).std(ddof=1))
+    texts = min(len(first.members), len(first.nonmembers))
+    found = trained_equivalence(first.auc - second.auc, spread, texts)
+    return {**asdict(found), "equivalent": found.equivalent}
 
 
 def _seen(subject: Subject, documents: Documents) -> dict[str, NDArray[np.float32]]:
@@ -205,7 +204,7 @@ def table(result: Mapping[str, Any]) -> Any:
     title = f"{result['title']}: {result['model']} ({result['members']} members, "
     grid = Table(title=f"{title}{result['nonmembers']} others)", box=box.SIMPLE_HEAD)
     grid.add_column("seen", no_wrap=True)
-    for name in ("AUC", "control", "difference", "knowing it", "p", "picked out"):
+    for name in ("AUC", "control", "difference", "knowing\nit", "p", "picked\nout"):
         grid.add_column(name, justify="right", no_wrap=True)
     for view in result["views"].values():
         gap, told = view.get("difference"), view["told"]

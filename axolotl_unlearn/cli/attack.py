@@ -94,8 +94,8 @@ def command() -> None:
     """Attack a model: quantise it, retrain it a little, ask it differently, look inside.
 
     Each attack prints what the model says of the forget set before and after, with intervals over
-    documents, and writes JSON; `inside` says whether its weights tell members. An interrupted
-    attack goes on where it was.
+    documents, and writes JSON; interrupted, it goes on where it was. `inside` says whether the
+    weights tell members, and begins again.
 
     \b
     axolotl unlearn attack quantise out/demo/merged --out out/demo/eval
@@ -246,8 +246,8 @@ def prompt(
 def inside(model: str, data_dir: Path, out: Path, control: str | None, **options: Any) -> None:
     """Tell members by hidden states and gradients, as one can who has the weights.
 
-    An attack learns from some members and non-members and is asked about the others. Nothing of it
-    is resumed: it takes a forward and a backward of each text.
+    An attack learns from some members and non-members and is asked about the others. It takes two
+    forwards and a backward of each text.
 
     \b
     axolotl unlearn attack inside out/demo/merged --control out/demo/retrained --out out/demo/eval

@@ -57,9 +57,14 @@ def change_after_head(run: Run, config: Any, name: str) -> Change | None:
         config: of the language model; ``name`` of its class.
 
     Raises:
-        UnlearnError: Nothing comes near.
+        UnlearnError: Nothing comes near, or the model gives NaN.
     """
     _, made, logits = run(made_up_rows(config, 9))
+    if made.isnan().any():
+        raise UnlearnError(
+            f"{name} gives NaN at made-up tokens: its numbers overflow. Load it in float32 or "
+            "bfloat16; if that does not help, the run that made it failed (lower its learning rate)."
+        )
     logits = logits.to(made.device).float()  # the head of a spread model may lie elsewhere
 
     def changed(change: Change | None) -> Tensor:

@@ -41,11 +41,14 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 
 
 @contextmanager
-def _watched(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
-    """While inside, what each layer gives is put into the yielded list."""
+def _watched(
+    layers: Sequence[nn.Module], keep: Callable[[Any], Any] = lambda output: output
+) -> Iterator[list[Any]]:
+    """While inside, what each layer gives, or what ``keep`` makes of it, is put into the yielded
+    list."""
     seen: list[Any] = []
     handles = [
-        layer.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+        layer.register_forward_hook(lambda _module, _inputs, output: seen.append(keep(output)))
         for layer in layers
     ]
     try:
@@ -79,9 +82,9 @@ def _states(output: Any) -> Tensor:
 @torch.inference_mode()
 def capture(model: Any, batch: Mapping[str, Tensor], row: Tensor, time: Tensor) -> Tensor:
     """Residual stream after each layer at the given positions, ``[L, P, D]``."""
-    with _watched(decoder_layers(model)) as seen:
+    with _watched(decoder_layers(model), lambda output: _states(output)[row, time]) as seen:
         model(**batch, use_cache=False, logits_to_keep=1)
-    return torch.stack([_states(output)[row, time] for output in seen])
+    return torch.stack(seen)
 
 
 @torch.inference_mode()
@@ -117,6 +120,7 @@ def patching_drops(
         original: The model before unlearning, which is patched.
         source: The model whose states are put into it: same architecture, same tokenizer.
         encoded: Token ids (prompt, answer) of each row.
+        batch_size: Rows; of a batch the outputs of all layers are kept, ``[L, R, T, D]``.
 
     Raises:
         UnlearnError: if the two models have layers of other number or width.

@@ -235,12 +235,8 @@ class Plan:
 
     def _collect(self, results: str) -> dict[str, Any]:
         outcomes = self.job.outcomes
-        from axolotl_unlearn.report.inputs import attack_results
-
         content = json.loads((self.out / results / "results.json").read_text("utf-8"))
-        # They came after the evaluation; what a stage has not made yet is of earlier models.
-        missing = [s for s in self.job.stages if s.name not in outcomes or outcomes[s.name].reason]
-        if attacks := attack_results(self.out / results, [s.output for s in missing]):
+        if attacks := self._attacks(results):  # they came after the evaluation
             from axolotl_unlearn.evaluation.summary import add_verdicts
 
             add_verdicts(content["models"], attacks)
@@ -260,6 +256,14 @@ class Plan:
             shutil.copy(audit, self.out)
         return content
 
+    def _attacks(self, results: str = "eval") -> list[dict[str, Any]]:
+        """Of the attacks beside an evaluation; what no stage has made yet is of earlier models."""
+        from axolotl_unlearn.report.inputs import attack_results
+
+        outcomes = self.job.outcomes
+        missing = [s for s in self.job.stages if s.name not in outcomes or outcomes[s.name].reason]
+        return attack_results(self.out / results, [stage.output for stage in missing])
+
     def report(self, results: Mapping[str, Any]) -> Path:
         """Write the HTML page of a finished job and return its path."""
         from axolotl_unlearn.report import find_inputs, write_report
@@ -271,11 +275,10 @@ class Plan:
     def show(self) -> dict[str, Any]:
         """Run or resume, write the page, print the scores and where they lie; the results."""
         from axolotl_unlearn.report import table
-        from axolotl_unlearn.report.inputs import attack_results
 
         results = self.run()
         page = self.report(results)
-        self.console.print(table(results, attack_results(self.out / "eval")))
+        self.console.print(table(results, self._attacks()))
         where = f"{results['seconds']:.0f} s. Scores: {self.out / 'results.json'}\nPage: {page}"
         self.console.print(where, soft_wrap=True)
         return results

@@ -406,6 +406,26 @@ def auc_equivalence(
     return Equivalence(float(value), float(low), float(high), margin, float(p), needed)
 
 
+def trained_equivalence(
+    value: float, spread: float, texts: int, *, margin: float = MARGIN, level: float = LEVEL
+) -> Equivalence:
+    """The same of two trained attacks, whose out-of-fold scores depend on each other: DeLong's
+    standard error of them is more than a quarter too small (`benchmarks/learned_spread.py`).
+
+    Args:
+        value: Difference of the two AUC.
+        spread: Its standard deviation where neither model tells anything, from permutations of the
+            labels that are the same under both.
+        texts: Of the smaller side.
+    """
+    half = float(norm.ppf(level)) * spread
+    p = float(norm.sf((margin - abs(value)) / max(spread, 1e-12)))
+    needed = None
+    if abs(value) < margin:
+        needed = math.ceil(texts * (half / (margin - abs(value))) ** 2)
+    return Equivalence(float(value), value - half, value + half, margin, p, needed)
+
+
 def detectable(members: int, nonmembers: int, tests: int = 1, power: float = 0.8) -> float:
     """Smallest ``|AUC - .5|`` that so many texts find with this power, two-sided at .05 / tests.
 

@@ -854,12 +854,18 @@ def _inside(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> F
 def views_of(attack: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """What `attack inside` found by each view; none of another attack or half a file."""
     views = list(_part(attack, "views").values())
-    complete = all(
-        None not in map(number, map(_part(one, "told").get, ("p", "auc")))
-        for one in views
-        if isinstance(one, Mapping)
-    )
-    return views if complete and all(isinstance(one, Mapping) for one in views) else []
+    return views if all(_is_view(one) for one in views) else []
+
+
+def _is_view(view: Any) -> bool:
+    """Has it all figures that are read of it?"""
+    if not isinstance(view, Mapping) or "title" not in view:
+        return False
+    needed = [view.get("auc"), *map(_part(view, "told").get, ("auc", "p"))]
+    if "difference" in view:
+        gap = _part(view, "difference")
+        needed += [view.get("control"), *map(gap.get, ("value", "low", "high"))]
+    return None not in map(number, needed)
 
 
 def whole(rows: Any) -> bool:
