@@ -63,7 +63,7 @@ def change_after_head(run: Run, config: Any, name: str) -> Change | None:
     if made.isnan().any():
         raise UnlearnError(
             f"{name} gives NaN at made-up tokens: its numbers overflow. Load it in float32 or "
-            "bfloat16; if that does not help, the run that made it failed (lower its learning rate)."
+            "bfloat16; if that does not help, the run that made it failed."
         )
     logits = logits.to(made.device).float()  # the head of a spread model may lie elsewhere
 
