@@ -47,7 +47,7 @@ def home(tmp_path_factory):
     tofu, tiny = home / "tofu", ROOT / "examples" / "tiny-olmo"
     tofu.mkdir()
     write(tofu / "forget10_perturbed.jsonl", [row(n, "F") for n in range(400)])
-    retain = [row(n, "R") for n in range(30)]
+    retain = [row(n, "R") for n in range(60)]
     write(tofu / "retain_perturbed.jsonl", retain[:20])
     write(tofu / "retain90.jsonl", [{k: r[k] for k in ("question", "answer")} for r in retain])
     for name in ("real_authors", "world_facts"):
@@ -64,7 +64,7 @@ def home(tmp_path_factory):
 
 
 SMALL = TofuSizes(
-    split="forget01", forget=6, retain=8, heldout=6, rows=4, new_tokens=8,
+    split="forget01", retain=8, heldout=6, rows=4, attacked=20, new_tokens=8,
     epochs=(2, 1), methods=("over", "under", "merged", "match"), requests=2,
 )  # fmt: skip
 
@@ -80,6 +80,7 @@ def test_every_method_has_a_faultless_config(home, tmp_path):
     stages = {stage.name: stage for stage in plan.job.stages}
     assert {"original-merged", "retrained-merged", "merged", "match-merged", "eval"} <= set(stages)
     assert {f"score-{name}" for name in METHODS} <= set(stages)
+    assert "depth" not in stages and "relearn-match" not in stages  # nine rows are of one author
     assert "score-retrained" in stages["score-npo"].needs
     assert "score-retrained-after-2" in stages["score-request-2-after-2"].needs
     assert "request-1-merged" in stages["request-2"].needs
@@ -137,7 +138,7 @@ def test_bad_options_name_the_cure(home, tmp_path, sizes, says):
 def test_too_few_rows_to_hold_out(home, tmp_path):
     plan = plan_tofu(tmp_path, home / "tofu", home / "base", bf16=False,
                      sizes=TofuSizes(retain=20))  # fmt: skip
-    with pytest.raises(UnlearnError, match="30 rows, 20 to learn and 230 to hold out"):
+    with pytest.raises(UnlearnError, match="60 rows, 20 to learn and 230 to hold out"):
         next(s for s in plan.job.stages if s.name == "data").action()
 
 
@@ -198,13 +199,31 @@ def test_a_small_run_of_all_kinds_of_stages(home, tmp_path, monkeypatch, forks):
     assert "zlib" in watched[0]  # answers are judged, there is no document
     found = tables(content)
     assert [r[0] for r in found["ours"]["rows"]] == ["retrained", "original", *SMALL.methods]
-    members = (tmp_path / "data" / "member.jsonl").read_text().splitlines()
+    attacked = tmp_path / "data" / "attacks"
+    members = (attacked / "member.jsonl").read_text().splitlines()
     asked = json.loads((tmp_path / "data" / "forget.jsonl").read_text().splitlines()[0])
     assert json.loads(members[0]) == {
         "prompt": f"Question: {asked['question']}\nAnswer:", "document": f" {asked['answer']}",
     }  # fmt: skip
-    others = (tmp_path / "data" / "nonmember.jsonl").read_text().splitlines()
-    assert len(members) == len(others) == 6 and not {*members} & {*others}
+    others = (attacked / "nonmember.jsonl").read_text().splitlines()
+    assert len(members) == len(others) == 20 and not {*members} & {*others}
+    rows = [json.loads(x) for x in (attacked / "forget.jsonl").read_text().splitlines()]
+    assert [r["document"] for r in rows] == ["author 0", "author 1"] * 20
+    assert rows[0]["input"] + " " + rows[0]["output"] == "".join(json.loads(members[0]).values())
+    assert rows[2]["paraphrased_question"] == (
+        "Question: In which place did Bo F1 come into the world?\nAnswer:"
+    )
+    held = dict(found["held"]["rows"])
+    assert len(held) == 6 and all(held.values())
+    relearned = json.loads((tmp_path / "eval" / "relearn-match.json").read_text())["rows"][1]
+    gap = relearned["above_control"]["recalled"]["value"]
+    assert held[next(name for name in held if name.startswith("relearned"))].startswith(
+        f"{gap:+.3f} ("
+    )
+    inside = json.loads((tmp_path / "eval" / "inside-match.json").read_text())["views"]["states"]
+    assert held["AUC of hidden states, 90 % interval"].startswith(
+        f"{inside['auc']:.2f}, *retrained* {inside['control']:.2f}: "
+    )
     retrained, *_, match = found["attacked"]["rows"]
     assert retrained[0] == "retrained" and match[0] == "match" and len(match) == 8
     assert found["closeness"]["rows"][0][1] == "1.000" and len(found["requests"]["rows"]) == 4

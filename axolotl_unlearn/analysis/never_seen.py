@@ -72,25 +72,8 @@ def read_seed(out: Path) -> dict[str, Any]:
             "nonsense": forget.get("nonsense"),
             "verdict": (model.get("verdict") or {}).get("sentence"),
             **found.get(name, {}),
+            **attacks_of(out, name),
         }  # fmt: skip
-        for kind in ATTACKS:
-            attack = out / "eval" / f"{kind}-{name}.json"
-            if attack.is_file():
-                first, *rows = json.loads(attack.read_text("utf-8"))["rows"]  # first: not attacked
-                rows = [row for row in rows if kind != "relearn" or row["x"] == STEPS]
-                above = [row["above_control"]["recalled"] for row in rows]
-                models[name][kind] = max(above, key=lambda one: one["value"], default=None)
-        looked = out / "eval" / f"inside-{name}.json"
-        if looked.is_file():
-            views = json.loads(looked.read_text("utf-8"))["views"]
-            models[name]["inside"] = {
-                view["title"]: {key: view[key] for key in ("auc", "control", "difference")}
-                for view in views.values()
-            }
-    layers = out / "eval" / "uds.json"
-    depths = json.loads(layers.read_text("utf-8"))["models"] if layers.is_file() else {}
-    for name, depth in depths.items():
-        models[name]["depth"] = {key: depth[key] for key in ("score", "low", "high")}
     watched = out / "match" / "level.json"
     level = json.loads(watched.read_text("utf-8")) if watched.is_file() else {}
     teacher = out / "teacher" / "teacher.json"
@@ -104,6 +87,32 @@ def read_seed(out: Path) -> dict[str, Any]:
         "last_step": (level.get("watched") or [{}])[-1].get("step"),
         "teacher": cost,
     }
+
+
+def attacks_of(out: Path, name: str) -> dict[str, Any]:
+    """What the attacks on a job's model show: of each of `ATTACKS` the strongest way, above the
+    control with its interval; ``inside`` by view; ``depth``. Those that were not made are not
+    there."""
+    found: dict[str, Any] = {}
+    for kind in ATTACKS:
+        attack = out / "eval" / f"{kind}-{name}.json"
+        if attack.is_file():
+            first, *rows = json.loads(attack.read_text("utf-8"))["rows"]  # first: not attacked
+            rows = [row for row in rows if kind != "relearn" or row["x"] == STEPS]
+            above = [row["above_control"]["recalled"] for row in rows]
+            found[kind] = max(above, key=lambda one: one["value"], default=None)
+    looked = out / "eval" / f"inside-{name}.json"
+    if looked.is_file():
+        views = json.loads(looked.read_text("utf-8"))["views"]
+        found["inside"] = {
+            view["title"]: {key: view[key] for key in ("auc", "control", "difference")}
+            for view in views.values()
+        }
+    layers = out / "eval" / "uds.json"
+    depths = json.loads(layers.read_text("utf-8"))["models"] if layers.is_file() else {}
+    if name in depths:
+        found["depth"] = {key: depths[name][key] for key in ("score", "low", "high")}
+    return found
 
 
 def _attacks(seeds: Seeds) -> list[str]:

@@ -1,7 +1,8 @@
 """Tables of `make tofu` and of published TOFU results, never in one; closeness by one function.
 
 A job's results (schema "tofu"): ``seeds``, seed -> model -> metric of ``eval_tasks/tofu`` -> value;
-``attacked``, seed -> what `analysis.attacked` finds.
+``attacked``, seed -> what `analysis.attacked` finds; ``held``, seed -> model -> what
+`analysis.never_seen.attacks_of` finds.
 Published ones (schema "tofu-published"): ``rows``, each with ``source``, ``base``, ``method`` and
 what it gives of ``forget_quality``, ``utility`` and ``attack_shares``; ``retrained``,
 "source, base" -> utility of the retrained model.
@@ -13,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from axolotl_unlearn.analysis.attacked import TITLES
+from axolotl_unlearn.analysis.never_seen import ATTACKS as RECALLED
+from axolotl_unlearn.analysis.never_seen import DEPTH
 from axolotl_unlearn.analysis.seeds import Table, interval_over_seeds, with_half_width
 from axolotl_unlearn.metrics.tofu import attack_share, closeness
 
@@ -59,8 +62,8 @@ def shown(values: Iterable[float | None]) -> str:
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, Table]:
-    """``ours``, ``closeness``, ``requests`` and ``attacked`` of a job's results; no table without
-    its rows."""
+    """``ours``, ``closeness``, ``requests``, ``attacked`` and ``held`` of a job's results; no table
+    without its rows."""
     seeds: Sequence[Models] = list(content["seeds"].values())
     attacked = list(content.get("attacked", {}).values())
     names = list(dict.fromkeys(name for models in seeds for name in models))
@@ -90,6 +93,7 @@ def tables(content: Mapping[str, Any]) -> dict[str, Table]:
             "columns": ["model", *(f"AUC {title}" for title in TITLES.values())],
             "rows": [[name, *_attacked(attacked, name)] for name in plain if attacked],
         },
+        "held": _held(content.get("held", {})),
     }
     return {key: table for key, table in made.items() if table["rows"]}
 
@@ -101,6 +105,27 @@ def _attacked(seeds: Iterable[Mapping[str, Any]], name: str) -> Iterable[str]:
         auc = interval_over_seeds([one[attack]["auc"] for one in found])
         tests = [one[attack].get("from_retrained", {}).get("equivalent") for one in found]
         yield f"**{with_half_width(auc)}**" if all(tests) else with_half_width(auc)
+
+
+def _held(seeds: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What attacks on `match` bring back above the retrained model, and what they see inside."""
+    rows: dict[str, list[str]] = {}
+    for models in seeds.values():
+        found = models["match"]
+        for kind, title in RECALLED.items():
+            gap = found[kind]
+            text = f"{gap['value']:+.3f} ({gap['low']:+.3f} to {gap['high']:+.3f})"
+            rows.setdefault(f"{title}, 95 % interval", []).append(text)
+        for view, seen in found.get("inside", {}).items():
+            gap = seen["difference"]
+            text = f"{seen['auc']:.2f}, *retrained* {seen['control']:.2f}: "
+            text += f"{gap['value']:+.2f} ({gap['low']:+.2f} to {gap['high']:+.2f})"
+            rows.setdefault(f"AUC of {view}, 90 % interval", []).append(text)
+        depth = found["depth"]
+        text = f"{depth['score']:.2f} ({depth['low']:.2f} to {depth['high']:.2f})"
+        rows.setdefault(f"{DEPTH}, 95 % interval", []).append(text)
+    columns = ["attack on *match*", *(f"seed {seed}" for seed in seeds)]
+    return {"columns": columns, "rows": [[name, *texts] for name, texts in rows.items()]}
 
 
 def published_tables(content: Mapping[str, Any]) -> dict[str, Table]:

@@ -12,6 +12,8 @@ from axolotl_unlearn.files import write_lines
 
 QUESTION = ("question", "answer")
 FULL = (*QUESTION, "paraphrased_answer", "perturbed_answer")
+#: Of one author, one after the other.
+ROWS = 20
 
 
 def write_data(out: Path, tofu: Path, sizes: Any) -> None:
@@ -53,16 +55,39 @@ def write_requests(out: Path, tofu: Path, sizes: Any) -> None:
 
 
 def write_attacked(out: Path, tofu: Path, sizes: Any) -> None:
-    """``member.jsonl`` and ``nonmember.jsonl``: forget answers, and as many of other authors that
-    no run reads, each after its question."""
-    forget = _forget(tofu, sizes)
-    others = read_set("retain90", tofu, QUESTION)[sizes.retain + sizes.heldout :]
+    """What `axolotl unlearn attack` reads.
+
+    ``member.jsonl`` and ``nonmember.jsonl``: forget answers, and as many of other authors that no
+    run reads, each after its question. ``forget.jsonl`` and ``retain.jsonl``: answers as
+    continuations of their questions, an author's rows as one document.
+    """
+    forget, retain90 = _forget(tofu, sizes), read_set("retain90", tofu, QUESTION)
+    others = retain90[sizes.retain + sizes.heldout :]
     for name, rows in {"member": forget, "nonmember": others}.items():
         answers = [
             {"prompt": TEMPLATE.format(**row), "document": f" {row['answer']}"}
             for row in spread(rows, min(sizes.attacked, len(forget)))
         ]
         write_lines(out / f"{name}.jsonl", answers)
+    for name, rows in {"forget": forget, "retain": retain90[: sizes.retain]}.items():
+        records = [
+            _record(f"{name}{number}", number // ROWS, row) for number, row in enumerate(rows)
+        ]
+        # Authors in turn: an attack that asks the first rows asks about all.
+        write_lines(out / f"{name}.jsonl", [r for n in range(ROWS) for r in records[n::ROWS]])
+
+
+def _record(name: str, author: int, row: dict) -> dict[str, str]:
+    record = {
+        "id": name,
+        "document": f"author {author}",
+        "kind": "completion",
+        "input": TEMPLATE.format(**row),
+        "output": row["answer"],
+    }
+    if other := row.get("paraphrased_question"):
+        record["paraphrased_question"] = TEMPLATE.format(question=other)
+    return record
 
 
 def _forget(tofu: Path, sizes: Any) -> list[dict]:

@@ -64,9 +64,13 @@ def teacher_words(plan: Plan) -> list[str | Path]:
 
 
 def attacked_words(
-    plan: Plan, models: Mapping[str, str], reference: str = "base"
+    plan: Plan, models: Mapping[str, str], reference: str = "base", rows: Path | None = None
 ) -> list[str | Path]:
-    """The command that attacks all models; the public model from before is the attacker's own."""
+    """The command that attacks all models; the public model from before is the attacker's own.
+
+    Args:
+        rows: Folder of what is asked about; default the plan's.
+    """
     there = {name: stage for name, stage in models.items() if not plan.left_out(stage)}
     return [
         *(
@@ -76,7 +80,7 @@ def attacked_words(
             "--reference",
             plan.model(reference),
         ),
-        *("--data", near(plan.data), "--out", near(plan.out / "attacked.json")),
+        *("--data", near(rows or plan.data), "--out", near(plan.out / "attacked.json")),
         *(f"{name}={plan.model(stage)}" for name, stage in there.items()),
     ]
 
@@ -157,24 +161,29 @@ def attacks(
     names: Sequence[str],
     original: str,
     options: Mapping[str, Sequence[str]] = ATTACKS,
+    rows: Path | None = None,
+    after: str = "eval",
     **more: Any,
 ) -> dict[str, Kind]:
     """The stages of these attacks on each model, and one that looks for the text in their layers.
 
     Args:
-        original: That knows the text; ``options``: of each command, of ``depth`` too.
+        original: That knows the text.
+        options: Of each command, of ``depth`` too; a command without them is not run.
+        rows: Folder of what is asked about; default the plan's.
+        after: The stage that these come after.
     """
 
     def attack(kind: str, name: str) -> Run:
         return Run(
             lambda plan: [
                 *("axolotl", "unlearn", "attack", kind, f"{name}={plan.model(name)}"),
-                *("--control", plan.model("retrained"), "--data", near(plan.data)),
+                *("--control", plan.model("retrained"), "--data", near(rows or plan.data)),
                 *(*options[kind], "--out", near(plan.out / "eval")),
             ],
             f"eval/{kind}-{name}.json",
             title=f"{kind} {name}",
-            needs=(name, "retrained", "eval"),
+            needs=(name, "retrained", after),
             **more,
         )
 
@@ -182,15 +191,16 @@ def attacks(
         lambda plan: [
             *("axolotl", "unlearn", "depth", *(f"{name}={plan.model(name)}" for name in names)),
             *("--original", plan.model(original), "--retrained", plan.model("retrained")),
-            *("--data", near(plan.data), *options.get("depth", ())),
+            *("--data", near(rows or plan.data), *options.get("depth", ())),
             *("--out", near(plan.out / "eval")),
         ],
         "eval/uds.json",
         title="look into the layers",
-        needs=(original, "retrained", *names, "eval"),
+        needs=(original, "retrained", *names, after),
         **more,
     )
-    stages = {f"{kind}-{name}": attack(kind, name) for kind in ATTACKS for name in names}
+    kinds = [kind for kind in ATTACKS if kind in options]
+    stages = {f"{kind}-{name}": attack(kind, name) for kind in kinds for name in names}
     return stages | {"depth": depth}
 
 

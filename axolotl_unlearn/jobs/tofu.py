@@ -2,7 +2,8 @@
 
 original (forget and retain rows), retrained (retain rows alone), each method of `METHODS`, `match`
 with its teacher, ZJUKLAB's pair and their merge, each scored by the task ``eval_tasks/tofu``
-against the retrained model's truth ratios and against rows that no run saw. ``requests``: the
+against the retrained model's truth ratios and against rows that no run saw. `match` is attacked as
+in ``make never-seen-real``, beside *retrained*. ``requests``: the
 forget set in so many parts, one after the other, scored after each.
 """
 
@@ -20,17 +21,20 @@ from typing import Any
 from rich.console import Console
 
 from axolotl_unlearn.analysis.attacked import FOLDS
+from axolotl_unlearn.analysis.never_seen import attacks_of
 from axolotl_unlearn.analysis.seeds import markdown
 from axolotl_unlearn.analysis.study import facts
 from axolotl_unlearn.analysis.tofu import tables
-from axolotl_unlearn.demo.tofu import write_attacked, write_data, write_requests
+from axolotl_unlearn.demo.tofu import ROWS, write_attacked, write_data, write_requests
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.tofu import PARTS
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.jobs.demo import FACTORS, MODEL, default_folder, precision, wheel
 from axolotl_unlearn.jobs.methods import chosen_methods, slug
-from axolotl_unlearn.jobs.never_seen import attacked_words, start_stage, teacher_words
+from axolotl_unlearn.jobs.never_seen import attacked_words, attacks, start_stage, teacher_words
+from axolotl_unlearn.jobs.never_seen_real import FEWER
 from axolotl_unlearn.jobs.stages import Kind, Make, Merge, Plan, Run, Train, near
+from axolotl_unlearn.metrics.learned import MIN_TEXTS
 
 #: Of `jobs.methods` with their published settings, all with the steps and rate of
 #: examples/tofu/forget.yml; RMU in the layer that lies as deep as zephyr's 7th of 32.
@@ -40,6 +44,8 @@ PAIR = {
     "under": {"unlearn.preset": "zjuklab-paper-model2"},
 }
 METHODS = (*map(slug, PUBLISHED), *PAIR)
+#: As on LUME, and of six in each author's twenty rows.
+FEWER_ROWS = FEWER | {"relearn": (*FEWER["relearn"], "--limit", "60")}
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,8 @@ def collect(plan: Plan, sizes: TofuSizes) -> None:
     content = {"schema": "tofu", **facts("make tofu"), "sizes": asdict(sizes)}
     found = json.loads((plan.out / "attacked.json").read_text("utf-8"))
     content |= {"seeds": {plan.seed: models}, "attacked": {plan.seed: found}}
+    if "depth" in plan.table:
+        content["held"] = {plan.seed: {"match": attacks_of(plan.out, "match")}}
     write_json(plan.out / "eval" / "results.json", content)
 
 
@@ -185,20 +193,31 @@ def table(
         stages["match"] = forget("match", "start", published("match", where) | kept, ("teacher",))
     scored = ("retrained", "original", *sizes.methods)
     stages |= {f"score-{name}": score(name, sizes) for name in scored}
+    asked = out / "data" / "attacks"
     stages["attack-data"] = Make(
-        lambda plan: write_attacked(plan.data, tofu, sizes),
-        "data/nonmember.jsonl",
+        lambda plan: write_attacked(asked, tofu, sizes),
+        "data/attacks/nonmember.jsonl",
         settings=[*chosen, sizes.attacked],
         inputs=files,
         title="choose rows to attack",
         needs=("data",),
     )
     stages["attacked"] = Run(
-        lambda plan: attacked_words(plan, {name: name for name in scored}, base),
+        lambda plan: attacked_words(plan, {name: name for name in scored}, base, asked),
         "attacked.json",
         title="attack all models",
         needs=("attack-data", *scored, *((MODEL,) if base == MODEL else ())),
     )
+    held: dict[str, Kind] = {}
+    forgotten = min(sizes.forget or PARTS[sizes.split], PARTS[sizes.split])
+    if "match" in sizes.methods and forgotten >= 2 * ROWS:  # one author relearned, others asked
+        options = {
+            kind: words
+            for kind, words in FEWER_ROWS.items()
+            if kind != "inside" or sizes.attacked >= MIN_TEXTS
+        }
+        held = attacks(["match"], "original", options, asked, after="attacked")
+        stages |= held
     if sizes.requests:
         stages["requests"] = Make(
             lambda plan: write_requests(plan.data, tofu, sizes),
@@ -216,7 +235,7 @@ def table(
     stages["eval"] = Make(
         lambda plan: collect(plan, sizes),
         "eval/results.json",
-        needs=["attacked", *(name for name in stages if name.startswith("score-"))],
+        needs=["attacked", *(n for n in stages if n.startswith("score-") or n in held)],
         title="collect",
     )
     return stages
