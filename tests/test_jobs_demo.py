@@ -138,6 +138,18 @@ def test_a_job_counts_its_own_attacks(at_root, tmp_path):
     assert "comes back" in console.file.getvalue()
 
 
+def test_results_of_another_schema_have_no_verdict_beside_attacks(tmp_path):
+    def scores(plan):
+        view = {"title": "t", "auc": 0.9, "told": {"auc": 0.9, "p": 0.001}, "picked": 0}
+        inside = {"attack": "inside", "title": "t", "model": "match", "views": {"v": view}}
+        write_json(tmp_path / "eval" / "inside-match.json", inside)
+        write_json(tmp_path / "eval" / "results.json", {"schema": "tofu", "seeds": {}})
+
+    plan = Plan("make tofu", tmp_path, {"eval": Make(scores, "eval/results.json")}, seed=1)
+    assert plan.run()["schema"] == "tofu"
+    assert json.loads((tmp_path / "results.json").read_text())["seed"] == 1
+
+
 def test_a_job_that_fails_after_its_evaluation_leaves_results(at_root, tmp_path):
     def scores(plan):
         (tmp_path / "eval").mkdir(exist_ok=True)
