@@ -211,7 +211,7 @@ def test_a_small_run_of_all_kinds_of_stages(home, tmp_path, monkeypatch, forks):
     assert [r["document"] for r in rows] == ["author 0", "author 1"] * 20
     assert rows[0]["input"] + " " + rows[0]["output"] == "".join(json.loads(members[0]).values())
     assert rows[2]["paraphrased_question"] == (
-        "Question: In which place did Bo F1 come into the world?\nAnswer:"
+        "Question: In which place did Jo F361 come into the world?\nAnswer:"
     )
     held = dict(found["held"]["rows"])
     assert len(held) == 6 and all(held.values())
