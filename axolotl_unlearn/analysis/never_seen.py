@@ -46,7 +46,10 @@ COLOURS = {
     "merged": "#c8553d",
     "match": "#1b6ca8",
 }
-COMMANDS = {"never-seen-real": 'make never-seen-real ARGS="--seed N --no-pair"'}
+COMMANDS = {
+    "never-seen-real": 'make never-seen-real ARGS="--seed N --no-pair"',
+    "never-seen-real-gradients": 'make never-seen-real ARGS="--seed N --no-pair --gradients"',
+}
 Seeds = Mapping[str, Mapping[str, Any]]
 
 
