@@ -48,6 +48,8 @@ class UnlearnPlugin(BasePlugin):
         if _trains(cfg):
             arguments["remove_unused_columns"] = False  # role, kind, task must reach the trainer
             arguments["dataloader_drop_last"] = False  # every row is used
+            if cfg.greater_is_better is not None:  # Axolotl drops a `false`
+                arguments["greater_is_better"] = cfg.greater_is_better
         return arguments
 
     def pre_model_load(self, cfg: DictDefault) -> None:

@@ -99,8 +99,9 @@ def config_faults(cfg: dict) -> list[str]:
     if block is not None or roles - {None}:
         found += check_entries(cfg)
     found += axolotl_options.misplaced(cfg, UnlearnArgs.model_fields)
-    found += axolotl_options.number_faults(cfg) + _schedule_faults(cfg, args)
-    found += _tracker_faults(cfg)
+    numbers = axolotl_options.number_faults(cfg)
+    found += numbers + _schedule_faults(cfg, args) + _tracker_faults(cfg)
+    found += [] if numbers else _best_model_faults(cfg) + _beta_faults(cfg)
     return found + _setting_faults(cfg, args) + _model_faults(cfg)
 
 
@@ -216,6 +217,78 @@ def _tracker_faults(cfg: dict) -> list[str]:
                 "(it takes no `bucket_id`); upgrade trackio or use another tracker."
             )
     return found
+
+
+#: Keys that ask for evaluations during the run, and those that act on what they find.
+_EVALUATIONS = ("evals_per_epoch", "eval_steps", "eval_strategy")
+_BY_EVALUATION = ("load_best_model_at_end", "early_stopping_patience", "metric_for_best_model")
+
+
+def evaluation_notes(cfg: dict) -> list[str]:
+    """Evaluations that are asked for and would not take place, or rows that wait for one."""
+    asked = [f"`{k}: {cfg[k]}`" for k in _EVALUATIONS if cfg.get(k) and cfg[k] != "no"]
+    if asked and not _evaluates(cfg):
+        return [f"{asked[0]} evaluates nothing without `test_datasets`, as Axolotl has it."]
+    if asked == [f"`evals_per_epoch: {cfg.get('evals_per_epoch')}`"] and not _share(cfg, "eval"):
+        return [f"{asked[0]} with these `num_epochs` evaluates nothing; give `eval_steps`."]
+    if _evaluates(cfg) and not asked:
+        return ["`test_datasets` are never evaluated; give `eval_steps` or `evals_per_epoch`."]
+    return []
+
+
+def _evaluates(cfg: dict) -> bool:
+    return bool(cfg.get("test_datasets"))
+
+
+def _share(cfg: dict, what: str) -> float | None:
+    """``save_steps`` or ``eval_steps``, also where Axolotl makes it of ``..s_per_epoch``."""
+    often = cfg.get(f"{what}s_per_epoch")
+    share = 1.0 / (often * (cfg.get("num_epochs") or 1)) if often else 1.0
+    return share if share < 1 else cfg.get(f"{what}_steps")
+
+
+def _best_model_faults(cfg: dict) -> list[str]:
+    """What chooses a checkpoint by evaluations, and would choose none, or the worst."""
+    asked = [f"{key}: {cfg[key]}" for key in _BY_EVALUATION if cfg.get(key)]
+    if not asked:
+        return []
+    if not _evaluates(cfg):
+        return [
+            f"`{asked[0]}` looks at evaluations, and the run has none: give `test_datasets` with "
+            "`eval_steps`, or remove it."
+        ]
+    save, look = _share(cfg, "save"), _share(cfg, "eval")
+    if (cfg.get("load_best_model_at_end") or cfg.get("early_stopping_patience")) and not (
+        save and look and save % look == 0
+    ):
+        return [
+            f"`{asked[0]}` would do nothing: Axolotl asks for `save_steps` that are a multiple of "
+            "`eval_steps`; give both."
+        ]
+    metric = cfg.get("metric_for_best_model")
+    if metric and cfg.get("greater_is_better") is None and not str(metric).endswith("loss"):
+        return [
+            f"`metric_for_best_model: {metric}` would be taken for one where more is better: set "
+            "`greater_is_better: false` (as for losses) or `true`."
+        ]
+    return []
+
+
+def _beta_faults(cfg: dict) -> list[str]:
+    """Axolotl gives its own optimizers both betas or none, and takes 0 for none."""
+    betas = {key: cfg.get(key) for key in ("adam_beta1", "adam_beta2")}
+    if all(betas.values()) or set(betas.values()) == {None} or not cfg.get("optimizer"):
+        return []
+    from axolotl.utils.schemas.enums import CustomSupportedOptimizers
+
+    own = {one.value for one in CustomSupportedOptimizers} - {"came_pytorch"}
+    if str(cfg["optimizer"]) not in own:
+        return []
+    given = ", ".join(f"`{key}: {value}`" for key, value in betas.items() if value is not None)
+    return [
+        f"{given} would be ignored with `optimizer: {cfg['optimizer']}`: give `adam_beta1` and "
+        "`adam_beta2`, both above 0, or `optim_args`."
+    ]
 
 
 def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
@@ -398,6 +471,8 @@ def prepare_data(cfg: dict) -> None:
     found = check_records(cfg).faults
     if found:
         raise UnlearnError(" ".join(found))
+    for note in evaluation_notes(cfg) if block else ():
+        LOG.warning(note)
     cfg["dataset_prepared_path"] = prepared_folder(cfg)
     drop_half_written(Path(cfg["dataset_prepared_path"]))
     _keep_together(cfg)
@@ -535,7 +610,7 @@ def summary(cfg: dict, counts: RowCounts) -> list[str]:
                 length += f", from here on without {phase.leave_out:.0%} of the retain rows"
             lines.append(f"phase {number}, {length}:")
         lines += [_line(side, entry, counts) for side, entry in phase.entries()]
-    return lines + [f"  note: {note}" for note in counts.notes(args)]
+    return lines + [f"  note: {note}" for note in counts.notes(args) + evaluation_notes(cfg)]
 
 
 def _line(side: str, entry: ObjectiveArgs, counts: RowCounts) -> str:

@@ -17,7 +17,7 @@ from axolotl_unlearn.args import parse_unlearn
 from axolotl_unlearn.data.checks import check_columns, check_files, check_records
 from axolotl_unlearn.data.columns import SIDES, task_number
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.preflight import PLUGIN, check_config, config_faults
+from axolotl_unlearn.preflight import PLUGIN, check_config, config_faults, evaluation_notes
 
 FORGET = {"id": "aqa0", "input": "q", "output": "d", "task": "Task2"}
 RETAIN = {"id": "bqa0", "input": "r", "output": "e", "task": "Task2"}
@@ -220,6 +220,32 @@ def test_rows_in_columns_are_counted_alike(entry):
         check_columns(parse_unlearn(BLOCK | {"forget": {"objective": "npo", "tasks": 3}}), rows)
 
 
+#: A run that evaluates and saves; its rows are not asked for here.
+BEST = {
+    "test_datasets": [{"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}],
+    "eval_steps": 2,
+    "save_steps": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"evals_per_epoch": 2}, "`evals_per_epoch: 2` evaluates nothing without `test_datasets`"),
+        ({"eval_strategy": "epoch"}, "evaluates nothing without"),
+        ({"eval_strategy": "no"}, None),
+        (BEST, None),
+        (BEST | {"eval_steps": None}, "`test_datasets` are never evaluated"),
+        (BEST | {"eval_steps": None, "evals_per_epoch": 1}, "with these `num_epochs` evaluates"),
+        (BEST | {"eval_steps": None, "evals_per_epoch": 1, "num_epochs": 2}, None),
+    ],
+)
+def test_evaluations_that_never_come_are_said(settings, says):
+    """Axolotl leaves them out, each without a word."""
+    found = evaluation_notes(settings)
+    assert len(found) == (says is not None) and (says is None or says in found[0])
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -254,6 +280,16 @@ def test_rows_in_columns_are_counted_alike(entry):
         ({"lr_scheduler": "polynomial", "lr_scheduler_kwargs": {"pwer": 2}}, "pwer"),
         ({"lr_scheduler": "greedy"}, "which this one never does; give `test_datasets:`"),
         ({"push_dataset_to_hub": "me/rows"}, "would upload forget rows"),
+        ({"metric_for_best_model": "eval_loss"}, "looks at evaluations, and the run has none"),
+        ({**BEST, "metric_for_best_model": "eval_retain_nll"}, "set `greater_is_better: false`"),
+        ({**BEST, "metric_for_best_model": "retain_nll", "greater_is_better": False}, None),
+        ({**BEST, "metric_for_best_model": "eval_loss"}, None),
+        ({**BEST, "load_best_model_at_end": True, "eval_steps": 3}, "that are a multiple of"),
+        ({**BEST, "early_stopping_patience": 2, "save_steps": None}, "that are a multiple of"),
+        ({"optimizer": "adopt_adamw", "adam_beta1": 0, "adam_beta2": 0.9}, "would be ignored"),
+        ({"optimizer": "muon", "adam_beta2": 0.9}, "`adam_beta2: 0.9` would be ignored"),
+        ({"optimizer": "adamw_torch", "adam_beta1": 0, "adam_beta2": 0.9}, None),
+        ({"optimizer": "muon", "adam_beta1": 0.8, "adam_beta2": 0.9}, None),
     ],
 )
 def test_settings_of_axolotl(settings, says):

@@ -817,6 +817,18 @@ def test_evaluation_sees_every_row(stage):
     assert {"eval_forget_nll", "eval_retain_nll"} <= set(logs[0])
 
 
+def test_the_best_checkpoint_is_the_one_with_the_least_loss(stage):
+    """`greater_is_better: false` was dropped by Axolotl's builder, and the worst one restored."""
+    often = {"save_strategy": "steps", "save_steps": 1, "eval_steps": 1, "max_steps": 3}
+    best = {"metric_for_best_model": "eval_retain_nll", "greater_is_better": False}
+    sets = datasets(stage, "forget", "retain")
+    folder = train(stage, "best", test_datasets=sets, learning_rate=1e-3, **often, **best)
+    seen = [log["eval_retain_nll"] for log in history(folder) if "eval_retain_nll" in log]
+    state = json.loads((folder / "checkpoint-3/trainer_state.json").read_text())
+    assert len(set(seen)) > 1 and state["best_metric"] == min(seen[1:])
+    assert_same(folder, Path(state["best_model_checkpoint"]), atol=0)
+
+
 def test_axolotl_evaluate_is_refused(stage):
     """Of a fresh adapter it said log-ratio 0 and KL 0, and of a trained one too, which is then the
     start."""
