@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from axolotl_unlearn.attacks.results import sentence
 from axolotl_unlearn.metrics.verdict import (
-    _HEADLINES,
+    HEADLINES,
     STATUSES,
     THRESHOLDS,
     bars,
@@ -363,7 +363,7 @@ def test_the_models_of_the_fixture(results):
 
 
 def test_every_status_has_words_and_every_threshold_a_reason():
-    assert set(_HEADLINES) == set(STATUSES)
+    assert set(HEADLINES) == set(STATUSES)
     for name, limit in THRESHOLDS.items():
         assert 0 < limit.value < 1 and len(limit.reason) > 20, name
 
