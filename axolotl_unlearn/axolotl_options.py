@@ -130,6 +130,7 @@ class Shapes(BaseModel):
     output_dir: str | None = None
     dataset_prepared_path: str | None = None
     plugins: list[str] | None = None
+    unfrozen_parameters: list[str] | None = None
     gradient_checkpointing_kwargs: dict | None = None
     overrides_of_model_config: dict | None = None
 

@@ -13,6 +13,7 @@ import inspect
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,13 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
     if "adapter_off" in modes and (not cfg.get("adapter") or cfg.get("lora_model_dir")):
         found.append(
             "`unlearn.reference: adapter_off` needs a fresh adapter; use `auto` or `frozen_copy`."
+        )
+    patterns = cfg.get("unfrozen_parameters")
+    own = "lora_|modules_to_save|trainable_tokens"
+    if cfg.get("adapter") and not all(re.search(own, str(one)) for one in patterns or ()):
+        found.append(
+            "`unfrozen_parameters` trains weights outside of the adapter, which its folder does "
+            "not hold: remove it or `adapter`, or name the module in `lora_modules_to_save`."
         )
     sharded = (
         cfg.get("fsdp_config") or cfg.get("fsdp") or "zero3" in str(cfg.get("deepspeed") or "")

@@ -22,7 +22,7 @@ from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives.preference import _DIVERGENCES
 from axolotl_unlearn.reference.base import Reference
-from axolotl_unlearn.reference.sources import make_reference
+from axolotl_unlearn.reference.sources import check_trained, make_reference
 
 FORGET, RETAIN, ALTERNATIVES = [0, 1, 2], [3, 4], [5, 6, 7]
 HIDDEN = (("forget", "rmu"), ("retain", "hidden_mse"))
@@ -441,6 +441,27 @@ def test_frozen_copy_of_a_starting_adapter_is_that_adapter_not_the_base():
     got = step_loss(model, batch, entries, reference=reference).total
     expected = plainly(model, start, batch)
     assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_adapter_off_is_no_reference_where_weights_of_the_base_train():
+    """`unfrozen_parameters` beside a fresh LoRA: the reference moved with the policy."""
+    model = with_lora(tiny_llama(seed=1).double(), trained=False).double()
+    check_trained(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = "lora_" in name or "up_proj" in name
+    with pytest.raises(UnlearnError, match="2 weights outside of the adapter are trained"):
+        check_trained(model)
+    with pytest.raises(UnlearnError, match="because weights outside of the adapter are trained"):
+        make_reference("adapter_off", model, starting_adapter=False, plan=ChunkPlan())
+    start, reference = copy.deepcopy(model), reference_for(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * parameter.requires_grad)
+    batch = random_batch(seed=3)
+    got = step_loss(model, batch, all_entries(), reference=reference).total
+    assert_close(got.double(), plainly(model, start, batch), rtol=1e-5, atol=1e-5)
+    with pytest.raises(UnlearnError, match="no parameter is trained"):
+        check_trained(model.requires_grad_(False))
 
 
 @pytest.mark.parametrize("tie", [False, True])

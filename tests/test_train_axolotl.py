@@ -627,6 +627,26 @@ def test_full_fine_tuning(stage):
     assert any(not torch.equal(weights[name], start[name]) for name in start)
 
 
+@pytest.mark.parametrize(
+    ("patterns", "says"),
+    [
+        (
+            ["base_model.model.model.layers.0.mlp.up_proj.(lora_|base_layer)"],
+            "weights outside of the adapter are trained .first .*up_proj.base",
+        ),
+        (["lora_nowhere"], "no parameter is trained"),
+    ],
+)
+def test_weights_that_would_be_lost_or_not_trained_are_refused(stage, patterns, says):
+    """Beside an adapter, base weights trained and were not saved; with a reference by adapter off,
+    or none, a run of which nothing is trained was none the wiser."""
+    from axolotl_unlearn.errors import UnlearnError
+
+    block = config(stage, "x")["unlearn"] | {"forget": {"objective": "ga"}}
+    with pytest.raises(UnlearnError, match=says):
+        train(stage, "outside", unfrozen_parameters=patterns, unlearn=block)
+
+
 def test_rmu_stops_at_its_layer(stage):
     """Two accumulated micro-batches a step; layer 1 of two never runs, so its adapter stays."""
     block = {

@@ -31,8 +31,8 @@ class FrozenCopy(Reference):
     The copy is held by parameter, never by name: wrappers (torch.compile, DDP) change names.
 
     Raises:
-        UnlearnError: No parameter is trained, or the weights are sharded over processes, which
-            would leave the policy in place of the reference.
+        UnlearnError: The weights are sharded over processes, which would leave the policy in
+            place of the reference.
     """
 
     def __init__(
@@ -45,10 +45,6 @@ class FrozenCopy(Reference):
         """``copy=False``: `precompute` and `release` follow before any weight has moved."""
         super().__init__(plan, remember_hidden)
         trained = [p for p in model.parameters() if p.requires_grad]
-        if not trained:
-            raise UnlearnError(
-                "no parameter is trained; check `adapter:` and `unfrozen_parameters`."
-            )
         if any(is_part(p) for p in trained):
             raise UnlearnError(_SHARDED)
         self._frozen = {p: p.detach().clone() for p in trained} if copy else {}
@@ -132,6 +128,33 @@ def adapter_changes_model(model: nn.Module) -> bool:
     return any(not p.is_meta and bool(p.detach().any()) for p in factors)
 
 
+#: What PEFT calls the weights that `disable_adapter` switches off, beside a tuner's own prefix.
+_SWITCHED = ("modules_to_save", "trainable_tokens_")
+
+
+def check_trained(model: nn.Module) -> None:
+    """Something is trained, and an adapter's folder will hold all of it.
+
+    Raises:
+        UnlearnError: Nothing is trained, or weights of the base beside an adapter are.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UnlearnError("no parameter is trained; check `adapter:` and `unfrozen_parameters`.")
+    if hasattr(model, "disable_adapter") and (outside := trained_outside(model)):
+        raise UnlearnError(
+            f"{len(outside)} weights outside of the adapter are trained (first {outside[0]}), "
+            "which an adapter's folder does not hold, so what they forget would be lost: remove "
+            "`unfrozen_parameters` or `adapter`, or name the module in `lora_modules_to_save`."
+        )
+
+
+def trained_outside(model: nn.Module) -> list[str]:
+    """Names of trained parameters that switching the adapters off would leave as they are."""
+    own = (getattr(model.base_model, "prefix", "lora_"), *_SWITCHED)
+    trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return [name for name in trained if not any(part in name for part in own)]
+
+
 def make_reference(
     mode: str,
     model: nn.Module,
@@ -152,12 +175,16 @@ def make_reference(
         UnlearnError: If the adapter cannot simply be switched off.
     """
     has_adapter = hasattr(model, "disable_adapter")
-    fresh_adapter = has_adapter and not starting_adapter
+    moves = has_adapter and bool(trained_outside(model))
+    fresh_adapter = has_adapter and not starting_adapter and not moves
     if mode == "adapter_off" and not fresh_adapter:
         why = (
-            "the adapter changes the model from the start (lora_model_dir, peft_init_lora_weights)"
-            if has_adapter
-            else "there is no adapter"
+            "there is no adapter"
+            if not has_adapter
+            else "weights outside of the adapter are trained"
+            if moves
+            else "the adapter changes the model from the start (lora_model_dir, "
+            "peft_init_lora_weights)"
         )
         raise UnlearnError(
             f"`unlearn.reference: adapter_off` does not give the starting model because {why}; "

@@ -33,7 +33,11 @@ from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.crowd import Crowd
 from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.reference.precompute import asks_for_logits, precompute
-from axolotl_unlearn.reference.sources import adapter_changes_model, make_reference
+from axolotl_unlearn.reference.sources import (
+    adapter_changes_model,
+    check_trained,
+    make_reference,
+)
 from axolotl_unlearn.reference.teacher import (
     TeacherAdapter,
     TeacherModel,
@@ -89,6 +93,7 @@ class UnlearnTrainer(GradientSteps):
         self.chunk_plan = ChunkPlan(self.unlearn_args.chunk_positions, self.unlearn_args.chunk_mib)
         if not self.unlearn_args.padding_free:
             refuse_packing(self.accelerator.unwrap_model(self.model))
+        check_trained(self.model)
         # Now, not at the first step: on resume the weights are no longer those of the start.
         self.references = {
             source: self._make_reference(source) for source in self.unlearn_args.references()
