@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from axolotl_unlearn.metrics.membership import (
     tpr_at_fpr,
 )
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-from axolotl_unlearn.metrics.statistics import auc, auc_interval, mia_score_interval
+from axolotl_unlearn.metrics.statistics import auc, auc_gap, auc_interval, mia_score_interval
 
 numbers = st.lists(st.integers(-4, 4).map(float), min_size=2, max_size=12)
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jun Kai Lea Mia Ned Ola Pia".split()
@@ -388,3 +389,41 @@ def test_lab_takes_further_attacks_and_makes_zlib(sets):
 def test_faults_are_named(arguments, message):
     with pytest.raises(UnlearnError, match=message):
         membership_lab(*arguments)
+
+
+def clustered(rng, groups, rows, correlation, shift=0.0):
+    own = np.sqrt(correlation) * rng.normal(0, 1, groups)
+    each = np.sqrt(1 - correlation) * rng.normal(0, 1, (groups, rows))
+    return (own[:, None] + each).ravel() + shift
+
+
+def test_rows_of_few_authors_are_judged_by_authors():
+    """Ten authors of twenty rows at an intraclass correlation of .1: as rows of their own a quarter
+    of innocent models were told, and a sixth of those at the margin called equivalent."""
+    rng = np.random.default_rng(0)
+    names = np.repeat(np.arange(10), 20)
+    clusters = (names.tolist(), (names + 100).tolist())
+    off = np.sqrt(2) * 0.2533  # AUC .6
+    alarms, passed = Counter(), Counter()
+    for _ in range(80):
+        same, other = ([clustered(rng, 10, 20, 0.1) for _ in range(2)] for _ in range(2))
+        apart = clustered(rng, 10, 20, 0.1, off), clustered(rng, 10, 20, 0.1)
+        for kind, by in (("rows", None), ("clusters", clusters)):
+            alarms[kind, "rank"] += rank_test(*same, clusters=by) < 0.05
+            alarms[kind, "tail"] += tail_test(*same, clusters=by).p < 0.05
+            alarms[kind, "gap"] += auc_gap(tuple(same), tuple(other), by).p < 0.05
+            passed[kind] += auc_equivalence(apart, tuple(other), clusters=by).equivalent
+            passed[kind, "alone"] += auc_equivalence(apart, clusters=by).equivalent
+    assert min(alarms["rows", "rank"], alarms["rows", "gap"]) > 12
+    assert passed["rows"] + passed["rows", "alone"] > 16
+    assert max(alarms["clusters", kind] for kind in ("rank", "tail", "gap")) <= 8
+    assert passed["clusters"] <= 8 and passed["clusters", "alone"] <= 8
+
+
+def test_clusters_of_one_text_change_nothing():
+    rng = np.random.default_rng(1)
+    pair = rng.normal(0.3, 1, 40), rng.normal(0, 1, 60)
+    single = (list(range(40)), list(range(100, 160)))
+    assert rank_test(*pair, clusters=single) == rank_test(*pair)
+    assert tail_test(*pair, clusters=single) == tail_test(*pair)
+    assert auc_equivalence(pair, clusters=single) == auc_equivalence(pair)

@@ -29,8 +29,10 @@ from axolotl_unlearn.metrics.statistics import (
     holm,
     ideal_membership,
     interval,
+    intraclass_correlation,
     mean_interval,
     mia_score,
+    mia_score_interval,
     paired_difference,
     point,
     semeval_differences,
@@ -383,11 +385,12 @@ def test_perfect_separation_keeps_an_honest_bound():
 
 
 def test_auc_difference_uses_the_covariance():
-    """The same scores twice: no error at all. Against pairs: var = a' C a of stacked psi means."""
+    """The same scores twice: 30 texts leave 1 - .025 ** (1 / 30). Against pairs: var = a' C a."""
     rng = np.random.default_rng(11)
     members, others = rng.normal(1, 1, 30), rng.normal(0, 1, 40)
     same = auc_difference((members, others), (members * 2, others * 2))
-    assert (same.value, same.low, same.high, same.p) == (0, 0, 0, 1)
+    room = 1 - 0.025 ** (1 / 30)
+    assert (same.value, same.low, same.high, same.p) == (0, pytest.approx(-room), same.high, 1)
     noisy = (members + rng.normal(0, 1, 30), others + rng.normal(0, 1, 40))
     gap = auc_difference((members, others), noisy)
     psi = [np.greater.outer(m, o).astype(float) for m, o in ((members, others), noisy)]
@@ -495,3 +498,67 @@ def test_ten_thousand_resamples_of_the_official_size_in_five_seconds():
     draws = semeval_draws(cells, area, Mean(rng.random(400), range(400)))
     assert time.perf_counter() - start < 5
     assert len(draws) == 19 and all(len(d) == 10_000 for d in draws.values())
+
+
+def test_every_text_twice_is_as_sure_as_every_text_once():
+    """Obuchowski 1997: what is independent are clusters, so copies of each text add nothing; as
+    rows of their own they halved the variance."""
+    rng = np.random.default_rng(3)
+    once = rng.normal(0.5, 1, 30), rng.normal(0, 1, 40)
+    again = once[0] + rng.normal(0, 0.5, 30), once[1] + rng.normal(0, 0.5, 40)
+    twice, twice_again = ([np.repeat(side, 2) for side in pair] for pair in (once, again))
+    clusters = [np.repeat(np.arange(len(side)), 2).tolist() for side in once]
+    clusters[1] = [100 + name for name in clusters[1]]
+    gap, copied = auc_gap(once, again), auc_gap(twice, twice_again, clusters)
+    assert (copied.value, copied.error, copied.df) == pytest.approx((gap.value, gap.error, gap.df))
+    assert auc_gap(twice, twice_again).error < 0.75 * gap.error
+    low, high = auc_interval(*once)
+    inside = auc_interval(*twice, clusters=clusters)  # Student's quantile, so a little wider
+    assert inside[0] == pytest.approx(low, abs=0.01) and inside[0] < low < high < inside[1]
+    single = [list(range(30)), list(range(100, 140))]
+    assert auc_interval(*once, clusters=single) == auc_interval(*once)
+
+
+def test_clusters_on_both_sides_add_their_covariance():
+    """By Obuchowski's sums over clusters: S10 / m + S01 / n + 2 S11 / (m n)."""
+    rng = np.random.default_rng(4)
+    groups = 12
+    own = rng.normal(0, 1, groups)
+    members, others = (np.repeat(own, 3) + rng.normal(0, 1, 3 * groups) for _ in range(2))
+    names = np.repeat(np.arange(groups), 3).tolist()
+    v10 = np.array([(x > others).mean() for x in members])
+    v01 = np.array([(members > x).mean() for x in others])
+    sums = [np.add.reduceat(v - v.mean(), range(0, 36, 3)) / 36 for v in (v10, v01)]
+    expected = groups / (groups - 1) * ((sums[0] ** 2).sum() + (sums[1] ** 2).sum()
+                                        + 2 * (sums[0] * sums[1]).sum())  # fmt: skip
+    value = v10.mean()
+    low, high = auc_interval(members, others, clusters=(names, names))
+    ends = [math.log(x / (1 - x)) for x in (low, high)]
+    centre = math.log(value / (1 - value))
+    assert np.mean(ends) == pytest.approx(centre)
+    error = math.sqrt(expected) / (value * (1 - value))
+    assert 2.0 < (ends[1] - centre) / error < 2.2  # Student's quantile of 11 to 22 degrees
+
+
+def test_one_cluster_and_equal_scores_say_nothing():
+    """They were certain: an interval of no width."""
+    scores = np.arange(20.0), np.arange(20.0) + 0.5
+    one = (["a"] * 20, list(range(20)))
+    assert auc_interval(*scores, clusters=one) == (0, 1)
+    gap = auc_gap(scores, (scores[1], scores[0]), one)
+    assert gap.interval() == (-1, 1) and gap.p == 1 and gap.margin_p(0.1) == 1
+    assert auc_interval([1.0] * 20, [1.0] * 20) == (0, 1)
+    assert mia_score_interval([1.0] * 20, [1.0] * 20) == (0, 1)
+
+
+def test_the_intraclass_correlation():
+    """Two clusters of two: means 1 and 4, within 2 (of 0, 2 and 3, 5): between 18 / 2 * ... by hand
+    MSB = 2 * (1.5 ** 2 + 1.5 ** 2) = 9, MSW = (2 + 2) / 2 = 2: (9 - 2) / (9 + 2) = 7 / 11."""
+    assert intraclass_correlation([0, 2, 3, 5], "aabb") == pytest.approx(7 / 11)
+    assert intraclass_correlation([1, 1, 2, 2], "aabb") == 1
+    assert math.isnan(intraclass_correlation([1, 2, 3], "abc"))
+    rng = np.random.default_rng(5)
+    own = np.repeat(rng.normal(0, math.sqrt(0.3), 400), 10)
+    values = own + rng.normal(0, math.sqrt(0.7), 4000)
+    found = intraclass_correlation(values, np.repeat(np.arange(400), 10).tolist())
+    assert found == pytest.approx(0.3, abs=0.04)

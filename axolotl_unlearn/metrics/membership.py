@@ -18,12 +18,20 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest, false_discovery_control, mannwhitneyu, nhypergeom, norm
+from scipy.stats import (
+    binomtest,
+    false_discovery_control,
+    mannwhitneyu,
+    nhypergeom,
+    norm,
+    rankdata,
+)
 
 from axolotl_unlearn.metrics import memorisation
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.metrics.statistics import (
     LEVEL,
+    Clusters,
     Interval,
     auc,
     auc_gap,
@@ -239,17 +247,51 @@ def priv_leak(unlearned: float, retrained: float) -> float:
     return 100 * (ours - theirs) / theirs if theirs else float("nan")
 
 
-def rank_test(members: ArrayLike, nonmembers: ArrayLike, alternative: str = "two-sided") -> float:
+#: Orders of clusters that are drawn where texts come in clusters.
+PERMUTATIONS = 1999
+
+
+def rank_test(
+    members: ArrayLike,
+    nonmembers: ArrayLike,
+    alternative: str = "two-sided",
+    clusters: Clusters = None,
+) -> float:
     """p-value of "members and non-members are exchangeable" (Mann and Whitney 1947).
 
     Exact without ties up to 50 texts a side, else normal with the correction for ties.
+
+    Args:
+        clusters: Where texts come in clusters, whole clusters are exchanged: the share of
+            permutations with an AUC at least as far from .5 (Phipson and Smyth 2010).
     """
     members, nonmembers = np.asarray(members, float), np.asarray(nonmembers, float)
+    if (labels := _permuted(clusters)) is not None:
+        scores = rankdata(np.concatenate([members, nonmembers]))
+        inside = labels.sum(1)
+        areas = (labels @ scores / inside - (inside + 1) / 2) / (labels.shape[1] - inside)
+        far = {"two-sided": np.abs(areas - 0.5), "greater": areas, "less": -areas}[alternative]
+        return float((far >= far[0] - 1e-12).mean())
     ties = len(np.unique(np.concatenate([members, nonmembers]))) < len(members) + len(nonmembers)
     exact = not ties and max(len(members), len(nonmembers)) <= 50
     method = "exact" if exact else "asymptotic"
     p = mannwhitneyu(members, nonmembers, alternative=alternative, method=method).pvalue
     return float(p) if np.isfinite(p) else 1.0  # all values equal
+
+
+def _permuted(clusters: Clusters, seed: int = 0) -> NDArray[np.bool_] | None:
+    """``[1 + B, N + M]``: is a text a member, in truth and after each permutation of clusters.
+
+    None where no cluster holds several texts: then there are exact tests.
+    """
+    if clusters is None or all(len(set(side)) == len(side) for side in clusters):
+        return None
+    names = [(i, name) for i, side in enumerate(clusters) for name in side]
+    places = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    inside = np.array([side == 0 for side, _ in places])
+    orders = np.tile(inside, (PERMUTATIONS + 1, 1))
+    orders[1:] = np.random.default_rng(seed).permuted(orders[1:], axis=1)
+    return orders[:, [places[name] for name in names]]
 
 
 @dataclass(frozen=True)
@@ -268,23 +310,49 @@ class Tail:
     p: float
 
 
-def tail_test(members: ArrayLike, nonmembers: ArrayLike, fpr: float = LOW_FPR) -> Tail:
+def tail_test(
+    members: ArrayLike,
+    nonmembers: ArrayLike,
+    fpr: float = LOW_FPR,
+    clusters: Clusters = None,
+) -> Tail:
     """Can single members be picked out, although the AUC is near .5? The stronger of both ends.
 
     The cut is the r-th most extreme of M non-members, r = floor(fpr M) + 1. It is an estimate
     like everything else: for exchangeable texts the number of N members beyond it is negative
     hypergeometric (the members before the r-th non-member in a random order), not binomial.
+
+    Args:
+        clusters: Where texts come in clusters, p is the share of permutations of whole clusters
+            with as large a share beyond the cut.
     """
     members, nonmembers = np.asarray(members, float), np.asarray(nonmembers, float)
     n, m = len(members), len(nonmembers)
     r = math.floor(fpr * m + 1e-9) + 1
+    labels = _permuted(clusters)
     found = []
     for end, sign in (("low", 1.0), ("high", -1.0)):
         cut = np.sort(sign * nonmembers)[-r] if r <= m else -np.inf
         hits = int((sign * members > cut).sum())
-        p = float(nhypergeom(n + m, n, r).sf(hits - 1)) if r <= m else 1.0
+        if labels is not None:
+            order = np.argsort(-sign * np.concatenate([members, nonmembers]), kind="stable")
+            p = _permuted_tail(labels[:, order], fpr, hits / n)
+        else:
+            p = float(nhypergeom(n + m, n, r).sf(hits - 1)) if r <= m else 1.0
         found.append(Tail(end, hits / n, r / (m + 1), min(1.0, 2 * p)))
     return min(found, key=lambda tail: tail.p)
+
+
+def _permuted_tail(labels: NDArray[np.bool_], fpr: float, share: float) -> float:
+    """Share of permutations, most extreme text first, with as large a share of members before the
+    r-th non-member; the truth, whose ties count against the attack, is one of them."""
+    beyond = 1
+    for inside in labels[1:]:
+        others = np.flatnonzero(~inside)
+        r = math.floor(fpr * len(others) + 1e-9) + 1
+        hits = others[r - 1] - (r - 1)
+        beyond += hits / (len(inside) - len(others)) >= share - 1e-12
+    return beyond / len(labels)
 
 
 @dataclass(frozen=True)
@@ -375,6 +443,7 @@ def auc_equivalence(
     *,
     margin: float = MARGIN,
     level: float = LEVEL,
+    clusters: Clusters = None,
 ) -> Equivalence:
     """Is the AUC within ``margin`` of the other model's (paired), or of .5?
 
@@ -384,24 +453,26 @@ def auc_equivalence(
     Args:
         first, second: (members, non-members) scores of the same texts in the same order under
             the two models, high = rather a member; without ``second`` compared with .5.
+        clusters: Where texts come in clusters, these are what is independent.
     """
     sizes = [np.size(side) for side in first]
+    independent = [len(set(side)) for side in clusters] if clusters else sizes
     inner = 2 * level - 1  # 90 % of a level of 95 %
     if second is None:
-        low, high = auc_interval(*first, inner)
+        low, high = auc_interval(*first, inner, clusters)
         value = auc(*first) - 0.5
         low, high = low - 0.5, high - 0.5
-        p = 1.0 if value in (-0.5, 0.5) else auc_margin_p(*first, 0.5, margin)
+        p = 1.0 if value in (-0.5, 0.5) else auc_margin_p(*first, 0.5, margin, clusters)
     else:
-        gap = auc_gap(first, second)
+        gap = auc_gap(first, second, clusters)
         value, (low, high), p = gap.value, gap.interval(inner), gap.margin_p(margin)
-        if low == high and abs(auc(*first) - 0.5) == 0.5:
+        if gap.error == 0 and abs(auc(*first) - 0.5) == 0.5:
             # Both models separate the sets: DeLong has no variance left, n texts have a bound.
-            room = 1 - (1 - level) ** (1 / min(sizes))
+            room = 1 - (1 - level) ** (1 / min(independent))
             low, high, p = value - room, value + room, 1.0 if room >= margin else 1 - level
     half = max(high - value, value - low)
     needed = None
-    if abs(value) < margin:
+    if abs(value) < margin and half < 0.5:
         needed = math.ceil(min(sizes) * (half / (margin - abs(value))) ** 2)
     return Equivalence(float(value), float(low), float(high), margin, float(p), needed)
 

@@ -3,7 +3,9 @@
 Rows made from one document are not independent, so whole documents are resampled (cluster
 bootstrap; Cameron, Gelbach and Miller 2008, section III.B). Scores that share documents are
 resampled together, and the same seed and documents always give the same resamples, so draws of
-two models can be subtracted: that is the paired comparison.
+two models can be subtracted: that is the paired comparison. AUCs of texts that come in clusters
+(rows of one document, documents of one author) have DeLong's variance with the placements summed
+by cluster first (Obuchowski 1997, Biometrics 53).
 
 Shape letters: B resamples, G documents (clusters), N members, M non-members, K models.
 """
@@ -27,6 +29,8 @@ RESAMPLES = 10_000
 Array = NDArray[np.float64]
 Draws = dict[str, Array]
 Interval = tuple[float, float]
+#: Cluster of each member and of each non-member; None: each text is independent of the others.
+Clusters = tuple[Sequence[Hashable], Sequence[Hashable]] | None
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,15 @@ class Area:
                 clusters = [(side, i) for i in range(len(values))]
                 object.__setattr__(self, side + "_clusters", clusters)
             _check(values, clusters, side + "s")
+
+    @property
+    def clusters(self) -> Clusters:
+        """Documents of members and of non-members."""
+        return (self.member_clusters, self.nonmember_clusters)
+
+
+def _texts(area: Area) -> tuple[Sequence[float], Sequence[float]]:
+    return (area.members, area.nonmembers)
 
 
 def _check(values: Sequence[float], clusters: Sequence[Hashable], name: str) -> None:
@@ -199,7 +212,9 @@ def mia_score(auc: ArrayLike) -> Array:
     return 1 - 2 * np.abs(np.asarray(auc, dtype=float) - 0.5)
 
 
-def mia_score_interval(members: ArrayLike, nonmembers: ArrayLike, level: float = LEVEL) -> Interval:
+def mia_score_interval(
+    members: ArrayLike, nonmembers: ArrayLike, level: float = LEVEL, clusters: Clusters = None
+) -> Interval:
     """Interval of ``1 - 2 |AUC - .5|``; it reaches 1 exactly where that of the AUC holds .5.
 
     Not the image of the AUC's interval, which holds the truth too often: where the AUC is near .5,
@@ -207,9 +222,16 @@ def mia_score_interval(members: ArrayLike, nonmembers: ArrayLike, level: float =
     normal and its absolute value gets the interval of Feldman and Cousins (1998,
     physics/9711021), which covers evenly wherever the AUC is.
     """
-    value, error = _logit_error(members, nonmembers)
-    if not error:
-        ends = sorted(abs(bound - 0.5) for bound in auc_interval(members, nonmembers, level))
+    value, error, df = _logit_error(members, nonmembers, clusters)
+    if error is not None and df < math.inf:
+        # The folding below is that of a normal error: as wide as Student's is at the end.
+        error *= float(t.ppf((1 + level) / 2, df) / norm.ppf((1 + level) / 2))
+    if not error or not math.isfinite(error):
+        ends = sorted(abs(b - 0.5) for b in auc_interval(members, nonmembers, level, clusters))
+        if not error and 0 < value < 1:
+            return (0.0, 1.0)
+        if error is not None and not math.isfinite(error):
+            return (0.0, 1.0)
     else:
         means, accepted = _folded_normal(level)
         z = abs(logit(value)) / error
@@ -399,7 +421,7 @@ def semeval_intervals(
         elif name in ("mia_auc", "mia_score"):
             if min(len(membership.members), len(membership.nonmembers)) > 1:
                 make = auc_interval if name == "mia_auc" else mia_score_interval
-                found[name] = make(membership.members, membership.nonmembers, level)
+                found[name] = make(*_texts(membership), level, membership.clusters)
         else:
             parts = {
                 c: s for c, s in cells.items() if name == "task_aggregate" or c.startswith(name)
@@ -408,7 +430,7 @@ def semeval_intervals(
     found = {name: bounds for name, bounds in found.items() if all(map(math.isfinite, bounds))}
     if {"task_aggregate", "mia_score", "utility"} <= set(found):
         points = semeval_points(cells, membership, utility)
-        wider = mia_score_interval(membership.members, membership.nonmembers, (1 + level) / 2)
+        wider = mia_score_interval(*_texts(membership), (1 + level) / 2, membership.clusters)
         found["aggregate"] = _aggregate_interval(points, found, wider[1] == 1)
     return found
 
@@ -565,9 +587,9 @@ def semeval_differences(
                 means[0][name], means[1][name], value, gap[~np.isnan(gap)], level, n, seed
             )
         elif name == "mia_auc":
-            pairs = [(parts[1].members, parts[1].nonmembers) for parts in (first, second)]
+            pairs = [_texts(parts[1]) for parts in (first, second)]
             if min(map(len, pairs[0])) > 1:
-                found[name] = auc_difference(*pairs, level)
+                found[name] = auc_difference(*pairs, level, first[1].clusters)
         else:
             found[name] = paired_difference(
                 both[0][name],
@@ -670,88 +692,196 @@ def _placements(members: Array, nonmembers: Array) -> tuple[Array, Array]:
     return v10, v01
 
 
-def auc_interval(members: ArrayLike, nonmembers: ArrayLike, level: float = LEVEL) -> Interval:
+def auc_interval(
+    members: ArrayLike, nonmembers: ArrayLike, level: float = LEVEL, clusters: Clusters = None
+) -> Interval:
     """DeLong interval of the AUC on the logit scale (Pepe 2003, 5.2.4.7), where it covers best.
 
     At an AUC of exactly 0 or 1 the DeLong variance is 0. Then the bound is the one that
     min(N, M) disjoint pairs allow: if all pairs are in order, the AUC is at least
-    ``((1 - level) / 2) ** (1 / min(N, M))`` with that confidence.
+    ``((1 - level) / 2) ** (1 / min(N, M))`` with that confidence. An AUC between that has no
+    variance (all scores equal) says nothing: 0 to 1.
+
+    Args:
+        clusters: Where texts come in clusters: with these the variance is that between clusters,
+            the quantile Student's, and disjoint pairs are pairs of clusters.
     """
-    value, error = _logit_error(members, nonmembers)
+    value, error, df = _logit_error(members, nonmembers, clusters)
     if error is None:
-        pairs = min(np.size(members), np.size(nonmembers))
-        bound = ((1 - level) / 2) ** (1 / pairs)
+        names = clusters or (range(np.size(members)), range(np.size(nonmembers)))
+        bound = ((1 - level) / 2) ** (1 / min(len(set(side)) for side in names))
         return (bound, 1.0) if value else (0.0, 1 - bound)
-    ends = logit(value) + np.array([-1, 1]) * norm.ppf((1 + level) / 2) * error
+    if not error or not math.isfinite(error):
+        return (0.0, 1.0)
+    ends = logit(value) + np.array([-1, 1]) * _quantile((1 + level) / 2, df) * error
     return (float(expit(ends[0])), float(expit(ends[1])))
 
 
-def auc_margin_p(members: ArrayLike, nonmembers: ArrayLike, target: float, margin: float) -> float:
-    """p-value of "the AUC is at least ``margin`` away from ``target``" (two one-sided tests)."""
-    value, error = _logit_error(members, nonmembers)
-    if not error:
-        return float(error is None or abs(value - target) >= margin)
+def _quantile(share: float, df: float) -> float:
+    return float(norm.ppf(share) if df == math.inf else t.ppf(share, df))
+
+
+def auc_margin_p(
+    members: ArrayLike,
+    nonmembers: ArrayLike,
+    target: float,
+    margin: float,
+    clusters: Clusters = None,
+) -> float:
+    """p-value of "the AUC is at least ``margin`` away from ``target``" (two one-sided tests).
+
+    1 where nothing varies or a side is one cluster: that is no evidence.
+    """
+    value, error, df = _logit_error(members, nonmembers, clusters)
+    if not error or not math.isfinite(error):
+        return 1.0
     gaps = [logit(value) - logit(target - margin), logit(target + margin) - logit(value)]
-    return float(norm.sf(min(gaps) / error))
+    return float(t.sf(min(gaps) / error, df) if df < math.inf else norm.sf(min(gaps) / error))
 
 
-def _logit_error(members: ArrayLike, nonmembers: ArrayLike) -> tuple[float, float | None]:
-    """AUC and standard error of its logit; None for the error at an AUC of 0 or 1."""
-    values, covariance = delong(members, nonmembers)
-    value = float(values[0])
+def _logit_error(
+    members: ArrayLike, nonmembers: ArrayLike, clusters: Clusters = None
+) -> tuple[float, float | None, float]:
+    """AUC, standard error of its logit (None at an AUC of 0 or 1) and degrees of freedom, which
+    are infinite without clusters."""
+    v10, v01 = _placements(np.atleast_2d(members), np.atleast_2d(nonmembers))
+    value = float(v10.mean())
+    variance, df = _between(v10[0], v01[0], clusters)
     if value in (0.0, 1.0):
-        return value, None
-    return value, math.sqrt(max(float(covariance[0, 0]), 0.0)) / (value * (1 - value))
+        return value, None, math.inf
+    error = math.sqrt(variance) / (value * (1 - value))
+    return value, error, df if _grouped(clusters) else math.inf
+
+
+def _grouped(clusters: Clusters) -> bool:
+    """Does any cluster hold several texts?"""
+    return clusters is not None and any(len(set(side)) < len(side) for side in clusters)
+
+
+def _between(v10: Array, v01: Array, clusters: Clusters) -> tuple[float, float]:
+    """Variance of the mean of placements ``[N]`` and ``[M]``, and Welch's degrees of freedom.
+
+    Deviations are summed by cluster, ``T_g = sum (V - mean) / n``; a side's variance is
+    ``G / (G - 1) sum T_g ** 2``. A cluster with texts on both sides adds their covariance
+    (Obuchowski 1997). Infinite where a side is one cluster.
+    """
+    names = clusters or (range(len(v10)), range(len(v01)))
+    sides = [
+        _cluster_sums((values - values.mean()) / len(values), side)
+        for values, side in zip((v10, v01), names, strict=True)
+    ]
+    if min(map(len, sides)) < 2:
+        return math.inf, 1.0
+    parts = [len(s) / (len(s) - 1) * sum(x**2 for x in s.values()) for s in sides]
+    total = sum(parts)
+    weights = sum(v**2 / (len(s) - 1) for v, s in zip(parts, sides, strict=True))
+    df = total**2 / weights if weights else float(min(map(len, sides)) - 1)
+    if clusters is not None and (shared := sides[0].keys() & sides[1].keys()):
+        every = len(sides[0].keys() | sides[1].keys())
+        cross = sum(sides[0][name] * sides[1][name] for name in shared)
+        total = max(0.0, total + 2 * every / (every - 1) * cross)
+    return total, df
+
+
+def _cluster_sums(values: Array, names: Sequence[Hashable]) -> dict[Hashable, float]:
+    sums: dict[Hashable, float] = {}
+    for name, value in zip(names, values.tolist(), strict=True):
+        sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
+def intraclass_correlation(values: ArrayLike, clusters: Sequence[Hashable]) -> float:
+    """How alike scores of one cluster are: 0 not at all, 1 the same (Fisher 1925, by the analysis
+    of variance; Donner 1986 for clusters of different sizes). NaN where no cluster holds two.
+
+    The variance of a mean of clusters of n rows is ``1 + (n - 1)`` times this larger than that of
+    as many independent rows.
+    """
+    groups: dict[Hashable, list[float]] = {}
+    for name, value in zip(clusters, np.asarray(values, float).tolist(), strict=True):
+        groups.setdefault(name, []).append(value)
+    sizes = np.array([len(group) for group in groups.values()])
+    total, count = int(sizes.sum()), len(groups)
+    if count < 2 or total == count:
+        return math.nan
+    means = np.array([np.mean(group) for group in groups.values()])
+    between = float((sizes * (means - np.average(means, weights=sizes)) ** 2).sum() / (count - 1))
+    within = sum(float(((np.array(g) - np.mean(g)) ** 2).sum()) for g in groups.values())
+    within /= total - count
+    size = (total - (sizes**2).sum() / total) / (count - 1)
+    spread = between + (size - 1) * within
+    return float((between - within) / spread) if spread else math.nan
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Difference of two paired AUCs with its standard error and degrees of freedom."""
+    """Difference of two paired AUCs with its standard error and degrees of freedom.
+
+    Zero variance is no certainty: where the placements of both agree throughout, the interval is
+    what so many clusters leave possible (Clopper and Pearson 1934), as of a share of 0. With one
+    cluster it is -1 to 1.
+    """
 
     value: float
     error: float
     df: float
 
+    @property
+    def known(self) -> bool:
+        return 0 < self.error < math.inf
+
     def interval(self, level: float = LEVEL) -> Interval:
-        half = float(t.ppf((1 + level) / 2, self.df)) * self.error
+        if not math.isfinite(self.error):
+            return (-1.0, 1.0)
+        half = 1 - ((1 - level) / 2) ** (1 / (self.df + 1))
+        if self.error:
+            half = float(t.ppf((1 + level) / 2, self.df)) * self.error
         return (self.value - half, self.value + half)
 
     def margin_p(self, margin: float) -> float:
         """p-value of "the difference is at least ``margin``" (two one-sided tests)."""
-        if not self.error:
-            return float(abs(self.value) >= margin)
+        if not self.known:
+            inside = max(map(abs, self.interval(2 * LEVEL - 1))) < margin
+            return 1 - LEVEL if inside else 1.0
         return float(t.sf((margin - abs(self.value)) / self.error, self.df))
 
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of "there is no difference"."""
+        return float(2 * t.sf(abs(self.value) / self.error, self.df)) if self.known else 1.0
 
-def auc_gap(first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike, ArrayLike]) -> Gap:
+
+def auc_gap(
+    first: tuple[ArrayLike, ArrayLike],
+    second: tuple[ArrayLike, ArrayLike],
+    clusters: Clusters = None,
+) -> Gap:
     """First minus second AUC on the same texts, by DeLong's covariance.
 
     The variance has a part of the members and one of the non-members, so the degrees of freedom
-    are Welch's, as in the test of Brunner and Munzel (2000).
+    are Welch's, as in the test of Brunner and Munzel (2000); with clusters, of their number.
 
     Args:
         first, second: (members, non-members) scores of two models or attacks, in the same order.
+        clusters: Where texts come in clusters.
     """
     members, nonmembers = (
         np.stack([np.asarray(s[i], float) for s in (first, second)]) for i in (0, 1)
     )
     parts = [part[0] - part[1] for part in _placements(members, nonmembers)]
-    variances = [float(part.var(ddof=1)) / len(part) for part in parts]
-    total = sum(variances)
-    weights = sum(v**2 / (len(part) - 1) for v, part in zip(variances, parts, strict=True))
-    df = total**2 / weights if weights else float(min(map(len, parts)) - 1)
-    return Gap(float(parts[0].mean()), math.sqrt(total), df)
+    variance, df = _between(*parts, clusters)
+    return Gap(float(parts[0].mean()), math.sqrt(variance), df)
 
 
 def auc_difference(
     first: tuple[ArrayLike, ArrayLike],
     second: tuple[ArrayLike, ArrayLike],
     level: float = LEVEL,
+    clusters: Clusters = None,
 ) -> Difference:
     """`auc_gap` with interval and two-sided p-value."""
-    gap = auc_gap(first, second)
-    p = 2 * t.sf(abs(gap.value) / gap.error, gap.df) if gap.error else float(gap.value == 0)
-    return Difference(gap.value, *gap.interval(level), float(p))
+    gap = auc_gap(first, second, clusters)
+    return Difference(gap.value, *gap.interval(level), gap.p)
 
 
 def holm(p_values: Sequence[float]) -> Array:
