@@ -38,16 +38,23 @@ def spread(n: int, shift: float = 0.0) -> list[float]:
 
 
 def entry(shift: float = 0.0, n: int = 200, **changes):
-    """A model that every criterion passes; members `shift` above the non-members."""
+    """A model that every criterion passes; members `shift` above the non-members. A retrained one
+    has scores of its own."""
+    own = np.random.default_rng(7)
+    retrained = changes.get("role") == "retrained"
+
+    def drawn(shift=0.0):
+        return [x + retrained * 0.05 * own.normal() for x in spread(n, shift)]
+
     cells = [f"{s}_task1_{k}" for s in ("forget", "retain") for k in ("regurgitation", "knowledge")]
     return {
         "name": "model",
         "cells": dict.fromkeys(cells, 0.95),
         "intervals": {"forget": [0.93, 0.97], "retain": [0.93, 0.97]},
         "likelihood": {
-            "member_loss": spread(n, shift),
-            "nonmember_loss": [x + 1e-4 for x in spread(n)],
-            "attacks": {"zlib": {"member": spread(n), "nonmember": [x + 1e-4 for x in spread(n)]}},
+            "member_loss": drawn(shift),
+            "nonmember_loss": [x + 1e-4 for x in drawn()],
+            "attacks": {"zlib": {"member": drawn(), "nonmember": [x + 1e-4 for x in drawn()]}},
         },
         "collapse": {
             "collapsed": False,
