@@ -63,8 +63,9 @@ def test_differences_by_hand():
     # 2/5000, and ten scores are shown.
     assert gaps["forget_task1_knowledge"].p <= 0.005
     assert gaps["retain_task1_regurgitation"].p == 1
-    # The same losses: membership is paired away.
-    assert (gaps["mia_auc"].low, gaps["mia_auc"].high) == (0, 0)
+    # The same losses: what 14 texts leave of no difference, 1 - .025 ** (1 / 14).
+    room = 1 - 0.025 ** (1 / 14)
+    assert (gaps["mia_auc"].low, gaps["mia_auc"].high) == pytest.approx((-room, room))
     text = sentence("a", "b", gaps)
     assert text.startswith("a is higher in aggregate") and "task_aggregate" in text
 
