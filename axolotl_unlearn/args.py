@@ -283,6 +283,11 @@ class DataArgs(Strict):
         description="rows that are labelled whole and do not fit lose their beginning, which is "
         "then not forgotten (counted in the log); false: they are an error",
     )
+    leave_out_dropped: bool = Field(
+        False,
+        description="forget rows that fine-tuning by `rows` drops (longer than `sequence_len`, "
+        "without labels) are left out and counted in the log; false: they are an error",
+    )
     labels: LabelArgs = Field(default_factory=LabelArgs)
     fields: FieldArgs = Field(default_factory=FieldArgs)
     rows: Annotated[list[dict[str, Any]], BeforeValidator(_as_list)] = Field(
@@ -296,13 +301,17 @@ class DataArgs(Strict):
         for number, entry in enumerate(self.rows):
             if not entry.get("type") and not entry.get("rl"):
                 raise ValueError(f"rows[{number}] has no `type` (chat_template, alpaca ...)")
-        shaped = {"join", "template", "chat_template", "eos", "labels", "max_length"}
+        shaped = {
+            "join", "template", "chat_template", "eos", "labels", "max_length", "cut_documents"
+        }  # fmt: skip
         if self.rows and self.model_fields_set & shaped:
             first = sorted(self.model_fields_set & shaped)[0]
             raise ValueError(
                 f"`{first}` does nothing beside `rows`, whose type decides tokens and labels; "
                 "remove one of them"
             )
+        if self.leave_out_dropped and not self.rows:
+            raise ValueError("`leave_out_dropped` does nothing without `rows`; remove it")
         if self.template and self.chat_template:
             raise ValueError("give either template or chat_template, not both")
         if self.template and not ("{input}" in self.template and "{output}" in self.template):

@@ -186,7 +186,8 @@ def test_tokens_and_labels_are_those_of_plain_fine_tuning(tmp_path, base, name):
     )
     plain = rows_of(cfg)
     assert plain and any(label != -100 for row in plain for label in row["labels"])
-    cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": {"rows": entry}}
+    shorter = {"leave_out_dropped": name == "too long for all"}
+    cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": {"rows": entry, **shorter}}
     strategy = load_strategy("forget", load_tokenizer(cfg), cfg, {"path": path})
     found = strategy.wrap_dataset(None)
     assert tokens(found) == tokens(plain)
@@ -313,6 +314,42 @@ def test_preference_rows_are_the_chosen_answer_as_trl_reads_it(tmp_path, base, k
     assert found.labels == [-100] * len(learned["prompt_ids"]) + learned["chosen_ids"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "role", "says"),
+    [
+        ({}, "forget", "1 rows would be left out .longer than `sequence_len: 900`.*long.*dropped"),
+        ({}, "alternative", "1 rows would be left out"),
+        ({}, "retain", None),
+        ({"leave_out_dropped": True}, "forget", None),
+        ({"excess_length_strategy": "raise"}, "retain", "set `excess_length_strategy: drop`"),
+        ({"excess_length_strategy": "truncate"}, "forget", None),
+    ],
+)
+def test_a_row_that_would_not_be_forgotten_is_an_error(
+    tmp_path, base, caplog, settings, role, says
+):
+    """It was left out with a warning, whatever its side."""
+    from axolotl.loaders import load_tokenizer
+
+    from axolotl_unlearn.data.strategy import load_strategy
+
+    rows = [*ALPACA, ALPACA[0] | {"output": "b" * 900, "id": "long"}]
+    path = write(tmp_path / "rows.jsonl", rows)
+    entry = {"path": path, "ds_type": "json", "type": "alpaca"}
+    opt_out = settings.pop("leave_out_dropped", False)
+    cfg = load_config(tmp_path, "plain", base, datasets=[entry], **settings)
+    data = {"rows": {"type": "alpaca"}} | ({"leave_out_dropped": True} if opt_out else {})
+    cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": data}
+    strategy = load_strategy(role, load_tokenizer(cfg), cfg, {"path": path})
+    if says:
+        with pytest.raises(UnlearnError, match=says):
+            strategy.wrap_dataset(None)
+        return
+    cut = "excess_length_strategy" in settings
+    assert len(strategy.wrap_dataset(None)) == 2 + cut
+    assert ("1 rows were " + ("cut" if cut else "never learned")) in caplog.text
+
+
 def test_ids_follow_the_content():
     """Nulls of Arrow and the order of keys say nothing; any text does."""
     row = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -350,6 +387,10 @@ def test_faults_of_the_rows(tmp_path):
         parse_unlearn({"data": {"rows": {"field": "x"}}})
     with pytest.raises(UnlearnError, match="`join` does nothing beside `rows`"):
         parse_unlearn({"data": {"rows": {"type": "alpaca"}, "join": "x"}})
+    with pytest.raises(UnlearnError, match="`cut_documents` does nothing beside `rows`"):
+        parse_unlearn({"data": {"rows": {"type": "alpaca"}, "cut_documents": True}})
+    with pytest.raises(UnlearnError, match="`leave_out_dropped` does nothing without `rows`"):
+        parse_unlearn({"data": {"leave_out_dropped": True}})
 
 
 def test_an_entry_that_does_not_read_the_rows(base):

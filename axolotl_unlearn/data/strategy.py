@@ -190,14 +190,15 @@ class TypedStrategy(DatasetWrappingStrategy):
         """Rows in file order; several for a text that its strategy cuts.
 
         Raises:
-            UnlearnError: A fault of the rows, or none that was learned.
+            UnlearnError: A fault of the rows, or rows to forget that were never learned.
         """
         if self.path is not None:
             given = typed.read_sources(self.path, self.data)
         else:
             rows = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
             given = typed.sources(rows, self.source, self.data)
-        rows = typed.encode(given, self.data, self.tokenizer, self.cfg, self.source)
+        every = self.role != "retain" and not self.data.leave_out_dropped
+        rows = typed.encode(given, self.data, self.tokenizer, self.cfg, self.source, every)
         if not rows:
             raise UnlearnError(
                 f"{self.source}: none of {len(given)} rows has tokens that were learned; check "

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axolotl_unlearn.data.columns import IGNORE, KINDS, Kind
-from axolotl_unlearn.data.records import Record, read_rows
+from axolotl_unlearn.data.records import Record, read_rows, short
 from axolotl_unlearn.errors import UnlearnError
 
 if TYPE_CHECKING:
@@ -148,7 +148,12 @@ def read_sources(path: Path | str, data: DataArgs) -> list[Source]:
 
 
 def encode(
-    given: Sequence[Source], data: DataArgs, tokenizer: Any, cfg: Any, origin: str = "rows"
+    given: Sequence[Source],
+    data: DataArgs,
+    tokenizer: Any,
+    cfg: Any,
+    origin: str = "rows",
+    every: bool = False,
 ) -> list[Typed]:
     """Token rows as plain fine-tuning with these entries would prepare them, in the given order.
 
@@ -157,9 +162,11 @@ def encode(
 
     Args:
         cfg: Axolotl config: ``sequence_len``, ``chat_template``, ``train_on_inputs`` ...
+        every: no row may be left out; it is to be forgotten.
 
     Raises:
-        UnlearnError: An entry that Axolotl does not know, or rows that it cannot read.
+        UnlearnError: An entry that Axolotl does not know, rows that it cannot read, or with
+            ``every`` (or ``excess_length_strategy: raise``) rows that it drops.
     """
     by_entry: dict[int, list[int]] = defaultdict(list)
     for number, one in enumerate(given):
@@ -172,36 +179,65 @@ def encode(
         ):
             parts[number] = found
     out: list[Typed] = []
-    lost: dict[str, int] = defaultdict(int)
+    lost: dict[str, list[str]] = defaultdict(list)
+    limit = cfg.get("sequence_len")
     for number, one in enumerate(given):
+        if not parts[number]:
+            lost["filtered by its type"].append(one.id)
         for place, part in enumerate(parts[number]):
-            ids, labels = _fitting(part, cfg, lost)
-            if ids:
+            ids, labels = list(part["input_ids"]), list(part["labels"])
+            if limit and len(ids) > limit and _excess(cfg) == "truncate":
+                lost[_CUT].append(one.id)
+                ids, labels = ids[:limit], labels[:limit]
+            if why := _dropped(ids, labels, cfg):
+                lost[why].append(one.id)
+            else:
                 out.append(Typed(one, number, ids, labels, place))
-    for why, count in lost.items():
-        LOG.warning("%s: %d rows were never learned (%s) and are left out.", origin, count, why)
+    for why, names in lost.items():
+        _tell_lost(origin, why, names, every, cfg)
     return out
 
 
-def _fitting(
-    part: Mapping[str, list[int]], cfg: Any, lost: dict[str, int]
-) -> tuple[list[int], list[int]]:
-    """A token row as Axolotl leaves it; nothing where it drops it."""
-    ids, labels = list(part["input_ids"]), list(part["labels"])
+_CUT, _LONG = "were cut at", "longer than"
+
+
+def _excess(cfg: Any) -> str:
+    return (cfg.get("excess_length_strategy") or "drop").lower()
+
+
+def _dropped(ids: Sequence[int], labels: Sequence[int], cfg: Any) -> str:
+    """Why Axolotl drops a token row; nothing if it keeps it."""
     limit, least = cfg.get("sequence_len"), max(2, cfg.get("min_sample_len") or 2)
-    how = (cfg.get("excess_length_strategy") or "drop").lower()
     if len(ids) < least:
-        lost[f"shorter than {least} tokens"] += 1
-        return [], []
+        return f"shorter than {least} tokens"
     if limit and len(ids) > limit:
-        if how != "truncate":
-            lost[f"longer than `sequence_len: {limit}`"] += 1
-            return [], []
-        ids, labels = ids[:limit], labels[:limit]
-    if all(label == IGNORE for label in labels[1:]):
-        lost["no token has a label"] += 1
-        return [], []
-    return ids, labels
+        return _LONG
+    return "no token has a label" if all(label == IGNORE for label in labels[1:]) else ""
+
+
+def _tell_lost(origin: str, why: str, names: Sequence[str], every: bool, cfg: Any) -> None:
+    """Say what is not learned of these rows.
+
+    Raises:
+        UnlearnError: They are left out, and must not be.
+    """
+    limit = f"`sequence_len: {cfg.get('sequence_len')}`"
+    if why == _CUT:
+        LOG.warning("%s: %d rows were cut at %s (`truncate`).", origin, len(names), limit)
+        return
+    said = f"{why} {limit}" if why == _LONG else why
+    if not every and not (why == _LONG and _excess(cfg) == "raise"):
+        LOG.warning(
+            "%s: %d rows were never learned (%s) and are left out.", origin, len(names), said
+        )
+        return
+    cure = "accept it with `unlearn.data.leave_out_dropped: true`"
+    if not every:
+        cure = "set `excess_length_strategy: drop`"
+    raise UnlearnError(
+        f"{origin}: {len(names)} rows would be left out ({said}; the first is {short(names[0])}): "
+        f"{'raise `sequence_len`' if why == _LONG else 'remove them'}, or {cure}."
+    )
 
 
 def _tokenised(
