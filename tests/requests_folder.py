@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def finished_request(
     reading: str = "not told",
     forget: list[dict[str, Any]] | None = None,
     documents: tuple[str, ...] = ("ada-quill",),
-    outputs: list[str] | None = None,
+    outputs: dict[str, str] | None = None,
 ) -> Path:
     """Everything that `record.write` reads; the new model stands on the base of the old one."""
     folder = requests_dir / name
@@ -60,7 +61,7 @@ def finished_request(
     else:
         model_folder(model, f"new {name}".encode())
     config = folder / "finetune.yml"
-    config.write_text("base_model: base\n")
+    config.write_text(json.dumps({"base_model": "base", **(outputs or {})}))
     forget = forget or [{"id": documents[0], "dataset": 0, "row": {"text": SECRET}}]
     write_lines(folder / "data" / "forget.jsonl", forget)
     write_lines(folder / "data" / "retain.jsonl", [{"id": "r1", "row": {"text": "a kept row"}}])
@@ -76,13 +77,10 @@ def finished_request(
             },
             "base": before["model"] if adapter else "base",
             "before": before,
-            "after": {
-                "model": before["model"] if adapter else str(model),
-                "adapter": str(model) if adapter else None,
-            },
             "chosen": {"how": ["--where id=ada-quill"], "near": 0, "mentions": 2},
             "counts": {"forget": len(forget), "retain": 1, "heldout": 0, "documents": 1},
-            "outputs": outputs or [],
+            "adapter": adapter,
+            "root": os.path.relpath(".", folder),
             "limits": ["There are no held-out rows, so membership cannot be tested."],
         },
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from requests_folder import (
     SECRET,
     adapter_folder,
@@ -28,6 +32,7 @@ from axolotl_unlearn.requests.search import Texts, search, words
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "examples" / "tiny-olmo"
+OUTPUTS = {"output_dir": "out/tuned", "dataset_prepared_path": "prepared"}
 
 
 def prepared(folder: Path, texts: list[str]) -> Path:
@@ -58,9 +63,7 @@ def home(tmp_path, monkeypatch):
     write_lines(Path("train.jsonl"), [{"text": SECRET}, {"text": "a kept row"}])
     model_folder(Path("out/another"), b"of another run")
     before = {"model": str(base), "adapter": str(out)}
-    folder = finished_request(
-        Path("requests"), "2026-001", before, outputs=["out/tuned", "prepared"]
-    )
+    folder = finished_request(Path("requests"), "2026-001", before, outputs=OUTPUTS)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TOKENIZER / name, folder / "model" / name)
     (folder / "work" / "teacher").mkdir(parents=True)
@@ -80,6 +83,12 @@ REMOVED = {
     "requests/2026-001/work",
     "requests/2026-001/eval/audit.jsonl",  # an evaluation that kept what was generated
 }
+
+
+def removed(listed: dict) -> set[str]:
+    """Names as seen from the working folder."""
+    folder = "requests/2026-001"
+    return {os.path.normpath(f"{folder}/{one['path']}") for one in listed["removed"]}
 
 
 def tree() -> dict[str, bytes]:
@@ -110,17 +119,21 @@ def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
     gone = set(before) - set(tree())
     assert gone == {p for p in before if any(p == r or p.startswith(f"{r}/") for r in REMOVED)}
     erased = read(Path("requests/2026-001"))["predicate"]["erased"]
-    assert {one["path"] for one in erased["removed"]} == REMOVED
-    assert erased["left"] == [{"path": "train.jsonl", "windows": erased["windows"]}]
+    listed = json.loads(Path("requests/2026-001/erased.json").read_text())
+    assert removed(listed) == REMOVED
+    assert listed["left"] == [{"path": "../../train.jsonl", "windows": erased["windows"]}]
     assert erased["bytes"] == sum(len(before[path]) for path in gone)
     page = Path("requests/2026-001/REPORT.html").read_text()
-    assert "still holds texts" in page and "prepared/a1b2" in page and "brass" not in page
+    assert "still holds texts" in page and "eval/audit.jsonl" in page and "brass" not in page
+    # A file's name may be a person's: what leaves the folder has none but the request's own.
+    record = Path("requests/2026-001/record.json").read_text()
+    for text in (page, record, Path("requests/ledger.jsonl").read_text()):
+        assert "a1b2" not in text and "train.jsonl" not in text and "tuned" not in text
     events = [e["event"] for e in Ledger("requests").entries()]
     assert events == ["accepted", "erasing", "erased"]
     verify("requests/2026-001")
     # Once more: nothing is left to remove, and the record forgets nothing.
-    again = erase(plan("requests/2026-001"))
-    assert {one["path"] for one in again["removed"]} == REMOVED
+    assert removed(erase(plan("requests/2026-001"))) == REMOVED
 
 
 def test_a_run_that_was_killed_leaves_a_trace(home, monkeypatch):
@@ -143,8 +156,9 @@ def test_a_run_that_was_killed_leaves_a_trace(home, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(home / "cache"))
     assert not os.path.exists(done[0])
     assert read("requests/2026-001")["predicate"]["erased"] is None
-    erased = erase(plan("requests/2026-001"))
-    assert {one["path"] for one in erased["removed"]} == REMOVED
+    verify("requests/2026-001")
+    assert removed(erase(plan("requests/2026-001"))) == REMOVED
+    verify("requests/2026-001")
 
 
 def test_with_data_the_rows_go_too_and_audits_know(home):
@@ -173,7 +187,7 @@ def test_never_outside_the_output_folders(home):
         Path("requests"),
         "2026-002",
         {"model": "base", "adapter": str(elsewhere)},
-        outputs=[".", "out/tuned", "out/missing"],
+        outputs={"output_dir": ".", "dataset_prepared_path": "out/tuned"},
     )
     write(folder)
     os.symlink(home / "out" / "another", home / "out" / "tuned" / "checkpoint-99")
@@ -194,20 +208,76 @@ def test_never_outside_the_output_folders(home):
     assert Path("prepared/a1b2").exists() and Path("train.jsonl").exists()
 
 
+def test_a_request_that_was_tampered_with_erases_nothing(home):
+    """Its outputs named a foreign folder: `verify` passed, and that folder's checkpoints went."""
+    precious = home / "precious"
+    for name in ("checkpoint-3/weights", "run.log", "copy.txt"):
+        (precious / name).parent.mkdir(parents=True, exist_ok=True)
+        (precious / name).write_text(SECRET)
+    folder = home / "requests" / "2026-001"
+    facts = json.loads((folder / "request.json").read_text())
+    config = (folder / "finetune.yml").read_text()
+    changes = {
+        "request.json": {**facts, "outputs": ["precious"], "root": "../../precious"},
+        "finetune.yml": {**json.loads(config), "output_dir": "precious"},
+    }
+    for name, content in changes.items():
+        whole = (folder / name).read_text()
+        write_json(folder / name, content)
+        before = tree()
+        for command in (["record", "verify"], ["request", "erase", "--yes"]):
+            found = CliRunner().invoke(unlearn, [*command, "requests/2026-001"])
+            assert found.exit_code == 2 and f"{name} is not the" in found.output
+        assert tree() == before
+        (folder / name).write_text(whole)
+    verify(folder)
+
+
+FOREIGN = ("checkpoint-7/a.safetensors", "runs/x", "a.log", "copy.txt", "cache.arrow", "merged/b")
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_erase_never_removes_a_foreign_file(home, data):
+    """Files that look like ours, with and without her text, links among them, anywhere else."""
+    with tempfile.TemporaryDirectory() as copy, contextlib.chdir(copy):
+        shutil.copytree(home, copy, dirs_exist_ok=True, symlinks=True)
+        places = st.sampled_from(["precious", "out/other", "out", "requests", "."])
+        ours = {os.path.join(top, name) for top, _, names in os.walk(".") for name in names}
+        for place in data.draw(st.lists(places, min_size=1, max_size=3)):
+            for name in data.draw(st.lists(st.sampled_from(FOREIGN), min_size=1)):
+                path = Path(place, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not path.exists():
+                    path.write_text(data.draw(st.sampled_from([SECRET, "nothing"])))
+        foreign = {os.path.join(top, name) for top, _, names in os.walk(".") for name in names}
+        foreign -= ours
+        if data.draw(st.booleans()):
+            os.symlink(Path("precious").absolute(), "out/tuned/checkpoint-98")
+            os.symlink(Path("out").absolute(), "out/tuned/runs-of-others")
+        CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001", "--yes"])
+        assert not Path("out/tuned/checkpoint-10").exists()
+        assert all(os.path.lexists(path) for path in foreign)
+
+
 def test_a_model_that_the_new_one_stands_on_stays(home):
     """The user tuned a full model into out/full, and the request made an adapter on top of it."""
     full = model_folder(Path("out/full"), b"tuned in full")
     old = adapter_folder(Path("out/full-adapter"), full)
     before = {"model": str(full), "adapter": str(old)}
-    folder = finished_request(Path("requests"), "2026-003", before, outputs=["out/full"])
+    folder = finished_request(
+        Path("requests"), "2026-003", before, outputs={"output_dir": "out/full"}
+    )
     write(folder)
     assert not any("out/full/" in str(item.path) for item in plan(folder).removable)
 
 
 def test_the_model_of_an_earlier_request_goes_whole(home):
     first = Path("requests/2026-001")
-    after = json.loads((first / "request.json").read_text())["after"]
-    second = finished_request(Path("requests"), "2026-002", after, outputs=["out/tuned"])
+    after = {"model": "base", "adapter": str(first / "model")}
+    second = finished_request(
+        Path("requests"), "2026-002", after, outputs={"output_dir": "out/tuned"}
+    )
     write(second)
     erase(plan(second))
     assert not (first / "model").exists() and (second / "model").exists()

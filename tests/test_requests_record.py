@@ -125,21 +125,14 @@ def test_verify_says_what_it_compared(folder):
 
 
 @settings(
-    max_examples=60,
+    max_examples=150,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_any_byte_changed_in_record_model_or_rows_is_found(folder, data):
-    path = folder / data.draw(
-        st.sampled_from(
-            [
-                "record.json",
-                "data/forget.jsonl",
-                "model/adapter_model.safetensors",
-                "model/adapter_config.json",
-            ]
-        )
-    )
+def test_any_byte_changed_in_request_model_or_ledger_is_found(folder, data):
+    bound = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    bound = [p for p in bound if "work" not in p.parts and p.name != "README.md"]
+    path = data.draw(st.sampled_from([*bound, *folder.parent.glob("ledger.*")]))
     raw = path.read_bytes()
     place = data.draw(st.integers(0, len(raw) - 1))
     byte = bytes([data.draw(st.integers(0, 255).filter(lambda b: b != raw[place]))])
@@ -181,6 +174,27 @@ def test_changed_files_and_other_models_are_one_sentence(folder, tmp_path):
         verify(folder)
 
 
+@pytest.mark.parametrize(
+    "place", ["model/original/weights.bin", "notes.txt", "eval/extra.json", "data/more/x.jsonl"]
+)
+def test_a_file_added_anywhere_is_found(folder, place):
+    path = folder / place
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("added")
+    with pytest.raises(UnlearnError, match=r"(is|was) (not in the record|added)"):
+        verify(folder)
+
+
+def test_a_file_that_is_gone_or_a_link_is_found(folder, tmp_path):
+    page = folder / "REPORT.html"
+    kept = page.rename(tmp_path / "page.html")
+    with pytest.raises(UnlearnError, match="REPORT.html is missing"):
+        verify(folder)
+    page.symlink_to(kept)
+    with pytest.raises(UnlearnError, match="REPORT.html is a link now"):
+        verify(folder)
+
+
 def test_run_twice_and_killed_before_the_ledger(folder, tmp_path):
     """Written again as it is: nothing changes. Anything else under the same id is refused."""
     files = [*(folder / name for name in PAGES), folder.parent / "ledger.jsonl"]
@@ -195,13 +209,13 @@ def test_run_twice_and_killed_before_the_ledger(folder, tmp_path):
     second = finished_request(
         tmp_path / "requests",
         "2026-002",
-        json.loads((folder / "request.json").read_text())["after"],
+        {"model": str(tmp_path / "base"), "adapter": str(folder / "model")},
     )
     (second / "record.json").write_text("left by a run that was killed")
     with pytest.raises(UnlearnError, match="does not know request '2026-002'"):
         verify(second)
     write(second)
-    assert len(verify(second)) == 6
+    assert len(verify(second)) == 7
     assert Ledger(tmp_path / "requests").current()["path"].endswith("2026-002/model")
 
 

@@ -1,15 +1,17 @@
 """After a request: the model before, its checkpoints, caches and logs, and what is left elsewhere.
 
 Nothing is removed outside the folders that the user's config writes to and the folder of the
-requests; nothing that the accepted model needs; nothing before `erase` is told to. What is found
-elsewhere is named, for the user to remove.
+requests; nothing that the accepted model needs; nothing before `erase` is told to, and nothing at
+all where a file of the request is not the one of its record. What is found elsewhere is named, for
+the user to remove.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,13 +20,12 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
-from axolotl_unlearn.requests.record import amend, read, verify
-from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.record import ERASED, amend, read, verify
+from axolotl_unlearn.requests.request import Request, digest, write_json
 from axolotl_unlearn.requests.search import Found, Texts, row_texts, search
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _LOGS = ("runs", "wandb", "mlruns", "trackio")
-_NEEDED = ("request.json", "record.json", "finetune.yml")
 #: Folders of a request that hold its rows, for later audits.
 KEPT = ("data", "eval-data")
 
@@ -87,9 +88,8 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     """
     folder = Path(folder)
     statement, request = read(folder), Request.load(folder)
-    _check_new_model(request)
-    roots = [Path(name) for name in request.facts["outputs"]]
-    roots = [root for root in roots if root.is_dir()]
+    _check_unchanged(request, statement)
+    roots = [root for root in request.outputs() if root.is_dir()]
     texts = Texts.of(
         row_texts(folder / "data" / "forget.jsonl"),
         [
@@ -113,41 +113,62 @@ def erase(planned: Plan) -> dict[str, Any]:
     """Remove what a plan lists, write it into the record and the ledger.
 
     Returns:
-        What the record says: ``removed``, ``kept``, ``left`` and counts.
+        ``removed``, ``kept``, ``left`` and counts, as in ``erased.json``: paths relative to the
+        request. The record has ids in the place of names outside its folder.
     """
     folder = planned.folder
     ledger, statement = Ledger(folder.parent), read(folder)
     name = statement["predicate"]["request"]["id"]
-    removed = list((statement["predicate"]["erased"] or {}).get("removed", []))
-    last = [entry for entry in ledger.entries() if entry["request"] == name][-1]
-    if last["event"] == "erasing":  # it was killed
-        removed += [one for one in last["places"] if not os.path.lexists(one["path"])]
-    places = [_public(item) for item in planned.removable]
+    known = folder / ERASED
+    before = json.loads(known.read_text("utf-8"))["removed"] if known.is_file() else []
+    places = [_facts(item, folder) for item in planned.removable]
+    again = {one["path"] for one in places}
+    # What a killed run has not come to is no removed place.
+    removed = [
+        one
+        for one in before
+        if one["path"] not in again and not os.path.lexists(folder / one["path"])
+    ] + places
+
+    def public(one: Mapping[str, Any]) -> dict[str, Any]:
+        """In a record: the name of a file may be that of a person."""
+        if not one["path"].startswith(".."):
+            return dict(one)
+        rest = {key: value for key, value in one.items() if key != "path"}
+        return rest | {"hmac-sha256": ledger.keyed(one["path"])}
+
     # Before anything goes: a run that is killed leaves a trace of what it was about to remove.
-    ledger.append("erasing", name, places=places)
+    ledger.append("erasing", name, places=[public(one) for one in places])
+    write_json(known, {"removed": removed})
     for item in planned.removable:
         if item.path.is_dir() and not item.path.is_symlink():
             shutil.rmtree(item.path)
         else:
             item.path.unlink(missing_ok=True)
-    removed += places
+    listed = {
+        "removed": removed,
+        "kept": [_facts(item, folder) for item in planned.items if item.why is not None],
+        "left": [
+            {"path": os.path.relpath(path, folder), "windows": n}
+            for path, n in sorted(planned.left.items())
+        ],
+    }
     erased = {
         "time": now(),
-        "removed": removed,
-        "kept": [_public(item) for item in planned.items if item.why is not None],
         "bytes": sum(one["bytes"] for one in removed),
-        "left": [{"path": shown(path), "windows": n} for path, n in sorted(planned.left.items())],
         "windows": len(planned.texts.windows),
         "too_short": planned.texts.too_short,
         "searched_files": planned.found.files,
         "unsearched_files": len(planned.found.unsearched) + len(planned.found.unreadable),
     }
-    amend(folder, "erased", erased=erased)
-    return erased
+    write_json(known, erased | listed)
+    public_lists = {part: [public(one) for one in ones] for part, ones in listed.items()}
+    amend(folder, "erased", erased=erased | public_lists)
+    return erased | listed
 
 
-def _public(item: Item) -> dict[str, Any]:
-    facts = asdict(item) | {"path": shown(item.path)}
+def _facts(item: Item, folder: Path) -> dict[str, Any]:
+    facts = asdict(item) | {"path": os.path.relpath(item.path, folder)}
     return {name: value for name, value in facts.items() if value is not None}
 
 
@@ -157,12 +178,21 @@ def shown(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def _check_new_model(request: Request) -> None:
-    if request.path("model").exists():
-        verify(request.folder)
-        return
+def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        UnlearnError: A file of the request or of the model that it made is not the one of the
+            record, or that model is gone.
+    """
+    config = request.path("finetune.yml")
+    recorded = statement["predicate"]["config"]["digest"]["sha256"]
+    if not config.is_file() or digest(config) != recorded:
+        raise UnlearnError(
+            f"{config} is not the config of the record, which says what may be erased; restore it."
+        )
+    verify(request.folder)
     current = Ledger(request.folder.parent).current()
-    if current is None or not Path(current["path"]).exists():
+    if not request.path("model").exists() and not Path(current["path"]).exists():
         raise UnlearnError(
             f"{request.folder}: the model that it made is gone, so nothing is erased; restore it."
         )
@@ -266,7 +296,7 @@ class _Keep:
         for source, why in (
             (current.get("path"), "it is the current model"),
             ((current.get("base") or {}).get("name"), "the current model stands on it"),
-            (request.facts["after"]["model"], "the model of this request stands on it"),
+            (request.after.split("+")[0], "the model of this request stands on it"),
             (request.facts["base"], "it is the base model"),
         ):
             if source and Path(source).exists():
@@ -284,8 +314,8 @@ class _Keep:
             inside = real.parent == model and not real.name.startswith("checkpoint-")
             if within(model, real) or inside:
                 return why
-        if real.parent == self.folder and real.name in _NEEDED:
-            return "the request needs it; whoever chose by a text wrote it there"
+        if real.parent == self.folder and not real.is_dir():
+            return "the request needs it"
         allowed = [*self.roots, self.folder]
         earlier = real.name == "model" and real.parent.parent == self.requests
         if earlier or any(within(real, root) and real != root for root in allowed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Mapping, Sequence
@@ -123,7 +124,7 @@ def new_request(
         for name, rows in parts.items():
             if rows:
                 write_lines(out / "data" / f"{name}.jsonl", map(_line, rows))
-        write_private(out / "finetune.yml", config_path.read_text("utf-8"))
+        write_private(out / "finetune.yml", config_path.read_bytes())
         facts = {
             "schema": SCHEMA,
             "id": out.name,
@@ -132,10 +133,6 @@ def new_request(
             "base": str(config["base_model"]),
             "adapter": before["adapter"] is not None,
             "before": before,
-            "after": {
-                "model": before["model"] if before["adapter"] else str(out / "model"),
-                "adapter": str(out / "model") if before["adapter"] else None,
-            },
             "chosen": {
                 "how": [str(wanted)],
                 "near": len(offered.near),
@@ -154,7 +151,7 @@ def new_request(
                 "datasets": _dataset_digests(config),
             },
             "budget": {"steps": options.steps, "minutes": options.minutes},
-            "outputs": _outputs(config),
+            "root": os.path.relpath(Path.cwd(), out),
             "limits": [*trained.limits, *limits],
         }
         write_json(
@@ -286,13 +283,6 @@ def _heldout(
 def _dataset_digests(config: Mapping[str, Any]) -> dict[str, str]:
     paths = [Path(str(entry.get("path"))) for entry in config.get("datasets") or []]
     return {str(path): digest(path) for path in paths if path.is_file()}
-
-
-def _outputs(config: Mapping[str, Any]) -> list[str]:
-    """Folders that the training run has written to."""
-    names = ("output_dir", "dataset_prepared_path")
-    found = [str(config[name]) for name in names if config.get(name)]
-    return found if config.get("dataset_prepared_path") else [*found, "last_run_prepared"]
 
 
 def _derived(config: Mapping[str, Any], out: Path) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 ``record.json`` says what was done and what was found, without a text or a name: documents appear
 under ids made with the key of the ledger, and so do the files of their texts. Its subjects are the
-files of the new model. The ledger has the digest of the record, each record its model's: one byte
-changed anywhere is found by `verify`. What a record does not show is part of it (`limits`).
+files of the new model. The ledger has the digest of the record; the record has those of the model
+and of every file of the request's folder but ``work/``: one byte changed, added or removed is found
+by `verify`. What a record does not show is part of it (`limits`).
 
 https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 """
@@ -24,9 +25,16 @@ from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.store import file_digest, versions
 
 STATEMENT = "https://in-toto.io/Statement/v1"
-PREDICATE = "urn:axolotl-unlearn:deletion-request:v0.1"
+PREDICATE = "urn:axolotl-unlearn:deletion-request:v0.2"
+#: Without ``files``: records of earlier versions bind rows and model alone.
+EARLIER = "urn:axolotl-unlearn:deletion-request:v0.1"
 RECORD, SIGNATURE, PAGE = "record.json", "record.json.sig", "REPORT.html"
 CARD, EVAL_RESULTS = "model-card.md", "eval-results.yaml"
+#: What was removed and what is left, by name: for the owner alone.
+ERASED = "erased.json"
+#: Parts of a request's folder that ``files`` of its record leaves out: what has a place of its own
+#: in the record, and the run's scratch.
+APART = (RECORD, f"{RECORD}.next", SIGNATURE, "data", "model", "work")
 #: What `write` reads: the model after forgetting and its teacher are called so in eval/.
 AFTER, TEACHER = "after", "teacher"
 #: The figures of a document that a record repeats.
@@ -81,7 +89,9 @@ def write(folder: Path | str) -> Path:
         "predicateType": PREDICATE,
         "predicate": _predicate(request, verdict, ledger, model),
     }
-    _write_all(folder, statement)
+    pages = _bind(folder, ledger, statement)
+    replace_bytes(folder / RECORD, canonical(statement) + b"\n")
+    _write_pages(folder, pages)
     ledger.append(
         "accepted",
         name,
@@ -98,50 +108,86 @@ def amend(folder: Path | str, event: str, **parts: Any) -> None:
     The record before stays provable: its digest is in the ledger.
     """
     folder = Path(folder)
-    statement = read(folder)
+    ledger, statement = Ledger(folder.parent), read(folder)
     statement["predicate"] |= parts
+    pages = _bind(folder, ledger, statement)
     draft = folder / f"{RECORD}.next"
     replace_bytes(draft, canonical(statement) + b"\n")
-    Ledger(folder.parent).append(
-        event, statement["predicate"]["request"]["id"], record=_digest(draft)
-    )
-    draft.replace(folder / RECORD)
+    ledger.append(event, statement["predicate"]["request"]["id"], record=_digest(draft))
+    _publish(folder, draft, pages)
+
+
+def _publish(folder: Path, draft: Path, pages: Mapping[str, bytes]) -> None:
+    """The amended record takes its place, last: a run that was killed before does it again."""
     (folder / SIGNATURE).unlink(missing_ok=True)  # it was of the record before
-    _write_pages(folder, statement)
+    _write_pages(folder, pages)
+    draft.replace(folder / RECORD)
 
 
-def _write_all(folder: Path, statement: Mapping[str, Any]) -> None:
-    replace_bytes(folder / RECORD, canonical(statement) + b"\n")
-    _write_pages(folder, statement)
+def _bind(folder: Path, ledger: Ledger, statement: dict[str, Any]) -> dict[str, bytes]:
+    """Put the digests of the folder's files into a statement; returns the pages made of it.
+
+    A file that is bound already keeps its digest: an amended record vouches for no change.
+    """
+    pages = _pages(folder, statement)
+    known = statement["predicate"].get("files", {})
+    new = {n: p for n, p in _files(folder).items() if n not in known or n == ERASED}
+    statement["predicate"]["files"] = {
+        **known,
+        **{name: {"hmac-sha256": ledger.keyed_file(path)} for name, path in new.items()},
+        **{n: {"sha256": hashlib.sha256(content).hexdigest()} for n, content in pages.items()},
+    }
+    statement["predicateType"] = PREDICATE
+    return pages
 
 
-def _write_pages(folder: Path, statement: Mapping[str, Any]) -> None:
+def _files(folder: Path) -> dict[str, Path]:
+    """Every file of a request's folder that its record binds under ``files``, by name."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    return {
+        name: path
+        for name, path in sorted(found.items())
+        if name.split("/")[0] not in APART and (path.is_symlink() or not path.is_dir())
+    }
+
+
+def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
     from axolotl_unlearn.requests.pages import card, eval_results, page
 
-    for name, text in (
-        (PAGE, page(statement, evaluation=(folder / "eval" / "report.html").is_file())),
-        (CARD, card(statement)),
-        (EVAL_RESULTS, eval_results(statement)),
-    ):
-        replace_bytes(folder / name, text.encode())
+    linked = (folder / "eval" / "report.html").is_file()
+    return {
+        PAGE: page(statement, evaluation=linked).encode(),
+        CARD: card(statement).encode(),
+        EVAL_RESULTS: eval_results(statement).encode(),
+    }
+
+
+def _write_pages(folder: Path, pages: Mapping[str, bytes]) -> None:
+    for name, content in pages.items():
+        replace_bytes(folder / name, content)
 
 
 def _subjects(model: Path) -> list[dict[str, Any]]:
     return [
-        {"name": path.name, "digest": {"sha256": file_digest(path)}} for path in model_files(model)
+        {"name": name, "digest": {"sha256": file_digest(path)}}
+        for name, path in model_files(model).items()
     ]
 
 
-def model_files(model: Path) -> list[Path]:
-    """The files of a model folder that belong to it: no README, signatures or hidden ones."""
-    return sorted(
-        path
-        for path in model.iterdir()
-        if path.is_file()
-        and not path.name.startswith(".")
-        and path.suffix != ".sig"
-        and path.name != "README.md"
-    )
+def model_files(model: Path) -> dict[str, Path]:
+    """The files of a model folder that belong to it, by name, with those of its subfolders.
+
+    Its README, signatures and what is hidden at its top are its owner's.
+    """
+    found = {path.relative_to(model).as_posix(): path for path in model.rglob("*")}
+    return {
+        name: path
+        for name, path in sorted(found.items())
+        if not path.is_dir()
+        and not name.startswith(".")
+        and name != "README.md"
+        and not ("/" not in name and path.suffix == ".sig")
+    }
 
 
 def _predicate(
@@ -304,7 +350,7 @@ def read(folder: Path | str) -> dict[str, Any]:
         )
     draft = folder / f"{RECORD}.next"
     if draft.is_file() and _digest(draft) == entry["record"]:  # `amend` was killed
-        draft.replace(path)
+        _publish(folder, draft, _pages(folder, json.loads(draft.read_bytes())))
     if not path.is_file():
         raise UnlearnError(f"{path} is missing; restore it from a copy.")
     if _digest(path) != entry["record"]:
@@ -313,7 +359,7 @@ def read(folder: Path | str) -> dict[str, Any]:
             "changed; restore it from a copy."
         )
     statement = json.loads(path.read_bytes())
-    if statement["_type"] != STATEMENT or statement["predicateType"] != PREDICATE:
+    if statement["_type"] != STATEMENT or statement["predicateType"] not in (PREDICATE, EARLIER):
         raise UnlearnError(f"{path} was written by another version ({statement['predicateType']}).")
     return statement
 
@@ -336,13 +382,14 @@ def verify(
     folder = Path(folder)
     ledger = Ledger(folder.parent)
     statement = read(folder)
-    predicate = statement["predicate"]
+    predicate, gone = statement["predicate"], erased_names(ledger, statement)
     with_key = ledger.key() is not None
     said = [
         f"ledger: {len(ledger.entries())} entries, unbroken"
         + ("" if with_key else " (without ledger.key nobody can tell whether it was written anew)"),
         f"record: as the ledger knows it, {len(predicate['documents'])} documents",
-        _check_model(folder, statement, model),
+        _check_model(folder, statement, model, gone),
+        _check_files(folder, statement, ledger, gone),
     ]
     for part, facts in predicate["data"].items():
         path = folder / "data" / f"{part}.jsonl"
@@ -354,11 +401,71 @@ def verify(
             said.append(f"data: {part} rows as they were")
         else:
             said.append(f"data: {part} rows cannot be compared without ledger.key")
+    for path in (folder / "data").rglob("*"):
+        if path.relative_to(folder / "data").as_posix() not in {
+            f"{part}.jsonl" for part in predicate["data"]
+        }:
+            raise UnlearnError(f"{path} is not in the record: it was added.")
     said.append(_check_signature(folder, public_key))
     return said
 
 
-def _check_model(folder: Path, statement: Mapping[str, Any], model: str | None) -> str:
+def erased_names(ledger: Ledger, statement: Mapping[str, Any]) -> set[str]:
+    """Files and folders of a request that `request erase` has removed, or began to remove."""
+    predicate = statement["predicate"]
+    places = list((predicate["erased"] or {}).get("removed", []))
+    for entry in ledger.entries():
+        if entry["event"] == "erasing" and entry["request"] == predicate["request"]["id"]:
+            places += entry["places"]
+    return {one["path"] for one in places if "path" in one}
+
+
+def _gone(name: str, gone: set[str]) -> bool:
+    return any(name == one or name.startswith(f"{one}/") for one in gone)
+
+
+def _check_files(folder: Path, statement: Mapping[str, Any], ledger: Ledger, gone: set[str]) -> str:
+    """Compare every other file of the request's folder."""
+    recorded = statement["predicate"].get("files")
+    if recorded is None:
+        return "files: the record of an earlier version binds rows and model alone"
+    files, missing, uncompared = _files(folder), 0, 0
+    for name, digest in recorded.items():
+        path = files.pop(name, None)
+        if path is None:
+            if not _gone(name, gone) and not name.startswith("eval-data/"):
+                raise UnlearnError(f"{folder / name} is missing; restore it from a copy.")
+            missing += 1
+        elif name == ERASED and _erasing(ledger, statement):
+            continue
+        elif path.is_symlink():
+            raise UnlearnError(f"{path} is a link now; put the file of the record back.")
+        elif "sha256" in digest:
+            if file_digest(path) != digest["sha256"]:
+                raise UnlearnError(f"{path} is not the file of the record; restore it from a copy.")
+        elif ledger.key() is None:
+            uncompared += 1
+        elif ledger.keyed_file(path) != digest["hmac-sha256"]:
+            raise UnlearnError(f"{path} is not the file of the record; restore it from a copy.")
+    if _erasing(ledger, statement):
+        files.pop(ERASED, None)
+    if files:
+        raise UnlearnError(f"{folder / min(files)} is not in the record: it was added.")
+    said = f"files: {len(recorded) - missing - uncompared} others of the request as recorded"
+    said += f", {missing} gone" if missing else ""
+    return said + (f", {uncompared} cannot be compared without ledger.key" if uncompared else "")
+
+
+def _erasing(ledger: Ledger, statement: Mapping[str, Any]) -> bool:
+    """An erasing was stopped before it was written into the record."""
+    name = statement["predicate"]["request"]["id"]
+    events = [entry["event"] for entry in ledger.entries() if entry["request"] == name]
+    return events[-1] == "erasing"
+
+
+def _check_model(
+    folder: Path, statement: Mapping[str, Any], model: str | None, gone: set[str]
+) -> str:
     recorded = statement["predicate"]["model"]["after"]
     request = Request.load(folder)
     source = model or request.after
@@ -375,9 +482,11 @@ def _check_model(folder: Path, statement: Mapping[str, Any], model: str | None) 
             f"{kinds[before is not None]}; name the model that the request made."
         )
     check_base(source, base, before)
-    files = {path.name: path for path in model_files(Path(facts["path"]))}
+    files = model_files(Path(facts["path"]))
     subjects = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
     for name, digest in subjects.items():
+        if name not in files and model is None and _gone(f"model/{name}", gone):
+            continue
         if name not in files:
             raise UnlearnError(f"{facts['path']} has no {name}, which is in the record.")
         if file_digest(files[name]) != digest:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
 
 SCHEMA = 1
+#: Where Axolotl prepares rows if a config names no folder.
+PREPARED = "last_run_prepared"
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,20 @@ class Request:
         return str(self.facts["id"])
 
     @property
+    def root(self) -> Path:
+        """Where `request new` ran: paths of the config are relative to it."""
+        place = self.facts.get("root")
+        return Path() if place is None else Path(os.path.normpath(self.folder / place))
+
+    def outputs(self) -> list[Path]:
+        """Folders that the training run of the config has written to."""
+        from axolotl_unlearn.requests.rows import read_config
+
+        config = read_config(self.path("finetune.yml"))
+        names = [config.get("output_dir"), config.get("dataset_prepared_path") or PREPARED]
+        return [self.root / str(name) for name in names if name]
+
+    @property
     def before(self) -> str:
         """The model before, as `axolotl unlearn eval` takes it."""
         return spec(self.facts["before"])
@@ -68,7 +85,8 @@ class Request:
     @property
     def after(self) -> str:
         """The result, likewise; there once it was handed over."""
-        return spec(self.facts["after"])
+        place = str(self.path("model"))
+        return f"{self.facts['before']['model']}+{place}" if self.facts["adapter"] else place
 
     def path(self, *parts: str) -> Path:
         return self.folder.joinpath(*parts)
@@ -89,7 +107,7 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str | bytes) -> None:
     """Readable by the owner alone, in a folder of the owner's."""
     private_folder(path.parent)
     files.write(path, text, private=True)

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
-from axolotl_unlearn.requests.request import Request, digest, spec, write_json
+from axolotl_unlearn.requests.request import Request, digest, write_json
 from axolotl_unlearn.runner import Job, Stage, executable
 
 ENVIRONMENT = {
@@ -337,7 +337,7 @@ def hand_over(request: Request) -> None:
         made.replace(place)
     elif not any(place.glob("*.safetensors")):
         raise UnlearnError(f"{made} is gone; remove {request.path('work')} and run again.")
-    write_json(request.path("work", "handed.json"), {"model": spec(request.facts["after"])})
+    write_json(request.path("work", "handed.json"), {"model": request.after})
 
 
 def _record(request: Request) -> None:
