@@ -125,7 +125,7 @@ def test_verify_says_what_it_compared(folder):
 
 
 @settings(
-    max_examples=150,
+    max_examples=200,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())

@@ -388,8 +388,8 @@ def verify(
         f"ledger: {len(ledger.entries())} entries, unbroken"
         + ("" if with_key else " (without ledger.key nobody can tell whether it was written anew)"),
         f"record: as the ledger knows it, {len(predicate['documents'])} documents",
+        _check_files(folder, statement, ledger, gone),  # before what it says is believed
         _check_model(folder, statement, model, gone),
-        _check_files(folder, statement, ledger, gone),
     ]
     for part, facts in predicate["data"].items():
         path = folder / "data" / f"{part}.jsonl"

@@ -53,7 +53,8 @@ class Request:
             raise UnlearnError(
                 f"{folder / 'request.json'} cannot be read; make the request again."
             ) from None
-        if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+        needed = {"id", "before", "adapter"}
+        if not isinstance(facts, dict) or facts.get("schema") != SCHEMA or needed - set(facts):
             raise UnlearnError(
                 f"{folder / 'request.json'} is not of this version; make the request again."
             )
