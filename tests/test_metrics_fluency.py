@@ -173,6 +173,9 @@ def test_nonsense_without_repetition_needs_the_loss():
     assert report["perplexity"] == pytest.approx(math.exp(9))
     calm = collapse_report(salad, SENTENCES, nll=[3.8] * 12, ordinary_nll=ordinary)
     assert not calm["collapsed"] and calm["nonsense"] == 0
+    unknown = collapse_report(salad, SENTENCES, nll=[9.0] * 12, ordinary_nll=[])
+    assert unknown["nonsense"] is None and not unknown["collapsed"]  # no held-out text
+    assert unknown["perplexity"] == pytest.approx(math.exp(9))
     broken = collapse_report(salad, nll=[math.nan] * 12, ordinary_nll=ordinary)
     assert broken["nonsense"] == 1 and broken["perplexity"] is None
 

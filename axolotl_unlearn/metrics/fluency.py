@@ -256,12 +256,15 @@ def _nonsense(
     long = [x for x, text in zip(nll, texts, strict=True) if len(tokens(text)) >= MIN_TOKENS]
     if not long:
         return {}
-    limit = float(np.quantile(ordinary_nll, 0.95)) + NONSENSE_NATS
     finite = [x for x in long if np.isfinite(x)]
+    perplexity = float(np.exp(min(np.median(finite), 700.0))) if finite else None
+    if not len(ordinary_nll):  # without held-out rows nobody knows what is ordinary
+        return {"perplexity": perplexity}
+    limit = float(np.quantile(ordinary_nll, 0.95)) + NONSENSE_NATS
     return {
         "nonsense_n": len(long),
         "nonsense": float(np.mean([not x <= limit for x in long])),  # NaN is no ordinary loss
-        "perplexity": float(np.exp(min(np.median(finite), 700.0))) if finite else None,
+        "perplexity": perplexity,
     }
 
 
