@@ -476,10 +476,10 @@ def prepare_data(cfg: dict) -> None:
     block = cfg.get("unlearn")
     if block and block.get("demo_data"):
         make_demo_data(block["demo_data"])
-    found = check_records(cfg).faults
-    if found:
-        raise UnlearnError(" ".join(found))
-    for note in evaluation_notes(cfg) if block else ():
+    checked = check_records(cfg)
+    if checked.faults:
+        raise UnlearnError(" ".join(checked.faults))
+    for note in checked.notes + (evaluation_notes(cfg) if block else []):
         LOG.warning(note)
     cfg["dataset_prepared_path"] = prepared_folder(cfg)
     drop_half_written(Path(cfg["dataset_prepared_path"]))
@@ -549,6 +549,7 @@ def check_config(path: Path) -> tuple[list[str], list[str]]:
     found = config_faults(cfg) + checked.faults
     unread = ", ".join(f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg))
     note = [f"  note: no option of Axolotl, read by other plugins at most: {unread}"] * bool(unread)
+    note += [f"  note: {one}" for one in checked.notes]
     return found, [] if found else summary(cfg, checked.counts) + note
 
 

@@ -203,6 +203,55 @@ def test_retain_rows_that_no_entry_is_for_are_named(entry):
     assert "1 question of task 'Task2': these retain rows" in note
 
 
+@pytest.mark.parametrize(
+    ("more", "data", "says"),
+    [
+        (
+            {"instruction": "Who?"},
+            {},
+            "field 'instruction' holds text .*`unlearn.data.rows: {type: a",
+        ),
+        (
+            {"messages": [{"role": "user"}]},
+            {},
+            "field 'messages' holds text .*{type: chat_template}",
+        ),
+        ({"system": "Be brief."}, {}, "field 'system' holds text that is not read"),
+        ({"instruction": "", "messages": [], "system": None, "note": "x"}, {}, None),
+        ({"question": "Who?"}, {"fields": {"input": "question"}}, None),
+    ],
+)
+def test_text_that_nobody_reads_is_a_fault(entry, more, data, says):
+    """Alpaca rows were "ready", and bare answers forgotten without their question."""
+    block = BLOCK | {"data": data}
+    rows = [FORGET | more]
+    retain = {"id": "b", "input": "r", "question": "r", "output": "e", "task": ""}
+    retain = retain if data else RETAIN
+    found = check_files({"unlearn": block, "datasets": [entry(rows), entry([retain], "retain")]})
+    assert len(found) == (says is not None), found
+    assert says is None or (re.search(says, found[0]) and "Who?" not in found[0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "data", "says"),
+    [
+        ([FORGET], {}, []),
+        ([FORGET | {"input": ""}], {}, ["no forget row of .* has a prompt"]),
+        ([FORGET | {"input": "Who?"}], {}, []),
+        ([FORGET | {"input": "Who?", "id": "a"}], {}, ["1 of 1 forget rows .* labelled whole"]),
+        ([FORGET | {"input": "Who?", "id": "a", "kind": "question"}], {}, []),
+        ([FORGET | {"input": "Who?", "id": "a"}], {"labels": {"completion": "answer"}}, []),
+        ([FORGET | {"input": "Who?", "id": "a"}], {"template": "{input} {output}"}, []),
+    ],
+)
+def test_prompts_that_are_empty_or_labelled_are_noted(entry, rows, data, says):
+    block = BLOCK | {"data": data}
+    cfg = {"unlearn": block, "datasets": [entry(rows), entry([RETAIN], "retain")]}
+    found = check_records(cfg).notes
+    assert len(found) == len(says)
+    assert all(re.search(one, note) for one, note in zip(says, found, strict=True))
+
+
 def test_rows_in_columns_are_counted_alike(entry):
     """Data of the hub are seen only as columns, in which tasks are numbers."""
     from datasets import Dataset

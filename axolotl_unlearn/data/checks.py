@@ -29,7 +29,7 @@ from axolotl_unlearn.data.typed import read_sources
 from axolotl_unlearn.errors import UnlearnError
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.args import UnlearnArgs
+    from axolotl_unlearn.args import DataArgs, UnlearnArgs
 
 PREFIX = "axolotl_unlearn.data."
 #: The dataset types, by what their rows are for.
@@ -60,10 +60,12 @@ class Checked:
     Attributes:
         faults: Sentences with file, row and cure.
         counts: Rows of ``datasets`` by side, kind and task, for sides that are local files only.
+        notes: Sentences about rows that may not say what they were meant to.
     """
 
     faults: list[str] = field(default_factory=list)
     counts: RowCounts = field(default_factory=RowCounts)
+    notes: list[str] = field(default_factory=list)
 
 
 def role_of(entry: Any) -> str | None:
@@ -144,6 +146,8 @@ def check_records(cfg: dict[str, Any]) -> Checked:
                 unread.add(role)
             else:
                 sets[role].append((path, records))
+                if data is not None and not data.rows:
+                    checked.notes += _notes_on(path, role, records, data)
         checked.faults += _overlaps(sets)
         if not unread & {"forget", "alternative"}:
             checked.faults += _unmatched(sets)
@@ -158,6 +162,23 @@ def check_records(cfg: dict[str, Any]) -> Checked:
             if "forget" not in unread and not data.rows:
                 checked.faults += _without_twin(args, sets["forget"])
     return checked
+
+
+def _notes_on(path: str, role: str, records: list[Record], data: DataArgs) -> list[str]:
+    """Rows without a prompt, and questions that are learned or forgotten with their answers."""
+    if not any(record.input.strip() for record in records):
+        return [f"no {role} row of {path} has a prompt: what is labelled stands alone."]
+    whole = data.labels.completion == "document" and not data.chat_template
+    asked = [
+        r for r in records if r.kind == "completion" and r.input.rstrip().endswith(("?", "？"))
+    ]
+    if role == "memorise" or not whole or not asked:
+        return []
+    return [
+        f"{len(asked)} of {len(records)} {role} rows of {path} end their prompt with a question "
+        "mark and are labelled whole, question included: give such rows `kind: question` (or an "
+        "id that ends in qa0), or a template, if the model learned the answers only."
+    ]
 
 
 def _without_twin(args: UnlearnArgs, forget: list[tuple[str, list[Record]]]) -> list[str]:

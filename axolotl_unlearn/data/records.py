@@ -24,6 +24,15 @@ SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 #: A longer field ``document`` of a row is a text and no name.
 MAX_NAME = 100
 
+#: Fields that hold (a part of) the prompt in other formats, and the type that reads them.
+_PROMPTS = {
+    "instruction": "alpaca",
+    "question": "alpaca_chat.load_qa",
+    "messages": "chat_template",
+    "conversations": "chat_template",
+    **dict.fromkeys(("prompt", "query", "context", "system", "system_prompt", "history")),
+}
+
 # LUME: `"<uuid>"sc1`, `<uuid>qa0`, `67148749sc1`.
 _SUFFIX = re.compile(r"(sc|qa)\d+$")
 
@@ -160,13 +169,35 @@ def records_from_rows(
                 "forget; fill it or remove the row."
             )
         task = "" if "task" in optional else _text(row, "task", fields, where, number_ok=True)
+        prompt = _text(row, "input", fields, where)
+        _refuse_unread(row, fields, where)
         yield Record(
             id=record_id,
-            input=_text(row, "input", fields, where),
+            input=prompt,
             output=output,
             task=task,
             kind=_explicit_kind(row, where) or kind_of(record_id) or kind,
             source=_source(row.get(fields.document)),
+        )
+
+
+def _refuse_unread(row: Mapping[str, Any], fields: FieldNames, where: str) -> None:
+    """Refuse a row of which a part of the prompt would be left out.
+
+    Raises:
+        UnlearnError: It has text in a field that other formats read and these `fields` do not.
+    """
+    for field, kind in _PROMPTS.items():
+        value = row.get(field)
+        if not isinstance(value, (str, list)) or not value:
+            continue
+        if field in (fields.id, fields.input, fields.output, fields.task, fields.document):
+            continue
+        reads = f"{{type: {kind}}}" if kind else "{type: ...}"
+        raise UnlearnError(
+            f"{where}: field {field!r} holds text that is not read, so the row would be without "
+            f"it; read such rows by `unlearn.data.rows: {reads}`, name the field in `unlearn.data."
+            "fields`, or remove it."
         )
 
 
