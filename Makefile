@@ -43,34 +43,34 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "      $$(date +%T) set-up is done"
 
 demo: setup  ## memorise, forget twice, merge, evaluate, report (tiny model; SEED=n, FULL=1)
-	axolotl unlearn demo --out $(OUT) --seed $(SEED) $(if $(FULL),--full)
+	python -m research demo --out $(OUT) --seed $(SEED) $(if $(FULL),--full)
 
 never-seen: setup  ## forget towards a level, judged against a model that never saw it (SEED=n, OUT=dir, FULL=1)
-	axolotl unlearn never-seen --out $(if $(filter file,$(origin OUT)),out/never-seen,$(OUT)) --seed $(SEED) $(if $(FULL),--full)
+	python -m research never-seen --out $(if $(filter file,$(origin OUT)),out/never-seen,$(OUT)) --seed $(SEED) $(if $(FULL),--full)
 
 never-seen-real: setup  ## the same with SmolLM2-135M and LUME, hours (ARGS="--seed 1 --no-pair")
-	LUME_DIR=$(LUME_DIR) python -m axolotl_unlearn.jobs.never_seen_real $(ARGS)
+	LUME_DIR=$(LUME_DIR) python -m research.studies.never_seen_real $(ARGS)
 
 demo-real: setup  ## the same on SmolLM2-135M and LUME (LUME_DIR=...)
-	LUME_DIR=$(LUME_DIR) axolotl unlearn demo-real
+	LUME_DIR=$(LUME_DIR) python -m research demo-real
 
 demo-request: setup  ## delete one person from a tiny chat model, with the proof
-	python -m axolotl_unlearn.jobs.demo_request $(if $(filter file,$(origin OUT)),,$(OUT))
+	python -m research.studies.demo_request $(if $(filter file,$(origin OUT)),,$(OUT))
 
 tofu: setup  ## TOFU: memorise, retrain, forget in ten ways, score (TOFU_DIR=..., ARGS="--split forget01")
-	python -m axolotl_unlearn.jobs.tofu $(ARGS)
+	python -m research.studies.tofu $(ARGS)
 
 reproduce: setup  ## the paper's tables and figures, and the merge search (SEEDS="0 1 2" PAIRS=3)
-	axolotl unlearn reproduce --seeds "$(SEEDS)" --pairs $(PAIRS)
+	python -m research reproduce --seeds "$(SEEDS)" --pairs $(PAIRS)
 
 reproduce-real: setup  ## the same with SmolLM2-135M after demo-real (SEEDS="42 1 2")
-	axolotl unlearn reproduce-real $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)")
+	python -m research reproduce-real $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)")
 
 leaderboard: setup  ## all methods with one budget (SEEDS="0 1 2", METHODS=npo,simnpo; long)
-	axolotl unlearn leaderboard $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)") $(if $(METHODS),--methods "$(METHODS)") $(if $(filter file,$(origin OUT)),,--out $(OUT))
+	python -m research leaderboard $(if $(filter file,$(origin SEEDS)),,--seeds "$(SEEDS)") $(if $(METHODS),--methods "$(METHODS)") $(if $(filter file,$(origin OUT)),,--out $(OUT))
 
 leaderboard-real: setup  ## ten of them on SmolLM2-135M and LUME (LUME_DIR=...; meant for a GPU; ARGS="--small")
-	LUME_DIR=$(LUME_DIR) python -m axolotl_unlearn.jobs.leaderboard_real $(ARGS)
+	LUME_DIR=$(LUME_DIR) python -m research.studies.leaderboard_real $(ARGS)
 
 test: setup  ## the whole test suite
 	OMP_NUM_THREADS=1 python tests/each_file.py
@@ -99,14 +99,14 @@ format: setup  ## format in place
 	ruff check --fix .
 
 bench: setup  ## step time and memory against other ways (CPU)
-	python benchmarks/run.py
+	python -m research.benchmarks.run
 
 bench-gpu: setup  ## the paper's recipe at full size on one GPU
-	python -m benchmarks.gpu
-	python -m benchmarks.recipe_gpu
+	python -m research.benchmarks.gpu
+	python -m research.benchmarks.recipe_gpu
 
-docs-tables: setup  ## write the tables of README and docs from docs/data
-	python docs/tables.py
+docs-tables: setup  ## write the tables of README and docs from research/results
+	python research/tables.py
 
 clean:  ## remove what runs have written
 	rm -rf out

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from axolotl.integrations.base import BasePlugin
 
-from axolotl_unlearn.args import unlearn_config
+from axolotl_unlearn.config import unlearn_config
 from axolotl_unlearn.errors import UnlearnError, exit_with_sentence, show_as_sentences
 
 if TYPE_CHECKING:
     from axolotl.common.datasets import TrainDatasetMeta
     from axolotl.utils.dict import DictDefault
 
-    from axolotl_unlearn.args import UnlearnArgs
+    from axolotl_unlearn.config import UnlearnArgs
 
 LOG = logging.getLogger(__name__)
 
@@ -30,14 +30,14 @@ class UnlearnPlugin(BasePlugin):
 
         Every command of Axolotl comes here, also those that read no data (`merge-lora`).
         """
-        from axolotl_unlearn.preflight import prepare
+        from axolotl_unlearn.checks.preflight import prepare
 
         show_as_sentences()
         with exit_with_sentence():
             prepare(cfg)
 
     def get_input_args(self) -> str:
-        return "axolotl_unlearn.args.UnlearnPluginArgs"
+        return "axolotl_unlearn.config.UnlearnPluginArgs"
 
     def get_training_args(self, cfg: DictDefault) -> dict[str, Any] | None:
         import torch
@@ -86,7 +86,7 @@ class UnlearnPlugin(BasePlugin):
 
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:
         """Check the data, let Axolotl read them, and count steps in pairs; weights come later."""
-        from axolotl_unlearn.preflight import prepare_data
+        from axolotl_unlearn.checks.preflight import prepare_data
         from axolotl_unlearn.training.resume import choose_checkpoint
 
         _stay_on_cpu(cfg)
@@ -176,7 +176,7 @@ def _check_layers(cfg: DictDefault) -> None:
     """As `check` does for a model in a folder, also for one of the hub, before its weights."""
     from axolotl.loaders.utils import load_model_config
 
-    from axolotl_unlearn.preflight import layer_faults
+    from axolotl_unlearn.checks.preflight import layer_faults
 
     if not _trains(cfg):
         return
@@ -190,8 +190,8 @@ def _check_layers(cfg: DictDefault) -> None:
 
 def _check_trained(args: UnlearnArgs, model: Any) -> None:
     """As `check` does by the config: an objective at a layer needs trained weights up to there."""
+    from axolotl_unlearn.checks.preflight import untrained_faults
     from axolotl_unlearn.engine.layers import decoder_layers
-    from axolotl_unlearn.preflight import untrained_faults
     from axolotl_unlearn.registry import objectives
 
     if not any(objectives()[entry.objective].sees == "hidden" for _, entry in args.entries()):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from axolotl_unlearn.files import write_json
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 #: Whose version can change a result of a command.
 PACKAGES = ("axolotl-unlearn", "axolotl", "torch", "transformers", "peft", "mergekit", "lm_eval")
@@ -80,29 +79,3 @@ class Store:
         write_json(
             self.folder / f"{key}.json", value, private=True, indent=None, ensure_ascii=False
         )
-
-
-def remembered(
-    score: Callable[[nn.Module], Mapping[str, Any]], store: Store, *settings: Any
-) -> Callable[[nn.Module], dict[str, Any]]:
-    """A score function that never scores the same weights twice.
-
-    Args:
-        score: from a model to scores.
-        settings: whatever else the scores depend on: data, limits, versions.
-
-    Returns:
-        The same function; its values are kept in `store` under the content of the model's weights.
-    """
-    from axolotl_unlearn.reference.store import weights_digest
-
-    def scored(model: nn.Module) -> dict[str, Any]:
-        weights = weights_digest(model, without_adapter=False)
-        key = content_key("scores", weights, settings, versions())
-        known = store.get(key)
-        if known is None:
-            known = dict(score(model))
-            store.put(key, known)
-        return known
-
-    return scored

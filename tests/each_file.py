@@ -28,6 +28,7 @@ from typing import NoReturn
 import offline  # noqa: F401  the environment, before any of them is imported
 
 HERE = Path(__file__).parent
+FOLDERS = (HERE, HERE.parent / "research" / "tests")
 NO_TESTS = 5  # pytest's exit code when a filter leaves nothing
 NO_SUMMARY = "ended without a summary"
 LANES = min(2, len(os.sched_getaffinity(0)))
@@ -148,7 +149,9 @@ def main() -> int:
     # ones, whose faults show early. A lane without files of its own helps the other.
     named = [Path(word).resolve() for word in sys.argv[1:] if word.endswith(".py")]
     options = [word for word in sys.argv[1:] if not word.endswith(".py")]
-    slow, quick = order(named or sorted(HERE.glob("test_*.py")))
+    slow, quick = order(
+        named or sorted(path for folder in FOLDERS for path in folder.glob("test_*.py"))
+    )
     lanes = deque([(quick, slow), (slow, quick)][:LANES])
     running: dict[int, tuple] = {}
     while running or slow or quick:

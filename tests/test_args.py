@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from axolotl_unlearn.args import parse_unlearn, preset_names
+from axolotl_unlearn.config import parse_unlearn, preset_names
 from axolotl_unlearn.errors import UnlearnError
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from axolotl_unlearn import axolotl_options
-from axolotl_unlearn.args import parse_unlearn
+from axolotl_unlearn.checks import axolotl_options
+from axolotl_unlearn.checks.preflight import PLUGIN, check_config, config_faults, evaluation_notes
+from axolotl_unlearn.columns import SIDES, task_number
+from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.checks import check_columns, check_files, check_records
-from axolotl_unlearn.data.columns import SIDES, task_number
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.preflight import PLUGIN, check_config, config_faults, evaluation_notes
 
 FORGET = {"id": "aqa0", "input": "q", "output": "d", "task": "Task2"}
 RETAIN = {"id": "bqa0", "input": "r", "output": "e", "task": "Task2"}
@@ -144,7 +144,7 @@ def test_own_fields_and_data_elsewhere(entry):
     hub = {"path": "someone/forget-set", "type": "axolotl_unlearn.data.forget", "split": "train"}
     assert check_files({"unlearn": block, "datasets": [hub]}) == []
     demo = {"path": "out/demo/nothing/f.jsonl", "type": "axolotl_unlearn.data.forget"}
-    assert "axolotl unlearn make-data" in check_files({"unlearn": block, "datasets": [demo]})[0]
+    assert "python -m research make-data" in check_files({"unlearn": block, "datasets": [demo]})[0]
 
 
 def test_a_faulty_block_does_not_hide_the_files(entry):
@@ -354,7 +354,7 @@ def test_settings_of_axolotl(settings, says):
 
 def test_trackers_that_cannot_start(monkeypatch):
     """transformers said so after loading: by RuntimeError, and by a TypeError of trackio 0.19."""
-    from axolotl_unlearn import preflight
+    from axolotl_unlearn.checks import preflight
 
     monkeypatch.setitem(preflight._TRACKERS, "use_mlflow", "not_there_mlflow")
     (said,) = preflight._tracker_faults({"use_mlflow": True, "use_comet": None})
@@ -472,7 +472,7 @@ def test_keys_that_are_nobodys_are_named(tmp_path):
 
 
 def test_the_page_of_axolotls_options_is_the_table():
-    """`python -m axolotl_unlearn.axolotl_options > docs/axolotl-options.md`"""
+    """`python -m axolotl_unlearn.checks.axolotl_options > docs/axolotl-options.md`"""
     docs = Path(__file__).parents[1] / "docs" / "axolotl-options.md"
     assert docs.read_text() == axolotl_options.page()
 
@@ -541,7 +541,7 @@ def test_the_key_holds_seed_tokenizer_and_version(tmp_path, monkeypatch):
 
 def test_an_edited_memorisation_stream_is_read_again(entry):
     """Axolotl keys its prepared copy by path; the plugin adds the content."""
-    from axolotl_unlearn.preflight import PLUGIN, prepare
+    from axolotl_unlearn.checks.preflight import PLUGIN, prepare
 
     first = entry([FORGET], "memorise")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from axolotl_unlearn.data.columns import task_number
+from axolotl_unlearn.columns import task_number
 from axolotl_unlearn.data.records import (
     Fields,
     Record,
@@ -128,7 +128,7 @@ def test_a_task_without_a_number_is_a_category_of_its_own():
 @pytest.mark.parametrize("tasks", [["PII"], ["math1"], [1], ["Task1", "2"]])
 def test_entries_and_rows_read_tasks_alike(tasks):
     torch = pytest.importorskip("torch")
-    from axolotl_unlearn.args import ObjectiveArgs
+    from axolotl_unlearn.config import ObjectiveArgs
     from axolotl_unlearn.engine.entries import make_entries
     from axolotl_unlearn.engine.views import rows_of
 
@@ -205,7 +205,7 @@ def test_faults_of_json(tmp_path, top, says):
 def test_faults_of_the_file(tmp_path, monkeypatch):
     with pytest.raises(UnlearnError, match="none.jsonl does not exist; check the path"):
         read_records(tmp_path / "none.jsonl")
-    with pytest.raises(UnlearnError, match="out/demo/data/f.jsonl.*axolotl unlearn make-data"):
+    with pytest.raises(UnlearnError, match="out/demo/data/f.jsonl.*python -m research make-data"):
         read_records("out/demo/data/f.jsonl")
     with pytest.raises(UnlearnError, match="is a folder"):
         read_records(tmp_path)

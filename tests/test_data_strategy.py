@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from data_tokenizers import EOS, byte_tokenizer, word_tokenizer
 
-from axolotl_unlearn.data.columns import pair_number
+from axolotl_unlearn.columns import pair_number
 from axolotl_unlearn.errors import UnlearnError
 
 LUME = Path(__file__).parents[2] / "shared" / "lume" / "train"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from data_tokenizers import byte_tokenizer
 
-from axolotl_unlearn.args import DataArgs, parse_unlearn
+from axolotl_unlearn.config import DataArgs, parse_unlearn
 from axolotl_unlearn.data import checks, typed
 from axolotl_unlearn.errors import UnlearnError
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from pathlib import Path
 
 import click
 import pytest
 import yaml
 
+from research import tables
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs"))
-tables = importlib.import_module("tables")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = list(tables.PAGES)
 #: Folders whose files the repository holds (out/, data/ and the like are made or the user's).
-OURS = r"(?:axolotl_unlearn|benchmarks|docs|eval_tasks|examples|mergekit_configs|tests)"
+OURS = r"(?:axolotl_unlearn|docs|eval_tasks|examples|mergekit_configs|research|tests)"
 
 
 def text(page: Path) -> str:
@@ -34,9 +32,9 @@ def test_links_and_paths_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_commands_exist(page):
-    from axolotl_unlearn.cli import unlearn
+    from axolotl_unlearn.cli import EXPERIMENTAL, unlearn
 
-    known = set(unlearn.list_commands(None))
+    known = {*unlearn.list_commands(None), *EXPERIMENTAL}
     named = set(re.findall(r"(?:`|^|\$ )axolotl unlearn ([a-z][a-z-]+)", text(page), re.M))
     assert named <= known
 
@@ -94,18 +92,17 @@ def test_a_changed_number_is_found():
 
 def test_a_finished_study_becomes_data_and_tables(tmp_path, monkeypatch):
     """Two seeds, .8 and .9: mean .85, half width t(1) * .05 = .635; both groups of utility."""
-    from axolotl_unlearn.analysis.study import COLUMNS, write_study
+    from research.analysis.study import COLUMNS, write_study
 
     def model(value):
         groups = {"held out": {"value": value - 0.1, "n": 4}, "replayed": {"value": 1.0, "n": 5}}
         return dict.fromkeys(COLUMNS, value) | {"utility_groups": groups}
 
-    (tmp_path / "data").mkdir()
     write_study(tmp_path, "make it", {1: {"tuned": model(0.8)}, 2: {"tuned": model(0.9)}}, "page")
-    monkeypatch.setattr(tables, "DOCS", tmp_path)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
     tables.tables.cache_clear()
     path = tables.collect(tmp_path / "results.json", "fresh")
-    assert path == tmp_path / "data" / "fresh.json" and "versions" in path.read_text()
+    assert path == tmp_path / "fresh.json" and "versions" in path.read_text()
     page = tables.filled(
         "<!-- table fresh comparison aggregate, utility (held out) -->\nold\n<!-- end -->"
     )
@@ -119,7 +116,7 @@ def test_a_finished_study_becomes_data_and_tables(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
 def test_numbers_of_results_come_from_data_alone(name):
-    """Outside what `docs/tables.py` writes there is no decimal but identifiers and versions."""
+    """Outside what `research/tables.py` writes there is no decimal but identifiers and versions."""
     page = tables.TABLE.sub("", text(ROOT / name))
     page = tables.CELL.sub("", page)
     page = re.sub(r"```.*?```|\]\([^)]*\)|arXiv [\d.]+", "", page, flags=re.S)
@@ -146,7 +143,7 @@ def test_make_targets_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_config_blocks_are_valid(page):
-    from axolotl_unlearn.args import parse_unlearn
+    from axolotl_unlearn.config import parse_unlearn
 
     for block in re.findall(r"```yaml\n(.*?)```", text(page), re.S):
         content = yaml.safe_load(block)
@@ -155,7 +152,7 @@ def test_config_blocks_are_valid(page):
 
 
 def test_every_objective_and_preset_is_documented():
-    from axolotl_unlearn.args import preset_names
+    from axolotl_unlearn.config import preset_names
     from axolotl_unlearn.objectives import OBJECTIVES
 
     page = text(ROOT / "docs" / "objectives.md")
@@ -165,7 +162,7 @@ def test_every_objective_and_preset_is_documented():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yml")), ids=str)
 def test_example_blocks_are_valid(path):
-    from axolotl_unlearn.args import parse_unlearn
+    from axolotl_unlearn.config import parse_unlearn
 
     cfg = yaml.safe_load(text(path))
     if cfg.get("unlearn"):

@@ -12,16 +12,16 @@ import pytest
 import torch
 from conftest import tiny_llama, with_lora
 
+from axolotl_unlearn.engine.scorer import Query, score_queries
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import generate
-from axolotl_unlearn.evaluation.models import (
+from axolotl_unlearn.models import (
     ModelSpec,
     check_finite,
     load_model,
     parse_models,
     weights_digest,
 )
-from axolotl_unlearn.evaluation.scorer import Query, score_queries
 
 
 @pytest.fixture(scope="module")

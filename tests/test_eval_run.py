@@ -15,14 +15,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.cli import RESEARCH, unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run
 from axolotl_unlearn.evaluation.collapse import second_half
 from axolotl_unlearn.evaluation.compare import compare
-from axolotl_unlearn.evaluation.measured import Measured, Settings, count_outputs
+from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.metrics.semeval import CELLS
+from research.__main__ import research
 
 OPTIONS = {"min_members": 1, "progress": False, "resamples": 50, "max_gen_toks": 12}
 
@@ -322,7 +323,8 @@ def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
 def test_likelihoods_go_on_too_and_a_part_at_a_time(home, results, tmp_path, monkeypatch):
     """Killed in the second ten of 24 documents: the first ten are not scored again, and every
     number is that of a run that nobody killed. The parts of before were all or nothing."""
-    from axolotl_unlearn.evaluation import measure, scorer
+    from axolotl_unlearn.engine import scorer
+    from axolotl_unlearn.evaluation import measure
 
     monkeypatch.setattr(measure, "_AT_ONCE", 10)
     real, sizes = scorer.score_texts, []
@@ -490,7 +492,7 @@ def test_canaries_are_planted_trained_and_told(home):
     run_command = CliRunner().invoke
     data, out = home / "canaries", home / "canaries-eval"
     made = run_command(
-        unlearn, ["canaries", "make", "--data", str(home / "data"), "--out", str(data),
+        research, ["canaries", "make", "--data", str(home / "data"), "--out", str(data),
                   "--pairs", "14", "--seed", "1"],
     )  # fmt: skip
     assert made.exit_code == 0, made.output
@@ -500,19 +502,19 @@ def test_canaries_are_planted_trained_and_told(home):
     eval_model.train_model(home / "knows", planted * 2, steps=60)
     models = [f"knows={home / 'knows'}", f"clean={home / 'broken'}"]
     run.evaluate(models, data, out, **OPTIONS)
-    judged = run_command(unlearn, ["canaries", "judge", str(out)])
+    judged = run_command(research, ["canaries", "judge", str(out)])
     assert judged.exit_code == 0, judged.output
     found = json.loads((out / "canaries.json").read_text())
     assert found["knows"]["answer"] == "told" and found["knows"]["shares"]["loss"] > 0.9
     assert found["clean"]["answer"] == "open" and found["clean"]["pairs"] == 14
     assert "knows: planted documents can be told from their twins, still known" in judged.output
-    wide = run_command(unlearn, ["canaries", "judge", str(out), "--margin", "0.45"])
+    wide = run_command(research, ["canaries", "judge", str(out), "--margin", "0.45"])
     assert "clean" in wide.output and not json.loads((out / "canaries.json").read_text())[
         "clean"]["certified"]  # fmt: skip
     (data / "canaries.json").unlink()
-    assert "canaries make" in run_command(unlearn, ["canaries", "judge", str(out)]).output
+    assert "canaries make" in run_command(research, ["canaries", "judge", str(out)]).output
     (data / "member.jsonl").write_text('{"id": "x", "document": "another"}\n')
-    assert "evaluate again" in run_command(unlearn, ["canaries", "judge", str(out)]).output
+    assert "evaluate again" in run_command(research, ["canaries", "judge", str(out)]).output
 
 
 def moved(model: Path, folder: Path, seed: int) -> Path:
@@ -608,7 +610,8 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
     ]  # fmt: skip
     ended = []
     for command in commands:
-        done = CliRunner().invoke(unlearn, ["--debug", *command])
+        group = research if command[0] in RESEARCH else unlearn
+        done = CliRunner().invoke(group, ["--debug", *command])
         ended.append(done.exit_code and done.output[-300:])
         assert not texts.among(done.output), command
         assert isinstance(done.exception, SystemExit | None), (command, done.exc_info)

@@ -84,7 +84,7 @@ def test_digest_changes_with_the_content(folder):
 
 def test_missing_folder_names_make_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnlearnError, match="axolotl unlearn make-data"):
+    with pytest.raises(UnlearnError, match="python -m research make-data"):
         load_sets()
 
 

@@ -229,7 +229,7 @@ def test_the_benchmark_compares_equal_values(home, monkeypatch):
 
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
     from axolotl_unlearn.evaluation.tofu import tofu_documents
-    from benchmarks import tofu as ways
+    from research.benchmarks import tofu as ways
 
     held = str(home / "data" / "held.jsonl")
     folder = str(home / "data")

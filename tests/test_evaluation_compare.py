@@ -12,7 +12,7 @@ import pytest
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.compare import compare, compare_measured, sentence
-from axolotl_unlearn.evaluation.measured import Measured
+from axolotl_unlearn.evaluation.measurement import Measured
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics.statistics import Difference
 

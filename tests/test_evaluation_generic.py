@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axolotl_unlearn.args import DataArgs
+from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.continuations import continuation_logps
 from axolotl_unlearn.evaluation.generic import (

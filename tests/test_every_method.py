@@ -15,8 +15,8 @@ import yaml
 from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
 
-from axolotl_unlearn.args import load_preset, parse_unlearn, preset_names
 from axolotl_unlearn.cli.methods import command as methods
+from axolotl_unlearn.config import load_preset, parse_unlearn, preset_names
 from axolotl_unlearn.objectives import OBJECTIVES
 
 ROOT = Path(__file__).parents[1]

@@ -142,9 +142,7 @@ def test_no_writer_of_the_package_goes_around(request):
         "requests/ledger.py": "appends under a lock; the key is new and exclusive",
         "runner.py": "logs of commands, and a lock",
         "forkserver.py": "the streams of a command",
-        "demo/smollm2.py": "into a draft",
         "training/level.py": "into a draft",
-        "jobs/demo_request.py": "changes bytes of a copy on purpose",
     }
     writes = re.compile(
         r"""\.write_text\(|\.write_bytes\(|json\.dump\(|open\(([^()]*, )?["'](w|a|x)"""
@@ -195,12 +193,8 @@ def test_an_unexpected_error_is_told_without_its_message(monkeypatch):
     assert row in str(CliRunner().invoke(cli.unlearn, ["--debug", "check"]).exception)
 
 
-def test_only_commands_know_jobs():
-    """Jobs are tables of commands; no room below asks for one (requests did, for the runner)."""
+def test_nothing_in_the_package_knows_research():
+    """Studies are built on the package and are not in the wheel."""
     package = Path(files.__file__).parent
-    askers = {
-        path.relative_to(package).parts[0]
-        for path in package.rglob("*.py")
-        if re.search(r"^\s*(from|import) axolotl_unlearn\.jobs\b", path.read_text(), re.M)
-    }
-    assert askers == {"jobs", "cli"}
+    asks = re.compile(r"^\s*(from|import) research\b", re.M)
+    assert not [path for path in package.rglob("*.py") if asks.search(path.read_text("utf-8"))]

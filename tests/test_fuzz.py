@@ -213,7 +213,7 @@ EXAMPLES = [yaml.safe_load(p.read_text()) for p in sorted((ROOT / "examples").rg
 @share(0.3)
 @given(st.sampled_from(EXAMPLES), CHANGES)
 def test_configs(cfg, changes):
-    from axolotl_unlearn.preflight import config_faults
+    from axolotl_unlearn.checks.preflight import config_faults
 
     with sentence_or_result():
         for fault in config_faults(changed(cfg, changes)):
@@ -223,7 +223,7 @@ def test_configs(cfg, changes):
 @share(0.1)
 @given(JSON)
 def test_blocks(block):
-    from axolotl_unlearn.args import parse_unlearn
+    from axolotl_unlearn.config import parse_unlearn
 
     count("bad inputs tried")
     with contextlib.suppress(UnlearnError):
@@ -233,7 +233,7 @@ def test_blocks(block):
 @share(0.05)
 @given(st.one_of(st.binary(max_size=80), st.text(st.characters(codec="utf-8"), max_size=80)))
 def test_config_files(raw):
-    from axolotl_unlearn.preflight import check_config
+    from axolotl_unlearn.checks.preflight import check_config
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "c.yml"

@@ -141,7 +141,7 @@ def test_priv_leak_is_that_of_muse():
 @pytest.mark.parametrize("against", ["retrained", "reference", "chance"])
 def test_the_evaluation_asks_it_of_candidates_alone(features, against, tmp_path):
     """Known texts have another pattern; with a model that never saw them by the differences."""
-    from axolotl_unlearn.evaluation.measured import Measured
+    from axolotl_unlearn.evaluation.measurement import Measured
     from axolotl_unlearn.evaluation.sets import EvaluationSets
     from axolotl_unlearn.evaluation.summary import add_learned
 
@@ -178,7 +178,7 @@ def test_of_many_texts_it_sees_some(features, monkeypatch, tmp_path):
     third; the p-values are those of these, and an audit takes 1 for the others."""
     from axolotl_unlearn import metrics
     from axolotl_unlearn.evaluation import summary
-    from axolotl_unlearn.evaluation.measured import Measured
+    from axolotl_unlearn.evaluation.measurement import Measured
     from axolotl_unlearn.evaluation.sets import EvaluationSets
 
     monkeypatch.setattr(metrics.learned, "MOST_TEXTS", 25)

@@ -113,7 +113,7 @@ def test_one_process_that_fails_ends_the_others_with_its_sentence(stage, forks_o
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3"])
 def test_example_configs_have_no_fault(name):
     """Apart from data and models, which a newcomer does not have yet."""
-    from axolotl_unlearn.preflight import faults
+    from axolotl_unlearn.checks.preflight import faults
 
     cfg = yaml.safe_load((ROOT / f"examples/distributed/{name}.yml").read_text())
     found = [f for f in faults(cfg) if "does not exist" not in f and "data/semeval" not in f]
@@ -136,7 +136,7 @@ def test_four_bit_base_gives_its_own_reference():
     bnb = pytest.importorskip("bitsandbytes")
     from conftest import random_batch, tiny_llama, with_lora
 
-    from axolotl_unlearn.args import ObjectiveArgs
+    from axolotl_unlearn.config import ObjectiveArgs
     from axolotl_unlearn.engine.entries import make_entries
     from axolotl_unlearn.engine.statistics import ChunkPlan
     from axolotl_unlearn.engine.step import step_loss

@@ -16,11 +16,11 @@ from torch.testing import assert_close
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.experimental.twins import Twins, alignment, own_twins
 from axolotl_unlearn.reference.precompute import precompute
 from axolotl_unlearn.reference.sources import FrozenCopy, make_reference
 from axolotl_unlearn.reference.store import RowStore, weights_digest
 from axolotl_unlearn.reference.teacher import TeacherAdapter, TeacherModel, require_same_tokenizer
-from axolotl_unlearn.reference.twins import Twins, alignment, own_twins
 
 
 def move(model, seed=0):

@@ -11,7 +11,7 @@ import torch
 from conftest import tiny_llama
 from torch.testing import assert_close
 
-from axolotl_unlearn.data.columns import KINDS
+from axolotl_unlearn.columns import KINDS
 from axolotl_unlearn.engine import forward, row_gradients
 from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.engine.forward import observe, refuse_without_second_derivative
@@ -405,6 +405,6 @@ def test_a_step_draws_forget_rows_to_the_crowd(objective):
 
 
 def parse(block: dict):
-    from axolotl_unlearn.args import parse_unlearn
+    from axolotl_unlearn.config import parse_unlearn
 
     return parse_unlearn(block).entries()

@@ -402,7 +402,7 @@ def test_command_finds_logs_beside_the_models_and_prints_table_and_path(tmp_path
 
 
 def test_depth_files_are_found(tmp_path):
-    """As `axolotl unlearn depth` writes them; the reference keeps its colour."""
+    """As `python -m research depth` writes them; the reference keeps its colour."""
     point = {"x": 0, "y": 1.0, "low": 0.5, "high": 1.5}
     curves = [
         {"title": "Depth", "metric": "m", "x_label": "layer", "model": name, "points": [point]}

@@ -323,7 +323,7 @@ def test_rows_of_the_validation_split_are_those_that_axolotl_held_out(home, tmp_
     split = load_datasets(cfg=load_cfg(str(path)))  # as `axolotl train` does
     found = trained_rows(path)
     assert len(found.heldout) == 8 and len(found.rows) == len(TRAIN) - 8 and not found.limits
-    from axolotl_unlearn.args import DataArgs
+    from axolotl_unlearn.config import DataArgs
     from axolotl_unlearn.data.typed import encode
 
     data = DataArgs(rows=found.types)

@@ -169,8 +169,8 @@ def side_by_side(made, home: Path) -> None:
     from data_tokenizers import byte_tokenizer
     from transformers import AutoModelForCausalLM
 
-    from axolotl_unlearn.requests.people import measure_people
     from axolotl_unlearn.requests.rows import encoded
+    from research.studies.people import measure_people
 
     measure_people(made.folder, home)
     found = json.loads((home / "people.json").read_text())
@@ -323,8 +323,8 @@ def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_p
 
 
 def test_the_demos_people_are_in_one_part_only_and_its_config_is_plain(tmp_path):
-    from axolotl_unlearn.demo.chats import SIZES, make_chats
-    from axolotl_unlearn.jobs.demo_request import REAL, TINY, plan_request
+    from research.studies.demo_request import REAL, TINY, plan_request
+    from research.worlds.chats import SIZES, make_chats
 
     ids = make_chats(tmp_path / "data")
     assert {part: len(names) for part, names in ids.items()} == SIZES

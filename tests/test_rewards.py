@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
-from axolotl_unlearn import rewards
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.experimental import rewards
 
 ROOT = Path(__file__).resolve().parents[1]
 SAID = ["Ada lives in Paris, in paris!", "Parisian life", "nothing"]

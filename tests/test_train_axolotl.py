@@ -12,7 +12,7 @@ from axolotl.integrations.base import BasePlugin
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from axolotl_unlearn.data.columns import ROLES
+from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.reference.base import row_keys
 
 ROOT = Path(__file__).parents[1]
@@ -874,13 +874,13 @@ def test_every_option_of_axolotl_is_decided():
     """A new Axolotl may bring one that changes loss, batches or weights behind us."""
     from axolotl.utils.schemas.config import AxolotlInputConfig
 
-    from axolotl_unlearn.axolotl_options import _ALIASES, groups
+    from axolotl_unlearn.checks.axolotl_options import _ALIASES, groups
 
     decided = [option for group in groups() for option in group["options"]]
     assert sorted(decided) == sorted(set(decided))
     fields = set(AxolotlInputConfig.model_fields)
     new, gone = sorted(fields - set(decided)), sorted(set(decided) - fields)
-    assert not new and not gone, "decide in axolotl_unlearn/axolotl_options.yml"
+    assert not new and not gone, "decide in axolotl_unlearn/checks/axolotl_options.yml"
     aliases = {field.alias for field in AxolotlInputConfig.model_fields.values()} - {None}
     assert aliases == set(_ALIASES)
 

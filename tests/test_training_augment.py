@@ -17,8 +17,8 @@ from data_tokenizers import byte_tokenizer
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.data.checks import check_files
 from axolotl_unlearn.data.records import Record
-from axolotl_unlearn.data.twins import Pool
-from axolotl_unlearn.training.augment import IDK
+from axolotl_unlearn.experimental.augment import IDK
+from axolotl_unlearn.experimental.make_twins import Pool
 
 FORGET = [
     {"id": "asc1", "input": "The mill of", "output": "Ada burned.", "task": "Task1"},
@@ -281,8 +281,8 @@ def test_memo_keeps_what_the_model_knows_least(config, tmp_path):
     """Of three answers two a row, in the order of their MEMO by the config's own model; the store
     knows them in a second call."""
     from axolotl_unlearn.evaluation.generate import generate_greedily
-    from axolotl_unlearn.evaluation.models import load_model, load_tokenizer, parse_models
     from axolotl_unlearn.metrics.memorisation import memo, memo_cuts
+    from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
 
     (spec,) = parse_models([yaml.safe_load(config.read_text())["base_model"]])
     model = load_model(spec, dtype=torch.float32, device="cpu")

@@ -13,7 +13,11 @@ from data_tokenizers import byte_tokenizer
 from torch.testing import assert_close
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.training.fisher_start import fisher_information, row_weights, weighted_factors
+from axolotl_unlearn.experimental.fisher_start import (
+    fisher_information,
+    row_weights,
+    weighted_factors,
+)
 
 
 def test_row_weights_by_hand():

@@ -165,7 +165,7 @@ def life(tmp_path_factory):
     """A small life, and its original: a tiny OLMo that learned four documents by heart."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from axolotl_unlearn.demo.life import LifeSizes, make_life
+    from research.worlds.life import LifeSizes, make_life
 
     out = tmp_path_factory.mktemp("life")
     sizes = LifeSizes(
@@ -327,7 +327,7 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
     first calibration maps its held-out quantiles on the policy's."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from axolotl_unlearn.args import parse_unlearn
+    from axolotl_unlearn.config import parse_unlearn
     from axolotl_unlearn.objectives.matching import log_odds
     from axolotl_unlearn.reference.level import Level
     from axolotl_unlearn.training.level import LevelCallback, Watched, forget_rows
@@ -505,8 +505,8 @@ def test_the_temperature_follows_the_entropies():
 
 
 def test_faults_of_the_block_name_the_cure(life):
+    from axolotl_unlearn.checks.preflight import faults
     from axolotl_unlearn.errors import UnlearnError
-    from axolotl_unlearn.preflight import faults
 
     config = example(life, "fault")
     assert faults(config) == []

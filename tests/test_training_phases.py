@@ -12,19 +12,19 @@ from conftest import random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 from transformers import get_scheduler
 
-from axolotl_unlearn.args import FlattenArgs, parse_unlearn
+from axolotl_unlearn.checks.preflight import _setting_faults
+from axolotl_unlearn.config import FlattenArgs, parse_unlearn
 from axolotl_unlearn.engine.entries import make_entries, unit_counts
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.preflight import _setting_faults
+from axolotl_unlearn.experimental.attribution import RowWeights, attribution_weights, attributions
+from axolotl_unlearn.experimental.drawn_along import DrawnAlong, most_changed
+from axolotl_unlearn.experimental.duals import Duals
+from axolotl_unlearn.experimental.flatten import all_flattened, flattened
+from axolotl_unlearn.experimental.saliency import salient
+from axolotl_unlearn.experimental.sharpness import moved_uphill
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.attribution import RowWeights, attribution_weights, attributions
-from axolotl_unlearn.training.drawn_along import DrawnAlong, most_changed
-from axolotl_unlearn.training.duals import Duals
-from axolotl_unlearn.training.flatten import all_flattened, flattened
 from axolotl_unlearn.training.phases import make_phases, phase_at, phase_steps, restarting
-from axolotl_unlearn.training.saliency import salient
-from axolotl_unlearn.training.sharpness import moved_uphill
 from axolotl_unlearn.training.surgery import Surgery, adam_scales, dot, gru, gu, pcgrad
 
 BLOCK = {

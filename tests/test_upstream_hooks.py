@@ -71,13 +71,13 @@ OURS = (
     "axolotl_unlearn.plugin.UnlearnPlugin",
     "axolotl_unlearn.training.trainer.UnlearnTrainer",
     "axolotl_unlearn.training.gradients.GradientSteps",
-    "axolotl_unlearn.training.duals.Duals",
+    "axolotl_unlearn.experimental.duals.Duals",
     "axolotl_unlearn.training.guard.CollapseWatch",
     "axolotl_unlearn.training.level.LevelCallback",
     "axolotl_unlearn.data.strategy.RecordStrategy",
     "axolotl_unlearn.data.strategy.TypedStrategy",
     "axolotl_unlearn.evaluation.lm.UnlearnLM",
-    "axolotl_unlearn.evaluation.whp.WhpLM",
+    "axolotl_unlearn.experimental.whp.WhpLM",
     "axolotl_unlearn.evaluation.tofu.Tofu",
 )
 UPSTREAM = ("axolotl.", "transformers.", "lm_eval.")
@@ -149,7 +149,7 @@ def test_every_number_that_counts_has_a_range():
     """Those of options that we support or have not tried; the others change nothing in a run."""
     from axolotl.utils.schemas.config import AxolotlInputConfig
 
-    from axolotl_unlearn.axolotl_options import Numbers, groups
+    from axolotl_unlearn.checks.axolotl_options import Numbers, groups
 
     # Axolotl's own bounds, or tables and sizes in which any number may mean something.
     others = {"lora_rank_pattern", "lora_alpha_pattern", "peft_layer_replication",

@@ -22,7 +22,7 @@ from torch import distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import random_batch, tiny_llama, with_lora  # noqa: E402
 
-from axolotl_unlearn.args import ObjectiveArgs  # noqa: E402
+from axolotl_unlearn.config import ObjectiveArgs  # noqa: E402
 from axolotl_unlearn.engine.entries import make_entries, unit_counts
 from axolotl_unlearn.engine.statistics import ChunkPlan  # noqa: E402
 from axolotl_unlearn.engine.step import step_loss  # noqa: E402

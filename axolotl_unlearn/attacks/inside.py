@@ -22,8 +22,8 @@ from axolotl_unlearn.attacks.subject import Subject
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.needs import Needs
+from axolotl_unlearn.engine.scorer import Query, check_length, text_queries
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.scorer import Query, check_length, text_queries
 from axolotl_unlearn.metrics.learned import (
     FEATURES,
     MIN_TEXTS,

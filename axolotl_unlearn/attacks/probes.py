@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from axolotl_unlearn.args import DataArgs
+from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.evaluation.continuations import continuation_logps
 from axolotl_unlearn.evaluation.generic import contains_answer

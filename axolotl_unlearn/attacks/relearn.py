@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from axolotl_unlearn.args import DataArgs
 from axolotl_unlearn.attacks.probes import MEASURES, Scores, plain_probes
 from axolotl_unlearn.attacks.results import curve, figures_row, rows_digest, scores_key, stored
 from axolotl_unlearn.attacks.subject import Subject
-from axolotl_unlearn.data.columns import IGNORE
+from axolotl_unlearn.columns import IGNORE
+from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import Encoder
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError

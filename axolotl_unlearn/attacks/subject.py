@@ -11,14 +11,14 @@ from typing import Any
 from axolotl_unlearn.attacks.probes import Probe, Scores, score_probes
 from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.models import (
+from axolotl_unlearn.evaluation.sets import find_file, interleave
+from axolotl_unlearn.models import (
     ModelSpec,
     load_model,
     load_tokenizer,
     parse_models,
     weights_digest,
 )
-from axolotl_unlearn.evaluation.sets import find_file, interleave
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def find_side(data_dir: Path, side: str) -> Path:
     if not data_dir.is_dir():
         raise UnlearnError(
             f"the data folder {data_dir} does not exist; name one with {side}.jsonl "
-            "(`axolotl unlearn make-data` makes the demo's)."
+            "(`python -m research make-data` makes the demo's)."
         )
     path = find_file(data_dir, side)
     if path is None:

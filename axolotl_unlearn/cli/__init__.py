@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 import os
 import pkgutil
+import subprocess
+import sys
 import traceback
 import warnings
 
@@ -13,23 +15,31 @@ import click
 
 from axolotl_unlearn.errors import UnlearnError
 
+#: Commands that are methods without a promise of stability: hidden, found by their name.
+EXPERIMENTAL = ("augment", "fisher-start")
+#: Commands that were here and belong to the laboratory: `python -m research NAME`.
+RESEARCH = ("analyse", "canaries", "demo", "demo-real", "depth", "leaderboard", "locate",
+            "make-data", "never-seen", "reproduce", "reproduce-real", "tune-merge")  # fmt: skip
+
 
 class LazyGroup(click.Group):
-    """A group whose commands are the modules of this package, imported when they are used.
+    """A group whose commands are the modules of a package, imported when they are used.
 
     A module ``make_data`` gives the command ``make-data`` through its attribute ``command``.
     Faults of the user (`UnlearnError`) become one sentence and exit code 2.
     """
 
+    package = __name__
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        names = [module.name for module in pkgutil.iter_modules(__path__)]
+        path = importlib.import_module(self.package).__path__
+        names = [module.name for module in pkgutil.iter_modules(path)]
         return sorted(name.replace("_", "-") for name in names if not name.startswith("_"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"{__name__}.{cmd_name.replace('-', '_')}")
-        return module.command
+        return importlib.import_module(f"{self.package}.{cmd_name.replace('-', '_')}").command
 
     def invoke(self, ctx: click.Context):
         try:
@@ -75,13 +85,38 @@ NOISY = ("torchao", "bitsandbytes", "transformers", "datasets", "accelerate", "t
          "kernels", "torch", "huggingface_hub")  # fmt: skip
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(LazyGroup):
+    """Those of the plugin, and under their old names those that have moved."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in EXPERIMENTAL:
+            name = f"axolotl_unlearn.experimental.cli_{cmd_name.replace('-', '_')}"
+            return importlib.import_module(name).command
+        return _moved(cmd_name) if cmd_name in RESEARCH else super().get_command(ctx, cmd_name)
+
+
+def _moved(name: str) -> click.Command:
+    """An alias that says the new name and does what the new name does."""
+
+    @click.command(name, hidden=True, add_help_option=False, context_settings={
+        "ignore_unknown_options": True, "allow_extra_args": True})  # fmt: skip
+    @click.pass_context
+    def command(ctx: click.Context) -> None:
+        click.echo(f"`axolotl unlearn {name}` is now `python -m research {name}`.", err=True)
+        if importlib.util.find_spec("research") is None:
+            raise UnlearnError(f"`python -m research {name}` runs in a checkout of the repository.")
+        done = subprocess.run([sys.executable, "-m", "research", name, *ctx.args], check=False)
+        ctx.exit(done.returncode)
+
+    return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Warnings of libraries, and whole tracebacks.")
 def unlearn(debug: bool) -> None:
     """Forget documents, merge complementary models, and prove what was forgotten.
 
     \b
-    axolotl unlearn demo                      the whole job on embedded data
     axolotl unlearn check my.yml              what is wrong, before any GPU second
     axolotl unlearn eval out/merged --data D  scores with intervals
     """

@@ -31,12 +31,12 @@ def command(config: Path, full: bool | None, as_json: bool) -> None:
     Example:
       axolotl unlearn check examples/npo_over.yml
     """
-    from axolotl_unlearn.preflight import axolotl_faults, check_config, read_config
+    from axolotl_unlearn.checks.preflight import axolotl_faults, check_config, read_config
 
     faults, summary = check_config(config)
     facts = {}
     if not faults and ("axolotl.cli.main" in sys.modules if full is None else full):
-        from axolotl_unlearn.outlook import lines, outlook
+        from axolotl_unlearn.checks.outlook import lines, outlook
 
         cfg = read_config(config)
         facts, faults = outlook(cfg)

@@ -32,7 +32,7 @@ def command(arguments: tuple[str, ...]) -> None:
     from lm_eval.__main__ import cli_evaluate
 
     import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
-    import axolotl_unlearn.evaluation.whp  # noqa: F401 (registers hf-whp)
+    import axolotl_unlearn.experimental.whp  # noqa: F401 (registers hf-whp)
     from axolotl_unlearn.evaluation.tasks import task_folder
 
     given = list(arguments)

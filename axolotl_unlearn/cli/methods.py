@@ -26,7 +26,7 @@ def command(name: str | None) -> None:
       axolotl unlearn methods npo
       axolotl unlearn methods tofu-npo
     """
-    from axolotl_unlearn.args import preset_names, preset_text
+    from axolotl_unlearn.config import preset_names, preset_text
     from axolotl_unlearn.registry import objectives
 
     known = objectives()
@@ -42,7 +42,7 @@ def command(name: str | None) -> None:
     elif name in preset_names():
         click.echo(preset_text(name).rstrip())
     else:
-        from axolotl_unlearn.args import nearest
+        from axolotl_unlearn.config import nearest
 
         names = [*known, *preset_names()]
         raise click.UsageError(f"no objective or preset is called {name!r}{nearest(name, names)}.")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axolotl_unlearn.data.columns import ROLES, SIDES
+from axolotl_unlearn.columns import ROLES, SIDES
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.records import (
     SUFFIXES,
@@ -29,7 +29,7 @@ from axolotl_unlearn.data.typed import read_sources
 from axolotl_unlearn.errors import UnlearnError
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.args import DataArgs, UnlearnArgs
+    from axolotl_unlearn.config import DataArgs, UnlearnArgs
 
 PREFIX = "axolotl_unlearn.data."
 #: The dataset types, by what their rows are for.
@@ -234,7 +234,7 @@ def names_of_rows(cfg: dict[str, Any], side: str, numbers: Iterable[int]) -> lis
 
 
 def _block(cfg: dict[str, Any]) -> UnlearnArgs | None:
-    from axolotl_unlearn.args import unlearn_config
+    from axolotl_unlearn.config import unlearn_config
 
     try:
         return unlearn_config(cfg)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.data.columns import FACTS, IGNORE, ROLES
+from axolotl_unlearn.columns import FACTS, IGNORE, ROLES
 from axolotl_unlearn.errors import UnlearnError
 
 

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from axolotl_unlearn.data.columns import KINDS, ROLES, SIDES, Kind, Role, task_number
+from axolotl_unlearn.columns import KINDS, ROLES, SIDES, Kind, Role, task_number
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.args import ObjectiveArgs, UnlearnArgs
+    from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs
     from axolotl_unlearn.data.records import Record
 
 _KIND_NAMES = {number: name for name, number in KINDS.items()}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, Protocol
 
-from axolotl_unlearn.data.columns import IGNORE, Kind
+from axolotl_unlearn.columns import IGNORE, Kind
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 
@@ -27,7 +27,7 @@ _MOST_KNOWN = 10_000
 
 
 class DataOptions(Protocol):
-    """The part of `axolotl_unlearn.args.DataArgs` that shapes tokens."""
+    """The part of `axolotl_unlearn.config.DataArgs` that shapes tokens."""
 
     join: str
     template: str | None

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
-from axolotl_unlearn.data.columns import PAIR, ROLES
+from axolotl_unlearn.columns import PAIR, ROLES
 from axolotl_unlearn.errors import UnlearnError
 
 FORGET, RETAIN = ROLES["forget"], ROLES["retain"]

@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.args import parse_unlearn
+from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.checks import ENTRY_KEYS, KEYS
 
 LOG = logging.getLogger(__name__)

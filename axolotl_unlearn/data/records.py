@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from axolotl_unlearn.data.columns import KINDS, Kind, task_number
+from axolotl_unlearn.columns import KINDS, Kind, task_number
 from axolotl_unlearn.errors import UnlearnError
 
 #: File name endings that can be read.
@@ -38,7 +38,7 @@ _SUFFIX = re.compile(r"(sc|qa)\d+$")
 
 
 class FieldNames(Protocol):
-    """What `Fields` and `axolotl_unlearn.args.FieldArgs` have in common."""
+    """What `Fields` and `axolotl_unlearn.config.FieldArgs` have in common."""
 
     id: str
     input: str
@@ -84,7 +84,7 @@ class Record:
 
     @property
     def task_number(self) -> int:
-        """3 for "Task3"; see `axolotl_unlearn.data.columns.task_number`."""
+        """3 for "Task3"; see `axolotl_unlearn.columns.task_number`."""
         return task_number(self.task)
 
 
@@ -393,7 +393,7 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _missing_cure(path: Path) -> str:
     if "demo" in path.parts and "out" in path.parts:
-        return "run `axolotl unlearn make-data` to make the embedded data"
+        return "run `python -m research make-data` to make the embedded data"
     return f"check the path (relative paths start from {Path.cwd().name or 'the working folder'}/)"
 
 

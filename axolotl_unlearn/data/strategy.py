@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from axolotl.prompt_tokenizers import DatasetWrappingStrategy
 from datasets import Dataset
 
+from axolotl_unlearn.columns import KINDS, ROLES, Kind, pair_number, task_number
 from axolotl_unlearn.data import typed
-from axolotl_unlearn.data.columns import KINDS, ROLES, Kind, pair_number, task_number
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
 from axolotl_unlearn.data.records import Record, read_records, records_from_rows
 from axolotl_unlearn.data.table import FEATURES, MEMORISE_FEATURES, RowTable
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.args import DataArgs
+    from axolotl_unlearn.config import DataArgs
 
 LOG = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ def load_strategy(
     Raises:
         UnlearnError: No ``unlearn:`` block reached us, or a setting of Axolotl would drop rows.
     """
-    from axolotl_unlearn.args import DataArgs, unlearn_config
+    from axolotl_unlearn.config import DataArgs, unlearn_config
 
     show_as_sentences()
     args = unlearn_config(cfg)

@@ -16,7 +16,7 @@ from datasets import Dataset, DatasetInfo, Features, Value
 from datasets import Sequence as SequenceOf
 from datasets.table import InMemoryTable
 
-from axolotl_unlearn.data.columns import FACTS, PAIR
+from axolotl_unlearn.columns import FACTS, PAIR
 
 _TOKENS = {
     "input_ids": SequenceOf(Value("int32")),

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axolotl_unlearn.data.columns import IGNORE, KINDS, Kind
+from axolotl_unlearn.columns import IGNORE, KINDS, Kind
 from axolotl_unlearn.data.records import Record, read_rows, short
 from axolotl_unlearn.errors import UnlearnError
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.args import DataArgs
+    from axolotl_unlearn.config import DataArgs
 
 LOG = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.args import ObjectiveArgs
+from axolotl_unlearn.config import ObjectiveArgs
 from axolotl_unlearn.engine.views import view_of
 from axolotl_unlearn.objectives import OBJECTIVES, Objective
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from axolotl_unlearn.data.columns import IGNORE
+from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.objectives import Objective
 
 #: Hidden states to logits, ``[p, D] -> [p, V]``.

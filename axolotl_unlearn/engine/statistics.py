@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from axolotl_unlearn.data.columns import IGNORE
+from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.engine.needs import HEAD, Found, Head, Valuation
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from axolotl_unlearn.data.columns import ROLES
+from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.needs import Found, Needs, label_positions

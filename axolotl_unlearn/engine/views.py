@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.data.columns import KINDS, ROLES, task_number
+from axolotl_unlearn.columns import KINDS, ROLES, task_number
 from axolotl_unlearn.engine.needs import (
     HEAD,
     Found,

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.evaluation.measured import Measured, Settings, count_outputs
-from axolotl_unlearn.evaluation.models import ModelSpec, weights_digest
+from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
 from axolotl_unlearn.evaluation.workers import Workers
+from axolotl_unlearn.models import ModelSpec, weights_digest
 from axolotl_unlearn.store import Store
 
 #: Raised when what is measured or how it is stored changes.

@@ -7,8 +7,8 @@ from typing import Any
 
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.measure import counting, in_parts, load
-from axolotl_unlearn.evaluation.measured import Measured
-from axolotl_unlearn.evaluation.models import ModelSpec, load_tokenizer
+from axolotl_unlearn.evaluation.measurement import Measured
+from axolotl_unlearn.models import ModelSpec, load_tokenizer
 
 
 def collapse_key(keys: Mapping[str, str], spec: ModelSpec, before: ModelSpec | None) -> str:
@@ -76,7 +76,7 @@ class Judge:
 
     def _under(self, model, tokenizer, texts: Sequence[str], bar: str) -> list[float]:
         """Mean loss of each text; 0 for a text of one token or none."""
-        from axolotl_unlearn.evaluation.scorer import score_texts
+        from axolotl_unlearn.engine.scorer import score_texts
         from axolotl_unlearn.metrics.memorisation import loss
 
         workers = self.cache.workers

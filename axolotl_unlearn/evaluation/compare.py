@@ -21,7 +21,7 @@ from axolotl_unlearn.metrics.statistics import (
 )
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.evaluation.measured import Measured
+    from axolotl_unlearn.evaluation.measurement import Measured
     from axolotl_unlearn.evaluation.sets import EvaluationSets
 
 
@@ -71,8 +71,8 @@ def compare(
         UnlearnError: if one of them was not evaluated in this way.
     """
     from axolotl_unlearn.evaluation.cache import Cache
-    from axolotl_unlearn.evaluation.measured import Settings
-    from axolotl_unlearn.evaluation.models import parse_models
+    from axolotl_unlearn.evaluation.measurement import Settings
+    from axolotl_unlearn.models import parse_models
 
     path = Path(out_dir) / "results.json"
     if not path.is_file():

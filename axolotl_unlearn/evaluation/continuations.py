@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from axolotl_unlearn.args import DataArgs
+from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import Encoder
 from axolotl_unlearn.data.records import Record
-from axolotl_unlearn.evaluation.scorer import Query, score_queries
+from axolotl_unlearn.engine.scorer import Query, score_queries
 
 #: A prompt and what follows it.
 Pair = tuple[str, str]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.evaluation.models import input_device
+from axolotl_unlearn.models import input_device
 
 #: Settings of a generation config that do not change greedy tokens. With any other one (for
 #: example a repetition penalty) the model's own ``generate`` is used.

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from axolotl_unlearn.args import DataArgs
+from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.continuations import continuation_logps

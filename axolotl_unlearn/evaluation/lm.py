@@ -13,7 +13,7 @@ from typing import Any
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
-from axolotl_unlearn.evaluation.scorer import Query, score_queries
+from axolotl_unlearn.engine.scorer import Query, score_queries
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 NAME = "hf-unlearn"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
-from axolotl_unlearn.evaluation.measured import Measured, Settings, count_outputs
-from axolotl_unlearn.evaluation.models import ModelSpec, load_model
+from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import Row
 from axolotl_unlearn.evaluation.workers import Workers
+from axolotl_unlearn.models import ModelSpec, load_model
 
 if TYPE_CHECKING:
     from axolotl_unlearn.data.records import Record
@@ -116,9 +116,9 @@ def in_parts(
 def _measure_likelihoods(
     model, tokenizer, sets, settings, found, cache: Cache, key: str, bars, name
 ) -> None:
-    from axolotl_unlearn.args import DataArgs
+    from axolotl_unlearn.config import DataArgs
+    from axolotl_unlearn.engine.scorer import Query, score_options, score_queries, score_texts
     from axolotl_unlearn.evaluation.continuations import encode_pairs
-    from axolotl_unlearn.evaluation.scorer import Query, score_options, score_queries, score_texts
     from axolotl_unlearn.metrics.learned import text_features
     from axolotl_unlearn.metrics.memorisation import (
         entropy,

@@ -21,8 +21,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.collapse import Judge, collapse_key
 from axolotl_unlearn.evaluation.measure import Bars, ask, load, measure
-from axolotl_unlearn.evaluation.measured import Measured, Settings
-from axolotl_unlearn.evaluation.models import ModelSpec, load_tokenizer, parse_models
+from axolotl_unlearn.evaluation.measurement import Measured, Settings
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, find_file
 from axolotl_unlearn.evaluation.summary import (
     AUDIT_FILE,
@@ -37,6 +36,7 @@ from axolotl_unlearn.evaluation.summary import (
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
 from axolotl_unlearn.evaluation.workers import Workers
 from axolotl_unlearn.files import declare, write_json, write_lines
+from axolotl_unlearn.models import ModelSpec, load_tokenizer, parse_models
 
 SCHEMA = 1
 

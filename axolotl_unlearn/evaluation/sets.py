@@ -231,7 +231,7 @@ def _no_folder(folder: Path, given: bool) -> str:
     if not given or folder == Path(DEFAULT_DATA_DIR):
         return (
             f"{folder} does not exist in the working folder; make the demo's data with "
-            "`axolotl unlearn make-data`, or name your own folder: `--data DIR` (in lm_eval "
+            "`python -m research make-data`, or name your own folder: `--data DIR` (in lm_eval "
             '`--metadata \'{"data_dir": "DIR"}\'`).'
         )
     what = "is a file" if folder.is_file() else "does not exist"

@@ -11,7 +11,6 @@ import numpy as np
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.evaluation.generic import drop
 from axolotl_unlearn.evaluation.membership_lab import membership_lab
-from axolotl_unlearn.evaluation.models import ModelSpec
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
@@ -28,9 +27,10 @@ from axolotl_unlearn.metrics.statistics import (
     semeval_intervals,
 )
 from axolotl_unlearn.metrics.verdict import THRESHOLDS, judge, role_of, scores_of
+from axolotl_unlearn.models import ModelSpec
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.evaluation.measured import Measured
+    from axolotl_unlearn.evaluation.measurement import Measured
 
 
 def summarise(

@@ -22,7 +22,7 @@ from axolotl_unlearn.merging.sources import (
 RECORD = "unlearn_base.json"
 
 # Two adapters that started from one draw keep a cosine of their A factors well above this,
-# two that did not have one of about 1/sqrt(r * n_in): measured in docs/lab-notebook.md.
+# two that did not have one of about 1/sqrt(r * n_in): measured in the lab notebook.
 SAME_INIT = 0.2
 
 # Relative distance |parent - base| / |base| of the tensor that moved least. Unrelated weights have

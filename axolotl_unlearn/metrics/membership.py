@@ -481,7 +481,7 @@ def trained_equivalence(
     value: float, spread: float, texts: int, *, margin: float = MARGIN, level: float = LEVEL
 ) -> Equivalence:
     """The same of two trained attacks, whose out-of-fold scores depend on each other: DeLong's
-    standard error of them is more than a quarter too small (`benchmarks/learned_spread.py`).
+    standard error of them is more than a quarter too small (benchmark `learned_spread`).
 
     Args:
         value: Difference of the two AUC.

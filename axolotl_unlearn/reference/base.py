@@ -25,7 +25,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.store import RowStore, weights_digest
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.reference.twins import Twins
+    from axolotl_unlearn.experimental.twins import Twins
 
 
 class Reference:

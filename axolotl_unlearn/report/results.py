@@ -47,7 +47,7 @@ def load_results(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
             raise UnlearnError(
                 f"{path} does not exist; make it with "
                 f"`axolotl unlearn eval MODEL ... --data DIR --out {folder}` "
-                "(or `axolotl unlearn demo`)."
+                "(or `python -m research demo`)."
             )
         where = str(path)
         try:

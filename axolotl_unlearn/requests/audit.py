@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from axolotl_unlearn.data.records import Record, read_documents, read_records
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.measured import Settings
+from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets, find_file
 from axolotl_unlearn.metrics.audit import READINGS, audit
 from axolotl_unlearn.metrics.statistics import LEVEL
@@ -295,8 +295,8 @@ def _measured(
     from axolotl_unlearn.engine.forward import output_vocabulary
     from axolotl_unlearn.evaluation.cache import Cache
     from axolotl_unlearn.evaluation.measure import Bars, load, measure
-    from axolotl_unlearn.evaluation.models import load_tokenizer, parse_models
     from axolotl_unlearn.evaluation.summary import evidence, learned, told_by_learned
+    from axolotl_unlearn.models import load_tokenizer, parse_models
 
     spec = parse_models([model])[0]
     tokenizer = load_tokenizer(spec)

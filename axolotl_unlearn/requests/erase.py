@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.models import ADAPTER_CONFIG
+from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
 from axolotl_unlearn.requests.record import ERASED, amend, read, verify
 from axolotl_unlearn.requests.request import Request, digest, write_json
@@ -337,7 +337,7 @@ def hub_cache() -> list[Path]:
 
 def tokenizer_of(models: Iterable[Path | str]) -> Callable[[list[list[int]]], list[str]] | None:
     """Token ids to text, by the first of the models that has a tokenizer; else None."""
-    from axolotl_unlearn.evaluation.models import load_tokenizer, parse_models
+    from axolotl_unlearn.models import load_tokenizer, parse_models
 
     for model in models:
         try:

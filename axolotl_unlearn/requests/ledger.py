@@ -62,7 +62,7 @@ def model_facts(path: Path | str) -> dict[str, Any]:
     Raises:
         UnlearnError: It is no model.
     """
-    from axolotl_unlearn.evaluation.models import parse_models
+    from axolotl_unlearn.models import parse_models
 
     spec = parse_models([str(path)])[0]
     base = {"name": spec.model, "digest": _folder_digest(spec.model)} if spec.adapter else None
@@ -71,7 +71,7 @@ def model_facts(path: Path | str) -> dict[str, Any]:
 
 
 def _folder_digest(folder: str) -> str | None:
-    from axolotl_unlearn.evaluation.models import ModelSpec, weights_digest
+    from axolotl_unlearn.models import ModelSpec, weights_digest
 
     return weights_digest(ModelSpec("", folder), {}) if Path(folder).is_dir() else None
 

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn import axolotl_options
-from axolotl_unlearn.data.columns import IGNORE
+from axolotl_unlearn.checks import axolotl_options
+from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_id
 from axolotl_unlearn.errors import UnlearnError

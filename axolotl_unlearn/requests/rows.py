@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from axolotl_unlearn.args import DataArgs, unlearn_config
+from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.data.records import SUFFIXES, read_rows
 from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_id
 from axolotl_unlearn.errors import UnlearnError

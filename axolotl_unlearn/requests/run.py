@@ -218,7 +218,7 @@ def check(request: Request) -> None:
     Raises:
         UnlearnError: The first that is not.
     """
-    from axolotl_unlearn.preflight import faults
+    from axolotl_unlearn.checks.preflight import faults
     from axolotl_unlearn.requests.rows import read_config
 
     digests = request.facts["digests"]

@@ -12,14 +12,14 @@ from axolotl.core.trainers.base import AxolotlTrainer
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from axolotl_unlearn.args import ObjectiveArgs
-from axolotl_unlearn.data.columns import SIDES
+from axolotl_unlearn.columns import SIDES
+from axolotl_unlearn.config import ObjectiveArgs
 from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.training import saliency
-from axolotl_unlearn.training.attribution import attributions
+from axolotl_unlearn.experimental import saliency
+from axolotl_unlearn.experimental.attribution import attributions
+from axolotl_unlearn.experimental.sharpness import moved_uphill
 from axolotl_unlearn.training.guard import blame, blown_up
-from axolotl_unlearn.training.sharpness import moved_uphill
 from axolotl_unlearn.training.surgery import gradients
 
 #: The loss of a row of either side whose gradients tell what rows share.

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from axolotl_unlearn.columns import IGNORE, ROLES
 from axolotl_unlearn.data.checks import names_of_rows
-from axolotl_unlearn.data.columns import IGNORE, ROLES
 from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.fluency import repetition
@@ -102,7 +102,7 @@ class CollapseWatch(TrainerCallback):
     """Warns, or ends the run, when retained rows are lost or answers go in circles.
 
     Args:
-        watch: `axolotl_unlearn.args.WatchArgs`.
+        watch: `axolotl_unlearn.config.WatchArgs`.
         rows: Retain rows (``input_ids``, ``labels``) whose prompts are continued.
     """
 

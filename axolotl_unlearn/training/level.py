@@ -25,20 +25,20 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import TrainerCallback
 
-from axolotl_unlearn.args import LevelArgs
-from axolotl_unlearn.data.columns import IGNORE, KINDS, ROLES
+from axolotl_unlearn.columns import IGNORE, KINDS, ROLES
+from axolotl_unlearn.config import LevelArgs
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.forward import norms_of_rows, observe
 from axolotl_unlearn.engine.needs import HEAD, Needs, label_positions
+from axolotl_unlearn.engine.scorer import Query, score_queries
 from axolotl_unlearn.engine.views import rows_of
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.models import input_device
-from axolotl_unlearn.evaluation.scorer import Query, score_queries
 from axolotl_unlearn.files import replacing, write_json
 from axolotl_unlearn.metrics.learned import learned_attack, text_features, token_features
 from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
+from axolotl_unlearn.models import input_device
 from axolotl_unlearn.reference.base import row_keys
 from axolotl_unlearn.reference.crowd import Crowd
 from axolotl_unlearn.reference.level import NEAR, Calibration, Level, entropy_without

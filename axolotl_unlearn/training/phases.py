@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from axolotl_unlearn.args import ObjectiveArgs, UnlearnArgs
+from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs
 from axolotl_unlearn.engine.entries import Entry, make_entries
 from axolotl_unlearn.errors import UnlearnError
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.args import FlattenArgs
+from axolotl_unlearn.config import FlattenArgs
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.training.flatten import all_flattened
+from axolotl_unlearn.experimental.flatten import all_flattened
 
 Vector = Sequence[Tensor]
 

@@ -19,14 +19,18 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from axolotl_unlearn.args import ReferenceArgs, UnlearnArgs, WatchArgs
-from axolotl_unlearn.data.columns import ROLES
+from axolotl_unlearn.columns import ROLES
+from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs, WatchArgs
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.entries import Entry, unit_counts
 from axolotl_unlearn.engine.forward import refuse_packing, refuse_without_second_derivative
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.experimental.attribution import RowWeights
+from axolotl_unlearn.experimental.drawn_along import DrawnAlong
+from axolotl_unlearn.experimental.duals import Duals
+from axolotl_unlearn.experimental.twins import Twins, own_twins
 from axolotl_unlearn.files import declare, replacing, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import Reference
@@ -44,10 +48,6 @@ from axolotl_unlearn.reference.teacher import (
     require_same_hidden_size,
     require_same_vocabulary,
 )
-from axolotl_unlearn.reference.twins import Twins, own_twins
-from axolotl_unlearn.training.attribution import RowWeights
-from axolotl_unlearn.training.drawn_along import DrawnAlong
-from axolotl_unlearn.training.duals import Duals
 from axolotl_unlearn.training.gradients import GradientSteps
 from axolotl_unlearn.training.guard import CollapseWatch, shown
 from axolotl_unlearn.training.level import (

@@ -1,0 +1,227 @@
+"""What unlearning makes of Axolotl's own options: `axolotl_options.yml`, read once.
+
+python -m axolotl_unlearn.checks.axolotl_options > docs/axolotl-options.md
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from axolotl_unlearn.data.records import short
+
+_HEAD = """# Axolotl's options in a run with `unlearn:`
+
+Written by `python -m axolotl_unlearn.checks.axolotl_options` from `axolotl_options.yml`,
+which has every option of Axolotl 0.19.0. `axolotl unlearn check` and `axolotl train` stop at one
+that is refused, before weights are loaded.
+
+- **refused**: it would change loss, batches, data or weights behind the objectives, or do nothing
+  without a word.
+- **supported**: it does what Axolotl's documentation says.
+- **untried**: nothing is known against it; compare the first losses with and without it.
+- **no effect** on loss, batches, data or weights of the run.
+
+| options | effect | |
+|---|---|---|
+"""
+
+Positive = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float | None, Field(ge=0, le=1)]
+PositiveShare = Annotated[float | None, Field(gt=0, le=1)]
+BelowOne = Annotated[float | None, Field(ge=0, lt=1)]
+Count = Annotated[int | None, Field(ge=1)]
+Whole = Annotated[int | None, Field(ge=0)]
+
+
+class Numbers(BaseModel):
+    """Numbers that Axolotl takes as they are, with the ranges in which they mean something."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    learning_rate: Positive = None
+    embedding_lr: Positive = None
+    embedding_lr_scale: Positive = None
+    lr_div_factor: Positive = None
+    loraplus_lr_ratio: Positive = None
+    loraplus_lr_embedding: Positive = None
+    weight_decay: NotNegative = None
+    max_grad_norm: NotNegative = None
+    adam_beta1: BelowOne = None
+    adam_beta2: BelowOne = None
+    adam_beta3: BelowOne = None
+    adam_epsilon: Positive = None
+    adam_epsilon2: Positive = None
+    dion_lr: Positive = None
+    dion_momentum: BelowOne = None
+    dion_rank_fraction: PositiveShare = None
+    dion_rank_multiple_of: Count = None
+    qgalore_rank: Count = None
+    qgalore_update_proj_gap: Count = None
+    qgalore_scale: Positive = None
+    qgalore_proj_bits: Count = None
+    qgalore_proj_group_size: Count = None
+    qgalore_cos_threshold: Share = None
+    qgalore_gamma_proj: Count = None
+    qgalore_queue_size: Count = None
+    warmup_ratio: Share = None
+    warmup_steps: Whole = None
+    cosine_min_lr_ratio: Share = None
+    cosine_constant_lr_ratio: Share = None
+    jagged_restart_steps: Count = None
+    jagged_restart_warmup_steps: Count = None
+    jagged_restart_anneal_steps: Count = None
+    num_epochs: Positive = None
+    max_steps: Count = None
+    micro_batch_size: Count = None
+    eval_batch_size: Count = None
+    gradient_accumulation_steps: Count = None
+    batch_size: Count = None
+    sequence_len: Annotated[int | None, Field(ge=2)] = None
+    eval_sequence_len: Annotated[int | None, Field(ge=2)] = None
+    min_sample_len: Whole = None
+    pad_to_multiple_of: Count = None
+    lora_r: Count = None
+    lora_alpha: Positive = None
+    lora_dropout: BelowOne = None
+    peft_layers_to_transform: list[Annotated[int, Field(ge=0)]] | None = None
+    save_steps: Positive = None
+    eval_steps: Positive = None
+    saves_per_epoch: Count = None
+    evals_per_epoch: Count = None
+    save_total_limit: Count = None
+    early_stopping_patience: Count = None
+    loss_watchdog_threshold: Positive = None
+    loss_watchdog_patience: Count = None
+    logging_steps: Count = None
+    dataset_num_proc: Whole = None
+    dataset_processes: Whole = None
+    dataloader_num_workers: Whole = None
+    dataloader_prefetch_factor: Count = None
+    torch_empty_cache_steps: Count = None
+    ddp_timeout: Count = None
+    ddp_bucket_cap_mb: Count = None
+    fsdp_version: Annotated[int | None, Field(ge=1, le=2)] = None
+    dp_shard_size: Count = None
+    dp_replicate_size: Count = None
+    tiled_mlp_num_shards: Count = None
+    scaling_softmax_factor: Positive = None
+    profiler_steps: Count = None
+    profiler_steps_start: Whole = None
+    seed: Whole = None
+
+
+class Shapes(BaseModel):
+    """Keys of Axolotl that are looked into before Axolotl checks them."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    base_model: str | None = None
+    base_model_config: str | None = None
+    lora_model_dir: str | None = None
+    adapter: str | None = None
+    output_dir: str | None = None
+    dataset_prepared_path: str | None = None
+    plugins: list[str] | None = None
+    unfrozen_parameters: list[str] | None = None
+    gradient_checkpointing_kwargs: dict | None = None
+    overrides_of_model_config: dict | None = None
+
+
+@cache
+def groups() -> list[dict[str, Any]]:
+    """The groups of the file, in its order."""
+    text = (resources.files("axolotl_unlearn.checks") / "axolotl_options.yml").read_text("utf-8")
+    return yaml.safe_load(text)
+
+
+def refused(cfg: dict[str, Any]) -> list[str]:
+    """A sentence for each option that is set and does not go with unlearning."""
+    found = []
+    for group in groups():
+        for option in group["options"] if group["effect"] == "refused" else ():
+            value = cfg.get(option)
+            if value and not (group.get("above") and value <= group["above"]):
+                cure = group.get("cure", "remove it")
+                found.append(
+                    f"`{option}: {value}` does not go with unlearning ({group['why']}); {cure}."
+                )
+    return found
+
+
+#: Other names that Axolotl's schema takes.
+_ALIASES = ("model_config", "model_kwargs", "model_revision", "model_type")
+
+
+def ignored(cfg: dict[str, Any]) -> list[str]:
+    """Keys that Axolotl leaves unread without a word; those of other plugins are among them."""
+    known = {option for group in groups() for option in group["options"]}
+    return [str(key) for key in cfg if key not in known.union(_ALIASES, ["unlearn"])]
+
+
+def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> list[str]:
+    """A sentence for each ignored key that was meant as an option, or for our block (``ours``)."""
+    known = [option for group in groups() for option in group["options"]]
+    # Other plugins' keys are like Axolotl's own (`lm_eval_batch_size`).
+    cutoff = 0.8 if len(cfg.get("plugins") or []) < 2 else 0.95
+    found = []
+    for key in ignored(cfg):
+        # A text, slow to compare; or a place for YAML anchors, as `x-datasets`.
+        if len(key) > 40 or key.startswith(("x-", "_", ".")):
+            continue
+        near = difflib.get_close_matches(key, [*known, "unlearn"], n=1, cutoff=cutoff)
+        if key in ours:
+            found.append(
+                f"`{key}` would be ignored, it belongs into the block `unlearn:`; move it."
+            )
+        elif near:
+            found.append(f"`{key}` is no option and would be ignored; did you mean `{near[0]}`?")
+    return found
+
+
+def number_faults(cfg: dict[str, Any]) -> list[str]:
+    """A sentence for each number outside its range."""
+    return _faults(Numbers, cfg)
+
+
+def shape_faults(cfg: dict[str, Any]) -> list[str]:
+    """A sentence for each key that we read and that is no list, block or text as it should be."""
+    return _faults(Shapes, cfg)
+
+
+def _faults(kind: type[BaseModel], cfg: dict[str, Any]) -> list[str]:
+    try:
+        kind.model_validate({key: cfg.get(key) for key in kind.model_fields})
+    except ValidationError as error:
+        return [
+            f"`{fault['loc'][0]}: {short(fault['input'])[1:-1]}`: {fault['msg'][0].lower()}"
+            f"{fault['msg'][1:]}; correct it."
+            for fault in error.errors()
+        ]
+    return []
+
+
+def page() -> str:
+    """docs/axolotl-options.md."""
+    effects = {"refused": "**refused**", "none": "no effect"}
+    rows = []
+    for group in groups():
+        options = ", ".join(f"`{option}`" for option in group["options"])
+        cell = ": ".join(filter(None, [group["about"], group.get("why")]))
+        if group.get("above"):
+            cell += f" (values above {group['above']})"
+        if group.get("cure"):
+            cell += f"; {group['cure']}"
+        rows.append(f"| {options} | {effects.get(group['effect'], group['effect'])} | {cell} |")
+    return _HEAD + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,261 @@
+"""What a config would do if it were trained now: tokens, overlap, steps, forwards, memory.
+
+For `axolotl unlearn check`. Reads data, tokenizer and the heads of weight files; loads no weights.
+Texts are in nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.columns import IGNORE, ROLES
+from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
+from axolotl_unlearn.data.checks import role_of
+from axolotl_unlearn.data.records import Record, read_records, short
+from axolotl_unlearn.data.typed import read_sources
+from axolotl_unlearn.errors import UnlearnError
+
+#: Rows of which at most near-duplicates are looked for: pairs take time.
+MOST_COMPARED = 20_000
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1}
+#: Adam: two moments in float32; optimizers with "8bit" in their name keep a byte each.
+_MOMENTS = 8
+
+
+def outlook(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Facts about a config without faults, JSON-like; and faults that only tokens show."""
+    args = parse_unlearn(cfg.get("unlearn") or {})
+    if not args.trains:
+        return {}, []
+    sides = {side: list(_records(cfg, args, side)) for side in ROLES}
+    found: dict[str, Any] = {"plan": plan(cfg, args, {s: len(r) for s, r in sides.items()})}
+    found["near_duplicates"] = near_duplicates(sides["forget"], sides["retain"])
+    found["tokens"], faults = {}, []
+    for side in ROLES if _has_tokenizer(cfg) else ():
+        if sides[side]:
+            found["tokens"][side], more = tokens(cfg, side)
+            faults += more
+    found["memory"] = memory(cfg, args)
+    return {name: value for name, value in found.items() if value}, faults
+
+
+def _has_tokenizer(cfg: dict[str, Any]) -> bool:
+    folder = Path(str(cfg.get("tokenizer_config") or cfg.get("base_model")))
+    return any(folder.glob("tokenizer*"))
+
+
+def _records(cfg: dict[str, Any], args: UnlearnArgs, side: str) -> Iterator[Record]:
+    for entry in _files(cfg, side):
+        if args.data.rows:
+            yield from (one.record for one in read_sources(entry["path"], args.data))
+        else:
+            yield from read_records(entry["path"], args.data.fields, kind=args.data.default_kind)
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+def tokens(cfg: dict[str, Any], side: str) -> tuple[dict[str, Any], list[str]]:
+    """Lengths of the rows of a side as training reads them, and how the first one is laid out."""
+    from axolotl.loaders import load_tokenizer
+    from axolotl.utils.dict import DictDefault
+
+    from axolotl_unlearn.data.strategy import load_strategy
+
+    lengths, labelled, first, faults = [], 0, None, []
+    config = cfg.get("tokenizer_config") or cfg.get("base_model")
+    try:
+        tokenizer = load_tokenizer(DictDefault(cfg | {"tokenizer_config": config}))
+    except (OSError, ValueError) as error:
+        raise UnlearnError(f"the tokenizer of {config} cannot be loaded: {error}") from None
+    for entry in _files(cfg, side):
+        try:
+            rows = load_strategy(side, tokenizer, cfg, entry).wrap_dataset(None)
+        except UnlearnError as error:
+            faults.append(str(error))
+            continue
+        lengths += rows["length"][:]
+        first = first or layout(rows[0]["labels"])
+        for part in rows.data.column("labels").chunks:
+            labelled += int((part.flatten().to_numpy() != IGNORE).sum())
+    lengths.sort()
+    found = {"rows": len(lengths), "total": sum(lengths), "labelled": labelled}
+    if lengths:
+        found |= {"median": lengths[len(lengths) // 2], "longest": lengths[-1], "first": first}
+    return found, faults
+
+
+def _files(cfg: dict[str, Any], side: str) -> list[dict[str, Any]]:
+    """Entries of a side that are local files."""
+    entries = cfg.get("datasets") or []
+    return [e for e in entries if role_of(e) == side and Path(e["path"]).is_file()]
+
+
+def layout(labels: Sequence[int]) -> str:
+    """ "12 without label, 7 with": runs of a row's tokens."""
+    runs: list[list[Any]] = []
+    for label in labels:
+        known = "without label" if label == IGNORE else "with"
+        if not runs or runs[-1][1] != known:
+            runs.append([0, known])
+        runs[-1][0] += 1
+    return ", ".join(f"{count} {known}" for count, known in runs)
+
+
+def near_duplicates(forget: Sequence[Record], retain: Sequence[Record]) -> dict[str, Any]:
+    """Retain rows that hardly differ from a forget row: what is forgotten would be kept."""
+    from axolotl_unlearn.data.typed import Source
+    from axolotl_unlearn.requests.choose import near_rows
+
+    if not forget or not retain:
+        return {}
+    if len(forget) + len(retain) > MOST_COMPARED:
+        return {"skipped": f"more than {MOST_COMPARED} rows"}
+    sides = (
+        [Source(f"{n} {r.id}", {"a": r.input, "b": r.output}) for n, r in enumerate(records)]
+        for records in (forget, retain)
+    )
+    found = near_rows(*sides)
+    pairs = [[short(n.partition(" ")[2]) for n in pair] for pair in found.items()]
+    return {"rows": len(pairs), "of": len(retain), "first": pairs[:3]}
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def plan(cfg: dict[str, Any], args: UnlearnArgs, rows: dict[str, int]) -> dict[str, Any]:
+    """Steps on one process, where the reference comes from, and forwards of a step."""
+    found: dict[str, Any] = {"objectives": [f"{s}/{e.objective}" for s, e in args.entries()]}
+    batch = int(cfg.get("micro_batch_size") or 1)
+    cuts = int(cfg.get("gradient_accumulation_steps") or 1)
+    if rows["forget"] and (rows["retain"] or not args.retain):
+        epoch = math.ceil(pairs_of(args, rows) / (batch * cuts))
+        total = math.ceil(epoch * float(cfg.get("num_epochs") or 1))
+        if args.phases:
+            from axolotl_unlearn.training.phases import phase_steps
+
+            total = sum(phase_steps(args, epoch))
+        found |= {"steps": min(cfg.get("max_steps") or total, total), "steps_of_an_epoch": epoch}
+    references = args.references()
+    found["reference"] = [
+        r.model or r.adapter or r.twins or (_mode(cfg) if r.mode == "auto" else r.mode)
+        for r in references
+    ]
+    before = [r.mode == "cached" or bool(r.is_teacher or r.twins) for r in references]
+    found["forwards_of_a_step"] = {
+        "with_gradient": cuts,
+        "of_references": f"up to {cuts * before.count(False)}" if False in before else 0,
+    }
+    return found
+
+
+def pairs_of(args: UnlearnArgs, rows: dict[str, int]) -> int:
+    """Pairs in an epoch, as the trainer draws them."""
+    from datasets import Dataset
+
+    from axolotl_unlearn.data.pairing import PairedDataset
+
+    roles = [ROLES[side] for side, count in rows.items() for _ in range(count)]
+    return len(
+        PairedDataset(
+            Dataset.from_dict({"role": roles}),
+            retain_per_forget=args.pairing.retain_per_forget if args.retain else 0,
+            epoch_over=args.pairing.epoch_over,
+        )
+    )
+
+
+def _mode(cfg: dict[str, Any]) -> str:
+    fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")
+    return "adapter_off" if fresh else "frozen_copy"
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def memory(cfg: dict[str, Any], args: UnlearnArgs) -> dict[str, int]:
+    """Bytes on one device before activations; empty where the model's files are not here."""
+    tensors = dict(_tensors(Path(str(cfg.get("base_model") or "nowhere"))))
+    if not tensors:
+        return {}
+    numbers = sum(math.prod(shape) for shape, _ in tensors.values())
+    four_bit, eight_bit = cfg.get("load_in_4bit"), cfg.get("load_in_8bit")
+    each = 0.5 if four_bit else 1 if eight_bit else 4 if cfg.get("bf16") in (None, False) else 2
+    trained = numbers
+    if cfg.get("adapter"):
+        rank = int(cfg.get("lora_r") or 8)
+        trained = rank * sum(sum(s) for n, (s, _) in tensors.items() if _has_lora(cfg, n, s))
+    optimizer = str(cfg.get("optimizer") or "")
+    moments = 2 if "8bit" in optimizer else 0 if optimizer == "sgd" else _MOMENTS
+    copies = sum(r.mode == "frozen_copy" or (r.mode == "auto" and _mode(cfg) == "frozen_copy")
+                 for r in args.references() if not (r.is_teacher or r.twins))  # fmt: skip
+    parts = {
+        "weights": int(numbers * each) + (4 * trained if cfg.get("adapter") else 0),
+        "gradients_and_optimizer": trained * (4 + moments),
+        "reference": int(copies * (4 * trained if cfg.get("adapter") else numbers * each)),
+        "logits": 3 * args.chunk_mib * 2**20,
+    }
+    return parts | {"at_least": sum(parts.values())}
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, tuple[list[int], int]]]:
+    """Name, shape and bytes a number of every tensor, from the heads of the files."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            try:
+                head = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), 2**27)))
+                for name, facts in head.items():
+                    if name != "__metadata__":
+                        yield name, (facts["shape"], _BYTES.get(facts["dtype"], 4))
+            except (ValueError, KeyError, TypeError):
+                raise UnlearnError(f"{path} is cut off; write it again.") from None
+
+
+def _has_lora(cfg: dict[str, Any], name: str, shape: list[int]) -> bool:
+    if len(shape) != 2 or "embed" in name or "lm_head" in name:
+        return False
+    wanted = cfg.get("lora_target_modules")
+    wanted = [wanted] if isinstance(wanted, str) else wanted
+    return bool(cfg.get("lora_target_linear") or not wanted) or any(w in name for w in wanted)
+
+
+# --- in words ------------------------------------------------------------------------------------
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The same for a terminal."""
+    from rich.filesize import decimal
+
+    plan = found.get("plan")
+    if plan is None:
+        return
+    if "steps" in plan:
+        each = plan["steps_of_an_epoch"]
+        yield f"  {plan['steps']} steps on one process, {each} an epoch"
+    forwards = plan["forwards_of_a_step"]
+    yield (
+        f"  reference: {', '.join(plan['reference']) or 'none'}; forwards a step: "
+        f"{forwards['with_gradient']} with gradient, {forwards['of_references']} of references"
+    )
+    for side, one in (found.get("tokens") or {}).items():
+        yield (
+            f"  {side}: {one['rows']} rows, {one['total']} tokens (median {one.get('median')}, "
+            f"longest {one.get('longest')}), {one['labelled']} with labels; the first row: "
+            f"{one.get('first')}"
+        )
+    near = found.get("near_duplicates") or {}
+    if near.get("rows"):
+        named = "; ".join(f"{a} and forget row {b}" for a, b in near["first"])
+        yield (
+            f"  note: {near['rows']} of {near['of']} retain rows hardly differ from forget rows: "
+            f"{named}"
+        )
+    if "skipped" in near:
+        yield f"  near-duplicates were not looked for: {near['skipped']}"
+    if memory := found.get("memory"):
+        parts = ", ".join(f"{n.replace('_', ' ')} {decimal(b)}" for n, b in memory.items() if b)
+        yield f"  memory before activations: {parts}"

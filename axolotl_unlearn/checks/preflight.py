@@ -1,0 +1,647 @@
+"""What is wrong with a config, found before weights are loaded; and what unlearning relies on.
+
+`prepare` runs in the plugin's ``register`` on the raw config of every ``axolotl`` command;
+`faults` gathers everything at once for ``axolotl unlearn check``.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib.util
+import inspect
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.checks import axolotl_options
+from axolotl_unlearn.columns import ROLES
+from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs, parse_unlearn
+from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
+from axolotl_unlearn.data.coverage import RowCounts
+from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
+from axolotl_unlearn.data.records import short
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import declare
+from axolotl_unlearn.registry import objectives
+
+LOG = logging.getLogger(__name__)
+
+PLUGIN = "axolotl_unlearn.UnlearnPlugin"
+LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+#: Keys that choose an attention without second derivatives (the first one, any but two).
+ATTENTION = (
+    "attn_implementation",
+    "flash_attention",
+    "flex_attention",
+    "sage_attention",
+    "xformers_attention",
+)
+
+#: Axolotl's switches of trackers and the module that each needs.
+_TRACKERS = {
+    "use_comet": "comet_ml",
+    "use_mlflow": "mlflow",
+    "use_tensorboard": "tensorboard",
+    "use_trackio": "trackio",
+    "use_wandb": "wandb",
+}
+
+#: Where a missing base model comes from, by the folder the examples use.
+_MAKERS = {
+    "out/memorised": "axolotl train examples/memorise.yml",
+    "out/demo/memorised": "python -m research demo",
+    "out/real/smollm2": "python -m research demo-real",
+    "out/real/memorised": "python -m research demo-real",
+}
+
+
+def faults(cfg: dict) -> list[str]:
+    """Every fault of a raw config, each one sentence with key and cure; empty if there is none."""
+    return config_faults(cfg) + check_records(cfg).faults
+
+
+def config_faults(cfg: dict) -> list[str]:
+    """The faults that show without a look at the data, which some commands never read."""
+    found = axolotl_options.shape_faults(cfg)
+    if found:
+        return found
+    args = None
+    block = cfg.get("unlearn")
+    entries = cfg.get("datasets")
+    roles = {role_of(entry) for entry in entries} if isinstance(entries, list) else set()
+    if block is None:
+        if roles & set(ROLES):
+            found.append(
+                "`unlearn:` is missing although `datasets:` has forget or retain rows; add a block "
+                "such as `unlearn: {preset: zjuklab-paper}`."
+            )
+        elif "memorise" not in roles:
+            found.append(
+                "the plugin axolotl_unlearn.UnlearnPlugin is listed but there is no `unlearn:` "
+                "block; add one or remove the plugin."
+            )
+    else:
+        plugins = cfg.get("plugins") or []
+        if PLUGIN not in plugins:
+            near = difflib.get_close_matches(PLUGIN, [str(p) for p in plugins], n=1, cutoff=0.5)
+            found.append(
+                f"`plugins:` lacks {PLUGIN}"
+                + (f" (it has {near[0]!r}, a misspelling?)" if near else "")
+                + "; without it Axolotl ignores `unlearn:` and would fine-tune on the forget rows."
+            )
+        try:
+            args = parse_unlearn(block)
+        except UnlearnError as error:
+            found.append(str(error))
+    if block is not None or roles - {None}:
+        found += check_entries(cfg)
+    found += axolotl_options.misplaced(cfg, UnlearnArgs.model_fields)
+    numbers = axolotl_options.number_faults(cfg)
+    found += numbers + _schedule_faults(cfg, args) + _tracker_faults(cfg)
+    found += [] if numbers else _best_model_faults(cfg) + _beta_faults(cfg)
+    return found + _setting_faults(cfg, args) + _model_faults(cfg)
+
+
+def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
+    if args is None or not args.trains:
+        return []
+    if not args.forget:
+        found = ["`unlearn.forget` is empty: nothing would be forgotten; add an objective."]
+    else:
+        found = []
+    if args.retain and args.pairing.retain_per_forget == 0:
+        found.append(
+            "`unlearn.pairing.retain_per_forget` is 0 although `unlearn.retain` has objectives; "
+            "set it to 1 or more."
+        )
+    found += axolotl_options.refused(cfg)
+    if args.phases:
+        found += [
+            f"`{key}` does not go with `unlearn.phases`, whose `steps` or `epochs` say how long "
+            "the run is; remove it."
+            for key in ("max_steps", "num_epochs")
+            if cfg.get(key)
+        ]
+    if cfg.get("deepspeed") and any(phase.fresh_optimizer for phase in args.phases):
+        found.append(
+            "`fresh_optimizer` of a phase cannot empty DeepSpeed's own optimizer; use DDP or FSDP."
+        )
+    asks = {
+        "`leave_out` of a phase": any(phase.leave_out for phase in args.phases),
+        "`unlearn.attribution`": args.attribution,
+    }
+    if any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
+        found += [
+            f"{key} asks the model about single rows, which FSDP and DeepSpeed do not allow; "
+            "train on one device or with DDP."
+            for key, asked in asks.items()
+            if asked
+        ]
+    if args.by_side and any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
+        found.append(
+            f"`unlearn.{args.by_side}` needs both gradients whole on each process; use "
+            "DDP instead of FSDP or DeepSpeed."
+        )
+    checkpointing = cfg.get("gradient_checkpointing_kwargs") or {}
+    if args.saliency and cfg.get("weight_decay"):
+        found.append(
+            "`unlearn.saliency` keeps weights as they are, but `weight_decay` would move them; set "
+            "it to 0."
+        )
+    if args.by_side and cfg.get("gradient_checkpointing") and checkpointing.get("use_reentrant"):
+        found.append(
+            f"`unlearn.{args.by_side}` takes two gradients from one graph; set "
+            "`gradient_checkpointing_kwargs: {use_reentrant: false}`."
+        )
+    references = args.references()
+    modes = {reference.mode for reference in references if not reference.is_teacher}
+    if "adapter_off" in modes and (not cfg.get("adapter") or cfg.get("lora_model_dir")):
+        found.append(
+            "`unlearn.reference: adapter_off` needs a fresh adapter; use `auto` or `frozen_copy`."
+        )
+    patterns = cfg.get("unfrozen_parameters")
+    own = "lora_|modules_to_save|trainable_tokens"
+    if cfg.get("adapter") and not all(re.search(own, str(one)) for one in patterns or ()):
+        found.append(
+            "`unfrozen_parameters` trains weights outside of the adapter, which its folder does "
+            "not hold: remove it or `adapter`, or name the module in `lora_modules_to_save`."
+        )
+    sharded = (
+        cfg.get("fsdp_config") or cfg.get("fsdp") or "zero3" in str(cfg.get("deepspeed") or "")
+    )
+    fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")
+    if sharded and modes and (not fresh or "frozen_copy" in modes):
+        found.append(
+            "full fine-tuning or a starting adapter under FSDP or ZeRO-3 has no reference that "
+            "stays sharded; use a fresh `adapter: lora` (reference by adapter off) or DDP."
+        )
+    for reference in references:
+        if sharded and reference.twins:
+            found.append(
+                "`reference: {twins: ...}` asks the starting model before training, which FSDP and "
+                "ZeRO-3 do not allow; train on one device or with DDP."
+            )
+        if reference.twins and not os.path.isfile(reference.twins):
+            found.append(
+                f"`reference.twins: {reference.twins}` is no file; write it with `axolotl unlearn "
+                "augment twins`."
+            )
+        if sharded and reference.adapter and not reference.model:
+            found.append(
+                f"`reference: {{adapter: {reference.adapter}}}` cannot be switched in under FSDP "
+                "or ZeRO-3; give `{model: BASE, adapter: PATH}`, which is loaded beside the policy."
+            )
+        for key in ("model", "adapter"):
+            path = getattr(reference, key)
+            if path and _is_local(path) and not os.path.exists(path):
+                found.append(f"`reference.{key}: {path}` does not exist; check the path.")
+    layers = cfg.get("peft_layers_to_transform")
+    known = isinstance(layers, list) and layers and all(isinstance(n, int) for n in layers)
+    if cfg.get("adapter") and known:
+        found += untrained_faults(args, min(layers))
+    count = _layers_of_folder(cfg)
+    return found + _level_faults(cfg, args) + (layer_faults(args, count) if count else [])
+
+
+def _tracker_faults(cfg: dict) -> list[str]:
+    """A tracker that is not there, or that transformers cannot start; found after loading."""
+    found = []
+    for key, module in _TRACKERS.items():
+        if cfg.get(key) and importlib.util.find_spec(module) is None:
+            found.append(
+                f"`{key}` needs the package {module}, which is not installed; "
+                f"`pip install {module.replace('_', '-')}` or remove the key."
+            )
+    if cfg.get("use_trackio") and not found:
+        import trackio
+
+        if "bucket_id" not in inspect.signature(trackio.init).parameters:
+            found.append(
+                f"`use_trackio`: trackio {trackio.__version__} is older than transformers expects "
+                "(it takes no `bucket_id`); upgrade trackio or use another tracker."
+            )
+    return found
+
+
+#: Keys that ask for evaluations during the run, and those that act on what they find.
+_EVALUATIONS = ("evals_per_epoch", "eval_steps", "eval_strategy")
+_BY_EVALUATION = ("load_best_model_at_end", "early_stopping_patience", "metric_for_best_model")
+
+
+def evaluation_notes(cfg: dict) -> list[str]:
+    """Evaluations that are asked for and would not take place, or rows that wait for one."""
+    asked = [f"`{k}: {cfg[k]}`" for k in _EVALUATIONS if cfg.get(k) and cfg[k] != "no"]
+    if asked and not _evaluates(cfg):
+        return [f"{asked[0]} evaluates nothing without `test_datasets`, as Axolotl has it."]
+    if asked == [f"`evals_per_epoch: {cfg.get('evals_per_epoch')}`"] and not _share(cfg, "eval"):
+        return [f"{asked[0]} with these `num_epochs` evaluates nothing; give `eval_steps`."]
+    if _evaluates(cfg) and not asked:
+        return ["`test_datasets` are never evaluated; give `eval_steps` or `evals_per_epoch`."]
+    return []
+
+
+def _evaluates(cfg: dict) -> bool:
+    return bool(cfg.get("test_datasets"))
+
+
+def _share(cfg: dict, what: str) -> float | None:
+    """``save_steps`` or ``eval_steps``, also where Axolotl makes it of ``..s_per_epoch``."""
+    often = cfg.get(f"{what}s_per_epoch")
+    share = 1.0 / (often * (cfg.get("num_epochs") or 1)) if often else 1.0
+    return share if share < 1 else cfg.get(f"{what}_steps")
+
+
+def _best_model_faults(cfg: dict) -> list[str]:
+    """What chooses a checkpoint by evaluations, and would choose none, or the worst."""
+    asked = [f"{key}: {cfg[key]}" for key in _BY_EVALUATION if cfg.get(key)]
+    if not asked:
+        return []
+    if not _evaluates(cfg):
+        return [
+            f"`{asked[0]}` looks at evaluations, and the run has none: give `test_datasets` with "
+            "`eval_steps`, or remove it."
+        ]
+    save, look = _share(cfg, "save"), _share(cfg, "eval")
+    if (cfg.get("load_best_model_at_end") or cfg.get("early_stopping_patience")) and not (
+        save and look and save % look == 0
+    ):
+        return [
+            f"`{asked[0]}` would do nothing: Axolotl asks for `save_steps` that are a multiple of "
+            "`eval_steps`; give both."
+        ]
+    metric = cfg.get("metric_for_best_model")
+    if metric and cfg.get("greater_is_better") is None and not str(metric).endswith("loss"):
+        return [
+            f"`metric_for_best_model: {metric}` would be taken for one where more is better: set "
+            "`greater_is_better: false` (as for losses) or `true`."
+        ]
+    return []
+
+
+def _beta_faults(cfg: dict) -> list[str]:
+    """Axolotl gives its own optimizers both betas or none, and takes 0 for none."""
+    betas = {key: cfg.get(key) for key in ("adam_beta1", "adam_beta2")}
+    if all(betas.values()) or set(betas.values()) == {None} or not cfg.get("optimizer"):
+        return []
+    from axolotl.utils.schemas.enums import CustomSupportedOptimizers
+
+    own = {one.value for one in CustomSupportedOptimizers} - {"came_pytorch"}
+    if str(cfg["optimizer"]) not in own:
+        return []
+    given = ", ".join(f"`{key}: {value}`" for key, value in betas.items() if value is not None)
+    return [
+        f"{given} would be ignored with `optimizer: {cfg['optimizer']}`: give `adam_beta1` and "
+        "`adam_beta2`, both above 0, or `optim_args`."
+    ]
+
+
+def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
+    """A schedule that cannot be made, or would not do what it says; it was found after loading."""
+    name, options = cfg.get("lr_scheduler"), cfg.get("lr_scheduler_kwargs")
+    phased = args is not None and bool(args.phases)
+    cure = "use `lr_scheduler: linear`, `cosine` or `constant`"
+    if phased and cfg.get("jagged_restart_steps"):
+        return [f"`jagged_restart_steps` does not go with `unlearn.phases`: remove it, or {cure}."]
+    if name is None:
+        return []
+    import torch
+    from transformers import get_scheduler
+    from transformers.trainer_utils import SchedulerType
+
+    names = [kind.value for kind in SchedulerType] + ["one_cycle", "rex"]
+    measured = name in ("reduce_lr_on_plateau", "greedy")
+    if name not in names:
+        near = difflib.get_close_matches(str(name), names, n=1)
+        says = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}."
+        return [f"`lr_scheduler: {name}` is no schedule; {says}"]
+    if phased and (measured or name in ("one_cycle", "rex")):
+        return [f"`lr_scheduler: {name}` cannot begin anew in each of `unlearn.phases`; {cure}."]
+    if measured and not cfg.get("test_datasets"):
+        return [
+            f"`lr_scheduler: {name}` changes the learning rate when the run evaluates, which this "
+            f"one never does; give `test_datasets:` with `eval_steps:`, or {cure}."
+        ]
+    if name in ("one_cycle", "rex"):
+        return []
+    stand_in = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    try:
+        get_scheduler(name, stand_in, 1, 10, options)
+    except (TypeError, ValueError, AttributeError) as error:
+        return [
+            f"`lr_scheduler: {name}` with `lr_scheduler_kwargs: {options or {}}` cannot be made "
+            f"({error}); correct them."
+        ]
+    return []
+
+
+def layer_faults(args: UnlearnArgs, count: int) -> list[str]:
+    """Objectives on hidden states of a layer that a model of ``count`` decoder layers lacks."""
+    return [
+        f"`layer: {entry.parameter('layer')}`"
+        + ("" if "layer" in entry.parameters else " (the default)")
+        + f" of {side}/{entry.objective} in `unlearn:` does not exist: the model has layers 0 to "
+        f"{count - 1}; give one of them."
+        for side, entry in args.entries()
+        if objectives()[entry.objective].sees == "hidden" and entry.parameter("layer") >= count
+    ]
+
+
+def untrained_faults(args: UnlearnArgs, first: int) -> list[str]:
+    """Objectives on hidden states before ``first``, the lowest decoder layer that is trained."""
+    return [
+        f"`layer: {entry.parameter('layer')}` of {side}/{entry.objective} in `unlearn:` lies "
+        f"before all that is trained (from layer {first} on), so this objective would change "
+        "nothing; give a higher layer, or train lower ones."
+        for side, entry in args.entries()
+        if objectives()[entry.objective].sees == "hidden" and entry.parameter("layer") < first
+    ]
+
+
+def _layers_of_folder(cfg: dict) -> int | None:
+    """Number of decoder layers where the base model is a folder that says it."""
+    file = Path(str(cfg.get("base_model_config") or cfg.get("base_model"))) / "config.json"
+    # Here and elsewhere not `Path.is_file`, which raises for a name that no file can have.
+    if cfg.get("overrides_of_model_config") or not os.path.isfile(file):
+        return None
+    config = json.loads(file.read_text("utf-8"))
+    return config.get("text_config", config).get("num_hidden_layers")
+
+
+def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
+    found = []
+    matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
+    before = [s.is_teacher or (s.mode == "cached" or s.twins) and args.level for s in matched]
+    if not all(before):
+        found.append(
+            "`match` would aim at the starting model's own level, so nothing would be forgotten: "
+            "give a teacher (`reference: {model: PATH}`), or `reference: cached` (or `{twins: "
+            "FILE}`) and held-out rows in `unlearn.level`."
+        )
+    if args.level is None:
+        found += [
+            f"`{name}` compares with held-out rows: give `unlearn.level: {{heldout: FILE}}`."
+            for name in dict.fromkeys(entry.objective for entry in args.forget)
+            if objectives()[name].crowd
+        ]
+        return found
+    if len(set(matched)) > 1:
+        found.append("`unlearn.level` reads one reference: give all `match` entries the same.")
+    if not os.path.isfile(args.level.heldout):
+        found.append(
+            f"`unlearn.level.heldout: {args.level.heldout}` is no file; give rows of the same "
+            "kinds as the forget rows that the model never saw."
+        )
+    if not any(entry.objective == "match" for entry in args.forget):
+        found.append(
+            "`unlearn.level` is what `match` aims at, but no forget objective is `match`: add one "
+            "or remove the block."
+        )
+    if args.level.certainty and not any(entry.objective == "nckd" for entry in args.forget):
+        found.append(
+            "`unlearn.level.certainty` sets the temperature of `nckd`, but no forget objective is "
+            "`nckd`: add one or remove the key."
+        )
+    if any(entry.objective == "alike_gradients" for entry in args.forget):
+        named = [f"{key}: {cfg[key]}" for key in ATTENTION if cfg.get(key)]
+        found += [
+            f"`alike_gradients` needs second derivatives, which `{one}` has none of: use "
+            "`attn_implementation: sdpa` or `eager`."
+            for one in named
+            if not one.endswith((": sdpa", ": eager"))
+        ]
+    if any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
+        found.append(
+            "`unlearn.level` scores whole rows under the policy, which FSDP and DeepSpeed do not "
+            "allow; train on one device or with DDP."
+        )
+    return found
+
+
+def _model_faults(cfg: dict) -> list[str]:
+    found = []
+    for key in ("base_model", "lora_model_dir"):
+        path = cfg.get(key)
+        if not isinstance(path, str) or not _is_local(path) or os.path.exists(path):
+            continue
+        maker = _MAKERS.get(path.rstrip("/").removeprefix("./"))
+        cure = f"run `{maker}` first" if maker else "check the path, relative to where you started"
+        found.append(f"`{key}: {path}` does not exist; {cure}.")
+    return found
+
+
+def _is_local(path: str) -> bool:
+    """A path rather than a hub name: explicit, or in a folder that is there or that we make."""
+    return path.startswith((".", "/", "~", "out/", "examples/")) or path.count("/") > 1
+
+
+def prepare(cfg: dict) -> None:
+    """Check a raw config and set what unlearning relies on, in place; the data are not read.
+
+    Raises:
+        UnlearnError: All of `config_faults`.
+    """
+    found = config_faults(cfg)
+    if found:
+        raise UnlearnError(" ".join(found))
+    _cpu_settings(cfg)
+    if cfg.get("seed") is None:
+        cfg["seed"] = 42
+    cfg["dataset_prepared_path"] = prepared_folder(cfg)
+    args = parse_unlearn(cfg["unlearn"]) if cfg.get("unlearn") else None
+    if args is None or not args.trains:
+        return
+    if args.preset:
+        LOG.info("preset %s is short for\n%s", args.preset, args.expanded())
+    cfg["remove_unused_columns"] = False
+    for kernel in LORA_KERNELS:
+        # Switched on by themselves even where they fail; they also bypass `disable_adapter`.
+        if cfg.get(kernel) is None:
+            cfg[kernel] = False
+    if cfg.get("gradient_checkpointing") and not cfg.get("gradient_checkpointing_kwargs"):
+        cfg["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if cfg.get("pad_to_sequence_len") is None:
+        cfg["pad_to_sequence_len"] = False  # else batches are padded to a multiple of 64
+
+
+def prepare_data(cfg: dict) -> None:
+    """Before data are read: make the embedded data if asked, check the files, key the cache.
+
+    Raises:
+        UnlearnError: Every fault of the files.
+    """
+    block = cfg.get("unlearn")
+    if block and block.get("demo_data"):
+        make_demo_data(block["demo_data"])
+    checked = check_records(cfg)
+    if checked.faults:
+        raise UnlearnError(" ".join(checked.faults))
+    for note in checked.notes + (evaluation_notes(cfg) if block else []):
+        LOG.warning(note)
+    cfg["dataset_prepared_path"] = prepared_folder(cfg)
+    drop_half_written(Path(cfg["dataset_prepared_path"]))
+    _keep_together(cfg)
+
+
+def _keep_together(cfg: dict) -> None:
+    """Everything that reading the data leaves on disk lies in one private folder, which is listed.
+
+    Hugging Face ``datasets`` would put a copy of the texts into the cache of the home folder.
+    """
+    import datasets
+
+    folder = Path(cfg["dataset_prepared_path"])
+    entries = [one for key in KEYS for one in cfg.get(key) or [] if role_of(one)]
+    if not entries:
+        return
+    sources, retained = (
+        [e["path"] for e in entries if role_of(e) == side and os.path.isfile(e["path"])]
+        for side in ("forget", "retain")
+    )
+    out = cfg.get("output_dir") or "model-out"
+    declare(out, folder, "tokens", sources, retained=retained, folder=True)
+    datasets.config.HF_DATASETS_CACHE = folder / "cache"
+
+
+def make_demo_data(folder: str) -> None:
+    """Make the embedded data if the folder has none (an example's first run)."""
+    if not (Path(folder) / "manifest.json").exists():
+        try:
+            make_data = importlib.import_module("research.worlds.generate").make_data
+        except ModuleNotFoundError:
+            raise UnlearnError(
+                f"unlearn.demo_data: {folder} has no manifest.json; the demo's data is made in a "
+                "checkout of the repository by `python -m research make-data`."
+            ) from None
+        make_data(Path(folder))
+
+
+def _cpu_settings(cfg: dict[str, Any]) -> None:
+    """Without a GPU, Axolotl needs to be told; several processes would else train apart."""
+    import torch
+
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        return
+    os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    defaults = {
+        "device_map": {"": "cpu"},
+        "dataloader_pin_memory": False,
+        "fp16": False,
+        "bf16": "auto",
+        **dict.fromkeys(LORA_KERNELS, False),  # Triton kernels, switched on by themselves
+    }
+    for key, value in defaults.items():
+        if cfg.get(key) is None:
+            cfg[key] = value
+
+
+def check_config(path: Path) -> tuple[list[str], list[str]]:
+    """Faults of a config file, and lines that say what the run would do.
+
+    Raises:
+        UnlearnError: If the file cannot be read at all.
+    """
+    cfg = read_config(path)
+    if not cfg.get("unlearn") and "memorise" not in map(role_of, _entries(cfg)):
+        return [f"{path} has no `unlearn:` block; add one, e.g. `unlearn: {{preset: ...}}`."], []
+    block = cfg.get("unlearn")
+    if isinstance(block, dict) and block.get("demo_data"):
+        make_demo_data(block["demo_data"])
+    checked = check_records(cfg)
+    found = config_faults(cfg) + checked.faults
+    unread = ", ".join(f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg))
+    note = [f"  note: no option of Axolotl, read by other plugins at most: {unread}"] * bool(unread)
+    note += [f"  note: {one}" for one in checked.notes]
+    return found, [] if found else summary(cfg, checked.counts) + note
+
+
+def _entries(cfg: dict) -> list:
+    entries = cfg.get("datasets")
+    return entries if isinstance(entries, list) else []
+
+
+def axolotl_faults(cfg: dict) -> list[str]:
+    """What Axolotl itself finds wrong, as `axolotl train` would."""
+    from axolotl.cli.config import gpu_capabilities, prepare_plugins
+    from axolotl.utils.config import validate_config
+    from axolotl.utils.dict import DictDefault
+    from pydantic import ValidationError
+
+    cfg = DictDefault(copy.deepcopy(cfg))
+    capabilities, environment = gpu_capabilities()
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # what it logs is said when it trains
+    try:
+        prepare_plugins(cfg)
+        validate_config(cfg, capabilities=capabilities, env_capabilities=environment)
+    except ValidationError as error:
+        return [
+            f"Axolotl refuses `{'.'.join(map(str, fault['loc'])) or 'the config'}`: {fault['msg']}."
+            for fault in error.errors()
+        ]
+    except (ValueError, ImportError) as error:
+        return [f"Axolotl refuses the config: {error}"]
+    finally:
+        logging.disable(before)
+    return []
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The keys of a config file.
+
+    Raises:
+        UnlearnError: It cannot be read.
+    """
+    import yaml
+
+    if not path.is_file():
+        raise UnlearnError(f"{path} does not exist; give the path of an Axolotl config.")
+    try:
+        cfg = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        reason = getattr(error, "problem", None) or getattr(error, "reason", "it cannot be read")
+        raise UnlearnError(f"{path}{line}: not valid YAML ({reason}).") from None
+    if not isinstance(cfg, dict):
+        raise UnlearnError(f"{path} holds no keys; start from a copy of examples/npo_over.yml.")
+    return cfg
+
+
+def summary(cfg: dict, counts: RowCounts) -> list[str]:
+    """What a faultless config would do, in a few lines."""
+    args = parse_unlearn(cfg["unlearn"]) if cfg.get("unlearn") else None
+    if args is None or not args.trains:
+        return ["memorises; no objective of unlearning"]
+    lines = [f"preset {args.preset} is short for", args.expanded()] if args.preset else []
+    for number, phase in enumerate(args.phases or [args], 1):
+        if args.phases:
+            length = f"{phase.steps} steps" if phase.steps else f"{phase.epochs:g} epochs"
+            if phase.leave_out:
+                length += f", from here on without {phase.leave_out:.0%} of the retain rows"
+            lines.append(f"phase {number}, {length}:")
+        lines += [_line(side, entry, counts) for side, entry in phase.entries()]
+    return lines + [f"  note: {note}" for note in counts.notes(args) + evaluation_notes(cfg)]
+
+
+def _line(side: str, entry: ObjectiveArgs, counts: RowCounts) -> str:
+    """One objective of a config."""
+    known = objectives()[entry.objective]
+    limits = {
+        "anneal": entry.anneal,
+        "constraint": entry.constraint,
+        "kinds": entry.kinds,
+        "tasks": entry.tasks,
+    }
+    given = limits | entry.parameters
+    extra = "".join(f", {key}={value}" for key, value in given.items() if value is not None)
+    rows = counts.of_entry(side, entry)
+    unit = known.unit(entry.parameters)
+    return (
+        f"  {side}/{entry.objective:<{24 - len(side)}} weight {entry.weight:g}, mean over "
+        f"{unit}{'e' * (unit == 'batch')}s{extra}{f', for {rows} rows' if rows else ''}"
+        f"  [{known.source}]"
+    )

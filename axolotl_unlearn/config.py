@@ -1,0 +1,743 @@
+"""The ``unlearn:`` block of an Axolotl config: strict, nested, checked before loading."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+
+from axolotl_unlearn.columns import Kind, task_number
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.registry import objectives
+
+
+class Strict(BaseModel):
+    """Unknown keys are faults."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, (dict, str, int, ObjectiveArgs)) else value
+
+
+class ReferenceArgs(Strict):
+    """What objectives compare with: the starting model, or a teacher (another model)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: Literal["auto", "adapter_off", "frozen_copy", "cached"] = Field(
+        "auto",
+        description="how the starting model is kept; auto: adapter_off with a fresh adapter, "
+        "frozen_copy (of the trained weights only) otherwise",
+    )
+    model: str | None = Field(None, description="a teacher: folder or name of a model of its own")
+    adapter: str | None = Field(
+        None, description="a teacher: folder of a LoRA adapter, of base_model or of `model`"
+    )
+
+    twins: str | None = Field(
+        None,
+        description="the starting model, asked about another row in place of each forget row: "
+        "file of `axolotl unlearn augment twins`",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ReferenceArgs:
+        if self.is_teacher and "mode" in self.model_fields_set:
+            raise ValueError("give `mode` for the starting model, or `model`/`adapter`, not both")
+        if self.twins and self.model_fields_set != {"twins"}:
+            raise ValueError("`twins` asks the starting model before training; give it alone")
+        return self
+
+    @property
+    def is_teacher(self) -> bool:
+        """Whether it is not the starting model."""
+        return bool(self.model or self.adapter)
+
+
+def _as_reference(value: Any) -> Any:
+    return {"mode": value} if isinstance(value, str) else value
+
+
+Source = Annotated[ReferenceArgs, BeforeValidator(_as_reference)]
+
+
+class AnnealArgs(Strict):
+    """A weight that changes from its value to ``to`` over a phase (or the whole run)."""
+
+    schedule: Literal["linear", "cosine"] = "linear"
+    to: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight in the last step")
+
+    def __str__(self) -> str:
+        return f"{self.schedule} to {self.to:g}"
+
+
+def _as_anneal(value: Any) -> Any:
+    return {"schedule": value} if isinstance(value, str) else value
+
+
+class RiseArgs(Strict):
+    """A weight that follows how far a loss is above its level, ``scale base^gap + offset``."""
+
+    base: float = Field(6.0, gt=1, description="by which a gap of one multiplies")
+    scale: float = Field(0.3, gt=0)
+    offset: float = 0.8
+    least: float = Field(1.2, ge=0, description="the weight where the gap is small, or none")
+    most: float = Field(2.8, gt=0, allow_inf_nan=False)
+
+    def weight(self, gap: float) -> float:
+        """That of a step whose loss was ``gap`` above the level (below: negative)."""
+        exponent = min(max(gap, 0.0), 64.0)  # beyond it the bound holds anyway
+        return min(max(self.scale * self.base**exponent + self.offset, self.least), self.most)
+
+
+class ConstraintArgs(Strict):
+    """Hold a loss below a level: its weight grows while it is above, and falls below it."""
+
+    at_most: float | None = Field(None, description="the level, in the unit of the loss")
+    of_start: float | None = Field(
+        None, gt=0, description="or the level as a multiple of the loss in the first step"
+    )
+    of_epoch: float | None = Field(
+        None, gt=0, description="or of its mean over the first epoch, in which the weight stays"
+    )
+    rise: RiseArgs | None = Field(
+        None,
+        description="in place of a multiplier: a weight that follows the gap of the step before",
+    )
+    step: float = Field(1.0, gt=0, description="what is added to the weight, times the distance")
+    down: float = Field(1.0, ge=0, description="share of the step where the loss is below")
+    penalty: float = Field(0.0, ge=0, description="further weight, times the distance above")
+
+    @model_validator(mode="after")
+    def _check(self) -> ConstraintArgs:
+        levels = (self.at_most, self.of_start, self.of_epoch)
+        if sum(level is not None for level in levels) != 1:
+            raise ValueError("give the level as `at_most`, `of_start` or `of_epoch`")
+        return self
+
+    def __str__(self) -> str:
+        if self.at_most is not None:
+            level = f"{self.at_most:g}"
+        elif self.of_start is not None:
+            level = f"{self.of_start:g} of its start"
+        else:
+            level = f"{self.of_epoch:g} of its first epoch"
+        how = f"rise to {self.rise.most:g}" if self.rise else f"step {self.step:g}"
+        return f"at most {level}, {how}"
+
+
+class ObjectiveArgs(BaseModel):
+    """One entry of ``forget:`` or ``retain:``: an objective, its weight, and the rows it is for.
+
+    Every further key is a parameter of the objective (``beta``, ``reduction``, ``direction`` ...),
+    checked against the signature of the function in `axolotl_unlearn.objectives`.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    objective: str = Field(description="name in the registry; see `axolotl unlearn methods`")
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="factor in the total loss")
+    anneal: Annotated[AnnealArgs | None, BeforeValidator(_as_anneal)] = Field(
+        None, description="linear or cosine: lead the weight to 0 (or `to`) by the last step"
+    )
+    constraint: ConstraintArgs | None = Field(
+        None, description="hold this loss below a level; `weight` is where its multiplier starts"
+    )
+    kinds: Annotated[list[Kind] | None, BeforeValidator(_as_list)] = Field(
+        None, description="limit to completions or questions"
+    )
+    tasks: Annotated[list[int | str] | None, BeforeValidator(_as_list)] = Field(
+        None, description="limit to tasks, e.g. [1, Task2]"
+    )
+    positions: Literal["answer", "all"] = Field(
+        "answer",
+        description="for distribution objectives: label positions, or every position of the row",
+    )
+    divide_by_length: int | None = Field(
+        None,
+        gt=0,
+        description="divide by rows x this length instead of the number of positions "
+        "(ZJUKLAB's code: 256, the padded length)",
+    )
+
+    reference: Source | None = Field(
+        None, description="what this entry compares with; default: that of the block"
+    )
+
+    def is_for(self, kind: Kind, task: int) -> bool:
+        """Whether rows of this kind and task number count for this entry."""
+        of_kind = self.kinds is None or kind in self.kinds
+        return of_kind and (self.tasks is None or task in map(task_number, self.tasks))
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The objective's own parameters, validated."""
+        return dict(self.model_extra or {})
+
+    def parameter(self, name: str) -> Any:
+        """One of them, or its default."""
+        default = objectives()[self.objective].parameters[name].default
+        return self.parameters.get(name, default)
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> ObjectiveArgs:
+        known = objectives().get(self.objective)
+        if known is None:
+            near = nearest(self.objective, objectives())
+            raise ValueError(
+                f"there is no objective {self.objective!r}{near}; `axolotl unlearn methods` lists "
+                "them"
+            )
+        for key in self.parameters:
+            if key not in known.parameters:
+                names = [*known.parameters, *type(self).model_fields]
+                raise ValueError(
+                    f"objective {self.objective} has no parameter {key!r}{nearest(key, names)}; "
+                    f"it takes {', '.join(known.parameters) or 'none'}"
+                )
+        fields = {name: (p.annotation, p.default) for name, p in _typed_parameters(known).items()}
+        model = create_model(f"{self.objective}_parameters", __base__=Strict, **fields)
+        try:
+            validated = model(**self.parameters)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(
+                f"objective {self.objective}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            ) from None
+        for key in self.parameters:
+            self.model_extra[key] = getattr(validated, key)
+        if self.constraint is not None and self.anneal is not None:
+            raise ValueError("`constraint` finds the weight by itself; remove `anneal`")
+        if self.reference is not None and not known.reference:
+            raise ValueError(
+                f"objective {self.objective} compares with no reference; remove `reference`"
+            )
+        if (known.crowd or known.sees in ("labels", "pairs")) and self.positions == "all":
+            raise ValueError(
+                f"objective {self.objective} sees label positions only; remove `positions: all`"
+            )
+        if self.divide_by_length and known.unit(self.parameters) != "token":
+            raise ValueError(
+                f"objective {self.objective} is averaged over {known.unit(self.parameters)}s, so "
+                "`divide_by_length` would do nothing; remove it"
+            )
+        return self
+
+
+def _typed_parameters(objective) -> dict[str, Any]:
+    """Parameters with evaluated annotations (the modules use postponed evaluation)."""
+    import inspect
+
+    signature = inspect.signature(objective.function, eval_str=True)
+    return {k: p for k, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+class LabelArgs(Strict):
+    """Which tokens of a row carry labels, by the kind of row."""
+
+    completion: Literal["document", "answer"] = Field(
+        "document", description="membership is measured on documents, so they are forgotten whole"
+    )
+    question: Literal["document", "answer"] = "answer"
+
+
+class FieldArgs(Strict):
+    """Names of the fields in the user's files."""
+
+    id: str = "id"
+    input: str = "input"
+    output: str = "output"
+    task: str = "task"
+    document: str = "document"
+
+
+class DataArgs(Strict):
+    """How a record becomes tokens: as the model saw it when it memorised it."""
+
+    join: str = Field(" ", description="text between input and output")
+    template: str | None = Field(None, description="e.g. 'Question: {input}\\nAnswer: {output}'")
+    chat_template: bool = Field(
+        False, description="use the tokenizer's chat template; labels are on the answer alone"
+    )
+    eos: bool | Literal["retain"] = Field(
+        True,
+        description="append the end-of-sequence token, with a label: to all rows, to none, or to "
+        "all but forget rows, so that to stop is not forgotten too",
+    )
+    max_length: int | None = Field(None, gt=1, description="default: sequence_len")
+    cut_documents: bool = Field(
+        False,
+        description="rows that are labelled whole and do not fit lose their beginning, which is "
+        "then not forgotten (counted in the log); false: they are an error",
+    )
+    leave_out_dropped: bool = Field(
+        False,
+        description="forget rows that fine-tuning by `rows` drops (longer than `sequence_len`, "
+        "without labels) are left out and counted in the log; false: they are an error",
+    )
+    labels: LabelArgs = Field(default_factory=LabelArgs)
+    fields: FieldArgs = Field(default_factory=FieldArgs)
+    rows: Annotated[list[dict[str, Any]], BeforeValidator(_as_list)] = Field(
+        default_factory=list,
+        description="rows of any Axolotl dataset type: the entry (or entries) of `datasets` that "
+        "made the model, `{type: chat_template, ...}`; with `rl: dpo` for preference rows",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> DataArgs:
+        for number, entry in enumerate(self.rows):
+            if not entry.get("type") and not entry.get("rl"):
+                raise ValueError(f"rows[{number}] has no `type` (chat_template, alpaca ...)")
+        shaped = {
+            "join", "template", "chat_template", "eos", "labels", "max_length", "cut_documents"
+        }  # fmt: skip
+        if self.rows and self.model_fields_set & shaped:
+            first = sorted(self.model_fields_set & shaped)[0]
+            raise ValueError(
+                f"`{first}` does nothing beside `rows`, whose type decides tokens and labels; "
+                "remove one of them"
+            )
+        if self.leave_out_dropped and not self.rows:
+            raise ValueError("`leave_out_dropped` does nothing without `rows`; remove it")
+        if self.template and self.chat_template:
+            raise ValueError("give either template or chat_template, not both")
+        if self.template and not ("{input}" in self.template and "{output}" in self.template):
+            raise ValueError("template must contain {input} and {output}")
+        if self.chat_template and "document" in self.labels.model_dump(exclude_unset=True).values():
+            raise ValueError(
+                "labels: `document` would put labels on role headers and the system prompt of the "
+                "chat template; remove it (labels are on the answer)"
+            )
+        return self
+
+    @property
+    def default_kind(self) -> Kind:
+        """Kind of a row that has no `kind` and whose id does not tell: a template asks."""
+        return "question" if self.chat_template or self.template else "completion"
+
+
+class PairingArgs(Strict):
+    """How forget and retain rows meet in a batch."""
+
+    retain_per_forget: int = Field(1, ge=0, description="retain rows for each forget row")
+    epoch_over: Literal["forget", "longest"] = Field(
+        "forget", description="an epoch is one pass over the forget rows, or over the longer set"
+    )
+    group_by_length: bool = Field(False, description="batch pairs of similar length together")
+
+
+class Sides(Strict):
+    """Objectives of the forget rows and of the retain rows."""
+
+    forget: Annotated[list[ObjectiveArgs], BeforeValidator(_as_list)] = Field(default_factory=list)
+    retain: Annotated[list[ObjectiveArgs], BeforeValidator(_as_list)] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check_sides(self) -> Sides:
+        for side, entry in self.entries():
+            meant = objectives()[entry.objective].side
+            if meant not in (side, "both"):
+                does = "forgets" if meant == "forget" else "keeps"
+                raise ValueError(
+                    f"objective {entry.objective} {does} what its rows say, so it cannot be under "
+                    f"`{side}:`; move it to `{meant}:` or choose another "
+                    "(`axolotl unlearn methods`)"
+                )
+        return self
+
+    def entries(self) -> list[tuple[str, ObjectiveArgs]]:
+        """All objectives as (side, entry), in the order of the config."""
+        return [("forget", e) for e in self.forget] + [("retain", e) for e in self.retain]
+
+    def roles(self) -> set[str]:
+        """Roles of the rows that they need: a pair is made around each forget row."""
+        known = objectives()
+        found = {role for side, e in self.entries() for role in known[e.objective].roles(side)}
+        return found | ({"forget"} if "alternative" in found else set())
+
+
+class LevelArgs(Strict):
+    """Held-out rows: the level that forget rows are brought to, and when they are there."""
+
+    heldout: str = Field(
+        description="file of rows of the same kinds that the model never saw; not the ones that "
+        "judge it later"
+    )
+    every: int = Field(30, gt=0, description="steps between two looks at all rows")
+    gain: float = Field(
+        0.25, ge=0, le=1, description="share of the remaining gap by which targets are moved"
+    )
+    settle: float = Field(
+        0.25, ge=0, lt=1, description="share of the steps before targets are moved"
+    )
+    stop: bool = Field(
+        True, description="end when no attack tells forget documents from held-out ones"
+    )
+    margin: float = Field(
+        0.05, gt=0, lt=0.5, description="|AUC - expected| of the strongest attack"
+    )
+    retain: float = Field(
+        0.1, ge=0, description="nats a token that the loss of retained rows may rise"
+    )
+    said: float = Field(
+        1, ge=0, le=1, description="share of the retained rows that may no longer be said in full"
+    )
+    patience: int = Field(2, gt=0, description="looks in a row that must be within all three")
+    per_document: bool = Field(
+        False,
+        description="for few documents: end only when none of them is told by itself, and take an "
+        "AUC within its own sampling error for .5",
+    )
+    minutes: float | None = Field(None, gt=0, description="end after this time with the best state")
+    certainty: bool = Field(
+        False,
+        description="set the temperature of `nckd` so that the model is as sure of forget rows as "
+        "of held-out ones",
+    )
+
+
+class WatchArgs(Strict):
+    """When the model falls apart while it trains: a warning, or the end of the run."""
+
+    retain_nll: float | None = Field(
+        None, gt=0, description="limit of the loss of retained rows, nats a token"
+    )
+    repetition: float | None = Field(
+        None, ge=0, le=1, description="limit of the share of answers that go in circles"
+    )
+    every: int = Field(50, gt=0, description="steps between two looks at answers")
+    rows: int = Field(8, gt=0, description="retain rows whose prompts are answered")
+    tokens: int = Field(64, gt=0, description="new tokens an answer")
+    then: Literal["warn", "stop"] = Field(
+        "warn", description="`stop` ends the run with a checkpoint"
+    )
+
+
+class PhaseArgs(Sides):
+    """A stretch of the run with objectives of its own; the learning rate begins anew."""
+
+    steps: int | None = Field(None, gt=0, description="optimizer steps")
+    epochs: float | None = Field(None, gt=0, description="or passes, as `pairing` counts them")
+    learning_rate: float | None = Field(None, gt=0, description="default: that of the config")
+    fresh_optimizer: bool = Field(
+        False, description="begin without the moments of the phase before (AILS-NTUA)"
+    )
+    leave_out: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of the retain rows, those whose loss has changed most since the start "
+        "of the run, that are left out from here on (TARF)",
+    )
+
+    @model_validator(mode="after")
+    def _check_phase(self) -> PhaseArgs:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give the length of the phase as `steps` or as `epochs`")
+        if not self.entries():
+            raise ValueError("the phase has no objective; add `forget:` or `retain:`")
+        return self
+
+
+class SaliencyArgs(Strict):
+    """Train only what the forget loss depends on most."""
+
+    share: float = Field(
+        0.1, gt=0, lt=1, description="of the neurons, or weights, that are trained"
+    )
+    by: Literal["neuron", "weight"] = Field(
+        "neuron", description="neuron: rows of a weight by their gradient's norm; weight: each"
+    )
+
+
+class FlattenArgs(Strict):
+    """Make the loudest directions of the forget gradient as quiet as others (RepSelect)."""
+
+    components: int = Field(512, gt=0, description="top principal components of each weight")
+    how: Literal["soft", "quadratic", "hard"] = Field(
+        "soft", description="divided by their singular values, by the squares, or removed"
+    )
+    of: Literal["forget", "retain"] = Field(
+        "forget", description="whose gradient's components: forget, or retain"
+    )
+    side: Literal["both", "input", "output"] = Field(
+        "both", description="directions of a weight's inputs, of its outputs, or both"
+    )
+
+
+class AttributionArgs(Strict):
+    """Weigh forget rows by how little they share with the retain rows (GUARD)."""
+
+    temperature: float = Field(
+        gt=0,
+        allow_inf_nan=False,
+        description="of the softmax over attributions; small ones tell rows apart more",
+    )
+
+
+class UnlearnArgs(Sides):
+    """The ``unlearn:`` block."""
+
+    preset: str | None = Field(None, description="published settings: " + "see presets/")
+    reference: Source = Field(
+        default_factory=ReferenceArgs,
+        description="what objectives compare with: the starting model (auto, adapter_off, "
+        "frozen_copy, cached), or a teacher ({model: PATH}, {adapter: PATH})",
+    )
+    phases: list[PhaseArgs] = Field(
+        default_factory=list,
+        description="in place of `forget:` and `retain:`: stretches with objectives of their own",
+    )
+    surgery: Literal["pcgrad", "gu", "gru"] | None = Field(
+        None, description="how the gradients of forget and retain are joined; default: added"
+    )
+    sharpness: float | None = Field(
+        None,
+        gt=0,
+        description="rho of sharpness-aware forgetting: the forget gradient is taken "
+        "this far uphill (published: 0.01)",
+    )
+    saliency: SaliencyArgs | None = Field(
+        None, description="train only the neurons (or weights) with the largest forget gradient"
+    )
+    flatten: FlattenArgs | None = Field(
+        None,
+        description="forget along quiet directions: flatten the top components of its gradient",
+    )
+    attribution: AttributionArgs | None = Field(
+        None, description="forget rows whose gradient agrees with the retain rows' weigh less"
+    )
+    data: DataArgs = Field(default_factory=DataArgs)
+    pairing: PairingArgs = Field(default_factory=PairingArgs)
+    level: LevelArgs | None = Field(
+        None, description="held-out rows: what `match` aims at, and when the run ends"
+    )
+    watch: WatchArgs | None = Field(
+        None, description="when to warn, or stop, because the model falls apart"
+    )
+    chunk_positions: int | None = Field(
+        None,
+        gt=0,
+        description="positions per chunk of the LM head; default: as many as fit chunk_mib",
+    )
+    chunk_mib: int = Field(256, gt=0, description="memory for one chunk of float32 logits")
+    padding_free: bool = Field(
+        True,
+        description="lay rows end to end instead of padding them, where the model is found to "
+        "keep them apart and it saves computation",
+    )
+    demo_data: str | None = Field(
+        None, description="make the embedded demo data in this folder if it is not there"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_preset(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("preset"):
+            given = {k: v for k, v in values.items() if v is not None}
+            return _merged(load_preset(values["preset"]), given)
+        return values
+
+    @model_validator(mode="after")
+    def _join_phases(self) -> UnlearnArgs:
+        """With phases, ``forget`` and ``retain`` hold the objectives of all of them."""
+        if self.phases:
+            if self.forget or self.retain:
+                raise ValueError("give `phases`, or `forget` and `retain`, not both")
+            for side in ("forget", "retain"):
+                self.__dict__[side] = [e for phase in self.phases for e in getattr(phase, side)]
+        if self.phases and self.phases[0].leave_out:
+            raise ValueError(
+                "`leave_out` looks at what the phases before have changed: not in the first phase"
+            )
+        for number, phase in enumerate(self.phases):
+            if phase.leave_out and not any(later.retain for later in self.phases[number:]):
+                raise ValueError("`leave_out` leaves out retain rows: add `retain` from there on")
+        for key in ("sharpness", "saliency", "flatten"):
+            if getattr(self, key) and not (self.phases or [self])[0].forget:
+                raise ValueError(
+                    f"`{key}` looks at the forget gradient: it needs `forget` (in the first phase)"
+                )
+        if self.attribution and not self.retain:
+            raise ValueError("`attribution` compares forget rows with retain rows: add `retain`")
+        for entry in self.forget if self.attribution else ():
+            known = objectives()[entry.objective]
+            if known.sees != "labels" or known.unit(entry.parameters) == "batch":
+                raise ValueError(
+                    f"`attribution` weighs the losses of single rows, and {entry.objective} is no "
+                    "loss of the labels of one row; take one such as ga, npo, simnpo or wga"
+                )
+        if self.surgery and not (self.forget and self.retain):
+            raise ValueError("`surgery` joins two gradients: it needs `forget` and `retain`")
+        if self.flatten and self.flatten.of == "retain":
+            if any(part.forget and not part.retain for part in self.phases or [self]):
+                raise ValueError(
+                    "`flatten: {of: retain}` looks at the retain gradient: add `retain` beside "
+                    "each `forget`"
+                )
+        return self
+
+    def references(self) -> list[ReferenceArgs]:
+        """What the objectives that compare are compared with, each once."""
+        entries = (entry for _, entry in self.entries() if objectives()[entry.objective].reference)
+        return list(dict.fromkeys(entry.reference or self.reference for entry in entries))
+
+    @property
+    def by_side(self) -> str | None:
+        """The key that asks for the gradients of both sides by themselves, as ``key: value``."""
+        asked = {key: getattr(self, key) for key in ("surgery", "sharpness", "saliency", "flatten")}
+        key = next((key for key, value in asked.items() if value), None)
+        return f"{key}: {asked[key]}" if key in ("surgery", "sharpness") else key
+
+    @property
+    def trains(self) -> bool:
+        """False for a block that only describes data (memorisation runs)."""
+        return bool(self.forget or self.retain)
+
+    def expanded(self) -> str:
+        """The block with its preset written out, as YAML."""
+        block = self.model_dump(exclude_unset=True, exclude={"preset"})
+        return yaml.safe_dump({"unlearn": block}, sort_keys=False, default_flow_style=None)
+
+
+#: Blocks of which a config may give some keys beside a preset; all else replaces the preset's.
+_MERGED = ("data", "labels", "fields", "pairing")
+
+
+def _merged(preset: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` over ``preset``, blocks key by key and objectives as whole lists."""
+    both = {
+        key: _merged(preset[key], value)
+        for key, value in given.items()
+        if key in _MERGED and isinstance(value, dict) and isinstance(preset.get(key), dict)
+    }
+    return {**preset, **given, **both}
+
+
+def preset_names() -> list[str]:
+    """Names that ``preset:`` takes."""
+    folder = resources.files("axolotl_unlearn") / "presets"
+    return sorted(p.name[:-4] for p in folder.iterdir() if p.name.endswith(".yml"))
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """Read a preset; raises ValueError with the nearest name if there is none."""
+    if name not in preset_names():
+        raise ValueError(
+            f"there is no preset {name!r}{nearest(name, preset_names())}; "
+            f"presets: {', '.join(preset_names())}"
+        )
+    return yaml.safe_load(preset_text(name))["unlearn"]
+
+
+def preset_text(name: str) -> str:
+    """The file of a preset: its source as a comment, and the block."""
+    return (resources.files("axolotl_unlearn") / "presets" / f"{name}.yml").read_text("utf-8")
+
+
+def parse_unlearn(block: Any, where: str = "unlearn") -> UnlearnArgs:
+    """Validate a raw block.
+
+    Raises:
+        UnlearnError: One sentence naming every faulty key and, for unknown ones, the nearest name.
+    """
+    if isinstance(block, UnlearnArgs):
+        return block
+    if isinstance(block, BaseModel):
+        block = block.model_dump(exclude_unset=True)
+    if not isinstance(block, dict):
+        raise UnlearnError(
+            f"`{where}:` must be a block of keys such as `forget:` and `retain:`, "
+            f"not {type(block).__name__}."
+        )
+    try:
+        return UnlearnArgs.model_validate(_plain(block))
+    except ValidationError as error:
+        raise UnlearnError(_sentence(error, where)) from None
+
+
+def unlearn_config(cfg: Any) -> UnlearnArgs | None:
+    """The validated block of an Axolotl config, or None if the config has none."""
+    block = cfg.get("unlearn") if isinstance(cfg, dict) else getattr(cfg, "unlearn", None)
+    return None if block is None else parse_unlearn(block)
+
+
+def _plain(value: Any) -> Any:
+    """DictDefault (Axolotl's dict, which answers None for missing keys) to plain containers."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return value
+
+
+def nearest(name: str, known: Any) -> str:
+    match = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
+    return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def _model_at(location: tuple) -> type[BaseModel]:
+    """The model in which an unknown key was found, for the names it might have meant."""
+    models = {
+        "reference": ReferenceArgs,
+        "anneal": AnnealArgs,
+        "constraint": ConstraintArgs,
+        "rise": RiseArgs,
+        "phases": PhaseArgs,
+        "data": DataArgs,
+        "pairing": PairingArgs,
+        "level": LevelArgs,
+        "saliency": SaliencyArgs,
+        "flatten": FlattenArgs,
+        "watch": WatchArgs,
+        "labels": LabelArgs,
+        "fields": FieldArgs,
+    }
+    for part in reversed(location[:-1]):
+        if part in models:
+            return models[part]
+    return UnlearnArgs
+
+
+def _sentence(error: ValidationError, where: str) -> str:
+    faults = []
+    for fault in error.errors():
+        location = tuple(fault["loc"])
+        path = ".".join([where, *map(str, location)])
+        if fault["type"] == "extra_forbidden":
+            hint = nearest(location[-1], _model_at(location).model_fields)
+            faults.append(f"`{path}` is not a key of the block{hint}")
+        else:
+            message = fault["msg"].removeprefix("Value error, ")
+            faults.append(f"`{path}`: {message}")
+    return "; ".join(faults) + "."
+
+
+class UnlearnPluginArgs(BaseModel):
+    """What the plugin adds to Axolotl's config schema."""
+
+    unlearn: dict[str, Any] | None = Field(
+        default=None, description="unlearning: objectives, reference, data format, pairing"
+    )
+
+    @model_validator(mode="after")
+    def _check_block(self) -> UnlearnPluginArgs:
+        if self.unlearn is not None:
+            try:
+                parse_unlearn(self.unlearn)
+            except UnlearnError as error:
+                raise ValueError(str(error)) from None
+        return self

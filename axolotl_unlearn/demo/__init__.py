@@ -1,1 +1,0 @@
-"""The embedded demo: a generator of synthetic data, a tiny model, and the driver of the job."""

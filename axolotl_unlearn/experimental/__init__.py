@@ -1,0 +1,1 @@
+"""Methods without a promise of stability."""

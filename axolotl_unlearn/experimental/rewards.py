@@ -1,0 +1,113 @@
+"""PURGE (arXiv 2601.20568): unlearning by reinforcement, through Axolotl's own GRPO.
+
+The model is asked about an entity; a completion is punished for each forget term that it says.
+Only the rewards and the term weights are ours; the training is ``rl: grpo`` (examples/purge).
+
+    rl: grpo
+    trl:
+      reward_funcs: [axolotl_unlearn.experimental.rewards.exponential_decay]
+    datasets:
+      - {path: forget.jsonl, ds_type: json}
+
+A row has ``prompt`` and ``terms`` (a list; for `pagerank` an object term -> weight, see
+`term_weights`). Terms are matched case-insensitively as whole words.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from axolotl_unlearn.errors import UnlearnError
+
+Terms = Sequence[str] | Mapping[str, float]
+#: tau of `exponential_decay`, as published.
+TAU = 1.0
+
+
+def matches(completion: str, terms: Terms) -> dict[str, int]:
+    """How often each forget term occurs in a completion; terms that do not occur are left out."""
+    found = {}
+    # `datasets` gives every row the keys of all rows, None where they are another row's.
+    own = [t for t, w in terms.items() if w is not None] if isinstance(terms, Mapping) else terms
+    for term in own:
+        count = len(re.findall(rf"(?<!\w){re.escape(term)}(?!\w)", completion, re.IGNORECASE))
+        if count:
+            found[term] = count
+    return found
+
+
+def _rewards(
+    completions: Sequence[Any],
+    terms: Sequence[Terms],
+    reward: Callable[[dict[str, int], Any], float],
+) -> list[float]:
+    return [
+        reward(matches(_text(completion), own), own)
+        for completion, own in zip(completions, terms, strict=True)
+    ]
+
+
+def _text(completion: Any) -> str:
+    """TRL gives plain texts, or lists of chat messages."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def binary(
+    prompts: Any, completions: Sequence[Any], terms: Sequence[Terms], **_: Any
+) -> list[float]:
+    """0 if any forget term occurs, else 1."""
+    return _rewards(completions, terms, lambda found, own: float(not found))
+
+
+def exponential_decay(
+    prompts: Any, completions: Sequence[Any], terms: Sequence[Terms], **_: Any
+) -> list[float]:
+    """``exp(-matches / tau)``, every occurrence counted; in (0, 1]."""
+    return _rewards(completions, terms, lambda found, own: math.exp(-sum(found.values()) / TAU))
+
+
+def pagerank(
+    prompts: Any, completions: Sequence[Any], terms: Sequence[Terms], **_: Any
+) -> list[float]:
+    """``clip(1 - sum of the weights of the distinct terms that occur, 0, 1)``.
+
+    Without weights (a plain list) every term weighs 1.
+    """
+
+    def reward(found: dict[str, int], own: Terms) -> float:
+        weights = own if isinstance(own, Mapping) else dict.fromkeys(own, 1.0)
+        return min(1.0, max(0.0, 1.0 - math.fsum(weights[term] for term in found)))
+
+    return _rewards(completions, terms, reward)
+
+
+def term_weights(terms: Sequence[str], embeddings: np.ndarray, entity: str) -> dict[str, float]:
+    """Weights of terms by PageRank from the entity over their embeddings' similarity, in [0, 1].
+
+    Similarities (cosine) below their upper quartile are no edges; the walk is personalised to the
+    entity; ranks are scaled so that the least is 0 and the greatest 1.
+
+    Args:
+        terms: with the entity among them; ``embeddings``: ``[terms, D]``, a row a term.
+    """
+    import networkx
+
+    if entity not in terms:
+        raise UnlearnError(f"the entity {entity!r} is not among the terms; add it.")
+    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True).clip(1e-12)
+    similarity = unit @ unit.T
+    np.fill_diagonal(similarity, -1.0)
+    edges = similarity >= np.quantile(similarity, 0.75)
+    np.fill_diagonal(edges, False)
+    graph = networkx.from_numpy_array(edges.astype(float))
+    start = {number: float(term == entity) for number, term in enumerate(terms)}
+    ranks = networkx.pagerank(graph, personalization=start)
+    values = np.array([ranks[number] for number in range(len(terms))])
+    spread = values.max() - values.min()
+    scaled = (values - values.min()) / spread if spread > 0 else np.ones_like(values)
+    return dict(zip(terms, scaled.tolist(), strict=True))

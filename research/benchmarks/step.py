@@ -1,0 +1,352 @@
+"""Seconds and memory of one training step: ours, plain fine-tuning, and two other ways.
+
+    python -m research.benchmarks.step                    # the table
+    python -m research.benchmarks.step --variant ours     # one variant, one JSON line
+
+All variants see the same rows with the same LoRA on the same model, each in a process of its own.
+The other ways are written anew from their formulas (docs/objectives.md; ZJUKLAB arXiv 2503.21088
+and its released code, the framework's TOFU-style trainers), not copied:
+
+- ``zjuklab``: a second full model as reference; rows left-padded to 256; NPO from two mean losses;
+  retain rows run twice (once for the loss, once for KL); KL over all positions of all rows.
+- ``framework``: a second full model as reference; forget and retain rows run apart, padded to
+  the longest; sums of label log-probs and KL from full float32 logits.
+- ``finetune``: the model's own loss on the same eight rows.
+- ``finetune_packed``: the same with the rows laid end to end, as Axolotl's sample packing would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from research.benchmarks import models
+
+WARM_UP = 2
+RECIPE = (
+    ("forget", {"objective": "npo", "weight": 0.4, "beta": 0.1}),
+    ("retain", {"objective": "nll", "weight": 0.4}),
+    ("retain", {"objective": "kl", "weight": 0.2}),
+)
+
+
+def ours(model, known: list[dict[str, Tensor]], *, mode: str = "auto", kl: bool = True):
+    """Our step. ``known`` are batches of an earlier epoch: the reference has seen their rows."""
+    from axolotl_unlearn.config import ObjectiveArgs
+    from axolotl_unlearn.engine.entries import make_entries
+    from axolotl_unlearn.engine.statistics import ChunkPlan
+    from axolotl_unlearn.engine.step import step_loss
+    from axolotl_unlearn.reference.sources import make_reference
+
+    recipe = [r for r in RECIPE if kl or r[1]["objective"] != "kl"]
+    entries = make_entries([(side, ObjectiveArgs(**config)) for side, config in recipe])
+    reference = make_reference(mode, model, starting_adapter=False, plan=ChunkPlan())
+    for batch in known:
+        with torch.no_grad():
+            step_loss(model, batch, entries, reference=reference)
+    return lambda batch: step_loss(model, batch, entries, reference=reference).total
+
+
+def finetune(model, known):
+    """Plain LoRA fine-tuning through the model's own loss."""
+
+    def loss(batch):
+        keys = ("input_ids", "attention_mask", "labels")
+        return model(**{k: batch[k] for k in keys}, use_cache=False).loss
+
+    return loss
+
+
+def finetune_packed(model, known):
+    """Plain LoRA fine-tuning on rows laid end to end."""
+
+    def loss(batch):
+        real = batch["attention_mask"].bool()
+        positions = real.cumsum(-1) - 1
+        labels = batch["labels"].clone()
+        labels[:, 0] = -100  # no row predicts the next one's first token
+        return model(
+            input_ids=batch["input_ids"][real][None],
+            position_ids=positions[real][None],
+            labels=labels[real][None],
+            use_cache=False,
+        ).loss
+
+    return loss
+
+
+def zjuklab(model, known):
+    """.4 NPO (token mean of the batch) + .4 KL(ref || policy), all positions + .2 NLL."""
+    reference = _second_model(model)
+
+    def side(batch, role):
+        return _left_padded(batch, batch["role"] == role, models.MAX_LENGTH)
+
+    def loss(batch):
+        forget, retain = side(batch, 0), side(batch, 1)
+        loss_forget = model(**forget, use_cache=False).loss
+        with torch.no_grad():
+            ref_forget = reference(**forget, use_cache=False).loss
+        npo = -F.logsigmoid(0.1 * (loss_forget - ref_forget)) * 2 / 0.1
+        nll = model(**retain, use_cache=False).loss
+        with torch.no_grad():
+            ref_logits = reference(**retain, use_cache=False).logits
+        logits = model(**retain, use_cache=False).logits
+        width = logits.shape[-1]
+        kl = F.kl_div(
+            F.log_softmax(logits.float(), -1).view(-1, width),
+            F.log_softmax(ref_logits.float(), -1).view(-1, width),
+            reduction="batchmean",
+            log_target=True,
+        )
+        return 0.4 * npo + 0.4 * kl + 0.2 * nll
+
+    return loss
+
+
+def framework(model, known):
+    """NPO over sequence sums + NLL + KL(ref || policy), each side in a forward of its own."""
+    reference = _second_model(model)
+
+    def part(batch, role):
+        rows = batch["role"] == role
+        length = int(batch["attention_mask"][rows].sum(-1).max())
+        keys = ("input_ids", "attention_mask", "labels")
+        return {k: batch[k][rows, :length] for k in keys}
+
+    def sequence_nll(which, rows):
+        logits = which(**rows, use_cache=False).logits[:, :-1].float()
+        labels = rows["labels"][:, 1:]
+        losses = F.cross_entropy(
+            logits.transpose(1, 2), labels, ignore_index=-100, reduction="none"
+        )
+        return losses.sum(-1)
+
+    def loss(batch):
+        forget, retain = part(batch, 0), part(batch, 1)
+        policy = sequence_nll(model, forget)
+        with torch.no_grad():
+            ref = sequence_nll(reference, forget)
+        npo = (-2 / 0.1 * F.logsigmoid(0.1 * (policy - ref))).mean()
+        out = model(**retain, use_cache=False)
+        with torch.no_grad():
+            ref_logits = reference(**retain, use_cache=False).logits
+        width = ref_logits.shape[-1]
+        kl = F.kl_div(
+            F.log_softmax(out.logits.float(), -1).view(-1, width),
+            F.log_softmax(ref_logits.float(), -1).view(-1, width),
+            reduction="batchmean",
+            log_target=True,
+        )
+        return 0.4 * npo + 0.4 * out.loss + 0.2 * kl
+
+    return loss
+
+
+def _second_model(model) -> nn.Module:
+    """The reference of the other ways: a whole model of its own."""
+    base = models.olmo(_shape_of(model.config), dtype=next(model.parameters()).dtype)
+    return base.eval().requires_grad_(False)
+
+
+def _shape_of(config) -> models.Shape:
+    return models.Shape(
+        config.hidden_size,
+        config.num_hidden_layers,
+        config.intermediate_size,
+        config.num_attention_heads,
+        config.vocab_size,
+    )
+
+
+def _left_padded(batch: dict[str, Tensor], rows: Tensor, width: int) -> dict[str, Tensor]:
+    out = {}
+    for key, fill in (("input_ids", models.PAD), ("attention_mask", 0), ("labels", -100)):
+        values = batch[key][rows]
+        made = torch.full((len(values), width), fill)
+        for i, length in enumerate(batch["attention_mask"][rows].sum(-1).tolist()):
+            made[i, width - length :] = values[i, :length]
+        out[key] = made
+    return out
+
+
+VARIANTS = {
+    "ours": ours,
+    "ours_first_epoch": ours,
+    "ours_cached": lambda m, known: ours(m, known, mode="cached"),
+    "ours_npo_nll": lambda m, known: ours(m, known, kl=False),
+    "finetune": finetune,
+    "finetune_packed": finetune_packed,
+    "framework": framework,
+    "zjuklab": zjuklab,
+}
+
+
+def measure(variant: str, *, steps: int, labels: str, precision: str, pairs: int = 4) -> dict:
+    """Run one variant in this process.
+
+    Returns:
+        ``seconds`` and ``cpu_seconds`` of each step (forward, backward, AdamW), ``peak_mb`` of
+        the process over all steps, ``base_mb`` before the first, ``tokens`` of each batch.
+    """
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    model = models.with_lora(models.olmo(dtype=dtype)).train()
+    rows = list(models.batches(WARM_UP + steps, pairs, labels))
+    known = [] if variant == "ours_first_epoch" else rows
+    loss_of = VARIANTS[variant](model, known if variant.startswith("ours") else [])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4)
+    seconds, cpu = [], []
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast")
+    gc.collect()
+    for number, batch in enumerate(rows):
+        if number == WARM_UP - 1:
+            models.reset_peak()
+        start, start_cpu = time.perf_counter(), time.process_time()
+        with autocast:
+            loss = loss_of(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        value = float(loss.detach())
+        del loss
+        if number >= WARM_UP:
+            seconds.append(time.perf_counter() - start)
+            cpu.append(time.process_time() - start_cpu)
+    return {
+        "variant": variant,
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "peak_mb": models.peak_mb(),
+        "loss": value,
+        "tokens": [int(b["attention_mask"].sum()) for b in rows[WARM_UP:]],
+        "padded": [b["input_ids"].numel() for b in rows[WARM_UP:]],
+    }
+
+
+def run_apart(module: str, arguments: list[str]) -> dict:
+    """Run a module with ``arguments`` in a process of its own; its last line is the result."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=models.ROOT,
+        env={**os.environ, "PYTHONPATH": str(models.ROOT)},
+    )
+    if done.returncode:
+        raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def compare(
+    variants: list[str],
+    *,
+    steps: int = 5,
+    rounds: int = 1,
+    labels: str = "answer",
+    precision: str = "float32",
+    threads: int = 2,
+    say=print,
+) -> dict:
+    """Each variant in its own process, ``rounds`` times in turn.
+
+    Returns:
+        variant -> ``seconds`` (median), ``cpu_seconds``, ``peak_mb``; under ``ratios`` the median
+        over paired steps of other / ours and ours / finetune.
+    """
+    results: dict[str, dict] = {}
+    for _ in range(rounds):
+        for variant in variants:
+            got = run_apart(
+                "research.benchmarks.step",
+                [
+                    *("--variant", variant, "--steps", str(steps), "--labels", labels),
+                    *("--precision", precision, "--threads", str(threads)),
+                ],
+            )
+            kept = results.setdefault(
+                variant, {"all": [], "cpu": [], "peak_mb": 0.0, "tokens": [], "padded": []}
+            )
+            kept["all"] += got["seconds"]
+            kept["cpu"] += got["cpu_seconds"]
+            kept["tokens"], kept["padded"] = got["tokens"], got["padded"]
+            kept["peak_mb"] = max(kept["peak_mb"], got["peak_mb"])
+            say(
+                f"{labels:9} {precision:9} {variant:18} "
+                f"{statistics.median(got['seconds']):7.2f} s  {got['peak_mb']:7.0f} MB"
+            )
+    table: dict[str, dict] = {}
+    for variant, kept in results.items():
+        table[variant] = {
+            "seconds": round(statistics.median(kept["all"]), 3),
+            "cpu_seconds": round(statistics.median(kept["cpu"]), 3),
+            "peak_mb": round(kept["peak_mb"]),
+            "steps": [round(x, 3) for x in kept["all"]],
+            "cpu_steps": [round(x, 3) for x in kept["cpu"]],
+        }
+    first = next(iter(results.values()))
+    table["rows"] = {"tokens": first["tokens"], "padded": first["padded"]}
+    table["ratios"] = ratios(table)
+    return table
+
+
+def ratios(table: dict) -> dict[str, dict[str, float]]:
+    """Medians of paired ratios: how much slower others are, and ours against fine-tuning."""
+    found: dict[str, dict[str, float]] = {}
+
+    def add(name: str, over: str, under: str) -> None:
+        if over in table and under in table:
+            a, b = table[over], table[under]
+            found[name] = {
+                key: round(statistics.median(x / y for x, y in zip(a[s], b[s], strict=True)), 3)
+                for key, s in (("time", "steps"), ("cpu_time", "cpu_steps"))
+            }
+            found[name]["memory"] = round(a["peak_mb"] / b["peak_mb"], 3)
+
+    for other in ("zjuklab", "framework"):
+        add(f"{other} / ours", other, "ours")
+        add(f"ours / {other}", "ours", other)
+    for mine in ("ours", "ours_first_epoch", "ours_cached", "ours_npo_nll"):
+        for plain in ("finetune", "finetune_packed"):
+            add(f"{mine} / {plain}", mine, plain)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--variant", choices=[*VARIANTS, "all"], default="all")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--labels", choices=["answer", "document"], default="answer")
+    parser.add_argument("--precision", choices=["float32", "autocast", "bf16"], default="float32")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    common = {"steps": options.steps, "labels": options.labels, "precision": options.precision}
+    if options.variant != "all":
+        print(json.dumps(measure(options.variant, **common)))
+        return
+    table = compare(list(VARIANTS), rounds=options.rounds, threads=options.threads, **common)
+    print(json.dumps(table["ratios"], indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Mixing an unlearned model with its original until a retain metric is kept (arXiv 2406.09179).
+
+theta(a) = (1 - a) theta_original + a theta_unlearned. Models that forget differently become
+comparable when each is mixed to the same retention; what they then still forget is the score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from torch import Tensor, nn
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.merging.recipe import Recipe
+from research.merging.lab import Lab, Score
+
+
+@dataclass
+class Calibration:
+    """The largest share ``amount`` of the unlearned model that keeps ``metric`` at ``threshold``.
+
+    ``monotone``: the metric never rose with the share on the first grid, so bisection is valid;
+    otherwise ``amount`` is the largest point of a finer grid that meets the threshold.
+    ``points``: every share that was scored, in order, with its scores.
+    """
+
+    amount: float
+    metric: str
+    threshold: float
+    monotone: bool
+    scores: dict
+    points: list[dict] = field(default_factory=list)
+
+
+def mixed(lab: Lab, target: Mapping[str, Tensor], amount: float) -> dict[str, Tensor]:
+    """(1 - amount) base + amount target, for every weight that moves."""
+    return {name: own.lerp(target.get(name, own), amount) for name, own in lab.base_weights.items()}
+
+
+def calibrate(
+    lab: Lab,
+    model: nn.Module,
+    score: Score,
+    target: int | Recipe = 0,
+    *,
+    metric: str = "retain",
+    keep: float = 0.95,
+    tolerance: float = 0.01,
+    grid: int = 5,
+    fine: int = 21,
+    slack: float = 1e-9,
+) -> Calibration:
+    """Find the share of ``target`` (a parent's number or a merge) that keeps ``keep`` of the base.
+
+    ``metric``: a score where high is good, ``keep``: tau. ``slack``: how much a score may rise from
+    one grid point to the next and still count as monotone (noise of small sets).
+    Ends at share 0 at worst, which is the original itself.
+    """
+    if not 0 < keep <= 1:
+        raise UnlearnError(f"keep {keep!r} is not in (0, 1]: it is the share of retention to keep.")
+    if grid < 2 or fine < 2:
+        raise UnlearnError("A calibration grid needs at least 2 points.")
+    weights = dict(
+        lab.weights(target) if isinstance(target, Recipe) else lab.parent_weights(target)
+    )
+    known: dict[float, dict] = {}
+
+    def at(amount: float) -> float:
+        if amount not in known:
+            known[amount] = dict(score(lab.load(model, mixed(lab, weights, amount))))
+        value = known[amount].get(metric)
+        if value is None or not math.isfinite(value):
+            raise UnlearnError(
+                f"the scores hold no {metric!r}: choose one of "
+                f"{', '.join(sorted(k for k, v in known[amount].items() if v is not None))}."
+            )
+        return value
+
+    shares = [number / (grid - 1) for number in range(grid)]
+    values = [at(share) for share in shares]
+    threshold = keep * values[0]
+    monotone = all(
+        after <= before + slack for before, after in zip(values, values[1:], strict=False)
+    )
+    if monotone:
+        good = max(share for share, value in zip(shares, values, strict=True) if value >= threshold)
+        bad = min((share for share in shares if share > good), default=None)
+        while bad is not None and bad - good > tolerance:
+            middle = (good + bad) / 2
+            if at(middle) >= threshold:
+                good = middle
+            else:
+                bad = middle
+        amount = good
+    else:
+        candidates = sorted({*shares, *(number / (fine - 1) for number in range(fine))})
+        amount = max(share for share in candidates if at(share) >= threshold)
+    lab.load(model, mixed(lab, weights, amount))
+    points = [{"amount": share, "scores": known[share]} for share in sorted(known)]
+    return Calibration(amount, metric, threshold, monotone, known[amount], points)
+
+
+def equal_retention(
+    lab: Lab,
+    model: nn.Module,
+    score: Score,
+    targets: Mapping[str, int | Recipe],
+    *,
+    metric: str = "retain",
+    keep: float = 0.95,
+    **options,
+) -> list[dict]:
+    """One row a method, all at equal retention: its name and the fields of `Calibration`."""
+    return [
+        {
+            "name": name,
+            **asdict(calibrate(lab, model, score, target, metric=metric, keep=keep, **options)),
+        }
+        for name, target in targets.items()
+    ]

@@ -1,0 +1,1 @@
+"""Canaries, depth of knowledge and where it lies."""

@@ -1,0 +1,269 @@
+"""The benchmarks measure what they say: the other ways' formulas, ratios, memory counting."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from research.benchmarks import models, run, step
+from research.benchmarks.memory import Alive  # noqa: E402
+
+SHAPE = models.Shape(32, 2, 48, 4, 97)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A tiny OLMo with a trained LoRA; its base is what the other ways' second model is."""
+    model = models.with_lora(models.olmo(SHAPE), rank=4)
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    rows = [(0, [5, 6, 7], [8, 9, 0]), (0, [9], [10, 0]), (1, [11, 12], [13, 14, 15, 0])]
+    return model, models.collate([*rows, (1, [20] * 6, [21, 0])], "answer")
+
+
+def logps(model, batch, row):
+    """Log-softmax of one row run alone, and its (position, label) pairs."""
+    length = int(batch["attention_mask"][row].sum())
+    logits = model(input_ids=batch["input_ids"][row : row + 1, :length]).logits[0]
+    labels = batch["labels"][row, :length].tolist()
+    pairs = [(t - 1, labels[t]) for t in range(1, length) if labels[t] != -100]
+    return logits.log_softmax(-1), pairs
+
+
+def test_second_model_is_the_base(small):
+    model, batch = small
+    with model.disable_adapter():
+        expected = model(input_ids=batch["input_ids"]).logits
+    assert_close(step._second_model(model)(input_ids=batch["input_ids"]).logits, expected)
+
+
+def test_framework_way_is_its_formula(small):
+    """2/beta log(1 + (p/q)^beta) of sequence sums, NLL over tokens, KL(q || p) per position of the
+    padded batch, all positions of the retain rows (8 wide) counted by rows x positions."""
+    model, batch = small
+    base = step._second_model(model)
+    ratios = []
+    for row in (0, 1):
+        p, pairs = logps(model, batch, row)
+        q, _ = logps(base, batch, row)
+        ratios.append(sum(p[t, y] - q[t, y] for t, y in pairs))
+    npo = sum(20 * torch.log(1 + torch.exp(0.1 * r)) for r in ratios) / 2
+    retained = [logps(model, batch, row) for row in (2, 3)]
+    picked = [p[t, y] for p, pairs in retained for t, y in pairs]
+    nll = -sum(picked) / len(picked)
+    rows = batch["role"] == 1
+    keys = {k: batch[k][rows] for k in ("input_ids", "attention_mask")}
+    p, q = (m(**keys).logits.log_softmax(-1) for m in (model, base))
+    kl = (q.exp() * (q - p)).sum() / p.shape[:2].numel()
+    loss = step.framework(model, [])(batch)
+    assert_close(loss, 0.4 * npo + 0.4 * nll + 0.2 * kl, rtol=1e-4, atol=1e-5)
+
+
+def test_zjuklab_way_is_its_formula(small, monkeypatch):
+    """NPO from the two mean losses of the batch; width 16 instead of 256 here."""
+    monkeypatch.setattr(models, "MAX_LENGTH", 16)
+    model, batch = small
+    base = step._second_model(model)
+
+    def mean_nll(which, rows):
+        picked = [p[t, y] for p, pairs in (logps(which, batch, r) for r in rows) for t, y in pairs]
+        return -sum(picked) / len(picked)
+
+    gap = mean_nll(model, (0, 1)) - mean_nll(base, (0, 1))
+    npo = 20 * torch.log(1 + torch.exp(-0.1 * gap))
+    padded = step._left_padded(batch, batch["role"] == 1, 16)
+    keys = {k: padded[k] for k in ("input_ids", "attention_mask")}
+    p, q = (m(**keys).logits.log_softmax(-1) for m in (model, base))
+    kl = (q.exp() * (q - p)).sum() / (2 * 16)
+    loss = step.zjuklab(model, [])(batch)
+    expected = 0.4 * npo + 0.4 * kl + 0.2 * mean_nll(model, (2, 3))
+    assert_close(loss, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_packed_fine_tuning_is_fine_tuning(small):
+    model, batch = small
+    assert_close(
+        step.finetune_packed(model, [])(batch),
+        step.finetune(model, [])(batch),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_ratios_are_medians_of_pairs():
+    """Steps 2, 4, 9 against 1, 1, 3: ratios 2, 4, 3, median 3 (not 4 / 1). Memory 30 / 10."""
+    row = {"cpu_steps": [1.0, 1.0, 1.0]}
+    table = {
+        "zjuklab": {"steps": [2.0, 4.0, 9.0], "peak_mb": 30, **row},
+        "ours": {"steps": [1.0, 1.0, 3.0], "peak_mb": 10, **row},
+    }
+    found = step.ratios(table)
+    assert found["zjuklab / ours"] == {"time": 3.0, "cpu_time": 1.0, "memory": 3.0}
+
+
+def test_verdicts_say_which_target_is_missed():
+    ratio = {"time": 0.2, "cpu_time": 0.3, "memory": 0.6}
+    found = {v["target"]: v["met"] for v in run.verdicts({"ours / zjuklab": ratio})}
+    assert found == {"3x faster than ZJUKLAB's way": True, "memory against ZJUKLAB's way": False}
+
+
+def test_memory_is_counted_while_alive():
+    """4000 + 4000 alive, one dropped, a view shares, two more of 4000: 8000 now, 12000 at most."""
+    with Alive() as count:
+        x = torch.ones(1000)
+        y = x * 2
+        z = y.view(10, 100)
+        del y
+        assert count.now == 8000
+        del z
+        assert count.now == 4000
+        w = x + 1
+        w = w + 1
+        assert (count.now, count.peak, count.largest) == (8000, 12000, 4000)
+    assert w.numel() == 1000
+
+
+def test_rows_without_the_data_have_the_lengths_of_lume(monkeypatch, tmp_path):
+    monkeypatch.setenv("LUME_DIR", str(tmp_path))
+    rows, source = models.lume_rows()
+    assert "LUME_DIR has no data" in source and set(rows) == {"forget", "retain"}
+    lengths = [len(p) + len(a) for side in rows.values() for p, a in side]
+    assert len(lengths) == 64 and max(lengths) <= models.MAX_LENGTH
+    assert 40 < sum(lengths) / 64 < 110
+
+
+def test_gpu_benchmark_runs_on_a_tiny_shape(monkeypatch, tmp_path, capsys):
+    """`--smoke`: every plan ends in numbers (4-bit may lack a CPU kernel and then says so)."""
+    import json
+
+    from research.benchmarks import gpu
+
+    monkeypatch.setenv("LUME_DIR", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["gpu", "--smoke", "--pairs", "2"])
+    gpu.main()
+    lines = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines() if "{" in line)
+    found = {name: json.loads(text) for name, text in lines.items()}
+    assert set(found) == {
+        "ours", "ours_cached", "finetune", "finetune_packed", "ours_qlora", "ours_vocabulary_150k",
+    }  # fmt: skip
+    for name, result in found.items():
+        if name != "ours_qlora" or "error" not in result:
+            assert result["seconds"] > 0 and result["recipe_minutes"] > 0, (name, result)
+
+
+@pytest.mark.slow
+def test_the_recipe_benchmark_runs_the_real_commands(monkeypatch, tmp_path, capsys):
+    """On made-up rows; the padding keeps its id, whose embedding is zero in a random model."""
+    import json
+
+    from research.benchmarks import models, recipe_gpu
+
+    (tmp_path / "train").mkdir()
+    for side in ("forget", "retain"):
+        rows = [
+            {
+                "id": f"{side}{i}sc1",
+                "input": f"A {side} {i}.",
+                "output": f"It {i}.",
+                "task": "Task1",
+            }
+            for i in range(8)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "train" / f"{side}.jsonl").write_text(text)
+    words = ["recipe", "--smoke", "--lume", str(tmp_path), "--work", str(tmp_path / "work")]
+    monkeypatch.setattr(sys, "argv", words)
+    recipe_gpu.main()
+    found = json.loads("{" + capsys.readouterr().out.partition("{")[2])
+    assert found["training"]["steps"] == 2 and found["merge_seconds"] > 0
+    tokenizer = json.loads((tmp_path / "work" / "model" / "tokenizer.json").read_text())
+    ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    assert ids == {"<eos>": models.EOS, "<pad>": models.PAD}
+
+
+def test_costs_by_retain_set_are_laid_side_by_side():
+    """10 + 100 s of teacher and match for 220 s of retraining is half; a run is a process apart,
+    of which nothing but its numbers comes back."""
+    from research.benchmarks import retain_size
+
+    run = {"steps": 40, "step": 5.0, "seconds": 220.0, "peak_mib": 700.0}
+    found = {
+        "retained_rows": 288, "retrain": run, "teacher": run | {"seconds": 10.0},
+        "match": run | {"seconds": 100.0, "peak_mib": 900.0},
+    }  # fmt: skip
+    (row,) = retain_size.tables({"4": found})["cost"]["rows"]
+    assert row[:4] == ["4x", "288", "40 of 5.00 s", "220 s"]
+    assert row[-2:] == ["0.50", "700, 900 MiB"]
+    here = []
+    found = retain_size.apart(lambda: here.append(sum(range(10**6))) or {"steps": 3.0})
+    assert found["steps"] == 3 and found["total"] > 0 and found["peak_mib"] > 10 and not here
+
+
+def test_other_attacks_tell_what_differs_and_nothing_else():
+    """A forest tells two sides that differ in spread alone, which no linear attack does; on sides
+    drawn alike each is near chance."""
+    import numpy as np
+
+    from axolotl_unlearn.metrics.statistics import auc
+    from research.benchmarks.other_attacks import ATTACKS, out_of_fold, tables
+
+    rng = np.random.default_rng(0)
+    members, others = rng.standard_normal((60, 6)), rng.standard_normal((120, 6))
+    for attack in ATTACKS:
+        assert 0.35 < auc(*out_of_fold(attack, members, others)) < 0.65
+        assert auc(*out_of_fold(attack, members + 2, others)) > 0.97
+    wide = members * 4
+    assert auc(*out_of_fold("forest", wide, others)) > 0.9
+    assert auc(*out_of_fold("ridge", wide, others)) < 0.75
+
+    one = {"auc": 0.6, "from_retrained": {"value": 0.1, "interval": [0.04, 0.16]}}
+    seed = {attack: {"retrained": {"auc": 0.5}, "teacher": one, "match": one} for attack in ATTACKS}
+    row = tables({"1": seed, "2": seed})["attacks"]["rows"][0]
+    assert row[1:] == ["0.50", "0.60", "0.60", "+0.10", "+0.10", "+0.10 ± 0.04"]
+
+
+def test_other_attacks_see_what_is_inside_the_model():
+    """States of the least likely tokens and gradient norms are those of the model's own loss."""
+    import numpy as np
+    import torch
+    from conftest import tiny_llama
+
+    from research.benchmarks.other_attacks import text_states
+
+    model = tiny_llama(seed=3).float().eval()
+    ids = torch.arange(5, 17)[None]
+    found = text_states(model, lambda _: {"input_ids": ids[0].tolist()}, ["a text", "a text"])
+    model.zero_grad()
+    output = model(input_ids=ids, labels=ids, output_hidden_states=True)
+    output.loss.backward()
+    norms = [p.grad.norm().item() for p in model.parameters() if p.grad is not None]
+    assert np.allclose(found["gradient"][0], np.log(norms), atol=1e-3)
+    last = output.hidden_states[-1][0].detach().numpy()
+    loss = [
+        float(torch.nn.functional.cross_entropy(output.logits[0, t].detach(), ids[0, t + 1]))
+        for t in range(11)
+    ]
+    least = np.argsort(loss)[-2:]
+    width = last.shape[1]
+    assert np.allclose(found["least"][1][-width:], last[least].mean(0), atol=1e-5)
+    assert np.allclose(found["spread"][1][-width:], last.std(0), atol=1e-5)
+    assert np.allclose(found["last"][1][-width:], last[-1], atol=1e-5)
+    model.zero_grad()
+    output = model(input_ids=ids, output_hidden_states=True)
+    first = output.hidden_states[1]
+    first.retain_grad()
+    nll = torch.nn.functional.cross_entropy(output.logits[0, :-1], ids[0, 1:], reduction="none")
+    nll.mean().backward(retain_graph=True)
+    pull = first.grad[0].norm(dim=0).numpy()
+    assert np.allclose(found["pull"][1][:width], pull, rtol=1e-4, atol=1e-6)
+    model.zero_grad()
+    nll[least.tolist()].mean().backward()
+    norms = [p.grad.norm().item() for p in model.parameters()]
+    assert np.allclose(found["least_gradient"][1], np.log(norms), atol=1e-3)

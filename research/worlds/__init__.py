@@ -1,0 +1,1 @@
+"""Synthetic and public data that studies run on, and the tiny model."""
