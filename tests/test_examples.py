@@ -14,6 +14,7 @@ from merging_models import merged_copy, run_mergekit, tiny_adapter, tiny_model, 
 from safetensors.torch import save_file
 
 REPO = Path(__file__).resolve().parents[1]
+FOLDERS = (REPO / "tests", REPO / "research" / "tests")
 RECIPES = REPO / "mergekit_configs"
 EXAMPLES = REPO / "examples"
 
@@ -115,7 +116,7 @@ def test_no_example_is_left_out(path):
     """Trained here, or tried by the test that names it."""
     name = str(path.relative_to(EXAMPLES).with_suffix(""))
     if name not in [name for chain in CHAINS.values() for name in chain]:
-        others = [file.read_text() for file in Path(__file__).parent.glob("test_*.py")]
+        others = [file.read_text() for tests in FOLDERS for file in tests.glob("test_*.py")]
         naming = [text for text in others if path.stem in text and "examples" in text]
         assert naming, f"no test tries {path}: add it to CHAINS"
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
-_spec = importlib.util.spec_from_file_location("conftest", TESTS / "conftest.py")
+_spec = importlib.util.spec_from_file_location("shared_conftest", TESTS / "conftest.py")
 _shared = importlib.util.module_from_spec(_spec)
-sys.modules["conftest"] = _shared  # helpers say `from conftest import ...`
 _spec.loader.exec_module(_shared)
 globals().update({k: v for k, v in vars(_shared).items() if not k.startswith("__")})
