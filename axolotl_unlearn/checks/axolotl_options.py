@@ -18,7 +18,8 @@ from axolotl_unlearn.data.records import short
 
 _HEAD = """# Axolotl's options in a run with `unlearn:`
 
-Written by `python -m axolotl_unlearn.checks.axolotl_options` from `axolotl_unlearn/checks/axolotl_options.yml`,
+Written by `python -m axolotl_unlearn.checks.axolotl_options` from
+`axolotl_unlearn/checks/axolotl_options.yml`,
 which has every option of Axolotl 0.19.0. `axolotl unlearn check` and `axolotl train` stop at one
 that is refused, before weights are loaded.
 
