@@ -44,7 +44,7 @@ def as_typed(context: click.Context) -> str:
 
     Without paths and numbers of processes or threads: they are a machine's and change no result.
     """
-    words = ["axolotl", "unlearn", context.info_name]
+    words = context.command_path.split()
     for option in context.command.params:
         given = context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
         if not given or isinstance(option.type, click.Path) or option.name in ("jobs", "threads"):

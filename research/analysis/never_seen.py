@@ -352,6 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sources = "folders of finished jobs, or data files of earlier ones"
     parser.add_argument("seeds", nargs="+", type=Path, help=sources)
     parser.add_argument("--docs", type=Path, default=Path("docs"))
+    parser.add_argument("--results", type=Path, default=Path("research/results"))
     parser.add_argument("--name", default="never-seen", help="of the job, its data and its plots")
     given = parser.parse_args(arguments)
     seeds = {}
@@ -369,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "seeds": seeds,
         "tables": tables(seeds),
     }
-    path = write_json(given.docs / "data" / f"{given.name}.json", content)
+    path = write_json(given.results / f"{given.name}.json", content)
     images = given.docs / "images" / given.name
     for name, figure in (("attacks", attack_figure(seeds)), ("ranks", rank_figure(seeds))):
         # The same salt, so that a plot of the same numbers is the same file.

@@ -211,7 +211,7 @@ def analysis(
     """A module of `analysis` on runs that started from ``base``."""
 
     def command(plan: Plan) -> list[str]:
-        start = [sys.executable, "-m", f"axolotl_unlearn.analysis.{module}"]
+        start = [sys.executable, "-m", f"research.analysis.{module}"]
         folder = (plan.out / output).parent
         return [
             *start,

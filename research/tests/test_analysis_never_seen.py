@@ -163,12 +163,12 @@ def test_the_page_says_which_marks_are_reached(tmp_path, monkeypatch):
     more = seeds | {"201": seeds["201"] | {"models": of_first | {"tnpo": of_first["merged"]}}}
     assert [r[0] for r in tables(more)["rivals"]["rows"]] == ["*tnpo*"]
     assert tables(more)["models"] == tables(seeds)["models"]
-    words = [*map(str, folders), "--docs", str(tmp_path / "docs")]
+    words = [*map(str, folders), "--docs", str(tmp_path / "docs"), "--results", str(tmp_path)]
     main(words)
     plots = {path: path.read_bytes() for path in tmp_path.glob("docs/images/*/*.svg")}
     main(words)
     assert plots and plots == {path: path.read_bytes() for path in plots}
-    stored = json.loads((tmp_path / "research/results/never-seen.json").read_text())
+    stored = json.loads((tmp_path / "never-seen.json").read_text())
     assert list(stored["seeds"]) == ["201", "202"]
     assert stored["seeds"]["201"]["kept_step"] == 360 and "tables" in stored
     for name in ("attacks", "ranks"):
@@ -177,8 +177,8 @@ def test_the_page_says_which_marks_are_reached(tmp_path, monkeypatch):
         read_seed(tmp_path)
     # The seeds of a data file, and one more.
     third = str(seed_folder(tmp_path / "ns-203", 203))
-    data = tmp_path / "research/results/never-seen.json"
-    main([str(data), third, "--docs", str(tmp_path / "docs")])
+    data = tmp_path / "never-seen.json"
+    main([str(data), third, "--docs", str(tmp_path / "docs"), "--results", str(tmp_path)])
     assert list(json.loads(data.read_text())["seeds"]) == ["201", "202", "203"]
 
 

@@ -173,8 +173,8 @@ def test_results_say_the_command_with_its_options(tmp_path, monkeypatch):
     done = CliRunner().invoke(research, ["reproduce", "--out", str(tmp_path), *words])
     assert done.exit_code == 0, done.output
     command = json.loads((tmp_path / "results.json").read_text())["command"]
-    assert shlex.split(command)[:3] == ["python", "-m", "research"]
-    assert set(shlex.split(command)[4:]) == {*words[:-2]} and "--jobs" not in command
+    assert shlex.split(command)[:2] == ["research", "reproduce"]
+    assert set(shlex.split(command)[2:]) == {*words[:-2]} and "--jobs" not in command
     assert "--tables 0" in command and "--seeds '3 4'" in command
 
 
@@ -263,7 +263,7 @@ SMALL = """
 import sys
 from pathlib import Path
 from research.worlds.generate import Sizes
-from axolotl_unlearn.jobs import reproduce as job
+from research.studies import reproduce as job
 
 job.EPOCHS = 1
 sizes = Sizes(stories=2, pii=2, facts_forget=40, facts_retain=4, nonmembers=40, general=8,
