@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -262,11 +263,12 @@ def test_what_speaks_against_handing_over(tmp_path):
     back. What the texts do not suffice to say does not, but for retained rows under their bar."""
     from axolotl_unlearn.metrics.verdict import Finding, Verdict
     from axolotl_unlearn.requests.request import Request
+    from axolotl_unlearn.requests.verdict import against
 
     folder = Request(tmp_path, {})
     fine = [line("a", "not told"), line("b", "not told")]
-    assert running._reasons(fine, Verdict("x"), folder) == ([], "good")
-    reasons, status = running._reasons(
+    assert against(fine, Verdict("x"), folder) == ([], "good")
+    reasons, status = against(
         [line("a", "pushed away"), line("b", "still said")], Verdict("x"), folder
     )
     assert reasons == ["1 of 2 rows are still said", "1 of 2 rows are pushed away"]
@@ -277,21 +279,104 @@ def test_what_speaks_against_handing_over(tmp_path):
         Finding("inside", "With the weights", "open", "no control"),
         Finding("forgotten", "Forgotten", "fail", "the bar of .8 is not that of never seen"),
     ]
-    assert running._reasons(fine, Verdict("x", findings), folder) == (["kept: kept .2"], "kept")
+    assert against(fine, Verdict("x", findings), folder) == (["kept: kept .2"], "kept")
     inside = Finding("inside", "With the weights", "fail", "gradients tell")
-    reasons, status = running._reasons(fine, Verdict("x", [inside]), folder)
+    reasons, status = against(fine, Verdict("x", [inside]), folder)
     assert reasons == ["with the weights: gradients tell"] and status == "inside"
     # Under the bar, though its interval reaches it: not handed over. Above it, open is open.
     low, high = (
         Finding("kept", "Kept", "open", f"kept {value}", value, value - 0.1, value + 0.1, 0.8)
         for value in (0.72, 0.85)
     )
-    assert running._reasons(fine, Verdict("x", [low]), folder) == (["kept: kept 0.72"], "kept")
-    assert running._reasons(fine, Verdict("x", [high]), folder) == ([], "good")
+    assert against(fine, Verdict("x", [low]), folder) == (["kept: kept 0.72"], "kept")
+    assert against(fine, Verdict("x", [high]), folder) == ([], "good")
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "earlier.json").write_text('{"back": 2}')
-    reasons, status = running._reasons(fine, Verdict("x"), folder)
+    reasons, status = against(fine, Verdict("x"), folder)
     assert reasons == ["2 documents of earlier requests are back"]
+
+
+def row_gone(document: str, **more) -> dict:
+    """A row that the model before says and the model after does not."""
+    before = {"answers_said": 1, "extraction_strength": 1.0, "loss": 0.1, "rank": 0.0}
+    now = {"answers_said": 0, "extraction_strength": 0.1, "loss": 2.0, "rank": 0.5}
+    line_ = line(document, "not told") | now | {"before": before, "teacher": dict(now)}
+    return line_ | more
+
+
+def judgement(value=0.9):
+    from axolotl_unlearn.metrics.verdict import Finding, Verdict
+
+    found = [Finding("collapse", "Outputs", "pass", "whole")]
+    found.append(Finding("kept", "Kept", "pass", f"kept {value}", value, value, value, 0.8))
+    power = {"members": 5, "nonmembers": 29, "tests": 13, "smallest_difference": 0.5}
+    return Verdict("x", found, power=power)
+
+
+DONE = [{"attack": name} for name in ("quantise", "relearn", "prompt")]
+TOLD = {"min_k_20": {"auc": 1.0, "p_corrected": 0.001}}
+
+
+def test_what_is_not_measured_is_never_shown():
+    """Nothing speaks against a model of which nothing was measured: it was called good."""
+    from axolotl_unlearn.requests.verdict import not_measured
+
+    rows = [row_gone("a"), row_gone("b")]
+    assert not_measured(rows, TOLD, judgement(), DONE) == []
+    assert not_measured(rows, {}, judgement(), DONE) == []  # the rows were said before
+    (said,) = not_measured([row_gone("a", p=None), row_gone("b", p=None)], TOLD, judgement(), DONE)
+    assert said.startswith("whether 2 of 2 rows can be told") and "--heldout" in said
+    # A model that never knew the rows: no test could have found them.
+    blank = {"before": {"answers_said": 0, "extraction_strength": 0.1, "rank": 0.6}}
+    blanks = [row_gone("a", **blank), row_gone("b", **blank)]
+    (said,) = not_measured(blanks, {}, judgement(), DONE)
+    assert "find 0 of 2 rows in the model before" in said
+    assert not_measured(blanks, TOLD, judgement(), DONE) == []  # told all together
+    assert not_measured(rows, TOLD, judgement(), DONE[1:]) == ["the attack `quantise` was not made"]
+    assert not_measured([], TOLD, judgement(), DONE) == ["no row was tested"]
+
+
+def test_what_the_tests_could_have_found_is_said_first():
+    from axolotl_unlearn.requests.verdict import sentences
+
+    said = list(sentences([row_gone("a"), row_gone("b")], TOLD, judgement(), (0.01, 0.2)))
+    assert said == [
+        "Control: in the model before the same tests find 2 of 2 rows, and all of them together "
+        "with AUC 1.00 (min k 20, p 0.001).",
+        "Power: with 5 rows against 29 held-out ones only an AUC near 1 (or 0) would have been "
+        "found in four of five cases.",
+        "Power: a single row among 2 shows by its loss only with 39 held-out rows.",
+        "Change: the weights moved by 0.01 of their norm, one by 0.2.",
+    ]
+
+
+def test_a_row_that_comes_out_as_before_is_still_said():
+    """Its answer was in no generation, its text came out to .98, as in the model before."""
+    from axolotl_unlearn.requests.verdict import still_extracted
+
+    assert still_extracted(row_gone("a", extraction_strength=0.98))
+    assert not still_extracted(row_gone("a", extraction_strength=0.5))  # half of what was learned
+    taught = {"extraction_strength": 0.9}  # a form that everybody fills in
+    assert not still_extracted(row_gone("a", extraction_strength=0.98, teacher=taught))
+
+
+def test_an_unchanged_model_is_the_one_before(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    from axolotl_unlearn.requests.verdict import unchanged, weight_change
+
+    torch.manual_seed(0)
+    weights = {"a": torch.randn(8, 8), "b": torch.randn(4)}
+    for name, step in (("before", 0.0), ("same", 3e-12), ("after", 1e-3)):
+        (tmp_path / name).mkdir()
+        save_file({k: v + step for k, v in weights.items()}, tmp_path / name / "a.safetensors")
+    same = weight_change(tmp_path / "before", tmp_path / "same")
+    after = weight_change(tmp_path / "before", tmp_path / "after")
+    assert "is the one before" in unchanged([row_gone("a")], same)
+    assert after[1] == pytest.approx(1e-3, rel=1e-2) and unchanged([row_gone("a")], after) is None
+    assert "loss of no row" in unchanged([row_gone("a", loss=0.105)], after)
+    assert weight_change(tmp_path / "before", tmp_path) is None
 
 
 def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_path):
@@ -318,8 +403,13 @@ def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_p
     assert table(made.path("eval")).row_count  # what the command prints
     lines = [json.loads(x) for x in made.path("eval", "audit.jsonl").read_text().splitlines()]
     assert len(lines) == 3 and all(line["p"] is None for line in lines)
+    assert {line["reading"] for line in lines} == {"not said"}  # and never "not told"
     found = running.verdict(made)
-    assert any("membership was not measured" in limit for limit in found["limits"])
+    assert not found["good"] and {reason[:4] for reason in found["reasons"]} <= {"kept"}
+    assert any("no held-out rows" in text for text in found["missing"])
+    shutil.copytree(home / "tuned", made.path("work", "model"))
+    found = running.verdict(made)
+    assert found["outcome"] == "refused" and "is the one before" in found["reasons"][0]
 
 
 def test_the_demos_people_are_in_one_part_only_and_its_config_is_plain(tmp_path):

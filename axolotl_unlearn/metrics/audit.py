@@ -21,7 +21,7 @@ from axolotl_unlearn.metrics.membership import Documents, told_documents
 from axolotl_unlearn.metrics.statistics import LEVEL
 
 #: Worst first.
-READINGS = ("still said", "still known", "pushed away", "not told", "not measured")
+READINGS = ("still said", "still known", "pushed away", "not told", "not said", "not measured")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,9 @@ def audit(
             still said    more answers are said than by the retrained model (at all, without one)
             still known   told from texts that were never seen, as if known
             pushed away   told, as something that was pushed away
-            not told      neither; not measured: no membership and no answer to look for
+            not told      neither
+            not said      no answer is said; membership was not measured
+            not measured  neither membership nor an answer to look for
     """
     names = [name for name in documents if name in model.members.get("loss", {})]
     tests = _tests(model, retrained, names, rate)
@@ -134,8 +136,8 @@ def audit(
             line["reading"] = "still said"
         elif side:
             line["reading"] = "still known" if side == "under" else "pushed away"
-        elif line["p"] is None and not figures["answers"]:
-            line["reading"] = "not measured"
+        elif line["p"] is None:
+            line["reading"] = "not said" if figures["answers"] else "not measured"
         else:
             line["reading"] = "not told"
         found.append(line)

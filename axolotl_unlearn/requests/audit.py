@@ -222,7 +222,8 @@ def _line(
         reading = "still said"
     elif now["reading"] == "still said":  # no more than on the day of the record
         side = "still known" if (now["rank"] or 0) < 0.5 else "pushed away"
-        reading = side if now["told"] else "not told"
+        unseen = "not said" if now["told"] is None else "not told"
+        reading = side if now["told"] else unseen
     else:
         reading = now["reading"]
     recorded = before.get("reading")

@@ -16,6 +16,7 @@ MEANING = {
     "still known": "told from texts that were never seen, as if known",
     "pushed away": "told from texts that were never seen, as something that was pushed away",
     "not told": "cannot be told from texts that were never seen",
+    "not said": "no answer of it is said; whether it can be told was not measured",
     "not measured": "no test was possible",
 }
 
@@ -55,7 +56,7 @@ def card(statement: Statement) -> str:
     record = statement["predicate"]
     counts = readings(statement)
     rows = record["request"]["counts"].get("forget", "?")
-    verdict = record["verdict"]["status"]
+    verdict = record["verdict"].get("outcome") or record["verdict"]["status"]
     if record["verdict"]["accepted"]:
         verdict += f", accepted: {record['verdict']['accepted']}"
     lines = [
@@ -64,6 +65,8 @@ def card(statement: Statement) -> str:
         f"Request `{record['request']['id']}` of {record['request']['created'][:10]}: {rows} rows "
         f"({sum(counts.values())} documents) were removed by unlearning with axolotl-unlearn "
         f"{record['versions'].get('axolotl-unlearn', '')}. Judgement: {verdict}.",
+        "",
+        *(f"{text}" for text in record["verdict"].get("says", [])),
         "",
         "| documents | found to be |",
         "|---|---|",

@@ -228,9 +228,13 @@ def _predicate(
         "model": {"before": public(model_facts(request.before)), "after": public(model)},
         "versions": {"python": platform.python_version(), **versions()},
         "verdict": {
+            "outcome": verdict.get("outcome"),
             "good": bool(verdict["good"]),
             "status": verdict["status"],
-            "reasons": [without_names(reason) for reason in verdict.get("reasons", [])],
+            **{
+                part: [without_names(text) for text in verdict.get(part, [])]
+                for part in ("reasons", "missing", "says")
+            },
             "accepted": verdict.get("accepted"),
         },
         "documents": [
@@ -266,13 +270,21 @@ def _keyed_value(ledger: Ledger, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 def audited(folder: Path) -> tuple[list[dict[str, Any]], int]:
     """Audit lines of a request's model after forgetting, and how many answers are guesses."""
+    from axolotl_unlearn.requests.verdict import still_extracted
+
     path = folder / "eval" / "audit.jsonl"
     if not path.is_file():
         raise UnlearnError(f"{path} is missing; finish `axolotl unlearn request run` first.")
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     taught = [line for line in lines if line.get("model") == TEACHER]
     lines = [line for line in lines if line.get("model", AFTER) == AFTER]
-    return lines, mark_guessed(lines, taught)
+    guessed = mark_guessed(lines, taught)
+    by_name = {line["document"]: line for line in taught}
+    for line in lines:
+        line["teacher"] = _figures(by_name.get(line["document"]))
+        if still_extracted(line):
+            line["reading"] = "still said"
+    return lines, guessed
 
 
 def mark_guessed(documents: Sequence[dict[str, Any]], taught: Sequence[Mapping[str, Any]]) -> int:
@@ -292,7 +304,8 @@ def mark_guessed(documents: Sequence[dict[str, Any]], taught: Sequence[Mapping[s
             continue
         count += len(said)
         side = "still known" if (line["rank"] or 0) < 0.5 else "pushed away"
-        line["reading"] = side if line["told"] else "not told"
+        unseen = "not said" if line.get("told") is None else "not told"
+        line["reading"] = side if line["told"] else unseen
     return count
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rich.console import Console
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.requests.request import Request, digest, write_json
+from axolotl_unlearn.requests.verdict import verdict
 from axolotl_unlearn.runner import Job, Stage, executable
 
 ENVIRONMENT = {
@@ -32,11 +33,6 @@ ENVIRONMENT = {
 }
 #: New tokens of an answer that is looked for.
 ANSWER_TOKENS = 96
-#: Findings of the verdict that speak against handing over; what "forgotten" asks (a score of .8)
-#: is not the level of a model that never saw the rows.
-AGAINST = ("collapse", "gate", "told", "kept", "attack", "inside")
-#: Readings of the audit that do.
-BAD = ("still said", "still known", "pushed away")
 ATTACKS = {
     "quantise": ("--schemes", "int8,int4"),
     "relearn": ("--source", "retain", "--steps", "1,5", "--rows", "20"),
@@ -258,72 +254,16 @@ def decide(request: Request, accept: str | None) -> None:
     if accept and not made["good"]:
         made["accepted"] = accept
     write_json(request.path("verdict.json"), made)
-    if not made["good"] and not accept:
-        raise UnlearnError(
-            f"the model of {request.folder} is not handed over: {'; '.join(made['reasons'])}. Give "
-            "it more steps (`request new --steps`), or accept it as it is with --accept REASON "
-            f"(measured: {request.path('eval')}, {request.path('attacks')})."
-        )
-
-
-def verdict(request: Request) -> dict[str, Any]:
-    """``good``, ``status``, ``reasons`` against it, ``limits``, and the audit's ``documents``."""
-    from axolotl_unlearn.metrics.verdict import judge
-    from axolotl_unlearn.requests.record import audited
-
-    results = json.loads(request.path("eval", "results.json").read_text("utf-8"))
-    by_name = {model["name"]: model for model in results["models"]}
-    documents, guessed = audited(request.folder)
-    attacks = [
-        json.loads(path.read_text("utf-8"))
-        for path in sorted(request.path("attacks").glob("*-after.json"))
-    ]
-    judged = judge(by_name["after"], by_name["before"], None, attacks)
-    reasons, status = _reasons(documents, judged, request)
-    limits = list(request.facts["limits"])
-    if documents and all(line["p"] is None for line in documents):
-        limits.append("membership was not measured: there are no held-out rows")
-    if guessed:
-        limits.append(
-            f"answers that a model says as well which never saw them: {guessed}; they are guesses "
-            "and count as not said"
-        )
-    few = "too few rows to say more than this: "
-    limits += [few + f.says for f in judged.findings if f.outcome == "open"]
-    return {
-        "good": not reasons,
-        "status": status,
-        "reasons": reasons,
-        "limits": limits,
-        "documents": documents,
-    }
-
-
-def _reasons(
-    documents: Sequence[Mapping[str, Any]], judged: Any, request: Request
-) -> tuple[list[str], str]:
-    """Sentences against the model, and the status in a few words."""
-    reasons, status = [], "good"
-    for reading in BAD:
-        count = sum(line["reading"] == reading for line in documents)
-        if count:
-            reasons.append(f"{count} of {len(documents)} rows are {reading}")
-            status = reading if status == "good" else status
-    for finding in judged.findings:
-        if finding.id in AGAINST and (finding.outcome == "fail" or _below(finding)):
-            reasons.append(f"{finding.title.lower()}: {finding.says}")
-            status = finding.id if status == "good" else status
-    path = request.path("eval", "earlier.json")
-    back = json.loads(path.read_text("utf-8")).get("back", 0) if path.is_file() else 0
-    if back:
-        reasons.append(f"{back} documents of earlier requests are back")
-        status = "earlier requests are back" if status == "good" else status
-    return reasons, status
-
-
-def _below(finding: Any) -> bool:
-    """Retained rows under their bar: that few rows leave it open is no reason to hand over."""
-    return finding.id == "kept" and finding.value is not None and finding.value < finding.limit
+    if made["good"] or accept:
+        return
+    cure = "Give it more steps (`request new --steps`)"
+    if not made["reasons"]:
+        cure = "Measure that (docs/deleting-data.md)"
+    raise UnlearnError(
+        f"the model of {request.folder} is not handed over ({made['outcome']}): "
+        f"{'; '.join(made['reasons'] + made['missing'])}. {cure}, or accept it as it is with "
+        f"--accept REASON (measured: {request.path('eval')}, {request.path('attacks')})."
+    )
 
 
 def hand_over(request: Request) -> None:

@@ -1,0 +1,277 @@
+"""May the model of a request be handed over? Shown, refused, or not shown.
+
+A test that finds nothing says something only where it can find something. So the same tests are
+made on the model before (a positive control), the weights have to have changed, and what was not
+measured is never good news: it is "not shown". What so few rows could have shown is said first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.metrics.statistics import LEVEL
+from axolotl_unlearn.requests.request import Request
+
+Line = Mapping[str, Any]
+
+SHOWN, REFUSED, NOT_SHOWN = "shown", "refused", "not shown"
+#: Findings of the verdict that speak against handing over; what "forgotten" asks (a score of .8)
+#: is not the level of a model that never saw the rows.
+AGAINST = ("collapse", "gate", "told", "kept", "attack", "inside")
+#: Readings of the audit that do.
+BAD = ("still said", "still known", "pushed away")
+#: Attacks that a verdict needs the results of.
+ATTACKS = ("quantise", "relearn", "prompt")
+#: Share of the rows that the tests have to find in the model before.
+CONTROL = 0.5
+#: Extraction strength above the teacher's from which a row counts as learned word by word. It is
+#: still said while more than half of that is left.
+LEARNED = 0.2
+#: Least change: Frobenius norm relative to the weights', and nats a token of any row. A bfloat16
+#: weight that changes at all changes by .004 of itself.
+LEAST_NORM, LEAST_NATS = 1e-6, 0.01
+
+
+def verdict(request: Request) -> dict[str, Any]:
+    """What verdict.json holds, but for ``accepted``.
+
+    Returns:
+        ``outcome`` (shown, refused, not shown), ``good`` (shown), ``status`` in a few words,
+        ``reasons`` against handing over and what is ``missing``; ``says``: control, power and
+        change in a sentence each; ``limits``; the audit's ``documents``.
+    """
+    from axolotl_unlearn.metrics.verdict import judge
+    from axolotl_unlearn.requests.record import audited
+
+    results = json.loads(request.path("eval", "results.json").read_text("utf-8"))
+    by_name = {model["name"]: model for model in results["models"]}
+    documents, guessed = audited(request.folder)
+    attacks = [
+        json.loads(path.read_text("utf-8"))
+        for path in sorted(request.path("attacks").glob("*-after.json"))
+    ]
+    judged = judge(by_name["after"], by_name["before"], None, attacks)
+    before = judge(by_name["before"]).attacks
+    change = weight_change(*(_weights(one) for one in (request.before, _made(request))))
+    reasons, status = against(documents, judged, request)
+    if same := unchanged(documents, change):
+        reasons, status = [same, *reasons], "unchanged"
+    missing = not_measured(documents, before, judged, attacks)
+    limits = list(request.facts["limits"])
+    if guessed:
+        limits.append(
+            f"answers that a model says as well which never saw them: {guessed}; they are guesses "
+            "and count as not said"
+        )
+    unfound = [line for line in documents if not found_before(line)]
+    if unfound and len(unfound) < len(documents):
+        limits.append(
+            f"{len(unfound)} of {len(documents)} rows were found in the model before by no test, "
+            "so that none finds them now shows nothing"
+        )
+    few = "too few rows to say more than this: "
+    limits += [few + f.says for f in judged.findings if f.outcome == "open"]
+    outcome = REFUSED if reasons else NOT_SHOWN if missing else SHOWN
+    return {
+        "outcome": outcome,
+        "good": outcome == SHOWN,
+        "status": status if reasons else NOT_SHOWN if missing else "good",
+        "reasons": reasons,
+        "missing": missing,
+        "says": list(sentences(documents, before, judged, change)),
+        "limits": limits,
+        "documents": documents,
+    }
+
+
+def against(documents: Sequence[Line], judged: Any, request: Request) -> tuple[list[str], str]:
+    """Sentences against the model, and the status in a few words."""
+    reasons, status = [], "good"
+    for reading in BAD:
+        count = sum(line["reading"] == reading for line in documents)
+        if count:
+            reasons.append(f"{count} of {len(documents)} rows are {reading}")
+            status = reading if status == "good" else status
+    for finding in judged.findings:
+        if finding.id in AGAINST and (finding.outcome == "fail" or _below(finding)):
+            reasons.append(f"{finding.title.lower()}: {finding.says}")
+            status = finding.id if status == "good" else status
+    path = request.path("eval", "earlier.json")
+    back = json.loads(path.read_text("utf-8")).get("back", 0) if path.is_file() else 0
+    if back:
+        reasons.append(f"{back} documents of earlier requests are back")
+        status = "earlier requests are back" if status == "good" else status
+    return reasons, status
+
+
+def _below(finding: Any) -> bool:
+    """Retained rows under their bar: that few rows leave it open is no reason to hand over."""
+    return finding.id == "kept" and finding.value is not None and finding.value < finding.limit
+
+
+def not_measured(
+    documents: Sequence[Line],
+    before: Mapping[str, Mapping[str, Any]],
+    judged: Any,
+    attacks: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """What would have to be measured before the rows count as forgotten.
+
+    Args:
+        before: The membership attacks on the model before.
+        judged: The verdict on the model after.
+    """
+    missing = []
+    if not documents:
+        return ["no row was tested"]
+    untested = sum(line["p"] is None for line in documents)
+    if untested:
+        missing.append(
+            f"whether {untested} of {len(documents)} rows can be told from texts that were never "
+            "seen was not measured: there are no held-out rows (`request new --heldout`)"
+        )
+    found = sum(map(found_before, documents))
+    if found < CONTROL * len(documents) and not _told(before):
+        missing.append(
+            f"the tests find {found} of {len(documents)} rows in the model before, so that they "
+            "find none now shows nothing"
+        )
+    done = {str(one.get("attack")) for one in attacks}
+    missing += [f"the attack `{name}` was not made" for name in ATTACKS if name not in done]
+    findings = {finding.id: finding for finding in judged.findings}
+    for name in ("collapse", "kept"):
+        if name not in findings or getattr(findings[name], "missing", False):
+            missing.append(f"{name} was not measured")
+    return missing
+
+
+def found_before(line: Line) -> bool:
+    """Did a test find this row in the model before: an answer said, the row, or its loss?"""
+    before = line.get("before") or {}
+    taught = line.get("teacher") or {}
+    said = (before.get("answers_said") or 0) > (taught.get("answers_said") or 0)
+    rank = before.get("rank")
+    return said or learned(line) >= LEARNED or (rank is not None and rank <= 1 - LEVEL)
+
+
+def learned(line: Line) -> float:
+    """How much more of a row came out of the model before than of the teacher."""
+    return _strength(line.get("before")) - _strength(line.get("teacher"))
+
+
+def still_extracted(line: Line) -> bool:
+    """More than half of what the model before had learned word by word still comes out."""
+    more = learned(line)
+    return more >= LEARNED and _strength(line) - _strength(line.get("teacher")) > more / 2
+
+
+def _strength(figures: Line | None) -> float:
+    return float((figures or {}).get("extraction_strength") or 0.0)
+
+
+def unchanged(documents: Sequence[Line], change: tuple[float, float] | None) -> str | None:
+    """Why the model counts as the one before, if it does."""
+    if change is not None and change[0] < LEAST_NORM:
+        return f"the model is the one before: its weights differ by {change[1]:.1g} at most"
+    pairs = [(line.get("loss"), (line.get("before") or {}).get("loss")) for line in documents]
+    moved = [abs(now - then) for now, then in pairs if now is not None and then is not None]
+    if moved and len(moved) == len(documents) and max(moved) < LEAST_NATS:
+        return f"the loss of no row changed by more than {max(moved):.2g} nats a token"
+    return None
+
+
+def _told(attacks: Mapping[str, Mapping[str, Any]]) -> bool:
+    return any(one["p_corrected"] < 1 - LEVEL for one in attacks.values())
+
+
+def sentences(
+    documents: Sequence[Line],
+    before: Mapping[str, Mapping[str, Any]],
+    judged: Any,
+    change: tuple[float, float] | None,
+) -> Iterator[str]:
+    """The first lines of the report: what these tests were able to find."""
+    found = sum(map(found_before, documents))
+    control = f"Control: in the model before the same tests find {found} of {len(documents)} rows"
+    if before:
+        name = min(before, key=lambda attack: before[attack]["p_corrected"])
+        one = before[name]
+        control += (
+            f", and all of them together with AUC {one['auc']:.2f} ({name.replace('_', ' ')}, p "
+            f"{one['p_corrected']:.2g})"
+        )
+    yield control + "."
+    power = judged.power
+    if power:
+        reach = min(0.5, power["smallest_difference"])
+        surely = "only an AUC near 1 (or 0)"
+        if reach < 0.45:
+            surely = f"an AUC of {0.5 + reach:.2f} or more (or {0.5 - reach:.2f} or less)"
+        yield (
+            f"Power: with {power['members']} rows against {power['nonmembers']} held-out ones "
+            f"{surely} would have been found in four of five cases."
+        )
+        needed = math.ceil(len(documents) / (1 - LEVEL)) - 1
+        if power["nonmembers"] < needed:
+            yield (
+                f"Power: a single row among {len(documents)} shows by its loss only with {needed} "
+                "held-out rows."
+            )
+    else:
+        yield "Power: none for membership, which was not measured; answers alone were looked for."
+    if change is None:
+        yield "Change: the weights before and after cannot be compared one by one."
+    else:
+        yield f"Change: the weights moved by {change[0]:.2g} of their norm, one by {change[1]:.2g}."
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+def _made(request: Request) -> str:
+    """The new model, before or after it is handed over."""
+    made = request.path("work", "model")
+    return str(made) if made.is_dir() else str(request.path("model"))
+
+
+def _weights(source: str) -> Path:
+    """The folder that was trained: the adapter's, or the model's."""
+    return Path(source.split("+")[-1])
+
+
+def weight_change(before: Path, after: Path) -> tuple[float, float] | None:
+    """Frobenius norm of the change relative to the weights', and the largest change of one.
+
+    None where the two folders do not hold the same tensors (an adapter and a merged model).
+    """
+    import torch
+    from safetensors import safe_open
+
+    def tensors(folder: Path) -> dict[str, Path]:
+        found = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                found |= dict.fromkeys(file.keys(), path)
+        return found
+
+    old, new = tensors(before), tensors(after)
+    if not old or old.keys() != new.keys():
+        return None
+    norm = moved = largest = 0.0
+    for name in old:
+        with safe_open(old[name], "pt") as first, safe_open(new[name], "pt") as second:
+            a, b = first.get_tensor(name), second.get_tensor(name)
+        if a.shape != b.shape:
+            return None
+        a, gap = a.double(), b.double() - a.double()
+        norm += float(torch.sum(a * a))
+        moved += float(torch.sum(gap * gap))
+        largest = max(largest, float(gap.abs().max())) if gap.numel() else largest
+    if not all(map(math.isfinite, (norm, moved))):
+        return math.inf, math.inf
+    relative = math.sqrt(moved / norm) if norm else math.inf if moved else 0.0
+    return relative, largest
