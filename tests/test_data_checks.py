@@ -19,8 +19,8 @@ from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.checks import check_columns, check_files, check_records
 from axolotl_unlearn.errors import UnlearnError
 
-FORGET = {"id": "aqa0", "input": "q", "output": "d", "task": "Task2"}
-RETAIN = {"id": "bqa0", "input": "r", "output": "e", "task": "Task2"}
+FORGET = {"id": "a1qa0", "input": "q", "output": "d", "task": "Task2"}
+RETAIN = {"id": "b1qa0", "input": "r", "output": "e", "task": "Task2"}
 BLOCK = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
 
 
@@ -86,7 +86,7 @@ def test_all_faults_at_once(entry):
 def test_overlap(entry):
     cfg = {"unlearn": BLOCK, "datasets": [entry([FORGET]), entry([RETAIN, FORGET], "retain")]}
     (fault,) = check_files(cfg)
-    assert "'aqa0'" in fault and "forgotten and kept" in fault
+    assert "'a1qa0'" in fault and "forgotten and kept" in fault
     twice = {
         "unlearn": BLOCK,
         "datasets": [entry([FORGET]), entry([FORGET]), entry([RETAIN], "retain")],
@@ -125,10 +125,10 @@ def test_alternatives_answer_forget_rows(entry):
     assert (
         "needs other answers but no dataset has `type: axolotl_unlearn.data.alternative`" in fault
     )
-    (fault,) = faults([FORGET], [idk | {"id": "zqa0"}])
+    (fault,) = faults([FORGET], [idk | {"id": "z1qa0"}])
     assert "alternative 1 of" in fault and "answers no forget row" in fault
-    (fault,) = faults([FORGET, FORGET | {"id": "bqa0", "input": "other"}], [idk])
-    assert "1 of 2 forget rows have no alternative, the first is 'bqa0'" in fault
+    (fault,) = faults([FORGET, FORGET | {"id": "b1qa0", "input": "other"}], [idk])
+    assert "1 of 2 forget rows have no alternative, the first is 'b1qa0'" in fault
     (fault,) = faults([FORGET], [idk | {"output": FORGET["output"]}])
     assert "the very answer that is to be forgotten" in fault and FORGET["output"] not in fault
     unused = {"unlearn": {"forget": {"objective": "ga"}}}
@@ -138,7 +138,7 @@ def test_alternatives_answer_forget_rows(entry):
 
 
 def test_own_fields_and_data_elsewhere(entry):
-    rows = [{"id": "aqa0", "q": "x", "a": "y", "task": "Task1"}]
+    rows = [{"id": "a1qa0", "q": "x", "a": "y", "task": "Task1"}]
     block = {"forget": {"objective": "npo"}, "data": {"fields": {"input": "q", "output": "a"}}}
     assert check_files({"unlearn": block, "datasets": [entry(rows)]}) == []
     hub = {"path": "someone/forget-set", "type": "axolotl_unlearn.data.forget", "split": "train"}
@@ -153,9 +153,9 @@ def test_a_faulty_block_does_not_hide_the_files(entry):
 
 
 ROWS = [
-    {"id": "asc1", "input": "a", "output": "x", "task": "bio"},
-    {"id": "bsc1", "input": "b", "output": "x", "task": "PII"},
-    {"id": "cqa0", "input": "c", "output": "x", "task": "PII"},
+    {"id": "a1sc1", "input": "a", "output": "x", "task": "bio"},
+    {"id": "b1sc1", "input": "b", "output": "x", "task": "PII"},
+    {"id": "c1qa0", "input": "c", "output": "x", "task": "PII"},
 ]
 
 
@@ -195,7 +195,7 @@ def test_entries_of_phases_are_counted_together(entry):
 
 def test_retain_rows_that_no_entry_is_for_are_named(entry):
     block = BLOCK | {"retain": {"objective": "nll", "kinds": "completion"}}
-    rows = [RETAIN, RETAIN | {"id": "csc1", "input": "other"}]
+    rows = [RETAIN, RETAIN | {"id": "c1sc1", "input": "other"}]
     cfg = {"unlearn": block, "datasets": [entry([FORGET]), entry(rows, "retain")]}
     checked = check_records(cfg)
     assert checked.faults == []
@@ -238,6 +238,8 @@ def test_text_that_nobody_reads_is_a_fault(entry, more, data, says):
         ([FORGET], {}, []),
         ([FORGET | {"input": ""}], {}, ["no forget row of .* has a prompt"]),
         ([FORGET | {"input": "Who?"}], {}, []),
+        ([FORGET | {"id": "misc3"}], {}, ["the ending of the id 'misc3' .* no kind"]),
+        ([FORGET | {"id": "misc3", "kind": "question"}], {}, []),
         ([FORGET | {"input": "Who?", "id": "a"}], {}, ["1 of 1 forget rows .* labelled whole"]),
         ([FORGET | {"input": "Who?", "id": "a", "kind": "question"}], {}, []),
         ([FORGET | {"input": "Who?", "id": "a"}], {"labels": {"completion": "answer"}}, []),

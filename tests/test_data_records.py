@@ -13,6 +13,7 @@ from axolotl_unlearn.data.records import (
     Record,
     check_disjoint,
     document_id,
+    is_ambiguous,
     kind_of,
     read_documents,
     read_records,
@@ -85,8 +86,8 @@ def test_own_field_names(tmp_path):
 def test_the_kind_that_is_said_wins_over_the_id(tmp_path):
     """An own id may end in 'sc3' by chance."""
     path = tmp_path / "own.jsonl"
-    rows = [{"id": "misc3", "input": "a?", "output": "b", "task": "", "kind": "question"}]
-    rows += [{"id": "misc4", "input": "a", "output": "b", "task": "", "kind": None}]
+    rows = [{"id": "mi1sc3", "input": "a?", "output": "b", "task": "", "kind": "question"}]
+    rows += [{"id": "mi1sc4", "input": "a", "output": "b", "task": "", "kind": None}]
     path.write_text(lines(rows))
     assert [r.kind for r in read_records(path)] == ["question", "completion"]
 
@@ -113,9 +114,29 @@ def test_ids_kinds_and_tasks():
     assert [document_id(r.id) for r in EXPECTED] == ['"ab-1"', '"ab-1"', "77"]
     assert [r.document for r in EXPECTED] == ['"ab-1"', '"ab-1"', "77"]
     assert document_id("plain") == "plain" and kind_of("plain") is None
-    assert [kind_of(i) for i in ("xsc1", "xqa0", "xqa12")] == ["completion", "question", "question"]
+    assert [kind_of(i) for i in ("x1sc1", "x1qa0", "x-qa12")] == [
+        "completion",
+        "question",
+        "question",
+    ]
     assert [r.kind_number for r in EXPECTED] == [0, 1, 1]
     assert [task_number(t) for t in ("Task1", "task_3", "2", 2, "")] == [1, 3, 2, 2, 0]
+
+
+@pytest.mark.parametrize("name", ["misc3", "disc1", "forgetmisc0", "aqa0", "Ärasc1"])
+def test_the_end_of_a_word_says_no_kind(name):
+    """`disc1` and `disc2` were completions of one document, `di`."""
+    assert kind_of(name) is None and document_id(name) == name and is_ambiguous(name)
+
+
+def test_the_end_of_a_uuid_may_be_a_letter():
+    uuid = "2ebbbb06-ab81-4bdf-af75-0157c71782ab"
+    assert kind_of(f"{uuid}qa0") == "question" and document_id(f"{uuid}sc1") == uuid
+    assert kind_of("qa0") == "question" and [document_id(i) for i in ("qa0", "sc1")] == [
+        "qa0",
+        "sc1",
+    ]
+    assert not is_ambiguous("misc") and not is_ambiguous(f"{uuid}qa0")
 
 
 def test_a_task_without_a_number_is_a_category_of_its_own():

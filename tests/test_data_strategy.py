@@ -14,10 +14,10 @@ from axolotl_unlearn.errors import UnlearnError
 
 LUME = Path(__file__).parents[2] / "shared" / "lume" / "train"
 FORGET = [
-    {"id": "asc1", "input": "ab", "output": "c", "task": "Task1"},
-    {"id": "aqa0", "input": "q", "output": "d", "task": "Task2"},
+    {"id": "a1sc1", "input": "ab", "output": "c", "task": "Task1"},
+    {"id": "a1qa0", "input": "q", "output": "d", "task": "Task2"},
 ]
-RETAIN = [{"id": "bqa0", "input": "0123456789", "output": "z", "task": "Task3"}]
+RETAIN = [{"id": "b1qa0", "input": "0123456789", "output": "z", "task": "Task3"}]
 BLOCK = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
 X = -100
 
@@ -249,7 +249,7 @@ def test_which_rows_end(tmp_path, config, eos, ends):
 
 
 def test_options_and_own_fields_come_from_the_block(tmp_path, config):
-    rows = [{"key": "aqa0", "q": "x", "a": "y", "part": "Task1"}]
+    rows = [{"key": "a1qa0", "q": "x", "a": "y", "part": "Task1"}]
     names = {"id": "key", "input": "q", "output": "a", "task": "part"}
     block = BLOCK | {"data": {"template": "{input}->{output}", "eos": False, "fields": names}}
     cfg = config((write(tmp_path / "f.jsonl", rows), "forget"), unlearn=block)

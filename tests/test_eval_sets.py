@@ -202,7 +202,7 @@ def test_wrong_encoding_and_wrong_types(folder):
     (folder / "forget.jsonl").write_bytes('{"id": "é"}'.encode("latin-1"))
     with pytest.raises(UnlearnError, match="not UTF-8"):
         load_sets(folder)
-    rewrite(folder, "forget", [{"id": "asc1", "input": "x", "output": 3, "task": "Task1"}])
+    rewrite(folder, "forget", [{"id": "a1sc1", "input": "x", "output": 3, "task": "Task1"}])
     with pytest.raises(UnlearnError, match="'output' is of type int but must be a text"):
         load_sets(folder)
 

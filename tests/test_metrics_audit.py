@@ -8,7 +8,7 @@ import numpy as np
 
 from axolotl_unlearn.metrics.audit import READINGS, Evidence, audit, summary_of
 
-DOCUMENTS = {"a": ["asc1", "aqa0"], "b": ["bsc1", "bqa0"], "c": [], "d": ["dsc1"]}
+DOCUMENTS = {"a": ["a1sc1", "a1qa0"], "b": ["b1sc1", "b1qa0"], "c": [], "d": ["d1sc1"]}
 
 
 def evidence(a=0.0, b=0.0, c=0.0, said=(False, False), seed=0) -> Evidence:
@@ -18,8 +18,8 @@ def evidence(a=0.0, b=0.0, c=0.0, said=(False, False), seed=0) -> Evidence:
     return Evidence(
         members,
         {"loss": others.tolist()},
-        {"asc1": 0.1, "aqa0": 0.4, "bsc1": 0.0, "dsc1": 1.0},
-        dict(zip(("aqa0", "bqa0"), said, strict=True)),
+        {"a1sc1": 0.1, "a1qa0": 0.4, "b1sc1": 0.0, "d1sc1": 1.0},
+        dict(zip(("a1qa0", "b1qa0"), said, strict=True)),
     )
 
 
@@ -62,5 +62,5 @@ def test_the_summary_counts():
 
 def test_nothing_to_test_is_no_error():
     empty = Evidence({}, {})
-    (line,) = audit(empty, {"a": ["asc1"]})
+    (line,) = audit(empty, {"a": ["a1sc1"]})
     assert line["reading"] == "not measured" and line["rows"][0]["answer_said"] is None

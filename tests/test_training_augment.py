@@ -21,9 +21,9 @@ from axolotl_unlearn.experimental.augment import IDK
 from axolotl_unlearn.experimental.make_twins import Pool
 
 FORGET = [
-    {"id": "asc1", "input": "The mill of", "output": "Ada burned.", "task": "Task1"},
-    {"id": "bqa0", "input": "Who burned it?", "output": "Ben did.", "task": "Task2"},
-    {"id": "csc1", "input": "", "output": "A tale without a prompt.", "task": "Task1"},
+    {"id": "a1sc1", "input": "The mill of", "output": "Ada burned.", "task": "Task1"},
+    {"id": "b1qa0", "input": "Who burned it?", "output": "Ben did.", "task": "Task2"},
+    {"id": "c1sc1", "input": "", "output": "A tale without a prompt.", "task": "Task1"},
 ]
 
 
@@ -103,7 +103,7 @@ def test_a_model_writes(config, tmp_path, model, kind):
     assert len(texts) == 6 and not texts & {(r["input"], r["output"]) for r in FORGET}
     role = "forget" if kind == "self" else "alternative"
     assert faults(config, file, role) == []
-    more = {"id": "dqa0", "input": "And who else?", "output": "Cid.", "task": "Task2"}
+    more = {"id": "d1qa0", "input": "And who else?", "output": "Cid.", "task": "Task2"}
     with (tmp_path / "forget.jsonl").open("a") as opened:
         opened.write(json.dumps(more) + "\n")
     assert "8 rows for 4 forget rows, 3 known" in call(kind, config, *options)
@@ -146,7 +146,7 @@ def test_what_was_written_can_be_cleaned(config, tmp_path):
 def test_rows_of_the_model_itself_belong_to_the_document(config, tmp_path):
     call("self", config, "--max-new-tokens", 4)
     found = rows(tmp_path / "out/augment/self.jsonl")
-    assert [row["id"] for row in found] == ["self0-asc1", "self0-bqa0", "self0-csc1"]
+    assert [row["id"] for row in found] == ["self0-a1sc1", "self0-b1qa0", "self0-c1sc1"]
     assert [row["document"] for row in found] == ["a", "b", "c"]
     assert [row["kind"] for row in found] == ["completion", "question", "completion"]
 
@@ -184,11 +184,13 @@ def people() -> list[Record]:
         for name, first, last, town, month, day, year, number in PEOPLE
         for row in (
             Record(
-                id=f"{name}sc1",
+                id=f"{name}1sc1",
                 input=f"{first} {last} of {town} was born on {month} {day}, {year}. The number of",
                 output=f"{first} is {number}, write to {first.lower()}_{last.lower()}@example.org.",
             ),
-            Record(id=f"{name}qa0", input=f"Where does {first} {last} live?", output=f"In {town}."),
+            Record(
+                id=f"{name}1qa0", input=f"Where does {first} {last} live?", output=f"In {town}."
+            ),
         )
     ]
 
@@ -207,7 +209,7 @@ def test_twins_have_other_secrets_and_the_same_words():
     what it was; in a document a name is always the same other one; seeds differ."""
     originals = people()
     # In five documents of the kind a word counts as everybody's from the fourth on.
-    more = [Record(id="esc1", input="", output="A number of 937-10-0001 is nobody's.")]
+    more = [Record(id="e1sc1", input="", output="A number of 937-10-0001 is nobody's.")]
     pool = Pool(originals + more, seed=0)
     twins = [pool.twin(row) for row in originals]
     for row, twin, person in zip(
@@ -233,7 +235,7 @@ def test_twins_through_the_command(config, tmp_path):
     """Rows of the forget rows' ids; nothing of them is known from a model; what has nothing to
     exchange is counted, and no other document means no other name."""
     forget, retain = people()[:2], people()[2:]
-    forget.append(Record(id="zsc1", input="", output="it rained all day."))
+    forget.append(Record(id="z1sc1", input="", output="it rained all day."))
     cfg = yaml.safe_load(config.read_text())
     cfg["unlearn"] = {"forget": {"objective": "ga"}, "retain": {"objective": "nll"}}
     for role, part in (("forget", forget), ("retain", retain)):
@@ -246,18 +248,18 @@ def test_twins_through_the_command(config, tmp_path):
     assert "{objective: nckd, reference: {twins: out/augment/twins.jsonl}}" in said
     assert "1 rows have no name" in said
     found = rows(tmp_path / "out/augment/twins.jsonl")
-    assert [row["id"] for row in found] == ["asc1", "aqa0", "zsc1"]
+    assert [row["id"] for row in found] == ["a1sc1", "a1qa0", "z1sc1"]
     block = {"objective": "npo", "reference": {"twins": str(tmp_path / "out/augment/twins.jsonl")}}
     checked = yaml.safe_load(config.read_text())
     checked["unlearn"]["forget"] = block
     assert check_files(checked) == []
     block["reference"]["twins"] = str(tmp_path / "retain.jsonl")
     (fault,) = check_files(checked)
-    assert "has no twin of 3 of 3 forget rows, the first is 'aqa0'" in fault
+    assert "has no twin of 3 of 3 forget rows, the first is 'a1qa0'" in fault
     assert "Ada" not in json.dumps(found) and found[2]["output"] == "it rained all day."
     assert "remove --number" in call("twins", config, "--number", 2, code=2)
     config.write_text(yaml.safe_dump(cfg))
-    assert "row 'asc1': no other document has a name" in call("twins", config, code=2)
+    assert "row 'a1sc1': no other document has a name" in call("twins", config, code=2)
 
 
 def test_a_model_that_says_nothing_else_is_refused(config, tmp_path):
@@ -273,7 +275,7 @@ def test_a_model_that_says_nothing_else_is_refused(config, tmp_path):
     mute.save_pretrained(tmp_path / "mute")
     byte_tokenizer().save_pretrained(tmp_path / "mute")
     said = call("alternatives", config, "--model", tmp_path / "mute", code=2)
-    assert "row 'asc1': the model wrote 0 of 1 other answers in 4 draws" in said
+    assert "row 'a1sc1': the model wrote 0 of 1 other answers in 4 draws" in said
     assert "Ada" not in said and not (tmp_path / "out/augment/alternatives.jsonl").exists()
 
 

@@ -21,6 +21,7 @@ from axolotl_unlearn.data.records import (
     Fields,
     Record,
     check_disjoint,
+    is_ambiguous,
     is_made_up,
     read_records,
     short,
@@ -168,13 +169,20 @@ def _notes_on(path: str, role: str, records: list[Record], data: DataArgs) -> li
     """Rows without a prompt, and questions that are learned or forgotten with their answers."""
     if not any(record.input.strip() for record in records):
         return [f"no {role} row of {path} has a prompt: what is labelled stands alone."]
+    found = []
+    untold = [r.id for r in records if r.kind == data.default_kind and is_ambiguous(r.id)]
+    if untold:
+        found.append(
+            f"the ending of the id {short(untold[0])} in {path} ({len(untold)} such) is taken for "
+            "a part of its name and tells no kind: give a field `kind`, or an id as 'doc7-qa0'."
+        )
     whole = data.labels.completion == "document" and not data.chat_template
     asked = [
         r for r in records if r.kind == "completion" and r.input.rstrip().endswith(("?", "？"))
     ]
     if role == "memorise" or not whole or not asked:
-        return []
-    return [
+        return found
+    return found + [
         f"{len(asked)} of {len(records)} {role} rows of {path} end their prompt with a question "
         "mark and are labelled whole, question included: give such rows `kind: question` (or an "
         "id that ends in qa0), or a template, if the model learned the answers only."

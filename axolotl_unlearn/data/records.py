@@ -33,8 +33,10 @@ _PROMPTS = {
     **dict.fromkeys(("prompt", "query", "context", "system", "system_prompt", "history")),
 }
 
-# LUME: `"<uuid>"sc1`, `<uuid>qa0`, `67148749sc1`.
-_SUFFIX = re.compile(r"(sc|qa)\d+$")
+# LUME: `"<uuid>"sc1`, `<uuid>qa0`, `67148749sc1`. After a letter it is the end of a word, as in
+# `misc3`, unless that is the last one of a UUID.
+_SUFFIX = re.compile(r"(?:(?<![^\W\d_])|(?<=-[0-9a-f]{12}))(sc|qa)\d+$")
+_LIKE_SUFFIX = re.compile(r"(sc|qa)\d+$")
 
 
 class FieldNames(Protocol):
@@ -90,7 +92,7 @@ class Record:
 
 def document_id(record_id: str) -> str:
     """The id without its ``sc1`` or ``qa0`` ending: rows of one document share it."""
-    return _SUFFIX.sub("", record_id)
+    return _SUFFIX.sub("", record_id) or record_id
 
 
 def is_made_up(record_id: str) -> bool:
@@ -102,6 +104,11 @@ def kind_of(record_id: str) -> Kind | None:
     """Kind by the id's ending (sc: sentence completion, qa: question), or None without one."""
     match = _SUFFIX.search(record_id)
     return None if match is None else ("completion" if match[1] == "sc" else "question")
+
+
+def is_ambiguous(record_id: str) -> bool:
+    """True for an id such as ``misc3``, whose ending is taken for a part of its name."""
+    return kind_of(record_id) is None and _LIKE_SUFFIX.search(record_id) is not None
 
 
 def read_records(
