@@ -147,7 +147,7 @@ def test_rows_of_the_model_itself_belong_to_the_document(config, tmp_path):
     call("self", config, "--max-new-tokens", 4)
     found = rows(tmp_path / "out/augment/self.jsonl")
     assert [row["id"] for row in found] == ["self0-a1sc1", "self0-b1qa0", "self0-c1sc1"]
-    assert [row["document"] for row in found] == ["a", "b", "c"]
+    assert [row["document"] for row in found] == ["a1", "b1", "c1"]
     assert [row["kind"] for row in found] == ["completion", "question", "completion"]
 
 
