@@ -23,7 +23,11 @@ def lab():
 
 def record(number: int, document: str) -> Record:
     return Record(
-        f"{document}qa{number}", f"Who is {document}{number}?", f"Nobody {number}", "1", "question"
+        f'"{document}"qa{number}',
+        f"Who is {document}{number}?",
+        f"Nobody {number}",
+        "1",
+        "question",
     )
 
 

@@ -268,7 +268,7 @@ def test_folder_of_lume_comes_from_the_environment(lume, tmp_path, monkeypatch):
 
 
 def test_kinds_of_the_ids_used_here():
-    assert kind_of('"x"sc1') == "completion" and kind_of("xqa0") == "question"
+    assert kind_of('"x"sc1') == "completion" and kind_of("x1qa0") == "question"
 
 
 def test_never_seen_real_adds_held_out_documents_a_teacher_and_match(lume, tofu, tmp_path):

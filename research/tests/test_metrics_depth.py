@@ -231,7 +231,7 @@ def test_the_locate_command(tmp_path):
     tok = tokenizer()
     tiny_llama(vocabulary=len(tok)).save_pretrained(tmp_path / "model")
     tok.save_pretrained(tmp_path / "model")
-    rows = [{"id": f"r{i}qa0", "input": f"Who is {i}?", "output": "Ada", "task": "1"} for i in "ab"]
+    rows = [{"id": f"r{i}qa0", "input": f"Who is {i}?", "output": "Ada", "task": "1"} for i in "12"]
     (tmp_path / "forget.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["locate", str(tmp_path / "model"), "--data", str(tmp_path), "--share", "1"]
     done = CliRunner().invoke(research, words)
