@@ -10,6 +10,7 @@ import pytest
 import yaml
 from data_tokenizers import byte_tokenizer
 
+from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.config import DataArgs, parse_unlearn
 from axolotl_unlearn.data import checks, typed
 from axolotl_unlearn.errors import UnlearnError
@@ -256,6 +257,27 @@ def test_through_axolotl_with_several_types_and_held_out_rows(tmp_path, base):
         checks.check_records({"unlearn": cfg["unlearn"].to_dict(), "datasets": entries}).faults
         == []
     )
+
+
+def test_labels_on_inputs_go_with_rows(tmp_path, base):
+    """`train_on_inputs` was refused, and without it other labels were forgotten than learned; the
+    prepared copy of before was read whatever it said."""
+    entries = [
+        {"path": write(tmp_path / f"{side}.jsonl", [row]), "type": f"axolotl_unlearn.data.{side}"}
+        for side, row in zip(("forget", "retain"), ALPACA, strict=True)
+    ]
+    block = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
+    plugins = {"plugins": ["axolotl_unlearn.UnlearnPlugin"]}
+    assert axolotl_options.refused({"train_on_inputs": True})
+    rows = {"unlearn": block | {"data": {"rows": {"type": "alpaca"}}}} | plugins
+    entries = [entry | {"ds_type": "json"} for entry in entries]
+    labelled = {}
+    for on in (False, True):
+        cfg = load_config(tmp_path, "rows", base, datasets=entries, train_on_inputs=on, **rows)
+        found = rows_of(cfg)
+        labelled[on] = [sum(label != -100 for label in row["labels"]) for row in found]
+    assert labelled[True] == [len(row["input_ids"]) for row in found]
+    assert all(map(int.__lt__, labelled[False], labelled[True]))
 
 
 def test_pretraining_text_is_a_document_of_its_block(base):

@@ -143,10 +143,16 @@ def groups() -> list[dict[str, Any]]:
     return yaml.safe_load(text)
 
 
-def refused(cfg: dict[str, Any]) -> list[str]:
-    """A sentence for each option that is set and does not go with unlearning."""
+def refused(cfg: dict[str, Any], rows: bool = False) -> list[str]:
+    """A sentence for each option that is set and does not go with unlearning.
+
+    Args:
+        rows: whether rows are read by Axolotl's own types (``unlearn.data.rows``).
+    """
     found = []
     for group in groups():
+        if rows and group.get("unless") == "rows":
+            continue
         for option in group["options"] if group["effect"] == "refused" else ():
             value = cfg.get(option)
             if value and not (group.get("above") and value <= group["above"]):
@@ -218,6 +224,8 @@ def page() -> str:
         cell = ": ".join(filter(None, [group["about"], group.get("why")]))
         if group.get("above"):
             cell += f" (values above {group['above']})"
+        if group.get("unless"):
+            cell += "; supported beside `unlearn.data.rows`"
         if group.get("cure"):
             cell += f"; {group['cure']}"
         rows.append(f"| {options} | {effects.get(group['effect'], group['effect'])} | {cell} |")

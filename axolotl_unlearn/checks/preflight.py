@@ -118,7 +118,7 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             "`unlearn.pairing.retain_per_forget` is 0 although `unlearn.retain` has objectives; "
             "set it to 1 or more."
         )
-    found += axolotl_options.refused(cfg)
+    found += axolotl_options.refused(cfg, bool(args.data.rows))
     if args.phases:
         found += [
             f"`{key}` does not go with `unlearn.phases`, whose `steps` or `epochs` say how long "
