@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import record
+from axolotl_unlearn.requests.audit import deleted_rows
 from axolotl_unlearn.requests.choose import Wanted, choose, names_of, offer
 from axolotl_unlearn.requests.new import Options, _text, new_request
 from axolotl_unlearn.requests.rows import encoded
@@ -61,7 +63,7 @@ def test_rows_are_named_by_field_text_file_or_document(tmp_path):
     three = {row.id for row in rows[:3]}
 
     def ids(**wanted) -> set[str]:
-        return {row.id for row in choose(rows, Wanted(**wanted))}
+        return {row.id for row in choose(rows, Wanted(**wanted)).rows}
 
     assert ids(where=[("id", "ada-quill")]) == three
     assert ids(where=[("meta.person", "ada")]) == three
@@ -80,7 +82,7 @@ def test_rows_are_named_by_field_text_file_or_document(tmp_path):
         ({}, "say which rows"),
         ({"where": [("id", "nobody")]}, "fits none of 33 rows\\."),
         ({"where": [("name", "ada")]}, "fits none.*rows have id, messages, meta"),
-        ({"contains": ["ADA QUILL"]}, "none of 33 rows.*3 rows say it in other letters"),
+        ({"contains": ["ADA  QUILT"]}, "none of 33 rows has this text\\."),
         ({"contains": [" "]}, "none of 33 rows has this text\\."),
         ({"documents": ["x"]}, "no row has 'x'"),
         ({"where": [("messages.role", "user")]}, "all 33 rows"),
@@ -89,6 +91,44 @@ def test_rows_are_named_by_field_text_file_or_document(tmp_path):
 def test_what_names_nothing_or_everything(wanted, says):
     with pytest.raises(UnlearnError, match=says):
         choose(sources(TRAIN), Wanted(**wanted))
+
+
+#: One person in other characters: NFD, capitals, quote and dash, no-break space, mark of no width.
+FORMS = [
+    unicodedata.normalize("NFD", "José-María d'Été"),
+    "JOSÉ-MARÍA D'ÉTÉ",
+    "José‑María d’Été",
+    "José-María\u00a0d'Été",
+    "Jo\u200bsé-María d'Été",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("swapped", [False, True], ids=["as given", "swapped"])
+def test_the_same_name_in_other_characters_is_the_same(tmp_path, form, swapped):
+    """Asked for in one form, found in both, and that it was found only so is known."""
+    asked, other = (form, "José-María d'Été")[:: -1 if swapped else 1]
+    rows = [
+        chat(name, f"Who is {name}?", f"{name} keeps bees.", person=name, document=name)
+        for name in (asked, other)
+    ] + people(0, 9)
+    data = sources(rows)
+    both = {row.id for row in data[:2]}
+    path = write(tmp_path / "rows.jsonl", rows[:1])
+    for wanted in (
+        Wanted(where=[("person", asked)]),
+        Wanted(contains=[f"{asked} keeps"]),
+        Wanted(documents=[asked]),
+        Wanted(rows=path),
+    ):
+        chosen = choose(data, wanted)
+        assert {row.id for row in chosen.rows} == both, wanted
+        assert chosen.other_forms == {data[1].id}, wanted
+    one = [row for row in data if row.id != data[1].id]
+    assert not choose(one, Wanted(documents=[asked])).other_forms
+    offered = offer(data[:1], data[1:], Wanted(where=[("person", asked)]))
+    assert set(offered.near) == {data[1].id}
+    assert {i for ids in offered.mentions.values() for i in ids} == {data[1].id}
 
 
 def test_a_row_that_is_not_in_the_data(tmp_path):
@@ -280,6 +320,21 @@ def test_what_was_offered_is_taken_if_asked(home, tmp_path):
     facts = new_request(home / "finetune.yml", tmp_path / "r", ADA_ROWS, options).request.facts
     assert facts["counts"]["forget"] == 5 and facts["counts"]["retain"] == 10
     assert facts["chosen"]["taken_of_these"] == 2
+
+
+def test_a_deleted_row_in_other_characters_is_not_kept_either(home, tmp_path):
+    row = chat("p1", "Who is José Núñez?", "José Núñez keeps bees.")
+    earlier = finished_request(
+        tmp_path,
+        "r1",
+        {"model": str(home / "tuned"), "adapter": None},
+        forget=[{"id": row_id(row), "dataset": 0, "row": row}],
+        documents=(row_id(row),),
+    )
+    record.write(earlier)
+    other = json.loads(unicodedata.normalize("NFD", json.dumps(row, ensure_ascii=False)))
+    (source, _) = data = sources([other, TRAIN[0]])
+    assert deleted_rows(tmp_path, data) == {source.id}
 
 
 @pytest.mark.parametrize("with_rows", [True, False])
@@ -487,6 +542,20 @@ def test_the_command(home, made, monkeypatch):
     )
     assert twice.exit_code == 2 and "is there already" in twice.output
     assert os.environ["AXOLOTL_DO_NOT_TRACK"] == "1", "a deletion is reported to nobody"
+    other = home / "requests" / "r9"
+    said = runner.invoke(
+        unlearn,
+        [
+            "request",
+            "new",
+            str(home / "finetune.yml"),
+            "--contains",
+            "ada quill",
+            "--out",
+            str(other),
+        ],
+    )
+    assert "4 of the named rows are written otherwise" in said.output, said.output
     wrong = ["request", "new", "finetune.yml", "--where", "ada", "--out", "x"]
     said = runner.invoke(unlearn, wrong)
     assert said.exit_code == 2 and "must be FIELD=VALUE" in said.output

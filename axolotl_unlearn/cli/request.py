@@ -39,7 +39,7 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> lis
 @click.option(
     "--where", multiple=True, callback=_pairs, help="FIELD=VALUE; of nested objects meta.id=..."
 )
-@click.option("--contains", multiple=True, help="Rows with this exact text.")
+@click.option("--contains", multiple=True, help="Rows with this text.")
 @click.option("--rows", type=_FILE, help="Rows as they stand in the training data.")
 @click.option("--documents", default="", help="Values of `document` or `id`, with commas.")
 @click.option("--with-near", is_flag=True, help="Also the near-duplicates that are found.")
@@ -88,6 +88,11 @@ def new(
         f"{counts['trained'] - counts['forget']} others to keep by heart, {counts['heldout']} "
         f"held-out rows set the level and {counts['judge']} judge."
     )
+    if others := facts["chosen"]["other_forms"]:
+        click.echo(
+            f"{others} of the named rows are written otherwise than you wrote (capitals, Unicode "
+            f"form, spaces, dashes, quotes); {out / 'data' / 'forget.jsonl'} holds them."
+        )
     if made.offered.near and not options.with_near:
         click.echo(
             f"{len(made.offered.near)} retained rows are nearly the same as rows to forget "

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from axolotl_unlearn.columns import IGNORE, KINDS, Kind
 from axolotl_unlearn.data.records import Record, read_rows, short
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.normal_form import normal_form
 
 if TYPE_CHECKING:
     from axolotl_unlearn.config import DataArgs
@@ -38,6 +39,11 @@ def row_id(row: Mapping[str, Any]) -> str:
     """The id of a row by its content, 16 hex digits; fields without a value do not count."""
     text = json.dumps(_filled(row), sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def row_form(row: Mapping[str, Any]) -> str:
+    """A row as one text in its normal form, equal for rows that differ in characters alone."""
+    return normal_form(json.dumps(_filled(row), sort_keys=True, ensure_ascii=False, default=str))
 
 
 def _filled(value: Any) -> Any:

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from axolotl_unlearn.data.records import Record, read_documents, read_records
+from axolotl_unlearn.data.typed import Source, row_form
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets, find_file
 from axolotl_unlearn.metrics.audit import READINGS, audit
 from axolotl_unlearn.metrics.statistics import LEVEL
+from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.requests.ledger import Ledger, model_facts
 from axolotl_unlearn.requests.record import check_base, read
 
@@ -135,23 +137,29 @@ def earlier(requests_dir: Path | str) -> list[Path]:
     return folders
 
 
-def deleted_rows(requests_dir: Path | str, rows: Iterable[str]) -> set[str]:
-    """Which of these row ids earlier requests have deleted: the next one must not keep them by
-    heart, though they may still stand in the training data.
+def deleted_rows(requests_dir: Path | str, rows: Sequence[Source]) -> set[str]:
+    """Ids of the rows that earlier requests have deleted, in whatever characters they are written:
+    the next one must not keep them by heart, though they may still stand in the training data.
 
     Where the rows of a request are gone, its record tells by its keyed ids.
     """
-    folders, known, keyed = earlier(requests_dir), set(), set()
+    folders, known, forms, keyed = earlier(requests_dir), set(), set(), set()
     for folder in folders:
         path = folder / "data" / "forget.jsonl"
         if path.is_file():
-            known |= {
-                json.loads(line)["id"] for line in path.read_text("utf-8").split("\n") if line
-            }
+            for line in filter(None, path.read_text("utf-8").split("\n")):
+                row = json.loads(line)
+                known.add(row["id"])
+                forms.add(row_form(row["row"]))
         else:
             keyed |= {line["document"] for line in read(folder)["predicate"]["documents"]}
     ledger = Ledger(requests_dir)
-    return {row for row in rows if row in known or (keyed and ledger.keyed(row) in keyed)}
+    return {
+        row.id for row in rows
+        if row.id in known
+        or (forms and row_form(row.row) in forms)
+        or (keyed and ledger.keyed(row.id) in keyed)
+    }  # fmt: skip
 
 
 def audit_requests(
@@ -279,11 +287,11 @@ def _together(parts: Mapping[str, EvaluationSets], folder: Path) -> EvaluationSe
         for row in sets.forget
     ]
     member = [(f"{name}/{i}", text) for name, sets in parts.items() for i, text in sets.member]
-    deleted = {text for _, text in member}
+    deleted = {normal_form(text) for _, text in member}
     heldout: dict[str, str] = {}
     for name, sets in parts.items():
         for i, text in sets.nonmember:
-            if text not in deleted:
+            if normal_form(text) not in deleted:
                 heldout.setdefault(text, f"{name}/{i}")
     nonmember = [(i, text) for text, i in heldout.items()]
     return EvaluationSets(folder, forget, [], member if nonmember else [], nonmember)

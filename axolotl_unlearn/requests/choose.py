@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.records import read_rows
-from axolotl_unlearn.data.typed import Source, row_id
+from axolotl_unlearn.data.typed import Source, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.requests.search import strings
 
 #: Jaccard similarity of word 3-grams from which two rows are compared closely.
@@ -39,9 +40,11 @@ _NAME = re.compile(r"\b(?=([^\W\d_][\w'’-]+ (?:(?:de|van|von|af|al|el|bin) )?[
 class Wanted:
     """How the user names rows; a row that any of them names is chosen.
 
+    All are compared in their normal form: one name has many (`normal_form`).
+
     Attributes:
         where: (field, value); a field of a nested object as ``meta.person``.
-        contains: Texts, exact.
+        contains: Parts of texts.
         rows: File of rows, equal to those of the training data.
         documents: Values of the field ``document`` or ``id``, or ids of rows by content.
     """
@@ -82,8 +85,20 @@ class Offered:
         return {*self.near, *(name for ids in self.mentions.values() for name in ids)}
 
 
-def choose(rows: Sequence[Source], wanted: Wanted) -> list[Source]:
-    """The rows that are named, in the order of the data.
+@dataclass(frozen=True)
+class Chosen:
+    """
+    Attributes:
+        rows: In the order of the data.
+        other_forms: Ids of those that are written in other characters than what was asked for.
+    """
+
+    rows: list[Source]
+    other_forms: set[str]
+
+
+def choose(rows: Sequence[Source], wanted: Wanted) -> Chosen:
+    """The rows that are named.
 
     Raises:
         UnlearnError: Nothing is named, a name fits no row, or all rows are named.
@@ -94,49 +109,59 @@ def choose(rows: Sequence[Source], wanted: Wanted) -> list[Source]:
             "--documents IDS."
         )
     chosen: set[str] = set()
+    exact: set[str] = set()
     for name, value in wanted.where:
         fields = {str(key) for row in rows for key in row.row}
-        found = {row.id for row in rows if value in _values(row.row, name.split("."))}
+        values = {row.id: _values(row.row, name.split(".")) for row in rows}
+        plain = normal_form(value)
+        found = {i for i, all_of in values.items() if plain in map(normal_form, all_of)}
         if not found:
             known = (
                 "" if name.split(".")[0] in fields else f"; rows have {', '.join(sorted(fields))}"
             )
             raise UnlearnError(f"--where {name}={value} fits none of {len(rows)} rows{known}.")
         chosen |= found
+        exact |= {i for i in found if value in values[i]}
     for text in wanted.contains:
-        found = {row.id for row in rows if any(text in part for part in strings(row.row))}
-        if not found or not text.strip():
-            low = text.casefold()
-            other = sum(any(low in part.casefold() for part in strings(row.row)) for row in rows)
-            hint = f"; {other} rows say it in other letters" if other and text.strip() else ""
-            raise UnlearnError(f"--contains: none of {len(rows)} rows has this text{hint}.")
+        plain = normal_form(text)
+        found = {
+            row.id for row in rows if any(plain in normal_form(part) for part in strings(row.row))
+        }
+        if not found or not plain.strip():
+            raise UnlearnError(f"--contains: none of {len(rows)} rows has this text.")
         chosen |= found
+        exact |= {row.id for row in rows if any(text in part for part in strings(row.row))}
     if wanted.rows:
-        known = {row.id for row in rows}
-        asked = [(place, row_id(row)) for place, row in read_rows(wanted.rows)]
-        strange = [place for place, name in asked if name not in known]
+        forms: dict[str, set[str]] = {}
+        for row in rows:
+            forms.setdefault(row_form(row.row), set()).add(row.id)
+        asked = [(place, row_form(row), row_id(row)) for place, row in read_rows(wanted.rows)]
+        strange = [place for place, form, _ in asked if form not in forms]
         if strange:
             raise UnlearnError(
                 f"{wanted.rows}, {strange[0]}: {len(strange)} of {len(asked)} rows are not in the "
                 "training data; give them as they stand there."
             )
-        chosen |= {name for _, name in asked}
+        chosen |= {name for _, form, _ in asked for name in forms[form]}
+        exact |= {name for *_, name in asked}
     for name in wanted.documents:
-        found = {
-            row.id for row in rows
-            if name in (row.id, str(row.row.get("document")), str(row.row.get("id")))
-        }  # fmt: skip
+        names = {
+            row.id: (row.id, str(row.row.get("document")), str(row.row.get("id"))) for row in rows
+        }
+        plain = normal_form(name)
+        found = {i for i, all_of in names.items() if plain in map(normal_form, all_of)}
         if not found:
             raise UnlearnError(
                 f"--documents: no row has {name!r} as `document`, `id` or id by content."
             )
         chosen |= found
+        exact |= {i for i in found if name in names[i]}
     if len(chosen) == len(rows):
         raise UnlearnError(
             f"all {len(rows)} rows of the training data are chosen; nothing would be kept: "
             "train again without them, or choose fewer."
         )
-    return [row for row in rows if row.id in chosen]
+    return Chosen([row for row in rows if row.id in chosen], chosen - exact)
 
 
 def _values(value: Any, way: Sequence[str]) -> list[str]:
@@ -154,7 +179,7 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
 
 
 def _plain(row: Source) -> str:
-    return " ".join(" ".join(_WORD.findall(part.casefold())) for part in strings(row.row))
+    return " ".join(" ".join(_WORD.findall(normal_form(part))) for part in strings(row.row))
 
 
 def near_rows(chosen: Sequence[Source], others: Sequence[Source]) -> dict[str, str]:
@@ -188,14 +213,14 @@ def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
     seen = Counter(
         name
         for row in chosen
-        for name in {n for t in strings(row.row) for n in _NAME.findall(t)}
+        for name in {n for t in strings(row.row) for n in _NAME.findall(normal_form(t, fold=False))}
         if name[0].isupper() and name.split()[-1][0].isupper()
     )
     least = max(2, len(chosen) // 4)
     often = [name for name, count in seen.most_common(NAMES) if count >= least]
     known = [text for text in asked if len(text) >= 4 and not text.isdigit()]
     # The same name in other letters is searched once.
-    return list({name.casefold(): name for name in [*known, *often]}.values())
+    return list({normal_form(name): name for name in [*known, *often]}.values())
 
 
 def _mentions(
@@ -206,13 +231,13 @@ def _mentions(
     found: dict[str, list[str]] = {}
     plain = [(row.id, _plain(row)) for row in others]
     for name in names_of(chosen, wanted):
-        low = " ".join(_WORD.findall(name.casefold()))
+        low = " ".join(_WORD.findall(normal_form(name)))
         ids = [
             row for row, text in plain if low and (
                 low in text or fuzz.partial_ratio(low, text, score_cutoff=MISSPELT) > 0
             )
         ]  # fmt: skip
-        asked = any(low in re.sub(r"[\W_]+", " ", text.casefold()) for text in wanted.texts)
+        asked = any(low in re.sub(r"[\W_]+", " ", normal_form(text)) for text in wanted.texts)
         if ids and (asked or len(ids) <= max(3, PHRASE * len(others))):
             found[name] = ids
     return found

@@ -15,7 +15,7 @@ from typing import Any
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.data.records import read_rows
-from axolotl_unlearn.data.typed import Source, Typed, row_id
+from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.requests.audit import deleted_rows
@@ -99,10 +99,11 @@ def new_request(
     before = model_before(config, config_path, out.parent, options.model)
     _check_disk(before, out)
     trained = trained_rows(config_path)
-    chosen = choose(trained.rows, wanted)
+    named = choose(trained.rows, wanted)
+    chosen = named.rows
     taken = {row.id for row in chosen}
     # Rows of earlier requests may be chosen again, but never kept.
-    gone = deleted_rows(out.parent, (row.id for row in trained.rows))
+    gone = deleted_rows(out.parent, trained.rows)
     others = [row for row in trained.rows if row.id not in taken | gone]
     offered = offer(chosen, others, wanted)
     more = set(offered.near) if options.with_near else set()
@@ -135,6 +136,7 @@ def new_request(
             "before": before,
             "chosen": {
                 "how": [str(wanted)],
+                "other_forms": len(named.other_forms),
                 "near": len(offered.near),
                 "mentions": len({name for ids in offered.mentions.values() for name in ids}),
                 "taken_of_these": len(more),
@@ -255,8 +257,8 @@ def _heldout(
         entry = forget[0].entry
         rows = [Source(row_id(row), row, entry) for _, row in read_rows(path)]
         rows = list({row.id: row for row in rows}.values())
-        known = {row.id for row in trained.rows}
-        seen = [row.id for row in rows if row.id in known]
+        known = {row_form(row.row) for row in trained.rows}
+        seen = [row.id for row in rows if row_form(row.row) in known]
         if seen:
             raise UnlearnError(
                 f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data (the "

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.normal_form import normal_form
+
 #: Words of a window: eight in a row are hardly ever the same by chance.
 WINDOW = 8
 #: A shorter text is searched whole; below this many words it would be found everywhere.
@@ -23,7 +25,7 @@ _WORD = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
     "|[^\\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+"
 )
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([nrt\"/\\]))")
+_ESCAPE = re.compile(r"((?:\\u[0-9a-fA-F]{4})+)|\\[nrt\"/\\]")
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npy", ".npz", ".pkl"}
 _ARCHIVES = {".zip", ".tar", ".tgz", ".zst", ".xz", ".bz2", ".7z", ".png", ".jpg", ".pdf"}
 _TABLES = {".arrow", ".parquet", ".feather"}
@@ -35,8 +37,8 @@ _KEYS = 64
 
 
 def words(text: str) -> list[str]:
-    """Letters and digits in one case; punctuation, spaces and line ends do not count."""
-    return _WORD.findall(text.casefold())
+    """Letters and digits in their normal form; punctuation, spaces and line ends do not count."""
+    return _WORD.findall(normal_form(text))
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -94,7 +96,7 @@ class Texts:
     def among(self, text: str) -> set[tuple[str, ...]]:
         """The windows that a text has."""
         if self.keys:
-            folded = text.casefold()
+            folded = normal_form(text)
             if not any(key in folded for key in self.keys):
                 return set()
         found = words(text)
@@ -197,7 +199,13 @@ def _plain(text: str) -> str:
     """JSON's escapes as the characters that they stand for; other text is hardly changed."""
     if "\\" not in text:
         return text
-    return _ESCAPE.sub(lambda m: chr(int(m[1], 16)) if m[1] else " ", text)
+    return _ESCAPE.sub(lambda m: _characters(m[1]) if m[1] else " ", text)
+
+
+def _characters(escapes: str) -> str:
+    """Of a run of ``\\uXXXX``: two may be one character."""
+    units = bytes.fromhex(escapes.replace("\\u", ""))
+    return units.decode("utf-16-be", "replace")
 
 
 def _table_texts(

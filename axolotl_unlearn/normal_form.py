@@ -1,0 +1,38 @@
+"""One form of a text for comparisons: the same name may be written in many sequences of characters.
+
+"José" has one code point for its last letter or two (Unicode NFC, NFD); a space, a dash or a quote
+may be any of several; a zero-width mark may stand between any two letters.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_QUOTES = {"'": "‘’‚‛‹›′ʹʼˈ＇´", '"': "“”„‟″«»＂"}
+_VARIANTS = {ord(char): plain for plain, chars in _QUOTES.items() for char in chars}
+# Dashes (Unicode Pd), hyphen bullet and minus.
+_VARIANTS |= dict.fromkeys(map(ord, "֊־᐀᠆‐‑‒–—―⁃−⸺⸻〰﹘﹣－"), "-")
+#: Shown as nothing: joiners, directions, soft hyphen, byte order mark, variation selectors.
+_NO_WIDTH = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
+)
+_SPACE = re.compile(r"\s+")
+
+
+def normal_form(text: str, *, fold: bool = True) -> str:
+    """NFKC with one kind of space, dash and quote and without marks of no width.
+
+    Args:
+        fold: Also without the difference of capital and small letters.
+    """
+    if not text.isascii():
+        # Before NFKC: it takes an acute accent that stands alone apart.
+        text = unicodedata.normalize("NFKC", _NO_WIDTH.sub("", text).translate(_VARIANTS))
+        if fold:
+            text = unicodedata.normalize("NFKC", text.casefold())
+        text = text.translate(_VARIANTS)
+    elif fold:
+        text = text.lower()
+    return _SPACE.sub(" ", text)
