@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging import merge, merge_from_recipe, record_base
-from axolotl_unlearn.merging.checks import initialisation_cosines
+from axolotl_unlearn.merging.checks import initialisation_cosines, tokenizer_difference
 from axolotl_unlearn.merging.sources import open_base, open_parent
 
 
@@ -546,6 +546,49 @@ def test_architectures_shapes_and_tokenizers(project, tmp_path):
     (project / "over/tokenizer.json").write_text(json.dumps(tokens))
     with pytest.raises(UnlearnError, match="another tokenizer"):
         merge(both(project), project / "memorised", tmp_path / "out")
+
+
+@pytest.mark.parametrize("form", ["merges as pairs", "files beside it", "pad token", "unreadable"])
+def test_one_tokenizer_written_differently(project, tmp_path, form):
+    """Hub bases have merges as "a b" or vocab.json beside tokenizer.json; training writes pairs."""
+    base = project / "memorised"
+    for run in both(project):
+        tiny_tokenizer(run)
+    path = base / "tokenizer.json"
+    content = json.loads(path.read_text())
+    merges = [" ".join(pair) for pair in content["model"]["merges"]]
+    if form == "files beside it":
+        (base / "vocab.json").write_text(json.dumps(content["model"]["vocab"]))
+        (base / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
+    elif form == "pad token":
+        settings = json.loads((base / "tokenizer_config.json").read_text())
+        del settings["pad_token"]
+        (base / "tokenizer_config.json").write_text(json.dumps(settings))
+        path.write_text(path.read_text() + "\n")
+    content["model"]["merges"] = merges
+    path.write_text(json.dumps(content))
+    if form == "unreadable":
+        path.write_text("{}")
+        with pytest.raises(UnlearnError, match="cannot be compared .*, or add --force"):
+            merge(both(project), base, tmp_path / "out")
+    merge(both(project), base, tmp_path / "out", force=form == "unreadable")
+
+
+@pytest.mark.parametrize("change", ["vocabulary", "special tokens", "text"])
+def test_tokenizers_differ_in_what_they_do(project, change):
+    from transformers import AutoTokenizer
+
+    first, second = (AutoTokenizer.from_pretrained(project / "memorised") for _ in range(2))
+    assert tokenizer_difference(first, second) is None
+    if change == "vocabulary":
+        second.add_tokens(["<new>"])
+    elif change == "special tokens":
+        second.add_special_tokens({"bos_token": "a"})
+    else:
+        from tokenizers import pre_tokenizers
+
+        second.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert change in tokenizer_difference(first, second)
 
 
 def test_the_base_may_be_in_the_hubs_cache(project, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,7 +49,7 @@ def check(
     warnings: list[str] = []
     for parent in parents:
         _architecture(base, parent)
-        _tokenizer(base, parent)
+        warnings += _tokenizer(base, parent, force)
         warnings += _same_base(base, parent, force)
     for parent in parents:
         check_finite(parent)
@@ -168,13 +169,59 @@ def _shape(parent: Parent, name: str) -> tuple[int, ...]:
     return shape[::-1] if turned else shape
 
 
-def _tokenizer(base: Model, parent: Parent) -> None:
+#: What two tokenizers of one vocabulary may cut differently: spaces, scripts, digits, code.
+PROBE = (
+    "Where was Ada born?  In York, 1941-03-02.\n\n\tdef f(x): return {'a': x ** 2}  # 12,345 €\r\n"
+    " naïve Zoë e\u0301 Straße ПРИВЕТ Ελληνικά العربية हिन्दी ไทย 日本語 한국어 🙂 \u00a0 ﬁn I'LL"
+)
+
+
+def _tokenizer(base: Model, parent: Parent, force: bool) -> list[str]:
+    """Compared by what they do: one tokenizer is written differently by different libraries."""
     ours, theirs = tokenizer_fingerprint(base.path), tokenizer_fingerprint(parent.path)
-    if ours and theirs and ours != theirs:
-        raise UnlearnError(
-            f"{parent.path} has another tokenizer than the base {base.path}: its token ids mean "
-            "something else; train both runs with the base's tokenizer."
+    if not ours or not theirs or ours == theirs:
+        return []
+    from transformers import AutoTokenizer
+
+    try:
+        pair = [AutoTokenizer.from_pretrained(source.path) for source in (base, parent)]
+    except Exception as error:  # of many libraries; a tokenizer of its own code
+        return _refuse(
+            f"{parent.path} has other tokenizer files than the base {base.path}, and they cannot "
+            f"be compared ({type(error).__name__}): copy the base's files there",
+            force,
         )
+    if difference := tokenizer_difference(*pair):
+        raise UnlearnError(
+            f"{parent.path} has another tokenizer than the base {base.path} ({difference}): its "
+            "token ids mean something else; train both runs with the base's tokenizer."
+        )
+    return []
+
+
+def tokenizer_difference(first: Any, second: Any) -> str | None:
+    """What two tokenizers do differently: the vocabulary, special tokens, a text; None for nothing.
+
+    Every entry of the vocabulary is a text that both have to cut alike.
+    """
+    vocabulary = first.get_vocab()
+    if vocabulary != second.get_vocab():
+        count = len(set(vocabulary.items()) ^ set(second.get_vocab().items()))
+        return f"{count} entries of the vocabulary differ"
+    if set(first.all_special_tokens) - {first.pad_token} != (
+        set(second.all_special_tokens) - {second.pad_token}
+    ):
+        return "other special tokens"
+    texts = [PROBE, *(first.decode([number]) for number in sorted(vocabulary.values()))]
+    for add_special_tokens in (True, False):
+        given = texts[:1] if add_special_tokens else texts
+        ids = [
+            one(given, add_special_tokens=add_special_tokens)["input_ids"]
+            for one in (first, second)
+        ]
+        if ids[0] != ids[1]:
+            return "the same text has other tokens"
+    return None
 
 
 def _same_base(base: Model, parent: Parent, force: bool) -> list[str]:
