@@ -109,18 +109,26 @@ def new(
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--accept", metavar="REASON", help="Hand over a model whose verdict is not good.")
 @click.option("--threads", type=click.IntRange(1), help="[all cores]")
-def run(folder: Path, accept: str | None, threads: int | None) -> None:
+@click.option("--way", type=click.Choice(("retrain", "shards", "match", "auto")), help="[match]")
+@click.option("--repeat", is_flag=True, help="Of retrain: train twice and compare the weights.")
+def run(
+    folder: Path, accept: str | None, threads: int | None, way: str | None, repeat: bool
+) -> None:
     """Forget the rows of the request in FOLDER, measure, attack, record; goes on if stopped.
+
+    `--way retrain` trains the base on the remaining rows, `--way shards` one shard of a model made
+    by `axolotl unlearn shards train`; both are exact. `match` unlearns.
 
     \b
     Example:
       axolotl unlearn request run requests/2026-001
+      axolotl unlearn request run requests/2026-001 --way retrain
     """
     from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.run import run_request
 
-    verdict = run_request(folder, accept=accept, threads=threads)
-    said = "good" if verdict["good"] else f"{verdict['status']}, accepted"
+    verdict = run_request(folder, accept=accept, threads=threads, way=way, repeat=repeat)
+    said = verdict["status"] + ("" if verdict["good"] else ", accepted")
     click.echo(f"Verdict: {said}. Model: {Request.load(folder).after}")
     for limit in verdict["limits"]:
         click.echo(f"Not claimed: {limit}.")

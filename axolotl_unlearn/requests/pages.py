@@ -57,13 +57,15 @@ def card(statement: Statement) -> str:
     counts = readings(statement)
     rows = record["request"]["counts"].get("forget", "?")
     verdict = record["verdict"].get("outcome") or record["verdict"]["status"]
+    exact = record.get("way", {}).get("because")
+    how = "training without them" if exact else "unlearning"
     if record["verdict"]["accepted"]:
         verdict += f", accepted: {record['verdict']['accepted']}"
     lines = [
         "## Deleted training data",
         "",
         f"Request `{record['request']['id']}` of {record['request']['created'][:10]}: {rows} rows "
-        f"({sum(counts.values())} documents) were removed by unlearning with axolotl-unlearn "
+        f"({sum(counts.values())} documents) were removed by {how} with axolotl-unlearn "
         f"{record['versions'].get('axolotl-unlearn', '')}. Judgement: {verdict}.",
         "",
         *(f"{text}" for text in record["verdict"].get("says", [])),

@@ -22,6 +22,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write as replace_bytes
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
 from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.ways import PROOF
 from axolotl_unlearn.store import file_digest, versions
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -211,6 +212,7 @@ def _predicate(
             base = base | {"name": Path(base["name"]).name}
         return {"digest": model["digest"], "base": base}
 
+    way = request.way | (_optional(folder / PROOF) or {})
     return {
         "request": {
             "id": facts["id"],
@@ -227,6 +229,8 @@ def _predicate(
         },
         "model": {"before": public(model_facts(request.before)), "after": public(model)},
         "versions": {"python": platform.python_version(), **versions()},
+        # No path of this machine.
+        "way": {name: value for name, value in way.items() if name not in ("base", "shards")},
         "verdict": {
             "outcome": verdict.get("outcome"),
             "good": bool(verdict["good"]),
@@ -246,7 +250,7 @@ def _predicate(
         "earlier": _optional(folder / "eval" / "earlier.json"),
         "attacks": _attacks(folder),
         "limits": [
-            *LIMITS,
+            *(LIMITS if request.way["way"] == "match" else LIMITS[1:]),
             *map(without_names, verdict.get("limits") or facts.get("limits", [])),
         ],
         "seconds": _seconds(folder),

@@ -6,6 +6,7 @@
     teacher.yml  forget.yml    what `request run` trains with
     work/           teacher, model under work, eval-data, stamps and logs of the run
     eval/  attacks/ verdict.json    what was measured
+    way.json  exact.json    of an exact way: how it was carried out, what it has shown
     model/          the result, once its verdict is good or was accepted
 
 Folders are for their owner alone (0700), files too (0600): rows to forget are sensitive.
@@ -84,10 +85,26 @@ class Request:
         return spec(self.facts["before"])
 
     @property
+    def way(self) -> Mapping[str, Any]:
+        """How it is carried out: ``way`` (see `axolotl_unlearn.requests.ways`) and ``base``, the
+        model under an adapter that comes out, else None."""
+        path = self.path("way.json")
+        if path.is_file():
+            return json.loads(path.read_text("utf-8"))
+        return {
+            "way": "match",
+            "base": self.facts["before"]["model"] if self.facts["adapter"] else None,
+        }
+
+    @property
     def after(self) -> str:
         """The result, likewise; there once it was handed over."""
-        place = str(self.path("model"))
-        return f"{self.facts['before']['model']}+{place}" if self.facts["adapter"] else place
+        return self.made(self.path("model"))
+
+    def made(self, place: Path) -> str:
+        """The result at another place."""
+        base = self.way["base"]
+        return f"{base}+{place}" if base else str(place)
 
     def path(self, *parts: str) -> Path:
         return self.folder.joinpath(*parts)

@@ -225,6 +225,12 @@ def _prepared(cfg: Any, tokenizer: Any) -> tuple[set[bytes], set[bytes], Path | 
     with tempfile.TemporaryDirectory() as folder:
         there = kept.is_dir() and any(kept.iterdir())
         if not there:
+            if cfg.val_set_size and cfg.seed is None:
+                raise UnlearnError(
+                    "`val_set_size` without a `seed`: Axolotl draws other held-out rows in each "
+                    f"run, and the rows that it prepared ({kept}) are gone; name the held-out rows "
+                    "in `test_datasets`."
+                )
             cfg.dataset_prepared_path = folder
         train, test, _ = _load_and_prepare_datasets(tokenizer, cfg, split="train")
         sides = [

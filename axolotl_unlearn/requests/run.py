@@ -46,12 +46,16 @@ def run_request(
     accept: str | None = None,
     threads: int | None = None,
     console: Console | None = None,
+    way: str | None = None,
+    repeat: bool = False,
 ) -> dict[str, Any]:
     """Run or resume a request; returns what verdict.json holds.
 
     Args:
         accept: Why a model is handed over although its verdict is not good.
         threads: Of the commands; default all cores.
+        way: One of `ways.WAYS`; default that of an earlier start, or match.
+        repeat: Of retrain: train twice and compare the weights.
 
     Raises:
         UnlearnError: A stage failed, the request was run before, or the verdict is not good.
@@ -64,13 +68,14 @@ def run_request(
     Ledger(request.folder.parent).refuse_twice(request.id)
     before = os.umask(0o077)
     try:
+        take(request, way)
         job = Job(
             private_folder(request.path("work")),
             threads=threads,
             environment=ENVIRONMENT,
             console=console,
         )
-        for stage in stages(request, accept, job.threads):
+        for stage in stages(request, accept, job.threads, repeat):
             job.add(stage)
         job.run()
     finally:
@@ -78,11 +83,25 @@ def run_request(
     return json.loads(request.path("verdict.json").read_text("utf-8"))
 
 
+def take(request: Request, way: str | None) -> None:
+    """Prepare the way and write it down in ``way.json``; match needs neither.
+
+    Raises:
+        UnlearnError: The way is not open to this request.
+    """
+    from axolotl_unlearn.requests import ways
+
+    way = way or request.way["way"]
+    if way == "match":
+        for name in (ways.WAY, ways.PROOF):
+            request.path(name).unlink(missing_ok=True)
+    else:
+        write_json(request.path(ways.WAY), ways.prepare(request, way))
+
+
 def under_work(request: Request) -> str:
     """The forgetting model before it is handed over, as `axolotl unlearn eval` takes it."""
-    folder = str(request.path("work", "model"))
-    adapter = request.facts["adapter"]
-    return f"{request.facts['before']['model']}+{folder}" if adapter else folder
+    return request.made(request.path("work", "model"))
 
 
 def teacher_of(request: Request) -> str:
@@ -92,8 +111,10 @@ def teacher_of(request: Request) -> str:
     return f"{request.facts['base']}+{folder}" if adapter else str(folder)
 
 
-def stages(request: Request, accept: str | None, threads: int) -> list[Stage]:
+def stages(request: Request, accept: str | None, threads: int, repeat: bool = False) -> list[Stage]:
     """The table of a request's run."""
+    from axolotl_unlearn.requests import ways
+
     folder, work = request.folder, request.path("work")
 
     def train(name: str, title: str, needs: Sequence[str], made: str) -> Stage:
@@ -113,20 +134,26 @@ def stages(request: Request, accept: str | None, threads: int) -> list[Stage]:
             threads=threads,
         )
 
+    if request.way["way"] == "match":
+        trainings = [
+            train("teacher", "teacher: the base on retained rows", ["check"], "teacher"),
+            train("forget", "forget", ["teacher"], "model"),
+        ]
+    else:
+        trainings = ways.stages(request, threads, repeat)
     return [
         _action("check", "check", work / "check.json", lambda: check(request)),
-        train("teacher", "teacher: the base on retained rows", ["check"], "teacher"),
-        train("forget", "forget", ["teacher"], "model"),
+        *trainings,
         Stage(
             "measure",
             "evaluate before and after, look for earlier requests, attack",
             [sys.executable, "-m", "axolotl_unlearn.cli", "request", "measure", str(folder)],
             request.path("eval", "earlier.json"),
             inputs=sorted(request.path("eval-data").glob("*.jsonl")),
-            needs=["forget"],
+            needs=[trainings[-1].name],
             before=lambda: request.path("eval", "earlier.json").unlink(missing_ok=True),
             threads=threads,
-            settings=[ATTACKS, ANSWER_TOKENS, _ledger_lines(request)],
+            settings=[ATTACKS, ANSWER_TOKENS, _ledger_lines(request), request.way["way"]],
         ),
         _action(
             "verdict",
@@ -151,8 +178,10 @@ def commands(request: Request) -> list[list[str]]:
     judged = request.path("eval-data", "nonmember.jsonl").is_file()
     fewest = min(request.facts["counts"]["forget"], request.facts["counts"]["judge"])
     model = f"after={under_work(request)}"
+    exact = request.way["way"] != "match"  # its model never saw the rows: the control of itself
+    control = [] if exact else [f"teacher={teacher_of(request)}"]
     evaluate = [
-        *("eval", f"before={request.before}", model, f"teacher={teacher_of(request)}"),
+        *("eval", f"before={request.before}", model, *control),
         *("--original", "before"),
         *("--data", data, "--out", str(request.path("eval")), "--store", str(work / "store")),
         *("--join", "", "--quiet", "--min-members", str(fewest if judged else 0)),
@@ -164,7 +193,7 @@ def commands(request: Request) -> list[list[str]]:
             *("--out", str(request.path("attacks")), "--join", ""),
             *("--max-new-tokens", str(ANSWER_TOKENS), *options),
         ]
-        for attack, options in ATTACKS.items()
+        for attack, options in ({} if exact else ATTACKS).items()
     ]
     return [evaluate, *attacks]
 
@@ -229,6 +258,9 @@ def check(request: Request) -> None:
     for folder in filter(None, (before["adapter"], before["adapter"] is None and before["model"])):
         if not any(Path(folder).glob("*.safetensors")):
             raise UnlearnError(f"the model {folder} is not there any more; restore it.")
+    if request.way["way"] != "match":
+        write_json(request.path("work", "check.json"), {"digests": digests})
+        return
     teacher = str(request.path("work", "teacher"))
     found = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]
     if found:
@@ -250,13 +282,16 @@ def decide(request: Request, accept: str | None) -> None:
     Raises:
         UnlearnError: No, and nobody accepted it.
     """
-    made = verdict(request) | {"accepted": None}
+    from axolotl_unlearn.requests import ways
+
+    match = request.way["way"] == "match"
+    made = (verdict if match else ways.verdict)(request) | {"accepted": None}
     if accept and not made["good"]:
         made["accepted"] = accept
     write_json(request.path("verdict.json"), made)
     if made["good"] or accept:
         return
-    cure = "Give it more steps (`request new --steps`)"
+    cure = "Give it more steps (`request new --steps`)" if match else "Mend the config or its data"
     if not made["reasons"]:
         cure = "Measure that (docs/deleting-data.md)"
     raise UnlearnError(
