@@ -369,6 +369,7 @@ def test_rows_of_the_validation_split_are_those_that_axolotl_held_out(home, tmp_
     from axolotl_unlearn.requests.rows import trained_rows
 
     settings = config(home, val_set_size=8, dataset_prepared_path=str(tmp_path / "prepared"))
+    settings["seed"] = 7
     del settings["test_datasets"]
     settings["datasets"][0]["path"] = str(write(tmp_path / "train.jsonl", TRAIN))
     path = tmp_path / "split.yml"
@@ -388,6 +389,19 @@ def test_rows_of_the_validation_split_are_those_that_axolotl_held_out(home, tmp_
     }
     write(tmp_path / "train.jsonl", [*TRAIN[1:], MENTION])
     with pytest.raises(UnlearnError, match="2 prepared rows.*made from other data"):
+        trained_rows(path)
+
+
+def test_a_split_that_nobody_can_draw_again(home, tmp_path):
+    """Without a seed each run of Axolotl shuffles anew: two readings of one config gave other
+    held-out rows, which a request would have taken for texts that were never seen."""
+    from axolotl_unlearn.requests.rows import trained_rows
+
+    settings = config(home, val_set_size=8, dataset_prepared_path=str(tmp_path / "prepared"))
+    del settings["test_datasets"]
+    path = tmp_path / "split.yml"
+    path.write_text(yaml.safe_dump(settings | {"sample_packing": False}))
+    with pytest.raises(UnlearnError, match="`val_set_size` without a `seed`"):
         trained_rows(path)
 
 

@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 import yaml
 from test_requests_new import ADA_ROWS, TRAIN, config, people, preferences, write
-from test_requests_run import home, kill_when, request, start  # noqa: F401
+from test_requests_run import home, kill_when, start  # noqa: F401
 
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests import ways
 from axolotl_unlearn.requests.choose import Wanted
+from axolotl_unlearn.requests.record import read, verify
 from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.runner import executable
 
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
-FEW = {"num_epochs": 2, "lora_dropout": 0.1}
+FEW = {"num_epochs": 2, "lora_dropout": 0.1, "seed": 42}
 
 
 def plain(path: Path, settings: dict) -> dict[str, str]:
@@ -81,12 +82,11 @@ def test_retrained_is_plain_training_without_the_rows(home, tmp_path, forks, kin
             model=home / "tuned", heldout=write(tmp_path / "h.jsonl", people(200, 40))
         )
     made = new_request(path, tmp_path / "requests" / "r", wanted, options).request
-    found = train(made, "retrain", repeat=kind == "lora")
+    found = carried_out(made) if kind == "lora" else train(made, "retrain")
     shown = json.loads(made.path("exact.json").read_text())
-    assert shown["weights"] == {name: {"sha256": one} for name, one in found.items()}
+    assert shown["weights"] == ways.digests(found)
     assert shown["compared"] is (kind == "lora")
     assert made.way["base"] == (str(home / "base") if kind == "lora" else None)
-    assert not list(made.path("work", "model").glob("checkpoint-*"))
     if held:
         from axolotl_unlearn.requests.rows import row_id, trained_rows
 
@@ -104,3 +104,25 @@ def test_retrained_is_plain_training_without_the_rows(home, tmp_path, forks, kin
         "dataset_prepared_path": str(tmp_path / "p"),
     }
     assert plain(tmp_path / "plain.yml", settings) == found
+
+
+def carried_out(made: Request) -> dict[str, str]:
+    """All of a request, killed in every stage; the weights that were handed over."""
+    words = ("--way", "retrain", "--repeat")
+    titles = ["train without the rows", "train without the rows, once more", "evaluate before"]
+    for number, title in enumerate(titles):
+        seen = kill_when(start(made.folder, *words), title)
+        assert title in seen[-1], "".join(seen)
+        assert sum("kept from an earlier run" in line for line in seen) >= number
+        assert not made.path("model").exists() and not made.path("record.json").exists()
+    process = start(made.folder, *words)
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    assert "Verdict: exact" in said and "second run" not in said
+    verify(made.folder)
+    record = read(made.folder)["predicate"]
+    assert record["way"]["compared"] and record["verdict"]["outcome"] == "shown"
+    assert str(made.folder.parent) not in json.dumps(record)
+    assert "equal by SHA-256 to those of a second run" in made.path("REPORT.html").read_text()
+    assert not list(made.path("model").glob("checkpoint-*"))
+    return ways.weights(made.path("model"))

@@ -273,7 +273,8 @@ def earlier(request: Request) -> None:
     from axolotl_unlearn.requests.audit import audit_requests
 
     found = audit_requests(under_work(request), request.folder.parent)
-    write_json(request.path("eval", "earlier.json"), found.to_json())
+    # A record repeats it, and has no path of this machine.
+    write_json(request.path("eval", "earlier.json"), found.to_json() | {"model": "after"})
 
 
 def decide(request: Request, accept: str | None) -> None:
