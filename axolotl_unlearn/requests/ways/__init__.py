@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axolotl_unlearn.data.typed import row_id
+from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.rows import PLACE, _rows_of, entries, trained_rows
 from axolotl_unlearn.requests.verdict import REFUSED, SHOWN
@@ -173,11 +173,12 @@ def dataset(entry: Mapping[str, Any], file: Path, *, test: bool = False) -> dict
     return {"path": str(file), "ds_type": "json", **split, **kept}
 
 
-def gone_rows(request: Request, ids: Iterable[str]) -> set[str]:
-    """Which of the ids this request or an earlier one deletes."""
+def gone_rows(request: Request, rows: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Ids of what this request deletes, and of those of the rows that an earlier one did."""
     from axolotl_unlearn.requests.audit import deleted_rows
 
-    return forgotten(request) | deleted_rows(request.folder.parent, ids)
+    found = [Source(row_id(row), row) for row in rows]
+    return forgotten(request) | deleted_rows(request.folder.parent, found)
 
 
 def forgotten(request: Request) -> set[str]:

@@ -41,7 +41,7 @@ def prepare(request: Request) -> dict[str, Any]:
     unchanged(request)
     every, test = remaining(path, config, set())
     ids = {one for part in every for one in _ids(part)}
-    gone = gone_rows(request, ids)
+    gone = gone_rows(request, [row for part in [*every, *test] for row in part])
     if missing := forgotten(request) - ids:
         raise UnlearnError(
             f"{path}: {len(missing)} rows of the request are not in the training data any more; "
