@@ -1,5 +1,5 @@
 # axolotl-unlearn: `make demo` and `make test` are all a newcomer needs.
-PYTHON ?= python3
+WITH   ?= 3.13 3.12 3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 SEED   ?= 0
@@ -8,8 +8,7 @@ SEEDS  ?= 0
 PAIRS  ?= 0
 OUT    ?= out/demo
 LUME_DIR ?= ../shared/lume
-PYTHONS ?= python3.12 python3.13
-PINS   ?= -c constraints.txt
+PYTHONS ?= 3.11 3.12 3.13
 
 # Everything runs offline and quietly; nothing is fetched from a model or data hub.
 export HF_HUB_OFFLINE = 1
@@ -19,26 +18,32 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard leaderboard-real test test-quick test-pythons fuzz test-faults quality format bench bench-gpu docs-tables clean
+.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard leaderboard-real test test-quick test-stack test-pythons test-newest fuzz test-faults quality format bench bench-gpu docs-tables clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: $(VENV)/.ready  ## build .venv with pinned versions
+setup: $(VENV)/.ready  ## build .venv with pinned versions (newest Python of 3.13, 3.12, 3.11; WITH=3.12)
 
-# torch first: a range elsewhere would otherwise take a newer build.
-$(VENV)/.ready: pyproject.toml constraints.txt
-	@echo "set-up, once: 4.4 GB in $(VENV), some minutes (6 with a fast connection), mostly torch"
-	@echo "[1/3] $$(date +%T) environment in $(VENV)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "[2/3] $$(date +%T) torch, the largest package"
-	@$(BIN)/python -m pip install -q $(PINS) torch
-	@# Axolotl's zstandard has no wheel for 3.13, and asks for a cffi to build with that 3.13 lacks.
-	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then \
-	  $(BIN)/python -m pip install -q $(PINS) setuptools wheel cffi && \
-	  $(BIN)/python -m pip install -q $(PINS) --no-build-isolation zstandard; fi
-	@echo "[3/3] $$(date +%T) axolotl, mergekit, lm-eval and this package"
-	@$(BIN)/python -m pip install -q $(PINS) -e '.[dev]'
+# pyenv's Pythons are found where they lie: its commands in PATH fail for versions that are not chosen.
+# torch comes first: a range elsewhere would otherwise take a newer build.
+$(VENV)/.ready: pyproject.toml $(wildcard constraints/*.txt)
+	@if ! test -x $(BIN)/python; then \
+	  for version in $(WITH); do \
+	    for python in python$$version $$(ls -d $$HOME/.pyenv/versions/$$version.*/bin/python 2>/dev/null | sort -rV); do \
+	      "$$python" -c 'import ensurepip' 2>/dev/null && break 2; python=; done; done; \
+	  if test -z "$$python"; then echo "none of Python $(WITH) is here; install one" >&2; exit 2; fi; \
+	  "$$python" -m venv $(VENV); fi
+	@echo "set-up, once: 5 to 8 GB in $(VENV), some minutes (6 with a fast connection), mostly torch"
+	@echo "[1/3] $$(date +%T) $$($(BIN)/python -V) in $(VENV)"
+	@set -e; \
+	version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	pip="$(BIN)/python -m pip install -q -c constraints/$$version.txt"; \
+	echo "[2/3] $$(date +%T) torch, the largest package"; \
+	$$pip torch; \
+	if test $$version = 3.13; then $$pip setuptools wheel cffi; $$pip --no-build-isolation zstandard; fi; \
+	echo "[3/3] $$(date +%T) axolotl, mergekit, lm-eval and this package"; \
+	$$pip -e '.[dev]'
 	@touch $@
 	@echo "      $$(date +%T) set-up is done"
 
@@ -78,11 +83,23 @@ test: setup  ## the whole test suite
 test-quick: setup  ## without the slow tests
 	OMP_NUM_THREADS=1 python tests/each_file.py -m 'not slow'
 
-test-pythons:  ## the suite under other Pythons, where they are (PYTHONS=..., PINS= for the newest)
-	@for python in $(PYTHONS); do \
-	  if ! $$python -c '' 2>/dev/null; then echo "$$python: skipped, it is not here"; continue; fi; \
-	  $(MAKE) --no-print-directory setup test PYTHON=$$python VENV=.venv-$${python##*/} || exit 1; \
+# What meets Axolotl, transformers, PEFT, mergekit and lm-eval: CI runs it on the oldest versions, too.
+STACK := test_upstream_hooks test_train_axolotl test_stock_commands
+
+test-stack: setup  ## the quick tests that meet Axolotl, PEFT, mergekit and lm-eval
+	OMP_NUM_THREADS=1 python tests/each_file.py -m 'not slow' $(STACK:%=tests/%.py)
+
+test-pythons:  ## the suite under each Python that is here (PYTHONS="3.11 3.13")
+	@for version in $(PYTHONS); do \
+	  $(MAKE) --no-print-directory setup test WITH=$$version VENV=.venv-$$version; code=$$?; \
+	  test $$code = 0 || exit $$code; \
 	done
+
+test-newest:  ## the suite with the newest of everything that resolves, without pins and upper bounds
+	$(MAKE) --no-print-directory setup VENV=.venv-newest
+	.venv-newest/bin/python -m pip install -q --upgrade --upgrade-strategy eager \
+	  $$(.venv-newest/bin/python tests/unpinned.py)
+	$(MAKE) --no-print-directory test VENV=.venv-newest
 
 fuzz: setup  ## 200 000 bad inputs: rows, configs, results, ledgers, command lines
 	FUZZ_CASES=200000 OMP_NUM_THREADS=1 python -m pytest -q --timeout 0 tests/test_fuzz.py

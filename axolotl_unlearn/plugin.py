@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import math
 import os
@@ -23,13 +24,19 @@ LOG = logging.getLogger(__name__)
 
 
 class UnlearnPlugin(BasePlugin):
-    """Add ``plugins: [axolotl_unlearn.UnlearnPlugin]`` and an ``unlearn:`` block to a config."""
+    """Add ``plugins: [axolotl_unlearn.UnlearnPlugin]`` and an ``unlearn:`` block to a config.
+
+    Axolotl 0.21 loads it in every run of an environment that has this package: without the block
+    and without rows of our types, no hook does anything.
+    """
 
     def register(self, cfg: dict) -> None:
         """Check the raw config before anything is loaded, and set what unlearning relies on.
 
         Every command of Axolotl comes here, also those that read no data (`merge-lora`).
         """
+        if not _concerns_us(cfg):
+            return
         from axolotl_unlearn.checks.preflight import prepare
 
         show_as_sentences()
@@ -40,6 +47,8 @@ class UnlearnPlugin(BasePlugin):
         return "axolotl_unlearn.config.UnlearnPluginArgs"
 
     def get_training_args(self, cfg: DictDefault) -> dict[str, Any] | None:
+        if not _concerns_us(cfg):
+            return None
         import torch
 
         arguments: dict[str, Any] = {}
@@ -53,6 +62,8 @@ class UnlearnPlugin(BasePlugin):
         return arguments
 
     def pre_model_load(self, cfg: DictDefault) -> None:
+        if not _concerns_us(cfg):
+            return
         from transformers import set_seed
 
         # A fresh LoRA (and `reinit_weights`) is drawn from the global generator, which Axolotl
@@ -86,6 +97,8 @@ class UnlearnPlugin(BasePlugin):
 
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:
         """Check the data, let Axolotl read them, and count steps in pairs; weights come later."""
+        if not _concerns_us(cfg):
+            return None
         from axolotl_unlearn.checks.preflight import prepare_data
         from axolotl_unlearn.training.resume import choose_checkpoint
 
@@ -135,6 +148,16 @@ class UnlearnPlugin(BasePlugin):
         from axolotl_unlearn.training.trainer import trainer_class
 
         return trainer_class(unlearn_config(cfg), starting_adapter=bool(cfg.lora_model_dir))
+
+
+def _concerns_us(cfg: Any) -> bool:
+    """Whether a config has our block, rows of our types, or names us and misspells the block."""
+    entries = [*(cfg.get("datasets") or []), *(cfg.get("test_datasets") or [])]
+    types = [str(entry.get("type")) for entry in entries if isinstance(entry, dict)]
+    if cfg.get("unlearn") is not None or any(t.startswith("axolotl_unlearn.") for t in types):
+        return True
+    named = "axolotl_unlearn.UnlearnPlugin" in (cfg.get("plugins") or [])
+    return named and bool(difflib.get_close_matches("unlearn", map(str, cfg), n=1, cutoff=0.8))
 
 
 def _refuse_other_trainers(cfg: DictDefault) -> None:

@@ -149,13 +149,13 @@ def test_every_number_that_counts_has_a_range():
     """Those of options that we support or have not tried; the others change nothing in a run."""
     from axolotl.utils.schemas.config import AxolotlInputConfig
 
-    from axolotl_unlearn.checks.axolotl_options import Numbers, groups
+    from axolotl_unlearn.checks.axolotl_options import Numbers, _installed
 
     # Axolotl's own bounds, or tables and sizes in which any number may mean something.
     others = {"lora_rank_pattern", "lora_alpha_pattern", "peft_layer_replication",
               "peft_trainable_token_indices", "added_tokens_overrides", "max_memory",
               "gpu_memory_limit", "torch_compile_options", "scaling_softmax_bias"}  # fmt: skip
-    effects = {option: group["effect"] for group in groups() for option in group["options"]}
+    effects = {option: group["effect"] for group in _installed() for option in group["options"]}
     fields = AxolotlInputConfig.model_fields
     numbers = {
         name

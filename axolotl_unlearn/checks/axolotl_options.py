@@ -14,14 +14,14 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from axolotl_unlearn import versions
 from axolotl_unlearn.data.records import short
 
 _HEAD = """# Axolotl's options in a run with `unlearn:`
 
 Written by `python -m axolotl_unlearn.checks.axolotl_options` from
-`axolotl_unlearn/checks/axolotl_options.yml`,
-which has every option of Axolotl 0.19.0. `axolotl unlearn check` and `axolotl train` stop at one
-that is refused, before weights are loaded.
+`axolotl_unlearn/checks/axolotl_options.yml`, which has every option of Axolotl 0.19 to 0.21.
+`axolotl unlearn check` and `axolotl train` stop at one that is refused, before weights are loaded.
 
 - **refused**: it would change loss, batches, data or weights behind the objectives, or do nothing
   without a word.
@@ -153,14 +153,22 @@ def refused(cfg: dict[str, Any], rows: bool = False) -> list[str]:
     for group in groups():
         if rows and group.get("unless") == "rows":
             continue
-        for option in group["options"] if group["effect"] == "refused" else ():
+        values = group.get("values", {})
+        for option in [*group["options"], *values] if group["effect"] == "refused" else ():
             value = cfg.get(option)
-            if value and not (group.get("above") and value <= group["above"]):
+            size = value.get("size", 1) if isinstance(value, dict) else value
+            is_small = isinstance(size, int) and size <= group.get("above", -1)
+            if value and not is_small and value in values.get(option, [value]):
                 cure = group.get("cure", "remove it")
                 found.append(
                     f"`{option}: {value}` does not go with unlearning ({group['why']}); {cure}."
                 )
     return found
+
+
+def _installed() -> list[dict[str, Any]]:
+    """The groups of options that the installed Axolotl reads."""
+    return [group for group in groups() if versions.within(group.get("since"), group.get("until"))]
 
 
 #: Other names that Axolotl's schema takes.
@@ -169,13 +177,14 @@ _ALIASES = ("model_config", "model_kwargs", "model_revision", "model_type")
 
 def ignored(cfg: dict[str, Any]) -> list[str]:
     """Keys that Axolotl leaves unread without a word; those of other plugins are among them."""
-    known = {option for group in groups() for option in group["options"]}
+    known = {option for group in _installed() for option in group["options"]}
     return [str(key) for key in cfg if key not in known.union(_ALIASES, ["unlearn"])]
 
 
 def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> list[str]:
     """A sentence for each ignored key that was meant as an option, or for our block (``ours``)."""
-    known = [option for group in groups() for option in group["options"]]
+    known = [option for group in _installed() for option in group["options"]]
+    others = {option: group for group in groups() for option in group["options"]}
     # Other plugins' keys are like Axolotl's own (`lm_eval_batch_size`).
     cutoff = 0.8 if len(cfg.get("plugins") or []) < 2 else 0.95
     found = []
@@ -188,9 +197,19 @@ def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> list[str]:
             found.append(
                 f"`{key}` would be ignored, it belongs into the block `unlearn:`; move it."
             )
-        elif near:
+        elif key in others and len(cfg.get("plugins") or []) < 2:
+            found.append(
+                f"`{key}` is an option of Axolotl {_span(others[key])}; "
+                f"{'.'.join(map(str, versions.axolotl()))} is installed and would ignore it; "
+                "remove it."
+            )
+        elif near and key not in others:
             found.append(f"`{key}` is no option and would be ignored; did you mean `{near[0]}`?")
     return found
+
+
+def _span(group: dict[str, Any]) -> str:
+    return f"from {group['since']} on" if "since" in group else f"up to {group['until']}"
 
 
 def number_faults(cfg: dict[str, Any]) -> list[str]:
@@ -222,6 +241,10 @@ def page() -> str:
     for group in groups():
         options = ", ".join(f"`{option}`" for option in group["options"])
         cell = ": ".join(filter(None, [group["about"], group.get("why")]))
+        for option, values in group.get("values", {}).items():
+            options += "".join(f", `{option}: {value}`" for value in values)
+        if "since" in group or "until" in group:
+            cell += f" (Axolotl {_span(group)})"
         if group.get("above"):
             cell += f" (values above {group['above']})"
         if group.get("unless"):

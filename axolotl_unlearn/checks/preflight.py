@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn import versions
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs, parse_unlearn
@@ -85,9 +86,9 @@ def config_faults(cfg: dict) -> list[str]:
                 "block; add one or remove the plugin."
             )
     else:
-        plugins = cfg.get("plugins") or []
-        if PLUGIN not in plugins:
-            near = difflib.get_close_matches(PLUGIN, [str(p) for p in plugins], n=1, cutoff=0.5)
+        plugins = [str(name) for name in cfg.get("plugins") or []]
+        near = difflib.get_close_matches(PLUGIN, plugins, n=1, cutoff=0.5)
+        if PLUGIN not in plugins and (near or not versions.loads_us_unasked()):
             found.append(
                 f"`plugins:` lacks {PLUGIN}"
                 + (f" (it has {near[0]!r}, a misspelling?)" if near else "")

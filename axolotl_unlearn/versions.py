@@ -1,0 +1,40 @@
+"""What differs between the versions of Axolotl that we run on (0.19 to 0.21).
+
+Nothing else asks which version is installed; the options of each are in `axolotl_options.yml`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points, version
+
+
+def _pair(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+@cache
+def axolotl() -> tuple[int, int]:
+    """Major and minor version of the installed Axolotl; (0, 21) where none is."""
+    from importlib.metadata import PackageNotFoundError
+
+    try:
+        return _pair(version("axolotl"))
+    except PackageNotFoundError:
+        return 0, 21
+
+
+def within(since: str | None = None, until: str | None = None) -> bool:
+    """Whether the installed Axolotl is one of these versions, both ends included."""
+    return (since is None or axolotl() >= _pair(since)) and (
+        until is None or axolotl() <= _pair(until)
+    )
+
+
+def loads_us_unasked() -> bool:
+    """Axolotl 0.21 loads every plugin that an installed package registers, in every run; before, a
+    config has to name it under `plugins:`."""
+    return within(since="0.21") and any(
+        point.value.startswith("axolotl_unlearn:") for point in entry_points(group="axolotl.plugins")
+    )
