@@ -1,0 +1,67 @@
+"""Options and entry points of the Axolotl versions that we run on, whichever is installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from axolotl_unlearn import versions
+from axolotl_unlearn.checks import axolotl_options
+from axolotl_unlearn.checks.preflight import PLUGIN, config_faults
+
+ENTRY = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
+CONFIG = {
+    "plugins": [PLUGIN],
+    "unlearn": {"forget": {"objective": "npo"}},
+    "datasets": [ENTRY],
+}
+
+
+@pytest.fixture(params=[(0, 19), (0, 20), (0, 21)], ids=lambda pair: f"{pair[0]}.{pair[1]}")
+def installed(request, monkeypatch) -> tuple[int, int]:
+    monkeypatch.setattr(versions, "axolotl", lambda: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"balance_labels": True}, True),
+        ({"use_dft": True}, True),
+        ({"diffusion_lm": {"objective": "masked"}}, True),
+        ({"adapter": "mixlora"}, True),
+        ({"mixlora_num_experts": 4}, True),
+        ({"context_parallel": {"size": 2}}, True),
+        ({"context_parallel": {"size": 1}}, False),
+        ({"balance_labels": False}, False),
+        ({"adapter": "lora"}, False),
+        ({"full_determinism": True}, False),
+    ],
+)
+def test_what_newer_options_would_change_is_refused(settings, refused):
+    found = axolotl_options.refused(settings)
+    assert len(found) == refused
+    assert all(f"`{next(iter(settings))}: " in sentence for sentence in found)
+
+
+@pytest.mark.parametrize(
+    ("key", "reads", "span"),
+    [
+        ("full_determinism", {(0, 21)}, "from 0.21 on"),
+        ("lora_fp32_gradients", {(0, 20), (0, 21)}, "from 0.20 on"),
+        ("fsdp", {(0, 19)}, "up to 0.19"),
+    ],
+)
+def test_an_option_that_this_axolotl_would_not_read(installed, key, reads, span):
+    """Axolotl drops keys that it does not know and says nothing."""
+    found = [f for f in config_faults(CONFIG | {key: True}) if "is an option of Axolotl" in f]
+    assert len(found) == (installed not in reads)
+    assert all(f"`{key}` is an option of Axolotl {span}" in fault for fault in found)
+
+
+@pytest.mark.parametrize("plugins", [None, ["axolotl_unlearn.UnlearnPlugn"], [PLUGIN]])
+def test_the_plugin_need_not_be_named_where_axolotl_loads_it(installed, plugins):
+    found = config_faults(CONFIG | {"plugins": plugins})
+    if plugins == [PLUGIN] or (plugins is None and installed == (0, 21)):
+        assert found == []
+    else:
+        assert any(f"`plugins:` lacks {PLUGIN}" in fault for fault in found)
