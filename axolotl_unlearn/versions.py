@@ -36,5 +36,6 @@ def loads_us_unasked() -> bool:
     """Axolotl 0.21 loads every plugin that an installed package registers, in every run; before, a
     config has to name it under `plugins:`."""
     return within(since="0.21") and any(
-        point.value.startswith("axolotl_unlearn:") for point in entry_points(group="axolotl.plugins")
+        point.value.startswith("axolotl_unlearn:")
+        for point in entry_points(group="axolotl.plugins")
     )

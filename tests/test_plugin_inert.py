@@ -59,7 +59,9 @@ def trained(stage: Path, monkeypatch, name: str, registered: bool, **changes) ->
     from axolotl.cli.train import do_cli
     from axolotl.integrations import base
 
-    ours = [p for p in entry_points(group="axolotl.plugins") if p.value.startswith("axolotl_unlearn")]
+    ours = [
+        p for p in entry_points(group="axolotl.plugins") if p.value.startswith("axolotl_unlearn")
+    ]
     assert ours, "not registered: install this package again (`make setup`)"
     points = ours if registered else []
     monkeypatch.setattr(base, "entry_points", lambda group: points, raising=False)

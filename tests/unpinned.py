@@ -1,4 +1,4 @@
-"""The package's dependencies without upper bounds, a line: `make test-newest` installs the newest."""
+"""The dependencies without upper bounds, one a line, for `make test-newest`."""
 
 import re
 import tomllib
