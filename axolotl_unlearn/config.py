@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -741,3 +742,23 @@ class UnlearnPluginArgs(BaseModel):
             except UnlearnError as error:
                 raise ValueError(str(error)) from None
         return self
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The keys of a config file.
+
+    Raises:
+        UnlearnError: It cannot be read.
+    """
+    if not path.is_file():
+        raise UnlearnError(f"{path} does not exist; give the path of an Axolotl config.")
+    try:
+        cfg = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        reason = getattr(error, "problem", None) or getattr(error, "reason", "it cannot be read")
+        raise UnlearnError(f"{path}{line}: not valid YAML ({reason}).") from None
+    if not isinstance(cfg, dict):
+        raise UnlearnError(f"{path} holds no keys; start from a copy of examples/npo_over.yml.")
+    return cfg

@@ -108,8 +108,8 @@ def layout(labels: Sequence[int]) -> str:
 
 def near_duplicates(forget: Sequence[Record], retain: Sequence[Record]) -> dict[str, Any]:
     """Retain rows that hardly differ from a forget row: what is forgotten would be kept."""
+    from axolotl_unlearn.data.near import near_rows
     from axolotl_unlearn.data.typed import Source
-    from axolotl_unlearn.requests.choose import near_rows
 
     if not forget or not retain:
         return {}

@@ -20,7 +20,7 @@ from typing import Any
 from axolotl_unlearn import versions
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import ROLES
-from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs, parse_unlearn
+from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs, parse_unlearn, read_config
 from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
@@ -588,28 +588,6 @@ def axolotl_faults(cfg: dict) -> list[str]:
     finally:
         logging.disable(before)
     return []
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The keys of a config file.
-
-    Raises:
-        UnlearnError: It cannot be read.
-    """
-    import yaml
-
-    if not path.is_file():
-        raise UnlearnError(f"{path} does not exist; give the path of an Axolotl config.")
-    try:
-        cfg = yaml.safe_load(path.read_text("utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" line {where.line + 1}" if where else ""
-        reason = getattr(error, "problem", None) or getattr(error, "reason", "it cannot be read")
-        raise UnlearnError(f"{path}{line}: not valid YAML ({reason}).") from None
-    if not isinstance(cfg, dict):
-        raise UnlearnError(f"{path} holds no keys; start from a copy of examples/npo_over.yml.")
-    return cfg
 
 
 def summary(cfg: dict, counts: RowCounts) -> list[str]:

@@ -31,7 +31,8 @@ def command(config: Path, full: bool | None, as_json: bool) -> None:
     Example:
       axolotl unlearn check examples/npo_over.yml
     """
-    from axolotl_unlearn.checks.preflight import axolotl_faults, check_config, read_config
+    from axolotl_unlearn.checks.preflight import axolotl_faults, check_config
+    from axolotl_unlearn.config import read_config
 
     faults, summary = check_config(config)
     facts = {}

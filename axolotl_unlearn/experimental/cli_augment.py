@@ -59,7 +59,7 @@ def command(
     """
     from rich.progress import track
 
-    from axolotl_unlearn.checks.preflight import read_config
+    from axolotl_unlearn.config import read_config
     from axolotl_unlearn.experimental.augment import augment
 
     content = read_config(config)

@@ -24,7 +24,7 @@ def command(config: Path, out: Path, rows: int) -> None:
     Example:
       axolotl unlearn fisher-start my.yml
     """
-    from axolotl_unlearn.checks.preflight import read_config
+    from axolotl_unlearn.config import read_config
     from axolotl_unlearn.experimental.fisher_start import fisher_start
 
     done = fisher_start(read_config(config), out, rows=rows)

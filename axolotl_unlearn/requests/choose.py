@@ -13,19 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.data.near import near_rows, plain_text, strings
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form
-from axolotl_unlearn.requests.search import strings
 
-#: Jaccard similarity of word 3-grams from which two rows are compared closely.
-SIMILAR = 0.5
-#: Ratio of rapidfuzz (0 to 100) from which two rows count as near-duplicates.
-NEAR = 85
 #: The same for a name in a text, so that misspellings are found.
 MISSPELT = 90
-PERMUTATIONS = 128
 #: Names are searched in so many forms at most, the most frequent ones.
 NAMES = 20
 #: A "name" that so large a share of the other rows has is a phrase of the kind ("Social Security").
@@ -178,35 +173,6 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
     return Offered(near_rows(chosen, others), _mentions(chosen, others, wanted))
 
 
-def _plain(row: Source) -> str:
-    return " ".join(" ".join(_WORD.findall(normal_form(part))) for part in strings(row.row))
-
-
-def near_rows(chosen: Sequence[Source], others: Sequence[Source]) -> dict[str, str]:
-    """Row that stays -> chosen row that it hardly differs from, by their ids."""
-    from datasketch import MinHash, MinHashLSH
-    from rapidfuzz import fuzz
-
-    def sketch(text: str) -> MinHash:
-        words = text.split()
-        grams = {" ".join(words[i : i + 3]) for i in range(max(1, len(words) - 2))}
-        found = MinHash(num_perm=PERMUTATIONS)
-        found.update_batch([gram.encode() for gram in grams])
-        return found
-
-    index = MinHashLSH(threshold=SIMILAR, num_perm=PERMUTATIONS)
-    plain = {row.id: _plain(row) for row in chosen}
-    for name, text in plain.items():
-        index.insert(name, sketch(text))
-    found = {}
-    for row in others:
-        text = _plain(row)
-        close = [(fuzz.ratio(text, plain[name]), name) for name in index.query(sketch(text))]
-        if close and max(close)[0] >= NEAR:
-            found[row.id] = max(close)[1]
-    return found
-
-
 def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
     """What the chosen rows are about: texts that were asked for, and names in several of them."""
     asked = [re.sub(r"[-_]+", " ", text) for text in wanted.texts]
@@ -229,7 +195,7 @@ def _mentions(
     from rapidfuzz import fuzz
 
     found: dict[str, list[str]] = {}
-    plain = [(row.id, _plain(row)) for row in others]
+    plain = [(row.id, plain_text(row)) for row in others]
     for name in names_of(chosen, wanted):
         low = " ".join(_WORD.findall(normal_form(name)))
         ids = [

@@ -9,11 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.normal_form import normal_form
 
 #: Words of a window: eight in a row are hardly ever the same by chance.
@@ -39,18 +40,6 @@ _KEYS = 64
 def words(text: str) -> list[str]:
     """Letters and digits in their normal form; punctuation, spaces and line ends do not count."""
     return _WORD.findall(normal_form(text))
-
-
-def strings(value: Any) -> Iterator[str]:
-    """Every text in a JSON-like value, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from strings(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from strings(one)
 
 
 @dataclass(frozen=True)

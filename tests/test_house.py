@@ -1,0 +1,90 @@
+"""Imports run one way: a room knows the rooms below it, never those above."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "axolotl_unlearn"
+#: From the lowest floor to the highest; rooms of one floor know each other.
+FLOORS = (
+    {"errors", "columns", "normal_form"},
+    {"files"},
+    {"store", "objectives", "metrics", "registry"},
+    {"config", "models", "data", "engine", "forkserver"},
+    {"runner", "report", "merging"},
+    {"reference", "evaluation"},
+    {"training", "attacks", "experimental"},
+    {"requests", "checks"},
+    {"plugin", "cli"},
+)
+FLOOR = {room: number for number, floor in enumerate(FLOORS) for room in floor}
+#: Arrows up that are still there. This list only gets shorter.
+KNOWN = {
+    ("report/inputs.py", "attacks.results"),
+    ("requests/run.py", "cli"),
+}
+
+
+def arrows_up() -> set[tuple[str, str]]:
+    """(file, module of ours that it imports from a higher floor); annotations do not count."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        name = str(path.relative_to(PACKAGE))
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        tree = ast.parse(path.read_text("utf-8"))
+        for node in [n for n in ast.walk(tree) if isinstance(n, ast.If)]:
+            if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+                node.body = []
+        for node in ast.walk(tree):
+            modules = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                modules = [node.module]
+                if node.module == PACKAGE.name:
+                    modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            for module in modules:
+                first, _, rest = module.partition(".")
+                other = rest.partition(".")[0]
+                if first == PACKAGE.name and other in FLOOR and FLOOR[other] > FLOOR[room]:
+                    found.add((name, rest))
+    return found
+
+
+def test_imports_run_one_way():
+    assert arrows_up() == KNOWN
+
+
+def test_every_room_has_a_floor():
+    rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir() if path.suffix != ".yml"}
+    assert rooms - {"__init__", "__pycache__", "presets"} == set(FLOOR)
+
+
+@pytest.mark.parametrize("room", ["objectives", "metrics"])
+def test_pure_rooms_import_nothing_of_ours_but_errors(room):
+    for path in (PACKAGE / room).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            module = getattr(node, "module", None) or ""
+            if isinstance(node, ast.ImportFrom) and module.startswith(PACKAGE.name + "."):
+                assert module.split(".")[1] in {room, "errors", "columns", "objectives"}, path
+
+
+def test_closure_of_the_plugin():
+    """Lines of ours that `axolotl train` imports before any training starts."""
+    code = (
+        "import sys; from axolotl_unlearn import UnlearnPlugin as P; p = P(); p.get_input_args();"
+        "import axolotl_unlearn.training.trainer, axolotl_unlearn.checks.preflight;"
+        "print(*(m.__file__ for n, m in list(sys.modules.items())"
+        " if n.split('.')[0] == 'axolotl_unlearn' and getattr(m, '__file__', None)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    files = done.stdout.splitlines()[-1].split()
+    lines = sum(len(Path(file).read_text("utf-8").splitlines()) for file in files)
+    assert lines <= 14_400, lines
