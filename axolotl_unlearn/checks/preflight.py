@@ -14,6 +14,8 @@ import json
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +302,31 @@ def _beta_faults(cfg: dict) -> list[str]:
     ]
 
 
+#: Schedules that need no options.
+_SCHEDULES = {
+    "constant",
+    "constant_with_warmup",
+    "cosine",
+    "cosine_with_restarts",
+    "inverse_sqrt",
+    "linear",
+    "one_cycle",
+    "polynomial",
+    "rex",
+}
+
+
+@contextmanager
+def _silent_imports() -> Iterator[None]:
+    """Libraries log when they are imported; what is said here is said of the config."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
     """A schedule that cannot be made, or would not do what it says; it was found after loading."""
     name, options = cfg.get("lr_scheduler"), cfg.get("lr_scheduler_kwargs")
@@ -307,11 +334,12 @@ def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
     cure = "use `lr_scheduler: linear`, `cosine` or `constant`"
     if phased and cfg.get("jagged_restart_steps"):
         return [f"`jagged_restart_steps` does not go with `unlearn.phases`: remove it, or {cure}."]
-    if name is None:
+    if name is None or (name in _SCHEDULES and not options and not phased):
         return []
-    import torch
-    from transformers import get_scheduler
-    from transformers.trainer_utils import SchedulerType
+    with _silent_imports():  # seconds, and what libraries say of themselves
+        import torch
+        from transformers import get_scheduler
+        from transformers.trainer_utils import SchedulerType
 
     names = [kind.value for kind in SchedulerType] + ["one_cycle", "rex"]
     measured = name in ("reduce_lr_on_plateau", "greedy")
@@ -573,11 +601,10 @@ def axolotl_faults(cfg: dict) -> list[str]:
 
     cfg = DictDefault(copy.deepcopy(cfg))
     capabilities, environment = gpu_capabilities()
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # what it logs is said when it trains
     try:
-        prepare_plugins(cfg)
-        validate_config(cfg, capabilities=capabilities, env_capabilities=environment)
+        with _silent_imports():  # what it logs is said when it trains
+            prepare_plugins(cfg)
+            validate_config(cfg, capabilities=capabilities, env_capabilities=environment)
     except ValidationError as error:
         return [
             f"Axolotl refuses `{'.'.join(map(str, fault['loc'])) or 'the config'}`: {fault['msg']}."
@@ -585,8 +612,6 @@ def axolotl_faults(cfg: dict) -> list[str]:
         ]
     except (ValueError, ImportError) as error:
         return [f"Axolotl refuses the config: {error}"]
-    finally:
-        logging.disable(before)
     return []
 
 

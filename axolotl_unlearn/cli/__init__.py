@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import pkgutil
+import select
 import subprocess
 import sys
 import traceback
@@ -50,6 +51,8 @@ class LazyGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
+            if isinstance(error, BrokenPipeError) and _nobody_reads():
+                ctx.exit(141)  # as a program that the signal SIGPIPE ends
             if isinstance(error, OSError) and error.filename is not None:
                 name = str(error.filename)
                 name = name if len(name) < 200 else f"{name[:200]}..."
@@ -59,6 +62,19 @@ class LazyGroup(click.Group):
                 raise
             click.echo(_without_message(error), err=True)
             ctx.exit(1)
+
+
+def _nobody_reads() -> bool:
+    """Whether the reader of our output is gone (``| head``); then nothing more is written to it."""
+    gone = False
+    for stream in (sys.stdout, sys.stderr):
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+            # What is left in the buffer would raise again when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            gone = True
+    return gone
 
 
 def _without_message(error: BaseException) -> str:
