@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 import unicodedata
 from pathlib import Path
@@ -52,6 +54,7 @@ def home(tmp_path, monkeypatch):
     """A working folder after a fine-tuning run and one recorded request."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     base, out = model_folder(Path("base")), Path("out/tuned")
     adapter_folder(out, base)
     for path in ("checkpoint-10/adapter_model.safetensors", "runs/events", "debug.log", "args.pt"):
@@ -321,9 +324,13 @@ def test_windows_by_hand():
     kept = "zero one two three four five six seven eight"
     texts = Texts.of([text], [kept])
     assert texts.windows == {tuple(text.split()[1:9]), tuple(text.split()[2:10])}
-    short = Texts.of(["Only five words are here", "too short here"])
+    short = Texts.of(["Only five words are here", "short"])
     assert short.windows == {("only", "five", "words", "are", "here")} and short.too_short == 1
     assert words("Brontë's  key—№7, 鍵を持つ") == [*"brontë s key no7".split(), *"鍵を持つ"]
+    # A name, a telephone and a number are searched whole; what kept rows say too is not.
+    short = Texts.of(["Ada Quill", "555-0107", "AB 12", "user", "of the"], ["She is of the town"])
+    assert short.windows == {("ada", "quill"), ("555", "0107")}
+    assert (short.whole, short.too_short) == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -374,16 +381,156 @@ def test_texts_are_found_in_every_kind_of_file(tmp_path, form):
     assert found.left == {path: len(texts.windows)}
 
 
-def test_what_cannot_be_searched_is_counted(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"w")
-    (tmp_path / "old.zip").write_bytes(b"z")
-    (tmp_path / "broken.parquet").write_bytes(b"p")
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "log").write_text(SECRET)
+def test_what_cannot_be_searched_is_counted_by_name(tmp_path):
+    import zipfile
+
+    for name, content in {
+        "model.safetensors": b"w",
+        "optimizer.pt": b"PK\x03\x04",
+        "old.zip": b"z",
+        "scan.pdf": b"%PDF-1.7",
+        "photo": b"\x89PNG\r\n",
+        "old.7z": b"7z\xbc\xaf\x27\x1c",
+        "broken.parquet": b"p",
+        "half.gz": gzip.compress(SECRET.encode())[:30],
+        "node_modules/a.js": SECRET.encode(),
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "slides.pptx", "w") as slides:
+        slides.writestr("ppt/media/image1.png", b"\x89PNG")
     found = search([tmp_path], Texts.of([SECRET]))
-    assert [path.name for path in found.unsearched] == ["model.safetensors", "old.zip"]
-    assert [path.name for path in found.unreadable] == ["broken.parquet"]
-    assert found.left == {} and found.files == 0
+    assert {path.name: kind for path, kind in found.unsearched.items()} == {
+        "model.safetensors": "weights",
+        "optimizer.pt": "weights",
+        "old.zip": "archives of an unknown kind",
+        "scan.pdf": "PDF",
+        "photo": "pictures and sound",
+        "old.7z": "archives (7z)",
+        "slides.pptx": "pictures and sound",
+        "node_modules": "folders called node_modules",
+    }
+    assert found.not_searched().startswith("1 PDF, 1 archives (7z), 1 archives of an unknown kind")
+    assert [path.name for path in found.unreadable] == ["broken.parquet", "half.gz"]
+    assert found.left == {}
+
+
+def office(path: Path, part: str, markup: str) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as document:
+        document.writestr(part, markup)
+
+
+def packed(path: Path, suffix: str, content: bytes) -> None:
+    """A tar in a tar, the outer one compressed."""
+    import io
+    import tarfile
+
+    for how in ("w", f"w:{suffix}"):
+        made = io.BytesIO()
+        with tarfile.open(fileobj=made, mode=how) as archive:
+            entry = tarfile.TarInfo("data/rows")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+        content = made.getvalue()
+    path.write_bytes(content)
+
+
+def repository(folder: Path, *, pack: bool) -> None:
+    """Committed, removed, and removed from every branch."""
+    folder.mkdir()
+
+    def git(*words: str) -> None:
+        names = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
+        subprocess.run(["git", "-C", folder, *names, *words], check=True, capture_output=True)
+
+    git("init", "-q", "-b", "main")
+    (folder / "rows.txt").write_text(SECRET)
+    git("add", ".")
+    git("commit", "-q", "-m", "x")
+    (folder / "rows.txt").write_text("nothing")
+    git("commit", "-q", "-a", "-m", "y")
+    if pack:
+        git("gc", "-q")
+
+
+def in_sqlite(path: Path) -> None:
+    import sqlite3
+
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        base.execute("create table logs (text)")
+        base.execute("insert into logs values (?)", (SECRET,))
+        base.commit()
+
+
+WORDS = SECRET.split()
+RUNS = "".join(f"<w:r><w:t>{w[:2]}</w:t></w:r><w:r><w:t>{w[2:]} </w:t></w:r>" for w in WORDS)
+CELLS = "".join(f"<si><t>{word}</t></si>" for word in WORDS)
+ENTITIES = " ".join("".join(f"&#{ord(letter)};" for letter in word) for word in WORDS)
+CANARIES = {
+    "UTF-16": lambda p: p.write_bytes(SECRET.encode("utf-16")),
+    "UTF-16 without its mark": lambda p: p.write_bytes(SECRET.encode("utf-16-be")),
+    "UTF-32": lambda p: p.write_bytes(SECRET.encode("utf-32")),
+    "a word processor's document": lambda p: office(p, "word/document.xml", RUNS),
+    "a spreadsheet": lambda p: office(p, "xl/sharedStrings.xml", CELLS),
+    "gzip without a suffix": lambda p: p.write_bytes(gzip.compress(SECRET.encode())),
+    "tar in tar.gz": lambda p: packed(p, "gz", SECRET.encode()),
+    "tar in tar.xz": lambda p: packed(p, "xz", SECRET.encode()),
+    "tar in tar.bz2": lambda p: packed(p, "bz2", SECRET.encode()),
+    "base64": lambda p: p.write_text(f'{{"x": "{base64.b64encode(SECRET.encode()).decode()}"}}'),
+    "base64 of an e-mail": lambda p: p.write_bytes(base64.encodebytes(f"a {SECRET} b".encode())),
+    "base64 of gzip": lambda p: p.write_bytes(
+        base64.urlsafe_b64encode(gzip.compress(f"{SECRET} {WORDS}".encode()))
+    ),
+    "HTML entities": lambda p: p.write_text(f"<p>{ENTITIES}</p>"),
+    "HTML tags": lambda p: p.write_text("".join(f"<b>{w[0]}</b>{w[1:]} " for w in WORDS)),
+    "JSON in JSON": lambda p: p.write_text(
+        json.dumps({"x": json.dumps([SECRET.replace("brass", "bra\u0073s\n")])})
+    ),
+    "a link": lambda p: p.write_text("https://x.org/?q=" + "%20".join(WORDS)),
+    "SQLite": in_sqlite,
+    "git, loose": lambda p: repository(p, pack=False),
+    "git, packed": lambda p: repository(p, pack=True),
+}
+
+
+@pytest.mark.parametrize("kind", CANARIES)
+def test_a_canary_is_found_in_every_kind_of_place(tmp_path, kind):
+    CANARIES[kind](tmp_path / "place")
+    found = search([tmp_path], Texts.of([SECRET]))
+    assert len(found.left) == 1 and not found.unreadable and not found.unsearched
+
+
+def test_what_lies_behind_links_is_searched_once(tmp_path):
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "rows.txt").write_text(SECRET)
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / "link").symlink_to(real)
+    (real / "back").symlink_to(tmp_path / "place")
+    found = search([tmp_path / "place"], Texts.of([SECRET]))
+    assert list(found.left) == [tmp_path / "place" / "link" / "rows.txt"] and found.files == 1
+
+
+def test_erase_looks_into_all_its_places_and_says_what_it_could_not(home):
+    """`--search` adds a place; the hub's downloads are one; git is named and never removed; a
+    telephone alone is named; without rows nothing is searched for, which is said."""
+    (home / "hub" / "datasets--x").mkdir(parents=True)
+    (home / "hub" / "datasets--x" / "rows.txt").write_text(SECRET)
+    repository(home / "out" / "tuned" / "versions", pack=True)
+    with tempfile.TemporaryDirectory() as other:
+        Path(other, "copy.txt").write_text(SECRET)
+        asked = ["request", "erase", "requests/2026-001", "--search", other]
+        found = CliRunner().invoke(unlearn, asked)
+    left = [line.rsplit(": ", 1)[1] for line in found.output.splitlines() if line[:4] == "left"]
+    git = "out/tuned/versions/.git"
+    assert {Path(path).name for path in left} == {"copy.txt", ".git", "rows.txt", "train.jsonl"}
+    assert git in left and "cannot be searched: " in found.output and " weights" in found.output
+    erase(plan("requests/2026-001", with_data=True))
+    assert Path(git).is_dir()
+    gone = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001"])
+    assert "nothing could be searched for: the rows are gone" in gone.output
 
 
 # --- clean: what any run leaves ------------------------------------------------------------------
@@ -396,6 +543,7 @@ def left(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "downloads"))
     write_lines(Path("forget.jsonl"), [{"id": "ada", "input": "who?", "output": SECRET}])
     out, tokens = Path("out/over"), Path("last_run_prepared/unlearn-0123456789abcdef")
     declare(out, tokens, "tokens", ["forget.jsonl"], folder=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -85,7 +86,7 @@ def show(folder: Path) -> None:
     "places",
     multiple=True,
     type=FOLDER,
-    help="Where to look for what is left.  [working folder, cache of Hugging Face data sets]",
+    help="Where else to look than in the working folder and the caches of Hugging Face.",
 )
 def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) -> None:
     """Remove the model before a request, its checkpoints, caches and logs; look for what is left.
@@ -110,25 +111,42 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) ->
         why = f" ({item.why})" if item.why else ""
         click.echo(f"{said}  {_size(item.bytes):>9}  {item.kind}: {erasing.shown(item.path)}{why}")
     for path, windows in sorted(planned.left.items()):
-        count = f"{windows} of {len(planned.texts.windows)} windows"
-        size = _size(path.stat().st_size)
-        click.echo(f"left    {size:>9}  still holds deleted texts, {count}: {erasing.shown(path)}")
+        count = f"{windows} of {planned.texts.whole} windows"
+        click.echo(f"left    {_at(path)}still holds deleted texts, {count}: {erasing.shown(path)}")
+    for path, count in sorted(planned.named.items()):
+        click.echo(
+            f"named   {_at(path)}holds {count} short texts (names, numbers): {erasing.shown(path)}"
+        )
     found = planned.found
     for path in found.unreadable:
-        click.echo(f"unread  {_size(path.stat().st_size):>9}  look yourself: {erasing.shown(path)}")
-    click.echo(
-        f"searched {found.files} files ({_size(found.searched_bytes)}); cannot be searched: "
-        f"{len(found.unsearched)} of weights, archives and pictures, "
-        f"{len(found.unreadable)} unreadable"
-    )
-    if planned.texts.too_short:
-        click.echo(f"{planned.texts.too_short} texts are too short to search for")
+        click.echo(f"unread  {_at(path)}look yourself: {erasing.shown(path)}")
+    click.echo(said_of_search(planned.texts, found))
     total = _size(sum(item.bytes for item in planned.removable))
     if not yes:
         click.echo(f"nothing was changed; `--yes` removes {total}")
         return
     erasing.erase(planned)
     click.echo(f"removed {len(planned.removable)} places, {total}; written into the record")
+
+
+def _at(path: Path) -> str:
+    return f"{_size(path.stat().st_size):>9}  "
+
+
+def said_of_search(texts: Any, found: Any) -> str:
+    """What was looked for and where, and what that leaves open; without a text."""
+    short = len(texts.windows) - texts.whole
+    said = (
+        f"searched {found.files} files ({_size(found.searched_bytes)}) for {texts.whole} windows "
+        f"of eight words and {short} short texts"
+    )
+    if not texts.windows:
+        said = "nothing could be searched for: the rows are gone, or kept rows say all of it too"
+    if texts.too_short:
+        said += f"; {texts.too_short} texts of a single word were not searched for"
+    if found.unsearched:
+        said += f"; cannot be searched: {found.not_searched()}"
+    return said + (f"; {len(found.unreadable)} files were unreadable" * bool(found.unreadable))
 
 
 def _size(count: int) -> str:

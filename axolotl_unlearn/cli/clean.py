@@ -32,6 +32,7 @@ def command(
     """
     from rich.filesize import decimal
 
+    from axolotl_unlearn.cli._requests import said_of_search
     from axolotl_unlearn.errors import UnlearnError
     from axolotl_unlearn.requests.clean import clean, plan
     from axolotl_unlearn.requests.erase import shown
@@ -49,16 +50,16 @@ def command(
         click.echo("nothing was changed")
         return
     found = clean(planned)
-    windows = len(planned.texts.windows)
     for path, count in sorted(found.left.items()):
-        click.echo(f"left     {count} of {windows} windows: {shown(path)}")
+        click.echo(f"left     {count} of {planned.texts.whole} windows: {shown(path)}")
+    for path, count in sorted(found.named.items()):
+        click.echo(f"named    {count} short texts (names, numbers): {shown(path)}")
     for path in found.unreadable:
         click.echo(f"unread   look yourself: {shown(path)}")
     click.echo(
-        f"removed {len(planned.removable)} places; searched {found.files} files "
-        f"({decimal(found.searched_bytes)}) for {windows} windows of eight words: "
-        f"{len(found.left) or 'none'} left; {len(found.unsearched)} files of weights, archives and "
-        "pictures have no text to search"
+        f"removed {len(planned.removable)} places; {said_of_search(planned.texts, found)}; "
+        f"{len(found.left) or 'none'} left"
     )
-    if found.left or any(item.why for item in planned.items):
+    unknown = not planned.texts.windows
+    if found.left or unknown or any(item.why for item in planned.items):
         raise SystemExit(3)

@@ -66,10 +66,18 @@ class Plan:
     @property
     def left(self) -> dict[Path, int]:
         """Files that still hold deleted texts and are none of the removable items."""
+        return self._stays(self.found.left)
+
+    @property
+    def named(self) -> dict[Path, int]:
+        """Likewise files with short texts alone: names and numbers."""
+        return self._stays(self.found.named)
+
+    def _stays(self, found: Mapping[Path, int]) -> dict[Path, int]:
         gone = [item.path.resolve() for item in self.removable]
         return {
-            path: windows
-            for path, windows in self.found.left.items()
+            path: count
+            for path, count in found.items()
             if not any(within(path.resolve(), item) for item in gone)
         }
 
@@ -78,8 +86,8 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     """Look, and change nothing.
 
     Args:
-        places: Where to search for what is left; default the working folder and the cache of
-            Hugging Face data sets.
+        places: Where else to search for what is left than in the folders of the request and its
+            config, the working folder and the caches of Hugging Face.
         with_data: Also the rows that later audits need.
 
     Raises:
@@ -101,7 +109,7 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     )
     requests = folder.parent
     own = [one / name for one in sorted(requests.iterdir()) for name in KEPT if one.is_dir()]
-    places = list(places) or [Path.cwd(), *hub_cache()]
+    places = [*places, Path.cwd(), request.root, *hub_cache()]
     found = search([*roots, folder, *places], texts, tokenizer_of([request.after]), skip=own)
     keep = _Keep(request, roots)
     items = list(_items(request, statement, roots, with_data))
@@ -152,14 +160,20 @@ def erase(planned: Plan) -> dict[str, Any]:
             {"path": os.path.relpath(path, folder), "windows": n}
             for path, n in sorted(planned.left.items())
         ],
+        "named": [
+            {"path": os.path.relpath(path, folder), "texts": n}
+            for path, n in sorted(planned.named.items())
+        ],
     }
     erased = {
         "time": now(),
         "bytes": sum(one["bytes"] for one in removed),
-        "windows": len(planned.texts.windows),
+        "windows": planned.texts.whole,
+        "names": len(planned.texts.windows) - planned.texts.whole,
         "too_short": planned.texts.too_short,
         "searched_files": planned.found.files,
         "unsearched_files": len(planned.found.unsearched) + len(planned.found.unreadable),
+        "unsearched": planned.found.not_searched(),
     }
     write_json(known, erased | listed)
     public_lists = {part: [public(one) for one in ones] for part, ones in listed.items()}
@@ -246,7 +260,7 @@ def _found_items(
     for path in sorted(found.left):
         real = path.resolve()
         root = next((r for r in [*roots, folder] if within(real, r.resolve())), None)
-        if root is None or any(within(real, one) for one in listed):
+        if root is None or path.is_dir() or any(within(real, one) for one in listed):
             continue
         # A table of a prepared data set is of no use without the others: the folder goes.
         whole = real.parent if path.suffix == ".arrow" and real.parent != root.resolve() else real
@@ -330,9 +344,12 @@ def within(path: Path, folder: Path) -> bool:
 
 
 def hub_cache() -> list[Path]:
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    cache = Path(os.environ.get("HF_DATASETS_CACHE", Path(home) / "datasets")).expanduser()
-    return [cache] if cache.is_dir() else []
+    """Caches of Hugging Face: prepared data sets, and what was downloaded."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
+    datasets = os.environ.get("HF_DATASETS_CACHE", home / "datasets")
+    hub = os.environ.get("HF_HUB_CACHE", home / "hub")
+    places = dict.fromkeys(Path(place).expanduser() for place in (datasets, hub))
+    return [place for place in places if place.is_dir()]
 
 
 def tokenizer_of(models: Iterable[Path | str]) -> Callable[[list[list[int]]], list[str]] | None:

@@ -1,39 +1,39 @@
-"""Which files still hold deleted texts? Windows of eight words, found in text and in Arrow tables.
+"""Which files still hold deleted texts? Windows of eight words, and short texts whole.
 
-A prepared data set holds no text but token ids, so those are decoded. Weights, compressed archives
-and pictures cannot be searched this way; they are counted, so that nobody takes them for clean.
+Every file is opened as what it is (`requests.containers`). What cannot be searched, such as weights
+and pictures, is counted under its name, so that nobody takes it for clean.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.normal_form import normal_form
+from axolotl_unlearn.requests.containers import Decode, git_texts, is_git, texts_of
+
+__all__ = ["Found", "Texts", "row_texts", "search", "strings", "words"]
 
 #: Words of a window: eight in a row are hardly ever the same by chance.
 WINDOW = 8
-#: A shorter text is searched whole; below this many words it would be found everywhere.
+#: Words of a text that is searched whole and hardly ever found by chance. Below that only names and
+#: numbers are searched, and what they are found in is named but not removed.
 SHORTEST = 4
+#: Digits of a number that may name somebody.
+LEAST_DIGITS = 5
 #: Scripts without spaces: each character is a word.
 _WORD = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
     "|[^\\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+"
 )
-_ESCAPE = re.compile(r"((?:\\u[0-9a-fA-F]{4})+)|\\[nrt\"/\\]")
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npy", ".npz", ".pkl"}
-_ARCHIVES = {".zip", ".tar", ".tgz", ".zst", ".xz", ".bz2", ".7z", ".png", ".jpg", ".pdf"}
-_TABLES = {".arrow", ".parquet", ".feather"}
-#: Never looked into: nothing in there is read by a training run.
-_SKIPPED_NAMES = {".git", ".venv", "venv", "node_modules", "__pycache__"}
-#: Text is read in parts of this many characters, which overlap by some words.
-_PART = 2**22
+#: Not looked into, and said: programs of others.
+_SKIPPED = {".venv", "venv", "node_modules", "__pycache__", "site-packages"}
 _KEYS = 64
 
 
@@ -51,7 +51,7 @@ class Texts:
         sizes: Their lengths.
         keys: A word of each window; a text without any of them has no window. Empty where they
             are too many to look for one by one.
-        too_short: Deleted texts of fewer than `SHORTEST` words, for which nothing is searched.
+        too_short: Deleted texts of one common word or less, for which nothing is searched.
     """
 
     windows: frozenset[tuple[str, ...]]
@@ -69,7 +69,7 @@ class Texts:
         too_short = 0
         for text in set(deleted):
             found = words(text)
-            if len(found) < SHORTEST:
+            if len(found) < SHORTEST and not _telling(found):
                 too_short += bool(found)
                 continue
             windows.update(_windows(found, min(WINDOW, len(found))))
@@ -82,6 +82,11 @@ class Texts:
         keys = tuple({max(window, key=len) for window in windows})
         return cls(frozenset(windows), sizes, keys if len(keys) <= _KEYS else (), too_short)
 
+    @property
+    def whole(self) -> int:
+        """Number of windows but those of names and numbers."""
+        return sum(len(window) >= SHORTEST for window in self.windows)
+
     def among(self, text: str) -> set[tuple[str, ...]]:
         """The windows that a text has."""
         if self.keys:
@@ -90,6 +95,13 @@ class Texts:
                 return set()
         found = words(text)
         return {w for size in self.sizes for w in _windows(found, size) if w in self.windows}
+
+
+def _telling(found: Sequence[str]) -> bool:
+    """A name or a number: two words, or digits, or a word that is hardly a common one."""
+    letters = "".join(found)
+    digits = sum(map(str.isdigit, letters))
+    return digits >= LEAST_DIGITS or (len(found) > 1 and len(letters) >= 6)
 
 
 def _windows(found: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
@@ -101,141 +113,94 @@ class Found:
     """Where deleted texts are left.
 
     Attributes:
-        left: Path to number of windows.
+        left: Path to number of windows; a git repository is one path.
+        named: Path to number of short texts (names, numbers) where there is no whole window.
         files, searched_bytes: How much was searched.
-        unsearched: Files of weights, archives and pictures.
+        unsearched: Path to what of it cannot be searched ("weights", "pictures and sound").
         unreadable: Files that could not be read.
     """
 
     left: dict[Path, int] = field(default_factory=dict)
+    named: dict[Path, int] = field(default_factory=dict)
     files: int = 0
     searched_bytes: int = 0
-    unsearched: list[Path] = field(default_factory=list)
+    unsearched: dict[Path, str] = field(default_factory=dict)
     unreadable: list[Path] = field(default_factory=list)
+
+    def not_searched(self) -> str:
+        """ "3 weights, 1 PDF", or nothing."""
+        counts = Counter(kind for kinds in self.unsearched.values() for kind in kinds.split(", "))
+        return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
 
 def search(
     places: Iterable[Path],
     texts: Texts,
-    decode: Callable[[list[list[int]]], list[str]] | None = None,
+    decode: Decode | None = None,
     skip: Iterable[Path] = (),
 ) -> Found:
-    """Look into every file below the places.
+    """Look into every file below the places, behind links too, each once.
 
     Args:
         decode: Lists of token ids to texts; without it prepared data sets cannot be searched.
         skip: Folders and files that are not looked into.
     """
     found = Found()
-    skipped = {path.resolve() for path in skip}
-    seen: set[Path] = set()
-    for path in _files(places, skipped):
-        real = path.resolve()
-        if real in seen:
-            continue
-        seen.add(real)
-        searched = path.suffix not in _WEIGHTS | _ARCHIVES
-        if not searched:
-            found.unsearched.append(path)
-            if path.suffix != ".safetensors":
-                continue
+    for path in _files(places, {path.resolve() for path in skip}, found):
+        unread: set[str] = set()
+        repository = path.is_dir()
+        windows: set[tuple[str, ...]] = set()
+        every = len(texts.windows)
         try:
-            windows: set[tuple[str, ...]] = set()
-            for text in _texts(path, decode):
+            parts = git_texts(path, unread) if repository else texts_of(path, decode, unread)
+            for text in parts:
                 windows |= texts.among(text)
-                if len(windows) == len(texts.windows):
+                if len(windows) == every:
                     break
-            found.files += searched
-            found.searched_bytes += path.stat().st_size * searched
+            if "weights" not in unread:
+                found.files += 1
+                found.searched_bytes += 0 if repository else path.stat().st_size
         except (OSError, ValueError, EOFError):
             found.unreadable.append(path)
             continue
-        if windows:
-            found.left[path] = len(windows)
+        if unread:
+            found.unsearched[path] = ", ".join(sorted(unread))
+        long = sum(len(window) >= SHORTEST for window in windows)
+        if long:
+            found.left[path] = long
+        elif windows:
+            found.named[path] = len(windows)
     return found
 
 
-def _files(places: Iterable[Path], skipped: set[Path]) -> Iterator[Path]:
-    for place in places:
-        if place.resolve() in skipped or place.name in _SKIPPED_NAMES:
-            continue
-        if place.is_dir() and not place.is_symlink():
-            yield from _files(sorted(place.iterdir()), skipped)
-        elif place.is_file():
-            yield place
+def _files(places: Iterable[Path], skipped: set[Path], found: Found) -> Iterator[Path]:
+    """Files, and folders of git repositories; each by its real path once."""
+    seen: set[Path] = set()
 
-
-def _texts(path: Path, decode: Callable[[list[list[int]]], list[str]] | None) -> Iterator[str]:
-    if path.suffix in _TABLES:
-        yield from _table_texts(path, decode)
-        return
-    if path.suffix == ".safetensors":  # what stands before the weights
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            yield _plain(file.read(min(size, 2**27)).decode("utf-8", "replace"))
-        return
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8", errors="replace") as file:
-        rest = ""
-        while part := file.read(_PART):
-            text = rest + part
-            yield _plain(text)
-            # A window may go across the end of a part.
-            rest = text[-40 * WINDOW :]
-
-
-def _plain(text: str) -> str:
-    """JSON's escapes as the characters that they stand for; other text is hardly changed."""
-    if "\\" not in text:
-        return text
-    return _ESCAPE.sub(lambda m: _characters(m[1]) if m[1] else " ", text)
-
-
-def _characters(escapes: str) -> str:
-    """Of a run of ``\\uXXXX``: two may be one character."""
-    units = bytes.fromhex(escapes.replace("\\u", ""))
-    return units.decode("utf-16-be", "replace")
-
-
-def _table_texts(
-    path: Path, decode: Callable[[list[list[int]]], list[str]] | None
-) -> Iterator[str]:
-    for batch in _batches(path):
-        for name in batch.schema.names:
-            column = batch.column(name)
-            if name in ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids") or (
-                name.endswith("input_ids")
-            ):
-                if decode is None:
-                    raise ValueError("token ids and no tokenizer")
-                yield from decode([ids for ids in column.to_pylist() if ids])
-            elif _has_text(column.type):
-                yield from strings(column.to_pylist())
-
-
-def _has_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return True
-    return any(_has_text(kind.field(i).type) for i in range(kind.num_fields))
-
-
-def _batches(path: Path) -> Iterator[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if path.suffix == ".parquet":
-        yield from pq.ParquetFile(path).iter_batches()
-        return
-    with pa.memory_map(str(path)) as source:
-        try:
-            reader = pa.ipc.open_stream(source)
-        except pa.ArrowInvalid:
-            file = pa.ipc.open_file(source)
-            yield from (file.get_batch(i) for i in range(file.num_record_batches))
+    def walk(place: Path) -> Iterator[Path]:
+        real = place.resolve()
+        if real in seen or real in skipped:
             return
-        yield from reader
+        seen.add(real)
+        if place.is_file():
+            yield place
+        elif place.is_dir():
+            if place.name in _SKIPPED:
+                found.unsearched[place] = f"folders called {place.name}"
+                return
+            try:
+                inside = sorted(place.iterdir())
+            except OSError:
+                found.unreadable.append(place)
+                return
+            if is_git(place):
+                yield place
+                inside = [path for path in inside if path.name != "objects"]
+            for path in inside:
+                yield from walk(path)
+
+    for place in places:
+        yield from walk(place)
 
 
 def row_texts(path: Path) -> list[str]:
@@ -245,5 +210,17 @@ def row_texts(path: Path) -> list[str]:
         for line in path.read_text("utf-8").split("\n"):
             if line.strip():
                 row = json.loads(line)
-                found += strings(row.get("row", row))
+                row = row.get("row", row)
+                found += [*strings(row), *_numbers(row)]
     return found
+
+
+def _numbers(value: Any) -> Iterator[str]:
+    """Numbers that may name somebody: a telephone, a policy."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from _numbers(one)
+    elif isinstance(value, int) and abs(value) >= 10**LEAST_DIGITS:
+        yield str(value)
