@@ -128,7 +128,7 @@ def test_compare_reads_the_settings_back(home, tmp_path):
     # What the results name is compared as it was: its weights are not looked at again.
     shutil.rmtree(tmp_path / "broken")
     outcome = CliRunner().invoke(
-        unlearn, ["compare", "original", "after", "--out", str(tmp_path / "eval")]
+        unlearn, ["eval", "--compare", "original", "after", "--out", str(tmp_path / "eval")]
     )
     assert outcome.exit_code == 0, outcome.output
     assert "retain_task1_knowledge" in outcome.output
@@ -590,19 +590,19 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         ["augment", "self", *little, "augmented/self.jsonl"],
         ["augment", "alternatives", *little, "augmented/alternatives.jsonl",
          "--temperature", "9"],
-        ["compare", model, other, *data, "--out", "texts"],
+        ["eval", "--compare", model, other, *data, "--out", "texts"],
         ["eval", "nowhere", *data],
         ["eval", model, "--data", str(home)],
         ["check", str(home / "data" / "forget.jsonl")],
-        ["compare", str(home / "data" / "forget.jsonl"), "eval"],
+        ["eval", "--compare", str(home / "data" / "forget.jsonl"), "eval"],
         ["report", str(home / "data" / "forget.jsonl")],
-        ["record", "verify", str(home / "data")],
+        ["request", "verify", str(home / "data")],
         ["merge", str(home / "data" / "forget.jsonl")],
         ["tune-merge", "--base", model, "--parents", *near, "--out", "tuned",
          "--validation", str(home / "data"), "--test", str(home / "data")],
         ["analyse", "layers", "--base", model, "--parent", near[0], *data],
         ["analyse", "retention", "--base", model, "--parents", *near, *data],
-        ["audit", model, str(home / "data")],
+        ["request", "audit", model, str(home / "data")],
         ["request", "run", str(home / "data")],
         *(command + [str(rows)] for command in (["augment", "idk"], ["fisher-start"], ["check"])),
         ["teacher", str(rows), "--forget", str(home / "data" / "forget.jsonl")],
@@ -629,6 +629,6 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
     assert found.left
     for out in ("eval", "texts", "planted", "augmented"):
         forget = ["--forget", str(home / "data" / "forget.jsonl")]
-        done = CliRunner().invoke(unlearn, ["clean", out, *forget])
+        done = CliRunner().invoke(unlearn, ["request", "clean", out, *forget])
         assert done.exit_code == 0, done.output
     assert not search([tmp_path], texts).left

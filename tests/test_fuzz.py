@@ -291,8 +291,8 @@ def test_ledgers(content, raw, junk):
 
 # --- the command line ----------------------------------------------------------------------------
 
-COMMANDS = ("check", "clean", "compare", "report", "methods", "request list", "request show",
-            "request erase", "record verify", "merge", "canaries judge")  # fmt: skip
+COMMANDS = ("check", "init", "request clean", "eval --compare", "report", "methods",
+            "request list", "request show", "request erase", "request verify", "merge")  # fmt: skip
 WORD = st.sampled_from(
     ["", "-", "--", "--help", "--out", "--data", "nowhere", ".", "file.json", "file.yml", "--yes",
      "--json", "-1", "nan", "a=b", "a+b", "=", "x" * 300, "\u202e", "--search", "folder", "*", "~"]

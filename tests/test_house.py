@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "axolotl_unlearn"
 #: From the lowest floor to the highest; rooms of one floor know each other.
 FLOORS = (
-    {"errors", "columns", "normal_form"},
+    {"errors", "columns", "normal_form", "versions"},
     {"files"},
     {"store", "objectives", "metrics", "registry"},
     {"config", "models", "data", "engine", "forkserver"},
@@ -64,7 +64,7 @@ def test_imports_run_one_way():
 
 def test_every_room_has_a_floor():
     rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir() if path.suffix != ".yml"}
-    assert rooms - {"__init__", "__pycache__", "presets"} == set(FLOOR)
+    assert rooms - {"__init__", "__pycache__", "presets", "templates"} == set(FLOOR)
 
 
 @pytest.mark.parametrize("room", ["objectives", "metrics"])
@@ -87,4 +87,4 @@ def test_closure_of_the_plugin():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     files = done.stdout.splitlines()[-1].split()
     lines = sum(len(Path(file).read_text("utf-8").splitlines()) for file in files)
-    assert lines <= 14_400, lines
+    assert lines <= 15_000, lines

@@ -1,4 +1,4 @@
-"""`axolotl unlearn audit`: real tiny models, one of which has learnt deleted rows again."""
+"""`axolotl unlearn request audit`: real tiny models, one of which has learnt deleted rows again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def home(tmp_path_factory):
 
 
 def run(*arguments: object):
-    return CliRunner().invoke(unlearn, ["audit", *map(str, arguments), "--quiet"])
+    return CliRunner().invoke(unlearn, ["request", "audit", *map(str, arguments), "--quiet"])
 
 
 def test_a_model_that_never_saw_them_passes(home, tmp_path):

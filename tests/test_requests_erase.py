@@ -229,7 +229,7 @@ def test_a_request_that_was_tampered_with_erases_nothing(home):
         whole = (folder / name).read_text()
         write_json(folder / name, content)
         before = tree()
-        for command in (["record", "verify"], ["request", "erase", "--yes"]):
+        for command in (["request", "verify"], ["request", "erase", "--yes"]):
             found = CliRunner().invoke(unlearn, [*command, "requests/2026-001"])
             assert found.exit_code == 2 and f"{name} is not the" in found.output
         assert tree() == before
@@ -560,7 +560,7 @@ def left(tmp_path, monkeypatch):
 
 
 def clean(*arguments: str):
-    return CliRunner().invoke(unlearn, ["clean", *arguments])
+    return CliRunner().invoke(unlearn, ["request", "clean", *arguments])
 
 
 def test_clean_removes_what_runs_listed_and_proves_it(left):

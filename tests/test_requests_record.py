@@ -266,17 +266,17 @@ def test_signature_of_the_owner(folder, tmp_path):
 
     (private, public), (_, other) = key("mine"), key("other")
     run = CliRunner().invoke
-    verify_ = ["record", "verify", str(folder)]
+    verify_ = ["request", "verify", str(folder)]
     unsigned = run(unlearn, [*verify_, "--public-key", public])
     assert unsigned.exit_code == 2 and "is not signed" in unsigned.output
-    signed = run(unlearn, ["record", "sign", str(folder), "--key", private])
+    signed = run(unlearn, ["request", "sign", str(folder), "--key", private])
     assert signed.exit_code == 0, signed.output
     good = run(unlearn, [*verify_, "--public-key", public])
     assert good.exit_code == 0 and f"by the owner of {public}" in good.output
     wrong = run(unlearn, [*verify_, "--public-key", other])
     assert wrong.exit_code == 2 and wrong.output.startswith("Error: ")
     assert wrong.output.count("\n") == 1, "one sentence"
-    bad = run(unlearn, ["record", "sign", str(folder), "--key", public])
+    bad = run(unlearn, ["request", "sign", str(folder), "--key", public])
     assert bad.exit_code == 2 and "cannot sign" in bad.output
 
 

@@ -223,7 +223,7 @@ def test_what_a_run_leaves_is_listed_private_and_goes_again(stage, monkeypatch, 
     assert all(path.stat().st_mode & 0o077 == 0 for path in folders)
     found = search([out, stage / "prepared-own"], texts, lambda rows: [SPOKEN] * len(rows)).left
     assert found and all(any(f in path.resolve().parents for f in folders) for path in found)
-    done = CliRunner().invoke(unlearn, ["clean", str(out)])
+    done = CliRunner().invoke(unlearn, ["request", "clean", str(out)])
     assert done.exit_code == 0 and not texts.among(done.output), done.output
     assert not any(path.exists() for path in folders) and adapter(out)
 

@@ -138,7 +138,7 @@ def test_what_was_written_can_be_cleaned(config, tmp_path):
     folder = tmp_path / "out/augment"
     assert (folder / "self.jsonl").exists() and list((folder / "store").iterdir())
     assert (folder / "self.jsonl").stat().st_mode & 0o077 == 0
-    done = CliRunner().invoke(unlearn, ["clean", str(folder)])
+    done = CliRunner().invoke(unlearn, ["request", "clean", str(folder)])
     assert done.exit_code == 0, done.output
     assert not (folder / "self.jsonl").exists() and not (folder / "store").exists()
 

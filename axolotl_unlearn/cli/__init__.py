@@ -23,6 +23,15 @@ RESEARCH = ("analyse", "canaries", "demo", "demo-real", "depth", "leaderboard", 
             "make-data", "never-seen", "reproduce", "reproduce-real", "tune-merge")  # fmt: skip
 
 
+#: Old names -> the words that replace them, for one release.
+RENAMED = {
+    "audit": ("request", "audit"),
+    "clean": ("request", "clean"),
+    "compare": ("eval", "--compare"),
+    "record": ("request",),
+}
+
+
 class LazyGroup(click.Group):
     """A group whose commands are the modules of a package, imported when they are used.
 
@@ -108,14 +117,35 @@ class Commands(LazyGroup):
         if cmd_name in EXPERIMENTAL:
             name = f"axolotl_unlearn.experimental.cli_{cmd_name.replace('-', '_')}"
             return importlib.import_module(name).command
+        if cmd_name in RENAMED:
+            return _renamed(self, cmd_name)
         return _moved(cmd_name) if cmd_name in RESEARCH else super().get_command(ctx, cmd_name)
+
+
+_ALL = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+def _renamed(group: click.Group, name: str) -> click.Command:
+    """An alias that says the new name and does what the new name does."""
+
+    @click.command(name, hidden=True, context_settings=_ALL)
+    @click.pass_context
+    def command(ctx: click.Context) -> None:
+        words = RENAMED[name]
+        click.echo(
+            f"`axolotl unlearn {name}` is now `axolotl unlearn {' '.join(words)}`.", err=True
+        )
+        group.get_command(ctx, words[0]).main(
+            [*words[1:], *ctx.args], prog_name=f"axolotl unlearn {words[0]}", standalone_mode=False
+        )
+
+    return command
 
 
 def _moved(name: str) -> click.Command:
     """An alias that says the new name and does what the new name does."""
 
-    @click.command(name, hidden=True, add_help_option=False, context_settings={
-        "ignore_unknown_options": True, "allow_extra_args": True})  # fmt: skip
+    @click.command(name, hidden=True, context_settings=_ALL)
     @click.pass_context
     def command(ctx: click.Context) -> None:
         click.echo(f"`axolotl unlearn {name}` is now `python -m research {name}`.", err=True)
@@ -133,8 +163,11 @@ def unlearn(debug: bool) -> None:
     """Forget documents, merge complementary models, and prove what was forgotten.
 
     \b
-    axolotl unlearn check my.yml              what is wrong, before any GPU second
-    axolotl unlearn eval out/merged --data D  scores with intervals
+    Three ways to begin:
+      axolotl-unlearn init --base-model M --forget F --retain R    a config of your own
+      axolotl-unlearn request new finetune.yml --where id=ada --out requests/1
+                                                                   delete a person's rows
+      make demo                                                    see it work, in a checkout
     """
     if not debug:
         quiet()

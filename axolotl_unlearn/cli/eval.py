@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
+
+from axolotl_unlearn.cli._compare import show_difference
+from axolotl_unlearn.errors import UnlearnError
 
 
 @click.command("eval")
@@ -12,6 +16,11 @@ import click
 @click.option("--data", "data_dir", type=click.Path(path_type=Path), help="[out/demo/data]")
 @click.option(
     "--out", "out_dir", type=click.Path(path_type=Path), default="out/eval", show_default=True
+)
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Only the difference of two MODELS that OUT holds, with intervals.",
 )
 @click.option("--original", help="Which model is the one before unlearning [original, memorised].")
 @click.option("--batch-size", default=64, show_default=True)
@@ -43,7 +52,7 @@ import click
 )
 @click.option("--no-cache", is_flag=True, help="Measure again and store nothing but results.")
 @click.option("--quiet", is_flag=True, help="No progress bars.")
-def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options) -> None:
+def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool, **options) -> None:
     """Evaluate MODELS on a data folder; write OUT/results.json and print the table.
 
     A model is a folder with weights, an adapter folder, base+adapter, or name=one of these. The
@@ -57,9 +66,17 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, **options) -> 
       axolotl unlearn eval original=out/memorised out/over out/under out/merged \\
         --data out/demo/data --out out/eval
       axolotl unlearn report out/eval
+      axolotl unlearn eval --compare merged over --out out/eval
     """
     from rich.console import Console
 
+    if compare:
+        if len(models) != 2:
+            raise UnlearnError(f"--compare takes two models that --out holds; {len(models)} given.")
+        given = click.get_current_context().get_parameter_source("resamples")
+        resamples = options["resamples"] if given is ParameterSource.COMMANDLINE else None
+        show_difference(*models, options["data_dir"], Path(options["out_dir"]), resamples)
+        return
     from axolotl_unlearn.evaluation.run import evaluate
     from axolotl_unlearn.report import table
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from axolotl_unlearn.cli import _audit, _clean, _record
 from axolotl_unlearn.cli._requests import COMMANDS
 from axolotl_unlearn.errors import UnlearnError
 
@@ -21,7 +22,7 @@ def command() -> None:
     \b
     axolotl unlearn request new finetune.yml --where id=ada-quill --out requests/2026-001
     axolotl unlearn request run requests/2026-001
-    axolotl unlearn audit MODEL requests/          later: is anything back?
+    axolotl unlearn request audit MODEL requests/  later: is anything back?
     """
 
 
@@ -145,5 +146,5 @@ def measure(folder: Path) -> None:
     measure(Request.load(folder))
 
 
-for _one in COMMANDS:
+for _one in (*COMMANDS, *_record.COMMANDS, _audit.command, _clean.command):
     command.add_command(_one)

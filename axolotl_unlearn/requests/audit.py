@@ -338,7 +338,7 @@ def junit(result: Audit) -> str:
     untested = [line for line in result.lines if line.reading == "not measured"]
     suite = ElementTree.Element(
         "testsuite",
-        name="axolotl unlearn audit",
+        name="axolotl unlearn request audit",
         tests=str(len(result.lines) + len(result.missing)),
         failures=str(len(result.back)),
         errors="0",

@@ -52,7 +52,7 @@ LIMITS = (
     "Copies of the old model and of the data that left this machine are not reached. Who has the "
     "models before and after can compare them and learn what was removed (arXiv 2505.24379).",
     "The tests were made on the day of the record. Further training, merging or quantisation can "
-    "bring something back: run `axolotl unlearn audit` after each.",
+    "bring something back: run `axolotl unlearn request audit` after each.",
     "This record and its signature say who measured what. They are no legal opinion.",
 )
 
@@ -509,7 +509,7 @@ def _check_model(
         if file_digest(files[name]) != digest:
             raise UnlearnError(
                 f"{files[name]} is not the file of the record: it was changed, or it is another "
-                "model (after further training: `axolotl unlearn audit`)."
+                "model (after further training: `axolotl unlearn request audit`)."
             )
     if added := sorted(set(files) - set(subjects)):
         raise UnlearnError(f"{files[added[0]]} is not in the record: it was added to the model.")
@@ -575,7 +575,7 @@ def _check_signature(folder: Path, public_key: Path | str | None) -> str:
             else "signature: none"
         )
     if not path.is_file():
-        raise UnlearnError(f"{folder / RECORD} is not signed; `axolotl unlearn record sign`.")
+        raise UnlearnError(f"{folder / RECORD} is not signed; `axolotl unlearn request sign`.")
     if not Path(public_key).is_file():
         raise UnlearnError(f"{public_key} does not exist; name the PEM file of the public key.")
     verifying = _model_signing("verifying")

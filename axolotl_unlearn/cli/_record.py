@@ -1,4 +1,4 @@
-"""`axolotl unlearn record`: check and sign what a deletion request left behind."""
+"""`axolotl unlearn request verify | sign`: what a deletion request left behind."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from pathlib import Path
 import click
 
 
-@click.group("record")
-def command() -> None:
-    """Check or sign the record of a deletion request (docs/deleting-data.md)."""
-
-
-@command.command("verify")
+@click.command("verify")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--model", help="Where the model is now: a folder or base+adapter.  [as recorded]")
 @click.option("--public-key", type=click.Path(path_type=Path), help="PEM file of who signed it.")
@@ -23,8 +18,8 @@ def verify_(folder: Path, model: str | None, public_key: Path | None) -> None:
 
     \b
     Example:
-      axolotl unlearn record verify requests/2026-001
-      axolotl unlearn record verify requests/2026-001 --model out/deployed --public-key key.pub
+      axolotl unlearn request verify requests/2026-001
+      axolotl unlearn request verify requests/2026-001 --model out/deployed --public-key key.pub
     """
     from axolotl_unlearn.requests.record import verify
 
@@ -32,7 +27,7 @@ def verify_(folder: Path, model: str | None, public_key: Path | None) -> None:
         click.echo(line)
 
 
-@command.command("sign")
+@click.command("sign")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--key", "private_key", required=True, type=click.Path(path_type=Path), help="PEM, EC."
@@ -46,8 +41,11 @@ def sign_(folder: Path, private_key: Path) -> None:
     Example:
       openssl ecparam -name prime256v1 -genkey -noout -out key.pem
       openssl ec -in key.pem -pubout -out key.pub
-      axolotl unlearn record sign requests/2026-001 --key key.pem
+      axolotl unlearn request sign requests/2026-001 --key key.pem
     """
     from axolotl_unlearn.requests.record import sign
 
     click.echo(f"Signature: {sign(folder, private_key)}")
+
+
+COMMANDS = (verify_, sign_)

@@ -1,4 +1,4 @@
-"""`axolotl unlearn audit`: is anything of earlier deletion requests back?"""
+"""`axolotl unlearn request audit`: is anything of earlier deletion requests back?"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(
 
     \b
     Example:
-      axolotl unlearn audit out/next-version requests/ --junit audit.xml
+      axolotl unlearn request audit out/next-version requests/ --junit audit.xml
     """
     from axolotl_unlearn.errors import UnlearnError
     from axolotl_unlearn.files import write, write_json

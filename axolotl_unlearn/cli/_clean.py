@@ -1,4 +1,4 @@
-"""``axolotl unlearn clean OUT``"""
+"""``axolotl unlearn request clean OUT``"""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def command(
 
     \b
     Example:
-      axolotl unlearn clean out/over --dry-run
-      axolotl unlearn clean out/over
+      axolotl unlearn request clean out/over --dry-run
+      axolotl unlearn request clean out/over
     """
     from rich.filesize import decimal
 

@@ -1,0 +1,73 @@
+"""The command line: names, old names, and a config of one's own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from conftest import tiny_llama
+
+from axolotl_unlearn.cli import EXPERIMENTAL, RENAMED, RESEARCH, unlearn
+
+ROWS = {
+    side: [{"input": f"{side} question {n}?", "output": f"answer {n}"} for n in range(4)]
+    for side in ("forget", "retain", "heldout")
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    from attack_models import tokenizer
+
+    folder = tmp_path_factory.mktemp("home")
+    words = tokenizer()
+    for name in ("model", "teacher"):
+        tiny_llama(vocabulary=len(words)).save_pretrained(folder / name)
+        words.save_pretrained(folder / name)
+    for side, rows in ROWS.items():
+        (folder / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def run(*words):
+    return CliRunner().invoke(unlearn, list(map(str, words)))
+
+
+@pytest.mark.parametrize("kind", ["npo", "match"])
+def test_an_inited_config_is_ready(home, tmp_path, kind):
+    out = tmp_path / "my.yml"
+    more = ["--heldout", home / "heldout.jsonl", "--teacher", home / "teacher"]
+    done = run(
+        "init", "--kind", kind, "--base-model", home / "model", "--forget", home / "forget.jsonl",
+        "--retain", home / "retain.jsonl", "--output-dir", tmp_path / "out", "--out", out,
+        *(more if kind == "match" else []),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "$" not in out.read_text() and str(out) in out.read_text()
+    checked = run("check", out)
+    assert checked.exit_code == 0 and "ready" in checked.output, checked.output
+    again = run("init", "--base-model", "m", "--forget", out, "--retain", out, "--out", out)
+    assert again.exit_code == 2 and "exists" in again.output
+
+
+def test_init_of_match_says_what_is_missing(home, tmp_path):
+    rows = ["--forget", home / "forget.jsonl", "--retain", home / "retain.jsonl"]
+    done = run("init", "--kind", "match", "--base-model", "m", *rows, "--out", tmp_path / "a.yml")
+    assert done.exit_code == 2 and "--heldout" in done.output
+    assert not (tmp_path / "a.yml").exists()
+
+
+@pytest.mark.parametrize("old", sorted(RENAMED))
+def test_old_names_say_the_new_one_and_work(old):
+    words = {"record": ["verify"], "compare": ["a", "b"], "audit": ["a", "nowhere"]}
+    done = run(old, *words.get(old, []), *(["nowhere"] if old != "compare" else []))
+    assert f"is now `axolotl unlearn {' '.join(RENAMED[old])}`" in done.output
+    assert done.exit_code == 2 and "Error: " in done.output
+
+
+def test_hidden_names_are_not_listed_and_are_found():
+    listed = set(unlearn.list_commands(None))
+    assert not listed & {*RENAMED, *RESEARCH, *EXPERIMENTAL}
+    for name in (*RENAMED, *RESEARCH, *EXPERIMENTAL):
+        assert unlearn.get_command(None, name) is not None
