@@ -17,6 +17,7 @@ from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.experimental.twins import Twins, alignment, own_twins
+from axolotl_unlearn.reference.base import adapters_off, evaluating
 from axolotl_unlearn.reference.precompute import precompute
 from axolotl_unlearn.reference.sources import FrozenCopy, make_reference
 from axolotl_unlearn.reference.store import RowStore, weights_digest
@@ -73,6 +74,75 @@ def test_precomputed_reference_gives_the_loss_of_a_second_model(kind, training, 
         got = step_loss(trained, batch, entries, reference=reference)
         want = expected_loss(trained, start, batch)
         assert_close(got.total.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def adapted(kind):
+    """Tiny models with an adapter; a layer of each kind that PEFT wraps."""
+    import peft
+
+    small = {"task_type": "CAUSAL_LM"}
+    configs = {
+        "lora": peft.LoraConfig(
+            r=4, target_modules=["q_proj"], modules_to_save=["lm_head"],
+            trainable_token_indices={"embed_tokens": [3]}, **small,
+        ),
+        "dora": peft.LoraConfig(r=4, target_modules=["q_proj"], use_dora=True, **small),
+        "ia3": peft.IA3Config(
+            target_modules=["v_proj"], feedforward_modules=[], init_ia3_weights=False, **small
+        ),
+        "norms": peft.LNTuningConfig(target_modules=["input_layernorm"], **small),
+        "prefix": peft.PromptTuningConfig(num_virtual_tokens=2, **small),
+    }  # fmt: skip
+    model = peft.get_peft_model(tiny_llama(seed=1), configs[kind]).train()
+    move(model)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "norms", "prefix"])
+def test_without_its_adapters_a_model_is_as_peft_makes_it(kind):
+    """To the bit; afterwards all is as before: flags, what is trained, modes (a part that stood in
+    evaluation stays there). Where a tuner does more than to set a flag, it is asked."""
+    model = adapted(kind)
+    model.get_base_model().model.norm.eval()
+    state = [
+        (name, m.training, getattr(m, "_disable_adapters", None))
+        for name, m in model.named_modules()
+    ]
+    trained = [p.requires_grad for p in model.parameters()]
+    ids = torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        with_adapters = model(ids).logits
+        model.eval()
+        with model.disable_adapter():
+            want = model(ids).logits
+    model.train()
+    model.get_base_model().model.norm.eval()
+    assert not torch.equal(want, with_adapters)
+    with torch.no_grad(), evaluating(model), adapters_off(model):
+        assert not any(module.training for module in model.modules())
+        if kind in ("lora", "dora", "ia3"):  # by flags alone
+            assert [p.requires_grad for p in model.parameters()] == trained
+        assert torch.equal(model(ids).logits, want)
+    assert [p.requires_grad for p in model.parameters()] == trained
+    assert state == [
+        (name, m.training, getattr(m, "_disable_adapters", None))
+        for name, m in model.named_modules()
+    ]
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, with_adapters)
+
+
+def test_a_reference_with_an_adapter_that_is_on_is_an_error():
+    """What switches one on again while the reference runs would make the policy its reference."""
+    model = adapted("lora")
+    layer = model.get_base_model().model.layers[1].self_attn.q_proj
+    hook = layer.register_forward_hook(lambda *_: layer.enable_adapters(True))
+    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    with pytest.raises(UnlearnError, match="adapter was on while the reference ran"):
+        step_loss(model, random_batch(seed=3), entries_for(*CONFIGS), reference=reference)
+    hook.remove()
+    assert not any(getattr(m, "_disable_adapters", False) for m in model.modules())
+    assert all(module.training for module in model.modules())
 
 
 def test_a_row_and_its_twin_are_laid_side_by_side():

@@ -351,12 +351,12 @@ def test_one_policy_forward_and_one_reference_forward():
 def stays_of(run):
     """Files of engine/ and reference/ in the order in which a reader opens them: he moves where a
     function that he has not read yet is called from another file. What he comes back to when a call
-    has ended is no stay, nor are the words in needs.py."""
+    has ended is no stay, nor are the words in needs.py and host.py."""
     stays, read = [], set()
 
     def file_of(frame):
         path = Path(frame.f_code.co_filename)
-        known = path.parent.name in ("engine", "reference") and path.name != "needs.py"
+        known = path.parent.name in ("engine", "reference") and path.name not in ("needs.py", "host.py")
         return f"{path.parent.name}/{path.name}" if known else None
 
     def follow(frame, event, _):

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from axolotl_unlearn.config import ObjectiveArgs
+from axolotl_unlearn.engine.host import to_device
 from axolotl_unlearn.engine.views import view_of
 from axolotl_unlearn.objectives import OBJECTIVES, Objective
 
@@ -48,7 +49,8 @@ def make_entries(pairs: list[tuple[str, ObjectiveArgs]]) -> list[Entry]:
 
 def unit_counts(entries: Sequence[Entry], batch: dict[str, Tensor]) -> Tensor:
     """Units of each entry in a micro-batch, ``[E]`` float; add them up over a whole step."""
-    return torch.stack([view_of(entry, batch).count for entry in entries])
+    units = [view_of(entry, batch).units for entry in entries]
+    return to_device(np.array(units, dtype=np.float32), batch["role"].device)
 
 
 def describe(entries: Sequence[Entry]) -> list[dict[str, Any]]:

@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.engine import probe
+from axolotl_unlearn.engine.host import indices, on_host, to_device
 from axolotl_unlearn.engine.layers import decoder_layers, tap_layers
 from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, States, targets
 from axolotl_unlearn.engine.row_gradients import gradient_norms
@@ -68,9 +70,7 @@ def observe(
                 frozen_head=frozen,
             )
         states = [
-            layout.pick(
-                head_inputs if layer is HEAD else outputs[layer], *mask.nonzero(as_tuple=True)
-            )
+            layout.pick(head_inputs if layer is HEAD else outputs[layer], *indices(mask))
             for layer, mask in needs.states.items()
         ]
         if needs.profiles is not None:
@@ -176,23 +176,28 @@ def group_positions(needs: Needs, next_ids: Tensor) -> list[Group]:
     Args:
         next_ids: ``[R, T]`` next-token targets.
     """
-    nowhere = torch.zeros_like(next_ids, dtype=torch.bool)
-    asked = [
-        nowhere if mask is None else mask for mask in (needs.labels, needs.logged, needs.moments)
-    ]
+    asked = [needs.labels, needs.logged, needs.moments]
     asked += [valuation.positions for valuation in needs.valuations]
-    code = sum(mask.long() << bit for bit, mask in enumerate(asked))
+    code = np.zeros(next_ids.shape, dtype=np.int64)
+    for bit, mask in enumerate(asked):
+        if mask is not None:
+            code |= on_host(mask).astype(np.int64) << bit
+    patterns = [pattern for pattern in np.unique(code).tolist() if pattern]
+    if not patterns:
+        return []
+    where = [(code == pattern).nonzero() for pattern in patterns]
+    ids = on_host(next_ids)
+    found = to_device(
+        np.concatenate([np.stack([*at, ids[at]]) for at in where], 1), next_ids.device
+    )
     groups = []
-    for pattern in code.unique().tolist():
-        if pattern:
-            row, time = (code == pattern).nonzero(as_tuple=True)
-            labels, logged, moments, *looks = (
-                bool(pattern >> bit & 1) for bit in range(len(asked))
-            )
-            valuations = tuple(v for v, here in zip(needs.valuations, looks, strict=True) if here)
-            ids = next_ids[row, time]
-            logged = logged and not labels
-            groups.append(Group(row, time, ids, labels, logged, valuations, moments))
+    for pattern, (row, time, own) in zip(
+        patterns, found.split([len(at[0]) for at in where], 1), strict=True
+    ):
+        labels, logged, moments, *looks = (bool(pattern >> bit & 1) for bit in range(len(asked)))
+        valuations = tuple(v for v, here in zip(needs.valuations, looks, strict=True) if here)
+        logged = logged and not labels
+        groups.append(Group(row, time, own, labels, logged, valuations, moments))
     return groups
 
 
@@ -270,14 +275,14 @@ def padded_layout(batch: dict[str, Tensor]) -> Layout:
 
 def packed_layout(batch: dict[str, Tensor]) -> Layout:
     """All real tokens in one row, ``[1, N]``, with positions from 0 in each."""
-    real = batch["attention_mask"].bool()
-    positions = real.cumsum(-1) - 1
-    inputs = {
-        "input_ids": batch["input_ids"][real][None],
-        "position_ids": positions[real][None],
-    }
-    place = (real.flatten().cumsum(0) - 1).view_as(real)
-    return Layout(inputs, place)
+    real = on_host(batch["attention_mask"]).astype(bool)
+    inputs = np.stack([on_host(batch["input_ids"])[real], (real.cumsum(-1) - 1)[real]])
+    place = real.ravel().cumsum() - 1
+    device = batch["input_ids"].device
+    ids, positions, place = to_device(np.concatenate([*inputs, place]), device).split(
+        [*[inputs.shape[1]] * 2, place.size]
+    )
+    return Layout({"input_ids": ids[None], "position_ids": positions[None]}, place.view(real.shape))
 
 
 def layout_of(model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor]) -> Layout:
@@ -291,7 +296,7 @@ def is_worthwhile(batch: dict[str, Tensor], hidden_size: int, blockwise: bool) -
     A layer costs about ``12 D^2`` multiplications a token outside attention and ``2 D`` a pair of
     positions inside; without a kernel for blocks, attention runs over all pairs of the one row.
     """
-    lengths = batch["attention_mask"].sum(-1).double()
+    lengths = on_host(batch["attention_mask"]).sum(-1).astype(float)
     rows, width = batch["attention_mask"].shape
     if rows == 1:
         return False

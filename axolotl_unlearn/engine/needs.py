@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from axolotl_unlearn.columns import IGNORE
+from axolotl_unlearn.engine.host import on_host, sent, to_device
 from axolotl_unlearn.objectives import Objective
 
 #: Hidden states to logits, ``[p, D] -> [p, V]``.
@@ -29,12 +30,17 @@ HEAD: Layer = None
 
 def targets(labels: Tensor) -> Tensor:
     """Next-token targets, ``[R, T] -> [R, T]``: position t predicts label t + 1."""
-    return F.pad(labels[:, 1:], (0, 1), value=IGNORE)
+    values = np.full(labels.shape, IGNORE, dtype=np.int64)
+    values[:, :-1] = on_host(labels)[:, 1:]
+    return sent(values, labels.device)
 
 
 def label_positions(batch: dict[str, Tensor]) -> Tensor:
     """Positions that predict a label, ``[R, T]`` bool."""
-    return targets(batch["labels"]) != IGNORE
+    labels = on_host(batch["labels"])
+    values = np.zeros(labels.shape, dtype=bool)
+    values[:, :-1] = labels[:, 1:] != IGNORE
+    return sent(values, batch["labels"].device)
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ class States:
 
     @cached_property
     def _place(self) -> Tensor:
-        return (self.positions.flatten().cumsum(0) - 1).view_as(self.positions)
+        known = on_host(self.positions)
+        return to_device(known.ravel().cumsum().reshape(known.shape) - 1, self.positions.device)
 
     def at(self, row: Tensor, time: Tensor) -> Tensor:
         """Those of some of the positions, ``[p, D]``."""
@@ -168,4 +175,4 @@ class Needs:
 
     def anything(self) -> bool:
         """Whether any position is asked about."""
-        return any(bool(mask.any()) for mask in self.masks)
+        return any(on_host(mask).any() for mask in self.masks)

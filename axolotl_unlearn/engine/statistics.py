@@ -312,7 +312,7 @@ def _row_statistics(
         by_logits[-1].copy_(_add_label_slopes(group, combined, prob, index))
     if by_logits and group.labels:  # last, as ``prob`` is overwritten
         gradient = prob.neg_().scatter_add_(1, index, torch.ones_like(prob[:, :1]))
-        by_logits[0].copy_(gradient if bool(known.all()) else gradient * known[:, None])
+        by_logits[0].copy_(gradient.mul_(known[:, None]))
     return stack_numbers(group, label_logp, values, moments)
 
 

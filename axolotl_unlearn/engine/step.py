@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.forward import observe
+from axolotl_unlearn.engine.host import on_host, to_device
 from axolotl_unlearn.engine.needs import Found, Needs, label_positions
 from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.views import View, together, view_of
@@ -100,8 +101,9 @@ def step_loss(
         for name, values in terms.logs.items():
             result.log(name, values.sum(), view.count)
     for side, role in ROLES.items() if knows_nll else ():
-        rows = batch["role"] == role
-        result.log(f"{side}_nll", -policy.logp[rows].sum(), labelled[rows].sum())
+        seen = on_host(labelled) & (on_host(batch["role"]) == role)[:, None]
+        total = -(policy.logp * to_device(seen, labelled.device)).sum()
+        result.log(f"{side}_nll", total, to_device(seen.sum(), labelled.device))
     return result
 
 

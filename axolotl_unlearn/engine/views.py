@@ -7,15 +7,18 @@ what it needs of the policy and of the reference, and which values follow.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from axolotl_unlearn.columns import KINDS, ROLES, task_number
+from axolotl_unlearn.engine.host import indices, on_host, sent, to_device
 from axolotl_unlearn.engine.needs import (
     HEAD,
     Found,
@@ -45,24 +48,30 @@ class View(ABC):
         self.entry = entry
         self.weight = batch.get("weight") if entry.side == "forget" else None
         self.rows = rows_of(entry, batch)
-        self.positions = self.looks_at(batch) & self.rows[:, None]
+        self.positions = sent(self.looks_at(batch) & on_host(self.rows)[:, None], self.rows.device)
 
-    def looks_at(self, batch: dict[str, Tensor]) -> Tensor:
+    def looks_at(self, batch: dict[str, Tensor]) -> NDArray:
         """Positions of any row, ``[R, T]`` bool: those that predict a label, or all tokens."""
         if self.entry.args.positions == "all":
-            return batch["attention_mask"].bool()
-        return label_positions(batch)
+            return on_host(batch["attention_mask"]).astype(bool)
+        return on_host(label_positions(batch))
+
+    @property
+    def units(self) -> float:
+        """Units of this entry in the micro-batch: what its sum is divided by."""
+        rows, positions = on_host(self.rows), on_host(self.positions)
+        if self.entry.unit == "batch":
+            return float(rows.any())
+        if self.entry.unit == "row":
+            return float(positions.any(-1).sum())
+        if self.entry.args.divide_by_length:
+            return float(rows.sum()) * self.entry.args.divide_by_length
+        return float(positions.sum())
 
     @cached_property
     def count(self) -> Tensor:
-        """Units of this entry in the micro-batch, scalar float: what its sum is divided by."""
-        if self.entry.unit == "batch":
-            return self.rows.any().float()
-        if self.entry.unit == "row":
-            return self.positions.any(-1).sum().float()
-        if self.entry.args.divide_by_length:
-            return self.rows.sum().float() * self.entry.args.divide_by_length
-        return self.positions.sum().float()
+        """`units` as a scalar."""
+        return to_device(np.float32(self.units), self.rows.device)
 
     @property
     def weighed_at_head(self) -> bool:
@@ -125,7 +134,7 @@ class Labels(View):
     def terms(self, policy: Found, reference: Found | None) -> Terms:
         if self.weighed_at_head:
             return Terms(policy.values[self.entry.name])
-        rows = self.positions.any(-1).nonzero()[:, 0]
+        rows = self._rows_seen()
         if len(rows) == 0:
             return Terms(policy.zero)
         scores = self._scores(policy, reference, rows)
@@ -134,6 +143,10 @@ class Labels(View):
             return found
         weight = self.weight[rows].view(-1, *[1] * (found.values.dim() - 1))
         return found._replace(values=found.values * weight)
+
+    def _rows_seen(self) -> Tensor:
+        """Rows with positions, ``[r]``."""
+        return sent(on_host(self.positions).any(-1).nonzero()[0], self.positions.device)
 
     def _scores(self, policy: Found, reference: Found | None, rows: Tensor) -> LabelScores:
         mask = self.positions[rows]
@@ -150,15 +163,17 @@ class Pairs(Labels):
 
     def __init__(self, entry: Entry, batch: dict[str, Tensor]) -> None:
         super().__init__(entry, batch)
-        self.alternatives = self.rows & (batch["role"] == ROLES["alternative"])
+        self.alternatives = on_host(self.rows) & (on_host(batch["role"]) == ROLES["alternative"])
 
-    @cached_property
-    def count(self) -> Tensor:
-        return self.alternatives.sum().float()
+    @property
+    def units(self) -> float:
+        return float(self.alternatives.sum())
 
     def terms(self, policy: Found, reference: Found | None) -> Terms:
-        forget = (self.rows & ~self.alternatives).nonzero()[:, 0]
-        other = self.alternatives.nonzero()[:, 0]
+        forget, other = (
+            to_device(mask.nonzero()[0], self.rows.device)
+            for mask in (on_host(self.rows) & ~self.alternatives, self.alternatives)
+        )
         if len(forget) == 0:
             return Terms(policy.zero)
         both = (self._scores(policy, reference, rows) for rows in (forget, other))
@@ -177,7 +192,10 @@ class Distributions(View):
 
     def __init__(self, entry: Entry, batch: dict[str, Tensor]) -> None:
         super().__init__(entry, batch)
-        self.labels = label_positions(batch) & self.positions if entry.objective.picks else None
+        self.labels = None
+        if entry.objective.picks:
+            at_labels = on_host(label_positions(batch)) & on_host(self.positions)
+            self.labels = sent(at_labels, self.rows.device)
 
     def of_reference(self) -> Needs:
         return Needs(labels=self.labels, states={HEAD: self.positions})
@@ -217,7 +235,7 @@ class Hidden(View):
 
     def terms(self, policy: Found, reference: Found | None) -> Terms:
         seen = policy.states[self.layer]
-        if not bool(self.positions.any()):
+        if not on_host(self.positions).any():
             return Terms(policy.zero)
         reference_states = None if reference is None else self._own(reference.states[self.layer])
         states = self._own(seen)
@@ -227,7 +245,7 @@ class Hidden(View):
 
     def _own(self, states: States) -> Tensor:
         """Of all positions that were asked for, this entry's, ``[P, D]`` in at least float32."""
-        values = states.at(*self.positions.nonzero(as_tuple=True))
+        values = states.at(*indices(self.positions))
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -241,7 +259,7 @@ class Features(Labels):
         return Needs(labels=self.positions, moments=self.positions)
 
     def terms(self, policy: Found, reference: Found | None) -> Terms:
-        rows = self.positions.any(-1).nonzero()[:, 0]
+        rows = self._rows_seen()
         if len(rows) == 0:
             return Terms(policy.zero)
         features = self.features(policy, rows)
@@ -251,7 +269,7 @@ class Features(Labels):
     def features(self, policy: Found, rows: Tensor) -> Tensor:
         """Features of rows of the batch, ``[r] -> [r, F]``."""
         features = []
-        for row in rows.tolist():
+        for row in on_host(rows).tolist():
             where = self.positions[row]
             mean, sd = policy.moments[row, where].unbind(-1)
             features.append(token_features(policy.logp[row, where], mean, sd))
@@ -287,16 +305,13 @@ def view_of(entry: Entry, batch: dict[str, Tensor]) -> View:
 
 def rows_of(entry: Entry, batch: dict[str, Tensor]) -> Tensor:
     """Rows of the batch that an entry is for, ``[R]`` bool."""
-    chosen = _isin(batch["role"], [ROLES[role] for role in entry.objective.roles(entry.side)])
+    wanted = {"role": [ROLES[role] for role in entry.objective.roles(entry.side)]}
     if entry.args.kinds is not None:
-        chosen &= _isin(batch["kind"], [KINDS[kind] for kind in entry.args.kinds])
+        wanted["kind"] = [KINDS[kind] for kind in entry.args.kinds]
     if entry.args.tasks is not None:
-        chosen &= _isin(batch["task"], [task_number(task) for task in entry.args.tasks])
-    return chosen
-
-
-def _isin(values: Tensor, numbers: Sequence[int]) -> Tensor:
-    return torch.isin(values, torch.tensor(numbers, device=values.device, dtype=values.dtype))
+        wanted["task"] = [task_number(task) for task in entry.args.tasks]
+    chosen = [np.isin(on_host(batch[name]), numbers) for name, numbers in wanted.items()]
+    return sent(np.logical_and.reduce(chosen), batch["role"].device)
 
 
 def together(needs: Iterable[Needs]) -> Needs:
@@ -316,4 +331,4 @@ def together(needs: Iterable[Needs]) -> Needs:
 def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     if first is None or second is None:
         return second if first is None else first
-    return torch.logical_or(first, second)
+    return sent(on_host(first) | on_host(second), first.device)
