@@ -356,7 +356,10 @@ def stays_of(run):
 
     def file_of(frame):
         path = Path(frame.f_code.co_filename)
-        known = path.parent.name in ("engine", "reference") and path.name not in ("needs.py", "host.py")
+        known = path.parent.name in ("engine", "reference") and path.name not in (
+            "needs.py",
+            "host.py",
+        )
         return f"{path.parent.name}/{path.name}" if known else None
 
     def follow(frame, event, _):
