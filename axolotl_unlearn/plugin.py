@@ -95,6 +95,27 @@ class UnlearnPlugin(BasePlugin):
 
             record_base(cfg.output_dir, cfg.base_model)
 
+    def post_lora_merge(self, cfg: DictDefault, adapter_path: str, output_path: str) -> None:
+        """Record base and adapter by content in the merged folder, and audit it if the config asks.
+
+        Axolotl calls it from 0.21 on.
+        """
+        if not _trains(cfg):
+            return
+        if Path(cfg.base_model).is_dir():
+            from axolotl_unlearn.merging import record_merge
+
+            record_merge(output_path, cfg.base_model, adapter_path)
+        if requests := unlearn_config(cfg).audit:
+            from axolotl_unlearn.requests.audit import audit_requests
+
+            with exit_with_sentence():
+                found = audit_requests(output_path, requests)
+                found.require_tested(requests)
+            print("\n".join([*found.back_lines(), found.says]), flush=True)
+            if found.back:
+                raise SystemExit(3)
+
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:
         """Check the data, let Axolotl read them, and count steps in pairs; weights come later."""
         if not _concerns_us(cfg):

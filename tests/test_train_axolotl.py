@@ -12,6 +12,7 @@ from axolotl.integrations.base import BasePlugin
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from axolotl_unlearn import versions
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.reference.base import row_keys
 
@@ -890,6 +891,23 @@ def test_every_option_of_axolotl_is_decided():
     assert not sorted(here - fields), "say `until:` in axolotl_unlearn/checks/axolotl_options.yml"
     aliases = {field.alias for field in AxolotlInputConfig.model_fields.values()} - {None}
     assert aliases == set(_ALIASES)
+
+
+@pytest.mark.skipif(not versions.merges_call_us(), reason="a hook of Axolotl 0.21")
+def test_a_merged_folder_says_of_what_it_is_made(stage, straight):
+    """`axolotl merge-lora`; the record tells the base by content, as `merge` checks it."""
+    from axolotl.cli.merge_lora import do_cli
+
+    from axolotl_unlearn.merging.sources import Adapter, Model
+
+    do_cli(config=str(stage / "straight.yml"), lora_model_dir=str(straight))
+    said = json.loads((straight / "merged/unlearn_base.json").read_text())
+    assert said == {
+        "base": str(stage / "base"),
+        "sha256": Model(stage / "base").fingerprint,
+        "adapter": str(straight),
+        "adapter_sha256": Adapter(straight).fingerprint,
+    }
 
 
 def test_without_the_plugin_the_dataset_type_refuses(stage, monkeypatch):

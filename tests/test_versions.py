@@ -56,6 +56,7 @@ def test_an_option_that_this_axolotl_would_not_read(installed, key, reads, span)
     found = [f for f in config_faults(CONFIG | {key: True}) if "is an option of Axolotl" in f]
     assert len(found) == (installed not in reads)
     assert all(f"`{key}` is an option of Axolotl {span}" in fault for fault in found)
+    assert config_faults(CONFIG | {key: None}) == []  # as `axolotl merge-lora` sets them
 
 
 @pytest.mark.parametrize("plugins", [None, ["axolotl_unlearn.UnlearnPlugn"], [PLUGIN]])
@@ -65,3 +66,8 @@ def test_the_plugin_need_not_be_named_where_axolotl_loads_it(installed, plugins)
         assert found == []
     else:
         assert any(f"`plugins:` lacks {PLUGIN}" in fault for fault in found)
+
+
+def test_an_audit_that_nobody_would_start(installed):
+    found = config_faults(CONFIG | {"unlearn": CONFIG["unlearn"] | {"audit": "requests"}})
+    assert found == [] if installed == (0, 21) else "`unlearn.audit` needs Axolotl 0.21" in found[0]

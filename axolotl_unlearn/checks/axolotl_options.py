@@ -197,6 +197,8 @@ def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> list[str]:
             found.append(
                 f"`{key}` would be ignored, it belongs into the block `unlearn:`; move it."
             )
+        elif key in others and cfg[key] is None:  # `axolotl merge-lora` sets some so
+            continue
         elif key in others and len(cfg.get("plugins") or []) < 2:
             found.append(
                 f"`{key}` is an option of Axolotl {_span(others[key])}; "

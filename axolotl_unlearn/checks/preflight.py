@@ -121,6 +121,11 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             "`unlearn.pairing.retain_per_forget` is 0 although `unlearn.retain` has objectives; "
             "set it to 1 or more."
         )
+    if args.audit and not versions.merges_call_us():
+        found.append(
+            "`unlearn.audit` needs Axolotl 0.21, whose `merge-lora` calls plugins; remove it and run "
+            "`axolotl unlearn audit` after the merge."
+        )
     found += axolotl_options.refused(cfg, bool(args.data.rows))
     if args.phases:
         found += [

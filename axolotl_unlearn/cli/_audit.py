@@ -33,24 +33,17 @@ def command(
     Example:
       axolotl unlearn request audit out/next-version requests/ --junit audit.xml
     """
-    from axolotl_unlearn.errors import UnlearnError
     from axolotl_unlearn.files import write, write_json
     from axolotl_unlearn.requests.audit import audit_requests, junit
 
     found = audit_requests(
         model, requests_dir, device=device, batch_size=batch_size, progress=not quiet
     )
-    if not found.lines:
-        raise UnlearnError(f"{requests_dir}: {found.says} Name the folder of the requests.")
     if json_file:
         write_json(json_file, found.to_json())
     if junit_file:
         write(junit_file, junit(found))
-    for line in found.lines:
-        if line.back:
-            click.echo(f"  back: {line.request} {line.document[:12]}, {line.reading}")
-    if found.knows_nothing and not found.back:
-        raise UnlearnError(f"{model}: {found.says} Make the model again.")
-    click.echo(found.says)
+    found.require_tested(requests_dir)
+    click.echo("\n".join([*found.back_lines(), found.says]))
     if found.back:
         raise SystemExit(3)

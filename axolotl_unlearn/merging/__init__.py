@@ -20,6 +20,7 @@ _HOMES = {
     "open_base": "sources",
     "open_parent": "sources",
     "record_base": "checks",
+    "record_merge": "checks",
 }
 __all__ = sorted(_HOMES)
 

@@ -36,8 +36,18 @@ def record_base(folder: str | Path, base: str | Path) -> Path:
 
     ``check`` compares this record strictly; without it the base is known by path only.
     """
-    model = Model(Path(base))
-    content = {"base": str(base), "sha256": model.fingerprint}
+    content = {"base": str(base), "sha256": Model(Path(base)).fingerprint}
+    return write_json(Path(folder) / RECORD, content, indent=None)
+
+
+def record_merge(folder: str | Path, base: str | Path, adapter: str | Path) -> Path:
+    """`record_base` for a model into which an adapter was merged, which it names by content, too."""
+    content = {
+        "base": str(base),
+        "sha256": Model(Path(base)).fingerprint,
+        "adapter": str(adapter),
+        "adapter_sha256": Adapter(Path(adapter)).fingerprint,
+    }
     return write_json(Path(folder) / RECORD, content, indent=None)
 
 

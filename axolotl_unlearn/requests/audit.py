@@ -84,6 +84,19 @@ class Audit:
     def back(self) -> list[Line]:
         return [line for line in self.lines if line.back]
 
+    def back_lines(self) -> list[str]:
+        """A line for each document that is back."""
+        return [
+            f"  back: {line.request} {line.document[:12]}, {line.reading}" for line in self.back
+        ]
+
+    def require_tested(self, requests_dir: Path | str) -> None:
+        """Raises UnlearnError where nothing was tested, or a model that knows nothing."""
+        if not self.lines:
+            raise UnlearnError(f"{requests_dir}: {self.says} Name the folder of the requests.")
+        if self.knows_nothing and not self.back:
+            raise UnlearnError(f"{self.model}: {self.says} Make the model again.")
+
     @property
     def says(self) -> str:
         """The result in words."""
