@@ -123,8 +123,8 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
         )
     if args.audit and not versions.merges_call_us():
         found.append(
-            "`unlearn.audit` needs Axolotl 0.21, whose `merge-lora` calls plugins; remove it and run "
-            "`axolotl unlearn audit` after the merge."
+            "`unlearn.audit` needs Axolotl 0.21, whose `merge-lora` calls plugins; remove it and "
+            "run `axolotl unlearn audit` after the merge."
         )
     found += axolotl_options.refused(cfg, bool(args.data.rows))
     if args.phases:

@@ -41,7 +41,7 @@ def record_base(folder: str | Path, base: str | Path) -> Path:
 
 
 def record_merge(folder: str | Path, base: str | Path, adapter: str | Path) -> Path:
-    """`record_base` for a model into which an adapter was merged, which it names by content, too."""
+    """`record_base` of a model with a merged adapter, which it names by content, too."""
     content = {
         "base": str(base),
         "sha256": Model(Path(base)).fingerprint,
