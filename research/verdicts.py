@@ -17,6 +17,7 @@ from typing import Any
 
 from scipy.stats import beta
 
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.metrics.verdict import bars, judge, role_of, side_mean
 
 DATA = Path(__file__).resolve().parent / "results" / "verdicts.json"
@@ -174,7 +175,7 @@ def main() -> None:
         rows += verdict_rows(seed, results["models"])
         scores += score_rows(seed, results["models"])
     first = options.folders[0] / "eval" / "audit.jsonl"
-    lines = [json.loads(line) for line in first.read_text("utf-8").splitlines()]
+    lines = read_json_lines(first)
     content = {
         "as_printed_in": "docs/verdicts.md",
         "command": "python -m research demo --seed N --out out/demo-N; python research/verdicts.py "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from axolotl_unlearn.data.records import (
     is_ambiguous,
     kind_of,
     read_documents,
+    read_json_lines,
     read_records,
 )
 from axolotl_unlearn.errors import UnlearnError
@@ -294,3 +296,30 @@ def test_lume():
     assert counts == [(1112, 342, 342), (1136, 364, 364)]
     assert {r.task_number for r in forget} == {1, 2, 3}
     check_disjoint(forget, retain)
+
+
+def test_lines_of_our_own_files(tmp_path):
+    """Line separators within a text end no row; a killed process leaves half a line."""
+    path = tmp_path / "audit.jsonl"
+    rows = [{"text": "a\u2028b\x85c"}, {"text": "d"}]
+    whole = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path.write_text(whole, "utf-8")
+    assert read_json_lines(path) == read_json_lines(path, cut=True) == rows
+    path.write_bytes(whole.encode() + '{"text": "é'.encode()[:-1])
+    assert read_json_lines(path, cut=True) == rows
+    path.write_text(whole + '{"text": ', "utf-8")
+    with pytest.raises(UnlearnError, match="audit.jsonl, line 3: not valid JSON"):
+        read_json_lines(path)
+    path.write_text("")
+    assert read_json_lines(path) == []
+
+
+def test_nobody_else_takes_json_lines_apart():
+    """`splitlines` breaks a row at U+2028. The ledger compares bytes; forkserver reads a pipe."""
+    package = Path(__file__).parents[1] / "axolotl_unlearn"
+    own = {
+        path.name
+        for path in package.rglob("*.py")
+        if re.search(r"json\.loads\((line|text)\)|map\(json\.loads", path.read_text("utf-8"))
+    }
+    assert own <= {"records.py", "ledger.py", "forkserver.py"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import eval_model
@@ -217,8 +218,56 @@ def test_a_row_without_a_field_is_named(home, tmp_path):
     from axolotl_unlearn.evaluation.tofu import read_set
 
     (tmp_path / "x.jsonl").write_text('{"question": "q", "answer": "a"}\n{"question": "q"}\n')
-    with pytest.raises(UnlearnError, match="x.jsonl line 2 has no `answer`"):
+    with pytest.raises(UnlearnError, match="x.jsonl, line 2: field 'answer' is missing"):
         read_set("x", tmp_path, ("question", "answer"))
+
+
+ODD_FILES = {
+    "byte order mark": (lambda text: "\ufeff" + text, None),
+    "raw U+2028": (lambda text: text.replace("Ada", "Ada\u2028Bo"), None),
+    "one wrong answer without a list": (lambda text: re.sub(r"\[(.*?)\]", '"x y"', text), None),
+    "a number as answer": (
+        lambda text: text.replace('"Ada was born in town 0."', "7"),
+        "line 1: field 'answer' is of type int but must be a text",
+    ),
+    "null among the wrong answers": (
+        lambda text: text.replace('"The birthplace of Bo is city 8."', "null"),
+        "line 2: field 'perturbed_answer' is of type NoneType but must be a text",
+    ),
+    "no wrong answers": (
+        lambda text: re.sub(r"\[(.*?)\]", "[]", text),
+        "line 1: field 'perturbed_answer' must be a list of texts, at least one",
+    ),
+    "a broken line": (
+        lambda text: text.replace("\n", "\n{\n", 1),
+        "line 2: not valid JSON",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD_FILES)
+def test_files_as_they_come(tmp_path, name):
+    """TOFU's and MUSE's files are read, or refused by file and line, as every other file."""
+    from axolotl_unlearn.evaluation.muse import read_part
+    from axolotl_unlearn.evaluation.tofu import read_set
+
+    change, refusal = ODD_FILES[name]
+    fields = ("question", "answer", "paraphrased_answer", "perturbed_answer")
+    text = change("".join(json.dumps(row) + "\n" for row in rows(3)))
+    (tmp_path / "knowmem").mkdir()
+    for path in (tmp_path / "x.jsonl", tmp_path / "knowmem" / "x.jsonl"):
+        path.write_text(text, "utf-8")
+    if refusal is None:
+        found = read_set("x", tmp_path, fields)
+        assert len(found) == 3 and all(type(r["perturbed_answer"]) is list for r in found)
+        assert len(read_part("knowmem", "x", fields[:2], data_dir=str(tmp_path))) == 3
+        assert found[0]["perturbed_answer"] == ["x y"] or len(found[0]["perturbed_answer"]) == 3
+        return
+    with pytest.raises(UnlearnError, match=f"x.jsonl, {refusal}"):
+        read_set("x", tmp_path, fields)
+    if "perturbed" not in refusal:
+        with pytest.raises(UnlearnError, match=f"x.jsonl, {refusal}"):
+            read_part("knowmem", "x", fields[:2], data_dir=str(tmp_path))
 
 
 def test_the_benchmark_compares_equal_values(home, monkeypatch):
@@ -412,11 +461,11 @@ def test_muse_bad_input_is_one_sentence(muse, tmp_path):
 
     with pytest.raises(UnlearnError, match="verbmem, knowmem and privleak"):
         read_part("verbmem", "retain", ("prompt",), data_dir=str(muse))
-    with pytest.raises(UnlearnError, match="forget.json row 1 has no `nothing`"):
+    with pytest.raises(UnlearnError, match="forget.json, record 1: field 'nothing' is missing"):
         read_part("verbmem", "forget", ("nothing",), data_dir=str(muse))
     with pytest.raises(UnlearnError, match="`corpus` is 'Songs'"):
         read_part("verbmem", "forget", ("prompt",), corpus="Songs")
     (tmp_path / "verbmem").mkdir()
     (tmp_path / "verbmem" / "forget.json").write_text("[{", "utf-8")
-    with pytest.raises(UnlearnError, match="line 1 is not JSON"):
+    with pytest.raises(UnlearnError, match="forget.json, line 1: not valid JSON"):
         read_part("verbmem", "forget", ("prompt",), data_dir=str(tmp_path))

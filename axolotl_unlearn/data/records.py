@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -373,6 +374,61 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, 
     yield from _raw_rows(Path(path))
 
 
+def read_json_lines(path: str | os.PathLike[str], *, cut: bool = False) -> list[dict[str, Any]]:
+    """Rows of a JSON lines file that a command of ours wrote; it may have none.
+
+    Args:
+        cut: Pass over lines that are not whole, as a killed process leaves them.
+
+    Raises:
+        UnlearnError: The first line that is no JSON object, or bytes that are not UTF-8.
+    """
+    path = Path(path)
+    if not cut:
+        return [dict(row) for _, row in _line_rows(read_text(path), path)]
+    rows = []
+    for line in path.read_text("utf-8", errors="replace").split("\n"):
+        with suppress(ValueError):
+            if isinstance(row := json.loads(line), dict):
+                rows.append(row)
+    return rows
+
+
+def require_text(row: Mapping[str, Any], field: str, where: str) -> str:
+    """The text of a field.
+
+    Raises:
+        UnlearnError: It is missing, of another type (a number, null) or empty.
+    """
+    value = row.get(field)
+    if field not in row:
+        raise UnlearnError(f"{where}: field {field!r} is missing{_nearest(field, row)}; add it.")
+    if not isinstance(value, str):
+        raise UnlearnError(
+            f"{where}: field {field!r} is of type {type(value).__name__} but must be a text; put "
+            "it in quotation marks."
+        )
+    if not value.strip():
+        raise UnlearnError(f"{where}: field {field!r} is empty; fill it or remove the row.")
+    _require_unicode(value, field, where)
+    return value
+
+
+def require_texts(row: Mapping[str, Any], field: str, where: str) -> list[str]:
+    """The texts of a field; one text that stands there without a list counts as one.
+
+    Raises:
+        UnlearnError: It is missing, or one of them is no text or empty.
+    """
+    value = row.get(field)
+    texts = [value] if isinstance(value, str) else value
+    if field not in row:
+        raise UnlearnError(f"{where}: field {field!r} is missing{_nearest(field, row)}; add it.")
+    if not isinstance(texts, (list, tuple)) or not texts:
+        raise UnlearnError(f"{where}: field {field!r} must be a list of texts, at least one.")
+    return [require_text({field: text}, field, where) for text in texts]
+
+
 def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (place, row) of a file of any format."""
     if not os.path.exists(path):
@@ -388,7 +444,7 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)
         return
-    text = _decode(path)
+    text = read_text(path)
     start = text.lstrip()[:1]
     if start == "[":
         yield from _list_rows(_parse(text, path), path)
@@ -404,7 +460,12 @@ def _missing_cure(path: Path) -> str:
     return f"check the path (relative paths start from {Path.cwd().name or 'the working folder'}/)"
 
 
-def _decode(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        UnlearnError: Names the line that is not UTF-8.
+    """
     raw = path.read_bytes()
     try:
         return raw.decode("utf-8-sig")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
@@ -74,13 +75,11 @@ class Cache(Store):
         def read() -> list[dict[str, Any]]:
             rows = []
             for path in self._partials(key):
-                for line in path.read_text(encoding="utf-8").splitlines():
-                    try:
-                        row = json.loads(line)
-                    except json.JSONDecodeError:  # the last line of a run that was killed
-                        continue
-                    if not need_texts or row.get("text") is not None:
-                        rows.append(row)
+                rows += [
+                    row
+                    for row in read_json_lines(path, cut=True)
+                    if not need_texts or row.get("text") is not None
+                ]
             return rows
 
         return self.workers.first(read)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.data.records import read_rows
+from axolotl_unlearn.data.records import read_rows, read_text
 from axolotl_unlearn.errors import UnlearnError
 
 LETTERS = ("A", "B", "C", "D")
@@ -96,13 +97,14 @@ def read_mmlu(folder: Path, shots: int = 0) -> list[Option]:
 
 
 def _mmlu_rows(path: Path) -> Iterator[list[str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.reader(file), start=1):
-            if len(row) != 6 or row[5].strip() not in LETTERS:
-                raise UnlearnError(
-                    f"{path}, row {number}: expected question, four options and a letter A to D."
-                )
-            yield row
+    # "NA" and the like stay the texts that they are.
+    rows = csv.reader(io.StringIO(read_text(path), newline=""))
+    for number, row in enumerate(rows, start=1):
+        if len(row) != 6 or row[5].strip() not in LETTERS:
+            raise UnlearnError(
+                f"{path}, row {number}: expected question, four options and a letter A to D."
+            )
+        yield row
 
 
 def _mmlu_options(

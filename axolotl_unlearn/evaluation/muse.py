@@ -9,13 +9,13 @@ models: other sizes of the forget set, or one model after each of several reques
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.data.records import read_rows, require_text
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.tasks import _dataset, _tokenizer, first_token_splitter
 from axolotl_unlearn.metrics import memorisation
@@ -35,7 +35,7 @@ def read_part(part: str, name: str, fields: Sequence[str], **metadata: Any) -> l
     """Rows of ``DATA_DIR/PART/NAME.json`` (a list) or ``.jsonl``, or of the hub's data set.
 
     Raises:
-        UnlearnError: No such file or corpus, or a row without a field, named by file and row.
+        UnlearnError: No such file or corpus, or a row without a field, named by file and line.
     """
     folder = metadata.get("data_dir")
     if folder is None:
@@ -48,22 +48,10 @@ def read_part(part: str, name: str, fields: Sequence[str], **metadata: Any) -> l
     for path in (Path(folder) / part / f"{name}{suffix}" for suffix in (".json", ".jsonl")):
         if not path.is_file():
             continue
-        text = path.read_text("utf-8")
-        try:
-            rows = (
-                json.loads(text)
-                if path.suffix == ".json"
-                else [json.loads(line) for line in text.splitlines() if line.strip()]
-            )
-        except json.JSONDecodeError as error:
-            raise UnlearnError(f"{path} line {error.lineno} is not JSON; mend the file.") from None
-        if not isinstance(rows, list) or not rows:
-            raise UnlearnError(f"{path} must hold a list of rows, at least one.")
-        for number, row in enumerate(rows, start=1):
-            missing = [f for f in fields if not (isinstance(row, dict) and row.get(f))]
-            if missing:
-                raise UnlearnError(f"{path} row {number} has no `{missing[0]}`; add the field.")
-        return rows
+        return [
+            {field: require_text(row, field, f"{path}, {place}") for field in fields}
+            for place, row in read_rows(path)
+        ]
     raise UnlearnError(
         f"{Path(folder) / part / name}.json does not exist; `data_dir` of --metadata must hold the "
         "folders verbmem, knowmem and privleak of MUSE (relative to where you started lm_eval)."

@@ -19,6 +19,7 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
+from axolotl_unlearn.data.records import read_rows, require_text, require_texts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.tasks import _tokenizer, mean_of_present
 from axolotl_unlearn.files import write_json
@@ -28,6 +29,8 @@ from axolotl_unlearn.metrics.semeval import mia_auc, rouge_l_recall
 
 HUB = "locuslab/TOFU"
 TEMPLATE = "Question: {question}\nAnswer:"
+#: Fields that hold several texts; one alone may stand there without a list.
+LISTS = ("perturbed_answer",)
 #: Rows of forget10 that forget05 and forget01 are: its last.
 PARTS = {"forget01": 40, "forget05": 200, "forget10": 400}
 SETS = ("forget", *tofu.UTILITY_SETS)
@@ -64,7 +67,7 @@ def read_set(
     """Rows of ``NAME.jsonl`` in ``folder``, or of the config ``NAME`` on the hub.
 
     Raises:
-        UnlearnError: No such file, or a row that lacks a field, named by file and line.
+        UnlearnError: No such file, or a row that lacks a text, named by file, line and field.
     """
     if folder is None:
         from datasets import load_dataset
@@ -77,17 +80,13 @@ def read_set(
             "(relative to where you started lm_eval)."
         )
     found = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            raise UnlearnError(f"{path} line {number} is not JSON; one object a line.") from None
-        missing = [key for key in needed if not (isinstance(row, dict) and row.get(key))]
-        if missing:
-            raise UnlearnError(f"{path} line {number} has no `{missing[0]}`; add the field.")
-        found.append(row)
+    for place, row in read_rows(path):
+        where = f"{path}, {place}"
+        kept = {key: require_text(row, key, where) for key in needed if key not in LISTS}
+        kept |= {key: require_texts(row, key, where) for key in needed if key in LISTS}
+        if row.get("paraphrased_question") is not None:
+            kept["paraphrased_question"] = require_text(row, "paraphrased_question", where)
+        found.append(kept)
     if rows is not None and len(found) < rows:
         raise UnlearnError(f"{path} has {len(found)} rows, {rows} are needed; use the whole file.")
     return found[-(rows or 0) :]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.verdict import views_of, whole
 from axolotl_unlearn.report.results import role_of
@@ -62,7 +63,7 @@ def find_inputs(
                 if "sentence" in figures
             }
     if (home / "audit.jsonl").is_file():
-        extras["audit"] = _lines(home / "audit.jsonl")
+        extras["audit"] = read_json_lines(home / "audit.jsonl")
     place = Path(attacks) if attacks else beside
     if (place / "attacks.json").is_file():
         extras["attacks"] = _json(place / "attacks.json")
@@ -111,14 +112,6 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as fault:
         raise UnlearnError(f"{path} is not valid JSON ({fault}); remove or remake it.") from fault
-
-
-def _lines(path: Path) -> list[Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except json.JSONDecodeError as fault:
-        raise UnlearnError(f"{path} is not valid JSON ({fault}); evaluate again.") from fault
 
 
 def _log_beside(model: str) -> Path | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from axolotl_unlearn.data.records import Record, read_documents, read_records
+from axolotl_unlearn.data.records import Record, read_documents, read_json_lines, read_records
 from axolotl_unlearn.data.typed import Source, row_form
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measurement import Settings
@@ -160,8 +160,7 @@ def deleted_rows(requests_dir: Path | str, rows: Sequence[Source]) -> set[str]:
     for folder in folders:
         path = folder / "data" / "forget.jsonl"
         if path.is_file():
-            for line in filter(None, path.read_text("utf-8").split("\n")):
-                row = json.loads(line)
+            for row in read_json_lines(path):
                 known.add(row["id"])
                 forms.add(row_form(row["row"]))
         else:

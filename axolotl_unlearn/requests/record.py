@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write as replace_bytes
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
@@ -279,7 +280,7 @@ def audited(folder: Path) -> tuple[list[dict[str, Any]], int]:
     path = folder / "eval" / "audit.jsonl"
     if not path.is_file():
         raise UnlearnError(f"{path} is missing; finish `axolotl unlearn request run` first.")
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    lines = read_json_lines(path)
     taught = [line for line in lines if line.get("model") == TEACHER]
     lines = [line for line in lines if line.get("model", AFTER) == AFTER]
     guessed = mark_guessed(lines, taught)
@@ -316,7 +317,7 @@ def mark_guessed(documents: Sequence[dict[str, Any]], taught: Sequence[Mapping[s
 def _row_ids(folder: Path) -> set[str]:
     found = set()
     for path in (folder / "data").glob("*.jsonl"):
-        rows = map(json.loads, path.read_text("utf-8").split("\n")[:-1])
+        rows = read_json_lines(path)
         found |= {str(row[key]) for row in rows for key in ("id", "document") if row.get(key)}
     return found
 

@@ -6,7 +6,6 @@ and pictures, is counted under its name, so that nobody takes it for clean.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.near import strings
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.requests.containers import Decode, git_texts, is_git, texts_of
 
@@ -207,11 +207,9 @@ def row_texts(path: Path) -> list[str]:
     """Every text of a file of JSON lines with a field ``row``, as a request keeps them."""
     found: list[str] = []
     if path.is_file():
-        for line in path.read_text("utf-8").split("\n"):
-            if line.strip():
-                row = json.loads(line)
-                row = row.get("row", row)
-                found += [*strings(row), *_numbers(row)]
+        for row in read_json_lines(path):
+            row = row.get("row", row)
+            found += [*strings(row), *_numbers(row)]
     return found
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.rows import PLACE, _rows_of, entries, trained_rows
@@ -183,8 +184,7 @@ def gone_rows(request: Request, rows: Iterable[Mapping[str, Any]]) -> set[str]:
 
 def forgotten(request: Request) -> set[str]:
     """Ids of the rows to forget."""
-    lines = request.rows("forget").read_text("utf-8").split("\n")
-    return {json.loads(line)["id"] for line in lines if line}
+    return {row["id"] for row in read_json_lines(request.rows("forget"))}
 
 
 def weights(folder: Path) -> dict[str, str]:
