@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
-from test_requests_new import ADA_ROWS, TRAIN, config, people, preferences, write
+from rich.console import Console
+from test_requests_new import ADA, ADA_ROWS, TRAIN, config, people, preferences, write
 from test_requests_run import home, kill_when, start  # noqa: F401
 
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.merging.recipe import Recipe
+from axolotl_unlearn.requests import erase, ways
 from axolotl_unlearn.requests import run as running
-from axolotl_unlearn.requests import ways
 from axolotl_unlearn.requests.choose import Wanted
+from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.record import read, verify
 from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.search import Texts
+from axolotl_unlearn.requests.ways.shards import Chain, Sharding, place, train_shards, unit
 from axolotl_unlearn.runner import executable
 
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
@@ -74,15 +81,13 @@ def test_retrained_is_plain_training_without_the_rows(home, tmp_path, forks, kin
         held = 4
     path = tmp_path / "finetune.yml"
     path.write_text(yaml.safe_dump(settings))
-    from axolotl_unlearn.requests.new import Options, new_request
-
     options = Options(model=home / "tuned")
     if held:
         options = Options(
             model=home / "tuned", heldout=write(tmp_path / "h.jsonl", people(200, 40))
         )
     made = new_request(path, tmp_path / "requests" / "r", wanted, options).request
-    found = carried_out(made) if kind == "lora" else train(made, "retrain")
+    found = carried_out(made, *RETRAIN) if kind == "lora" else train(made, "retrain")
     shown = json.loads(made.path("exact.json").read_text())
     assert shown["weights"] == ways.digests(found)
     assert shown["compared"] is (kind == "lora")
@@ -106,10 +111,14 @@ def test_retrained_is_plain_training_without_the_rows(home, tmp_path, forks, kin
     assert plain(tmp_path / "plain.yml", settings) == found
 
 
-def carried_out(made: Request) -> dict[str, str]:
+RETRAIN = (
+    ("--way", "retrain", "--repeat"),
+    ("train without the rows", "train without the rows, once more", "evaluate before"),
+)
+
+
+def carried_out(made: Request, words: Sequence[str], titles: Sequence[str]) -> dict[str, str]:
     """All of a request, killed in every stage; the weights that were handed over."""
-    words = ("--way", "retrain", "--repeat")
-    titles = ["train without the rows", "train without the rows, once more", "evaluate before"]
     for number, title in enumerate(titles):
         seen = kill_when(start(made.folder, *words), title)
         assert title in seen[-1], "".join(seen)
@@ -121,8 +130,130 @@ def carried_out(made: Request) -> dict[str, str]:
     assert "Verdict: exact" in said and "second run" not in said
     verify(made.folder)
     record = read(made.folder)["predicate"]
-    assert record["way"]["compared"] and record["verdict"]["outcome"] == "shown"
-    assert str(made.folder.parent) not in json.dumps(record)
-    assert "equal by SHA-256 to those of a second run" in made.path("REPORT.html").read_text()
+    assert record["way"]["compared"] == ("--repeat" in words)
+    assert record["verdict"]["outcome"] == "shown"
+    assert str(made.folder.parents[1]) not in json.dumps(record)
+    assert record["way"]["because"] in made.path("REPORT.html").read_text()
     assert not list(made.path("model").glob("checkpoint-*"))
     return ways.weights(made.path("model"))
+
+
+# -- shards ---------------------------------------------------------------------------------------
+
+KEYED = b"k" * 32
+
+
+def sharded(home: Path, folder: Path, rows: list[dict], name: str, **more) -> tuple[Path, Path]:  # noqa: F811
+    """A config on these rows, and shards of it."""
+    settings = config(home, sample_packing=False, **FEW, **more)
+    settings["datasets"][0]["path"] = str(write(folder / f"{name}.jsonl", rows))
+    path = folder / f"{name}.yml"
+    path.write_text(yaml.safe_dump(settings))
+    return path, folder / f"shards-{name}"
+
+
+def cut_and_trained(path: Path, out: Path, sharding: Sharding) -> dict:
+    return train_shards(path, out, sharding, key=KEYED, threads=2, console=Console(quiet=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(method="linear", scale="average"),
+        Recipe(method="dare_ties", density=0.5, scale="sum", seed=3),
+    ],
+    ids=["full, mean", "lora, dare"],
+)
+def test_a_sharded_request_is_the_run_without_the_rows(home, tmp_path, forks, recipe):  # noqa: F811
+    """Two trainings side by side; killed in every stage; then a second request."""
+    rows = [*TRAIN[:18], TRAIN[1]]
+    more = LORA if recipe.random else {}
+    sharding = Sharding(3, 2, "id", recipe)
+    path, out = sharded(home, tmp_path, rows, "all", **more)
+    facts = cut_and_trained(path, out, sharding)
+    assert sum(facts["rows"].values()) == 19 and sum(facts["units"].values()) == 16
+    ada = place(KEYED, "ada-quill", 3, 2)
+    assert facts["rows"][Chain.name(ada)] >= 4
+    options = Options(model=out / "model")
+    requests = tmp_path / "requests"
+    made = new_request(path, requests / "r1", ADA_ROWS, options).request
+    left = [row for row in rows if row["id"] != "ada-quill"]
+    if recipe.random:
+        found = train(made, "shards")
+    else:
+        steps = [f"shard {ada[0]}, slices 1 to {k}" for k in range(ada[1], 3)]
+        found = carried_out(made, ("--way", "shards"), [*steps, "merge the shards", "evaluate"])
+    assert made.way["again"] == [f"{ada[0]}-{k}" for k in range(ada[1], 3)]
+    without = sharded(home, tmp_path, left, "left", **more)
+    again = cut_and_trained(*without, sharding)
+    assert again["model"] == ways.digests(found) != facts["model"]
+    if recipe.random:
+        return
+    now = json.loads((out / "shards.json").read_text())
+    assert now["steps"] == again["steps"] and now["model"] == again["model"]
+    assert now["rows"] == again["rows"] and now["units"] == again["units"]
+    assert not Texts.of([ADA[0][1]]).among("".join(x.read_text() for x in out.rglob("*.jsonl")))
+    listed = erase.plan(made.folder, places=[out])
+    removed = {item.path for item in listed.removable}
+    assert set((out / "model").glob("*.safetensors")) <= removed
+    assert not any(erase.within(item, out / "steps") for item in removed)
+    second = Wanted(where=[("id", "p3")])
+    made = new_request(path, requests / "r2", second).request
+    assert made.before == str(requests / "r1" / "model")
+    found = train(made, "shards")
+    left = [row for row in left if row["id"] != "p3"]
+    third = cut_and_trained(*sharded(home, tmp_path, left, "both"), sharding)
+    assert third["model"] == ways.digests(found)
+
+
+def test_a_place_depends_on_no_other_row():
+    places = [place(KEYED, f"p{n}", 8, 4) for n in range(4000)]
+    assert places == [place(KEYED, f"p{n}", 8, 4) for n in range(4000)]
+    assert {s for s, _ in places} == set(range(1, 9)) and {k for _, k in places} == {1, 2, 3, 4}
+    counts = [places.count(one) for one in set(places)]
+    assert len(counts) == 32 and min(counts) > 80 and max(counts) < 180
+    assert place(b"x" * 32, "p0", 8, 4) != places[0] or place(b"x" * 32, "p1", 8, 4) != places[1]
+
+
+@pytest.mark.parametrize(
+    ("row", "by", "whose"),
+    [
+        ({"id": "a", "document": "d"}, None, "d"),
+        ({"id": 7}, None, "7"),
+        ({"meta": {"person": "ada"}}, "meta.person", "ada"),
+        ({"people": ["ada", "bo"]}, "people", "ada"),
+        ({"text": "x"}, None, None),
+        ({"meta": "x"}, "meta.person", None),
+    ],
+)
+def test_to_whom_a_row_belongs(row, by, whose):
+    assert unit(row, by) == whose
+
+
+@pytest.mark.parametrize(
+    ("changes", "sharding", "says"),
+    [
+        ({"max_steps": 5}, Sharding(), "`max_steps` does not go with shards; write `num_epochs`"),
+        ({"val_set_size": 0.1}, Sharding(), "`val_set_size` does not go with shards"),
+        ({}, Sharding(1), "--count 2 or more"),
+        ({}, Sharding(by="nobody"), "--by nobody: no row .* has this field"),
+        ({"base_model": "a+b"}, Sharding(), "mergekit reads"),
+    ],
+)
+def test_what_cannot_be_sharded(home, tmp_path, changes, sharding, says):  # noqa: F811
+    path, out = sharded(home, tmp_path, TRAIN[:18], "all", **changes)
+    with pytest.raises(UnlearnError, match=says):
+        train_shards(path, out, sharding)
+
+
+def test_a_model_that_was_not_merged_of_shards(home, tmp_path):  # noqa: F811
+    path, _ = sharded(home, tmp_path, TRAIN[:18], "all")
+    made = new_request(path, tmp_path / "requests" / "r", ADA_ROWS).request
+    with pytest.raises(UnlearnError, match="is not the merge of any shards"):
+        running.take(made, "shards")
+    with pytest.raises(UnlearnError, match="use retrain, shards, match"):
+        running.take(made, "magic")
+    (tmp_path / "all.jsonl").write_text("{}\n")
+    with pytest.raises(UnlearnError, match="was changed or removed since `request new`"):
+        running.take(made, "retrain")

@@ -77,7 +77,10 @@ class Request:
 
         config = read_config(self.path("finetune.yml"))
         names = [config.get("output_dir"), config.get("dataset_prepared_path") or PREPARED]
-        return [self.root / str(name) for name in names if name]
+        found = [self.root / str(name) for name in names if name]
+        if shards := self.way.get("shards"):  # the served model that they came with
+            found.append(Path(os.path.normpath(self.path(shards, "model"))))
+        return found
 
     @property
     def before(self) -> str:

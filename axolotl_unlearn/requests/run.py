@@ -313,6 +313,10 @@ def hand_over(request: Request) -> None:
         made.replace(place)
     elif not any(place.glob("*.safetensors")):
         raise UnlearnError(f"{made} is gone; remove {request.path('work')} and run again.")
+    if request.way["way"] == "shards":
+        from axolotl_unlearn.requests.ways import shards
+
+        shards.install(request)
     write_json(request.path("work", "handed.json"), {"model": request.after})
 
 

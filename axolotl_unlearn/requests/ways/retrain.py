@@ -200,11 +200,12 @@ def facts(found: dict[str, str], config: Path, threads: int, repeat: bool) -> di
         "config": {"sha256": digest(config)},
         "compared": repeat,
         "threads": threads,
-        "device": _device(),
+        "device": device(),
     }
 
 
-def _device() -> str:
+def device() -> str:
+    """What trains here."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
