@@ -298,6 +298,15 @@ def test_a_model_that_was_trained_again_since_is_not_the_old_one(home):
     assert "not the model that the request" in found["out/tuned/adapter_model.safetensors"]
 
 
+def test_what_an_open_request_begins_with_stays(home):
+    finished_request(Path("requests"), "2026-002", {"model": "base", "adapter": "out/tuned"})
+    found = {str(item.path): item.why for item in plan("requests/2026-001").items}
+    assert (
+        "request '2026-002', which was not carried out"
+        in found["out/tuned/adapter_model.safetensors"]
+    )
+
+
 def test_list_and_show(home):
     run = CliRunner().invoke
     listed = run(unlearn, ["request", "list"])

@@ -150,13 +150,85 @@ def test_near_duplicates_and_mentions_are_offered_and_others_are_not():
     assert set(ids) == {near, mention} and found.ids == {near, mention}
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("The keeper was Ada Quill.", "the name"),
+        ("the keeper was ada quill", "the name"),
+        ("Quill, Ada: keeper", "last name first"),
+        ("The keeper was A. Quill.", "initial"),
+        ("The keeper was Ada Quil.", "misspelt"),
+        ("The keeper was Ada Quillington.", None),
+        ("The Canada Quilling guild", None),
+        ("Adah Marquill kept it", None),
+    ],
+)
+def test_a_name_is_known_in_all_its_forms_and_not_in_a_longer_one(text, reason):
+    chosen = sources([chat("ada-quill", *ADA[0])])
+    others = sources([chat("x", "Who?", text), *people(0, 20)])
+    found = offer(chosen, others, Wanted(documents=["ada-quill"]))  # one row, by its id
+    reasons = found.reasons.get(others[0].id)
+    assert reasons == ([reason] if reason else None)
+    assert set(found.reasons) <= {others[0].id}
+
+
+@pytest.mark.parametrize(
+    "name", ["ada quill", "мария семёнова", "محمد الفاروق", "山田太郎", "अनीता शर्मा"]
+)
+def test_names_in_small_letters_and_other_scripts_are_offered(name):
+    """Nothing is capitalised, and only the rows are given."""
+    chosen = sources(
+        [chat("k1", "?", f"the owner {name} signed"), chat("k2", "?", f"by {name} too")]
+    )
+    others = sources([chat("x", "Who?", f"we met {name} there"), *people(0, 40)])
+    found = offer(chosen, others, Wanted(documents=["k1", "k2"]))
+    assert others[0].id in found.ids and len(found.ids) == 1
+
+
+def test_a_person_is_taken_in_every_dataset_and_a_pattern_in_every_text():
+    rows = sources([*TRAIN, MENTION, chat("x", "Who?", "Quill, Ada"), chat("y", "?", "A. Quill")])
+    person = choose(rows, Wanted(people=["ada quill"])).rows
+    assert [row.row["id"] for row in person] == ["ada-quill"] * 3 + ["p900", "x"]
+    ids = [row.row["id"] for row in choose(rows, Wanted(patterns=[r"555-01\d\d"])).rows]
+    assert ids == ["ada-quill"]
+    with pytest.raises(UnlearnError, match="--matches: no regular expression"):
+        choose(rows, Wanted(patterns=["("]))
+    with pytest.raises(UnlearnError, match="--person: none of 36 rows") as caught:
+        choose(rows, Wanted(people=["Bo Nobody"]))
+    assert "Nobody" not in str(caught.value)
+
+
+def test_values_come_from_files_and_names_are_in_no_request(tmp_path, home, monkeypatch):
+    """On the command line they are in the history and in `ps`; in request.json they outlive the
+    rows."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "finetune.yml"
+    path.write_text(yaml.safe_dump(config(home)))
+    Path("where").write_text("id=ada-quill\n\n")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "ledger.jsonl").touch()
+    words = ["request", "new", str(path), "--out", "requests/a", "--where", "@where"]
+    found = CliRunner().invoke(unlearn, [*words, "--contains", "@-"], input="12 Rope Walk\n")
+    assert found.exit_code == 0, found.output
+    assert "3 rows to forget" in found.output and "elsewhere are not looked for" in found.output
+    for name in ("request.json", "offered.json"):
+        text = Path("requests/a", name).read_text().casefold()
+        assert "quill" not in text and "rope" not in text
+    assert "--where id=" in CliRunner().invoke(unlearn, ["request", "show", "requests/a"]).output
+    bad = CliRunner().invoke(unlearn, [*words[:-1], "Ada Quill"])
+    assert bad.exit_code == 2 and "Quill" not in bad.output
+    forged = CliRunner().invoke(unlearn, [*words[:3], "--out", "requests/a\nb", *words[5:]])
+    assert forged.exit_code == 2 and "has no line breaks" in forged.output
+
+
 def test_a_phrase_of_the_kind_is_no_name():
     """ "Social Security" stands in three of the chosen rows and in most others."""
     rows = [chat("ada-quill", q, f"Social Security {a}") for q, a in ADA]
     others = [chat(f"p{n}", f"Bo{n}?", f"Social Security {n}") for n in range(40)]
     wanted = Wanted(where=[("id", "ada-quill")])
     assert "Social Security" in names_of(sources(rows), wanted)
-    assert not offer(sources(rows), sources(others), wanted).mentions
+    found = offer(sources(rows), sources(others), wanted)
+    assert not found.mentions and found.frequent == {"Social Security": 40}  # and it is said
     asked = Wanted(contains=["Social Security"])
     assert len(offer(sources(rows), sources(others), asked).mentions["Social Security"]) == 40
 

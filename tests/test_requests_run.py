@@ -55,7 +55,8 @@ def start(folder: Path, *options: str) -> subprocess.Popen:
     return subprocess.Popen(
         [*command, "--threads", "1", *options],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"}
+        | {"HF_DATASETS_CACHE": str(folder.parent / "users-cache")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -154,6 +155,7 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
     said, _ = again.communicate()
     assert again.returncode == 2 and "was carried out on" in said
     side_by_side(made, home)
+    assert not list((folder.parent / "users-cache").rglob("*.arrow"))  # kept customers' rows
     # What the rows say is on no screen and in no log: each command's output is one.
     texts = Texts.of([f"{question} {answer}" for question, answer in ADA])
     logs = sorted(folder.rglob("*.log"))
@@ -226,6 +228,22 @@ def test_one_run_at_a_time_and_reasons_that_are_empty(home, monkeypatch):
     (home / "gone").mkdir()
     made.facts["before"]["model"] = str(home / "gone")
     with pytest.raises(UnlearnError, match="is not there any more"):
+        running.check(made)
+
+
+def test_a_request_that_another_one_has_overtaken_ends_in_a_second(home, tmp_path):
+    """It trained for minutes, found the other's rows and asked for more steps."""
+    from requests_folder import finished_request
+
+    from axolotl_unlearn.requests.record import write as record
+
+    path = tmp_path / "finetune.yml"
+    path.write_text(yaml.safe_dump(config(home, sample_packing=False)))
+    made = new_request(path, tmp_path / "requests" / "second", ADA_ROWS).request
+    assert running.environment(made)["HF_DATASETS_CACHE"] == str(made.path("work", "cache"))
+    tuned = {"model": str(home / "tuned"), "adapter": None}
+    record(finished_request(tmp_path / "requests", "first", tuned))
+    with pytest.raises(UnlearnError, match="request 'first' was carried out since.*make it again"):
         running.check(made)
 
 

@@ -26,11 +26,27 @@ def command() -> None:
     """
 
 
-def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[tuple[str, str]]:
-    found = [text.partition("=") for text in given]
-    for (name, equals, _value), text in zip(found, given, strict=True):
+def _lines(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[str]:
+    """Values; ``@FILE`` stands for the lines of a file, ``@-`` for those of the standard input."""
+    found: list[str] = []
+    for text in given:
+        if text.startswith("@@"):
+            found.append(text[1:])
+        elif text.startswith("@"):
+            with click.open_file(text[1:], encoding="utf-8") as file:
+                found += [line for line in file.read().splitlines() if line.strip()]
+        else:
+            found.append(text)
+    return found
+
+
+def _pairs(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> list[tuple[str, str]]:
+    found = [text.partition("=") for text in _lines(context, option, given)]
+    for number, (name, equals, _value) in enumerate(found, start=1):
         if not (name and equals):
-            raise UnlearnError(f"--where {text!r} must be FIELD=VALUE.")
+            raise UnlearnError(f"--where, value {number}: it must be FIELD=VALUE.")
     return [(name, value) for name, _equals, value in found]
 
 
@@ -40,9 +56,13 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> lis
 @click.option(
     "--where", multiple=True, callback=_pairs, help="FIELD=VALUE; of nested objects meta.id=..."
 )
-@click.option("--contains", multiple=True, help="Rows with this text.")
+@click.option("--person", "people", multiple=True, callback=_lines, help="Rows with this name.")
+@click.option("--contains", multiple=True, callback=_lines, help="Rows with this text.")
+@click.option("--matches", "patterns", multiple=True, callback=_lines, help="Regular expression.")
 @click.option("--rows", type=_FILE, help="Rows as they stand in the training data.")
-@click.option("--documents", default="", help="Values of `document` or `id`, with commas.")
+@click.option(
+    "--documents", multiple=True, callback=_lines, help="Values of `document` or `id`, with commas."
+)
 @click.option("--with-near", is_flag=True, help="Also the near-duplicates that are found.")
 @click.option("--with-mentions", is_flag=True, help="Also the rows that mention the same names.")
 @click.option("--heldout", type=_FILE, help="Rows that it never saw.  [test set of CONFIG]")
@@ -57,19 +77,24 @@ def new(
     config: Path,
     out: Path,
     where: list[tuple[str, str]],
-    contains: tuple[str, ...],
+    people: list[str],
+    contains: list[str],
+    patterns: list[str],
     rows: Path | None,
-    documents: str,
+    documents: list[str],
     **given,
 ) -> None:
     """Choose the rows of CONFIG's training data that its model is to forget.
 
     CONFIG is the one that made the model, by plain `axolotl train`, with datasets of any type. The
-    rest of its rows is kept. Rows that say the same are named, and taken only if you say so.
+    rest of its rows is kept. Rows that say the same are named, and taken only if you say so. What
+    is typed stays in the shell's history and in `ps`: `@FILE` reads values from a file, one a line,
+    and `@-` from the standard input.
 
     \b
     Example:
       axolotl unlearn request new finetune.yml --where id=ada-quill --out requests/2026-001
+      axolotl unlearn request new finetune.yml --person @names.txt --out requests/2026-002
     """
     os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")  # else it prints the whole config
     # What is deleted is nobody's business; without a network it also waits for ever at the end.
@@ -79,7 +104,8 @@ def new(
     from axolotl_unlearn.requests.choose import Wanted
     from axolotl_unlearn.requests.new import Options, new_request
 
-    wanted = Wanted(where, contains, rows, [d.strip() for d in documents.split(",") if d.strip()])
+    documents = [one.strip() for part in documents for one in part.split(",") if one.strip()]
+    wanted = Wanted(where, contains, rows, documents, people, patterns)
     options = Options(**{name: value for name, value in given.items() if value is not None})
     made = new_request(config, out, wanted, options)
     facts = made.request.facts
@@ -101,6 +127,17 @@ def new(
         )
     for name, ids in made.offered.mentions.items() if not options.with_mentions else ():
         click.echo(f"{len(ids)} retained rows also say {name!r} (--with-mentions takes them).")
+    for name, count in made.offered.frequent.items():
+        click.echo(
+            f"{count} retained rows say {name!r}, too many to be offered (--contains takes them)."
+        )
+    if made.offered.reasons:
+        click.echo(f"Each of them with its reason: {out / 'offered.json'}")
+    for other in made.other_ledgers:
+        click.echo(
+            f"{out.parent} begins a new ledger; the requests in {other} are not looked for in what "
+            "this one makes."
+        )
     for limit in facts["limits"]:
         click.echo(f"Not claimed: {limit}.")
     click.echo(f"Next: axolotl unlearn request run {out}")

@@ -1,32 +1,33 @@
 """Which rows a request is about; and what else in the training data says the same.
 
 Rows are named by the user. Near-duplicates (MinHash, then rapidfuzz) and rows that mention the
-names of the chosen rows are found and offered; nothing is taken that was not asked for.
+names of the chosen rows are found and offered with a reason each; nothing is taken that was not
+asked for. Names are compared word by word: "Ada Quill" is no part of "Ada Quillington".
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.data.near import near_rows, plain_text, strings
+from axolotl_unlearn.data.near import near_rows, strings
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form
+from axolotl_unlearn.requests.search import words
 
-#: The same for a name in a text, so that misspellings are found.
-MISSPELT = 90
+#: Ratio of rapidfuzz (0 to 100) from which a name of `LONG` letters counts as misspelt.
+MISSPELT, LONG = 90, 6
 #: Names are searched in so many forms at most, the most frequent ones.
 NAMES = 20
 #: A "name" that so large a share of the other rows has is a phrase of the kind ("Social Security").
 PHRASE = 0.1
 
-_WORD = re.compile(r"\w+")
 # Two capitalised words, overlapping: "Is Ada Quill here?" has "Is Ada" and "Ada Quill".
 _NAME = re.compile(r"\b(?=([^\W\d_][\w'’-]+ (?:(?:de|van|von|af|al|el|bin) )?[^\W\d_][\w'’-]+))")
 
@@ -42,25 +43,34 @@ class Wanted:
         contains: Parts of texts.
         rows: File of rows, equal to those of the training data.
         documents: Values of the field ``document`` or ``id``, or ids of rows by content.
+        people: Names, whole or last name first, in any text of any dataset.
+        patterns: Regular expressions of Python, in any text.
     """
 
     where: Sequence[tuple[str, str]] = ()
     contains: Sequence[str] = ()
     rows: Path | None = None
     documents: Sequence[str] = ()
+    people: Sequence[str] = ()
+    patterns: Sequence[str] = ()
 
     @property
     def texts(self) -> list[str]:
         """What was asked for in words."""
-        return [*self.contains, *(value for _, value in self.where)]
+        return [*self.people, *self.contains, *(value for _, value in self.where)]
 
-    def __str__(self) -> str:
-        parts = [f"--where {name}={value}" for name, value in self.where]
-        parts += [f"--contains {text}" for text in self.contains]
-        parts += [f"--rows {self.rows}"] if self.rows else []
-        return " ".join(
-            parts + ([f"--documents {','.join(self.documents)}"] * bool(self.documents))
-        )
+    def keyed(self, key: Callable[[str], str]) -> list[str]:
+        """The options with ids in the place of their values, which name people."""
+
+        def short(value: object) -> str:
+            return key(str(value))[:12]
+
+        parts = [f"--where {name}={short(value)}" for name, value in self.where]
+        parts += [f"--contains {short(text)}" for text in self.contains]
+        parts += [f"--person {short(name)}" for name in self.people]
+        parts += [f"--matches {short(pattern)}" for pattern in self.patterns]
+        parts += [f"--rows {short(self.rows)}"] if self.rows else []
+        return parts + [f"--documents {short(name)}" for name in self.documents]
 
 
 @dataclass(frozen=True)
@@ -70,10 +80,15 @@ class Offered:
     Attributes:
         near: Id of a row that stays -> id of the chosen row that it resembles.
         mentions: Name -> ids of rows that stay and mention it.
+        reasons: Id -> why it is offered, without a name.
+        frequent: Name -> number of rows, where so many have it that it is rather a phrase of the
+            kind ("Social Security"): counted, not offered.
     """
 
     near: dict[str, str] = field(default_factory=dict)
     mentions: dict[str, list[str]] = field(default_factory=dict)
+    reasons: dict[str, list[str]] = field(default_factory=dict)
+    frequent: dict[str, int] = field(default_factory=dict)
 
     @property
     def ids(self) -> set[str]:
@@ -98,10 +113,10 @@ def choose(rows: Sequence[Source], wanted: Wanted) -> Chosen:
     Raises:
         UnlearnError: Nothing is named, a name fits no row, or all rows are named.
     """
-    if not (wanted.where or wanted.contains or wanted.rows or wanted.documents):
+    if not any(vars(wanted).values()):
         raise UnlearnError(
-            "say which rows to delete: --where FIELD=VALUE, --contains TEXT, --rows FILE or "
-            "--documents IDS."
+            "say which rows to delete: --person NAME, --where FIELD=VALUE, --contains TEXT, "
+            "--matches REGEX, --rows FILE or --documents IDS."
         )
     chosen: set[str] = set()
     exact: set[str] = set()
@@ -151,6 +166,23 @@ def choose(rows: Sequence[Source], wanted: Wanted) -> Chosen:
             )
         chosen |= found
         exact |= {i for i in found if name in names[i]}
+    for name in wanted.people:
+        forms = {f: why for f, why in name_forms(name).items() if why in SURE}
+        found = {row.id for row in rows if forms and any(_named(row, forms, name, exact=True))}
+        if not found:
+            raise UnlearnError(f"--person: none of {len(rows)} rows has this name.")
+        chosen |= found
+        exact |= found
+    for pattern in wanted.patterns:
+        try:
+            regex = re.compile(pattern)
+        except re.error as error:
+            raise UnlearnError(f"--matches: no regular expression ({error}); correct it.") from None
+        found = {row.id for row in rows if any(map(regex.search, strings(row.row)))}
+        if not found:
+            raise UnlearnError(f"--matches fits none of {len(rows)} rows.")
+        chosen |= found
+        exact |= found
     if len(chosen) == len(rows):
         raise UnlearnError(
             f"all {len(rows)} rows of the training data are chosen; nothing would be kept: "
@@ -168,13 +200,83 @@ def _values(value: Any, way: Sequence[str]) -> list[str]:
     return [] if value is None or isinstance(value, Mapping) else [str(value)]
 
 
-def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) -> Offered:
-    """Near-duplicates of the chosen rows, and mentions of their names, among the others."""
-    return Offered(near_rows(chosen, others), _mentions(chosen, others, wanted))
+def offer(
+    chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted, *, pairs: bool = True
+) -> Offered:
+    """Near-duplicates of the chosen rows, and mentions of their names, among the others.
+
+    Args:
+        pairs: Also of pairs of words that hardly another row has, which may be names.
+    """
+    near = near_rows(chosen, others)
+    found = Offered(
+        near, reasons={row: [f"nearly the same as {like}"] for row, like in near.items()}
+    )
+    asked = {tuple(words(text)) for text in wanted.texts}
+    tokens = {row.id: [words(text) for text in strings(row.row)] for row in others}
+    for name in names_of(chosen, wanted, list(tokens.values()) if pairs else ()):
+        forms = name_forms(name)
+        why = {row.id: next(_named(tokens[row.id], forms, name), None) for row in others}
+        why = {row: reason for row, reason in why.items() if reason}
+        if len(why) > max(3, PHRASE * len(others)) and tuple(words(name)) not in asked:
+            found.frequent[name] = len(why)
+        elif why:
+            found.mentions[name] = list(why)
+            for row, reason in why.items():
+                found.reasons.setdefault(row, []).append(reason)
+    return found
 
 
-def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
-    """What the chosen rows are about: texts that were asked for, and names in several of them."""
+#: How a name is written; what is only alike is offered and never taken by `--person`.
+WHOLE, TURNED, SHORT, INITIAL = "the name", "last name first", "without its middle", "initial"
+SURE = (WHOLE, TURNED)
+
+
+def name_forms(name: str) -> dict[tuple[str, ...], str]:
+    """Words in a row that are this name, and how they are written."""
+    found = tuple(words(name))
+    if len(found) < 2 or all(len(word) == 1 for word in found):  # a script without spaces
+        return {found: WHOLE} if found else {}
+    first, last = found[0], found[-1]
+    forms = {
+        (first[0], last): INITIAL,
+        (last, first[0]): INITIAL,
+        (first, last): SHORT,
+        (last, *found[:-1]): TURNED,
+        found: WHOLE,
+    }
+    return forms
+
+
+def _named(
+    row: Source | Sequence[Sequence[str]],
+    forms: Mapping[tuple[str, ...], str],
+    name: str,
+    exact: bool = False,
+) -> Iterator[str]:
+    """How a row has a name; misspelt only where it has it in no other way."""
+    from rapidfuzz import fuzz
+
+    texts = [words(text) for text in strings(row.row)] if isinstance(row, Source) else row
+    sizes = {len(form) for form in forms}
+    runs = {run for text in texts for size in sizes for run in _windows(text, size)}
+    yield from (forms[run] for run in forms if run in runs)
+    low = " ".join(words(name))
+    if exact or len(low) < LONG:
+        return
+    size = len(words(name))
+    for text in texts:
+        if fuzz.partial_ratio(low, " ".join(text), score_cutoff=MISSPELT):
+            for run in _windows(text, size):
+                if fuzz.ratio(low, " ".join(run)) >= MISSPELT:
+                    yield "misspelt"
+
+
+def names_of(
+    chosen: Sequence[Source], wanted: Wanted, others: Sequence[Sequence[Sequence[str]]] = ()
+) -> list[str]:
+    """What the chosen rows are about: texts that were asked for; capitalised names, and pairs of
+    words that hardly another row has, in several of them (in the one, if it is one)."""
     asked = [re.sub(r"[-_]+", " ", text) for text in wanted.texts]
     seen = Counter(
         name
@@ -182,28 +284,46 @@ def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
         for name in {n for t in strings(row.row) for n in _NAME.findall(normal_form(t, fold=False))}
         if name[0].isupper() and name.split()[-1][0].isupper()
     )
-    least = max(2, len(chosen) // 4)
+    least = min(len(chosen), max(2, len(chosen) // 4))
     often = [name for name, count in seen.most_common(NAMES) if count >= least]
     known = [text for text in asked if len(text) >= 4 and not text.isdigit()]
+    known += [text for text in wanted.people if text not in known]
     # The same name in other letters is searched once.
-    return list({normal_form(name): name for name in [*known, *often]}.values())
+    names = {normal_form(name): name for name in [*known, *often]}
+    for pair in _rare_pairs(chosen, others, least) if others else ():
+        names.setdefault(pair, pair)
+    return list(names.values())
 
 
-def _mentions(
-    chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted
-) -> dict[str, list[str]]:
-    from rapidfuzz import fuzz
+def _rare_pairs(
+    chosen: Sequence[Source], others: Sequence[Sequence[Sequence[str]]], least: int
+) -> list[str]:
+    """Pairs of words that a name may be, in whatever letters: of several chosen rows, in few others
+    and at least one; of a script without spaces three characters.
 
-    found: dict[str, list[str]] = {}
-    plain = [(row.id, plain_text(row)) for row in others]
-    for name in names_of(chosen, wanted):
-        low = " ".join(_WORD.findall(normal_form(name)))
-        ids = [
-            row for row, text in plain if low and (
-                low in text or fuzz.partial_ratio(low, text, score_cutoff=MISSPELT) > 0
-            )
-        ]  # fmt: skip
-        asked = any(low in re.sub(r"[\W_]+", " ", normal_form(text)) for text in wanted.texts)
-        if ids and (asked or len(ids) <= max(3, PHRASE * len(others))):
-            found[name] = ids
-    return found
+    Args:
+        others: The words of each text of each row.
+    """
+
+    def runs(texts: Sequence[Sequence[str]]) -> set[tuple[str, ...]]:
+        found = {run for text in texts for run in _windows(text, 2) if min(map(len, run)) > 1}
+        threes = {run for text in texts for run in _windows(text, 3)}
+        return found | {run for run in threes if max(map(len, run)) == 1}
+
+    def name(run: tuple[str, ...]) -> bool:
+        if any(word.isdigit() for word in run):
+            return False
+        return not "".join(run).isascii() if len(run) == 3 else max(common[w] for w in run) <= most
+
+    most = max(3, PHRASE * len(others))
+    common = Counter(word for texts in others for word in {w for text in texts for w in text})
+    seen = Counter(
+        run for row in chosen for run in runs([words(text) for text in strings(row.row)])
+    )
+    mine = {run for run, count in seen.items() if count >= least and name(run)}
+    shared = Counter(run for texts in others for run in mine & runs(texts))
+    return [" ".join(run) for run, count in shared.most_common(NAMES) if count <= most]
+
+
+def _windows(found: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+    return zip(*(found[i:] for i in range(size)), strict=False)

@@ -315,6 +315,9 @@ class _Keep:
         ):
             if source and Path(source).exists():
                 used.setdefault(Path(source).resolve(), why)
+        for name, source in _starts(folder.parent):
+            why = f"request {name!r}, which was not carried out yet, begins with it"
+            used.setdefault(source.resolve(), why)
         self.used = used
 
     def judged(self, item: Item) -> Item:
@@ -337,6 +340,16 @@ class _Keep:
         if any(within(real, root) for root in self.unusable):
             return "the config writes to a folder that holds other things; remove it by hand"
         return "it is outside the folders that the config writes to; remove it by hand"
+
+
+def _starts(requests: Path) -> Iterator[tuple[str, Path]]:
+    """Models that requests begin with which were not carried out yet."""
+    done = {entry["request"] for entry in Ledger(requests).accepted()}
+    for path in sorted(requests.glob("*/request.json")):
+        before = Request.load(path.parent).facts["before"]
+        for source in filter(None, (before["adapter"], before["model"])):
+            if path.parent.name not in done and Path(source).exists():
+                yield path.parent.name, Path(source)
 
 
 def within(path: Path, folder: Path) -> bool:

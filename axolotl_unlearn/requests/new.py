@@ -20,6 +20,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.requests.audit import deleted_rows
 from axolotl_unlearn.requests.choose import Offered, Wanted, choose, offer
+from axolotl_unlearn.requests.ledger import LEDGER, Ledger
 from axolotl_unlearn.requests.request import (
     SCHEMA,
     Request,
@@ -76,10 +77,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Made:
-    """A new request and what was offered beside it."""
+    """A new request, what was offered beside it, and ledgers elsewhere that it does not know."""
 
     request: Request
     offered: Offered
+    other_ledgers: list[Path]
 
 
 def new_request(
@@ -96,6 +98,8 @@ def new_request(
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise UnlearnError(f"{out} is there already; give --out a new folder for each request.")
     config = read_config(config_path)
+    _check_id(out.name)
+    accepted = Ledger(out.parent).accepted()
     before = model_before(config, config_path, out.parent, options.model)
     _check_disk(before, out)
     trained = trained_rows(config_path)
@@ -135,7 +139,7 @@ def new_request(
             "adapter": before["adapter"] is not None,
             "before": before,
             "chosen": {
-                "how": [str(wanted)],
+                "how": wanted.keyed(Ledger(out.parent).keyed),
                 "other_forms": len(named.other_forms),
                 "near": len(offered.near),
                 "mentions": len({name for ids in offered.mentions.values() for name in ids}),
@@ -154,11 +158,15 @@ def new_request(
             },
             "budget": {"steps": options.steps, "minutes": options.minutes},
             "root": os.path.relpath(Path.cwd(), out),
+            "after_request": accepted[-1]["request"] if accepted else None,
             "limits": [*trained.limits, *limits],
         }
         write_json(
             out / "offered.json",
-            {"near": offered.near, "mentions": list(offered.mentions.values())},
+            {
+                "rows": [{"id": row, "reasons": why} for row, why in offered.reasons.items()],
+                "frequent": list(offered.frequent.values()),
+            },
         )
         head = "Written by `axolotl unlearn request new`."
         write_yaml(
@@ -173,7 +181,27 @@ def new_request(
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)  # all of a request or nothing
         raise
-    return Made(Request.load(out), offered)
+    others = [] if accepted else other_ledgers(out.parent)
+    return Made(Request.load(out), offered, others)
+
+
+def other_ledgers(requests: Path) -> list[Path]:
+    """Folders of requests near a new one: theirs are not looked for in what it makes."""
+    near = {requests.absolute().parent, Path.cwd()}
+    found = {path.parent for place in near for path in place.glob(f"*/{LEDGER}")}
+    return sorted(path for path in found if not path.samefile(requests))
+
+
+def _check_id(name: str) -> None:
+    """
+    Raises:
+        UnlearnError: Lines of a ledger, a page or a screen could be forged with it.
+    """
+    if not name.isprintable() or name.strip() != name or not name:
+        raise UnlearnError(
+            f"--out {name!r}: a request's name has no line breaks and no spaces at "
+            "its ends; give another."
+        )
 
 
 def _line(row: Source) -> dict[str, Any]:
@@ -221,8 +249,6 @@ def model_before(
 
 def _current(requests: Path) -> Path | None:
     """The model of the last request: the next one starts from it."""
-    from axolotl_unlearn.requests.ledger import Ledger
-
     model = Ledger(requests).current()
     return Path(model["path"]) if model else None
 
@@ -270,7 +296,7 @@ def _heldout(
             "nothing is known of the level of text that was never seen: whether the rows can still "
             "be told from it is not claimed"
         ]
-    same = offer(forget, rows, wanted).ids
+    same = offer(forget, rows, wanted, pairs=False).ids
     left = [row for row in rows if row.id not in same]
     if len(left) < LEAST_HELDOUT:
         less = f" ({len(same)} more say what is to be forgotten)" if same else ""

@@ -72,7 +72,7 @@ def run_request(
         job = Job(
             private_folder(request.path("work")),
             threads=threads,
-            environment=ENVIRONMENT,
+            environment=environment(request),
             console=console,
         )
         for stage in stages(request, accept, job.threads, repeat):
@@ -81,6 +81,11 @@ def run_request(
     finally:
         os.umask(before)
     return json.loads(request.path("verdict.json").read_text("utf-8"))
+
+
+def environment(request: Request) -> dict[str, str]:
+    """Of every command: kept customers' rows are cached below the request and go with it."""
+    return ENVIRONMENT | {"HF_DATASETS_CACHE": str(request.path("work", "cache").absolute())}
 
 
 def take(request: Request, way: str | None) -> None:
@@ -254,6 +259,7 @@ def check(request: Request) -> None:
             raise UnlearnError(
                 f"{path} was changed or removed since `request new`; make the request again."
             )
+    _check_newest(request)
     before = request.facts["before"]
     for folder in filter(None, (before["adapter"], before["adapter"] is None and before["model"])):
         if not any(Path(folder).glob("*.safetensors")):
@@ -266,6 +272,25 @@ def check(request: Request) -> None:
     if found:
         raise UnlearnError(f"{request.path('forget.yml')}: " + " ".join(found))
     write_json(request.path("work", "check.json"), {"digests": digests})
+
+
+def _check_newest(request: Request) -> None:
+    """
+    Raises:
+        UnlearnError: Another request was carried out since this one was made, so that it would
+            begin with a model that still knows the other's rows.
+    """
+    from axolotl_unlearn.requests.ledger import Ledger
+
+    made_after = request.facts.get("after_request")
+    accepted = Ledger(request.folder.parent).accepted()
+    newest = accepted[-1]["request"] if accepted else None
+    if "after_request" in request.facts and newest != made_after and request.way["way"] == "match":
+        raise UnlearnError(
+            f"request {newest!r} was carried out since {request.folder} was made, which would "
+            f"begin with the model before it; remove {request.folder} and make it again with "
+            "`axolotl unlearn request new`."
+        )
 
 
 def earlier(request: Request) -> None:

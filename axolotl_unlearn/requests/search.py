@@ -6,12 +6,13 @@ and pictures, is counted under its name, so that nobody takes it for clean.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import regex
 
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.records import read_json_lines
@@ -27,11 +28,9 @@ WINDOW = 8
 SHORTEST = 4
 #: Digits of a number that may name somebody.
 LEAST_DIGITS = 5
-#: Scripts without spaces: each character is a word.
-_WORD = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
-    "|[^\\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+"
-)
+#: Scripts without spaces: each character is a word. Vowel signs of others belong to their words.
+_SINGLE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD = regex.compile(rf"(?V1)[{_SINGLE}]|[[\p{{L}}\p{{N}}\p{{M}}]--[{_SINGLE}]]+")
 #: Not looked into, and said: programs of others.
 _SKIPPED = {".venv", "venv", "node_modules", "__pycache__", "site-packages"}
 _KEYS = 64
