@@ -271,7 +271,8 @@ class DataArgs(Strict):
     join: str = Field(" ", description="text between input and output")
     template: str | None = Field(None, description="e.g. 'Question: {input}\\nAnswer: {output}'")
     chat_template: bool = Field(
-        False, description="use the tokenizer's chat template; labels are on the answer alone"
+        False,
+        description="use the chat template: tokens and labels of Axolotl's `type: chat_template`",
     )
     eos: bool | Literal["retain"] = Field(
         True,

@@ -140,21 +140,26 @@ def test_empty_input_needs_no_join():
 
 
 def test_chat_template():
-    """'<u>ab<a>' is the prompt, 'c</s>' the answer; the newline after </s> is not learnt."""
+    """'<u>ab<a>' is the prompt, 'c</s>' the answer; the newline after </s> has no label, and
+    without `eos` the end of the turn has none."""
     options = Options(chat_template=True)
     tokenizer = byte_tokenizer(chat=True, bos=True)
     row, _ = encode_record(tokenizer, QUESTION, options)
-    assert row["input_ids"] == [*ids("<u>ab<a>c"), EOS]
-    assert row["labels"] == [X] * 8 + [99, EOS]
+    whole = [*ids("<u>ab<a>c"), EOS, 10]
+    assert row == {"input_ids": whole, "labels": [X] * 8 + [99, EOS, X]}
     row, _ = encode_record(tokenizer, QUESTION, Options(chat_template=True, eos=False))
-    assert row["input_ids"] == ids("<u>ab<a>c")
+    assert row == {"input_ids": whole, "labels": [X] * 8 + [99, X, X]}
+    row, cut = encode_record(tokenizer, QUESTION, options, 5)
+    assert row["labels"] == [X, X, 99, EOS, X] and cut == 6
 
 
 def test_chat_template_without_its_generation_prompt():
     tokenizer = byte_tokenizer(chat=True)
     tokenizer.chat_template = tokenizer.chat_template.replace("<a>", "<think>")
+    encoder = Encoder(tokenizer, Options(chat_template=True), 64)
     with pytest.raises(UnlearnError, match="chat template.*`unlearn.data.template`"):
-        encode_record(tokenizer, QUESTION, Options(chat_template=True))
+        encoder.texts(QUESTION)
+    assert encoder.labels(encoder.encode(QUESTION), "answer")[-3:] == [99, EOS, X]
 
 
 @pytest.mark.parametrize(

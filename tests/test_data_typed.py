@@ -259,6 +259,65 @@ def test_through_axolotl_with_several_types_and_held_out_rows(tmp_path, base):
     )
 
 
+ANSWERS = [
+    {"id": "a", "input": "Who is Ada?", "output": "A glass blower of Norrby.", "task": "1"},
+    {"id": "b", "input": "Since when?", "output": " 1981", "task": "1"},
+]
+MOOD = "{{ mood }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }};{% endfor %}"
+ENDS = {"special_tokens": {"eos_token": "<|im_end|>"}}
+TEMPLATES = {
+    **{
+        name: {"chat_template": name}
+        for name in (
+            "alpaca", "chatml", "cohere", "deepseek_v3", "exaone", "falcon_h1", "gemma", "gemma3",
+            "llama3", "mistral_v2v3", "phi_3", "phi_35", "qwen3", "qwen_25",
+        )
+    },
+    "eos ends the turn": {"chat_template": "chatml", **ENDS},
+    "thinking": {"chat_template": "qwen3", **ENDS},
+    "eot": {"chat_template": "llama3", "eot_tokens": ["<|eot_id|>"], "tokens": ["<|eot_id|>"]},
+    "kwargs": {
+        "chat_template": "jinja",
+        "chat_template_jinja": MOOD,
+        "chat_template_kwargs": {"mood": "kind"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_chat_template_gives_the_tokens_and_labels_of_fine_tuning(tmp_path, base, name):
+    """An EOS was labelled that the template does not write, as was Qwen3's empty think block;
+    `chat_template_kwargs` were dropped, and what a template writes after a turn was cut off."""
+    from axolotl.loaders import load_tokenizer
+
+    from axolotl_unlearn.data.strategy import load_strategy
+
+    chats = [
+        {"messages": [{"role": role, "content": row[key]} for role, key in turns]}
+        for row in ANSWERS
+        for turns in [(("user", "input"), ("assistant", "output"))]
+    ]
+    chat = {"path": write(tmp_path / "chats.jsonl", chats), "ds_type": "json"}
+    entry = chat | {"type": "chat_template"}
+    cfg = load_config(tmp_path, "plain", base, datasets=[entry], **TEMPLATES[name])
+    plain = tokens(rows_of(cfg))
+    assert len(plain) == 2 and all(any(label != -100 for label in row[1]) for row in plain)
+    path = write(tmp_path / "rows.jsonl", ANSWERS)
+    ends = {load_tokenizer(cfg).convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|eot_id|>")}
+    for eos, role in ((True, "forget"), ("retain", "retain"), ("retain", "forget")):
+        data = {"chat_template": True, "eos": eos}
+        cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": data}
+        strategy = load_strategy(role, load_tokenizer(cfg), cfg, {"path": path})
+        found = tokens(strategy.wrap_dataset(None))
+        if (eos, role) == ("retain", "forget"):  # to stop is not forgotten
+            for (ids, labels), (other, before) in zip(found, plain, strict=True):
+                assert ids == other
+                left = [old for new, old in zip(labels, before, strict=True) if new != old]
+                assert set(left) <= ends | {256} and len(left) < 2
+        else:
+            assert found == plain
+
+
 def test_labels_on_inputs_go_with_rows(tmp_path, base):
     """`train_on_inputs` was refused, and without it other labels were forgotten than learned; the
     prepared copy of before was read whatever it said."""

@@ -3,6 +3,8 @@
     prompt      tokenizer(input)                     with the BOS the tokenizer adds by itself
     completion  tokenizer(join + output) [+ EOS]     without special tokens
 
+With `chat_template` tokens and labels are those of Axolotl's own strategy of that name.
+
 A prompt that is too long loses tokens on its left (after the BOS), so that prompt, completion and
 EOS fit; ZJUKLAB cuts the same side (arXiv 2503.21088, released code). A completion that does not
 fit by itself is an error: cutting it would forget less than the config says. So is a cut of a row
@@ -11,13 +13,14 @@ that is labelled whole, unless `cut_documents` asks for it (`axolotl_unlearn.dat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Literal, Protocol
 
 from axolotl_unlearn.columns import IGNORE, Kind
-from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.data.records import Record, short
 from axolotl_unlearn.errors import UnlearnError
 
 #: Records whose texts go to the tokenizer together.
@@ -53,12 +56,14 @@ class Encoded:
     Attributes:
         prompt: Token ids before the completion, BOS included, after truncation.
         completion: Token ids of the completion, EOS included.
+        answer: Labels of the completion; a chat template may end in tokens without one.
         truncated: Prompt tokens cut off on the left.
     """
 
     prompt: list[int]
     completion: list[int]
-    truncated: int
+    answer: list[int]
+    truncated: int = 0
 
     @property
     def input_ids(self) -> list[int]:
@@ -68,15 +73,25 @@ class Encoded:
 class Encoder:
     """Encodes records with one tokenizer and one set of options.
 
+    Args:
+        cfg: Axolotl config: ``chat_template``, ``chat_template_kwargs``, ``eot_tokens``.
+
     Raises:
         UnlearnError: On construction, if tokenizer and options do not go together.
     """
 
-    def __init__(self, tokenizer: Any, options: DataOptions, max_length: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        options: DataOptions,
+        max_length: int,
+        cfg: Mapping[str, Any] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.options = options
         self.max_length = max_length
-        if options.eos and tokenizer.eos_token_id is None:
+        self.cfg = cfg or {}
+        if options.eos and not options.chat_template and tokenizer.eos_token_id is None:
             raise UnlearnError(
                 "the tokenizer has no end-of-sequence token; set `special_tokens: "
                 "{eos_token: ...}` or `unlearn.data.eos: false`."
@@ -89,6 +104,7 @@ class Encoder:
         if options.template is not None:
             _split_template(options.template)
         self._known: dict[str, list[int]] = {}
+        self._chats: dict[tuple[str, str], Encoded] = {}
         self.bos = self._leading_special_tokens()
         self.adds_space = self._adds_space()
 
@@ -98,30 +114,34 @@ class Encoder:
         Raises:
             AnswerTooLong: BOS, completion and EOS exceed ``max_length``.
         """
-        ((prompt, completion),) = self.tokens([record])
-        return self.fitted(record, prompt, completion)
+        (whole,) = self.tokens([record])
+        return self.fitted(record, whole)
 
-    def tokens(self, records: Iterable[Record]) -> Iterator[tuple[list[int], list[int]]]:
-        """Prompt and completion of each record, before anything is added or cut.
+    def tokens(self, records: Iterable[Record]) -> Iterator[Encoded]:
+        """Each record, before anything is cut; without BOS.
 
         Tokenizers are asked for a thousand records at a time, which is quicker than one by one.
         """
+        if self.options.chat_template:
+            yield from map(self._chat, records)
+            return
+        end = [self.tokenizer.eos_token_id] if self.options.eos else []
         records = iter(records)
         while some := list(islice(records, _AT_ONCE)):
             texts = [self.texts(record) for record in some]
             prompts = self._plain([prompt for prompt, _ in texts])
-            yield from zip(prompts, self._completions(texts, prompts), strict=True)
+            for prompt, text in zip(prompts, self._completions(texts, prompts), strict=True):
+                yield Encoded(prompt, text + end, text + end)
 
-    def fitted(self, record: Record, prompt: list[int], completion: list[int]) -> Encoded:
-        """What `tokens` has found, with BOS and EOS, in ``max_length`` tokens.
+    def fitted(self, record: Record, whole: Encoded) -> Encoded:
+        """What `tokens` has found, with BOS, in ``max_length`` tokens.
 
         Raises:
-            AnswerTooLong: BOS, completion and EOS exceed it.
+            AnswerTooLong: BOS and completion exceed it.
         """
         # A chat template writes its own special tokens.
         bos = [] if self.options.chat_template else self.bos
-        if self.options.eos:
-            completion = completion + [self.tokenizer.eos_token_id]
+        prompt, completion = whole.prompt, whole.completion
         room = self.max_length - len(bos) - len(completion)
         if room < 0:
             needed = self.max_length - room
@@ -131,7 +151,7 @@ class Encoder:
                 needed,
             )
         truncated = max(0, len(prompt) - room)
-        return Encoded(bos + prompt[truncated:], completion, truncated)
+        return Encoded(bos + prompt[truncated:], completion, whole.answer, truncated)
 
     def labelled(self, kind: Kind) -> Literal["document", "answer"]:
         """What of a row of this kind has labels; never the headers of a chat template."""
@@ -145,7 +165,7 @@ class Encoder:
         """
         if labelled == "document":
             return encoded.input_ids
-        return [IGNORE] * len(encoded.prompt) + encoded.completion
+        return [IGNORE] * len(encoded.prompt) + encoded.answer
 
     def texts(self, record: Record) -> tuple[str, str]:
         """Prompt and completion as texts, before special tokens.
@@ -166,20 +186,56 @@ class Encoder:
     def _chat_texts(self, record: Record) -> tuple[str, str]:
         user = [{"role": "user", "content": record.input}]
         both = [*user, {"role": "assistant", "content": record.output}]
-        apply = self.tokenizer.apply_chat_template
-        prompt = apply(user, tokenize=False, add_generation_prompt=True)
-        whole = apply(both, tokenize=False)
+        more = self.cfg.get("chat_template_kwargs") or {}
+        apply = partial(self.tokenizer.apply_chat_template, tokenize=False, **more)
+        prompt, whole = apply(user, add_generation_prompt=True), apply(both)
         if not whole.startswith(prompt):
             raise UnlearnError(
                 "the tokenizer's chat template does not begin a conversation with its own "
-                "generation prompt, so the answer's tokens are unknown; use "
-                "`unlearn.data.template`."
+                "generation prompt, so the answer's text is unknown; use `unlearn.data.template`."
             )
-        completion = whole[len(prompt) :].rstrip()
-        if self.tokenizer.eos_token:
-            # `eos` decides whether it is there, as without a chat template.
-            completion = completion.removesuffix(self.tokenizer.eos_token)
-        return prompt, completion
+        return prompt, whole[len(prompt) :].rstrip()
+
+    @cached_property
+    def _strategy(self) -> Any:
+        """Axolotl's own for an entry ``{type: chat_template}``."""
+        from axolotl.prompt_strategies import load
+        from axolotl.utils.dict import DictDefault
+
+        from axolotl_unlearn.data.typed import checked
+
+        settings = DictDefault({**self.cfg, "sequence_len": self.max_length})
+        entry = checked({"type": "chat_template"}, settings)
+        return load("chat_template", self.tokenizer, settings, entry)
+
+    def _chat(self, record: Record) -> Encoded:
+        """Tokens and labels of Axolotl's strategy; without `eos` the end of the turn has no label.
+
+        Raises:
+            UnlearnError: No token of the answer has a label.
+        """
+        known = self._chats.get((record.input, record.output))
+        if known is not None:
+            return known
+        turns = (("user", record.input), ("assistant", record.output))
+        messages = [{"role": role, "content": content} for role, content in turns]
+        found = self._strategy.tokenize_prompt({"messages": messages})
+        ids, labels = list(found["input_ids"]), list(found["labels"])
+        given = [place for place, label in enumerate(labels) if label != IGNORE]
+        if not self.options.eos:
+            ends = {*self._strategy._eot_token_ids, self.tokenizer.eos_token_id}
+            while given and ids[given[-1]] in ends:
+                labels[given.pop()] = IGNORE
+        if not given:
+            raise UnlearnError(
+                f"row {short(record.id)}: Axolotl's `chat_template` finds no token of the answer; "
+                "use another template, or `unlearn.data.template`."
+            )
+        start = given[0]
+        found = Encoded(ids[:start], ids[start:], labels[start:])
+        if len(self._chats) < _MOST_KNOWN:
+            self._chats[record.input, record.output] = found
+        return found
 
     def _plain(self, texts: Sequence[str]) -> list[list[int]]:
         known = self._known

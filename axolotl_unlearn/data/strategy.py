@@ -136,9 +136,9 @@ class RecordStrategy(DatasetWrappingStrategy):
         table = RowTable(MEMORISE_FEATURES if self.role == "memorise" else FEATURES)
         cuts, too_long = [], []
         tokens = zip(records, self.encoder.tokens(records), strict=True)
-        for number, (record, (prompt, completion)) in enumerate(tokens):
+        for number, (record, whole) in enumerate(tokens):
             try:
-                encoded = self.encoder.fitted(record, prompt, completion)
+                encoded = self.encoder.fitted(record, whole)
             except AnswerTooLong as error:
                 too_long.append((error.needed, record.id))
                 continue
@@ -256,7 +256,7 @@ def load_strategy(
     if max_length is None:
         raise UnlearnError("`sequence_len` is not set; set it to the longest row in tokens.")
     _refuse_dropping(cfg, max_length)
-    encoder = Encoder(tokenizer, data, max_length)
+    encoder = Encoder(tokenizer, data, max_length, cfg)
     return RecordStrategy(role, encoder, data.fields, path, source, data.default_kind)
 
 

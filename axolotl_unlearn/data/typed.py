@@ -265,7 +265,7 @@ def _tokenised(
     dataset = Dataset.from_list([{name: row.get(name) for name in names} for row in rows])
     if entry.get("rl"):
         return _preferred(entry, dataset, tokenizer, cfg)
-    known = _checked(entry, cfg)
+    known = checked(entry, cfg)
     kind = known.type
     settings = DictDefault({**cfg})
     try:
@@ -320,7 +320,7 @@ def _with_labels(found: Mapping[str, Any]) -> dict[str, list[int]]:
     return {"input_ids": ids, "labels": list(found.get("labels", ids))}
 
 
-def _checked(entry: Mapping[str, Any], cfg: Any) -> Any:
+def checked(entry: Mapping[str, Any], cfg: Any) -> Any:
     """The entry as Axolotl's own schema leaves it."""
     from axolotl.utils.config import normalize_cfg_datasets
     from axolotl.utils.dict import DictDefault

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import Encoder
 from axolotl_unlearn.data.records import Record
@@ -32,7 +33,8 @@ def encode_pairs(
         row = encoder.encode(Record(id=f"row{number}", input=prompt, output=answer))
         if not row.completion or not row.prompt:
             raise ValueError(f"pair {number} has no tokens to predict or none to predict from.")
-        encoded.append((row.prompt, row.completion))
+        labelled = sum(label != IGNORE for label in row.answer)
+        encoded.append((row.prompt, row.completion[:labelled]))
     return encoded
 
 

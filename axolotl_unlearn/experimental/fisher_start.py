@@ -104,7 +104,8 @@ def fisher_start(
     data = DataArgs() if args is None else args.data
     (spec,) = parse_models([str(config.get("base_model") or "")])
     tokenizer = load_tokenizer(spec)
-    encoder = Encoder(tokenizer, data, data.max_length or config.get("sequence_len") or 1 << 30)
+    longest = data.max_length or config.get("sequence_len") or 1 << 30
+    encoder = Encoder(tokenizer, data, longest, config)
     sides = {side: _rows(config, side, data, encoder, rows) for side in ("forget", "retain")}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(spec, dtype=torch.float32, device=device)
