@@ -277,7 +277,8 @@ class DataArgs(Strict):
     eos: bool | Literal["retain"] = Field(
         True,
         description="append the end-of-sequence token, with a label: to all rows, to none, or to "
-        "all but forget rows, so that to stop is not forgotten too",
+        "all but forget rows, so that to stop is not forgotten too; with `chat_template` the end "
+        "of the turn is there and `false` takes its label away",
     )
     max_length: int | None = Field(None, gt=1, description="default: sequence_len")
     cut_documents: bool = Field(
