@@ -203,6 +203,9 @@ def test_a_slice_is_what_was_asked_for(tmp_path, config):
     path = write(tmp_path / "f.jsonl", FORGET)
     dataset = load(config((path, "forget", {"split": "train[1:]"}))).train_dataset
     assert [bytes(row["input_ids"][:-1]) for row in dataset] == [b"q d"]
+    for extra, texts in (({"shards": 2}, [b"ab c"]), ({"preprocess_shards": 2}, [b"ab c", b"q d"])):
+        dataset = load(config((path, "forget", extra))).train_dataset
+        assert sorted(bytes(row["input_ids"][:-1]) for row in dataset) == texts
 
 
 def test_memorise_needs_no_block_and_labels_everything(tmp_path, config):

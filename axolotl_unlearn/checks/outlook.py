@@ -51,9 +51,11 @@ def _has_tokenizer(cfg: dict[str, Any]) -> bool:
 def _records(cfg: dict[str, Any], args: UnlearnArgs, side: str) -> Iterator[Record]:
     for entry in _files(cfg, side):
         if args.data.rows:
-            yield from (one.record for one in read_sources(entry["path"], args.data))
+            yield from (one.record for one in read_sources(entry["path"], args.data, entry))
         else:
-            yield from read_records(entry["path"], args.data.fields, kind=args.data.default_kind)
+            yield from read_records(
+                entry["path"], args.data.fields, kind=args.data.default_kind, entry=entry
+            )
 
 
 # --- tokens --------------------------------------------------------------------------------------

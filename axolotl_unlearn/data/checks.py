@@ -138,10 +138,10 @@ def check_records(cfg: dict[str, Any]) -> Checked:
                 continue
             try:
                 if data is not None and data.rows:
-                    records = [one.record for one in read_sources(path, data)]
+                    records = [one.record for one in read_sources(path, data, entry)]
                 else:
                     unique = role in SIDES
-                    records = read_records(path, fields, unique=unique, kind=kind)
+                    records = read_records(path, fields, unique=unique, kind=kind, entry=entry)
             except UnlearnError as error:
                 checked.faults.append(str(error))
                 unread.add(role)
@@ -227,15 +227,18 @@ def check_columns(args: UnlearnArgs, rows: Any) -> list[str]:
 def names_of_rows(cfg: dict[str, Any], side: str, numbers: Iterable[int]) -> list[str]:
     """What to call the rows with these places in their file: ids where one file has the side."""
     numbers = list(numbers)
-    paths = [e["path"] for e in cfg.get("datasets") or [] if role_of(e) == side]
+    entries = [e for e in cfg.get("datasets") or [] if role_of(e) == side]
+    paths = [entry["path"] for entry in entries]
     args = _block(cfg)
     names: list[str] = []
     if args is not None and len(paths) == 1 and os.path.isfile(paths[0]) and numbers:
         try:
             if args.data.rows:
-                names = [one.id for one in read_sources(paths[0], args.data)]
+                names = [one.id for one in read_sources(paths[0], args.data, entries[0])]
             else:
-                names = [r.id for r in read_records(paths[0], args.data.fields, unique=False)]
+                fields = args.data.fields
+                rows = read_records(paths[0], fields, unique=False, entry=entries[0])
+                names = [row.id for row in rows]
         except UnlearnError:
             pass  # the file has changed since
     return [short(names[n]) if 0 <= n < len(names) else f"row {n}" for n in numbers]

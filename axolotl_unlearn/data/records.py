@@ -118,6 +118,7 @@ def read_records(
     *,
     unique: bool = True,
     kind: Kind = "completion",
+    entry: Mapping[str, Any] | None = None,
 ) -> list[Record]:
     """All records of a file, in its order.
 
@@ -131,11 +132,12 @@ def read_records(
         fields: Own field names.
         unique: Refuse an id that occurs twice. A memorisation stream repeats its rows.
         kind: That of rows which do not tell.
+        entry: Of ``datasets``, whose ``split`` or ``shards`` may take a part of the file.
 
     Raises:
         UnlearnError: The first fault of the file.
     """
-    rows = _raw_rows(Path(path))
+    rows = read_rows(path, entry)
     return list(records_from_rows(rows, str(path), fields, unique=unique, kind=kind))
 
 
@@ -365,13 +367,46 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f" (the row has {', '.join(short(k)[1:-1] for k in known)})" if known else ""
 
 
-def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def read_rows(
+    path: str | os.PathLike[str], entry: Mapping[str, Any] | None = None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (place, row) of a file of any format, with no demand on the fields of a row.
+
+    Args:
+        entry: Of ``datasets``, whose ``split`` or ``shards`` may take a part of the file.
 
     Raises:
         UnlearnError: The first fault of the file.
     """
-    yield from _raw_rows(Path(path))
+    if not entry or (entry.get("split") in (None, "train") and not entry.get("shards")):
+        yield from _raw_rows(Path(path))
+        return
+    rows = list(_raw_rows(Path(path)))
+    yield from (rows[number] for number in _part_of(entry, len(rows)))
+
+
+def _part_of(entry: Mapping[str, Any], count: int) -> list[int]:
+    """Rows of a file of ``count`` that Axolotl takes for an entry, by its own libraries."""
+    from datasets import Dataset, ReadInstruction
+
+    given = {key: entry[key] for key in ("split", "shards", "shards_idx") if key in entry}
+    try:
+        parts = ReadInstruction.from_spec(entry.get("split") or "train")
+        places = [
+            place
+            for one in parts.to_absolute({"train": count})
+            for place in range(count)[one.from_ : one.to]
+        ]
+        if shards := entry.get("shards"):
+            numbers = Dataset.from_dict({"place": places})
+            places = numbers.shard(shards, entry.get("shards_idx") or 0)["place"][:]
+    except (ValueError, TypeError, AssertionError, IndexError) as error:
+        said = ", ".join(f"`{key}: {short(value)[1:-1]}`" for key, value in given.items())
+        raise UnlearnError(
+            f"{said} of {entry.get('path')} takes no part of its {count} rows "
+            f"({type(error).__name__}); correct it, or write the rows to a file of their own."
+        ) from None
+    return list(places)
 
 
 def read_json_lines(path: str | os.PathLike[str], *, cut: bool = False) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ row of structs and replaces bytes that are not UTF-8, both without a word.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,7 +38,8 @@ class RecordStrategy(DatasetWrappingStrategy):
         role: Side of the rows.
         encoder: Tokenizer, options, maximum length.
         fields: Names of the fields.
-        path: The file, if the whole of a local file is wanted.
+        path: The file, if it is a local one.
+        entry: The entry of ``datasets``, which may take a part of it.
         source: Its name in messages.
         kind: That of rows which do not tell.
     """
@@ -50,8 +52,10 @@ class RecordStrategy(DatasetWrappingStrategy):
         path: Path | None,
         source: str,
         kind: Kind = "completion",
+        entry: Mapping[str, Any] | None = None,
     ) -> None:
         self.role = role
+        self.entry = entry
         self.encoder = encoder
         self.fields = fields
         self.kind = kind
@@ -73,7 +77,9 @@ class RecordStrategy(DatasetWrappingStrategy):
         # A memorisation stream repeats its rows; a forget row may have several alternatives.
         unique = self.role in ("forget", "retain")
         if self.path is not None:
-            records = read_records(self.path, self.fields, unique=unique, kind=self.kind)
+            records = read_records(
+                self.path, self.fields, unique=unique, kind=self.kind, entry=self.entry
+            )
         else:
             rows = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
             records = list(
@@ -176,13 +182,22 @@ class TypedStrategy(DatasetWrappingStrategy):
         role: Side of the rows.
         tokenizer, cfg: As Axolotl's own strategies get them.
         data: ``unlearn.data``, with ``rows``.
-        path: The file, if the whole of a local file is wanted.
+        path: The file, if it is a local one.
+        entry: The entry of ``datasets``, which may take a part of it.
         source: Its name in messages.
     """
 
     def __init__(
-        self, role: Role, tokenizer: Any, cfg: Any, data: DataArgs, path: Path | None, source: str
+        self,
+        role: Role,
+        tokenizer: Any,
+        cfg: Any,
+        data: DataArgs,
+        path: Path | None,
+        source: str,
+        entry: Mapping[str, Any] | None = None,
     ) -> None:
+        self.entry = entry
         self.role, self.tokenizer, self.cfg, self.data = role, tokenizer, cfg, data
         self.path, self.source = path, source
 
@@ -193,7 +208,7 @@ class TypedStrategy(DatasetWrappingStrategy):
             UnlearnError: A fault of the rows, or rows to forget that were never learned.
         """
         if self.path is not None:
-            given = typed.read_sources(self.path, self.data)
+            given = typed.read_sources(self.path, self.data, self.entry)
         else:
             rows = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
             given = typed.sources(rows, self.source, self.data)
@@ -242,8 +257,7 @@ def load_strategy(
         data = data.model_copy(update={"eos": role != "forget"})
     entry = ds_cfg or {}
     name = entry.get("path")
-    whole = entry.get("split") in (None, "train") and not entry.get("shards")
-    path = Path(name) if name and whole and Path(name).is_file() else None
+    path = Path(name) if name and Path(name).is_file() else None
     source = str(name or f"{role} rows")
     if data.rows:
         if role == "memorise":
@@ -251,13 +265,13 @@ def load_strategy(
                 "`unlearn.data.rows` does not go with axolotl_unlearn.data.memorise: fine-tune "
                 "with the rows' own type."
             )
-        return TypedStrategy(role, tokenizer, cfg, data, path, source)
+        return TypedStrategy(role, tokenizer, cfg, data, path, source, entry)
     max_length = data.max_length or cfg.get("sequence_len")
     if max_length is None:
         raise UnlearnError("`sequence_len` is not set; set it to the longest row in tokens.")
     _refuse_dropping(cfg, max_length)
     encoder = Encoder(tokenizer, data, max_length, cfg)
-    return RecordStrategy(role, encoder, data.fields, path, source, data.default_kind)
+    return RecordStrategy(role, encoder, data.fields, path, source, data.default_kind, entry)
 
 
 def _refuse_dropping(cfg: Any, max_length: int) -> None:

@@ -148,9 +148,11 @@ def _source(row: Mapping[str, Any], where: str, data: DataArgs) -> Source:
     return Source(name, content, entry, said.get("document", ""), kind, task)
 
 
-def read_sources(path: Path | str, data: DataArgs) -> list[Source]:
-    """The rows of a file; see `sources`."""
-    return sources(read_rows(path), str(path), data)
+def read_sources(
+    path: Path | str, data: DataArgs, entry: Mapping[str, Any] | None = None
+) -> list[Source]:
+    """The rows of a file, or of the part that an entry of ``datasets`` takes; see `sources`."""
+    return sources(read_rows(path, entry), str(path), data)
 
 
 def encode(

@@ -185,10 +185,10 @@ def records_of(role: str, config: Mapping[str, Any], data: Any) -> tuple[list[Re
     entries = [e for e in config.get("datasets") or [] if role_of(e) == role]
     found: list[Record] = []
     paths = [Path(str(entry.get("path"))) for entry in entries]
-    for path in paths:
+    for path, entry in zip(paths, entries, strict=True):
         if not path.is_file():
             raise UnlearnError(f"`datasets` reads {path}, which is no local file of records.")
-        found += read_records(path, data.fields, kind=data.default_kind)
+        found += read_records(path, data.fields, kind=data.default_kind, entry=entry)
     return found, paths
 
 

@@ -152,7 +152,7 @@ def _rows(
             path = Path(str(entry.get("path")))
             if data.rows or not path.is_file():
                 raise UnlearnError(f"`datasets` reads {path}, which is no local file of records.")
-            records += read_records(path, data.fields, kind=data.default_kind)
+            records += read_records(path, data.fields, kind=data.default_kind, entry=entry)
     if not records:
         raise UnlearnError(
             f"`datasets` has no {side} rows; add an entry with `type: axolotl_unlearn.data.{side}`."
