@@ -13,7 +13,14 @@ import pytest
 import yaml
 
 from axolotl_unlearn.checks import axolotl_options
-from axolotl_unlearn.checks.preflight import PLUGIN, check_config, config_faults, evaluation_notes
+from axolotl_unlearn.checks.preflight import (
+    PLUGIN,
+    check_config,
+    config_faults,
+    evaluation_notes,
+    prepare,
+    summary,
+)
 from axolotl_unlearn.columns import SIDES, task_number
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.checks import check_columns, check_files, check_records, names_of_rows
@@ -358,7 +365,7 @@ def test_evaluations_that_never_come_are_said(settings, says):
         ({"warmup_ratio": 2}, "`warmup_ratio: 2`"),
         ({"relora": True}, "`relora: True` does not go with unlearning \\(the reference is"),
         ({"use_eaft": True}, "`use_eaft: True`"),
-        ({"group_by_length": True}, "`group_by_length: True`.*use `unlearn.pairing`"),
+        ({"group_by_length": True, "sample_packing": True}, None),
         ({"context_parallel_size": 2}, "`context_parallel_size: 2`"),
         ({"context_parallel_size": 1, "tensor_parallel_size": 1, "relora": False}, None),
         ({"trainer_cls": "mine.Trainer"}, "`trainer_cls: mine.Trainer`"),
@@ -399,6 +406,20 @@ def test_settings_of_axolotl(settings, says):
     entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
     found = config_faults({"plugins": [PLUGIN], "unlearn": block, "datasets": [entry], **settings})
     assert len(found) == (says is not None) and (says is None or re.search(says, found[0]))
+
+
+def test_what_stands_in_pasted_configs_is_taken_or_noted(entry, caplog):
+    """Both were refused."""
+    pasted = {"sample_packing": True, "group_by_length": True}
+    cfg = {"plugins": [PLUGIN], "unlearn": BLOCK | {"pairing": {"retain_per_forget": 2}}, **pasted}
+    cfg |= {"datasets": [entry([FORGET]), entry([RETAIN], "retain")]}
+    notes = summary(cfg, check_records(cfg).counts)
+    assert "sample_packing: True` has no effect: a step is made of pairs" in " ".join(notes)
+    prepare(cfg)
+    assert "sample_packing: True` has no effect" in caplog.text
+    assert not cfg["sample_packing"] and not cfg["group_by_length"]
+    pairing = parse_unlearn(cfg["unlearn"]).pairing
+    assert pairing.group_by_length and pairing.retain_per_forget == 2
 
 
 def test_trackers_that_cannot_start(monkeypatch):

@@ -169,7 +169,7 @@ def test_rows_take_the_memory_of_their_numbers(tmp_path, config, monkeypatch):
 
 
 def test_axolotl_packing_has_no_place_for_roles(tmp_path, config):
-    """Why `sample_packing` is refused: its collator joins every column of the rows of a bin, and a
+    """Why `sample_packing` is left out: its collator joins every column of the rows of a bin, and a
     role is one number a row. Without these columns nobody could say which tokens to forget."""
     from axolotl.utils.collators.batching import V2BatchSamplerDataCollatorForSeq2Seq
 

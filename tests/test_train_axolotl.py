@@ -864,7 +864,7 @@ def test_axolotl_evaluate_is_refused(stage):
 
 
 def test_faults_in_settings(stage, capfd):
-    assert "`sample_packing: True`" in fault(stage, capfd, sample_packing=True)
+    assert "`curriculum_sampling: True`" in fault(stage, capfd, curriculum_sampling=True)
     assert "test_datasets" in fault(stage, capfd, val_set_size=0.1)
     assert "remove_unused_columns" in fault(stage, capfd, remove_unused_columns=True)
     says = fault(stage, capfd, base_model="out/memorised-not-there")

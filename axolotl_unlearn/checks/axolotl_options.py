@@ -25,6 +25,7 @@ Written by `python -m axolotl_unlearn.checks.axolotl_options` from
 
 - **refused**: it would change loss, batches, data or weights behind the objectives, or do nothing
   without a word.
+- **noted**: it has no effect, which `check` and the log say.
 - **supported**: it does what Axolotl's documentation says.
 - **untried**: nothing is known against it; compare the first losses with and without it.
 - **no effect** on loss, batches, data or weights of the run.
@@ -169,6 +170,16 @@ def refused(cfg: dict[str, Any], rows: bool = False) -> list[str]:
 def _installed() -> list[dict[str, Any]]:
     """The groups of options that the installed Axolotl reads."""
     return [group for group in groups() if versions.within(group.get("since"), group.get("until"))]
+
+
+def noted(cfg: dict[str, Any]) -> dict[str, str]:
+    """Options that are set and have no effect -> a sentence."""
+    return {
+        option: f"`{option}: {cfg[option]}` has no effect: {group['why']}."
+        for group in _installed()
+        for option in group["options"]
+        if group["effect"] == "noted" and cfg.get(option)
+    }
 
 
 #: Other names that Axolotl's schema takes.

@@ -491,6 +491,14 @@ def prepare(cfg: dict) -> None:
     if args.preset:
         LOG.info("preset %s is short for\n%s", args.preset, args.expanded())
     cfg["remove_unused_columns"] = False
+    for option, note in axolotl_options.noted(cfg).items():
+        LOG.warning(note)
+        cfg[option] = False
+    if cfg.get("group_by_length"):
+        block = cfg["unlearn"]
+        pairing = {"group_by_length": True} | (block.get("pairing") or {})
+        cfg["unlearn"] = {**block, "pairing": pairing}
+        cfg["group_by_length"] = False
     for kernel in LORA_KERNELS:
         # Switched on by themselves even where they fail; they also bypass `disable_adapter`.
         if cfg.get(kernel) is None:
@@ -633,7 +641,8 @@ def summary(cfg: dict, counts: RowCounts) -> list[str]:
                 length += f", from here on without {phase.leave_out:.0%} of the retain rows"
             lines.append(f"phase {number}, {length}:")
         lines += [_line(side, entry, counts) for side, entry in phase.entries()]
-    return lines + [f"  note: {note}" for note in counts.notes(args) + evaluation_notes(cfg)]
+    notes = [*axolotl_options.noted(cfg).values(), *counts.notes(args), *evaluation_notes(cfg)]
+    return lines + [f"  note: {note}" for note in notes]
 
 
 def _line(side: str, entry: ObjectiveArgs, counts: RowCounts) -> str:
