@@ -18,7 +18,8 @@ from typing import Any
 from scipy.stats import beta
 
 from axolotl_unlearn.data.records import read_json_lines
-from axolotl_unlearn.metrics.verdict import bars, judge, role_of, side_mean
+from axolotl_unlearn.metrics.results import Model, read
+from axolotl_unlearn.metrics.verdict import bars, judge
 
 DATA = Path(__file__).resolve().parent / "results" / "verdicts.json"
 #: The last commit with the rule that `status_before` restates.
@@ -47,11 +48,12 @@ def status_before(
         share, target = _found(model, sign), _found(retrained, sign)
         if share[1] > max(0.01, target[0]):
             return "recognisable"
-    forget_bar, retain_bar = bars(original, retrained)
+    own, before, target = (read(Model, one) for one in (model, original, retrained))
+    forget_bar, retain_bar = bars(before, target)
     answers = model["answers"]["forget"]
-    if side_mean(model, "forget") < forget_bar or answers["contained"] - answers["exact"] >= 0.05:
+    if own.side("forget") < forget_bar or answers["contained"] - answers["exact"] >= 0.05:
         return "still knows"
-    if side_mean(model, "retain") < retain_bar:
+    if own.side("retain") < retain_bar:
         return "lost knowledge"
     share, floor = (one["collapse"]["forget"]["broken"] for one in (model, retrained))
     if share > 0.1 + floor:
@@ -72,11 +74,11 @@ def _found(model: Mapping[str, Any], sign: int) -> tuple[float, float]:
 
 def verdict_rows(seed: str, models: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A row a candidate: verdicts, the attack that tells most, members told, what decided."""
-    roles = {role_of(model): model for model in models}
+    roles = {read(Model, model).part: model for model in models}
     original, retrained = roles["original"], roles["retrained"]
     rows = []
     for model in sorted(models, key=lambda m: (*MODELS, m["name"]).index(m["name"])):
-        if role_of(model) != "candidate":
+        if read(Model, model).part != "candidate":
             continue
         new = judge(model, original, retrained)
         attack = new.attacks[new.strongest]

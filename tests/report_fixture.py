@@ -57,6 +57,7 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES), *, texts: bool = False
         mia = 1 - 2 * abs(area - 0.5)
         collapsed = name == "ascent"
         se = 0.03
+        losses = [members, others]
         half = {cell: 1.96 * math.sqrt(max(v * (1 - v), 0.002) / 24) for cell, v in cells.items()}
         model: dict[str, Any] = {
             "name": name,
@@ -70,6 +71,7 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES), *, texts: bool = False
             },
             "intervals": {
                 **{c: [max(0, v - half[c]), min(1, v + half[c])] for c, v in cells.items()},
+                **_side_intervals(values),
                 "mia_auc": [max(0, area - 2 * se), min(1, area + 2 * se)],
                 "aggregate": [(task + mia + utility) / 3 - 0.03, (task + mia + utility) / 3 + 0.03],
             },
@@ -82,7 +84,22 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES), *, texts: bool = False
                 "collapsed": collapsed,
                 "reasons": ["97 % of outputs repeat one token"] if collapsed else [],
                 "dominated": 0.97 if collapsed else 0.0,
+                "forget": {
+                    **{"n": 364, "nonsense_n": 364, "empty": 0.0, "constant": 0.01},
+                    **{"broken": 0.97 * collapsed, "nonsense": 0.0},
+                },
             },
+            "utility_chance": 0.25,
+            "answers": {"forget": {"n": 240, "exact": 0.01, "contained": 0.01}},
+            "learned": {"auc": 0.5, "p": 0.5, "against": "retrained"},
+            "membership": {
+                "meaningful": True,
+                "blind": {
+                    blind: {"auc": 0.5, "low": 0.4, "high": 0.6, "separates": False}
+                    for blind in ("length", "zlib", "bag_of_words", "words_tfidf")
+                },
+            },
+            "extraction": _extraction(rng, values),
             "gate": {"below_gate": utility < 0.5, "threshold": 0.5, "original": 1.0},
             "forgetting": "balanced"
             if abs(area - 0.5) < 0.1
@@ -93,9 +110,17 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES), *, texts: bool = False
             "likelihood": {
                 "member_loss": members.round(4).tolist(),
                 "nonmember_loss": others.round(4).tolist(),
-                "extraction_strength_forget": np.clip(
-                    rng.beta(8, 1 + 8 * np.mean(values[:6]) ** 2 * 6, 120), 0, 1
-                ).tolist(),
+                "member_id": [f"m{i}" for i in range(80)],
+                "nonmember_id": [f"n{i}" for i in range(160)],
+                "member_cluster": [f"m{i}" for i in range(80)],
+                "nonmember_cluster": [f"n{i}" for i in range(160)],
+                "attacks": {
+                    attack: {
+                        side: (loss + 0.02 * rng.normal(size=len(loss))).tolist()
+                        for side, loss in zip(("member", "nonmember"), losses, strict=True)
+                    }
+                    for attack in ("zlib", "min_k_20", "min_k_plus_20", "entropy")
+                },
             },
         }
         if texts:
@@ -112,8 +137,14 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES), *, texts: bool = False
                 for number, kind in enumerate(("completion", "question", "completion"))
             ]
         models.append(model)
+    target = next((model for model in models if model["name"] == "retrained"), None)
+    for model in models:
+        if target is None:
+            model["learned"]["against"] = "chance"
+        elif model is not target:
+            model["distance"] = _distance(model, target)
     return {
-        "schema": 1,
+        "schema": 2,
         "label": "Made-up numbers: a fixture of the tests, not a measurement.",
         "data_dir": "out/demo/data",
         "created": "2026-11-21T08:00:00+00:00",
@@ -121,6 +152,38 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES), *, texts: bool = False
         "data": {"forget.jsonl": "sha256:0000"},
         "models": models,
     }
+
+
+def _side_intervals(values: list[float]) -> dict[str, list[float]]:
+    sides = {"forget": values[:6], "retain": values[6:]}
+    means = {n: 0.0 if min(v) <= 0 else harmonic_mean(v) for n, v in sides.items()}
+    return {name: [max(0, mean - 0.005), min(1, mean + 0.005)] for name, mean in means.items()}
+
+
+def _extraction(rng: np.random.Generator, values: list[float]) -> dict[str, Any]:
+    strong = 8 if np.mean(values[:6]) < 0.5 else 0.5
+    rows = np.clip(rng.beta(strong, 4, 120), 0, 0.4 if strong < 1 else 1)
+    return {
+        "id": [f"r{i}" for i in range(120)],
+        "document": [f"d{i // 3}" for i in range(120)],
+        "tokens": [24] * 120,
+        "strength": rows.tolist(),
+        "member": {"tokens": [60] * 80, "strength": [0.05] * 80},
+        "nonmember": {"tokens": [60] * 160, "strength": [0.05] * 160},
+    }
+
+
+def _distance(model: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+    """Of both sides from the retrained model."""
+    found = {}
+    for side, part in (("forget", CELLS[:6]), ("retain", CELLS[6:])):
+        ends = [
+            0.0 if min(v) <= 0 else harmonic_mean(v)
+            for v in ([one["cells"][c] for c in part] for one in (model, target))
+        ]
+        gap = ends[0] - ends[1]
+        found[side] = {"value": gap, "interval": [gap - 0.005, gap + 0.005], "p": 0.5}
+    return found
 
 
 def make_log(depth: float, steps: int = 369) -> list[dict[str, float]]:

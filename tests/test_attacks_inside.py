@@ -167,7 +167,7 @@ def test_members_are_told_in_what_was_trained_on_them_alone(place):
 
 
 def test_the_page_says_it(place):
-    """A file without ``rows`` is read for the report, and half a file is not."""
+    """A file without ``rows`` is read for the report; so is half a file, which shows nothing."""
     from axolotl_unlearn.report.inputs import attack_results
 
     folder = place / "read"
@@ -177,7 +177,9 @@ def test_the_page_says_it(place):
     (folder / "inside-m.json").write_text(json.dumps(whole), "utf-8")
     half = whole | {"model": "n", "views": {"states": {"auc": 0.9}}}
     (folder / "inside-n.json").write_text(json.dumps(half), "utf-8")
-    assert [one["model"] for one in attack_results(folder)] == ["m"]
+    assert [one["model"] for one in attack_results(folder)] == ["m", "n"]
+    found = judge({"name": "n"}, attacks=[half]).findings
+    assert next(f for f in found if f.id == "inside").missing
     assert views_of(half) == []
     gap = {"value": 0.1, "low": 0.0}  # without its upper end
     assert views_of(whole | {"views": {"states": view | {"control": 0.5, "difference": gap}}}) == []

@@ -23,6 +23,7 @@ from axolotl_unlearn.evaluation.compare import compare
 from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.metrics.semeval import CELLS
+from axolotl_unlearn.metrics.verdict import judged
 from research.__main__ import research
 
 OPTIONS = {"min_members": 1, "progress": False, "resamples": 50, "max_gen_toks": 12}
@@ -49,7 +50,7 @@ def results(home) -> list[dict]:
 
 def test_results_have_the_agreed_form(home, results):
     written = json.loads((home / "eval" / "results.json").read_text())
-    assert written["schema"] == 1 and written["models"] == json.loads(json.dumps(results))
+    assert written["schema"] == 2 and written["models"] == json.loads(json.dumps(results))
     assert written["versions"]["task"] and written["data_digest"]
     first, second = written["models"]
     assert [first["name"], second["name"]] == ["original", "retrained"]
@@ -62,7 +63,11 @@ def test_results_have_the_agreed_form(home, results):
         assert low - 1e-9 <= first["cells"][name] <= high + 1e-9, name
     assert first["role"] == "original" and second["role"] == "retrained"
     assert first["gate"]["below_gate"] is False
-    assert len(first["likelihood"]["extraction_strength_forget"]) == 24
+    extraction = first["extraction"]
+    assert {len(extraction[key]) for key in ("id", "document", "tokens", "strength")} == {24}
+    assert len(extraction["member"]["strength"]) == len(extraction["nonmember"]["tokens"]) == 12
+    assert first["likelihood"]["member_id"] == second["likelihood"]["member_id"]
+    assert len(set(first["likelihood"]["member_cluster"])) == 12
     for side, answers in first["answers"].items():
         cells = [v for k, v in first["cells"].items() if k.startswith(side) and "knowl" in k]
         exact = sum(cells) / 3
@@ -75,10 +80,14 @@ def test_results_have_the_agreed_form(home, results):
     }
     assert first["utility_chance"] == 0.25
     assert isinstance(first["priv_leak"], float) and "priv_leak" not in second
-    assert first["verdict"]["status"] == "before" and second["verdict"]["status"] == "collapsed"
-    found = first["verdict"]["attacks"]
+    # Facts: the verdict is made where attacks are known, by everyone who shows one.
+    assert "verdict" not in first
+    verdicts = judged(written)
+    assert verdicts["original"].status == "before"
+    assert verdicts["retrained"].status == "collapsed"
+    found = verdicts["original"].attacks
     assert set(found) == {"loss", "zlib", "min_k_20", "min_k_plus_20", "entropy", "reference"}
-    assert first["verdict"]["against"] == "retrained"
+    assert verdicts["original"].against == "retrained"
 
 
 def test_the_audit_list_has_a_line_for_every_document(home, results):
@@ -101,7 +110,7 @@ def test_a_model_that_learnt_the_rows_scores_as_such(results):
     for name in CELLS:
         assert (cells[name] < 0.4) == name.startswith("forget"), cells
     assert results[0]["utility"] > results[1]["utility"] - 1e-9
-    assert min(results[0]["likelihood"]["extraction_strength_forget"]) >= 0
+    assert min(results[0]["extraction"]["strength"]) >= 0
 
 
 def test_results_say_how_they_were_made(home, results):
@@ -389,8 +398,9 @@ def test_two_processes_equal_one(home, results, tmp_path, forks):
     for one, two in zip(results, found, strict=True):
         for part in ("cells", "n", "answers", "utility", "stopped", "weights", "gate"):
             assert one[part] == two[part], part
-        for part in ("member_loss", "nonmember_loss", "extraction_strength_forget"):
+        for part in ("member_loss", "nonmember_loss"):
             assert one["likelihood"][part] == pytest.approx(two["likelihood"][part], abs=1e-5)
+        assert one["extraction"] == two["extraction"]
         assert one["collapse"]["reasons"] == two["collapse"]["reasons"]
         assert one["mia_auc"] == pytest.approx(two["mia_auc"])
     assert not list((out / "cache").glob("*.partial*"))

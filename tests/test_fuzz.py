@@ -314,7 +314,7 @@ def test_command_lines(command, words):
         os.chdir(folder)
         try:
             Path("folder").mkdir()
-            Path("file.json").write_text('{"models": [{"name": "a"}]}')
+            Path("file.json").write_text('{"schema": 2, "models": [{"name": "a"}]}')
             Path("file.yml").write_text("base_model: nowhere\n")
             done = CliRunner().invoke(unlearn, ["--debug", *command.split(), *words])
         finally:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from report_fixture import make_results
 from scipy.stats import norm
+from verdict_fixture import ATTACKS, BLIND, entry, outputs, spread, three
+from verdict_fixture import results as results_of
 
 from axolotl_unlearn.attacks.results import sentence
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.results import Model, load_results, read
 from axolotl_unlearn.metrics.verdict import (
+    CRITERIA,
     HEADLINES,
     STATUSES,
     THRESHOLDS,
     bars,
     broken,
     judge,
-    scores_of,
-    side_mean,
+    judged,
     strongest_gain,
     unstopped_answers,
-    verdict,
     wrecks,
 )
 
@@ -30,44 +36,6 @@ from axolotl_unlearn.metrics.verdict import (
 @pytest.fixture
 def results():
     return {model["name"]: model for model in make_results()["models"]}
-
-
-def spread(n: int, shift: float = 0.0) -> list[float]:
-    """Losses that follow a normal distribution as evenly as n numbers can."""
-    return [2 + shift + 0.5 * float(z) for z in norm.ppf((np.arange(n) + 0.5) / n)]
-
-
-def entry(shift: float = 0.0, n: int = 200, **changes):
-    """A model that every criterion passes; members `shift` above the non-members. A retrained one
-    has scores of its own."""
-    own = np.random.default_rng(7)
-    retrained = changes.get("role") == "retrained"
-
-    def drawn(shift=0.0):
-        return [x + retrained * 0.05 * own.normal() for x in spread(n, shift)]
-
-    cells = [f"{s}_task1_{k}" for s in ("forget", "retain") for k in ("regurgitation", "knowledge")]
-    return {
-        "name": "model",
-        "cells": dict.fromkeys(cells, 0.95),
-        "intervals": {"forget": [0.93, 0.97], "retain": [0.93, 0.97]},
-        "likelihood": {
-            "member_loss": drawn(shift),
-            "nonmember_loss": [x + 1e-4 for x in drawn()],
-            "attacks": {"zlib": {"member": drawn(), "nonmember": [x + 1e-4 for x in drawn()]}},
-        },
-        "collapse": {
-            "collapsed": False,
-            "forget": {"n": 300, "broken": 0.01, "nonsense": 0.0, "nonsense_n": 300},
-        },
-        "gate": {"below_gate": False, "threshold": 0.5},
-        "utility": 0.7,
-        "utility_chance": 0.25,
-        "n": {"utility": 100},
-        "answers": {"forget": {"n": 300, "exact": 0.01, "contained": 0.01}},
-        "membership": {"meaningful": True, "blind": {"zlib": {"auc": 0.5, "separates": False}}},
-        **changes,
-    }
 
 
 def status(model, original=None, retrained=None, attacks=()):
@@ -80,32 +48,46 @@ def test_a_model_without_fault_is_good_and_says_on_what_it_rests():
     assert {f.outcome for f in found.findings} == {"pass"}
     assert "within 0.1 of .5" in found.sentence and "true target stays open" in found.sentence
     assert json.loads(json.dumps(found.to_json()))["status"] == "good"
-    # Four tests of 200 against 200: z(1 - .05/8) + z(.8) = 2.498 + .842 times SE .0289.
-    assert found.power["smallest_difference"] == pytest.approx(3.339 * 0.02891, abs=1e-4)
+    assert found.outcome == "shown" and {f.id for f in found.findings} <= set(CRITERIA)
+    # Eleven tests of 200 against 200: z(1 - .05/22) + z(.8) = 2.838 + .842 times SE .0289.
+    assert found.power["smallest_difference"] == pytest.approx(3.680 * 0.02891, abs=1e-4)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"collapse": {"collapsed": True, "reasons": ["loops"]}}, "collapsed"),
-        ({"gate": {"below_gate": True, "threshold": 0.5}}, "below gate"),
+        ({"gate": {"below_gate": True, "threshold": 0.71}}, "below gate"),
+        # .7 of 100 questions, Wilson: .62 to .77 (90 %); of 16 .49 to .85.
+        ({"gate": {"threshold": 0.63}}, "not enough texts"),
+        ({"gate": {"threshold": 0.61}}, "good"),
         ({"role": "original"}, "before"),
         ({"role": "retrained"}, "target"),
         ({"likelihood": {}}, "no membership"),
         # 26 of 100 where guessing gives 25: p .45; 33: p .045; 32: p .069.
-        ({"utility": 0.26}, "utility at chance"),
-        ({"utility": 0.32}, "utility at chance"),
-        ({"utility": 0.33}, "good"),
+        ({"utility": 0.26, "gate": {"threshold": 0.1}}, "utility at chance"),
+        ({"utility": 0.32, "gate": {"threshold": 0.1}}, "utility at chance"),
+        ({"utility": 0.33, "gate": {"threshold": 0.1}}, "good"),
         ({"membership": {"blind": {"bag_of_words": {"auc": 0.8, "separates": True}}}},
          "sets differ"),
         ({"membership": {"meaningful": False}}, "sets differ"),
-        ({"cells": {"forget_task1_knowledge": 0.3, "retain_task1_knowledge": 1}, "intervals": {}},
-         "still knows"),
-        ({"cells": {"forget_task1_knowledge": 1, "retain_task1_knowledge": 0.3}, "intervals": {}},
-         "lost knowledge"),
-        ({"cells": {}}, "still knows"),
+        ({"membership": {"meaningful": True}}, "not measured"),
+        ({"intervals": {"forget": [0.6, 0.7], "retain": [0.93, 0.97]}}, "still knows"),
+        ({"intervals": {"forget": [0.93, 0.97], "retain": [0.6, 0.7]}}, "lost knowledge"),
+        ({"intervals": {}}, "not measured"),
         ({"utility": None}, "utility unknown"),
         ({"gate": None}, "utility unknown"),
+        ({"gate": {"below_gate": False}}, "utility unknown"),
+        ({"collapse": None}, "not measured"),
+        ({"answers": {}}, "not measured"),
+        ({"learned": None}, "not measured"),
+        ({"extraction": None}, "not measured"),
+        ({"collapse": {"collapsed": False}}, "not measured"),
+        ({"collapse": {"collapsed": False, "forget": outputs(constant=1.0)}}, "silent"),
+        ({"collapse": {"collapsed": False, "forget": outputs(empty=1.0)}}, "silent"),
+        # The original has one answer as well: 40 % of its outputs are one and the same text.
+        ({"collapse": {"collapsed": False,
+                       "forget": outputs(constant=0.4, reference=outputs(constant=0.4))}}, "good"),
     ],
 )  # fmt: skip
 def test_what_keeps_a_model_from_being_called_good(changes, expected):
@@ -140,8 +122,8 @@ def test_few_texts_never_pass_as_balanced():
     """20 against 20 without any difference: nothing tells, and nothing shows that nothing would."""
     found = judge(entry(n=20))
     assert found.status == "not enough texts"
-    # AUC .525; the interval's half, .15, must shrink to .1 - .025: (2)^2 times the texts.
-    assert 60 < next(f for f in found.findings if f.id == "same").needed < 100
+    # AUC .5 to .525; the interval's half, .15, must shrink to .1 - .025: (2)^2 times the texts.
+    assert 30 < next(f for f in found.findings if f.id == "same").needed < 100
 
 
 def test_the_strongest_of_all_attacks_counts():
@@ -160,7 +142,9 @@ def test_single_members_are_found_where_the_auc_is_one_half():
     others = [1 + i / 100 for i in range(100)]
     members = [0.1 + i / 1e4 for i in range(30)] + [5.0 + i / 1e4 for i in range(30)]
     members += [1.3 + i / 100 + 1e-3 for i in range(40)]
-    found = judge(entry(likelihood={"member_loss": members, "nonmember_loss": others}))
+    model = entry()
+    model["likelihood"] = {"member_loss": members, "nonmember_loss": others}
+    found = judge(model)
     assert found.attacks["loss"]["auc"] == pytest.approx(0.5, abs=0.01)
     assert found.status == "recognisable"
     assert "30 % of the members can be picked out" in found.sentence
@@ -169,17 +153,18 @@ def test_single_members_are_found_where_the_auc_is_one_half():
 def test_the_retrained_model_judges():
     """AUC .67 under both: not "under-forgets" but the same. AUC .5 where it has .67: over."""
     target = entry(-0.31, name="retrained", role="retrained")
-    again = entry(-0.31)
+    again = three(-0.31)[2]
     rng = np.random.default_rng(0)
     for side in ("member_loss", "nonmember_loss"):
         noise = 0.1 * norm.ppf((rng.permutation(200) + 0.5) / 200)
         again["likelihood"][side] = list(np.array(again["likelihood"][side]) + noise)
-    found = judge(again, None, target)
+    original = three()[0]
+    found = judge(again, original, target)
     assert found.attacks["loss"]["low"] > 0.55
     assert found.status == "good" and found.against == "retrained"
     assert "within 0.1 of the retrained model's" in found.sentence
     assert status(again) == "under-forgets"
-    assert status(entry(0.0), None, target) == "over-forgets"
+    assert status(three()[2], original, target) == "over-forgets"
 
 
 def test_the_ratio_to_the_retrained_model_sees_what_aucs_do_not():
@@ -191,7 +176,10 @@ def test_the_ratio_to_the_retrained_model_sees_what_aucs_do_not():
         "member_loss": list(hard + 0.3 + rng.normal(0, 0.2, 100)),
         "nonmember_loss": list(hard + rng.normal(0, 0.2, 100)),
     }
-    model, retrained = entry(likelihood=mine), entry(likelihood=target, name="retrained")
+    ids = {f"{side}_{kind}": [f"{side}{i}" for i in range(100)]
+           for side in ("member", "nonmember") for kind in ("id", "cluster")}  # fmt: skip
+    model = entry(likelihood=mine | ids)
+    retrained = entry(likelihood=target | ids, name="retrained", role="retrained")
     assert judge(model).attacks["loss"]["p_corrected"] > 0.05
     found = judge(model, None, retrained)
     assert found.status == "over-forgets"
@@ -201,24 +189,27 @@ def test_the_ratio_to_the_retrained_model_sees_what_aucs_do_not():
 def test_bars_follow_the_retrained_model_or_the_original(results):
     """Without both: .8 and .8. The original's retain side sets .8 of itself; a retrained model
     replaces both bars by its own sides minus .1."""
-    original, retrained = results["original"], results["retrained"]
+    original, retrained = (read(Model, results[name]) for name in ("original", "retrained"))
     assert bars(None, None) == (0.8, 0.8)
-    assert bars(original, None) == (0.8, pytest.approx(0.8 * side_mean(original, "retain")))
+    assert bars(original, None) == (0.8, pytest.approx(0.8 * original.side("retain")))
     assert bars(original, retrained) == (
-        pytest.approx(side_mean(retrained, "forget") - 0.1),
-        pytest.approx(side_mean(retrained, "retain") - 0.1),
+        pytest.approx(retrained.side("forget") - 0.1),
+        pytest.approx(retrained.side("retain") - 0.1),
     )
 
 
 def test_the_paired_distance_from_the_retrained_model_has_the_narrower_interval():
     """Forgotten .95 against .97: the bar is .87. The model's own interval [.8, .99] straddles it,
     the paired one of -.02 is [-.05, .01], so .92 to .98."""
-    target = entry(name="retrained", role="retrained")
-    target["cells"] = {**target["cells"], **{c: 0.97 for c in target["cells"] if "forget" in c}}
-    model = entry(intervals={"forget": [0.8, 0.99], "retain": [0.93, 0.97]})
-    assert status(model, None, target) == "not enough texts"
-    model["distance"] = {"forget": {"value": -0.02, "interval": [-0.05, 0.01], "p": 0.2}}
-    assert status(model, None, target) == "good"
+    original, target, model = three()
+    target["cells"] |= {c: 0.97 for c in target["cells"] if "forget" in c}
+    model["intervals"]["forget"] = [0.8, 0.99]
+    del model["distance"]["forget"]
+    assert status(model, original, target) == "not measured"
+    model["distance"]["forget"] = {"value": -0.02, "interval": [-0.05, 0.01], "p": 0.2}
+    assert status(model, original, target) == "good"
+    model["distance"]["forget"]["interval"] = [-0.11, 0.01]
+    assert status(model, original, target) == "not enough texts"
 
 
 @pytest.mark.parametrize(
@@ -233,22 +224,23 @@ def test_the_paired_distance_from_the_retrained_model_has_the_narrower_interval(
 def test_answers_that_exact_match_does_not_see_have_the_retrained_models_floor(
     contained, target, expected
 ):
-    def answers(value, **more):
-        return entry(answers={"forget": {"n": 300, "exact": 0.01, "contained": value}}, **more)
-
-    retrained = target and answers(target, name="retrained", role="retrained")
-    assert status(answers(contained), None, retrained) == expected
+    original, retrained, model = three() if target else (None, None, entry())
+    model["answers"]["forget"]["contained"] = contained
+    if target:
+        retrained["answers"]["forget"]["contained"] = target
+    assert status(model, original, retrained) == expected
 
 
 def test_answers_said_are_read_at_the_limit():
     """.02 exact and .07 contained: .05, the limit; .06 is below it."""
 
     def answers(exact, contained, side="forget"):
-        return {"name": "m", "answers": {side: {"n": 100, "exact": exact, "contained": contained}}}
+        share = {"n": 100, "exact": exact, "contained": contained}
+        return read(Model, {"name": "m", "answers": {side: share}})
 
     assert unstopped_answers(answers(0.0, 0.05), "forget") == 0.05
     assert unstopped_answers(answers(0.02, 0.06), "forget") is None
-    assert unstopped_answers({"name": "m"}, "forget") is None
+    assert unstopped_answers(read(Model, {"name": "m"}), "forget") is None
 
 
 @pytest.mark.parametrize(
@@ -265,14 +257,14 @@ def test_answers_said_are_read_at_the_limit():
 def test_broken_or_nonsensical_answers_on_the_forget_set_are_not_good(
     kind, share, target, expected
 ):
-    def outputs(value, **more):
-        forget = {"n": 300, "nonsense_n": 300, "broken": 0.0, "nonsense": 0.0, kind: value}
-        return entry(collapse={"collapsed": False, "forget": forget}, **more)
-
-    retrained = target and outputs(target, name="retrained", role="retrained")
-    assert status(outputs(share), None, retrained) == expected
-    assert broken(outputs(share), retrained) == (None if share in (0.06, 0.09) or target == 0.14
-                                                 else share)  # fmt: skip
+    original, retrained, model = three() if target else (None, None, entry())
+    model["collapse"]["forget"] = outputs(**{"broken": 0.0, kind: share})
+    if target:
+        retrained["collapse"]["forget"] = outputs(**{"broken": 0.0, kind: target})
+    assert status(model, original, retrained) == expected
+    pair = read(Model, model), retrained and read(Model, retrained)
+    over = None if share in (0.06, 0.09) or target == 0.14 else share
+    assert broken(*pair) == over
 
 
 def attack(*rows, model="model"):
@@ -336,15 +328,17 @@ def test_an_attack_that_wrecks_and_still_tells_shows_something():
     assert "shows nothing" not in sentence(made) and "brings back 0.20" in sentence(made)
 
 
-def test_the_answer_of_the_report_counts_attacks_and_ignores_broken_files():
+def test_the_answer_of_the_report_counts_attacks_and_broken_files_are_not_passed_over():
+    """A half written file was left out without a word."""
     from axolotl_unlearn.report.answer import answer_of
 
-    results = {"models": [entry()]}
+    results = results_of(entry())
     assert answer_of(results).best == "model"
     assert answer_of(results, [attack((0.3, 0.2))]).best is None
     for rows in (None, [], [1], [{"gain": None}], [{"gain": {"recalled": {"value": 1}}}]):
         broken_file = {"attack": "relearn", "model": "model", "rows": rows}
-        assert answer_of(results, [broken_file]).best == "model"
+        assert answer_of(results, [broken_file]).best is None
+        assert judge(entry(), attacks=[broken_file]).status == "not measured"
 
 
 def test_the_strongest_gain_is_the_one_above_the_control():
@@ -355,8 +349,8 @@ def test_the_strongest_gain_is_the_one_above_the_control():
 
 
 def test_the_models_of_the_fixture(results):
-    original, retrained = results["original"], results["retrained"]
-    found = {name: status(model, original, retrained) for name, model in results.items()}
+    verdicts = judged(make_results())
+    found = {name: verdict.status for name, verdict in verdicts.items()}
     assert found == {
         "original": "before",
         "over": "over-forgets",
@@ -366,7 +360,9 @@ def test_the_models_of_the_fixture(results):
         "ascent": "collapsed",
     }
     assert found["merged"] in ("good", "not enough texts")
-    assert verdict(results["over"], original, retrained).startswith("over: Over-forgets")
+    assert verdicts["over"].sentence.startswith("Over-forgets")
+    outcomes = {name: verdict.outcome for name, verdict in verdicts.items()}
+    assert outcomes["over"] == "refused" and outcomes["original"] == "no candidate"
 
 
 def test_every_status_has_words_and_every_threshold_a_reason():
@@ -375,45 +371,13 @@ def test_every_status_has_words_and_every_threshold_a_reason():
         assert 0 < limit.value < 1 and len(limit.reason) > 20, name
 
 
-def test_side_mean_is_harmonic_and_skips_missing_cells():
+def test_side_is_harmonic_and_skips_missing_cells():
     """Harmonic mean of 1/2 and 1 is 2 / (2 + 1) = 2/3; a null cell counts neither way."""
     cells = {"forget_task1_regurgitation": 0.5, "forget_task2_knowledge": 1.0}
-    model = {"name": "m", "cells": {**cells, "forget_task3_knowledge": None}}
-    assert side_mean(model, "forget") == pytest.approx(2 / 3)
-    assert side_mean(model, "retain") is None
-    assert side_mean({"name": "m", "cells": {**cells, "forget_task3_knowledge": 0}}, "forget") == 0
-
-
-JUNK = [None, math.nan, "x", [None], -1]
-
-
-@pytest.mark.parametrize("junk", JUNK, ids=repr)
-def test_missing_and_broken_parts_never_stop_the_judgement(junk):
-    """Every part, and every part of a part, replaced by junk."""
-
-    def swapped(value):
-        if isinstance(value, dict):
-            for key in value:
-                yield {**value, key: junk}
-                yield {k: v for k, v in value.items() if k != key}
-                for inner in swapped(value[key]):
-                    yield {**value, key: inner}
-
-    target = entry(name="retrained", role="retrained", distance={"forget": {"value": 0.1}})
-    small = entry(n=20, distance={"forget": {"value": 0.1, "interval": [0, 1]}})
-    for model in swapped(small):
-        if isinstance(model.get("name"), str):
-            json.dumps(judge(model, None, target).to_json(), allow_nan=False)
-    json.dumps(judge(target, model, small).to_json(), allow_nan=False)
-
-
-def test_scores_that_do_not_fit_are_left_out():
-    model = entry(n=20)
-    model["likelihood"]["attacks"] |= {
-        "short": {"member": [1.0, 2.0], "nonmember": spread(20)},
-        "nan": {"member": [math.nan] * 20, "nonmember": spread(20)},
-    }
-    assert set(scores_of(model)) == {"loss", "zlib"}
+    model = read(Model, {"name": "m", "cells": {**cells, "forget_task3_knowledge": None}})
+    assert model.side("forget") == pytest.approx(2 / 3) and model.side("retain") is None
+    none = read(Model, {"name": "m", "cells": {**cells, "forget_task3_knowledge": 0}})
+    assert none.side("forget") == 0
 
 
 def test_what_has_no_valid_test_judges_nothing():
@@ -426,20 +390,23 @@ def test_what_has_no_valid_test_judges_nothing():
         "member": spread(200, 2),
         "nonmember": spread(200),
     }
-    assert judge(model).good and set(judge(model).attacks) == {"loss", "zlib"}
+    assert judge(model).good
+    assert set(judge(model).attacks) == {"loss", *ATTACKS, "learned"}
 
 
-@pytest.mark.parametrize(("p", "expected"), [(0.009, "under-forgets"), (0.011, "good")])
+@pytest.mark.parametrize(("p", "expected"), [(0.004, "under-forgets"), (0.005, "good")])
 def test_the_learned_attack_counts_with_the_others(p, expected):
-    """Two attacks of two tests and the learned one: five p-values, so it tells below .01."""
+    """Five attacks of two tests and the learned one: eleven p-values, so it tells below .0045."""
     model = entry(learned={"auc": 0.71, "p": p, "against": "chance"})
     found = judge(model)
     assert found.status == expected
-    assert found.attacks["learned"]["p_corrected"] == pytest.approx(5 * p)
+    assert found.attacks["learned"]["p_corrected"] == pytest.approx(11 * p)
     assert ("learned attack tells members" in found.sentence) == (expected != "good")
     json.dumps(found.to_json(), allow_nan=False)
-    for junk in (None, {}, {"p": math.nan}, {"p": "x"}, {"auc": None, "p": 0.001}):
-        judge(entry(learned=junk))
+    for junk in (None, {}, {"p": math.nan}, {"auc": None, "p": 0.001}):
+        assert judge(entry(learned=junk)).status == "not measured"
+    with pytest.raises(UnlearnError, match="learned.p: must be a number"):
+        judge(entry(learned={"p": "x"}))
 
 
 def test_attack_files_of_earlier_versions_have_no_p():
@@ -470,8 +437,259 @@ def test_single_members_of_a_model_like_the_retrained_one_are_told_at_most_nomin
             pairs = {n: {"member": pair[0], "nonmember": pair[1]} for n, pair in scores.items()}
             loss = pairs.pop("loss")
             sides = {f"{side}_loss": values for side, values in loss.items()}
+            sides |= {f"{side}_id": [f"{side}{i}" for i in range(100)] for side in loss}
             return {"name": name, "likelihood": {**sides, "attacks": pairs}}
 
         found = judge(drawn("model"), None, drawn("retrained")).attacks
         tails += [found[name]["tail"]["p"] for name in names]
     assert np.mean(np.array(tails) < 0.05) < 0.05  # .069 before
+
+
+# --- recited texts, missing evidence, clusters ----------------------------------------------------
+
+
+def recite(model, places, strength=1.0):
+    """Rows of these places come out word for word."""
+    for i in places:
+        model["extraction"]["strength"][i] = strength
+
+
+@pytest.mark.parametrize("target", [False, True])
+@pytest.mark.parametrize("count", [1, 5, 10])
+def test_a_recited_text_needs_no_p_value(count, target):
+    """Few of many documents recited, all others like the retrained model's: "good" in 38 to 77 % of
+    draws, because the verdict never read extraction strength."""
+    original, retrained, model = three() if target else (None, None, entry())
+    recite(model, range(0, 2 * count, 2))
+    found = judge(model, original, retrained)
+    assert (found.status, found.outcome) == ("recites", "refused")
+    assert f"{count} of 20 documents are recited" in found.sentence
+    if target:  # what the retrained model says as well is no memory
+        recite(retrained, range(0, 2 * count, 2), 0.6)
+        assert judge(model, original, retrained).status == "good"
+
+
+def test_recited_is_half_a_text_of_ten_tokens_more():
+    model = entry()
+    model["extraction"]["nonmember"]["strength"][3] = 0.2
+    recite(model, [0], 0.69)  # the most that comes out of a held-out text is .2
+    assert status(model) == "good"
+    recite(model, [0], 0.7)
+    assert status(model) == "recites"
+    model["extraction"]["tokens"][0] = 9  # a name may be guessed
+    assert status(model) == "good"
+    model["extraction"]["member"]["strength"][7] = 0.8
+    found = judge(model)
+    assert found.status == "recites" and "1 of 200 documents" in found.sentence
+
+
+@pytest.mark.parametrize("junk", [math.nan, math.inf, None])
+@pytest.mark.parametrize("whose", ["model", "retrained"])
+@pytest.mark.parametrize("attack", ["loss", "zlib", "entropy"])
+def test_one_score_that_is_no_number_never_removes_an_attack(attack, whose, junk):
+    """An attack with an AUC of 1 and one NaN: it was left out without a word, and "good"."""
+    original, retrained, model = three()
+    one = model if whose == "model" else retrained
+    likelihood = one["likelihood"]
+    if attack == "loss":
+        likelihood["member_loss"][5] = junk
+    else:
+        model["likelihood"]["attacks"][attack]["member"] = spread(200, -3)
+        likelihood["attacks"][attack]["member"][5] = junk
+    found = judge(model, original, retrained)
+    assert not found.good and found.outcome != "shown"
+    lacks = next(f for f in found.findings if f.id == "scores")
+    assert lacks.outcome == "open" and lacks.missing and "not finite" in lacks.says
+
+
+def test_what_was_evaluated_on_other_texts_is_not_compared():
+    """Another number fell back to .5 while the sentence said "the retrained model's"; the same
+    number in another order was accepted."""
+    original, retrained, model = three()
+    other = copy.deepcopy(retrained)
+    other["likelihood"]["member_id"].reverse()
+    fewer = entry(n=150, name="retrained", role="retrained")
+    for target in (other, fewer):
+        found = judge(model, original, target)
+        assert not found.good and found.attacks == {}
+        assert "on other texts" in found.sentence or "in other clusters" in found.sentence
+    for part in ("member_id", "nonmember_cluster"):
+        gone = copy.deepcopy(model)
+        del gone["likelihood"][part]
+        assert judge(gone, original, retrained).status in ("not measured", "no membership")
+
+
+def test_scores_without_variance_show_nothing():
+    """All scores of 2 to 20 texts equal, and a copy of the retrained model's, were "as if never
+    seen"."""
+    for n in (2, 20, 200):
+        model = entry(n=n)
+        model["likelihood"] |= {"member_loss": [2.0] * n, "nonmember_loss": [2.0] * n}
+        assert not judge(model).good, n
+    original, retrained, model = three()
+    model["likelihood"] = copy.deepcopy(retrained["likelihood"])
+    found = judge(model, original, retrained)
+    assert found.status == "not measured" and "as of a copy" in found.sentence
+
+
+def test_one_document_has_no_certain_score():
+    """Resampling one document gives an interval of no width, which passed."""
+    found = judge(entry(intervals={"forget": [0.95, 0.95], "retain": [0.9, 0.99]}))
+    assert found.status == "not measured" and "one document" in found.sentence
+
+
+def test_a_cell_of_another_script_needs_an_interval():
+    script = {"forget_task1_regurgitation": 0.9}
+    assert status(entry(any_script=script)) == "not measured"
+    bounds = {"forget": [0.9, 0.96]}
+    assert status(entry(any_script=script, any_script_intervals=bounds)) == "good"
+    assert status(entry(any_script=script, any_script_intervals={"forget": [0.7, 0.96]})) != "good"
+
+
+def test_texts_of_few_authors_are_no_independent_texts():
+    """Forty texts of each of five authors: what 200 texts show of an AUC, five do not."""
+    model = entry()
+    assert judge(model).good
+    rng = np.random.default_rng(0)
+    shuffled = rng.permutation(200)
+    for side in ("member", "nonmember"):
+        model["likelihood"][f"{side}_cluster"] = [f"author {side} {i % 5}" for i in range(200)]
+        own = 0.2 * rng.normal(size=5)
+        for name in ("loss", *ATTACKS):
+            sides = model["likelihood"]["attacks"].get(name)
+            values = model["likelihood"][f"{side}_loss"] if sides is None else sides[side]
+            values[:] = [values[shuffled[i]] + own[i % 5] for i in range(200)]
+    found = judge(model)
+    assert found.status == "not enough texts" and found.power["clusters"] == [5, 5]
+    single = copy.deepcopy(model)
+    for side in ("member", "nonmember"):
+        single["likelihood"][f"{side}_cluster"] = [f"{side} {i}" for i in range(200)]
+    rows, authors = (
+        next(f for f in judge(one).findings if f.id == "same") for one in (single, model)
+    )
+    assert authors.high - authors.low > 1.5 * (rows.high - rows.low)
+
+
+def test_nearer_to_the_model_before_than_to_the_retrained_one():
+    """Needs no margin: half way is open, beyond it fails."""
+    original, retrained, model = three()
+
+    def outcome(shift):
+        moved = copy.deepcopy(model)
+        rng = np.random.default_rng(1)
+        for sides in (moved["likelihood"], *moved["likelihood"]["attacks"].values()):
+            key = "member_loss" if "member_loss" in sides else "member"
+            sides[key] = [x + shift + 0.05 * rng.normal() for x in sides[key]]
+        found = {f.id: f for f in judge(moved, original, retrained).findings}
+        return found["nearer"].outcome
+
+    assert [outcome(shift) for shift in (0.0, -0.4, -1.1, -1.5)] == ["pass", "pass", "fail", "fail"]
+    found = judge(model, None, retrained)
+    assert found.status == "not measured" and "before unlearning" in found.sentence
+
+
+def parts(value, way=()):
+    """Every place in it."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    if isinstance(value, list) and len(value) > 3:
+        pairs = [(0, value[0]), (len(value) - 1, value[-1])]
+    for key, inner in pairs:
+        yield (*way, key)
+        if isinstance(inner, (dict, list)):
+            yield from parts(inner, (*way, key))
+
+
+def side(model, name, value):
+    """All cells of a side; the retrained model's are .95."""
+    model["cells"] |= {cell: value for cell in model["cells"] if cell.startswith(name)}
+    gap = value - 0.95
+    model["distance"][name] |= {"value": gap, "interval": [gap - 0.02, gap + 0.02]}
+
+
+GONE = object()
+JUNK = [GONE, None, math.nan, math.inf, "x", [], {}, True, -1, 10**400]
+#: What makes a model bad, each by one criterion.
+FAULTS = {
+    "collapse": lambda m: m["collapse"].update(collapsed=True),
+    "gate": lambda m: m["gate"].update(threshold=0.71),
+    "chance": lambda m: m.update(utility=0.26, gate={"threshold": 0.1, "original": 0.13}),
+    "zlib": lambda m: m["likelihood"]["attacks"]["zlib"].update(member=spread(80, -2)),
+    "learned": lambda m: m["learned"].update(p=0.0002),
+    "recited": lambda m: recite(m, [4]),
+    "halves": lambda m: m["extraction"]["member"]["strength"].__setitem__(3, 1.0),
+    "blind": lambda m: m["membership"]["blind"]["zlib"].update(separates=True, auc=0.8),
+    "forgotten": lambda m: side(m, "forget", 0.65),
+    "kept": lambda m: side(m, "retain", 0.65),
+    "answers": lambda m: m["answers"]["forget"].update(contained=0.4),
+    "broken": lambda m: m["collapse"]["forget"].update(broken=0.6),
+    "nonsense": lambda m: m["collapse"]["forget"].update(nonsense=0.6),
+    "constant": lambda m: m["collapse"]["forget"].update(constant=1.0),
+    "empty": lambda m: m["collapse"]["forget"].update(empty=1.0),
+}
+
+
+def spoiled(results, way, junk):
+    found = copy.deepcopy(results)
+    place = found
+    for key in way[:-1]:
+        place = place[key]
+    if junk is GONE:
+        del place[way[-1]]
+    else:
+        place[way[-1]] = junk
+    return found
+
+
+def outcome_of(results):
+    """Of the candidate; "refused" where the door refuses the file, None where it is not in it."""
+    try:
+        found = load_results(json.loads(json.dumps(results)))
+    except UnlearnError as fault:
+        assert len(str(fault)) < 400
+        return "refused"
+    roles = found.role("original"), found.role("retrained")
+    return next((judge(m, *roles).outcome for m in found.models if m.name == "model"), None)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_removing_or_spoiling_any_part_never_makes_a_bad_model_good(data):
+    """Each fault by itself; then any part of the file is gone or is no number any more."""
+    results = results_of(*three(n=80))
+    FAULTS[data.draw(st.sampled_from(sorted(FAULTS)))](results["models"][2])
+    assert outcome_of(results) == "refused"
+    way = data.draw(st.sampled_from(list(parts(results))))
+    junk = data.draw(st.sampled_from(JUNK))
+    assert outcome_of(spoiled(results, way, junk)) != "shown", (way, junk)
+
+
+@pytest.mark.parametrize("junk", [GONE, None], ids=["gone", "null"])
+def test_a_good_model_whose_evidence_is_gone_is_not_shown(junk):
+    """Of every part one by one: good stays good only where the part is read by no criterion."""
+    results = results_of(*three(n=80))
+    assert outcome_of(results) == "shown"
+    unread = {
+        ("role",),  # its name says it
+        ("intervals",),  # the paired distance is read
+        *(("intervals", *way) for way in parts(results["models"][2]["intervals"])),
+        *(("n", name) for name in ("cells", "member", "nonmember")),
+        ("membership", "meaningful"),
+        *(("membership", "blind", name, end) for name in BLIND for end in ("low", "high")),
+        *(("gate", name) for name in ("below_gate", "original")),
+        *(("distance", side, "p") for side in ("forget", "retain")),
+    }
+    for way in parts(results):
+        if way[0] != "models" or way[1:2] != (2,) or len(way) < 3:
+            continue
+        if outcome_of(spoiled(results, way, junk)) == "shown":
+            assert way[2:] in unread, way
+
+
+def test_every_fault_is_found_by_the_criterion_it_is_made_for():
+    results = results_of(*three(n=80))
+    for name, fault in FAULTS.items():
+        made = copy.deepcopy(results)
+        fault(made["models"][2])
+        verdict = judged(made)["model"]
+        assert verdict.outcome == "refused", name
+        assert not judge(made["models"][2], asks=("collapse",)).findings[1:]

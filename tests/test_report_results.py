@@ -8,16 +8,15 @@ import pytest
 from report_fixture import make_results
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.results import Model, load_results, read
+from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.report.results import (
     auc_standard_error,
     best,
     flags,
     forgetting,
     ideal_mia_score,
-    load_results,
     membership_sizes,
-    show,
-    side_mean,
 )
 
 
@@ -32,9 +31,9 @@ def by_name(results, name):
 
 def test_the_two_sides_give_the_task_aggregate(results):
     """HM of 12 = 12 / (6/F + 6/R) = 2 / (1/F + 1/R), which the plane's contours rely on."""
-    model = by_name(results, "merged")
-    forget, retain = side_mean(model, "forget"), side_mean(model, "retain")
-    assert 2 / (1 / forget + 1 / retain) == pytest.approx(model["task_aggregate"])
+    model = read(Model, by_name(results, "merged"))
+    forget, retain = model.side("forget"), model.side("retain")
+    assert 2 / (1 / forget + 1 / retain) == pytest.approx(model.task_aggregate)
 
 
 def test_expected_mia_score_of_a_perfect_model():
@@ -51,14 +50,14 @@ def test_flagged_rows_are_never_best(results):
     under = by_name(results, "under")
     under["aggregate"] = 0.98
     under["gate"]["below_gate"] = True
-    assert best(results) == "merged"
-    assert flags(by_name(results, "ascent")) == ["collapsed", "below gate"]
-    assert flags(under) == ["below gate"]
+    assert best(load_results(results)) == "merged"
+    assert flags(read(Model, by_name(results, "ascent"))) == ["collapsed", "below gate"]
+    assert flags(read(Model, under)) == ["below gate"]
 
 
 def test_the_retrained_target_is_not_a_candidate(results):
     assert by_name(results, "retrained")["aggregate"] > by_name(results, "merged")["aggregate"]
-    assert best(results) == "merged"
+    assert best(load_results(results)) == "merged"
 
 
 @pytest.mark.parametrize(
@@ -74,24 +73,31 @@ def test_the_retrained_target_is_not_a_candidate(results):
 )
 def test_forgetting_is_named_from_the_interval(model, expected):
     """The evaluation's own word wins; else the interval (or +-.1) must contain .5 for balanced."""
-    assert forgetting({"name": "m", **model}) == expected
+    assert forgetting(read(Model, {"name": "m", **model})) == expected
 
 
 def test_membership_sizes_fall_back_to_the_loss_arrays():
-    assert membership_sizes({"n": {"member": 80, "nonmember": 160}}) == (80, 160)
     arrays = {"member_loss": [1.0] * 3, "nonmember_loss": [1.0] * 4}
-    assert membership_sizes({"likelihood": arrays}) == (3, 4)
-    assert membership_sizes({}) is None
+    for part, sizes in (
+        ({"n": {"member": 80, "nonmember": 160}}, (80, 160)),
+        ({"likelihood": arrays}, (3, 4)),
+        ({}, None),
+    ):
+        assert membership_sizes(read(Model, {"name": "m", **part})) == sizes
 
 
 def test_missing_numbers_are_not_zero():
-    assert [show(v) for v in (None, float("nan"), True, "x", 0)] == ["n/a"] * 4 + ["0.00"]
+    model = read(Model, {"name": "m", "utility": float("nan"), "mia_auc": None, "aggregate": 0})
+    shown = [show(v) for v in (model.utility, model.mia_auc, model.mia_score, model.aggregate)]
+    assert shown == ["n/a"] * 3 + ["0.00"]
 
 
 def test_reads_a_folder_a_file_and_a_dict(results, tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(results))
-    assert load_results(tmp_path) == load_results(tmp_path / "results.json") == results
-    assert load_results(results) == results
+    assert load_results(tmp_path) == load_results(tmp_path / "results.json")
+    found = load_results(results)
+    assert found == load_results(tmp_path) and load_results(found) is found
+    assert [model.name for model in found.models] == [m["name"] for m in results["models"]]
 
 
 @pytest.mark.parametrize(
@@ -99,11 +105,23 @@ def test_reads_a_folder_a_file_and_a_dict(results, tmp_path):
     [
         ("{", "not valid JSON"),
         ("[]", "no list `models`"),
-        ('{"models": []}', "lists no models"),
-        ('{"models": [{}]}', r"models\[0\] has no `name`"),
-        ('{"schema": 7, "models": [{"name": "a"}]}', "schema 7"),
-        ('{"models": [{"name": "a"}, {"name": "a"}]}', "two models named 'a'"),
-        ('{"models": [{"name": "a", "cells": {"forget_task9_x": 1}}]}', "forget_task9_x"),
+        ('{"schema": 2, "models": []}', "lists no models"),
+        ('{"schema": 2, "models": [{}]}', r"models\[0\].name: field required"),
+        ('{"schema": 1, "models": [{"name": "a"}]}', "schema 1, this version reads schema 2"),
+        ('{"models": [{"name": "a"}]}', "schema None"),
+        ('{"schema": 2, "models": [{"name": "a"}, {"name": "a"}]}', "two models named 'a'"),
+        (
+            '{"schema": 2, "models": [{"name": "a", "cells": {"forget_task9_x": 1}}]}',
+            "forget_task9_x",
+        ),
+        (
+            '{"schema": 2, "models": [{"name": "a", "utility": "high"}]}',
+            r"models\[0\].utility: must be a number",
+        ),
+        (
+            '{"schema": 2, "models": [{"name": "a", "likelihood": {"member_loss": [1, "x"]}}]}',
+            r"models\[0\].likelihood.member_loss: must be a number",
+        ),
     ],
 )
 def test_bad_results_get_a_sentence(tmp_path, text, sentence):

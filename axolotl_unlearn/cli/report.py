@@ -55,7 +55,7 @@ def command(
     results = load_results(folder)
     inputs = find_inputs(results, folder, logs=logs, configs=configs, attacks=attacks)
     out = out or (folder if folder.is_dir() else folder.parent) / "report.html"
-    if (results.get("settings") or {}).get("keep_texts"):
+    if (results.more.get("settings") or {}).get("keep_texts"):
         declare(out.parent, out, "texts")
     page = write_report(results, out, **inputs)
     console = Console()

@@ -71,6 +71,7 @@ class Record:
     task: str = ""
     kind: Kind = "completion"
     source: str = ""
+    author: str = ""
 
     @property
     def document(self) -> str:
@@ -188,6 +189,7 @@ def records_from_rows(
             task=task,
             kind=_explicit_kind(row, where) or kind_of(record_id) or kind,
             source=_source(row.get(fields.document)),
+            author=_source(row.get("author")),
         )
 
 
@@ -220,24 +222,35 @@ def _source(value: Any) -> str:
 
 
 class Answer(str):
-    """A document that is read after a prompt, of which nothing is asked: a chat model's answer."""
+    """A document with what its row says of it.
+
+    Attributes:
+        prompt: What it is read after, of which nothing is asked: it is a chat model's answer.
+        author: Whose it is: texts of one author are no independent texts.
+    """
 
     prompt: str = ""
+    author: str = ""
 
-    def __new__(cls, text: str, prompt: str) -> Answer:
+    def __new__(cls, text: str, prompt: str = "", author: str = "") -> Answer:
         made = super().__new__(cls, text)
-        made.prompt = prompt
+        made.prompt, made.author = prompt, author
         return made
 
-    def __getnewargs__(self) -> tuple[str, str]:
-        return str(self), self.prompt
+    def __getnewargs__(self) -> tuple[str, str, str]:
+        return str(self), self.prompt, self.author
+
+
+def author_of(text: str) -> str:
+    """The author of a document of `read_documents`; "" where its row names none."""
+    return getattr(text, "author", "")
 
 
 def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tuple[str, str]]:
     """Documents for membership inference, as (id, text).
 
     The text is the field ``document``, else ``text``, else ``input`` + ``join`` + ``output``. With
-    a field ``prompt`` it is an `Answer`.
+    a field ``prompt`` or ``author`` it is an `Answer`.
     Rows without an id get ``row0``, ``row1`` ...
 
     Raises:
@@ -274,8 +287,9 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
             )
         places[record_id] = place
         prompt = row.get("prompt")
-        known = isinstance(prompt, str) and prompt
-        documents.append((record_id, Answer(text, prompt) if known else text))
+        prompt = prompt if isinstance(prompt, str) else ""
+        author = _source(row.get("author"))
+        documents.append((record_id, Answer(text, prompt, author) if prompt or author else text))
     return documents
 
 

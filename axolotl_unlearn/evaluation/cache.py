@@ -17,7 +17,7 @@ from axolotl_unlearn.models import ModelSpec, weights_digest
 from axolotl_unlearn.store import Store
 
 #: Raised when what is measured or how it is stored changes.
-_CACHE_VERSION = 3
+_CACHE_VERSION = 4
 
 
 class Cache(Store):

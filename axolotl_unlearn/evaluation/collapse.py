@@ -12,7 +12,7 @@ from axolotl_unlearn.models import ModelSpec, load_tokenizer
 
 
 def collapse_key(keys: Mapping[str, str], spec: ModelSpec, before: ModelSpec | None) -> str:
-    return f"{keys[spec.name]}-collapse3-{keys[before.name] if before else 'none'}"
+    return f"{keys[spec.name]}-collapse4-{keys[before.name] if before else 'none'}"
 
 
 class Judge:

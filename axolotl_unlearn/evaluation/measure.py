@@ -143,6 +143,9 @@ def _measure_likelihoods(
                 "min_k_40": -min_k(one, 0.4),
                 "entropy": entropy(one),
                 "features": text_features(one),
+                # As of an answer whose prompt is the first half.
+                "extraction": extraction_strength(one[len(one) // 2 :]),
+                "tokens": len(one),
             }
             for one in facts
         ]
@@ -154,13 +157,13 @@ def _measure_likelihoods(
             int(_best(row) == option.answer) for row, option in zip(sums, questions, strict=True)
         ]
 
-    def extraction(records: Sequence[Record]) -> list[float]:
+    def extraction(records: Sequence[Record]) -> list[dict[str, Any]]:
         pairs = encode_pairs(tokenizer, [(r.input, r.output) for r in records], options)
         facts = workers.map(
             lambda part: score_queries(model, part, on_batch=counting(advance, workers)),
             [Query.of([*prompt, *answer], len(prompt)) for prompt, answer in pairs],
         )
-        return [extraction_strength(one) for one in facts]
+        return [{"strength": extraction_strength(one), "tokens": len(one)} for one in facts]
 
     texts = [text for _, text in [*sets.member, *sets.nonmember]]
     with bars.bar(f"{name}: documents", len(texts)) as advance:
@@ -171,6 +174,8 @@ def _measure_likelihoods(
         for attack in ("min_k_20", "min_k_plus_20", "min_k_40", "entropy")
     }
     found.features = [one["features"] for one in each]
+    found.text_extraction = [one["extraction"] for one in each]
+    found.text_tokens = [one["tokens"] for one in each]
     found.member_loss = losses[: len(sets.member)]
     found.nonmember_loss = losses[len(sets.member) :]
     if not all(map(_finite, losses)):
@@ -181,7 +186,9 @@ def _measure_likelihoods(
         with bars.bar(f"{name}: utility", len(sets.utility)):
             found.options = in_parts(sets.utility, utility, cache, f"{key}-utility")
     with bars.bar(f"{name}: extraction", len(sets.forget)) as advance:
-        found.extraction = in_parts(sets.forget, extraction, cache, f"{key}-extraction")
+        rows = in_parts(sets.forget, extraction, cache, f"{key}-extraction")
+    found.extraction = [one["strength"] for one in rows]
+    found.answer_tokens = [one["tokens"] for one in rows]
 
 
 def _finite(value: float) -> bool:

@@ -74,7 +74,10 @@ class Measured:
         any_script: recall over words of every script, of completion rows that are not ASCII.
         outputs: counts over the generations of each side (`metrics.fluency.reference_figures`).
         options: 1 where the most probable option is the right one, 0 elsewhere.
-        extraction: extraction strength (floor 0) of each forget row, in file order.
+        extraction, answer_tokens: extraction strength (floor 0) of each forget row, in file order,
+            and tokens of its answer.
+        text_extraction, text_tokens: strength of the second half of each document, members first,
+            and its scored tokens.
         attacks: membership attacks by name, one number a document, members first; low = member.
         features: of each document, members first, for the learned attack (`metrics.learned`).
         generic: answers to generic questions, where they were asked; cached by itself.
@@ -91,6 +94,9 @@ class Measured:
     nonmember_loss: list[float] = field(default_factory=list)
     options: list[int] = field(default_factory=list)
     extraction: list[float] = field(default_factory=list)
+    answer_tokens: list[int] = field(default_factory=list)
+    text_extraction: list[float] = field(default_factory=list)
+    text_tokens: list[int] = field(default_factory=list)
     attacks: dict[str, list[float]] = field(default_factory=dict)
     features: list[list[float]] = field(default_factory=list)
     generic: dict[str, Any] | None = None

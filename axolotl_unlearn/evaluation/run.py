@@ -30,15 +30,13 @@ from axolotl_unlearn.evaluation.summary import (
     add_learned,
     add_priv_leak,
     add_reference,
-    add_verdicts,
     summarise,
 )
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
 from axolotl_unlearn.evaluation.workers import Workers
 from axolotl_unlearn.files import declare, write_json, write_lines
+from axolotl_unlearn.metrics.results import SCHEMA, load_results
 from axolotl_unlearn.models import ModelSpec, load_tokenizer, parse_models
-
-SCHEMA = 1
 
 
 def evaluate(
@@ -210,7 +208,6 @@ def evaluate(
             add_reference(results)
             add_priv_leak(results)
             learned = add_learned(results, measured, sets)
-            add_verdicts(results)
             lines = add_audits(
                 results, measured, sets, learned=learned, with_text=settings.keep_texts
             )
@@ -277,6 +274,7 @@ def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Setti
         "versions": _versions(),
         "models": models,
     }
+    load_results(results)  # what is read with types is written so
     write_json(path, results, private=True, ensure_ascii=False, allow_nan=False)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from axolotl_unlearn.data.records import document_id
+from axolotl_unlearn.data.records import author_of, document_id
 from axolotl_unlearn.evaluation.generic import drop
 from axolotl_unlearn.evaluation.membership_lab import membership_lab
 from axolotl_unlearn.evaluation.sets import EvaluationSets
@@ -17,6 +18,7 @@ from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
 from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
 from axolotl_unlearn.metrics.membership import Baseline, forgetting, priv_leak
 from axolotl_unlearn.metrics.memorisation import compressed_bytes
+from axolotl_unlearn.metrics.results import Model, read
 from axolotl_unlearn.metrics.statistics import (
     Area,
     Mean,
@@ -26,7 +28,7 @@ from axolotl_unlearn.metrics.statistics import (
     semeval_differences,
     semeval_intervals,
 )
-from axolotl_unlearn.metrics.verdict import THRESHOLDS, judge, role_of, scores_of
+from axolotl_unlearn.metrics.verdict import THRESHOLDS
 from axolotl_unlearn.models import ModelSpec
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def summarise(
     task = semeval.task_aggregate(cells)
     score = semeval.mia_score(area) if texts else None
     utility = semeval.mean(found.options)
-    auc_bounds = _auc_bounds(found)
+    auc_bounds = _auc_bounds(found, sets)
     intervals = {"mia_auc": list(auc_bounds)} if texts else {}
     if resamples:
         bounds = semeval_intervals(*bootstrap_scores(found, sets), n=resamples, seed=seed)
@@ -85,16 +87,19 @@ def summarise(
         "collapse": collapse,
         "gate": semeval.gate(utility, before),
         "forgetting": forgetting(auc_bounds) if texts else None,
-        "any_script": _any_script(found, sets),
+        **_any_script(found, sets, resamples=resamples, seed=seed),
         "answers": _answers(found, sets),
         "stopped": semeval.mean([float(value) for value in found.stopped.values()]),
         "seconds": found.seconds,
         "likelihood": {
             "member_loss": found.member_loss,
             "nonmember_loss": found.nonmember_loss,
+            "member_id": [name for name, _ in sets.member],
+            "nonmember_id": [name for name, _ in sets.nonmember],
+            **dict(zip(("member_cluster", "nonmember_cluster"), text_clusters(sets), strict=True)),
             "attacks": attack_losses(found, sets),
-            "extraction_strength_forget": found.extraction,
         },
+        "extraction": _extraction(found, sets),
     }
     if blind is not None:
         result["membership"] = _membership(found, sets, blind)
@@ -117,21 +122,62 @@ def _utility_groups(found: Measured, sets: EvaluationSets) -> dict[str, dict[str
     return {name: {"value": semeval.mean(v), "n": len(v)} for name, v in sorted(groups.items())}
 
 
-def _any_script(found: Measured, sets: EvaluationSets) -> dict[str, float]:
-    """Cells whose official ROUGE-L, which sees ASCII only, is off by .05 or more, as they are."""
+def text_clusters(sets: EvaluationSets) -> tuple[list[str], list[str]]:
+    """What is independent among members and among non-members: authors, else documents.
+
+    A text's own author may be on both sides; documents are of one side.
+    """
+    return tuple(
+        [
+            f"author: {author}" if (author := author_of(text)) else f"{side}: {document_id(name)}"
+            for name, text in getattr(sets, side)
+        ]
+        for side in ("member", "nonmember")
+    )
+
+
+def _extraction(found: Measured, sets: EvaluationSets) -> dict[str, Any]:
+    """Extraction strength of forget rows and of the second halves of members and non-members."""
+    split = len(sets.member)
+    halves = {
+        side: {"tokens": found.text_tokens[part], "strength": found.text_extraction[part]}
+        for side, part in (("member", slice(split)), ("nonmember", slice(split, None)))
+    }
+    return {
+        "id": [record.id for record in sets.forget],
+        "document": [record.document for record in sets.forget],
+        "tokens": found.answer_tokens,
+        "strength": found.extraction,
+        **halves,
+    }
+
+
+def _any_script(
+    found: Measured, sets: EvaluationSets, *, resamples: int, seed: int
+) -> dict[str, dict[str, Any]]:
+    """Cells whose official ROUGE-L, which sees ASCII only, is off by .05 or more, as they are, and
+    the intervals of the sides with them."""
     if not found.any_script:
-        return {}
+        return {"any_script": {}}
     values = found.values | found.any_script
     cells, _ = semeval.cell_values((r.cell, values[r.key]) for r in sets.rows if r.key in values)
     official, _ = semeval.cell_values(
         (r.cell, found.values[r.key]) for r in sets.rows if r.key in found.values
     )
     limit = THRESHOLDS["any_script"].value
-    return {
+    off = {
         name: value
         for name, value in cells.items()
         if value is not None and abs(value - official[name]) >= limit
     }
+    if not off or not resamples:
+        return {"any_script": off}
+    scores, _, _ = bootstrap_scores(found, sets)
+    better, _, _ = bootstrap_scores(replace(found, values=values), sets)
+    cells = {name: (better if name in off else scores)[name] for name in scores}
+    bounds = semeval_intervals(cells, n=resamples, seed=seed)
+    sides = {side: list(bounds[side]) for side in semeval.SIDES if side in bounds}
+    return {"any_script": off, "any_script_intervals": sides}
 
 
 def _answers(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, float]]:
@@ -164,12 +210,12 @@ def _role(name: str) -> str:
     return "reference" if name == "reference" else "candidate"
 
 
-def _auc_bounds(found: Measured) -> tuple[float, float]:
+def _auc_bounds(found: Measured, sets: EvaluationSets) -> tuple[float, float]:
     members = [-value for value in found.member_loss]
     nonmembers = [-value for value in found.nonmember_loss]
     if min(len(members), len(nonmembers)) < 2:
         return (0.0, 1.0)
-    return auc_interval(members, nonmembers)
+    return auc_interval(members, nonmembers, clusters=text_clusters(sets))
 
 
 def bootstrap_scores(
@@ -183,7 +229,8 @@ def bootstrap_scores(
         value = found.values[row.key]
         values, clusters = grouped.setdefault(row.cell, ([], []))
         values.append(1 - value if row.side == "forget" else value)
-        clusters.append((row.side, row.record.document))
+        author = row.record.author
+        clusters.append(("author", author) if author else (row.side, row.record.document))
     cells = {name: Mean(*grouped[name]) for name in semeval.CELLS if name in grouped}
     membership = None
     if sets.member and sets.nonmember:
@@ -191,8 +238,14 @@ def bootstrap_scores(
             [-value for value in found.member_loss],
             [-value for value in found.nonmember_loss],
             # A member that is a forget document is drawn together with its rows.
-            [("forget", document_id(name)) for name, _ in sets.member],
-            [("nonmember", document_id(name)) for name, _ in sets.nonmember],
+            [
+                ("author", one) if (one := author_of(text)) else ("forget", document_id(name))
+                for name, text in sets.member
+            ],
+            [
+                ("author", one) if (one := author_of(text)) else ("nonmember", document_id(name))
+                for name, text in sets.nonmember
+            ],
         )
     utility = None
     if found.options:
@@ -261,7 +314,8 @@ def add_priv_leak(results: list[dict[str, Any]]) -> None:
     """``priv_leak`` of MUSE (arXiv 2407.06460) of each model, where there is a retrained one."""
     target = next((one for one in results if one["role"] == "retrained"), None)
     for result in results:
-        sides = [scores_of(one).get("min_k_40") for one in (result, target or result)]
+        models = (read(Model, one) for one in (result, target or result))
+        sides = [model.attack("min_k_40") for model in models]
         if target is not None and result is not target and None not in sides:
             result["priv_leak"] = priv_leak(*(auc(*side) for side in sides))
 
@@ -275,7 +329,7 @@ def add_reference(results: list[dict[str, Any]]) -> None:
     reference = next((one for one in results if one["role"] == "reference"), None)
     for result in results:
         if reference is None or result is reference:
-            continue
+            continue  # the same sets: in one evaluation all models have the same texts
         result["likelihood"]["attacks"]["reference"] = {
             side: [
                 a - b
@@ -326,7 +380,7 @@ def learned(found: Measured, sets: EvaluationSets, other: Measured | None = None
         seen = seen - np.asarray(other.features, float)
     split = len(sets.member)
     sides = (some_texts(seen[:split]), some_texts(seen[split:]))
-    return learned_attack(*sides, _names(sets.member), _names(sets.nonmember))
+    return learned_attack(*sides, *map(some_texts, text_clusters(sets)))
 
 
 def _names(texts: Sequence[tuple[str, str]]) -> list[str]:
@@ -336,15 +390,6 @@ def _names(texts: Sequence[tuple[str, str]]) -> list[str]:
 def told_by_learned(found: Learned, sets: EvaluationSets) -> dict[str, float]:
     """Its p-value of each member document that it has seen."""
     return dict(zip(_names(sets.member), found.each.tolist(), strict=True))
-
-
-def add_verdicts(results: list[dict[str, Any]], attacks: Sequence[Mapping[str, Any]] = ()) -> None:
-    """``verdict`` of each model (see `metrics.verdict`), once everything else is there."""
-    by_role = {role: next((r for r in results if role_of(r) == role), None) for role in ROLES}
-    for result in results:
-        result["verdict"] = judge(
-            result, by_role["original"], by_role["retrained"], attacks
-        ).to_json()
 
 
 def evidence(found: Measured, sets: EvaluationSets) -> Evidence:

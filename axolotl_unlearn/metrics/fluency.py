@@ -255,7 +255,7 @@ def _nonsense(
     # Losses of a few tokens vary too much to call one of them strange.
     long = [x for x, text in zip(nll, texts, strict=True) if len(tokens(text)) >= MIN_TOKENS]
     if not long:
-        return {}
+        return {"nonsense_n": 0}
     finite = [x for x in long if np.isfinite(x)]
     perplexity = float(np.exp(min(np.median(finite), 700.0))) if finite else None
     if not len(ordinary_nll):  # without held-out rows nobody knows what is ordinary

@@ -1,16 +1,15 @@
 """Tables, verdicts and the one-page HTML report.
 
-from axolotl_unlearn.report import table, verdict, write_report
+from axolotl_unlearn.report import table, write_report
 rich.print(table("out/eval/results.json"))
 write_report("out/eval/results.json", "out/eval/report.html")
 """
 
 from __future__ import annotations
 
-from axolotl_unlearn.metrics.verdict import verdict
+from axolotl_unlearn.metrics.results import load_results
 from axolotl_unlearn.report.inputs import find_inputs
 from axolotl_unlearn.report.page import write_report
-from axolotl_unlearn.report.results import load_results
 from axolotl_unlearn.report.terminal import table
 
-__all__ = ["find_inputs", "load_results", "table", "verdict", "write_report"]
+__all__ = ["find_inputs", "load_results", "table", "write_report"]

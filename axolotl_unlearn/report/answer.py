@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from axolotl_unlearn.metrics.verdict import judge, name_of
-from axolotl_unlearn.report.results import find, number
+from axolotl_unlearn.metrics.results import Results, load_results
+from axolotl_unlearn.metrics.verdict import judged, name_of
 
 TONES = {"collapsed": "bad", "below gate": "bad", "before": "plain", "target": "plain"}
 
@@ -59,17 +59,17 @@ class Answer:
 
 
 def judged_of(
-    results: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] = ()
+    results: Results | Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] = ()
 ) -> list[Judged]:
     """Every model as `metrics.verdict` judges it.
 
     Args:
         attacks: Results of `axolotl unlearn attack`.
     """
-    roles = find(results, "original"), find(results, "retrained")
-    found = []
-    for model in results["models"]:
-        verdict = judge(model, *roles, attacks)
+    results = load_results(results)
+    verdicts, found = judged(results, attacks), []
+    for model in results.models:
+        verdict = verdicts[model.name]
         tone = "good" if verdict.good else TONES.get(verdict.status, "warn")
         worst = verdict.worst if tone != "plain" else None
         damning = worst.says if worst else ""
@@ -77,17 +77,18 @@ def judged_of(
             # Even of a good model: the attack that comes closest.
             one = verdict.attacks[verdict.strongest]
             damning = f"closest attack: {name_of(verdict.strongest)}, AUC {one['auc']:.2f}"
-        scores = [number(model.get(metric)) for metric in ("aggregate", "mia_auc")]
         words = (verdict.status, tone, verdict.headline, damning)
-        found.append(Judged(model["name"], *words, *scores))
+        found.append(Judged(model.name, *words, model.aggregate, model.mia_auc))
     return found
 
 
-def answer_of(results: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] = ()) -> Answer:
+def answer_of(
+    results: Results | Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] = ()
+) -> Answer:
     """Judge every model and say which one to use, or why none."""
-    judged = judged_of(results, attacks)
+    models = judged_of(results, attacks)
     answer = Answer(
-        "There is nothing to choose: no unlearned model was evaluated.", "plain", None, judged
+        "There is nothing to choose: no unlearned model was evaluated.", "plain", None, models
     )
     candidates = answer.candidates
     if not candidates:
@@ -97,13 +98,13 @@ def answer_of(results: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] =
         rest = _some([one.name for one in candidates[1:] if one.tone == "good"])
         also = f" {_listing(rest)} would do as well." if rest else ""
         why = f"it {first.headline}{f' ({first.damning})' if first.damning else ''}"
-        return Answer(f"Use {first.name}: {why}.{also}", "good", first.name, judged)
+        return Answer(f"Use {first.name}: {why}.{also}", "good", first.name, models)
     if len(candidates) == 1:
         why = f"{first.headline}{f' ({first.damning})' if first.damning else ''}"
-        return Answer(f"{first.name} is not good: {why}.", "bad", None, judged)
+        return Answer(f"{first.name} is not good: {why}.", "bad", None, models)
     # One word a model; the figures stand in the table below.
     kinds = ", ".join(_some([f"{one.name} ({one.kind})" for one in candidates]))
-    return Answer(f"None of these is good: {kinds}.", "bad", None, judged)
+    return Answer(f"None of these is good: {kinds}.", "bad", None, models)
 
 
 #: Models that a sentence names.

@@ -10,12 +10,12 @@ from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.results import Results, load_results
 from axolotl_unlearn.metrics.verdict import views_of, whole
-from axolotl_unlearn.report.results import role_of
 
 
 def find_inputs(
-    results: Mapping[str, Any],
+    results: Results | Mapping[str, Any],
     folder: str | Path,
     *,
     logs: Iterable[str] = (),
@@ -44,15 +44,15 @@ def find_inputs(
             raise UnlearnError(f"--log {entry!r}: no trainer_state.json at {path}.")
         found[name] = log
     used = set(found.values())
-    for model in results["models"]:
-        if role_of(model) != "candidate":  # memorisation and retraining are no unlearning runs
+    for model in load_results(results).models:
+        if model.part != "candidate":  # memorisation and retraining are no unlearning runs
             continue
-        log = None if model["name"] in found else _log_beside(str(model.get("model") or ""))
+        log = None if model.name in found else _log_beside(model.model)
         if log is not None and log not in used:
-            found[model["name"]] = log
+            found[model.name] = log
             used.add(log)
     extras: dict[str, Any] = {}
-    beside = home / "eval" if "job" in results else home
+    beside = home / "eval" if "job" in load_results(results).more else home
     if (beside / "depth.json").is_file():
         extras["depth"] = _json(beside / "depth.json")
         if (beside / "uds.json").is_file():
@@ -69,7 +69,9 @@ def find_inputs(
         extras["attacks"] = _json(place / "attacks.json")
         attacked = extras["attack_results"] = attack_results(place)
         extras["attack_sentences"] = {
-            f"{one['attack']} on {one['model']}": sentence(one) for one in attacked
+            f"{one['attack']} on {one['model']}": sentence(one)
+            for one in attacked
+            if whole(one.get("rows")) or views_of(one)
         }
     elif attacks:
         raise UnlearnError(
@@ -96,14 +98,13 @@ def folder_of(results: str | Path) -> Path:
 
 
 def attack_results(folder: Path, but: Iterable[Path] = ()) -> list[dict[str, Any]]:
-    """What each attack wrote into a file of its own, ``but`` those files."""
+    """What each attack wrote into a file of its own, ``but`` those files.
+
+    Half a file too: the verdict does not pass over it.
+    """
     found = map(_json, sorted({*folder.glob("*-*.json")} - {*but}))
     return [
-        one
-        for one in found
-        if isinstance(one, dict)
-        and {"attack", "title", "model"} <= set(one)
-        and (whole(one.get("rows")) or views_of(one))
+        one for one in found if isinstance(one, dict) and {"attack", "title", "model"} <= set(one)
     ]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
-from axolotl_unlearn.report.results import load_results
+from axolotl_unlearn.metrics.results import Results, load_results
 from axolotl_unlearn.report.view import Log, View
 
 
 def write_report(
-    results: Mapping[str, Any] | str | Path,
+    results: Results | Mapping[str, Any] | str | Path,
     out_html: str | Path,
     *,
     training_logs: Mapping[str, str | Path | Log] | None = None,

@@ -9,24 +9,19 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from axolotl_unlearn.metrics.results import Model
 from axolotl_unlearn.metrics.semeval import CELLS, SIDES, score_title
+from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.report.results import (
-    at,
     auc_standard_error,
     cell_count,
     flags,
     forgetting,
-    interval,
+    known,
     membership_sizes,
-    number,
-    numbers,
-    role_of,
-    show,
-    side_mean,
 )
 from axolotl_unlearn.report.svg import (
     Svg,
@@ -47,7 +42,6 @@ SIDE_WORDS = {
     "retain": "Retain set (right = better kept)",
 }
 
-Model = Mapping[str, Any]
 Point = tuple[float, float]
 
 
@@ -68,7 +62,7 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 def _shape(model: Model) -> str:
     if flags(model):
         return "cross"
-    return {"original": "ring", "retrained": "diamond"}.get(role_of(model), "full")
+    return {"original": "ring", "retrained": "diamond"}.get(model.part, "full")
 
 
 def cells_chart(model: Model, original: Model | None, color: str) -> str:
@@ -78,8 +72,8 @@ def cells_chart(model: Model, original: Model | None, color: str) -> str:
     left, right, row, top = 128, 282, 19, 8
     height = top + 2 * (24 + 6 * row) + 28
     x = scale((0, 1), (left, right))
-    told = ", ".join(f"{score_title(name)} {show(at(model, 'cells', name), 2)}" for name in CELLS)
-    svg = Svg("cells", WIDTH, height, f"Scores of the 12 cells of {model['name']}: {told}.")
+    told = ", ".join(f"{score_title(name)} {show(model.cells.get(name), 2)}" for name in CELLS)
+    svg = Svg("cells", WIDTH, height, f"Scores of the 12 cells of {model.name}: {told}.")
     y = float(top)
     bottom = height - 26
     for tick in (0, 0.5, 1):
@@ -91,15 +85,15 @@ def cells_chart(model: Model, original: Model | None, color: str) -> str:
             svg.text(WIDTH, y + 12, "n", cls="tick", anchor="end")
         y += 20
         for name in (name for name in CELLS if name.startswith(side)):
-            value, middle = number(at(model, "cells", name)), y + row / 2
+            value, middle = model.cells.get(name), y + row / 2
             label = score_title(name).partition(", ")[2].capitalize()
             svg.text(0, middle + 4, label, cls="label")
-            if (count := number(at(model, "n", name))) is not None:
-                svg.text(WIDTH, middle + 4, f"{count:.0f}", cls="tick", anchor="end")
+            if (count := model.n.get(name)) is not None:
+                svg.text(WIDTH, middle + 4, f"{count}", cls="tick", anchor="end")
             if value is None:
                 svg.text(left + 4, middle + 4, "n/a", cls="tick")
             else:
-                around = interval(model, name)
+                around = model.intervals.get(name)
                 tip = f"{score_title(name)}: {value:.2f}"
                 if around:
                     tip += f", 95 % interval {around[0]:.2f} to {around[1]:.2f}"
@@ -109,7 +103,7 @@ def cells_chart(model: Model, original: Model | None, color: str) -> str:
                     for end in around:
                         svg.line(x(end), middle - 3, x(end), middle + 3, cls="whisker")
                 svg.text(right + 40, middle + 4, f"{value:.2f}", cls="value", anchor="end")
-            before = number(at(original, "cells", name))
+            before = original.cells.get(name) if original is not None else None
             if before is not None and original is not model:
                 svg.line(x(before), y + 1, x(before), y + row - 1, cls="origin")
             y += row
@@ -123,16 +117,16 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     The band is where 95 % of perfect models fall with this n (AUC .5 and its standard error when
     nothing separates the sets); without n it is .4 to .6 and says so.
     """
-    rows = [model for model in models if number(model.get("mia_auc")) is not None]
+    rows = [model for model in models if model.mia_auc is not None]
     if not rows:
         return ""
     sizes = next((size for size in map(membership_sizes, rows) if size), None)
     half = 1.96 * auc_standard_error(*sizes) if sizes else 0.1
     row, top = min(40, max(26, 250 / len(rows))), 46
-    left = min(130, max(54, max(text_width(model["name"]) for model in rows) + 14))
+    left = min(130, max(54, max(text_width(model.name) for model in rows) + 14))
     right, bottom = WIDTH - 46, top + row * len(rows)
     x = scale((0, 1), (left, right))
-    told = ", ".join(f"{model['name']} {show(model['mia_auc'], 2)}" for model in rows)
+    told = ", ".join(f"{model.name} {show(model.mia_auc, 2)}" for model in rows)
     svg = Svg(
         "auc",
         WIDTH,
@@ -148,12 +142,12 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
         svg.line(x(tick), top - 6, x(tick), bottom + 2, cls="grid")
         svg.text(x(tick), bottom + 16, tick_label(tick), cls="tick", anchor="middle")
     for index, model in enumerate(rows):
-        y, color = top + row * (index + 0.5), palette[model["name"]]
-        auc, around = float(model["mia_auc"]), interval(model, "mia_auc")
-        svg.text(0, y + 4, fit(model["name"], left - 10), cls="name", color=color)
+        y, color = top + row * (index + 0.5), palette[model.name]
+        auc, around = model.mia_auc, model.intervals.get("mia_auc")
+        svg.text(0, y + 4, fit(model.name, left - 10), cls="name", color=color)
         if around:
             svg.line(x(around[0]), y, x(around[1]), y, cls="interval", color=color)
-        tip = f"{model['name']}: AUC {auc:.3f}, {forgetting(model)}"
+        tip = f"{model.name}: AUC {auc:.3f}, {forgetting(model)}"
         svg.dot(x(auc), y, color=color, shape=_shape(model), title=tip)
         svg.text(WIDTH, y + 4, f"{auc:.2f}", cls="value", anchor="end")
     svg.text(
@@ -169,10 +163,7 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
 def has_contours(models: Sequence[Model]) -> bool:
     """Whether the Task Aggregate is a function of the two sides: equally many cells on both."""
     counts = [
-        [
-            sum(number(at(model, "cells", c)) is not None for c in CELLS if c.startswith(side))
-            for side in SIDES
-        ]
+        [sum(model.cells.get(c) is not None for c in CELLS if c.startswith(side)) for side in SIDES]
         for model in models
     ]
     return all(forget == retain for forget, retain in counts)
@@ -189,15 +180,15 @@ def plane_chart(
     are exact; a contour of level c is R = c F / (2 F - c).
     """
     rows = [
-        (model, side_mean(model, "forget"), side_mean(model, "retain"))
+        (model, model.side("forget"), model.side("retain"))
         for model in models
-        if side_mean(model, "forget") is not None and side_mean(model, "retain") is not None
+        if model.side("forget") is not None and model.side("retain") is not None
     ]
     if not rows:
         return ""
     left, right, top, bottom = 44, WIDTH - 12, 12, 308
     x, y = scale((0, 1), (left, right)), scale((0, 1), (bottom, top))
-    told = ", ".join(f"{m['name']} forgotten {a:.2f} kept {b:.2f}" for m, a, b in rows)
+    told = ", ".join(f"{m.name} forgotten {a:.2f} kept {b:.2f}" for m, a, b in rows)
     svg = Svg("plane", WIDTH, bottom + 40, f"Forgotten against kept, best is top right: {told}.")
     for tick in (0, 0.25, 0.5, 0.75, 1):
         svg.line(x(tick), top, x(tick), bottom, cls="grid")
@@ -211,11 +202,9 @@ def plane_chart(
         svg.path(zip(map(x, forget), map(y, kept), strict=True), cls="contour")
         svg.text(x(1) - 3, y(start) - 3, f"{level:g}", cls="contourtext", anchor="end")
     # Those with a name last, over the others.
-    rows.sort(key=lambda row: named is None or row[0]["name"] in named)
+    rows.sort(key=lambda row: named is None or row[0].name in named)
     spots = [(x(a), y(b)) for _, a, b in rows]
-    labels = [
-        fit(m["name"], 150) if named is None or m["name"] in named else "" for m, _, _ in rows
-    ]
+    labels = [fit(m.name, 150) if named is None or m.name in named else "" for m, _, _ in rows]
     frame = (left, top, right, bottom)
     places = place_labels(
         spots, labels, frame, all_of_them=named is None or len(named) == len(rows)
@@ -223,8 +212,8 @@ def plane_chart(
     for (model, a, b), label, (px, py), (tx, ty, anchor) in zip(
         rows, labels, spots, places, strict=True
     ):
-        color = palette[model["name"]] if label else "var(--muted)"
-        tip = f"{model['name']}: forgotten {a:.3f}, kept {b:.3f}"
+        color = palette[model.name] if label else "var(--muted)"
+        tip = f"{model.name}: forgotten {a:.3f}, kept {b:.3f}"
         if label and anchor and abs(tx - px) + abs(ty - py) > 34:
             svg.line(px, py, tx, ty - 4, cls="leader")
         svg.dot(px, py, color=color, shape=_shape(model), title=tip, r=6 if label else 3)
@@ -273,10 +262,8 @@ def roc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     def log(share: float) -> float:
         return math.log10(share) if share > 0 else low
 
-    names = ", ".join(
-        f"{model['name']} AUC {show(model.get('mia_auc'), 2)}" for model, _, _ in rows
-    )
-    columns = 2 if max(text_width(model["name"]) for model, _, _ in rows) < 90 else 1
+    names = ", ".join(f"{model.name} AUC {show(model.mia_auc, 2)}" for model, _, _ in rows)
+    columns = 2 if max(text_width(model.name) for model, _, _ in rows) < 90 else 1
     legend_rows = -(-len(rows) // columns)
     svg = Svg(
         "roc",
@@ -293,12 +280,12 @@ def roc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     svg.line(x(low), y(low), x(0), y(0), cls="before")
     svg.text(x(0) - 4, y(low) - 6, "dashed: chance, the ideal", cls="tick halo", anchor="end")
     for index, (model, members, others) in enumerate(rows):
-        color = palette[model["name"]]
+        color = palette[model.name]
         points = _thin(roc_points(members, others), 400)
         svg.path(((x(log(a)), y(log(b))) for a, b in points), color=color)
         lx, ly = left + (index % columns) * 160, bottom + 52 + 18 * (index // columns)
         svg.line(lx, ly - 4, lx + 16, ly - 4, cls="line", color=color)
-        words = f"{fit(model['name'], 240)} {show(model.get('mia_auc'), 2)}"
+        words = f"{fit(model.name, 240)} {show(model.mia_auc, 2)}"
         svg.text(lx + 22, ly, words, cls="name", color=color)
     middle = (left + right) / 2
     words = "share of non-members called members \u2192"
@@ -311,7 +298,7 @@ def roc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
 
 def _losses(model: Model) -> tuple[list[float], list[float]] | None:
     keys = ("member_loss", "nonmember_loss")
-    members, others = (numbers(at(model, "likelihood", key)) for key in keys)
+    members, others = (known(getattr(model.likelihood, key)) for key in keys)
     return (members, others) if members and others else None
 
 
@@ -335,7 +322,7 @@ def loss_histogram(model: Model, color: str, limit: float) -> str:
     members, others = pair
     alt = (
         f"Loss of {len(members)} members (median {np.median(members):.2f}) and {len(others)} "
-        f"non-members (median {np.median(others):.2f}) under {model['name']}, nats per token."
+        f"non-members (median {np.median(others):.2f}) under {model.name}, nats per token."
     )
     return _histogram(
         "losses",
@@ -354,13 +341,14 @@ def loss_histogram(model: Model, color: str, limit: float) -> str:
 def extraction_histogram(model: Model, original: Model, color: str) -> str:
     """Extraction strength of the forget texts before (outline) and after (filled)."""
     after, before = (
-        numbers(at(one, "likelihood", "extraction_strength_forget")) for one in (model, original)
+        known(one.extraction.strength if one.extraction is not None else ())
+        for one in (model, original)
     )
     if not after or not before:
         return ""
     alt = (
         f"Extraction strength of {len(after)} forget texts: median {np.median(before):.2f} before, "
-        f"{np.median(after):.2f} under {model['name']}."
+        f"{np.median(after):.2f} under {model.name}."
     )
     return _histogram(
         "extraction",
@@ -371,7 +359,7 @@ def extraction_histogram(model: Model, original: Model, color: str) -> str:
         (0, 1),
         20,
         "extraction strength (0 = nothing can be extracted)",
-        ("before", fit(model["name"], 130)),
+        ("before", fit(model.name, 130)),
         overflow=False,
     )
 

@@ -10,6 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from axolotl_unlearn.metrics.results import Model, Results, load_results
+from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.report.answer import Judged, answer_of
 from axolotl_unlearn.report.inputs import attack_results, folder_of
 from axolotl_unlearn.report.results import (
@@ -18,19 +20,18 @@ from axolotl_unlearn.report.results import (
     flags,
     forgetting,
     ideal_mia_score,
-    interval,
-    load_results,
     membership_sizes,
     membership_warning,
-    show,
     sizes_sentence,
+    value_of,
 )
 
 FORGETTING_WORDS = {"over": "over-forgets", "under": "under-forgets", "balanced": "balanced"}
 
 
 def table(
-    results: Mapping[str, Any] | str | Path, attacks: Sequence[Mapping[str, Any]] | None = None
+    results: Results | Mapping[str, Any] | str | Path,
+    attacks: Sequence[Mapping[str, Any]] | None = None,
 ) -> Table:
     """The answer in a sentence, then one row a model: its scores and its verdict.
 
@@ -41,7 +42,8 @@ def table(
     is bold. The caption states the conventions and n.
     """
     if attacks is None:
-        attacks = [] if isinstance(results, Mapping) else attack_results(folder_of(results))
+        on_disk = isinstance(results, (str, Path))
+        attacks = attack_results(folder_of(results)) if on_disk else []
     results = load_results(results)
     winner = best(results)
     answer = answer_of(results, attacks)
@@ -58,16 +60,16 @@ def table(
     for heading in ("Aggregate", "Task\nAgg.", "AUC\n(ideal\n.5)", "MIA\nscore", "Utility"):
         out.add_column(heading, justify="right", no_wrap=True)
     out.add_column("Reading", min_width=13)
-    for model, judged in zip(results["models"], answer.models, strict=True):
+    for model, judged in zip(results.models, answer.models, strict=True):
         marks = flags(model)
-        style = "red" if marks else "bold" if model["name"] == winner else ""
+        style = "red" if marks else "bold" if model.name == winner else ""
         out.add_row(
-            Text(model["name"], style=style),
+            Text(model.name, style=style),
             *(
                 _cell(model, metric, style)
                 for metric in ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
             ),
-            _reading(model, marks, model["name"] == winner, judged),
+            _reading(model, marks, model.name == winner, judged),
         )
     return out
 
@@ -77,9 +79,9 @@ def winner_word(good: bool) -> str:
     return "best" if good else "highest"
 
 
-def _cell(model: Mapping[str, Any], metric: str, style: str) -> Text:
-    text = Text(show(model.get(metric), 2), style=style)
-    around = interval(model, metric)
+def _cell(model: Model, metric: str, style: str) -> Text:
+    text = Text(show(value_of(model, metric), 2), style=style)
+    around = model.intervals.get(metric)
     if around:
         text.append("\n" + "-".join(map(_short, around)), style="dim")
     return text
@@ -92,7 +94,7 @@ def _short(value: float) -> str:
 
 
 def _reading(
-    model: Mapping[str, Any],
+    model: Model,
     marks: list[str],
     is_best: bool,
     judged: Judged,
@@ -112,7 +114,7 @@ def _reading(
     return text
 
 
-def caption(results: Mapping[str, Any]) -> str:
+def caption(results: Results) -> str:
     """Conventions and n, so that a number can be compared with another one."""
     lines = [
         "Aggregate = mean of Task Aggregate, MIA score and utility (SemEval-2025 Task 4). "
@@ -120,9 +122,9 @@ def caption(results: Mapping[str, Any]) -> str:
         "below = over-forgetting.",
         f"n: {sizes_sentence(results)}.",
     ]
-    if any((model.get("intervals") or {}) for model in results["models"]):
+    if any(model.intervals for model in results.models):
         lines[-1] += " Ranges are 95 % intervals."
-    pair = membership_sizes(results["models"][0])
+    pair = membership_sizes(results.models[0])
     if pair:
         lines.append(
             f"With this n even a perfect model is expected to get a MIA score of only "
@@ -131,14 +133,12 @@ def caption(results: Mapping[str, Any]) -> str:
     warning = membership_warning(results)
     if warning:
         lines.append(warning)
-    partial = [model["name"] for model in results["models"] if 0 < cell_count(model) < 12]
+    partial = [model.name for model in results.models if 0 < cell_count(model) < 12]
     if partial:
         counts = ", ".join(
-            f"{model['name']} {cell_count(model)}"
-            for model in results["models"]
-            if model["name"] in partial
+            f"{model.name} {cell_count(model)}" for model in results.models if model.name in partial
         )
         lines.append(f"Task Aggregate over fewer than 12 cells: {counts}.")
-    if any(flags(model) for model in results["models"]):
+    if any(flags(model) for model in results.models):
         lines.append("Red rows collapsed or lost general ability: their Aggregate does not count.")
     return "\n".join(lines)

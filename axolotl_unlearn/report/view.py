@@ -11,26 +11,21 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from axolotl_unlearn.metrics.results import Model, Results
 from axolotl_unlearn.metrics.semeval import score_title
 from axolotl_unlearn.metrics.statistics import holm
-from axolotl_unlearn.metrics.verdict import name_of
+from axolotl_unlearn.metrics.verdict import name_of, show
 from axolotl_unlearn.report import plots
 from axolotl_unlearn.report.answer import answer_of
 from axolotl_unlearn.report.results import (
     CELLS,
     HEADLINES,
-    at,
     cell_count,
-    find,
-    finite_pair,
     flags,
-    interval,
-    lab,
     membership_sizes,
     membership_warning,
     number,
-    role_of,
-    show,
+    value_of,
 )
 from axolotl_unlearn.report.terminal import caption
 
@@ -69,35 +64,35 @@ class View:
 
     def __init__(
         self,
-        results: dict[str, Any],
+        results: Results,
         logs: Mapping[str, Log],
         trajectory: Any,
         extras: Mapping[str, Any],
     ) -> None:
         self.results, self.logs, self.trajectory = results, logs, trajectory
         self.extras = dict(extras)
-        self.models: list[dict[str, Any]] = results["models"]
-        self.original, self.retrained = find(results, "original"), find(results, "retrained")
+        self.models: Sequence[Model] = results.models
+        self.original, self.retrained = results.role("original"), results.role("retrained")
         self.answer = answer_of(results, _rows(self.extras.get("attack_results")))
-        names = [model["name"] for model in self.models]
-        best = [role["name"] for role in (self.original, self.retrained) if role]
+        names = [model.name for model in self.models]
+        best = [role.name for role in (self.original, self.retrained) if role]
         best += [one.name for one in self.answer.candidates if one.name not in best]
         #: Models with a curve and a name in charts of all of them.
         self.drawn = names if len(names) <= MOST_DRAWN else best[:MOST_DRAWN]
         self.palette = plots.colours(
             names if names == self.drawn else list(dict.fromkeys(best + names))
         )
-        self.label = results.get("label")
+        self.label = results.label
         self.warning = membership_warning(results)
 
     @property
     def facts(self) -> str:
         count = len(self.models)
         facts = [f"{count} model{'s' if count > 1 else ''}"]
-        if self.results.get("data_dir"):
-            facts.append(f"data {self.results['data_dir']}")
-        if self.results.get("created"):
-            facts.append(_moment(str(self.results["created"])))
+        if self.results.data_dir:
+            facts.append(f"data {self.results.data_dir}")
+        if self.results.created:
+            facts.append(_moment(self.results.created))
         return " · ".join(facts)
 
     @property
@@ -139,13 +134,13 @@ class View:
             }
             rows.append(
                 {
-                    "model": model["name"],
+                    "model": model.name,
                     "tone": "bad" if flags(model) else "",
-                    "best": model["name"] == self.answer.best,
+                    "best": model.name == self.answer.best,
                     "cells": [name, *cells],
                 }
             )
-        notes = [("", str(note)) for note in _listed(self.results.get("notes"))]
+        notes = [("", note) for note in self.results.notes]
         return _section(
             "Scores",
             " ".join(caption(self.results).splitlines()),
@@ -177,9 +172,7 @@ class View:
                     + _marks(self.models),
                 ),
                 (
-                    plots.roc_chart(
-                        [m for m in self.models if m["name"] in self.drawn], self.palette
-                    ),
+                    plots.roc_chart([m for m in self.models if m.name in self.drawn], self.palette),
                     "",
                     self._few("drawn")
                     + "The attack calls a text a member when its loss is low. Both axes are "
@@ -252,14 +245,15 @@ class View:
             ]
             name_ = short[str(row.get("document", ""))]
             cells = [_cell(name_, f"{count} rows" if count else "", texts=texts)]
-            told = bool(row.get("told")) or row.get("reading") == "still said"
+            told = bool(row.get("told")) or row.get("reading") in ("recited", "still said")
             reading = str(row.get("reading", ""))
             cells.append(_cell("", badges=[("bad" if told else "plain", reading)]))
             for key, _ in _AUDITED:
                 others = [
-                    f"{_audited_value(at(row, side, key))} {side}"
+                    f"{_audited_value(of_side.get(key))} {side}"
                     for side in ("before", "retrained")
-                    if at(row, side, key) is not None
+                    if isinstance(of_side := row.get(side), Mapping)
+                    and of_side.get(key) is not None
                 ]
                 if key == "p" and number(row.get("q")) is not None:
                     others = [f"q {_p(row['q'])}"]
@@ -300,25 +294,25 @@ class View:
                     "as retrained=PATH to see how far every score is from it."
                 ),
             )
-        others = [m for m in self.models if role_of(m) == "candidate" and m.get("distance")]
+        others = [m for m in self.models if m.part == "candidate" and m.distance]
         found: dict[str, dict[str, Any]] = {}
         tested = 0
         for model in others:
-            gaps = {m: at(model, "distance", m) for m in (*HEADLINES, *CELLS)}
-            pairs = {m: (number(at(g, "value")), number(at(g, "p"))) for m, g in gaps.items()}
+            gaps = {m: model.distance[m] for m in (*HEADLINES, *CELLS) if m in model.distance}
+            pairs = {m: (one.value, one.p) for m, one in gaps.items()}
             pairs = {m: pair for m, pair in pairs.items() if None not in pair}
             tested = max(tested, len(pairs))
             corrected = holm([p for _, p in pairs.values()]) if pairs else ()
             for (metric, (value, _)), p in zip(pairs.items(), corrected, strict=True):
                 if p < 0.05:
-                    found.setdefault(metric, {})[model["name"]] = (value, p)
+                    found.setdefault(metric, {})[model.name] = (value, p)
         if not others:
             return _section(title, "")
         rows = []
         for metric in (m for m in (*HEADLINES, *CELLS) if m in found):
-            cells = [_cell(score_title(metric)), _cell(show(_value(self.retrained, metric)))]
+            cells = [_cell(score_title(metric)), _cell(show(value_of(self.retrained, metric)))]
             for model in others:
-                value, p = found[metric].get(model["name"], (None, 1.0))
+                value, p = found[metric].get(model.name, (None, 1.0))
                 differs = value is not None
                 cells.append(_cell(f"{value:+.2f}", f"p {_p(p)}") if differs else _cell("\u2013"))
             rows.append({"cells": cells})
@@ -344,34 +338,36 @@ class View:
 
     def membership(self) -> dict[str, Any]:
         """Attacks against models, then the blind baselines, which are the same for all models."""
-        labs = {m["name"]: lab(m) for m in self.models if lab(m)}
-        models = [model for model in self.models if model["name"] in labs]
+        models = [m for m in self.models if m.membership is not None and m.membership.attacks]
         if not models:
             return _section("Membership", "")
+        labs = [model.membership for model in models]
         rows = []
-        for attack in _keys(found["attacks"] for found in labs.values()):
-            cells = [_cell(attack_title(attack))]
-            for model in models:
-                figures = at(labs[model["name"]], "attacks", attack)
-                cells.append(_with_interval(at(figures, "auc"), at(figures, "interval")))
-            rows.append({"cells": cells})
-        learned = [(at(m, "learned", "auc"), number(at(m, "learned", "p"))) for m in models]
-        if any(p is not None for _, p in learned):
-            cells = [_cell(show(a), "" if p is None else f"p {_p(p)}") for a, p in learned]
+        for attack in _keys(lab.attacks for lab in labs):
+            figures = [lab.attacks.get(attack) for lab in labs]
+            cells = [_with_interval(f.auc, f.interval) if f else _cell("n/a") for f in figures]
+            rows.append({"cells": [_cell(attack_title(attack)), *cells]})
+        learned = [m.learned for m in models]
+        if any(one is not None and one.p is not None for one in learned):
+            cells = [
+                _cell("n/a")
+                if one is None
+                else _cell(show(one.auc), "" if one.p is None else f"p {_p(one.p)}")
+                for one in learned
+            ]
             rows.append({"cells": [_cell("Learned attack"), *cells]})
-        shares = [at(labs[model["name"]], "tpr", "0.01") for model in models]
+        shares = [lab.tpr.get("0.01") for lab in labs]
         if any(shares):
-            cells = [_with_interval(at(one, "value"), at(one, "interval")) for one in shares]
+            cells = [_with_interval(f.value, f.interval) if f else _cell("n/a") for f in shares]
             rows.append({"cells": [_cell("Loss, found at 1 % false alarms"), *cells]})
-        blind = [b for found in labs.values() if isinstance(b := at(found, "blind"), Mapping)]
-        for name, figures in blind[0].items() if blind else ():
-            marks = [("bad", "separates")] if at(figures, "separates") else []
-            pair = (at(figures, "low"), at(figures, "high"))
+        for name, one in labs[0].blind.items():
+            marks = [("bad", "separates")] if one.separates else []
+            pair = None if None in (one.low, one.high) else (one.low, one.high)
             rows.append(
                 {
                     "cells": [
                         _cell(f"Blind: {attack_title(name)}", badges=marks),
-                        _with_interval(at(figures, "auc"), pair) | {"span": len(models)},
+                        _with_interval(one.auc, pair) | {"span": len(models)},
                     ]
                 }
             )
@@ -465,12 +461,14 @@ class View:
         for point in _rows(found):
             runs.setdefault(str(point.get("run", point.get("name", "run"))), []).append(point)
         runs = self._curved(runs)
-        scores = [at(point, "scores") for points in runs.values() for point in points]
+        scores = [point.get("scores") for points in runs.values() for point in points]
         metrics = _keys(one for one in scores if isinstance(one, Mapping))
         panels = []
         for metric in sorted(metrics, key=lambda m: (*HEADLINES, m).index(m)):
             curves = {
-                run: _points((p.get("step"), at(p, "scores", metric)) for p in points)
+                run: _points(
+                    (p.get("step"), p["scores"].get(metric)) for p in points if p.get("scores")
+                )
                 for run, points in runs.items()
             }
             inside = all(0 <= y <= 1 for points in curves.values() for _, y in points)
@@ -502,7 +500,7 @@ class View:
         """Prompt, expected and generated text; one example of each side and kind is open."""
         rows: dict[str, dict[str, Any]] = {}
         for model in self.models:
-            for example in _rows(model.get("examples")):
+            for example in _rows(model.more.get("examples")):
                 key = f"{example.get('side', '')}|{example.get('id', '')}"
                 row = rows.setdefault(key, {"first": example, "said": []})
                 row["said"].append((self.name(model), str(example.get("generated", ""))))
@@ -522,10 +520,10 @@ class View:
         """Every further number that the evaluation gave a model, such as fluency figures."""
         values: dict[str, dict[str, float]] = {}
         for model in self.models:
-            for key, value in _flat(model):
-                values.setdefault(key, {})[model["name"]] = value
+            for key, value in _flat(model.model_dump(exclude_none=True)):
+                values.setdefault(key, {})[model.name] = value
         rows = [
-            {"cells": [_cell(key), *(_cell(show(row.get(m["name"]))) for m in self.models)]}
+            {"cells": [_cell(key), *(_cell(show(row.get(m.name))) for m in self.models)]}
             for key, row in values.items()
         ]
         head = [_cell("Key in results.json"), *map(self.name, self.models)]
@@ -537,22 +535,21 @@ class View:
         rows = [
             {
                 "cells": [
-                    _cell(model["name"]),
-                    _cell(
-                        str(model.get("model", "")), str(model.get("weights", ""))[:16], left=True
-                    ),
-                    _cell(f"{show(model.get('seconds'), 0)} s"),
+                    _cell(model.name),
+                    _cell(model.model, str(model.more.get("weights", ""))[:16], left=True),
+                    _cell(f"{show(number(model.more.get('seconds')), 0)} s"),
                 ]
             }
             for model in self.models
         ]
         head = [_cell("Model"), _cell("Weights", left=True), _cell("Evaluated in")]
-        left_out = ("models", "label", "trajectory", "examples", "notes")
+        left_out = ("trajectory", "examples")
         facts = {
-            key: value
-            for key, value in self.results.items()
-            if key not in left_out and value not in (None, {}, [])
-        }
+            "schema": self.results.schema_,
+            "data_dir": self.results.data_dir,
+            "created": self.results.created,
+        } | {key: value for key, value in self.results.more.items() if key not in left_out}
+        facts = {key: value for key, value in facts.items() if value not in (None, {}, [], "")}
         blocks = [_folded("Models", _table("Models", head, rows, ""))]
         blocks.append(_folded("Data, versions, settings", facts) if facts else None)
         configs = self.extras.get("configs")
@@ -567,10 +564,10 @@ class View:
 
     # ------------------------------------------------------------ parts of several sections
 
-    def name(self, model: Mapping[str, Any]) -> dict[str, Any]:
+    def name(self, model: Model) -> dict[str, Any]:
         """A model as a heading: its colour, its name, its flags."""
         marks = [("bad", mark) for mark in flags(model)]
-        return _cell(model["name"], badges=marks, color=self.palette[model["name"]])
+        return _cell(model.name, badges=marks, color=self.palette[model.name])
 
     @property
     def verdicts(self) -> list[dict[str, Any]]:
@@ -587,9 +584,7 @@ class View:
         ]
 
     def _per_model(self, draw: Any) -> Block | None:
-        return _figures(
-            *((draw(m, self.palette[m["name"]]), self.name(m), "") for m in self.models)
-        )
+        return _figures(*((draw(m, self.palette[m.name]), self.name(m), "") for m in self.models))
 
     def _curves(self, curves: Any, kind: str) -> Block | None:
         """Panels from curves ``{"title"|"attack", "model", "metric", "x_label", "points"}``.
@@ -682,17 +677,14 @@ def _cell(text: str, small: str = "", **more: Any) -> dict[str, Any]:
     return {"text": text, "small": small, **more}
 
 
-def _ranged(model: Mapping[str, Any], metric: str, **more: Any) -> dict[str, Any]:
-    return _with_interval(_value(model, metric), interval(model, metric)) | more
+def _ranged(model: Model, metric: str, **more: Any) -> dict[str, Any]:
+    return _with_interval(value_of(model, metric), model.intervals.get(metric)) | more
 
 
-def _with_interval(value: Any, around: Any = None) -> dict[str, Any]:
-    pair = finite_pair(around)
-    return _cell(show(value), f"{pair[0]:.2f} to {pair[1]:.2f}" if pair else "")
-
-
-def _value(model: Mapping[str, Any], metric: str) -> float | None:
-    return number(at(model, "cells", metric) if metric in CELLS else model.get(metric))
+def _with_interval(
+    value: float | None, around: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    return _cell(show(value), f"{around[0]:.2f} to {around[1]:.2f}" if around else "")
 
 
 def _plain(value: Any) -> float:
@@ -711,7 +703,7 @@ def attack_title(name: str) -> str:
 def _audited_value(value: Any, is_p: bool = False) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return _p(value) if is_p and number(value) is not None else show(value)
+    return _p(value) if is_p and number(value) is not None else show(number(value))
 
 
 def _short_ids(names: Sequence[str]) -> dict[str, str]:
@@ -752,11 +744,11 @@ def _moment(text: str) -> str:
     return f"{match[1]} {match[2]}{' UTC' if match[3] else ''}" if match else text
 
 
-def _marks(models: Sequence[Mapping[str, Any]]) -> str:
+def _marks(models: Sequence[Model]) -> str:
     """Explains the shapes that occur."""
     found = {
-        "ring = original": any(role_of(model) == "original" for model in models),
-        "diamond = retrained": any(role_of(model) == "retrained" for model in models),
+        "ring = original": any(model.part == "original" for model in models),
+        "diamond = retrained": any(model.part == "retrained" for model in models),
         "red cross = collapsed or below the gate": any(map(flags, models)),
     }
     text = ", ".join(words for words, occurs in found.items() if occurs)
@@ -767,7 +759,7 @@ def _marks(models: Sequence[Mapping[str, Any]]) -> str:
 _SHOWN = {
     *("name", "model", "role", "cells", "n", "intervals", "examples", "likelihood", "forgetting"),
     *("gate", "seconds", "distance", "config", "settings", "general", "membership", "ideal"),
-    *("weights", "verdict", "audit", "learned", *HEADLINES),
+    *("weights", "audit", "learned", "extraction", "any_script_intervals", *HEADLINES),
 }
 
 

@@ -26,6 +26,8 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import replacing, write_json
 from axolotl_unlearn.metrics.membership import MARGIN
 from axolotl_unlearn.metrics.semeval import CELLS
+from axolotl_unlearn.metrics.verdict import judged
+from axolotl_unlearn.report.inputs import attack_results
 from axolotl_unlearn.store import versions
 from research.analysis.attacked import RANKS, TITLES
 
@@ -63,6 +65,7 @@ def read_seed(out: Path) -> dict[str, Any]:
     if missing:
         raise UnlearnError(f"{out} has no {missing[0]}: run `python -m research never-seen` first.")
     results = json.loads((out / "results.json").read_text("utf-8"))
+    verdicts = judged(results, attack_results(out / "eval"))
     found = json.loads((out / "attacked.json").read_text("utf-8"))
     models = {}
     for model in results["models"]:
@@ -73,7 +76,7 @@ def read_seed(out: Path) -> dict[str, Any]:
                if key in model},
             "broken": forget.get("broken"),
             "nonsense": forget.get("nonsense"),
-            "verdict": (model.get("verdict") or {}).get("sentence"),
+            "verdict": verdicts[name].sentence,
             **found.get(name, {}),
             **attacks_of(out, name),
         }  # fmt: skip

@@ -236,11 +236,6 @@ class Plan:
     def _collect(self, results: str) -> dict[str, Any]:
         outcomes = self.job.outcomes
         content = json.loads((self.out / results / "results.json").read_text("utf-8"))
-        attacks = self._attacks(results)  # they came after the evaluation
-        if attacks and "models" in content:  # scores of TOFU's task have no verdict
-            from axolotl_unlearn.evaluation.summary import add_verdicts
-
-            add_verdicts(content["models"], attacks)
         content |= {
             "job": self.name,
             "seed": self.seed,

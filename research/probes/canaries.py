@@ -16,7 +16,8 @@ from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import find_file
 from axolotl_unlearn.files import declare, write_json, write_lines
 from axolotl_unlearn.metrics.membership import MARGIN
-from axolotl_unlearn.metrics.verdict import UNJUDGED, number, scores_of
+from axolotl_unlearn.metrics.results import Model, load_results
+from axolotl_unlearn.metrics.verdict import UNJUDGED
 from research.probes.canaries_metrics import Certificate, certify
 from research.worlds import generate
 
@@ -116,9 +117,9 @@ def judge_canaries(
     path = Path(out_dir) / "results.json"
     if not path.is_file():
         raise UnlearnError(f"{path} does not exist; evaluate on the data with canaries first.")
-    results = json.loads(path.read_text(encoding="utf-8"))
-    sets = Settings.read(results["settings"]).load_sets(results["data_dir"])
-    if sets.digest != results["data_digest"]:
+    results = load_results(path)
+    sets = Settings.read(results.more["settings"]).load_sets(results.data_dir)
+    if sets.digest != results.more["data_digest"]:
         raise UnlearnError(f"{sets.folder} has changed since {path} was written; evaluate again.")
     key = key or sets.folder / KEY
     if not key.is_file():
@@ -136,29 +137,30 @@ def judge_canaries(
     if not pairs:
         raise UnlearnError(f"no document of {key} is in the data of {path}; was it limited?")
     found = {}
-    for model in results["models"]:
-        scores = {n: pair for n, pair in scores_of(model).items() if n not in UNJUDGED}
+    for model in results.models:
+        scores = {n: pair for n, pair in model.scores.items() if n not in UNJUDGED}
         planted, twins = (
             {name: sides[side][[pair[side] for pair in pairs]] for name, sides in scores.items()}
             for side in (0, 1)
         )
         certificate = certify(planted, twins, margin=margin)
         doubts = _doubts(model)
-        found[model["name"]] = {
+        found[model.name] = {
             **vars(certificate),
             "certified": certificate.answer == "certified" and not doubts,
-            "sentence": sentence(model["name"], certificate, doubts),
+            "sentence": sentence(model.name, certificate, doubts),
         }
     return found
 
 
-def _doubts(model: dict[str, Any]) -> list[str]:
+def _doubts(model: Model) -> list[str]:
     """Why a model is not certified although nothing can be told."""
-    gate = model.get("gate") or {}
-    doubts = ["its outputs are broken"] if (model.get("collapse") or {}).get("collapsed") else []
-    if gate.get("below_gate"):
+    doubts = []
+    if model.collapse is None or model.collapse.collapsed is not False:
+        doubts.append("its outputs are broken or were not looked at")
+    if model.gate is not None and model.gate.below_gate:
         doubts.append("it is below the utility gate")
-    if number(model.get("utility")) is None or not gate:
+    if model.utility is None or model.gate is None or model.gate.below_gate is None:
         doubts.append("its utility was not gated")
     return doubts
 

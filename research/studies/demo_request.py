@@ -23,6 +23,7 @@ from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write_json
+from axolotl_unlearn.metrics.verdict import judged
 from research.harness.stages import Kind, Make, Plan, Run, Train, near
 from research.studies.demo import CPU, MODEL, wheel
 from research.studies.people import shown, tables
@@ -241,7 +242,7 @@ def demo_request(
         return json.loads((plan.out / name).read_text("utf-8"))
 
     verdict, found, audit = read(f"{REQUEST}/verdict.json"), read("people.json"), read("audit.json")
-    after = next(model for model in evaluated["models"] if model["name"] == "after")
+    after = judged(evaluated)["after"]
     results = {
         "seconds": evaluated["seconds"],
         "cpu_seconds": evaluated["cpu_seconds"],
@@ -254,7 +255,7 @@ def demo_request(
             for line in verdict["documents"]
         ],
         "retain": {model["name"]: _retained(model) for model in evaluated["models"]},
-        "attacks": {n: a["auc"] for n, a in after["verdict"]["attacks"].items()},
+        "attacks": {n: a["auc"] for n, a in after.attacks.items()},
         "run": read(f"{REQUEST}/record.json")["predicate"]["seconds"],
         **found,
         "audit": audit["says"],

@@ -93,7 +93,6 @@ def seed_folder(path, seed: int):
             "cells": cells | ({"retain_task1_knowledge": 0.5} if name == "merged" else {}),
             "task_aggregate": 0.9,
             "utility": 0.6,
-            "verdict": {"sentence": f"about {name}", "status": "good"},
             "n": {"utility": 60},
             "distance": {c: {"value": 0.0, "p": 0.9} for c in CELLS}
             | {"forget": {"value": -0.1, "p": 0.001}},  # the side as a whole is no cell
@@ -105,7 +104,7 @@ def seed_folder(path, seed: int):
     (path / "match").mkdir()
     (path / "data").mkdir()
     (path / "data/manifest.json").write_text(json.dumps({"seed": seed}))
-    results = {"seed": 42, "stages": {}, "models": models}  # 42: of the training
+    results = {"schema": 2, "seed": 42, "stages": {}, "models": models}  # 42: of the training
     (path / "results.json").write_text(json.dumps(results))
     (path / "attacked.json").write_text(json.dumps(found))
     level = {"kept_step": 360, "watched": [{"step": 0}, {"step": 369}]}
@@ -157,7 +156,7 @@ def test_the_page_says_which_marks_are_reached(tmp_path, monkeypatch):
     assert float(row["*merged*"][1]) < 0.2  # told by their high loss
     assert "rivals" not in tables(seeds)
     of_first = seeds["201"]["models"]
-    assert of_first["match"]["verdict"] == "about match"
+    assert "membership was not measured" in of_first["match"]["verdict"]
     turned = {"201": seeds["201"] | {"models": dict(reversed(of_first.items()))}}
     assert [r[0] for r in tables(turned)["models"]["rows"]] == list(row)
     more = seeds | {"201": seeds["201"] | {"models": of_first | {"tnpo": of_first["merged"]}}}

@@ -1,44 +1,41 @@
 """The one judgement of a model: from its entry in results.json to a word, findings, a sentence.
 
 Every criterion has three outcomes: "pass" (the whole interval is on the good side of its limit),
-"fail" (the whole interval is on the bad side) and "open" (the texts do not suffice to say). A
-model is good when every criterion passes, so few texts never make a model look good. What an
-attack tells is tested on its own: significant after Holm's correction over all attacks means
-told, however small the difference.
+"fail" (the whole interval is on the bad side) and "open" (the texts do not suffice to say, or what
+is asked was not measured). A model is good when every criterion passes, so neither few texts nor
+missing figures make a model look good. What an attack tells is tested on its own: significant after
+Holm's correction over all attacks means told, however small the difference. Where texts come in
+clusters (rows of a document, documents of an author), clusters are what is independent.
 
 With a retrained model in the results it is the judge: every attack's AUC is compared with its
 AUC on the same texts (paired), and a test of equivalence has to show that the difference is
 below a stated margin. Without one AUCs are compared with .5 and an interval has to lie inside a
 band.
 
-What the judgement reads of an entry of ``models`` in results.json (each part may be missing):
+What is read of results.json has its types in `metrics.results`. results.json holds facts and no
+verdict: an attack that comes later would make it untrue. `judged` is where everyone who shows one
+gets it.
 
-    likelihood      member_loss, nonmember_loss: loss of each text; attacks: {name: {member: [...],
-                    nonmember: [...]}}, more scores of the same texts, low = rather a member as a
-                    loss is (zlib, min_k_20, min_k_plus_20, min_k_40, entropy, reference)
-    learned         auc and p of the learned attack (`metrics.learned`, a permutation test)
-    cells, intervals, distance    scores, their intervals, paired differences from the retrained
-                    model; forget and retain are the harmonic means of a side's cells
-    any_script      cells by words of every script, where the official figure is off
-    collapse, gate, answers, utility, utility_chance, n, membership.blind, membership.meaningful
-
-What `Verdict.to_json` puts into ``models[i].verdict``:
+What `Verdict.to_json` gives:
 
     status      one of `STATUSES`
     good        true only for the status "good"
+    outcome     "shown" (good), "refused" (a criterion fails), "not shown" (one is open), or "no
+                candidate"
     headline    the status in a few words, for a table
     sentence    the whole judgement in words, without the model's name
     worst       id of the criterion that decided, or null
-    findings    list of {id, title, outcome, value, low, high, limit, p, needed, says}: the
-                criteria in order of weight; p is corrected, needed is the number of texts (or rows)
-                with which a value like this would pass, says is one sentence
+    findings    list of {id, title, outcome, value, low, high, limit, p, needed, says,
+                missing}: the criteria in order of weight; p is corrected, needed is the number of
+                texts (or rows) with which a value like this would pass, says is one sentence,
+                missing is true where the evidence is not there or cannot be read
     attacks     {name: {auc, low, high, p, p_corrected, side, tail: {end, share, expected, p},
                 difference: {value, low, high, margin, p, equivalent, needed}}}; low, high of
                 ``auc`` are a 95 % interval, those of ``difference`` the 90 % interval of the test;
                 null for the learned attack, as are its tail and difference
     strongest   name of the attack with the smallest corrected p-value, or null
-    power       {members, nonmembers, tests, smallest_difference}: the AUC difference that so many
-                texts find in four of five data sets, or null
+    power       {members, nonmembers, clusters, tests, smallest_difference}: the AUC difference that
+                so many texts find in four of five data sets, or null
     against     "retrained" or "chance": what AUCs are compared with
 
 and what the audit (`metrics.audit`) puts beside it:
@@ -58,9 +55,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from axolotl_unlearn.metrics.results import Model, Results, load_results, read
 from axolotl_unlearn.metrics.verdict import attacks as _attack
 from axolotl_unlearn.metrics.verdict import criteria as _criteria
 from axolotl_unlearn.metrics.verdict.attacks import (
+    NEEDED,
     UNJUDGED,
     strongest,
     strongest_gain,
@@ -73,20 +72,15 @@ from axolotl_unlearn.metrics.verdict.criteria import (
     Finding,
     bars,
     broken,
-    unstopped_answers,
-)
-from axolotl_unlearn.metrics.verdict.reading import (
-    interval,
-    number,
-    role_of,
-    scores_of,
     show,
-    side_mean,
+    unstopped_answers,
 )
 from axolotl_unlearn.metrics.verdict.words import HEADLINES, STATUSES, name_of, sentence_of
 
 __all__ = [
+    "CRITERIA",
     "HEADLINES",
+    "NEEDED",
     "STATUSES",
     "THRESHOLDS",
     "UNJUDGED",
@@ -94,20 +88,13 @@ __all__ = [
     "Verdict",
     "bars",
     "broken",
-    "interval",
     "judge",
+    "judged",
     "name_of",
-    "number",
-    "reading_of",
-    "role_of",
-    "scores_of",
     "show",
-    "side_mean",
-    "status",
     "strongest",
     "strongest_gain",
     "unstopped_answers",
-    "verdict",
     "views_of",
     "whole",
     "wrecks",
@@ -130,6 +117,15 @@ class Verdict:
         return self.status == "good"
 
     @property
+    def outcome(self) -> str:
+        """ "shown", "refused", "not shown", or "no candidate"."""
+        if self.status in ("before", "target"):
+            return "no candidate"
+        if self.good:
+            return "shown"
+        return "refused" if any(f.outcome == "fail" for f in self.findings) else "not shown"
+
+    @property
     def headline(self) -> str:
         return HEADLINES[self.status]
 
@@ -148,6 +144,7 @@ class Verdict:
         return {
             "status": self.status,
             "good": self.good,
+            "outcome": self.outcome,
             "headline": self.headline,
             "sentence": self.sentence,
             "worst": self.worst.id if self.worst else None,
@@ -159,44 +156,71 @@ class Verdict:
         }
 
 
+def judged(
+    results: Results | Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Verdict]:
+    """The verdict of every model of results.json, by name.
+
+    Args:
+        attacks: Results of `axolotl unlearn attack`; those of a model count for it.
+    """
+    results = load_results(results)
+    roles = results.role("original"), results.role("retrained")
+    return {model.name: judge(model, *roles, attacks) for model in results.models}
+
+
 def judge(
-    model: Mapping[str, Any],
-    original: Mapping[str, Any] | None = None,
-    retrained: Mapping[str, Any] | None = None,
+    model: Model | Mapping[str, Any],
+    original: Model | Mapping[str, Any] | None = None,
+    retrained: Model | Mapping[str, Any] | None = None,
     attacks: Sequence[Mapping[str, Any]] = (),
+    *,
+    asks: Sequence[str] | None = None,
 ) -> Verdict:
-    """Judge one entry of results.json; pure, and never an error for a part that is missing.
+    """Judge one entry of results.json; pure.
 
     Args:
         original, retrained: Their entries; None or the model itself where there are none.
         attacks: Results of `axolotl unlearn attack` on any model; those of this one count.
+        asks: Ids of the criteria that count, of `CRITERIA`; default: all.
+
+    Raises:
+        UnlearnError: An entry is none of results.json.
     """
-    role = role_of(model)
-    if retrained is not None and retrained.get("name") == model.get("name"):
+    model = read(Model, model, "the model")
+    original, retrained = (
+        None if one is None else read(Model, one, f"the {name} model")
+        for name, one in (("original", original), ("retrained", retrained))
+    )
+    if retrained is not None and retrained.name == model.name:
         retrained = None
-    told, power = _attack.membership_attacks(model, retrained)
-    against = "chance" if retrained is None else "retrained"
+    found = _attack.Membership(model, retrained)
     findings = [
         finding
         for finding in (
             _criteria.collapse(model),
             _criteria.gate(model),
             _criteria.chance(model),
-            _attack.tells_members(told, against),
+            _attack.tells_members(found.told, found.against),
+            _criteria.recited(model, retrained),
             _criteria.sets(model),
             _criteria.side(model, original, retrained, "forget"),
-            _criteria.unstopped(model, retrained),
+            _criteria.answers(model, retrained),
+            _attack.nearer(model, original, retrained),
             _attack.comes_back(model, attacks),
             _attack.inside(model, attacks),
             _criteria.side(model, original, retrained, "retain"),
             _criteria.outputs(model, retrained),
-            _attack.as_if_never_seen(told, against),
+            _criteria.silence(model, retrained),
+            _attack.evidence(found, model, retrained),
+            _attack.as_if_never_seen(found.told, found.against),
         )
-        if finding is not None
+        if finding is not None and (asks is None or finding.id in asks)
     ]
-    status = _status(model, role, findings, told)
-    sentence = sentence_of(status, model, original, retrained, findings, told)
-    return Verdict(status, findings, told, power, against, sentence)
+    status = _status(model, findings, found.told)
+    attacked = any(finding.id in ("attack", "inside") for finding in findings)
+    sentence = sentence_of(status, model, original, retrained, findings, found.told, attacked)
+    return Verdict(status, findings, found.told, found.power, found.against, sentence)
 
 
 #: Which status a failed criterion leads to; "told" has three.
@@ -205,63 +229,41 @@ _STATUS_OF = {
     "gate": "below gate",
     "chance": "utility at chance",
     "told": "under-forgets",
+    "recited": "recites",
     "sets": "sets differ",
     "forgotten": "still knows",
     "answers": "still knows",
+    "nearer": "as before",
     "attack": "comes back",
     "inside": "known inside",
     "kept": "lost knowledge",
     "outputs": "broken answers",
+    "silence": "silent",
+    "scores": "not measured",
     "same": "not enough texts",
 }
+#: Ids of all criteria.
+CRITERIA = tuple(_STATUS_OF)
 
 
-def _status(
-    model: Mapping[str, Any], role: str, findings: Sequence[Finding], told: Mapping[str, Any]
-) -> str:
+def _status(model: Model, findings: Sequence[Finding], told: Mapping[str, Any]) -> str:
     failed = {_STATUS_OF[f.id] for f in findings if f.outcome == "fail"}
     for kind in ("collapsed", "below gate"):
         if kind in failed:
             return kind
-    if role != "candidate":
-        return "before" if role == "original" else "target"
-    if not told:
-        return "no membership"
+    if model.part != "candidate":
+        return "before" if model.part == "original" else "target"
     if "under-forgets" in failed:
         worst = told[strongest(told)]
         failed.discard("under-forgets")
         failed.add("recognisable" if worst["by"] == "tail" else f"{worst['side']}-forgets")
-    found = [kind for kind in STATUSES if kind in failed - {"not enough texts"}]
-    if found:
+    if found := [kind for kind in STATUSES if kind in failed]:
         return found[0]
-    if number(model.get("utility")) is None or not model.get("gate"):
+    unknown = {f.id for f in findings if f.missing}
+    if "told" in unknown:
+        return "no membership"
+    if "gate" in unknown:
         return "utility unknown"
+    if unknown:
+        return "not measured"
     return "good" if all(f.outcome == "pass" for f in findings) else "not enough texts"
-
-
-def verdict(
-    model: Mapping[str, Any],
-    original: Mapping[str, Any] | None,
-    retrained: Mapping[str, Any] | None = None,
-    attacks: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """What this model's scores mean, in words, with its name."""
-    return f"{model['name']}: {judge(model, original, retrained, attacks).sentence}"
-
-
-def reading_of(
-    model: Mapping[str, Any],
-    original: Mapping[str, Any] | None,
-    retrained: Mapping[str, Any] | None = None,
-) -> str:
-    """The verdict without the model's name."""
-    return judge(model, original, retrained).sentence
-
-
-def status(
-    model: Mapping[str, Any],
-    original: Mapping[str, Any] | None = None,
-    retrained: Mapping[str, Any] | None = None,
-) -> str:
-    """One of `STATUSES`."""
-    return judge(model, original, retrained).status

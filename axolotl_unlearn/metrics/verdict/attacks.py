@@ -7,107 +7,206 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from scipy.stats import norm, t
+import numpy as np
+from scipy.stats import norm
 
 from axolotl_unlearn.metrics import membership
 from axolotl_unlearn.metrics.membership import Tail
-from axolotl_unlearn.metrics.statistics import LEVEL, auc, auc_gap, auc_interval, holm
-from axolotl_unlearn.metrics.verdict.criteria import THRESHOLDS, Finding
-from axolotl_unlearn.metrics.verdict.reading import number, part, scores_of, share, show
+from axolotl_unlearn.metrics.relative import relative_test
+from axolotl_unlearn.metrics.results import Model, Scores
+from axolotl_unlearn.metrics.statistics import (
+    LEVEL,
+    Clusters,
+    auc,
+    auc_gap,
+    auc_interval,
+    holm,
+)
+from axolotl_unlearn.metrics.verdict.criteria import THRESHOLDS, Finding, missing, show
 from axolotl_unlearn.metrics.verdict.words import name_of, p_value
 
 #: Scores that no rank test judges: Min-K% 40 is there for PrivLeak; those of the learned attack, in
 #: results of earlier versions, depend on each other through its training folds.
 UNJUDGED = ("min_k_40", "learned")
+#: Scores that every model is judged by; without one of them nothing is shown.
+NEEDED = ("loss", "zlib", "min_k_20", "min_k_plus_20", "entropy")
 
 
-def membership_attacks(
-    model: Mapping[str, Any], retrained: Mapping[str, Any] | None
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
-    """Every attack tested against chance or the retrained model, corrected for their number."""
-    mine = scores_of(model)
-    for name in UNJUDGED:
-        mine.pop(name, None)
-    theirs = scores_of(retrained) if retrained is not None else {}
-    theirs = {n: pair for n, pair in theirs.items() if n in mine and _same_texts(mine[n], pair)}
-    if theirs and "loss" in theirs:
-        # The retrained model as reference: what makes a text hard for every model cancels.
-        mine = {n: pair for n, pair in mine.items() if n in theirs}
-        ratio = tuple(a - b for a, b in zip(mine["loss"], theirs["loss"], strict=True))
-        mine["reference"] = ratio
-        theirs.pop("reference", None)
-    elif retrained is not None and mine:
-        theirs = {}
-    if not mine:
-        return {}, None
-    tests: dict[str, tuple[float, Tail]] = {}
-    for name, pair in mine.items():
-        if name in theirs:
-            # The tail of the differences: each model's own cut is noise that its members share.
-            apart = [a - b for a, b in zip(pair, theirs[name], strict=True)]
-            tests[name] = (_gap_p(pair, theirs[name]), membership.tail_test(*apart))
-        else:
-            tests[name] = (membership.rank_test(*pair), membership.tail_test(*pair))
-    p_values = [p for rank, tail in tests.values() for p in (rank, tail.p)]
-    learned = part(model, "learned")
-    learned_p = share(learned.get("p"))
-    corrected = holm(p_values if learned_p is None else [*p_values, learned_p])
-    found = {}
-    for i, (name, (p, tail)) in enumerate(tests.items()):
-        pair = mine[name]
-        same = membership.auc_equivalence(pair, theirs.get(name))
-        area, bounds = auc(*pair), auc_interval(*pair)
-        # The tail is only named where the AUC itself shows nothing.
-        by_rank = corrected[2 * i] < THRESHOLDS["alpha"].value or (
-            corrected[2 * i] <= corrected[2 * i + 1]
-        )
-        side = (
-            ("under" if same.value > 0 else "over")
-            if by_rank
-            else ("under" if tail.end == "low" else "over")
-        )
-        found[name] = {
-            "auc": area,
-            "low": bounds[0],
-            "high": bounds[1],
-            "p": p,
-            "p_corrected": float(min(corrected[2 * i : 2 * i + 2])),
-            "by": "rank" if by_rank else "tail",
-            "side": side,
-            "tail": asdict(tail),
-            "difference": {**asdict(same), "equivalent": same.equivalent},
-        }
-    if learned_p is not None and "loss" in found:
-        # Which side its pattern is on it does not say: that of the loss.
-        found["learned"] = {
-            "auc": number(learned.get("auc")),
-            "p": learned_p,
-            "p_corrected": float(corrected[-1]),
-            "by": "permutation",
-            "side": found["loss"]["side"],
-        } | dict.fromkeys(("low", "high", "tail", "difference"))
-    return found, _power(mine, theirs, len(corrected))
+class Membership:
+    """Every attack tested against chance or the retrained model, corrected for their number.
+
+    Attributes:
+        told: By attack, as `Verdict.attacks`.
+        power: As `Verdict.power`.
+        lacks: What cannot be read of the scores, in words; "" where all is there.
+    """
+
+    def __init__(self, model: Model, retrained: Model | None) -> None:
+        self.told: dict[str, dict[str, Any]] = {}
+        self.power: dict[str, Any] | None = None
+        self.lacks = _lacks(model, retrained)
+        self.against = "chance" if retrained is None else "retrained"
+        mine, theirs = _judged(model), {}
+        if retrained is not None:
+            if "loss" not in mine or not _paired(model, retrained):
+                return
+            theirs = {n: pair for n, pair in _judged(retrained).items() if n in mine}
+            if "loss" not in theirs:
+                return
+            # The retrained model as reference: what makes a text hard for every model cancels.
+            mine = {n: pair for n, pair in mine.items() if n in theirs}
+            ratio = tuple(a - b for a, b in zip(mine["loss"], theirs["loss"], strict=True))
+            mine["reference"] = ratio
+            theirs.pop("reference", None)
+        if "loss" in mine:
+            self._test(model, mine, theirs)
+
+    def _test(self, model: Model, mine: Scores, theirs: Scores) -> None:
+        clusters = clusters_of(model)
+        tests: dict[str, tuple[float, Tail]] = {}
+        for name, pair in mine.items():
+            if name in theirs:
+                # The tail of the differences: each model's own cut is noise that its members share.
+                apart = [a - b for a, b in zip(pair, theirs[name], strict=True)]
+                rank = auc_gap(pair, theirs[name], clusters).p
+                tests[name] = (rank, membership.tail_test(*apart, clusters=clusters))
+            else:
+                tests[name] = (
+                    membership.rank_test(*pair, clusters=clusters),
+                    membership.tail_test(*pair, clusters=clusters),
+                )
+        p_values = [p for rank, tail in tests.values() for p in (rank, tail.p)]
+        learned = model.learned
+        learned_p = learned.p if learned is not None and learned.auc is not None else None
+        corrected = holm(p_values if learned_p is None else [*p_values, learned_p])
+        for i, (name, (p, tail)) in enumerate(tests.items()):
+            pair = mine[name]
+            same = membership.auc_equivalence(pair, theirs.get(name), clusters=clusters)
+            low, high = auc_interval(*pair, clusters=clusters)
+            # The tail is only named where the AUC itself shows nothing.
+            by_rank = corrected[2 * i] < THRESHOLDS["alpha"].value or (
+                corrected[2 * i] <= corrected[2 * i + 1]
+            )
+            side = (
+                ("under" if same.value > 0 else "over")
+                if by_rank
+                else ("under" if tail.end == "low" else "over")
+            )
+            self.told[name] = {
+                "auc": auc(*pair),
+                "low": low,
+                "high": high,
+                "p": p,
+                "p_corrected": float(min(corrected[2 * i : 2 * i + 2])),
+                "by": "rank" if by_rank else "tail",
+                "side": side,
+                "tail": asdict(tail),
+                "difference": {**asdict(same), "equivalent": same.equivalent},
+            }
+        if learned_p is not None:
+            # Which side its pattern is on it does not say: that of the loss.
+            self.told["learned"] = {
+                "auc": learned.auc,
+                "p": learned_p,
+                "p_corrected": float(corrected[-1]),
+                "by": "permutation",
+                "side": self.told["loss"]["side"],
+            } | dict.fromkeys(("low", "high", "tail", "difference"))
+        self.power = _power(mine, theirs, len(corrected), clusters)
 
 
-def _same_texts(first: tuple[Any, Any], second: tuple[Any, Any]) -> bool:
-    return [len(side) for side in first] == [len(side) for side in second]
+def clusters_of(model: Model) -> Clusters:
+    """Documents or authors of the texts; None where the results do not name them all."""
+    one = model.likelihood
+    named = (one.member_cluster, one.nonmember_cluster)
+    losses = (one.member_loss, one.nonmember_loss)
+    return named if list(map(len, named)) == list(map(len, losses)) else None
 
 
-def _gap_p(first: tuple[Any, Any], second: tuple[Any, Any]) -> float:
-    gap = auc_gap(first, second)
-    return float(2 * t.sf(abs(gap.value) / gap.error, gap.df)) if gap.error else 1.0
+def _judged(model: Model) -> Scores:
+    """Scores that vary; those that are all equal order nothing."""
+    return {
+        name: pair
+        for name, pair in model.scores.items()
+        if name not in UNJUDGED and np.ptp(np.concatenate(pair)) > 0
+    }
 
 
-def _power(mine: Mapping[str, Any], theirs: Mapping[str, Any], tests: int) -> dict[str, Any]:
+def _paired(model: Model, retrained: Model) -> bool:
+    """The same texts in the same order, by their ids."""
+    ids = [(one.likelihood.member_id, one.likelihood.nonmember_id) for one in (model, retrained)]
+    sizes = {
+        (len(one.likelihood.member_loss), len(one.likelihood.nonmember_loss))
+        for one in (model, retrained)
+    }
+    return bool(ids[0][0]) and ids[0] == ids[1] and sizes == {tuple(map(len, ids[0]))}
+
+
+def _lacks(model: Model, retrained: Model | None) -> str:
+    """What is missing or cannot be read of the scores, in words."""
+    for one, whose in ((model, "its"), (retrained, "the retrained model's")):
+        if one is None:
+            continue
+        judged = _judged(one)
+        if gone := [name_of(name) for name in NEEDED if name not in judged]:
+            return f"{whose} scores by {', '.join(gone)} are missing, not finite or all equal"
+        half = [n for n in one.likelihood.attacks if n not in UNJUDGED and n not in judged]
+        if half:
+            names = ", ".join(map(name_of, half))
+            return f"{whose} scores by {names} are not finite, all equal or of other texts"
+        ids = (one.likelihood.member_id, one.likelihood.nonmember_id)
+        if list(map(len, ids)) != list(map(len, judged["loss"])):
+            return f"{whose} scores have no ids"
+        if clusters_of(one) is None:
+            return f"{whose} scores have no clusters"
+    learned = model.learned
+    if learned is None or learned.p is None or learned.auc is None:
+        return "the learned attack was not run"
+    if retrained is None:
+        return ""
+    if not _paired(model, retrained):
+        return "the retrained model was evaluated on other texts, or in another order"
+    if clusters_of(model) != clusters_of(retrained):
+        return "the retrained model's texts are in other clusters"
+    if learned.against == "chance":
+        return "the learned attack was not run against the retrained model"
+    pairs = zip(model.scores["loss"], retrained.scores["loss"], strict=True)
+    if all(np.array_equal(a, b) for a, b in pairs):
+        return "its losses are the retrained model's to the last digit, as of a copy"
+    return ""
+
+
+def evidence(found: Membership, model: Model, retrained: Model | None) -> Finding:
+    """Is everything there that the judgement of membership rests on?"""
+    title, lacks = "Scores of the attacks", found.lacks
+    if not lacks and retrained is None and (model.distance or _compared(model)):
+        lacks = "the retrained model that it was compared with is not in the results"
+    if lacks:
+        return missing("scores", title, lacks)
+    return Finding("scores", title, "pass", "every text has a score by each attack")
+
+
+def _compared(model: Model) -> bool:
+    return model.learned is not None and model.learned.against not in ("chance", "reference")
+
+
+def _power(mine: Scores, theirs: Scores, tests: int, clusters: Clusters) -> dict[str, Any]:
     n, m = (len(side) for side in mine["loss"])
+    groups = [len(set(side)) for side in clusters] if clusters else [n, m]
     power = THRESHOLDS["power"].value
     if "loss" in theirs:
-        error = auc_gap(mine["loss"], theirs["loss"]).error
+        error = auc_gap(mine["loss"], theirs["loss"], clusters).error
         z = norm.ppf(1 - THRESHOLDS["alpha"].value / (2 * tests)) + norm.ppf(power)
         smallest = min(1.0, float(z * error))
     else:
-        smallest = membership.detectable(n, m, tests, power)
-    return {"members": n, "nonmembers": m, "tests": tests, "smallest_difference": smallest}
+        smallest = membership.detectable(*groups, tests, power)
+    return {
+        "members": n,
+        "nonmembers": m,
+        "clusters": groups,
+        "tests": tests,
+        "smallest_difference": smallest,
+    }
 
 
 def strongest(told: Mapping[str, dict[str, Any]]) -> str | None:
@@ -119,9 +218,9 @@ def strongest(told: Mapping[str, dict[str, Any]]) -> str | None:
     return min(order, key=order.get) if order else None
 
 
-def tells_members(told: Mapping[str, dict[str, Any]], against: str) -> Finding | None:
+def tells_members(told: Mapping[str, dict[str, Any]], against: str) -> Finding:
     if not told:
-        return None
+        return missing("told", "Attacks", "membership was not measured")
     name = strongest(told)
     attack = told[name]
     tells = attack["p_corrected"] < THRESHOLDS["alpha"].value
@@ -158,14 +257,14 @@ def tells_members(told: Mapping[str, dict[str, Any]], against: str) -> Finding |
     )
 
 
-def as_if_never_seen(told: Mapping[str, dict[str, Any]], against: str) -> Finding | None:
+def as_if_never_seen(told: Mapping[str, dict[str, Any]], against: str) -> Finding:
     """All attacks within the margin; all have to pass, so no correction is due.
 
     The learned attack has no interval, so it is no part of this: it can only tell.
     """
     told = {name: attack for name, attack in told.items() if attack["difference"]}
     if not told:
-        return None
+        return missing("same", "As if never seen", "membership was not measured")
     name = max(told, key=lambda attack: told[attack]["difference"]["p"])
     gap = told[name]["difference"]
     passed = all(attack["difference"]["equivalent"] for attack in told.values())
@@ -198,6 +297,37 @@ def as_if_never_seen(told: Mapping[str, dict[str, Any]], against: str) -> Findin
     )
 
 
+def nearer(model: Model, original: Model | None, retrained: Model | None) -> Finding | None:
+    """Is it nearer to the retrained model than to the one before unlearning, on the members?
+
+    Needs no margin of our choosing (`metrics.relative`). None without a retrained model.
+    """
+    title = "Nearer to the retrained model"
+    if retrained is None:
+        return None
+    if original is None:
+        if model.gate is not None and model.gate.original is not None:
+            return missing("nearer", title, "the model before unlearning is not in the results")
+        return missing("nearer", title, "no model before unlearning was evaluated")
+    found = [_judged(one) for one in (model, original, retrained)]
+    names = [name for name in NEEDED if all(name in one for one in found)]
+    if not names or not (_paired(model, original) and _paired(model, retrained)):
+        return missing("nearer", title, "the three models have no scores of the same texts")
+    clusters = clusters_of(model)
+    own, before, target = (np.stack([one[n][0] for n in names], 1) for one in found)
+    one = relative_test(own, before, target, clusters[0] if clusters else None)
+    alpha = THRESHOLDS["alpha"].value
+    outcome = "fail" if one.p_first < alpha else "pass" if one.p_second < alpha else "open"
+    first, second = p_value(one.p_first), p_value(one.p_second)
+    says = {
+        "fail": f"its scores of members are nearer to those before unlearning (p {first})",
+        "pass": f"its scores of members are nearer to the retrained model's (p {second})",
+        "open": "its scores of members are not shown to be nearer to the retrained model's than to "
+        f"those before unlearning (p {second})",
+    }[outcome]
+    return Finding("nearer", title, outcome, says, one.value, p=min(one.p_first, one.p_second))
+
+
 def strongest_gain(
     rows: Sequence[Mapping[str, Any]],
 ) -> tuple[Mapping[str, Any], dict, float, bool]:
@@ -222,7 +352,7 @@ def strongest_gain(
 
 
 def _p_of(figure: Mapping[str, Any]) -> float:
-    p = number(figure.get("p"))
+    p = _number(figure.get("p"))
     if p is not None:
         return max(p, 0.0)
     error = (figure["high"] - figure["low"]) / (2 * norm.ppf((1 + LEVEL) / 2))
@@ -241,16 +371,22 @@ def wrecks(attack: Mapping[str, Any]) -> bool:
     return bool(rows) and all(
         row["gain"]["recalled"]["high"] < 0
         and -row["gain"]["recalled"]["value"]
-        > 0.5 * (number(part(part(row, "before"), "recalled").get("value")) or math.inf)
+        > 0.5 * (_number(_part(_part(row, "before"), "recalled").get("value")) or math.inf)
         for row in rows
     )
 
 
-def comes_back(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
+def comes_back(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Of `axolotl unlearn attack` on the text; None where it was not run on this model."""
     limit = THRESHOLDS["comes_back"].value
-    mine = [a for a in attacks if a.get("model") == model.get("name") and whole(a.get("rows"))]
-    if not mine:
+    tried = [a for a in attacks if a.get("model") == model.name and "views" not in a]
+    if not tried:
         return None
+    mine = [attack for attack in tried if whole(attack.get("rows"))]
+    if len(mine) < len(tried):
+        half = next(a for a in tried if not whole(a.get("rows")))
+        says = f"the file of {half.get('title') or half.get('attack')} is not whole: attack again"
+        return missing("attack", "Attacks on the text", says)
     best = []
     for attack in mine:
         row, gain, p, controlled = strongest_gain(attack["rows"])
@@ -286,14 +422,17 @@ def comes_back(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -
     return min(found, key=lambda f: (order.index(f.outcome), -f.value))
 
 
-def inside(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
+def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
     """Of `axolotl unlearn attack inside`: told where any view tells, the same where all are."""
-    mine = [a for a in attacks if a.get("model") == model.get("name") and views_of(a)]
+    mine = [a for a in attacks if a.get("model") == model.name and "views" in a]
     if not mine:
         return None
-    views = views_of(mine[0])
-    p_values = holm([number(view["told"]["p"]) for view in views])
-    gaps = [part(view, "difference") for view in views]
+    views = [view for one in mine for view in views_of(one)]
+    if not all(map(views_of, mine)):
+        says = "the file of the attack with the weights is not whole: attack again"
+        return missing("inside", "Attacks with the weights", says)
+    p_values = holm([_number(view["told"]["p"]) for view in views])
+    gaps = [_part(view, "difference") for view in views]
     worst = min(range(len(views)), key=lambda i: p_values[i])
     told = p_values[worst] < THRESHOLDS["alpha"].value
     same = all(gap.get("equivalent") is True for gap in gaps)
@@ -301,7 +440,7 @@ def inside(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> Fi
         reach = [max(abs(gap.get("low", 0)), abs(gap.get("high", 0))) for gap in gaps]
         worst = reach.index(max(reach))
     view, gap = views[worst], gaps[worst]
-    area, p = number(view["told"]["auc"]), float(p_values[worst])
+    area, p = _number(view["told"]["auc"]), float(p_values[worst])
     if told:
         says = f"{view['title']} tell its members (AUC {area:.2f}, p {p_value(p)})"
     elif gap:
@@ -326,9 +465,20 @@ def inside(model: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> Fi
     )
 
 
+def _part(data: Any, name: str) -> Mapping[str, Any]:
+    found = data.get(name) if isinstance(data, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
 def views_of(attack: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """What `attack inside` found by each view; none of another attack or half a file."""
-    views = list(part(attack, "views").values())
+    views = list(_part(attack, "views").values())
     return views if all(_is_view(one) for one in views) else []
 
 
@@ -336,11 +486,11 @@ def _is_view(view: Any) -> bool:
     """Has it all figures that are read of it?"""
     if not isinstance(view, Mapping) or "title" not in view:
         return False
-    needed = [view.get("auc"), *map(part(view, "told").get, ("auc", "p"))]
+    needed = [view.get("auc"), *map(_part(view, "told").get, ("auc", "p"))]
     if "difference" in view:
-        gap = part(view, "difference")
+        gap = _part(view, "difference")
         needed += [view.get("control"), *map(gap.get, ("value", "low", "high"))]
-    return None not in map(number, needed)
+    return None not in map(_number, needed)
 
 
 def whole(rows: Any) -> bool:
@@ -348,11 +498,11 @@ def whole(rows: Any) -> bool:
     if not isinstance(rows, list) or not rows:
         return False
     figures = [
-        part(part(row, key), "recalled")
+        _part(_part(row, key), "recalled")
         for row in rows
         for key in ("gain", "above_control")
         if isinstance(row, Mapping) and (key == "gain" or key in row)
     ]
     keys = ("value", "low", "high")
-    complete = all(number(figure.get(key)) is not None for figure in figures for key in keys)
+    complete = all(_number(figure.get(key)) is not None for figure in figures for key in keys)
     return complete and len(figures) >= len(rows)

@@ -6,15 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from axolotl_unlearn.metrics import semeval
-from axolotl_unlearn.metrics.verdict.criteria import Finding, unstopped_answers
-from axolotl_unlearn.metrics.verdict.reading import (
-    CELLS,
-    interval,
-    number,
-    part,
-    show,
-    side_mean,
-)
+from axolotl_unlearn.metrics.results import CELLS, Model
+from axolotl_unlearn.metrics.verdict.criteria import Finding, show, unstopped_answers
 
 #: The first that applies, in this order.
 STATUSES = (
@@ -22,18 +15,22 @@ STATUSES = (
     "below gate",
     "before",
     "target",
-    "no membership",
     "utility at chance",
     "over-forgets",
     "under-forgets",
+    "recites",
     "recognisable",
     "sets differ",
     "still knows",
+    "as before",
     "comes back",
     "known inside",
     "lost knowledge",
     "broken answers",
+    "silent",
+    "no membership",
     "utility unknown",
+    "not measured",
     "not enough texts",
     "good",
 )
@@ -47,37 +44,49 @@ HEADLINES = {
     "utility at chance": "general ability is no better than guessing",
     "over-forgets": "over-forgets: members stand out",
     "under-forgets": "under-forgets: members are still recognised",
+    "recites": "recites part of the forget set",
     "recognisable": "single members can be picked out",
     "sets differ": "members and non-members differ without any model: membership is not measurable",
     "still knows": "still knows part of the forget set",
+    "as before": "nearer to the model before unlearning than to the retrained one",
     "comes back": "an attack brings the text back",
     "known inside": "its weights tell members, whatever it says",
     "lost knowledge": "lost part of what it should keep",
     "broken answers": "answers the forget set with broken text",
+    "silent": "refuses or falls silent where the forget set is asked",
+    "not measured": "nothing speaks against it, but not all that counts was measured",
     "utility unknown": "its utility was not gated, so it is not called good",
     "not enough texts": "nothing speaks against it, but what was measured is too little to say",
     "good": "forgets without standing out and keeps the rest",
 }
 
 
+#: What AUCs beside .5 cannot see.
+ALONE = (
+    " Without a retrained model in the table, how close this is to the true target stays open: "
+    "members pushed both ways, or all to one loss, leave an AUC near .5."
+)
+
+
 def sentence_of(
     status: str,
-    model: Mapping[str, Any],
-    original: Mapping[str, Any] | None,
-    retrained: Mapping[str, Any] | None,
+    model: Model,
+    original: Model | None,
+    retrained: Model | None,
     findings: Sequence[Finding],
     told: Mapping[str, dict[str, Any]],
+    attacked: bool = False,
 ) -> str:
     by_id = {finding.id: finding for finding in findings}
     if status == "collapsed":
         return (
             f"Collapsed: {by_id['collapse'].says}, so its Aggregate of "
-            f"{show(model.get('aggregate'))} says nothing about forgetting."
+            f"{show(model.aggregate)} says nothing about forgetting."
         )
     if status == "below gate":
         return (
             f"Below the utility gate: {by_id['gate'].says}, so its Aggregate of "
-            f"{show(model.get('aggregate'))} was paid for with general ability."
+            f"{show(model.aggregate)} was paid for with general ability."
         )
     if status == "before":
         return (
@@ -112,11 +121,10 @@ def sentence_of(
         )
     if retrained is not None:
         parts.append(_distance(model, retrained))
-    elif status in ("good", "not enough texts"):
-        parts.append(
-            " Without a retrained model in the table, how close this is to the true target stays "
-            "open."
-        )
+    elif status in ("good", "not measured", "not enough texts"):
+        parts.append(ALONE)
+    if not attacked and status in ("good", "not measured", "not enough texts"):
+        parts.append(" No attack on its text or weights was run.")
     return "".join(parts)
 
 
@@ -140,39 +148,35 @@ def p_value(value: float) -> str:
     return f"{value:.3f}" if value >= 0.001 else "< .001"
 
 
-def _auc(model: Mapping[str, Any]) -> str:
-    pair = interval(model, "mia_auc")
-    text = show(model.get("mia_auc"))
+def _auc(model: Model) -> str:
+    pair = model.intervals.get("mia_auc")
+    text = show(model.mia_auc)
     return f"{text} [{pair[0]:.2f}, {pair[1]:.2f}]" if pair else text
 
 
-def _sides(model: Mapping[str, Any]) -> str:
-    return (
-        f"forgotten {show(side_mean(model, 'forget'))} and "
-        f"kept {show(side_mean(model, 'retain'))} of 1"
-    )
+def _sides(model: Model) -> str:
+    return f"forgotten {show(model.side('forget'))} and kept {show(model.side('retain'))} of 1"
 
 
-def _utility(model: Mapping[str, Any], original: Mapping[str, Any] | None) -> str:
-    if number(model.get("utility")) is None:
+def _utility(model: Model, original: Model | None) -> str:
+    if model.utility is None:
         return "utility was not measured"
-    before = number((original or {}).get("utility"))
-    text = f"utility {show(model['utility'])}"
+    before = original.utility if original is not None else None
+    text = f"utility {show(model.utility)}"
     return text if before is None else f"{text} against {show(before)} before"
 
 
-def _distance(model: Mapping[str, Any], retrained: Mapping[str, Any]) -> str:
+def _distance(model: Model, retrained: Model) -> str:
     """How far the sides and the AUC are from the model that never saw the forget set."""
     pairs = [
-        ("forgotten", side_mean(model, "forget"), side_mean(retrained, "forget")),
-        ("kept", side_mean(model, "retain"), side_mean(retrained, "retain")),
-        ("AUC", number(model.get("mia_auc")), number(retrained.get("mia_auc"))),
+        ("forgotten", model.side("forget"), retrained.side("forget")),
+        ("kept", model.side("retain"), retrained.side("retain")),
+        ("AUC", model.mia_auc, retrained.mia_auc),
     ]
     parts = [f"{w} {a - b:+.2f}" for w, a, b in pairs if a is not None and b is not None]
     return f" Distance from the retrained model: {', '.join(parts)}." if parts else ""
 
 
-def _weakest(model: Mapping[str, Any]) -> str:
-    cells = part(model, "cells")
-    rows = [(value, cell) for cell in CELLS if (value := number(cells.get(cell))) is not None]
+def _weakest(model: Model) -> str:
+    rows = [(value, cell) for cell in CELLS if (value := model.cells.get(cell)) is not None]
     return f"{semeval.score_title(min(rows)[1])} {min(rows)[0]:.2f}" if rows else ""

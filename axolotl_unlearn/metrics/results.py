@@ -1,0 +1,415 @@
+"""What results.json holds: the facts about each model, with types, checked where they enter.
+
+Numbers that are missing, null or not finite are None, and stay None: `metrics.verdict` says what it
+could not read. Text where a number belongs is no measurement but a broken file, and refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics import semeval
+from axolotl_unlearn.metrics.statistics import harmonic_mean
+
+#: Raised when what is needed changes: files of another version are refused.
+SCHEMA = 2
+CELLS = semeval.CELLS
+Role = Literal["original", "retrained", "reference", "candidate"]
+#: Scores by attack: (members, non-members), high = rather a member.
+Scores = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("must be a number")
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        raise ValueError("must be a number that a float can hold") from None
+
+
+def _share(value: Any) -> float | None:
+    found = _number(value)
+    if found is not None and not -1e-9 <= found <= 1 + 1e-9:
+        raise ValueError("must be between 0 and 1")
+    return found
+
+
+def _count(value: Any) -> int | None:
+    found = _number(value)
+    if found is not None and (found < 0 or found != int(found)):
+        raise ValueError("must be a count")
+    return None if found is None else int(found)
+
+
+def _numbers(values: Any) -> tuple[float | None, ...]:
+    if not isinstance(values, (list, tuple)):
+        raise ValueError("must be a list of numbers")
+    return tuple(map(_number, values))
+
+
+def _interval(pair: Any) -> tuple[float, float] | None:
+    if pair is None:
+        return None
+    low_high = _numbers(pair)
+    if len(low_high) != 2:
+        raise ValueError("must be two numbers, low and high")
+    return None if None in low_high else (min(low_high), max(low_high))
+
+
+def _present(parts: Any) -> Any:
+    """Parts by name without those that are null."""
+    if isinstance(parts, Mapping):
+        return {name: one for name, one in parts.items() if one is not None}
+    return parts
+
+
+Number = Annotated[float | None, BeforeValidator(_number)]
+Share = Annotated[float | None, BeforeValidator(_share)]
+Count = Annotated[int | None, BeforeValidator(_count)]
+Numbers = Annotated[tuple[float | None, ...], BeforeValidator(_numbers)]
+Interval = Annotated[tuple[float, float] | None, BeforeValidator(_interval)]
+Names = tuple[str, ...]
+P = TypeVar("P")
+Named = Annotated[dict[str, P], BeforeValidator(_present)]
+
+
+class Part(BaseModel):
+    """Keys that are not named here are kept as they are; null is as good as missing."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            return {name: value for name, value in data.items() if value is not None}
+        return data
+
+    @property
+    def more(self) -> Mapping[str, Any]:
+        """What the file has beside the fields of this class."""
+        return self.model_extra or {}
+
+
+class Outputs(Part):
+    """Shares of outputs on one side (`metrics.fluency`); ``nonsense`` of the longer ones."""
+
+    n: Count = None
+    broken: Share = None
+    empty: Share = None
+    constant: Share = None
+    nonsense: Share = None
+    nonsense_n: Count = None
+    reference: Outputs | None = None
+
+
+class Collapse(Outputs):
+    """Of the retain side, and under ``forget`` of the forget side."""
+
+    collapsed: bool | None = None
+    reasons: Names = ()
+    forget: Outputs | None = None
+
+
+class Gate(Part):
+    threshold: Share = None
+    original: Share = None
+    below_gate: bool | None = None
+
+
+class Answers(Part):
+    """Of a side's questions: number, share answered exactly, share whose output has the answer."""
+
+    n: Count = None
+    exact: Share = None
+    contained: Share = None
+
+
+class Sides(Part):
+    """Losses of one attack, low = rather a member."""
+
+    member: Numbers = ()
+    nonmember: Numbers = ()
+
+
+class Likelihood(Part):
+    """Scores of members and non-members, text by text.
+
+    Attributes:
+        member_id, nonmember_id: Ids in the order of the scores: models are paired by them.
+        member_cluster, nonmember_cluster: The document or author of each text.
+        attacks: More scores of the same texts.
+    """
+
+    member_loss: Numbers = ()
+    nonmember_loss: Numbers = ()
+    member_id: Names = ()
+    nonmember_id: Names = ()
+    member_cluster: Names = ()
+    nonmember_cluster: Names = ()
+    attacks: Named[Sides] = Field(default_factory=dict)
+
+
+class Texts(Part):
+    """Of each text: scored tokens, and extraction strength of its second half."""
+
+    tokens: tuple[Count, ...] = ()
+    strength: Numbers = ()
+
+
+class Extraction(Part):
+    """Extraction strength (floor 0) of each forget row and of the second halves of documents.
+
+    Attributes:
+        id, document, tokens, strength: Of each row, in one order; tokens of the answer.
+    """
+
+    id: Names = ()
+    document: Names = ()
+    tokens: tuple[Count, ...] = ()
+    strength: Numbers = ()
+    member: Texts = Texts()
+    nonmember: Texts = Texts()
+
+
+class Learned(Part):
+    """AUC and p of the learned attack, and the model whose features it was ``against``."""
+
+    auc: Share = None
+    p: Share = None
+    against: str = "chance"
+
+
+class Blind(Part):
+    auc: Share = None
+    low: Share = None
+    high: Share = None
+    separates: bool | None = None
+
+
+class Figure(Part):
+    """A figure of the membership lab with its interval."""
+
+    auc: Share = None
+    value: Share = None
+    interval: Interval = None
+
+
+class Membership(Part):
+    """Of `evaluation.membership_lab`."""
+
+    blind: Named[Blind] = Field(default_factory=dict)
+    meaningful: bool | None = None
+    sentence: str = ""
+    attacks: Named[Figure] = Field(default_factory=dict)
+    tpr: Named[Figure] = Field(default_factory=dict)
+
+
+class Distance(Part):
+    """Paired difference from the retrained model."""
+
+    value: Number = None
+    interval: Interval = None
+    p: Share = None
+
+
+class Model(Part):
+    """One entry of ``models``.
+
+    Attributes:
+        cells: Scores of the twelve cells, forget cells as 1 - v; None where there are no rows.
+        n: Rows of each cell; ``member``, ``nonmember``, ``utility``, ``cells``.
+        intervals: 95 %, by name of the score.
+        any_script, any_script_intervals: Cells (and intervals of sides) by words of every script,
+            where the official figure is off.
+    """
+
+    name: str = Field(min_length=1)
+    model: str = ""
+    role: Role | None = None
+    cells: dict[str, Share] = Field(default_factory=dict)
+    n: dict[str, Count] = Field(default_factory=dict)
+    intervals: dict[str, Interval] = Field(default_factory=dict)
+    any_script: dict[str, Share] = Field(default_factory=dict)
+    any_script_intervals: dict[str, Interval] = Field(default_factory=dict)
+    task_aggregate: Share = None
+    mia_auc: Share = None
+    mia_score: Share = None
+    utility: Share = None
+    utility_chance: Share = None
+    aggregate: Share = None
+    collapse: Collapse | None = None
+    gate: Gate | None = None
+    forgetting: str | None = None
+    answers: Named[Answers] = Field(default_factory=dict)
+    likelihood: Likelihood = Likelihood()
+    extraction: Extraction | None = None
+    learned: Learned | None = None
+    membership: Membership | None = None
+    distance: Named[Distance] = Field(default_factory=dict)
+
+    @field_validator("cells", "any_script", mode="after")
+    @classmethod
+    def _known_cells(cls, cells: dict[str, Any]) -> dict[str, Any]:
+        unknown = sorted(set(cells) - set(CELLS))
+        if unknown:
+            raise ValueError(
+                f"the unknown cell {unknown[0]!r}; expected names such as "
+                "forget_task1_regurgitation"
+            )
+        return cells
+
+    @property
+    def part(self) -> Role:
+        """Its role; one that no role names has that of its name."""
+        if self.role is not None:
+            return self.role
+        return self.name if self.name in ("original", "retrained", "reference") else "candidate"
+
+    def side(self, side: str, cells: Mapping[str, float | None] | None = None) -> float | None:
+        """Harmonic mean of the cells of one side (forget cells are already 1 - v); 0 if any is 0.
+
+        The Task Aggregate is the harmonic mean of both where they have equally many cells.
+        """
+        cells = self.cells if cells is None else cells
+        values = [
+            v for name in CELLS if name.startswith(side) and (v := cells.get(name)) is not None
+        ]
+        return float(harmonic_mean(values)) if values else None
+
+    @property
+    def scores(self) -> Scores:
+        """By attack; {} without any. Attacks with another number of texts than the loss, or with a
+        value that is no number, are left out: `metrics.verdict` names them."""
+        found = {name: self.attack(name) for name in ("loss", *self.likelihood.attacks)}
+        return {name: pair for name, pair in found.items() if pair is not None}
+
+    def attack(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Scores of one attack, if each text has one."""
+        one = self.likelihood
+        sides = (one.member_loss, one.nonmember_loss)
+        sizes = list(map(len, sides))
+        if name != "loss":
+            if name not in one.attacks:
+                return None
+            sides = (one.attacks[name].member, one.attacks[name].nonmember)
+        if list(map(len, sides)) != sizes or min(sizes) < 2 or any(None in side for side in sides):
+            return None
+        return (-np.array(sides[0]), -np.array(sides[1]))
+
+
+class Results(Part):
+    """results.json."""
+
+    schema_: Literal[2] = Field(alias="schema")
+    models: tuple[Model, ...] = Field(min_length=1)
+    data_dir: str = ""
+    created: str = ""
+    label: str | None = None
+    notes: Names = ()
+
+    @field_validator("models", mode="after")
+    @classmethod
+    def _distinct(cls, models: tuple[Model, ...]) -> tuple[Model, ...]:
+        names = [model.name for model in models]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"two models named {twice[0]!r}; evaluate them as `name=path` with different names"
+            )
+        return models
+
+    def role(self, role: Role) -> Model | None:
+        """The first model that plays it."""
+        return next((model for model in self.models if model.part == role), None)
+
+
+T = TypeVar("T", bound=Part)
+
+
+def read(kind: type[T], data: Any, where: str = "the results") -> T:
+    """``data`` as a part of results.json.
+
+    Raises:
+        UnlearnError: The first fault, with its place in the file.
+    """
+    if isinstance(data, kind):
+        return data
+    try:
+        return kind.model_validate(data)
+    except ValidationError as fault:
+        first = fault.errors(include_url=False, include_input=False)[0]
+        raise UnlearnError(_sentence(where, first)) from None
+    except RecursionError:
+        raise UnlearnError(f"{where}: nested too deeply; evaluate again.") from None
+
+
+def _sentence(where: str, fault: Mapping[str, Any]) -> str:
+    place = ""
+    for key in fault["loc"]:
+        place += f"[{key}]" if isinstance(key, int) else f".{key}" if place else str(key)
+    message = fault["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    return f"{where}, {place}: {message}; evaluate again." if place else f"{where}: {message}."
+
+
+def load_results(source: Mapping[str, Any] | Results | str | Path) -> Results:
+    """Results as they are checked at the door.
+
+    Args:
+        source: results.json, the folder that holds it, its content, or what this returned.
+
+    Raises:
+        UnlearnError: A missing file, broken JSON, another version, or the first fault in it.
+    """
+    if isinstance(source, Results):
+        return source
+    data, where = source, "the results"
+    if not isinstance(source, Mapping):
+        path = Path(source)
+        path = path / "results.json" if path.is_dir() else path
+        if not path.is_file():
+            folder = path.parent if path.name == "results.json" else path
+            raise UnlearnError(
+                f"{path} does not exist; make it with "
+                f"`axolotl unlearn eval MODEL ... --data DIR --out {folder}`."
+            )
+        where = str(path)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as fault:
+            raise UnlearnError(
+                f"{path} is not valid JSON ({fault}); run the evaluation again to rewrite it."
+            ) from fault
+    if not isinstance(data, Mapping) or not isinstance(data.get("models"), (list, tuple)):
+        raise UnlearnError(
+            f"{where} has no list `models`; expected the results.json of `axolotl unlearn eval`."
+        )
+    if data.get("schema") != SCHEMA:
+        raise UnlearnError(
+            f"{where} has schema {data.get('schema')!r}, this version reads schema {SCHEMA}: what "
+            "the verdict needs (ids, clusters, extraction of held-out texts) is not in it; "
+            "evaluate again with this version of axolotl-unlearn."
+        )
+    if not data["models"]:
+        raise UnlearnError(f"{where} lists no models; evaluate at least one.")
+    return read(Results, data, where)
