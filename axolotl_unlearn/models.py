@@ -28,6 +28,8 @@ _TOKENIZER = (
     "vocab.json",
     "merges.txt",
 )
+#: Last names of embeddings and heads; in many models one matrix is both.
+ENDS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "lm_head", "embed_out")
 _CONFIG = ("config.json", "generation_config.json", ADAPTER_CONFIG)
 
 
@@ -207,11 +209,14 @@ def _file_digest(path: Path, seen: dict[str, str], on_bytes) -> str:
 
 
 def load_tokenizer(spec: ModelSpec) -> Any:
-    """The model's tokenizer; the adapter's own where the base has none."""
+    """The model's tokenizer; the adapter's own where the base has none, or has fewer tokens."""
     from transformers import AutoTokenizer
 
     places = [folder for folder in spec.folders if (folder / "tokenizer_config.json").is_file()]
     try:
+        if len(places) == 2:  # an adapter of added tokens is trained with them
+            base, adapter = map(AutoTokenizer.from_pretrained, places)
+            return adapter if len(adapter) > len(base) else base
         return AutoTokenizer.from_pretrained(str(places[0]) if places else spec.model)
     except (OSError, ValueError) as error:
         raise UnlearnError(
@@ -249,11 +254,74 @@ def load_model(
         if bars:
             transformers_logging.enable_progress_bar()
     if spec.adapter:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, spec.adapter).merge_and_unload()
+        model = merge_adapter(model, spec.adapter)
     check_finite(model, spec.name)
     return (model if device_map else model.to(device)).eval()
+
+
+def merge_adapter(model: Any, adapter: str) -> Any:
+    """The model with a LoRA in its weights, as it was trained.
+
+    A base with fewer tokens is resized to the adapter's. Where a head that is tied to the
+    embeddings, or they, have a LoRA or a copy, they are two matrices from then on: PEFT adds what
+    one of them learned to both.
+
+    Args:
+        adapter: A folder, or a name on the hub, of which the size is not known before.
+
+    Raises:
+        UnlearnError: It does not fit the model.
+    """
+    import torch
+    from peft import PeftModel
+
+    shapes, ends = _adapter_shapes(Path(adapter)), {}
+    for end in (model.get_input_embeddings(), model.get_output_embeddings()):
+        name = next((n for n, module in model.named_modules() if module is end), None)
+        ends |= {name: end} if name else {}
+    sizes = {
+        shape["lora_embedding_A" in key]
+        for key, shape in shapes.items()
+        for name in ends
+        if key.startswith(f"{name}.") and not key.endswith(("lora_A.weight", "lora_embedding_B"))
+    }
+    if len(sizes) == 1 and sizes != {model.get_input_embeddings().weight.shape[0]}:
+        model.resize_token_embeddings(*sizes, mean_resizing=False)
+    tied = len({id(end.weight) for end in ends.values()}) < len(ends)
+    if tied and any(_changes(Path(adapter), shapes, name) for name in ends):
+        head = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        model.config.tie_word_embeddings = False
+    try:
+        return PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    except (RuntimeError, ValueError) as error:
+        raise UnlearnError(
+            f"the adapter {adapter} does not fit its base model ({_first_line(error)}); give the "
+            "base that it was trained from."
+        ) from None
+
+
+def _adapter_shapes(folder: Path) -> dict[str, list[int]]:
+    """Shape of each tensor of an adapter by its name in the base model."""
+    from safetensors import safe_open
+
+    path = folder / "adapter_model.safetensors"
+    if not path.is_file():
+        return {}
+    with safe_open(path, framework="pt") as file:
+        return {
+            key.removeprefix("base_model.model."): file.get_slice(key).get_shape()
+            for key in file.keys()  # noqa: SIM118
+        }
+
+
+def _changes(folder: Path, shapes: dict[str, list[int]], module: str) -> bool:
+    """Whether an adapter has trained a module; PEFT also keeps untrained copies of embeddings."""
+    config = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8")) if shapes else {}
+    if config.get("ensure_weight_tying") and config.get("modules_to_save"):
+        return False
+    saved = module.rpartition(".")[2] in (config.get("modules_to_save") or ())
+    return saved or any(key.startswith(f"{module}.lora_") for key in shapes)
 
 
 def input_device(model: Any) -> Any:

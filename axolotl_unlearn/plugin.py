@@ -220,14 +220,17 @@ def _check_layers(cfg: DictDefault) -> None:
     """As `check` does for a model in a folder, also for one of the hub, before its weights."""
     from axolotl.loaders.utils import load_model_config
 
-    from axolotl_unlearn.checks.preflight import layer_faults
+    from axolotl_unlearn.checks.preflight import layer_faults, tied_faults
 
     if not _trains(cfg):
         return
-    config = load_model_config(cfg).get_text_config()
+    whole = load_model_config(cfg)
+    config = whole.get_text_config()
     overrides = cfg.overrides_of_model_config or {}
     count = overrides.get("num_hidden_layers") or getattr(config, "num_hidden_layers", None)
     found = layer_faults(unlearn_config(cfg), count) if count else []
+    if any(getattr(one, "tie_word_embeddings", None) for one in (whole, config)):
+        found += tied_faults(cfg)
     if found:
         raise UnlearnError(" ".join(found))
 

@@ -474,6 +474,37 @@ def test_a_layer_that_the_model_lacks(settings, says, nested, tmp_path):
     assert len(found) == (says is not None) and (says is None or re.search(says, found[0]))
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"lora_target_modules": ["q_proj", "embed_tokens"]}, "`lora_target_modules` has embed"),
+        ({"lora_target_modules": r".*\.(q_proj|lm_head)"}, "`lora_target_modules` has"),
+        (
+            {"lora_modules_to_save": ["embed_tokens", "lm_head"]},
+            "or set `peft_ensure_weight_tying`",
+        ),
+        ({"lora_modules_to_save": ["lm_head"], "peft_ensure_weight_tying": True}, None),
+        (
+            {"lora_target_modules": ["lm_head"], "peft_ensure_weight_tying": True},
+            "merged; remove it",
+        ),
+        ({"lora_target_modules": ["lm_head"], "adapter": None}, None),
+        ({"lora_target_linear": True}, None),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_embeddings_are_not_adapted(settings, says, nested, tied, tmp_path):
+    """As trained, evaluated and merged in two ways they were up to four models."""
+    config = {"tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config} if nested else config))
+    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
+    cfg = {"plugins": [PLUGIN], "unlearn": BLOCK, "datasets": [entry], "base_model": str(tmp_path)}
+    found = config_faults(cfg | {"adapter": "lora"} | settings)
+    assert len(found) == (tied and says is not None), found
+    assert not found or re.search(says, found[0])
+
+
 def test_names_that_no_file_can_have():
     """The system refuses to look for them: it was a traceback. Found by the fuzzer."""
     name = "./" + "a" * 5000

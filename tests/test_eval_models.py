@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama, with_lora
+from data_tokenizers import byte_tokenizer
 
 from axolotl_unlearn.engine.scorer import Query, score_queries
 from axolotl_unlearn.errors import UnlearnError
@@ -19,6 +20,7 @@ from axolotl_unlearn.models import (
     ModelSpec,
     check_finite,
     load_model,
+    load_tokenizer,
     parse_models,
     weights_digest,
 )
@@ -111,6 +113,67 @@ def test_adapters_are_merged(home):
     with torch.no_grad():
         expected = with_lora(tiny_llama()).eval()(input_ids=ids).logits
         assert torch.allclose(model(input_ids=ids).logits, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kept_tied", [False, True])
+@pytest.mark.parametrize(
+    "adapted",
+    [
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj"], "tokens": 26},
+    ],
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_is_the_model_that_was_trained(tmp_path, adapted, kept_tied, tied):
+    """Also where it changes embeddings that are the head too, or has more tokens than its base."""
+    from peft import LoraConfig, get_peft_model
+
+    if kept_tied and not (tied and "modules_to_save" in adapted):
+        pytest.skip("PEFT ties whole copies only")
+    tokens = adapted.get("tokens")
+    options = {name: value for name, value in adapted.items() if name != "tokens"}
+    model = tiny_llama(tie=tied)
+    model.save_pretrained(tmp_path / "base")
+    if tokens:
+        model.resize_token_embeddings(tokens)
+    torch.manual_seed(1)
+    config = LoraConfig(r=2, ensure_weight_tying=kept_tied, **options)
+    policy = get_peft_model(model, config)
+    policy.base_model.model.name_or_path = str(tmp_path / "base")
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    policy.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    policy.save_pretrained(tmp_path / "over")
+    (spec,) = parse_models([str(tmp_path / "over")])
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        expected = policy.eval()(input_ids=ids).logits
+        loaded = load_model(spec, dtype=torch.float32, device="cpu")(input_ids=ids).logits
+    assert loaded.shape == expected.shape and torch.allclose(loaded, expected, atol=1e-4)
+
+
+def test_an_adapter_with_added_tokens_has_its_own_tokenizer(home, tmp_path):
+    tokenizer = byte_tokenizer()
+    shutil.copytree(home / "base", tmp_path / "base")
+    shutil.copytree(home / "over", tmp_path / "over")
+    tokenizer.save_pretrained(tmp_path / "base")
+    for added in ([], ["<new>"]):
+        tokenizer.add_tokens(added)
+        tokenizer.save_pretrained(tmp_path / "over")
+        spec = ModelSpec("over", str(tmp_path / "base"), str(tmp_path / "over"))
+        assert len(load_tokenizer(spec)) == len(tokenizer)
+
+
+def test_an_adapter_of_another_model_is_one_sentence(home, tmp_path):
+    tiny_llama(hidden_size=64).save_pretrained(tmp_path / "wide")
+    spec = ModelSpec("over", str(tmp_path / "wide"), str(home / "over"))
+    with pytest.raises(UnlearnError, match="does not fit its base model"):
+        load_model(spec, dtype=torch.float32, device="cpu")
 
 
 def test_a_spread_model_says_the_same(tmp_path):

@@ -574,6 +574,63 @@ def test_one_tokenizer_written_differently(project, tmp_path, form):
     merge(both(project), base, tmp_path / "out", force=form == "unreadable")
 
 
+@pytest.mark.parametrize("kind", ["adapter", "model"])
+def test_parents_with_added_tokens(project, tmp_path, kind):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(project / "memorised")
+    model.resize_token_embeddings(323)
+    if kind == "adapter":
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"]))
+    model.save_pretrained(project / "grown")
+    with pytest.raises(UnlearnError, match="has 323 tokens and the base .* has 320: its run added"):
+        merge([project / "grown"], project / "memorised", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("adapted", "refused"),
+    [
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "lm_head"),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, "embed_tokens"),
+        (
+            {
+                "target_modules": ["q_proj"],
+                "modules_to_save": ["embed_tokens"],
+                "ensure_weight_tying": True,
+            },
+            None,
+        ),
+    ],
+)
+def test_an_adapter_of_tied_embeddings(tmp_path, adapted, refused):
+    """As trained and as merged they were up to four models; kept tied by PEFT they are one."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = tmp_path / "base"
+    tiny_model(base, kind="llama", tied=True)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, **adapted))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "adapter")
+    if refused:
+        with pytest.raises(UnlearnError, match=f"adapts .*{refused}.*as embeddings and as head"):
+            merge([tmp_path / "adapter"], base, tmp_path / "out", method="linear")
+        return
+    merge([tmp_path / "adapter"], base, tmp_path / "out", method="linear")
+    ids = torch.tensor([[3, 4, 5]])
+    trained = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter"
+    )
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        assert torch.allclose(merged(ids).logits, trained(ids).logits, atol=1e-5)
+
+
 @pytest.mark.parametrize("change", ["vocabulary", "special tokens", "text"])
 def test_tokenizers_differ_in_what_they_do(project, change):
     from transformers import AutoTokenizer
@@ -610,7 +667,7 @@ def test_the_base_may_be_in_the_hubs_cache(project, tmp_path, monkeypatch):
 def test_adapter_on_a_tied_head(tmp_path):
     tiny_model(tmp_path / "base", tied=True)
     tiny_adapter(tmp_path / "a", tmp_path / "base", targets=("lm_head",))
-    with pytest.raises(UnlearnError, match="ties its head"):
+    with pytest.raises(UnlearnError, match="as embeddings and as head"):
         merge([tmp_path / "a"], tmp_path / "base", tmp_path / "out")
 
 

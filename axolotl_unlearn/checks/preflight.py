@@ -29,6 +29,7 @@ from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
+from axolotl_unlearn.models import ENDS
 from axolotl_unlearn.registry import objectives
 
 LOG = logging.getLogger(__name__)
@@ -211,7 +212,9 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
     known = isinstance(layers, list) and layers and all(isinstance(n, int) for n in layers)
     if cfg.get("adapter") and known:
         found += untrained_faults(args, min(layers))
-    count = _layers_of_folder(cfg)
+    known = _config_of_folder(cfg)
+    count = known.get("num_hidden_layers")
+    found += tied_faults(cfg) if known.get("tie_word_embeddings") else []
     return found + _level_faults(cfg, args) + (layer_faults(args, count) if count else [])
 
 
@@ -395,14 +398,39 @@ def untrained_faults(args: UnlearnArgs, first: int) -> list[str]:
     ]
 
 
-def _layers_of_folder(cfg: dict) -> int | None:
-    """Number of decoder layers where the base model is a folder that says it."""
+def tied_faults(cfg: dict) -> list[str]:
+    """What adapts one of two tied matrices, in a model whose head is the embedding matrix.
+
+    As trained they are two; `axolotl merge-lora` adds what one learned to both, or drops it.
+    """
+    if not cfg.get("adapter"):
+        return []
+    keys = ["lora_target_modules"]
+    keys += [] if cfg.get("peft_ensure_weight_tying") else ["lora_modules_to_save"]
+    found = []
+    for key in keys:
+        value = cfg.get(key) or ()
+        names = [value] if isinstance(value, str) else value
+        ends = [str(name) for name in names if re.search("|".join(ENDS), str(name))]
+        if ends:
+            cure = "remove it" if key == keys[0] else "remove it, or set `peft_ensure_weight_tying`"
+            found.append(
+                f"`{key}` has {ends[0]}, but this model's head is its embedding matrix: trained "
+                f"apart they are lost when the adapter is merged; {cure}."
+            )
+    return found
+
+
+def _config_of_folder(cfg: dict) -> dict[str, Any]:
+    """The config of the text model where the base model is a folder that says it; else empty."""
     file = Path(str(cfg.get("base_model_config") or cfg.get("base_model"))) / "config.json"
     # Here and elsewhere not `Path.is_file`, which raises for a name that no file can have.
     if cfg.get("overrides_of_model_config") or not os.path.isfile(file):
-        return None
+        return {}
     config = json.loads(file.read_text("utf-8"))
-    return config.get("text_config", config).get("num_hidden_layers")
+    inner = config.get("text_config", config)
+    ties = {"tie_word_embeddings": config.get("tie_word_embeddings")}
+    return inner | (ties if ties["tie_word_embeddings"] is not None else {})
 
 
 def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:

@@ -19,6 +19,7 @@ from axolotl_unlearn.merging.sources import (
     read_json,
     tokenizer_fingerprint,
 )
+from axolotl_unlearn.models import ENDS
 
 RECORD = "unlearn_base.json"
 
@@ -58,6 +59,8 @@ def check(
     another base, another LoRA initialisation."""
     warnings: list[str] = []
     for parent in parents:
+        _vocabulary(base, parent)
+        _tied(base, parent)
         _architecture(base, parent)
         warnings += _tokenizer(base, parent, force)
         warnings += _same_base(base, parent, force)
@@ -133,6 +136,34 @@ def size(count: int) -> str:
     return f"{value:.3g} TB"
 
 
+def _vocabulary(base: Model, parent: Parent) -> None:
+    """Added tokens change the size of embeddings and head: no weight of the base is like them."""
+    tokens = base.config.get("text_config", base.config).get("vocab_size")
+    for name in parent.tensors if isinstance(parent, Model) else parent.replaced:
+        ours = base.tensors.shape(name) if name in base.tensors else ()
+        theirs = _shape(parent, name)
+        if ours[:1] == (tokens,) and theirs[0] != tokens and theirs[1:] == ours[1:]:
+            raise UnlearnError(
+                f"{parent.path} has {theirs[0]} tokens and the base {base.path} has {tokens}: its "
+                "run added some (`special_tokens` or `tokens`), which the base has no weights for; "
+                "save a base with them (`resize_token_embeddings`) and train all parents from it."
+            )
+
+
+def _tied(base: Model, parent: Parent) -> None:
+    """PEFT adds what one of two tied matrices learned to both; the merge would to one."""
+    if not base.tied or not isinstance(parent, Adapter):
+        return
+    names = [*parent.factors, *([] if parent.keeps_ties else parent.replaced)]
+    for name in names:
+        if name.removesuffix(".weight").rpartition(".")[2] in ENDS:
+            raise UnlearnError(
+                f"{parent.path} adapts {name}, which the base {base.path} uses as embeddings and "
+                "as head: adapted they are two matrices, and the base has one; take it out of the "
+                "LoRA and train again."
+            )
+
+
 def _architecture(base: Model, parent: Parent) -> None:
     if isinstance(parent, Model):
         ours, theirs = base.config.get("architectures"), parent.config.get("architectures")
@@ -152,13 +183,10 @@ def _architecture(base: Model, parent: Parent) -> None:
         names = [*parent.factors, *parent.replaced]
         for name in names:
             if name not in base.tensors:
-                tied = name.startswith("lm_head") and base.config.get("tie_word_embeddings")
-                cure = (
-                    "the base ties its head to the embeddings; take lm_head out of the LoRA."
-                    if tied
-                    else "it was trained on another architecture."
+                raise UnlearnError(
+                    f"{parent.path} adapts {name}, which the base lacks: it was trained on another "
+                    "architecture."
                 )
-                raise UnlearnError(f"{parent.path} adapts {name}, which the base lacks: {cure}")
     for name in names:
         ours, theirs = base.tensors.shape(name), _shape(parent, name)
         if ours != theirs:

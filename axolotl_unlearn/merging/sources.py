@@ -255,8 +255,15 @@ class Adapter(_Folder):
             key.removeprefix(PREFIX).replace(".modules_to_save.default", ""): key
             for key in self.tensors
             # PEFT also saves an untrained copy of adapted embeddings, as base_layer
-            if key not in used and ".base_layer." not in key
+            if key not in used
+            and ".base_layer." not in key
+            and not (self.keeps_ties and key.endswith(HEAD))
         }
+
+    @property
+    def keeps_ties(self) -> bool:
+        """Whether whole copies of head and embeddings are one, as in the base (PEFT)."""
+        return bool(self.config.get("ensure_weight_tying"))
 
     @property
     def rank(self) -> int:

@@ -24,6 +24,7 @@ from axolotl_unlearn.engine.forward import final_logits, output_head, output_voc
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.models import merge_adapter
 from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.store import weights_digest
 
@@ -78,9 +79,7 @@ class TeacherModel(Teacher):
             **self.options,
         )
         if self.adapter:
-            from peft import PeftModel
-
-            model = PeftModel.from_pretrained(model, self.adapter).merge_and_unload()
+            model = merge_adapter(model, self.adapter)
         self._open = model.to(policy.device).requires_grad_(False).eval()
         try:
             yield model
