@@ -481,12 +481,12 @@ def test_a_layer_that_the_model_lacks(settings, says, nested, tmp_path):
         ({"lora_target_modules": r".*\.(q_proj|lm_head)"}, "`lora_target_modules` has"),
         (
             {"lora_modules_to_save": ["embed_tokens", "lm_head"]},
-            "or set `peft_ensure_weight_tying`",
+            "set `peft_ensure_weight_tying`",
         ),
         ({"lora_modules_to_save": ["lm_head"], "peft_ensure_weight_tying": True}, None),
         (
             {"lora_target_modules": ["lm_head"], "peft_ensure_weight_tying": True},
-            "merged; remove it",
+            "merged; remove",
         ),
         ({"lora_target_modules": ["lm_head"], "adapter": None}, None),
         ({"lora_target_linear": True}, None),
@@ -499,7 +499,8 @@ def test_tied_embeddings_are_not_adapted(settings, says, nested, tied, tmp_path)
     config = {"tie_word_embeddings": tied}
     (tmp_path / "config.json").write_text(json.dumps({"text_config": config} if nested else config))
     entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
-    cfg = {"plugins": [PLUGIN], "unlearn": BLOCK, "datasets": [entry], "base_model": str(tmp_path)}
+    cfg = {"plugins": [PLUGIN], "datasets": [entry], "base_model": str(tmp_path)}
+    cfg["unlearn"] = {"forget": {"objective": "npo"}}
     found = config_faults(cfg | {"adapter": "lora"} | settings)
     assert len(found) == (tied and says is not None), found
     assert not found or re.search(says, found[0])

@@ -215,12 +215,14 @@ def test_a_merge_extracted_as_adapter_says_what_the_merge_says(kind, lora, tmp_p
 
 
 def test_what_no_lora_can_hold_is_not_extracted(tmp_path):
-    tiny_model(tmp_path / "base", kind="llama", tied=True)
-    tiny_adapter(tmp_path / "a", tmp_path / "base", targets=("embed_tokens", "q_proj"))
+    model = tiny_model(tmp_path / "base", kind="llama", tied=True)
+    with torch.no_grad():
+        model.model.embed_tokens.weight += 0.01 * torch.randn_like(model.model.embed_tokens.weight)
+    model.save_pretrained(tmp_path / "moved")
     with pytest.raises(UnlearnError, match="is the head as well.*--output model"):
-        merge([tmp_path / "a"], tmp_path / "base", tmp_path / "out", output="adapter")
+        merge([tmp_path / "moved"], tmp_path / "base", tmp_path / "out", output="adapter", rank=4)
     with pytest.raises(UnlearnError, match="--rank is of an adapter made from a delta merge"):
-        merge([tmp_path / "a"], tmp_path / "base", tmp_path / "out", rank=8)
+        merge([tmp_path / "moved"], tmp_path / "base", tmp_path / "out", rank=8)
     tiny_model(tmp_path / "second", kind="llama", seed=1)
     with pytest.raises(UnlearnError, match="Full models have no LoRA rank"):
         merge([tmp_path / "second"], tmp_path / "base", tmp_path / "out", output="adapter")
