@@ -40,9 +40,11 @@ def test_forget_rows_first_then_retain_rows():
         "task": [2, 1, 3, 0],
         "row": [10, 11, 20, 21],
     }
-    assert batch.keys() == expected.keys()
+    said = batch.pop("host")
+    assert batch.keys() == said.keys() == expected.keys()
     for name, values in expected.items():
         assert torch.equal(batch[name], torch.tensor(values)), name
+        assert said[name].tolist() == values
 
 
 def test_several_retain_rows_keep_the_order_of_the_pairs():

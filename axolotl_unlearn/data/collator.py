@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from axolotl_unlearn.columns import FACTS, IGNORE, ROLES
 from axolotl_unlearn.errors import UnlearnError
@@ -27,6 +26,7 @@ class PairCollator:
     Returns of a call (b rows, t tokens):
         input_ids, attention_mask, labels: int64 [b, t]; labels are -100 on padding.
         role (0 forget, 1 retain, 2 alternative), kind, task, row: int64 [b].
+        host: all of these as arrays, which stay on the host when the tensors go to a device.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PairCollator:
         self.pad = int(pad)
         self.multiple = pad_to_multiple_of or 1
 
-    def __call__(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         if items and "forget" in items[0]:
             rows = [row for role in ROLES for item in items for row in item.get(role, ())]
         else:
@@ -68,4 +68,4 @@ class PairCollator:
             batch["labels"][number, :length] = torch.as_tensor(row["labels"])
         for name in FACTS:
             batch[name] = torch.tensor([int(row.get(name, -1)) for row in rows])
-        return batch
+        return batch | {"host": {name: tensor.numpy() for name, tensor in batch.items()}}

@@ -8,6 +8,7 @@ batch instead (`know`); a tensor that came without them is read once.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,6 +54,13 @@ def sent_batch(batch: Mapping[str, Tensor], device: torch.device | str) -> dict[
     """A batch of the collator on a device, and known."""
     device = torch.device(device)
     return {name: sent(value.numpy(), device) for name, value in batch.items()}
+
+
+def known_batch(batch: dict[str, Any]) -> dict[str, Tensor]:
+    """Take what the collator says of its tensors (``host``) out of a batch, wherever they are."""
+    for name, values in batch.pop("host", {}).items():
+        know(batch[name], values)
+    return batch
 
 
 def indices(mask: Tensor) -> tuple[Tensor, ...]:

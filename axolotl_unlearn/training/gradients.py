@@ -33,6 +33,13 @@ class GradientSteps(AxolotlTrainer):
     """What `UnlearnTrainer` does with gradients; the losses are its own."""
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
+        """The loss is read after the backward pass, which the host would else start late."""
+        loss = self._both_passes(model, inputs, num_items_in_batch)
+        if not torch.isfinite(loss):
+            raise self._blown_up(f"the loss is {loss.item()}", model)
+        return loss
+
+    def _both_passes(self, model, inputs, num_items_in_batch) -> Tensor:
         """With surgery, the gradients of both sides by themselves, joined at the end of a step."""
         args, sides = self.unlearn_args, self._phase(training=True).sides
         alone = len(sides) < 2 and not (args.sharpness or args.saliency or args.flatten)

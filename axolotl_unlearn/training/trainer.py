@@ -24,6 +24,7 @@ from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs, WatchArgs
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.entries import Entry, unit_counts
 from axolotl_unlearn.engine.forward import refuse_packing, refuse_without_second_derivative
+from axolotl_unlearn.engine.host import known_batch, on_host, sent
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
@@ -88,6 +89,10 @@ class UnlearnTrainer(GradientSteps):
         # With True, Trainer would skip the division by the accumulation steps that
         # `_unlearn_loss` counts on (and a constant loss of 3 would be logged as 6).
         self.model_accepts_loss_kwargs = False
+        # It reads the loss twice a micro-batch; one that is not finite ends the run (below).
+        self.args.logging_nan_inf_filter = False
+        if self.args.dataloader_pin_memory and self.args.device.type == "cuda":
+            self.accelerator.dataloader_config.non_blocking = True
         if not self.unlearn_args.entries():
             raise UnlearnError("`unlearn:` names no objective; add `forget:` and `retain:`.")
         self.chunk_plan = ChunkPlan(self.unlearn_args.chunk_positions, self.unlearn_args.chunk_mib)
@@ -441,6 +446,7 @@ class UnlearnTrainer(GradientSteps):
         micro-batches and processes.
         """
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        batches = [known_batch(batch) for batch in batches]
         self._step_counts, self._step_batches, self._uphill = None, batches, None
         if batches:
             phase = self._phase(training=True)
@@ -452,6 +458,9 @@ class UnlearnTrainer(GradientSteps):
                 counts = self.accelerator.reduce(counts, reduction="sum")
             self._step_counts = counts
         return batches, items
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        return known_batch(super()._prepare_inputs(inputs))
 
     def _counts(self, batch: dict[str, Tensor], entries: Sequence[Entry]) -> Tensor:
         _require_columns(batch)
@@ -514,8 +523,6 @@ class UnlearnTrainer(GradientSteps):
             for entry, count in zip(phase.entries, counts, strict=True):
                 if entry.args.constraint is not None:
                     self.duals.add(entry, result.parts[entry.name][0], count)
-        if training and not torch.isfinite(result.total):
-            raise self._blown_up(f"the loss is {result.total.item()}", model)
         return result.losses
 
     def _loss_of(self, model: nn.Module, rows: dict[str, Tensor], entry: Entry) -> Tensor:
@@ -530,17 +537,18 @@ class UnlearnTrainer(GradientSteps):
 
     def _rows_of(self, phase: Phase, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The rows that the objectives are for; each role must have some."""
-        kept = torch.zeros_like(batch["role"], dtype=torch.bool)
+        roles = on_host(batch["role"])
         for role in phase.roles:
-            rows = batch["role"] == ROLES[role]
-            if not rows.any():
+            if ROLES[role] not in roles:
                 raise UnlearnError(
                     f"a batch came without {role} rows although an objective needs them: "
                     f"add a dataset of type axolotl_unlearn.data.{role}"
                     + (" and pairing.retain_per_forget > 0." if role == "retain" else ".")
                 )
-            kept |= rows
-        return batch if kept.all() else {key: value[kept] for key, value in batch.items()}
+        kept = np.isin(roles, [ROLES[role] for role in phase.roles])
+        if kept.all():
+            return batch
+        return {key: sent(on_host(value)[kept], value.device) for key, value in batch.items()}
 
     # -- log ---------------------------------------------------------------------------------
 
@@ -548,11 +556,7 @@ class UnlearnTrainer(GradientSteps):
         """Add the parts, averaged over all micro-batches and processes since the last log."""
         phase = "train" if "loss" in logs else "eval" if "eval_loss" in logs else None
         if phase:
-            local = {
-                name: (float(total), float(count))
-                for name, (total, count) in self._meters[phase].items()
-            }
-            self._meters[phase].clear()
+            local = self._read_meters(phase)
             gathered = gather_object([local]) if self.args.world_size > 1 else [local]
             prefix = "eval_" if phase == "eval" else ""
             for name in sorted({name for part in gathered for name in part}):
@@ -568,6 +572,20 @@ class UnlearnTrainer(GradientSteps):
                 if (bar := getattr(callback, "training_bar", None)) is not None and not prefix:
                     bar.set_postfix(shown(logs), refresh=False)
         super().log(_Logs(logs), start_time)
+
+    def _read_meters(self, phase: str) -> dict[str, tuple[float, float]]:
+        """Sum and count of each part since the last time, in one copy from the device."""
+        meters = self._meters[phase]
+        exact = torch.float32 if self.args.device.type == "mps" else torch.float64
+        numbers = [
+            torch.as_tensor(x, dtype=exact, device=self.args.device)
+            for pair in meters.values()
+            for x in pair
+        ]
+        values = iter(torch.stack(numbers).tolist() if numbers else [])
+        local = {name: (next(values), next(values)) for name in meters}
+        meters.clear()
+        return local
 
 
 def write_cost(folder: Path, metrics: dict[str, float], steps: int) -> None:
