@@ -131,7 +131,7 @@ class UnlearnPlugin(BasePlugin):
         if preprocess or not _trains(cfg):
             return None
         with exit_with_sentence():
-            _refuse_deepspeed_on_cpu(cfg)
+            _refuse_sharding_on_cpu(cfg)
         from axolotl.common.datasets import load_datasets
 
         from axolotl_unlearn.data.checks import check_columns
@@ -205,22 +205,21 @@ def _stay_on_cpu(cfg: DictDefault) -> None:
         cfg.device_map = {"": "cpu"}
 
 
-def _refuse_deepspeed_on_cpu(cfg: DictDefault) -> None:
-    """Accelerate would leave it out and go on with DDP, or fail at ZeRO-3's empty weights."""
+def _refuse_sharding_on_cpu(cfg: DictDefault) -> None:
+    """Accelerate would leave DeepSpeed out and go on with DDP, or fail at ZeRO-3's empty weights;
+    Axolotl puts the parts of FSDP2 on an accelerator."""
     import torch
 
-    if cfg.deepspeed and not torch.accelerator.is_available():
-        raise UnlearnError(
-            "`deepspeed` needs a GPU: without one Accelerate trains on without DeepSpeed and says "
-            "nothing. Remove it, or use DDP or FSDP2 (examples/distributed)."
-        )
+    asked = [key for key in ("deepspeed", "fsdp_config", "fsdp") if cfg[key]]
+    if asked and not torch.accelerator.is_available():
+        raise UnlearnError(f"`{asked[0]}` needs a GPU, and this machine has none: use DDP.")
 
 
 def _check_layers(cfg: DictDefault) -> None:
     """As `check` does for a model in a folder, also for one of the hub, before its weights."""
     from axolotl.loaders.utils import load_model_config
 
-    from axolotl_unlearn.checks.preflight import layer_faults, tied_faults
+    from axolotl_unlearn.checks.preflight import hidden_faults, layer_faults, tied_faults
 
     if not _trains(cfg):
         return
@@ -229,6 +228,7 @@ def _check_layers(cfg: DictDefault) -> None:
     overrides = cfg.overrides_of_model_config or {}
     count = overrides.get("num_hidden_layers") or getattr(config, "num_hidden_layers", None)
     found = layer_faults(unlearn_config(cfg), count) if count else []
+    found += hidden_faults(unlearn_config(cfg), config.model_type)
     if any(getattr(one, "tie_word_embeddings", None) for one in (whole, config)):
         found += tied_faults(cfg)
     if found:

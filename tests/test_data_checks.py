@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from axolotl_unlearn.checks import axolotl_options
+from axolotl_unlearn.checks import axolotl_options, preflight
 from axolotl_unlearn.checks.preflight import (
     PLUGIN,
     check_config,
@@ -504,6 +505,85 @@ def test_tied_embeddings_are_not_adapted(settings, says, nested, tied, tmp_path)
     found = config_faults(cfg | {"adapter": "lora"} | settings)
     assert len(found) == (tied and says is not None), found
     assert not found or re.search(says, found[0])
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "says"),
+    [
+        ("rows.parquet", "json", "`datasets[0].ds_type: json` would read 'rows.parquet' as what"),
+        ("rows.jsonl", "csv", "use json, or remove the key"),
+        ("rows.parquet", "parquet", None),
+        ("someone/rows", "json", None),
+    ],
+)
+def test_a_file_is_read_as_what_it_is(path, told, says):
+    entry = {"path": path, "ds_type": told, "type": "axolotl_unlearn.data.forget"}
+    cfg = {"plugins": [PLUGIN], "datasets": [entry], "unlearn": {"forget": {"objective": "npo"}}}
+    found = config_faults(cfg)
+    assert len(found) == (says is not None) and (says is None or says in found[0])
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "stage"),
+    [
+        ({"zero_optimization": {"stage": 3}}, 3),
+        ("ds3.json", 3),
+        ("zero3exp/ds2.json", 2),
+        ("zero3.json", 2),
+        ("not_there/zero3_bf16.json", 3),
+        ("not_there/ds.json", None),
+        ({"zero_optimization": "x"}, None),
+        (None, None),
+    ],
+)
+def test_the_stage_of_deepspeed_is_that_of_its_config(deepspeed, stage, tmp_path):
+    """It was "zero3" anywhere in the path, so that a block or `ds3.json` passed."""
+    from axolotl_unlearn.checks.preflight import _stage
+
+    (tmp_path / "zero3exp").mkdir()
+    for name, number in (("ds3.json", 3), ("zero3exp/ds2.json", 2), ("zero3.json", 2)):
+        (tmp_path / name).write_text(json.dumps({"zero_optimization": {"stage": number}}))
+    assert _stage(str(tmp_path / deepspeed) if isinstance(deepspeed, str) else deepspeed) == stage
+
+
+def test_what_the_run_would_fail_at(tmp_path):
+    """Each was called ready and ended in a traceback, some after a step."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3n"}))
+    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
+    cfg = {"plugins": [PLUGIN], "datasets": [entry], "unlearn": {"forget": {"objective": "npo"}}}
+    assert config_faults(cfg) == []
+    hidden = cfg | {"unlearn": {"forget": {"objective": "rmu"}}, "base_model": str(tmp_path)}
+    assert "of which Gemma 3n has four at once" in config_faults(hidden)[0]
+    eight = cfg | {"unlearn": BLOCK | {"surgery": "gu"}}
+    eight["datasets"] = [entry, entry | {"type": "axolotl_unlearn.data.retain"}]
+    for name, told in (("paged_adamw_8bit", 1), ("adamw_torch", 0), ("paged_adamw_32bit", 0)):
+        assert len(config_faults(eight | {"optimizer": name})) == told
+    found = [fault for fault in config_faults(cfg | {"deepspeed": "ds.json"}) if "package" in fault]
+    assert len(found) == (importlib.util.find_spec("deepspeed") is None)
+
+
+def test_a_fault_of_the_block_is_the_only_one(entry):
+    """How rows are read stands in the block: without it they looked faulty too."""
+    row = {"q": "Who?", "a": "Ada", "id": "x"}
+    block = {"forget": {"objective": "npo"}, "data": {"fields": {"input": "q", "output": "a"}}}
+    cfg = {"plugins": [PLUGIN], "datasets": [entry([row])], "unlearn": block}
+    assert preflight.faults(cfg) == []
+    assert len(preflight.faults(cfg | {"unlearn": block | {"forget": {"objective": "nopo"}}})) == 1
+
+
+def test_memory_is_of_the_rows_that_there_are(tmp_path):
+    """ "at least 805.5 MB" for rows of 261 tokens: logits of a whole chunk were counted."""
+    import torch
+    from safetensors.torch import save_file
+
+    from axolotl_unlearn.checks.outlook import memory
+    from axolotl_unlearn.config import parse_unlearn
+
+    save_file({"embed_tokens.weight": torch.zeros(100, 8)}, tmp_path / "model.safetensors")
+    args = parse_unlearn({"forget": {"objective": "npo"}, "retain": {"objective": "nll"}})
+    cfg = {"base_model": str(tmp_path), "micro_batch_size": 2}
+    assert memory(cfg, args, 50)["logits"] == 3 * 4 * 50 * 100 * 4
+    assert memory(cfg, args, 10**9)["logits"] == 3 * args.chunk_mib * 2**20
 
 
 def test_names_that_no_file_can_have():

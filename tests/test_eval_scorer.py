@@ -67,6 +67,19 @@ def test_answers_only(model):
     assert_facts(found, plain_facts(model, ids, 4))
 
 
+def test_an_option_without_a_token_of_its_own(model):
+    """A tokenizer that merges across spaces: the option would have the best score of all, 0."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"?": 0, " ": 1, "A": 2, " A": 3, "? A": 4}
+    joined = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE(vocabulary, [(" ", "A"), ("?", " A")]))
+    )
+    with pytest.raises(UnlearnError, match="joins the end of a question and the start of an opti"):
+        score_options(model, joined, [("?", [" A", " ?"])])
+
+
 def test_order_and_repeats_change_nothing(model):
     texts = sequences(1)
     shuffled = [*texts[::-1], texts[0], texts[0]]

@@ -39,7 +39,8 @@ def outlook(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if sides[side]:
             found["tokens"][side], more = tokens(cfg, side)
             faults += more
-    found["memory"] = memory(cfg, args)
+    longest = [one["longest"] for one in found["tokens"].values() if one["rows"]]
+    found["memory"] = memory(cfg, args, max(longest, default=cfg.get("sequence_len") or 2048))
     return {name: value for name, value in found.items() if value}, faults
 
 
@@ -179,8 +180,12 @@ def _mode(cfg: dict[str, Any]) -> str:
 # --- memory --------------------------------------------------------------------------------------
 
 
-def memory(cfg: dict[str, Any], args: UnlearnArgs) -> dict[str, int]:
-    """Bytes on one device before activations; empty where the model's files are not here."""
+def memory(cfg: dict[str, Any], args: UnlearnArgs, longest: int) -> dict[str, int]:
+    """Bytes on one device before activations; empty where the model's files are not here.
+
+    Args:
+        longest: Tokens of the longest row: of how many logits are computed at once.
+    """
     tensors = dict(_tensors(Path(str(cfg.get("base_model") or "nowhere"))))
     if not tensors:
         return {}
@@ -195,11 +200,15 @@ def memory(cfg: dict[str, Any], args: UnlearnArgs) -> dict[str, int]:
     moments = 2 if "8bit" in optimizer else 0 if optimizer == "sgd" else _MOMENTS
     copies = sum(r.mode == "frozen_copy" or (r.mode == "auto" and _mode(cfg) == "frozen_copy")
                  for r in args.references() if not (r.is_teacher or r.twins))  # fmt: skip
+    rows = int(cfg.get("micro_batch_size") or 1)
+    rows *= 1 + (args.pairing.retain_per_forget if args.retain else 0)
+    # The matrix with the most rows: embeddings or head.
+    vocabulary = max(shape[0] for shape, _ in tensors.values())
     parts = {
         "weights": int(numbers * each) + (4 * trained if cfg.get("adapter") else 0),
         "gradients_and_optimizer": trained * (4 + moments),
         "reference": int(copies * (4 * trained if cfg.get("adapter") else numbers * each)),
-        "logits": 3 * args.chunk_mib * 2**20,
+        "logits": 3 * min(args.chunk_mib * 2**20, rows * longest * vocabulary * 4),
     }
     return parts | {"at_least": sum(parts.values())}
 

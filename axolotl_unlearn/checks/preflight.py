@@ -155,6 +155,12 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             f"`unlearn.{args.by_side}` needs both gradients whole on each process; use "
             "DDP instead of FSDP or DeepSpeed."
         )
+    optimizer = str(cfg.get("optimizer") or "")
+    if args.surgery == "gu" and re.search("adam.*(8bit|4bit|fp8)", optimizer):
+        found.append(
+            f"`unlearn.surgery: gu` needs the optimizer's second moments in full, which "
+            f"`optimizer: {optimizer}` does not keep: use adamw_torch or paged_adamw_32bit."
+        )
     checkpointing = cfg.get("gradient_checkpointing_kwargs") or {}
     if args.saliency and cfg.get("weight_decay"):
         found.append(
@@ -179,9 +185,7 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             "`unfrozen_parameters` trains weights outside of the adapter, which its folder does "
             "not hold: remove it or `adapter`, or name the module in `lora_modules_to_save`."
         )
-    sharded = (
-        cfg.get("fsdp_config") or cfg.get("fsdp") or "zero3" in str(cfg.get("deepspeed") or "")
-    )
+    sharded = cfg.get("fsdp_config") or cfg.get("fsdp") or _stage(cfg.get("deepspeed")) == 3
     fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")
     if sharded and modes and (not fresh or "frozen_copy" in modes):
         found.append(
@@ -215,13 +219,26 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
     known = _config_of_folder(cfg)
     count = known.get("num_hidden_layers")
     found += tied_faults(cfg) if known.get("tie_word_embeddings") else []
+    found += hidden_faults(args, known.get("model_type"))
     return found + _level_faults(cfg, args) + (layer_faults(args, count) if count else [])
 
 
+def _stage(deepspeed: Any) -> int | None:
+    """The ZeRO stage of a DeepSpeed config: a block, or a file of it."""
+    if isinstance(deepspeed, str):
+        try:
+            deepspeed = json.loads(Path(deepspeed).read_text("utf-8"))
+        except (OSError, ValueError):  # not made yet: named as Axolotl names its own
+            named = re.search(r"zero(\d)", os.path.basename(deepspeed))
+            return int(named[1]) if named else None
+    zero = deepspeed.get("zero_optimization") if isinstance(deepspeed, dict) else None
+    return zero.get("stage") if isinstance(zero, dict) else None
+
+
 def _tracker_faults(cfg: dict) -> list[str]:
-    """A tracker that is not there, or that transformers cannot start; found after loading."""
+    """A package that is not there, or that transformers cannot start; found after loading."""
     found = []
-    for key, module in _TRACKERS.items():
+    for key, module in (_TRACKERS | {"deepspeed": "deepspeed"}).items():
         if cfg.get(key) and importlib.util.find_spec(module) is None:
             found.append(
                 f"`{key}` needs the package {module}, which is not installed; "
@@ -421,6 +438,18 @@ def tied_faults(cfg: dict) -> list[str]:
     return found
 
 
+def hidden_faults(args: UnlearnArgs, model_type: str | None) -> list[str]:
+    """Objectives on hidden states of a model whose layers pass on several of them at once."""
+    if not str(model_type).startswith("gemma3n"):
+        return []
+    return [
+        f"{side}/{entry.objective} looks at the hidden states of a layer, of which Gemma 3n has "
+        "four at once (AltUp): use an objective on log-probs."
+        for side, entry in args.entries()
+        if objectives()[entry.objective].sees == "hidden"
+    ]
+
+
 def _config_of_folder(cfg: dict) -> dict[str, Any]:
     """The config of the text model where the base model is a folder that says it; else empty."""
     file = Path(str(cfg.get("base_model_config") or cfg.get("base_model"))) / "config.json"
@@ -528,7 +557,7 @@ def prepare(cfg: dict) -> None:
         cfg["unlearn"] = {**block, "pairing": pairing}
         cfg["group_by_length"] = False
     for kernel in LORA_KERNELS:
-        # Switched on by themselves even where they fail; they also bypass `disable_adapter`.
+        # Axolotl switches them on by itself, also where they fail; who asks for them has them.
         if cfg.get(kernel) is None:
             cfg[kernel] = False
     if cfg.get("gradient_checkpointing") and not cfg.get("gradient_checkpointing_kwargs"):

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from axolotl_unlearn.columns import ROLES, SIDES
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.records import (
@@ -52,6 +54,17 @@ ENTRY_KEYS = (
     "shards_idx",
     "preprocess_shards",
 )
+
+
+#: Suffix of a file -> how Axolotl reads it (``ds_type``).
+_DS_TYPES = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".csv": "csv",
+    ".txt": "text",
+}
 
 
 @dataclass
@@ -121,10 +134,13 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
 def check_records(cfg: dict[str, Any]) -> Checked:
     """Read the local files: faulty rows, rows on both sides, rows and entries that do not meet."""
     args = _block(cfg)
-    data = None if args is None else args.data
-    fields = Fields() if args is None else args.data.fields
-    kind = "completion" if args is None else args.data.default_kind
     checked = Checked()
+    try:
+        data = _data(cfg) if args is None else args.data
+    except ValidationError:
+        return checked  # how to read them is not known; the faults of the block come first
+    fields = Fields() if data is None else data.fields
+    kind = "completion" if data is None else data.default_kind
     for key in KEYS:
         entries = cfg.get(key) or []
         sets: dict[str, list[tuple[str, list[Record]]]] = defaultdict(list)
@@ -253,6 +269,19 @@ def _block(cfg: dict[str, Any]) -> UnlearnArgs | None:
         return None  # the block has faults of its own, reported elsewhere
 
 
+def _data(cfg: dict[str, Any]) -> DataArgs | None:
+    """``unlearn.data`` of a block that has other faults; None without one.
+
+    Raises:
+        ValidationError: It has faults itself.
+    """
+    from axolotl_unlearn.config import DataArgs
+
+    block = cfg.get("unlearn")
+    given = block.get("data") if isinstance(block, dict) else None
+    return None if given is None else DataArgs.model_validate(given)
+
+
 def _type_fault(where: str, entry: dict[str, Any]) -> str:
     kind = entry.get("type")
     if kind is None:
@@ -265,6 +294,12 @@ def _type_fault(where: str, entry: dict[str, Any]) -> str:
 
 def _key_faults(where: str, entry: dict[str, Any]) -> list[str]:
     faults = []
+    told, suffix = entry.get("ds_type"), Path(str(entry.get("path"))).suffix
+    if told and _DS_TYPES.get(suffix, told) != told:
+        faults.append(
+            f"`{where}.ds_type: {told}` would read {short(entry['path'])} as what it is not; use "
+            f"{_DS_TYPES[suffix]}, or remove the key."
+        )
     for key in entry:
         if key in ENTRY_KEYS:
             continue

@@ -278,6 +278,12 @@ def _tokenised(
             strategy = load("user_defined", tokenizer, settings, kind.to_dict())
         else:
             strategy = load(kind, tokenizer, settings, known)
+    except ValueError as error:  # no row has been read yet
+        raise UnlearnError(
+            f"`unlearn.data.rows`: Axolotl cannot make the type {_name(kind)} "
+            f"({str(error).strip().splitlines()[0].rstrip('.')}); correct the entry."
+        ) from None
+    try:
         if strategy is None or isinstance(strategy, DatasetWrappingStrategy):
             base, _, style = str(kind).partition(":")
             wrapped, _ = get_dataset_wrapper(
@@ -335,6 +341,12 @@ def checked(entry: Mapping[str, Any], cfg: Any) -> Any:
         cure = f"did you mean {near[0]!r}?" if near else "remove it."
         raise UnlearnError(
             f"`unlearn.data.rows`: {strange[0]!r} is no key of an Axolotl dataset; {cure}"
+        )
+    if str(given.get("type")).startswith("sharegpt"):
+        raise UnlearnError(
+            "`unlearn.data.rows`: Axolotl no longer reads `type: sharegpt`; give `type: "
+            "chat_template` with `field_messages: conversations` and `message_property_mappings: "
+            "{role: from, content: value}`."
         )
     known = DictDefault(SFTDataset(**given).model_dump(exclude_none=True))
     whole = DictDefault({**cfg, "datasets": [known]})

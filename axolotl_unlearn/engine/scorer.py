@@ -122,9 +122,20 @@ def text_queries(tokenizer: Any, texts: Sequence[str]) -> list[Query]:
 
 
 def encode_continuation(tokenizer: Any, context: str, continuation: str) -> tuple[list[int], int]:
-    """Tokens of context + continuation, and where the continuation starts (as lm-eval does)."""
+    """Tokens of context + continuation, and where the continuation starts (as lm-eval does).
+
+    Raises:
+        UnlearnError: The continuation has no token of its own.
+    """
     whole = tokenizer(context + continuation)["input_ids"]
-    return whole, len(tokenizer(context)["input_ids"])
+    start = len(tokenizer(context)["input_ids"])
+    if start >= len(whole):
+        raise UnlearnError(
+            "the tokenizer joins the end of a question and the start of an option to one token, so "
+            "the option has none of its own and no probability: leave out general.jsonl and MMLU "
+            "for this model."
+        )
+    return whole, start
 
 
 def score_options(
