@@ -25,6 +25,8 @@ IGNORE = -100
 FACTS = ("role", "kind", "task", "row")
 #: Column by which an alternative finds its forget row: `pair_number` of the id that both have.
 PAIR = "pair"
+#: Column of the document that a row belongs to: `pair_number` of its name.
+DOCUMENT = "document"
 
 _NUMBERED = re.compile(r"(?:task[\s_-]*)?(\d{1,9})", re.IGNORECASE)
 
@@ -47,6 +49,6 @@ def task_number(task: int | str) -> int:
 
 
 def pair_number(record_id: str) -> int:
-    """Column ``pair``: a hash of the id in 63 bits."""
+    """Columns ``pair`` and ``document``: a hash of the id in 63 bits."""
     digest = hashlib.blake2b(record_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

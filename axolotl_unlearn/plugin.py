@@ -136,9 +136,15 @@ class UnlearnPlugin(BasePlugin):
 
         from axolotl_unlearn.data.checks import check_columns
         from axolotl_unlearn.data.pairing import PairedDataset
+        from axolotl_unlearn.data.validation import split
         from axolotl_unlearn.training.phases import phase_steps
 
+        size, cfg.val_set_size = cfg.val_set_size, 0.0  # Axolotl would split single rows
         meta = load_datasets(cfg=cfg)
+        cfg.val_set_size = size or 0.0
+        if size:
+            with exit_with_sentence():
+                meta.train_dataset, meta.eval_dataset = split(meta.train_dataset, size, cfg.seed)
         args = unlearn_config(cfg)
         with exit_with_sentence():
             for note in check_columns(args, meta.train_dataset):

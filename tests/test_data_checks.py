@@ -337,11 +337,17 @@ BEST = {
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"evals_per_epoch": 2}, "`evals_per_epoch: 2` evaluates nothing without `test_datasets`"),
+        (
+            {"evals_per_epoch": 2},
+            "`evals_per_epoch: 2` evaluates nothing without `test_datasets` or",
+        ),
         ({"eval_strategy": "epoch"}, "evaluates nothing without"),
         ({"eval_strategy": "no"}, None),
-        (BEST, None),
-        (BEST | {"eval_steps": None}, "`test_datasets` are never evaluated"),
+        ({"val_set_size": 0.1, "evals_per_epoch": 2}, None),
+        ({"val_set_size": 0.1}, "rows of `val_set_size` are never evaluated"),
+        (BEST, "best by `eval_loss` is restored at the end"),
+        (BEST | {"load_best_model_at_end": False}, None),
+        (BEST | {"eval_steps": None}, "rows of `test_datasets` are never evaluated"),
         (BEST | {"eval_steps": None, "evals_per_epoch": 1}, "with these `num_epochs` evaluates"),
         (BEST | {"eval_steps": None, "evals_per_epoch": 1, "num_epochs": 2}, None),
     ],

@@ -100,6 +100,7 @@ def test_axolotl_loads_forget_and_retain(tmp_path, config):
         "row": 0,
         "length": 5,
         "pair": pair_number(FORGET[0]["id"]),
+        "document": pair_number("a1"),
     }
     assert rows[0, 1]["labels"] == [X, 32, 100, EOS]
     assert (rows[0, 1]["kind"], rows[0, 1]["task"]) == (1, 2)

@@ -118,6 +118,7 @@ class Numbers(BaseModel):
     profiler_steps: Count = None
     profiler_steps_start: Whole = None
     seed: Whole = None
+    val_set_size: NotNegative = None
 
 
 class Shapes(BaseModel):

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.columns import IGNORE, ROLES
+from axolotl_unlearn.columns import IGNORE, ROLES, pair_number
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.data.records import Record, read_records, short
 from axolotl_unlearn.data.typed import read_sources
+from axolotl_unlearn.data.validation import held_out
 from axolotl_unlearn.errors import UnlearnError
 
 #: Rows of which at most near-duplicates are looked for: pairs take time.
@@ -32,9 +33,17 @@ def outlook(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if not args.trains:
         return {}, []
     sides = {side: list(_records(cfg, args, side)) for side in ROLES}
-    found: dict[str, Any] = {"plan": plan(cfg, args, {s: len(r) for s, r in sides.items()})}
+    rows, faults = {side: len(records) for side, records in sides.items()}, []
+    if size := cfg.get("val_set_size"):
+        documents = [pair_number(record.document) for record in sides["retain"]]
+        seed = 42 if cfg.get("seed") is None else cfg["seed"]
+        try:
+            rows["retain"] -= int(held_out(documents, size, sum(rows.values()), seed).sum())
+        except UnlearnError as error:
+            faults.append(str(error))
+    found: dict[str, Any] = {"plan": plan(cfg, args, rows)}
     found["near_duplicates"] = near_duplicates(sides["forget"], sides["retain"])
-    found["tokens"], faults = {}, []
+    found["tokens"] = {}
     for side in ROLES if _has_tokenizer(cfg) else ():
         if sides[side]:
             found["tokens"][side], more = tokens(cfg, side)

@@ -264,16 +264,24 @@ def evaluation_notes(cfg: dict) -> list[str]:
     """Evaluations that are asked for and would not take place, or rows that wait for one."""
     asked = [f"`{k}: {cfg[k]}`" for k in _EVALUATIONS if cfg.get(k) and cfg[k] != "no"]
     if asked and not _evaluates(cfg):
-        return [f"{asked[0]} evaluates nothing without `test_datasets`, as Axolotl has it."]
+        return [f"{asked[0]} evaluates nothing without `test_datasets` or `val_set_size`."]
     if asked == [f"`evals_per_epoch: {cfg.get('evals_per_epoch')}`"] and not _share(cfg, "eval"):
         return [f"{asked[0]} with these `num_epochs` evaluates nothing; give `eval_steps`."]
     if _evaluates(cfg) and not asked:
-        return ["`test_datasets` are never evaluated; give `eval_steps` or `evals_per_epoch`."]
+        given = "test_datasets" if cfg.get("test_datasets") else "val_set_size"
+        return [f"rows of `{given}` are never evaluated; give `eval_steps` or `evals_per_epoch`."]
+    save, look = _share(cfg, "save"), _share(cfg, "eval")
+    if asked and cfg.get("load_best_model_at_end") is None and save and look and not save % look:
+        metric = cfg.get("metric_for_best_model") or "eval_loss"
+        return [
+            f"the checkpoint that is best by `{metric}` is restored at the end, as Axolotl has it; "
+            "`load_best_model_at_end: false` keeps the last."
+        ]
     return []
 
 
 def _evaluates(cfg: dict) -> bool:
-    return bool(cfg.get("test_datasets"))
+    return bool(cfg.get("test_datasets") or cfg.get("val_set_size"))
 
 
 def _share(cfg: dict, what: str) -> float | None:
@@ -290,8 +298,8 @@ def _best_model_faults(cfg: dict) -> list[str]:
         return []
     if not _evaluates(cfg):
         return [
-            f"`{asked[0]}` looks at evaluations, and the run has none: give `test_datasets` with "
-            "`eval_steps`, or remove it."
+            f"`{asked[0]}` looks at evaluations, and the run has none: give `test_datasets` or "
+            "`val_set_size` with `eval_steps`, or remove it."
         ]
     save, look = _share(cfg, "save"), _share(cfg, "eval")
     if (cfg.get("load_best_model_at_end") or cfg.get("early_stopping_patience")) and not (
@@ -374,7 +382,7 @@ def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
         return [f"`lr_scheduler: {name}` is no schedule; {says}"]
     if phased and (measured or name in ("one_cycle", "rex")):
         return [f"`lr_scheduler: {name}` cannot begin anew in each of `unlearn.phases`; {cure}."]
-    if measured and not cfg.get("test_datasets"):
+    if measured and not _evaluates(cfg):
         return [
             f"`lr_scheduler: {name}` changes the learning rate when the run evaluates, which this "
             f"one never does; give `test_datasets:` with `eval_steps:`, or {cure}."

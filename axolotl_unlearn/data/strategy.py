@@ -164,6 +164,7 @@ class RecordStrategy(DatasetWrappingStrategy):
                 task=record.task_number,
                 row=number,
                 pair=pair_number(record.id),
+                document=pair_number(record.document),
             )
         if too_long:
             needed, name = max(too_long)
@@ -230,6 +231,7 @@ class TypedStrategy(DatasetWrappingStrategy):
                 task=task_number(row.source.task),
                 row=row.number,
                 pair=pair_number(row.id),
+                document=pair_number(row.document),
             )
         return table.dataset()
 

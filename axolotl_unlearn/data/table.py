@@ -16,7 +16,7 @@ from datasets import Dataset, DatasetInfo, Features, Value
 from datasets import Sequence as SequenceOf
 from datasets.table import InMemoryTable
 
-from axolotl_unlearn.columns import FACTS, PAIR
+from axolotl_unlearn.columns import DOCUMENT, FACTS, PAIR
 
 _TOKENS = {
     "input_ids": SequenceOf(Value("int32")),
@@ -25,7 +25,9 @@ _TOKENS = {
 }
 #: Columns of forget and retain rows; ``length`` (tokens) is what Axolotl and `PairSampler` sort by.
 FEATURES = Features(
-    _TOKENS | {name: Value("int32") for name in (*FACTS, "length")} | {PAIR: Value("int64")}
+    _TOKENS
+    | {name: Value("int32") for name in (*FACTS, "length")}
+    | {name: Value("int64") for name in (PAIR, DOCUMENT)}
 )
 MEMORISE_FEATURES = Features(_TOKENS)
 
@@ -74,7 +76,7 @@ class RowTable:
 
     def _begin(self) -> None:
         self._ids, self._labels, self._lengths = array("i"), array("i"), array("i")
-        names = set(self.features) & {*FACTS, PAIR}
+        names = set(self.features) & {*FACTS, PAIR, DOCUMENT}
         self._facts = {name: array("q") for name in self.features if name in names}
 
     def _end(self) -> None:
