@@ -349,7 +349,10 @@ BEST = {
         (BEST | {"load_best_model_at_end": False}, None),
         (BEST | {"eval_steps": None}, "rows of `test_datasets` are never evaluated"),
         (BEST | {"eval_steps": None, "evals_per_epoch": 1}, "with these `num_epochs` evaluates"),
-        (BEST | {"eval_steps": None, "evals_per_epoch": 1, "num_epochs": 2}, None),
+        (
+            BEST | {"eval_steps": None, "evals_per_epoch": 1, "num_epochs": 2, "save_steps": None},
+            None,
+        ),
     ],
 )
 def test_evaluations_that_never_come_are_said(settings, says):
