@@ -37,6 +37,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 ROOT = RESULTS.parents[1]
 PAGES = (
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "axolotl_unlearn" / "README.md",
+    ROOT / "axolotl_unlearn" / "agents.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "research" / "notebook").glob("*.md")),
 )

@@ -35,7 +35,7 @@ def test_commands_exist(page):
     from axolotl_unlearn.cli import EXPERIMENTAL, unlearn
 
     known = {*unlearn.list_commands(None), *EXPERIMENTAL}
-    named = set(re.findall(r"(?:`|^|\$ )axolotl unlearn ([a-z][a-z-]+)", text(page), re.M))
+    named = set(re.findall(r"(?:`|^|\$ )axolotl[ -]unlearn ([a-z][a-z-]+)", text(page), re.M))
     assert named <= known
 
 

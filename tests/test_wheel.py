@@ -79,6 +79,7 @@ def test_init_check_train_and_eval_away_from_a_checkout(place):
     sides = ("--forget", "forget.jsonl", "--retain", "retain.jsonl")
     run(ours, "init", "--base-model", "base", *sides, cwd=place)
     run(ours, "check", "unlearn.yml", cwd=place)
+    assert run(ours, "agent-docs", cwd=place).startswith("# Unlearning")
     axolotl = (python, "-m", "axolotl.cli.main", "train", "unlearn.yml", "--launcher", "python")
     run(*axolotl, "--max-steps", 2, "--sequence-len", 128, cwd=place)
     short = ("--max-gen-toks", 4, "--resamples", 20, "--min-members", 0, "--quiet")

@@ -1,0 +1,18 @@
+"""``axolotl unlearn agent-docs``"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import click
+
+
+@click.command("agent-docs")
+def command() -> None:
+    """Print a reference for coding agents, as `axolotl agent-docs` does for Axolotl.
+
+    \b
+    Example:
+      axolotl-unlearn agent-docs
+    """
+    click.echo((resources.files("axolotl_unlearn") / "agents.md").read_text("utf-8"))
