@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from axolotl_unlearn.engine.entries import unit_counts
 from axolotl_unlearn.engine.forward import can_pack, learn_after_head, refuse_packing
+from axolotl_unlearn.engine.layers import freeze_after
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
@@ -158,3 +159,14 @@ def test_an_evaluation_knows_the_nll_although_training_stops_early():
         want = plain.nll(model, batch, FORGET)
     value, count = parts["forget_nll"]
     assert_close((value / count).double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_the_forward_leaves_out_is_not_trained(tied):
+    """DDP waits for the gradient of whatever is trained."""
+    model = tiny_llama(seed=1, num_hidden_layers=3, tie=tied)
+    freeze_after(model, 1)
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert all(name.startswith("model.layers.2.") or name == "lm_head.weight" for name in frozen)
+    assert ("lm_head.weight" in frozen) == (not tied)
+    assert any(name.startswith("model.layers.2.") for name in frozen)

@@ -39,6 +39,7 @@ def test_ddp_and_fsdp2_give_the_gradient_of_one_process(tmp_path, forks_on_cpu):
     assert result["largest"] > 1e-2
     assert result["ddp"] < 1e-5 and result["fsdp2"] < 1e-5 and result["pcgrad"] < 1e-5
     assert result["fsdp2 full"] < 1e-5
+    assert result["rmu"] < 1e-5 and result["rmu and kl"] < 1e-5
     if util.find_spec("deepspeed"):  # not among the pinned packages
         assert max(result[f"zero {level}"] for level in (1, 2, 3)) < 1e-5
 

@@ -24,6 +24,7 @@ from conftest import random_batch, tiny_llama, with_lora  # noqa: E402
 
 from axolotl_unlearn.config import ObjectiveArgs  # noqa: E402
 from axolotl_unlearn.engine.entries import make_entries, unit_counts
+from axolotl_unlearn.engine.layers import freeze_after  # noqa: E402
 from axolotl_unlearn.engine.statistics import ChunkPlan  # noqa: E402
 from axolotl_unlearn.engine.step import step_loss  # noqa: E402
 from axolotl_unlearn.reference.sources import make_reference  # noqa: E402
@@ -34,6 +35,10 @@ CONFIGS = (
     ("retain", {"objective": "nll", "weight": 0.4}),
     ("retain", {"objective": "kl", "weight": 0.2, "kinds": "question"}),
 )
+#: The first ends at layer 0 on both processes; the second where a process has no retain row.
+RMU = ("forget", {"objective": "rmu", "layer": 0, "positions": "all"})
+HIDDEN = (RMU, ("retain", {"objective": "hidden_mse", "layer": 0, "positions": "all"}))
+MIXED = (RMU, ("retain", {"objective": "kl"}))
 ROWS = ([0, 3], [1, 2, 4])  # row 3 is the only retained question
 
 
@@ -54,8 +59,24 @@ def gradients(model, wrapped, batch, entries, counts, scale):
     return {
         name: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad.clone()
         for name, p in model.named_parameters()
-        if p.requires_grad
+        if p.grad is not None
     }
+
+
+def hidden(start, batch, rows, configs):
+    """The largest difference under DDP, of objectives on hidden states."""
+    entries = make_entries([(side, ObjectiveArgs(**config)) for side, config in configs])
+    mine = {key: value[rows] for key, value in batch.items()}
+    counts = unit_counts(entries, mine)
+    dist.all_reduce(counts)
+    model, whole = copy.deepcopy(start), copy.deepcopy(start)
+    if configs is HIDDEN:
+        freeze_after(model, 0)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    found = gradients(model, ddp, mine, entries, counts, 2)
+    expected = gradients(whole, whole, batch, entries, None, 1)
+    assert configs is not HIDDEN or found.keys() == expected.keys()
+    return max((found[name] - expected[name]).abs().max().item() for name in expected)
 
 
 def under_zero(level, model, batch, entries, counts):
@@ -141,6 +162,12 @@ def main(out: str) -> None:
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     found["ddp"] = gradients(model, ddp, mine, entries, counts, 2)
 
+    sides = [0, 1, 2], [3, 4]  # forget, retain rows
+    rmu = {
+        "rmu": hidden(start, batch, ROWS[rank], HIDDEN),
+        "rmu and kl": hidden(start, batch, sides[rank], MIXED),
+    }
+
     found["pcgrad"] = joined(model, ddp, mine, entries, counts, 2, mean_over_ranks)
 
     from torch.distributed.device_mesh import init_device_mesh
@@ -180,6 +207,7 @@ def main(out: str) -> None:
         reference = asked_before(full, batch, entries)
         alone = after_updates(full, batch, entries, reference, None, 1)
         result["fsdp2 full"] = max((sharded[n] - alone[n]).abs().max().item() for n in alone)
+        result |= rmu
         result["largest"] = max(g.abs().max().item() for g in expected.values())
         Path(out).write_text(json.dumps(result), "utf-8")
     dist.barrier()

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from axolotl_unlearn.engine import probe
 from axolotl_unlearn.engine.host import indices, on_host, to_device
-from axolotl_unlearn.engine.layers import decoder_layers, tap_layers
+from axolotl_unlearn.engine.layers import decoder_layers, is_awaited, tap_layers
 from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, States, targets
 from axolotl_unlearn.engine.row_gradients import gradient_norms
 from axolotl_unlearn.engine.statistics import (
@@ -80,9 +80,8 @@ def observe(
         return [zero, *(found.graded for found in numbers), *states]
 
     layers = sorted({*needs.layers, *inner})
-    with (
-        tap_layers(unwrapped, layers, stop=not needs.reach_head) if layers else nullcontext({})
-    ) as outputs:
+    stop = bool(layers) and not (needs.reach_head or is_awaited(model, unwrapped, layers[-1]))
+    with tap_layers(unwrapped, layers, stop=stop) if layers else nullcontext({}) as outputs:
         zero, *pieces = run_to_head(model, layout.inputs, program, unwrapped)
     # Gradients pass through the model's output; what has none does not.
     numbers = [replace(found, graded=piece) for found, piece in zip(numbers, pieces, strict=False)]

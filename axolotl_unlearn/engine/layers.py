@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from axolotl_unlearn.errors import UnlearnError
 
@@ -48,6 +49,31 @@ def decoder_layers(model: nn.Module) -> tuple[nn.Module, str]:
         "hidden states or gradients (rmu, adaptive_rmu, hidden_mse, alike_states, "
         "alike_gradients) cannot be used with it."
     )
+
+
+def freeze_after(model: nn.Module, last: int) -> None:
+    """Train nothing that a forward which stops at layer ``last`` leaves out.
+
+    DDP would wait for the gradients of those weights, and its next step would fail.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    owner, name = decoder_layers(model)
+    layers = getattr(owner, name)
+    used = {p for part in (base.get_input_embeddings(), *layers[: last + 1])
+            for p in part.parameters()}  # fmt: skip
+    for part in (*layers[last + 1 :], base.get_output_embeddings()):
+        for parameter in part.parameters():
+            if parameter not in used:  # a tied head is the embedding matrix
+                parameter.requires_grad_(False)
+
+
+def is_awaited(model: nn.Module, unwrapped: nn.Module, last: int) -> bool:
+    """Whether DDP waits for gradients of layers after ``last``: then the forward must go on."""
+    if not isinstance(model, DistributedDataParallel):
+        return False
+    owner, name = decoder_layers(unwrapped)
+    later = getattr(owner, name)[last + 1 :]
+    return any(parameter.requires_grad for layer in later for parameter in layer.parameters())
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.entries import Entry, unit_counts
 from axolotl_unlearn.engine.forward import refuse_packing, refuse_without_second_derivative
 from axolotl_unlearn.engine.host import known_batch, on_host, sent
+from axolotl_unlearn.engine.layers import freeze_after
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
@@ -98,6 +99,9 @@ class UnlearnTrainer(GradientSteps):
         self.chunk_plan = ChunkPlan(self.unlearn_args.chunk_positions, self.unlearn_args.chunk_mib)
         if not self.unlearn_args.padding_free:
             refuse_packing(self.accelerator.unwrap_model(self.model))
+        entries = [entry for _, entry in self.unlearn_args.entries()]
+        if all(OBJECTIVES[entry.objective].sees == "hidden" for entry in entries):
+            freeze_after(self.model, max(entry.parameter("layer") for entry in entries))
         check_trained(self.model)
         # Now, not at the first step: on resume the weights are no longer those of the start.
         self.references = {
