@@ -186,53 +186,6 @@ def _distance(model: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def make_log(depth: float, steps: int = 369) -> list[dict[str, float]]:
-    """A log_history in the shape the trainer writes."""
-    rng = np.random.default_rng(int(depth * 100))
-    rows = []
-    for step in range(1, steps + 1):
-        t = step / steps
-        gone = 1 - math.exp(-5 * t)
-        noise = rng.normal(0, 0.05)
-        rows.append(
-            {
-                "step": step,
-                "epoch": 9 * t,
-                "loss": 2 - gone + noise,
-                "forget/npo": 6.9 * (1 - 0.9 * gone) + noise,
-                "retain/nll": 0.15 + 0.6 * gone * math.exp(-3 * t) * depth + abs(noise) / 2,
-                "retain/kl": 0.4 * gone * depth + abs(noise) / 3,
-                "forget_nll": 0.2 + 4 * gone * depth + noise,
-                "retain_nll": 0.15 + 0.6 * gone * math.exp(-3 * t) * depth + abs(noise) / 2,
-                "kl": 0.4 * gone * depth + abs(noise) / 3,
-                "log_ratio": -60 * gone * depth,
-                "npo_weight": math.exp(-4 * t),
-                "saturated": gone**3,
-            }
-        )
-    return rows
-
-
-def make_trajectory() -> list[dict[str, Any]]:
-    rows = []
-    for run, end in (("over", 0.27), ("under", 0.94)):
-        for step in range(0, 370, 41):
-            t = step / 369
-            rows.append(
-                {
-                    "run": run,
-                    "step": step,
-                    "scores": {
-                        "aggregate": 0.33 + 0.33 * t,
-                        "task_aggregate": 0.85 * (1 - math.exp(-4 * t)),
-                        "mia_auc": 1 - (1 - end) * t,
-                        "utility": 1 - 0.3 * t,
-                    },
-                }
-            )
-    return rows
-
-
 def make_attacks() -> list[dict[str, Any]]:
     return [
         {

@@ -20,30 +20,23 @@ from hypothesis import strategies as st
 from report_fixture import (
     SECRET,
     make_attacks,
-    make_log,
     make_many,
     make_results,
-    make_trajectory,
 )
 from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.report import table, write_report
+from axolotl_unlearn.report import charts, table, write_report
 from axolotl_unlearn.report.view import attack_title, redact
 
-PLOTS = {"auc", "plane", "roc", "cells", "losses", "extraction", "training", "trajectory", "attack"}
+PLOTS = {"auc", "plane", "attack"}
 
 
 def everything(tmp_path, **changes):
     """A page with every section that results, logs and extras can fill."""
-    log = tmp_path / "over" / "trainer_state.json"
-    log.parent.mkdir(exist_ok=True)
-    log.write_text(json.dumps({"log_history": make_log(1.0)}))
     return write_report(
         changes.pop("results", make_results()),
         tmp_path / "sub" / "report.html",
-        training_logs={"over": log, "under": make_log(0.5)},
-        trajectory=make_trajectory(),
         extras={
             "attacks": make_attacks(),
             "depth": [
@@ -220,7 +213,7 @@ def test_no_results_break_page_or_table(changes):
     }
     results["models"][1]["distance"] = {"utility": {"value": 0.1, "interval": [0, 1], "p": 0.01}}
     extras = {"attacks": make_attacks(), "audit": make_audit("merged")}
-    whole = {"results": results, "extras": extras, "way": make_trajectory()[:4]}
+    whole = {"results": results, "extras": extras}
     for number, junk in changes:
         paths = [path for path in places(whole) if len(path) > 1]
         *way, last = paths[number % len(paths)]
@@ -236,7 +229,6 @@ def test_no_results_break_page_or_table(changes):
             page = write_report(
                 whole["results"],
                 Path(folder) / "r.html",
-                trajectory=whole["way"],
                 extras=whole["extras"],
             ).read_text()
             Console(file=io.StringIO(), width=80).print(table(whole["results"]))
@@ -247,8 +239,8 @@ def test_no_results_break_page_or_table(changes):
 
 def test_collapsed_models_are_flagged_wherever_they_are_named(tmp_path):
     page = everything(tmp_path).read_text()
-    # verdict, cells, losses, extraction
-    assert page.count('<span class="badge bad">collapsed</span>') >= 4
+    # verdict, cells, audit
+    assert page.count('<span class="badge bad">collapsed</span>') >= 3
     assert page.count('class="badge good">good</span>') == 1
 
 
@@ -256,12 +248,12 @@ def test_nothing_is_fetched_and_the_page_is_small(tmp_path):
     path = everything(tmp_path)
     page = path.read_text()
     assert not re.search(r"https?:|//[a-z]|<script|@import|url\(", page)
-    links = set(re.findall(r'(?:src|href)="([^"]*)"', page))
+    links = set(re.findall(r'(?<!xlink:)(?:src|href)="([^"]*)"', page))
     anchors = {link for link in links if link.startswith("#")}
     assert links - anchors == {"data:,"}
     # The table of contents names every section, and only those that are there.
     sections = set(re.findall(r'<section id="([a-z-]+)"', page))
-    assert {anchor[1:] for anchor in anchors} == sections - {"answer"} and len(anchors) >= 10
+    assert {anchor[1:] for anchor in anchors} == sections - {"answer"} and len(anchors) >= 7
     assert path.stat().st_size < 2_000_000
 
 
@@ -315,8 +307,8 @@ def test_missing_cells_are_said_and_not_drawn_as_zero(tmp_path):
     assert page.count("11 of 12 cells") == 2
     assert "Task Aggregate over fewer than 12 cells" in page
     # With five retain cells the aggregate is no function of the two sides alone.
-    assert "contour" in everything(tmp_path).read_text().split("</style>")[1]
-    assert "contour" not in page.split("</style>")[1]
+    assert "Curves join equal" in everything(tmp_path).read_text()
+    assert "Curves join equal" not in page
 
 
 def test_numbers_unknown_to_the_report_are_shown_all_the_same(tmp_path):
@@ -360,47 +352,20 @@ def test_blind_baselines_stand_beside_membership(tmp_path, shift):
         assert f"Blind: {title}" in page and f"<td>{figures['auc']:.2f}<small>" in page
 
 
-def test_a_training_log_that_is_none_gets_a_sentence(tmp_path):
-    with pytest.raises(UnlearnError, match="training log of 'over', does not exist"):
-        write_report(make_results(), tmp_path / "r.html", training_logs={"over": tmp_path / "x"})
-    (tmp_path / "trainer_state.json").write_text("{}")
-    with pytest.raises(UnlearnError, match="log_history"):
-        write_report(make_results(), tmp_path / "r.html", training_logs={"over": tmp_path})
-
-
-# ---------------------------------------------------------------- command line
-
-
 def run(*arguments):
     from axolotl_unlearn.cli import unlearn
 
     return CliRunner().invoke(unlearn, ["report", *map(str, arguments)])
 
 
-def test_command_finds_logs_beside_the_models_and_prints_table_and_path(tmp_path):
-    """over is an adapter merged in out/over/merged, so its log lies one folder up, in the newest
-    checkpoint; merged lies in out/merged, whose parent is no run."""
-    results = make_results(("original", "over", "merged"))
-    run_folder = tmp_path / "over"
-    for step, depth in ((5, 0.1), (12, 1.0)):
-        checkpoint = run_folder / f"checkpoint-{step}"
-        checkpoint.mkdir(parents=True)
-        history = make_log(depth, steps=step)
-        (checkpoint / "trainer_state.json").write_text(json.dumps({"log_history": history}))
-    (run_folder / "adapter_config.json").write_text("{}")
-    results["models"][1]["model"] = str(run_folder / "merged")
-    results["models"][2]["model"] = str(tmp_path / "merged")
-    folder = tmp_path / "eval"
-    folder.mkdir()
-    (folder / "results.json").write_text(json.dumps(results))
-    (folder / "attacks.json").write_text(json.dumps(make_attacks()))
-    outcome = run(folder)
+def test_command_prints_table_and_path(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps(make_results(("original", "merged"))))
+    (tmp_path / "attacks.json").write_text(json.dumps(make_attacks()))
+    outcome = run(tmp_path)
     assert outcome.exit_code == 0, outcome.output
-    assert str(folder / "report.html") in outcome.output.replace("\n", "")
+    assert str(tmp_path / "report.html") in outcome.output.replace("\n", "")
     assert "merged" in outcome.output
-    page = (folder / "report.html").read_text()
-    assert 'data-plot="training"' in page and 'data-plot="attack"' in page
-    assert len(re.findall("Total loss over step: ([a-z]+) from", page)) == 1
+    assert 'data-plot="attack"' in (tmp_path / "report.html").read_text()
 
 
 def test_depth_files_are_found(tmp_path):
@@ -417,7 +382,7 @@ def test_depth_files_are_found(tmp_path):
     assert run(tmp_path).exit_code == 0
     page = (tmp_path / "report.html").read_text()
     assert "<b>merged</b>: half gone." in page
-    plot = re.search(r'<svg data-plot="depth".*?</svg>', page)[0]
+    plot = re.search(r"<svg data-plot=.depth.*?</svg>", page, re.S)[0]
     assert "var(--m5)" in plot and "var(--m3)" in plot
 
 
@@ -458,8 +423,6 @@ def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
     ("arguments", "sentence"),
     [
         (["{folder}"], "axolotl unlearn eval"),
-        (["{folder}/broken", "--log", "over"], "NAME=PATH"),
-        (["{folder}/broken", "--log", "over={folder}"], "no trainer_state.json"),
         (["{folder}/broken", "--config", "{folder}/none.yml"], "does not exist"),
         (["{folder}/broken", "--attacks", "{folder}"], "no attacks.json there"),
         (["{folder}/schema"], "schema 1"),
@@ -494,7 +457,7 @@ for (const svg of doc.querySelectorAll("svg[data-plot]")) {
         b.bottom > box.bottom + 2) found.push(label + " leaves its chart");
     const size = parseFloat(frame.contentWindow.getComputedStyle(text).fontSize);
     if (size * box.width / svg.viewBox.baseVal.width < 9.5) found.push(label + " is too small");
-    if (text.classList.contains("name")) names.push([b, label]);
+    names.push([b, label]);
   }
   for (const [a, x] of names) for (const [b, y] of names) if (x < y) {
     const w = Math.min(a.right, b.right) - Math.max(a.left, b.left);
@@ -551,8 +514,6 @@ def test_browser_shows_fifty_models(tmp_path):
     page = write_report(
         results,
         tmp_path / "report.html",
-        training_logs={name: make_log(0.5, 60) for name in names[2:]},
-        trajectory=[point | {"run": name} for name in names[2:] for point in make_trajectory()[:4]],
         extras={
             "attacks": [make_attacks()[0] | {"model": name} for name in names],
             "audit": audit,
@@ -561,10 +522,10 @@ def test_browser_shows_fifty_models(tmp_path):
     assert len(page) < 3e6 and all(page.count(name) > 2 for name in names)
     outcome = probed(tmp_path, page, 1280)
     assert outcome["found"] == []
-    roc = page[page.index('data-plot="roc"') :].partition("</svg>")[0]
-    drawn = re.findall(r'class="name[^>]*>([^<]*) [01]\.', roc)
-    assert len(drawn) == len(set(drawn)) == 10 and drawn[:2] == ["original", "retrained"]
-    assert "Of 50 models 10 are drawn" in page
+    plane = page[page.index('data-plot="plane"') :].partition("</svg>")[0]
+    drawn = {name for name in names if f">{charts._short(name)}</text>" in plane}
+    assert len({charts._short(name) for name in drawn}) == 10 and {"original", "retrained"} <= drawn
+    assert "Of 50 models 10 are named" in page
 
 
 @needs_chromium
@@ -600,12 +561,12 @@ def test_browser_runs_nothing_that_results_hold(tmp_path):
     for line in audit:
         line["rows"][0]["generated"] = line["document"]
     results = hostile(make_results(texts=True), keep=("role", "forgetting", "side", "kind"))
+    # Half a surrogate is refused at the door of the results; the extras keep it.
+    results = json.loads(json.dumps(results).replace("\\ud800", ""))
     names = [model["name"] for model in results["models"]]
     page = write_report(
-        results | {"notes": HOSTILE, "created": HOSTILE[0], "warning": HOSTILE[1]},
+        results | {"notes": HOSTILE[:-1], "created": HOSTILE[0], "warning": HOSTILE[1]},
         tmp_path / "report.html",
-        training_logs={HOSTILE[0]: make_log(1.0)},
-        trajectory=hostile(make_trajectory()),
         extras={
             "attacks": hostile(make_attacks()),
             "attack_sentences": dict.fromkeys(HOSTILE, HOSTILE[2]),

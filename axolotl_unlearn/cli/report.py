@@ -11,14 +11,6 @@ import click
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Page to write [FOLDER/report.html].")
 @click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    metavar="NAME=PATH",
-    help="A training log (trainer_state.json or its folder); without it those beside the models "
-    "are used.",
-)
-@click.option(
     "--config",
     "configs",
     multiple=True,
@@ -33,7 +25,6 @@ import click
 def command(
     folder: Path,
     out: Path | None,
-    logs: tuple[str, ...],
     configs: tuple[Path, ...],
     attacks: Path | None,
 ) -> None:
@@ -45,7 +36,7 @@ def command(
     Example:
       axolotl unlearn report out/eval
       axolotl unlearn report out/eval --attacks out/attacks
-      axolotl unlearn report out/eval --log over=out/over --config examples/npo_over.yml
+      axolotl unlearn report out/eval --config examples/npo_over.yml
     """
     from rich.console import Console
 
@@ -53,7 +44,7 @@ def command(
     from axolotl_unlearn.report import find_inputs, load_results, table, write_report
 
     results = load_results(folder)
-    inputs = find_inputs(results, folder, logs=logs, configs=configs, attacks=attacks)
+    inputs = find_inputs(results, folder, configs=configs, attacks=attacks)
     out = out or (folder if folder.is_dir() else folder.parent) / "report.html"
     if (results.more.get("settings") or {}).get("keep_texts"):
         declare(out.parent, out, "texts")

@@ -1,9 +1,8 @@
-"""What belongs beside results.json in a report: training logs, trajectories, attacks, configs."""
+"""What belongs beside results.json in a report: the audit, attacks, depth, configs."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,39 +17,17 @@ def find_inputs(
     results: Results | Mapping[str, Any],
     folder: str | Path,
     *,
-    logs: Iterable[str] = (),
     configs: Iterable[str | Path] = (),
     attacks: str | Path | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments for `write_report`, found beside the models and the results.
 
-    Training logs of all but the original and the retrained model: the newest
-    trainer_state.json in the model's folder or its checkpoints, or in the run it lies in (a merged
-    adapter is saved inside its run). In the results' folder: trajectory.json; there, of a job in
-    its ``eval``: depth.json with uds.json and (or in `attacks`) attacks.json with one file an
-    attack.
-    `logs` are NAME=PATH and come first.
+    Of a job in its ``eval``, else in the folder: audit.jsonl; depth.json with uds.json; (or in
+    `attacks`) attacks.json with one file an attack.
     """
     from axolotl_unlearn.attacks.results import sentence
 
     home = folder_of(folder)
-    found: dict[str, Path] = {}
-    for entry in logs:
-        name, equals, path = entry.partition("=")
-        if not equals or not path:
-            raise UnlearnError(f"--log {entry!r} should be NAME=PATH, e.g. over=out/over.")
-        log = _newest_state(Path(path))
-        if log is None:
-            raise UnlearnError(f"--log {entry!r}: no trainer_state.json at {path}.")
-        found[name] = log
-    used = set(found.values())
-    for model in load_results(results).models:
-        if model.part != "candidate":  # memorisation and retraining are no unlearning runs
-            continue
-        log = None if model.name in found else _log_beside(model.model)
-        if log is not None and log not in used:
-            found[model.name] = log
-            used.add(log)
     extras: dict[str, Any] = {}
     beside = home / "eval" if "job" in load_results(results).more else home
     if (beside / "depth.json").is_file():
@@ -85,10 +62,7 @@ def find_inputs(
         texts[path.name] = path.read_text(encoding="utf-8")
     if texts:
         extras["configs"] = texts
-    trajectory = None
-    if (home / "trajectory.json").is_file():
-        trajectory = _json(home / "trajectory.json")
-    return {"training_logs": found, "trajectory": trajectory, "extras": extras}
+    return {"extras": extras}
 
 
 def folder_of(results: str | Path) -> Path:
@@ -113,34 +87,3 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as fault:
         raise UnlearnError(f"{path} is not valid JSON ({fault}); remove or remake it.") from fault
-
-
-def _log_beside(model: str) -> Path | None:
-    """Training log of a model path or of the adapter in "base+adapter"."""
-    if not model:
-        return None
-    path = Path(model.rpartition("+")[2])
-    for place in (path, *list(path.parents)[:1]):
-        # A model's parent is its run only when it is one: out/over/merged, not out/merged.
-        log = _newest_state(place) if place == path or _is_run(place) else None
-        if log is not None:
-            return log
-    return None
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file()
-
-
-def _newest_state(path: Path) -> Path | None:
-    """trainer_state.json of this folder, else of its latest checkpoint; a file is itself."""
-    if path.is_file():
-        return path
-    if (path / "trainer_state.json").is_file():
-        return path / "trainer_state.json"
-    states = [
-        (int(match[1]), state)
-        for state in path.glob("checkpoint-*/trainer_state.json")
-        if (match := re.fullmatch(r"checkpoint-(\d+)", state.parent.name))
-    ]
-    return max(states)[1] if states else None

@@ -15,7 +15,7 @@ from axolotl_unlearn.metrics.results import Model, Results
 from axolotl_unlearn.metrics.semeval import score_title
 from axolotl_unlearn.metrics.statistics import holm
 from axolotl_unlearn.metrics.verdict import name_of, show
-from axolotl_unlearn.report import plots
+from axolotl_unlearn.report import charts
 from axolotl_unlearn.report.answer import answer_of
 from axolotl_unlearn.report.results import (
     CELLS,
@@ -29,7 +29,6 @@ from axolotl_unlearn.report.results import (
 )
 from axolotl_unlearn.report.terminal import caption
 
-Log = list[dict[str, Any]]
 Block = dict[str, Any]
 
 #: Columns of the audit list: key of a line of audit.jsonl, and what it is called.
@@ -57,19 +56,15 @@ class View:
 
     Args:
         results: As `load_results` gives them.
-        logs: ``log_history`` of each training run.
-        trajectory: Points of scores on the way, see `write_report`.
         extras: See `write_report`.
     """
 
     def __init__(
         self,
         results: Results,
-        logs: Mapping[str, Log],
-        trajectory: Any,
         extras: Mapping[str, Any],
     ) -> None:
-        self.results, self.logs, self.trajectory = results, logs, trajectory
+        self.results = results
         self.extras = dict(extras)
         self.models: Sequence[Model] = results.models
         self.original, self.retrained = results.role("original"), results.role("retrained")
@@ -79,7 +74,7 @@ class View:
         best += [one.name for one in self.answer.candidates if one.name not in best]
         #: Models with a curve and a name in charts of all of them.
         self.drawn = names if len(names) <= MOST_DRAWN else best[:MOST_DRAWN]
-        self.palette = plots.colours(
+        self.palette = charts.colours(
             names if names == self.drawn else list(dict.fromkeys(best + names))
         )
         self.label = results.label
@@ -102,10 +97,6 @@ class View:
         details = [
             self.membership(),
             self.cells(),
-            self.losses(),
-            self.extraction(),
-            self.training(),
-            self.way(),
             self.depth(),
             self.examples(),
             self.others(),
@@ -152,32 +143,24 @@ class View:
         band = (
             "" if any(map(membership_sizes, self.models)) else " (n unknown: the band is a guess)"
         )
-        contours = plots.has_contours(self.models)
+        contours = charts.has_contours(self.models)
         return _section(
             "Forgotten, kept, recognised",
             "",
             _figures(
                 (
-                    plots.auc_chart(self.models, self.palette),
+                    charts.auc_chart(self.models, self.palette),
                     "",
                     "Can training on the forget set still be noticed, on average? The band is "
                     f"where models fall that never saw it{band}.",
                 ),
                 (
-                    plots.plane_chart(self.models, self.palette, self.drawn),
+                    charts.plane_chart(self.models, self.palette, self.drawn),
                     "",
                     "Top right is where a model should be. "
                     + self._few("named, where there is room")
                     + ("Curves join equal Task Aggregates. " if contours else "")
                     + _marks(self.models),
-                ),
-                (
-                    plots.roc_chart([m for m in self.models if m.name in self.drawn], self.palette),
-                    "",
-                    self._few("drawn")
-                    + "The attack calls a text a member when its loss is low. Both axes are "
-                    "logarithmic: on the left few are accused, and a curve above the dashed line "
-                    "there finds some members for sure, whatever its AUC.",
                 ),
             ),
         )
@@ -380,113 +363,17 @@ class View:
         )
 
     def cells(self) -> dict[str, Any]:
+        names = [name for name in CELLS if any(name in m.cells for m in self.models)]
+        rows = [
+            {"cells": [_cell(score_title(name)), *(_ranged(m, name) for m in self.models)]}
+            for name in names
+        ]
         return _section(
             "The twelve cells",
             "Completions: ROUGE-L recall of the continuation. Answers: exact match. Forget cells "
-            "are shown as 1 - v, so a long bar is good everywhere. Whiskers are 95 % intervals; "
-            "the thin upright tick is the original model.",
-            self._per_model(lambda m, color: plots.cells_chart(m, self.original, color)),
+            "are shown as 1 - v, so high is good everywhere. Below: 95 % intervals.",
+            _table("Cells", [_cell("Cell"), *map(self.name, self.models)], rows, "dense"),
         )
-
-    def losses(self) -> dict[str, Any]:
-        limit = plots.loss_limit(self.models)
-        return _section(
-            "Loss of members and non-members",
-            "Members were in the forget set, non-members were never trained on. Where the two "
-            "shapes lie on each other, membership cannot be told.",
-            self._per_model(lambda m, color: plots.loss_histogram(m, color, limit)),
-        )
-
-    def extraction(self) -> dict[str, Any]:
-        return _section(
-            "Extraction strength of the forget texts",
-            "1 minus the shortest share of a text after which the model finishes the rest word "
-            "for word: 1 means no prefix is needed, 0 means nothing comes back.",
-            self._per_model(
-                lambda m, color: (
-                    ""
-                    if self.original is None or self.original is m
-                    else plots.extraction_histogram(m, self.original, color)
-                )
-            ),
-        )
-
-    def training(self) -> dict[str, Any]:
-        # The loss of a plain run is another quantity: not in one panel.
-        logs = {
-            name: log
-            for name, log in self.logs.items()
-            if any(key.startswith(("forget/", "retain/")) for row in log for key in row)
-        } or self.logs
-        logs = self._curved(logs)
-        keys = list(_keys(row for log in logs.values() for row in log))
-        parts = [key for key in keys if key.startswith(("forget/", "retain/"))]
-        panels, drawn = [], []
-        for key in sorted(parts) + [key for key in _LOG_TITLES if key in keys]:
-            curves = {
-                name: _points((row.get("step"), row.get(key)) for row in log)
-                for name, log in logs.items()
-            }
-            if curves in drawn:  # retain_nll beside retain/nll: the same curve under two names
-                continue
-            drawn.append(curves)
-            side, _, part = key.partition("/")
-            title, unit = _LOG_TITLES.get(key, (f"{side.capitalize()} part: {part}", ""))
-            chart = plots.curves_chart(
-                "training",
-                curves,
-                self.palette,
-                title=title,
-                x_label="step",
-                y_label=unit,
-                domain=(0.0, 1.0) if key == "saturated" else None,
-                smooth=True,
-            )
-            panels.append((chart, "", ""))
-        return _section(
-            "Training",
-            "Parts of the loss, unweighted. Faint: as logged; bold: running mean over a twentieth "
-            f"of the run. {self._few('drawn')}",
-            _figures(*panels),
-        )
-
-    def way(self) -> dict[str, Any]:
-        """Scores of checkpoints."""
-        runs: dict[str, list[Mapping[str, Any]]] = {}
-        found = self.trajectory
-        if isinstance(found, Mapping):
-            found = [
-                {**point, "run": run} for run, points in found.items() for point in _rows(points)
-            ]
-        for point in _rows(found):
-            runs.setdefault(str(point.get("run", point.get("name", "run"))), []).append(point)
-        runs = self._curved(runs)
-        scores = [point.get("scores") for points in runs.values() for point in points]
-        metrics = _keys(one for one in scores if isinstance(one, Mapping))
-        panels = []
-        for metric in sorted(metrics, key=lambda m: (*HEADLINES, m).index(m)):
-            curves = {
-                run: _points(
-                    (p.get("step"), p["scores"].get(metric)) for p in points if p.get("scores")
-                )
-                for run, points in runs.items()
-            }
-            inside = all(0 <= y <= 1 for points in curves.values() for _, y in points)
-            known = metric in (*HEADLINES, *CELLS)
-            ideal = "0.5 is ideal, lower = over-forgetting"
-            chart = plots.curves_chart(
-                "trajectory",
-                curves,
-                self.palette,
-                title=score_title(metric),
-                x_label="step",
-                y_label=ideal if metric == "mia_auc" else "higher is better" if known else "",
-                domain=(0.0, 1.0) if inside else None,
-                ideal=0.5 if metric == "mia_auc" else None,
-                markers=True,
-            )
-            panels.append((chart, "", ""))
-        return _section("Scores through training", self._few("drawn"), _figures(*panels))
 
     def depth(self) -> dict[str, Any]:
         return _section(
@@ -583,9 +470,6 @@ class View:
             for model, one in zip(self.models, self.answer.models, strict=True)
         ]
 
-    def _per_model(self, draw: Any) -> Block | None:
-        return _figures(*((draw(m, self.palette[m.name]), self.name(m), "") for m in self.models))
-
     def _curves(self, curves: Any, kind: str) -> Block | None:
         """Panels from curves ``{"title"|"attack", "model", "metric", "x_label", "points"}``.
 
@@ -612,20 +496,13 @@ class View:
         figures = []
         for (title, metric, x_label), lines in panels.items():
             lines = self._curved(lines)
-            edges = [edge for points in lines.values() for p in points for edge in p[1:]]
-            chart = plots.curves_chart(
+            chart = charts.curves_chart(
                 kind,
-                {name: [(p[0], p[1]) for p in points] for name, points in lines.items()},
+                lines,
                 palette,
                 title=title,
                 x_label=x_label,
                 y_label=metric,
-                domain=(0.0, 1.0) if edges and all(0 <= edge <= 1 for edge in edges) else None,
-                bands={
-                    name: [(p[0], p[2], p[3]) for p in points if len(p) == 4]
-                    for name, points in lines.items()
-                },
-                markers=True,
             )
             figures.append((chart, "", ""))
         return _figures(*figures)
@@ -728,10 +605,6 @@ def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
-def _points(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in pairs if number(x) is not None and number(y) is not None]
-
-
 def _named(sentences: Any) -> list[tuple[str, str]]:
     """{name: "name: text"} as (name, text)."""
     found = sentences.items() if isinstance(sentences, Mapping) else ()
@@ -775,18 +648,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]
         elif number(value) is not None:
             out.append((f"{prefix}{key}", float(value)))
     return out
-
-
-# What a panel is called and where its curve should go; parts come first, in this order.
-_LOG_TITLES = {
-    "loss": ("Total loss", ""),
-    "forget_nll": ("Forget NLL", "nats per token, higher = more forgotten"),
-    "retain_nll": ("Retain NLL", "nats per token, lower = better kept"),
-    "kl": ("KL to the reference", "nats per token, lower = closer"),
-    "log_ratio": ("Log-ratio on the forget rows", "policy to reference, lower = more forgotten"),
-    "npo_weight": ("NPO gradient weight", "1 = at the start, 0 = stopped by itself"),
-    "saturated": ("Saturated forget rows", "share that no longer pulls"),
-}
 
 
 def redact(text: str) -> str:
