@@ -10,6 +10,7 @@ import html
 import io
 import re
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -67,7 +68,10 @@ def _svg(figure, name: str, alt: str) -> Markup:
     """The figure without background, document head, numbered names or anything from elsewhere."""
     import matplotlib
 
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    with (
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}),
+        warnings.catch_warnings(action="ignore", category=UserWarning),  # letters of other scripts
+    ):
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})  # no draft
     text = out.getvalue()
