@@ -63,7 +63,7 @@ def test_imports_run_one_way():
 
 
 def test_every_room_has_a_floor():
-    rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir() if path.suffix != ".yml"}
+    rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir() if path.suffix != ".md"}
     assert rooms - {"__init__", "__pycache__", "presets", "templates"} == set(FLOOR)
 
 
