@@ -7,7 +7,7 @@
 
 A page marks what is written here:
 
-    <!-- table FILE KEY [COLUMN, ...] -->   a table of research/results/FILE.json
+    <!-- table FILE KEY [COLUMN, ...] [| ROW, ...] -->   a table of research/results/FILE.json
     <!-- end -->
     <!--= FILE KEY ROW COLUMN -->.921<!--/-->   one cell of it
 
@@ -88,13 +88,18 @@ OF_SCHEMA = {
 
 
 def chosen(table: Table, names: str | None) -> Table:
-    """Some columns of a table, in the order asked for; the first always."""
+    """Some columns of a table, in the order asked for; the first always. After "|" some rows."""
     if not names:
         return table
+    names, _, rows = names.partition("|")
     first, *_ = table["columns"]
-    wanted = [first, *(name.strip() for name in names.split(","))]
+    wanted = [first, *(name.strip() for name in names.split(",") if name.strip())]
     at = [table["columns"].index(name) for name in wanted]
-    return {"columns": wanted, "rows": [[row[i] for i in at] for row in table["rows"]]}
+    kept = [name.strip() for name in rows.split(",") if name.strip()]
+    return {
+        "columns": wanted,
+        "rows": [[row[i] for i in at] for row in table["rows"] if not kept or row[0] in kept],
+    }
 
 
 def cell(file: str, key: str, row: str, column: str) -> str:
