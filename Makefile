@@ -18,7 +18,7 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard leaderboard-real test test-quick test-stack test-pythons test-newest fuzz test-faults quality format bench bench-gpu docs-tables clean
+.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard leaderboard-real test test-quick test-stack test-pythons test-newest fuzz test-faults quality format bench bench-counts bench-gpu docs-tables clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -117,6 +117,9 @@ format: setup  ## format in place
 
 bench: setup  ## step time and memory against other ways (CPU)
 	python -m research.benchmarks.run
+
+bench-counts: setup  ## what a step asks of the host, counted on the CPU: writes counts.json
+	python -m research.benchmarks.counts
 
 bench-gpu: setup  ## the paper's recipe at full size on one GPU
 	python -m research.benchmarks.gpu

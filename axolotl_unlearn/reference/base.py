@@ -160,10 +160,10 @@ class Reference:
         with evaluating(unwrapped), self.active(unwrapped):
             found = observe(_callable(model), part, part_needs, unwrapped=unwrapped, plan=self.plan)
         if part_needs.labels is not None and any(asked.labels[i] is not None for i in rows):
-            where = torch.from_numpy(on_host(part_needs.labels))
-            for i, logp, here in zip(rows, found.logp.cpu(), where, strict=True):
+            said, where = found.logp.cpu().numpy(), on_host(part_needs.labels)
+            for i, logp, here in zip(rows, said, where, strict=True):
                 if asked.labels[i] is not None:
-                    self._logp[asked.labels[i]] = logp[here]
+                    self._logp[asked.labels[i]] = torch.from_numpy(logp[here])
         fresh: dict[bytes, Tensor] = {}
         for layer, states in found.states.items():
             pieces = states.values.split(on_host(states.positions).sum(-1).tolist())

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from axolotl_unlearn.engine.host import sent_batch
 from research.benchmarks import models, step
 
 EPOCHS, PAIRS = 5, 1112
@@ -75,8 +76,7 @@ def measure(
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.enable_input_require_grads()
     batches = [
-        {key: value.to(device) for key, value in batch.items()}
-        for batch in recipe_batches(steps + 2, pairs, shape.vocabulary)
+        sent_batch(batch, device) for batch in recipe_batches(steps + 2, pairs, shape.vocabulary)
     ]
     cuda = device.startswith("cuda")
     known = batches if way.startswith("ours") else []
