@@ -212,12 +212,13 @@ def load_tokenizer(spec: ModelSpec) -> Any:
     """The model's tokenizer; the adapter's own where the base has none, or has fewer tokens."""
     from transformers import AutoTokenizer
 
+    load = AutoTokenizer.from_pretrained
     places = [folder for folder in spec.folders if (folder / "tokenizer_config.json").is_file()]
     try:
         if len(places) == 2:  # an adapter of added tokens is trained with them
-            base, adapter = map(AutoTokenizer.from_pretrained, places)
+            base, adapter = (load(place, trust_remote_code=False) for place in places)
             return adapter if len(adapter) > len(base) else base
-        return AutoTokenizer.from_pretrained(str(places[0]) if places else spec.model)
+        return load(str(places[0]) if places else spec.model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UnlearnError(
             f"model {spec.name!r}: no tokenizer in {spec.model} ({_first_line(error)}); copy the "
@@ -237,26 +238,43 @@ def load_model(
     Raises:
         UnlearnError: It cannot be loaded, or a weight is NaN or infinite.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
+    # Not asked for on the terminal: code of a model's own runs where it is asked for.
+    options = {"trust_remote_code": False, **options}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            spec.model, dtype=dtype, device_map=device_map, **options
+        model, facts = AutoModelForCausalLM.from_pretrained(
+            spec.model, dtype=dtype, device_map=device_map, output_loading_info=True, **options
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UnlearnError(
             f"model {spec.name!r}: {spec.model} cannot be loaded ({_first_line(error)})."
         ) from error
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
+    check_complete(spec.model, facts)
     if spec.adapter:
         model = merge_adapter(model, spec.adapter)
     check_finite(model, spec.name)
     return (model if device_map else model.to(device)).eval()
+
+
+def check_complete(source: str, facts: dict[str, Any]) -> None:
+    """Refuse a model of which weights are missing: transformers draws them and only warns.
+
+    Args:
+        facts: The loading info of ``from_pretrained``.
+    """
+    if missing := sorted(facts["missing_keys"]):
+        raise UnlearnError(
+            f"{source} lacks {len(missing)} weights (the first is {missing[0]}), which would be "
+            "random numbers; copy or make it again."
+        )
 
 
 def merge_adapter(model: Any, adapter: str) -> Any:
@@ -283,7 +301,9 @@ def merge_adapter(model: Any, adapter: str) -> Any:
         shape["lora_embedding_A" in key]
         for key, shape in shapes.items()
         for name in ends
-        if key.startswith(f"{name}.") and not key.endswith(("lora_A.weight", "lora_embedding_B"))
+        if key.startswith(f"{name}.")
+        and key.endswith(("weight", "lora_embedding_A"))
+        and not key.endswith("lora_A.weight")
     }
     if len(sizes) == 1 and sizes != {model.get_input_embeddings().weight.shape[0]}:
         model.resize_token_embeddings(*sizes, mean_resizing=False)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import all_likelihood_metrics, loss
 
 pytestmark = pytest.mark.slow
@@ -52,6 +53,15 @@ def test_same_values_as_lm_eval_without_its_cache(home):
         assert np.isfinite(scored.facts.sd).all()
     again = pickle.loads(pickle.dumps(ours[0]))  # processes exchange results
     assert again == ours[0] and again.facts.logp.tolist() == ours[0].facts.logp.tolist()
+
+
+def test_a_continuation_without_a_token_is_an_error(home):
+    """Its sum over no token, 0, would be the best of all options (lm-evaluation-harness#1297)."""
+    from axolotl_unlearn.evaluation.lm import UnlearnLM
+
+    model = UnlearnLM(pretrained=str(home / "model"), device="cpu", dtype="float32")
+    with pytest.raises(UnlearnError, match="has none of its own and no probability"):
+        model._loglikelihood_tokens([(("a", "b"), [3, 4], [5]), (("a", ""), [3, 4], [])])
 
 
 def test_likelihood_task_equals_the_scorer(home):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import tiny_llama, with_lora
 from data_tokenizers import byte_tokenizer
+from safetensors.torch import load_file, save_file
 
 from axolotl_unlearn.engine.scorer import Query, score_queries
 from axolotl_unlearn.errors import UnlearnError
@@ -155,6 +156,61 @@ def test_an_adapter_is_the_model_that_was_trained(tmp_path, adapted, kept_tied, 
         expected = policy.eval()(input_ids=ids).logits
         loaded = load_model(spec, dtype=torch.float32, device="cpu")(input_ids=ids).logits
     assert loaded.shape == expected.shape and torch.allclose(loaded, expected, atol=1e-4)
+
+
+def test_an_adapter_of_single_tokens(home, tmp_path):
+    """`trainable_token_indices`: its two rows are no vocabulary of two."""
+    from peft import LoraConfig, get_peft_model
+
+    policy = get_peft_model(
+        tiny_llama(), LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[3, 4])
+    )
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 if parameter.requires_grad else 0)
+    policy.save_pretrained(tmp_path / "a")
+    spec = ModelSpec("a", str(home / "base"), str(tmp_path / "a"))
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        expected = policy.eval()(input_ids=ids).logits
+        found = load_model(spec, dtype=torch.float32, device="cpu")(input_ids=ids).logits
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("missing", "lacks 1 weights .the first is model.layers.0.self_attn.q_proj.weight., which"),
+        ("cut", "cannot be loaded"),
+        ("own code", "cannot be loaded"),
+    ],
+)
+def test_a_damaged_model_is_not_evaluated(home, tmp_path, monkeypatch, damage, says):
+    """transformers draws missing weights at random and only warns; it asks on the terminal whether
+    code of a model's own may run."""
+    folder = tmp_path / "m"
+    shutil.copytree(home / "base", folder)
+    path = folder / "model.safetensors"
+    if damage == "missing":
+        weights = load_file(path)
+        del weights["model.layers.0.self_attn.q_proj.weight"]
+        save_file(weights, path, {"format": "pt"})
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-1000])
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"model_type": "mine", "auto_map": {"AutoConfig": "own.Config"}}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+        monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
+    with pytest.raises(UnlearnError, match=says):
+        load_model(ModelSpec("m", str(folder)), dtype=torch.float32, device="cpu")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_tokenizer_of_another_model_is_one_sentence():
+    with pytest.raises(UnlearnError, match="has token 40 but the model has embeddings of 23"):
+        score_queries(tiny_llama(), [Query.of([3, 40, 5])])
 
 
 def test_an_adapter_with_added_tokens_has_its_own_tokenizer(home, tmp_path):

@@ -576,6 +576,29 @@ def test_one_tokenizer_written_differently(project, tmp_path, form):
     merge(both(project), base, tmp_path / "out", force=form == "unreadable")
 
 
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [("cut", "is cut off or no safetensors file"), ("index", "says that .* holds .*, which it do")],
+)
+def test_damaged_weights_are_one_sentence(project, tmp_path, damage, says):
+    from transformers import AutoModelForCausalLM
+
+    base = project / "memorised"
+    model = AutoModelForCausalLM.from_pretrained(base)
+    (base / "model.safetensors").unlink()
+    model.save_pretrained(base, max_shard_size="60KB")
+    first, second, *_ = sorted(base.glob("*.safetensors"))
+    if damage == "cut":
+        first.write_bytes(first.read_bytes()[:-1000])
+    else:
+        index = base / "model.safetensors.index.json"
+        files = json.loads(index.read_text())["weight_map"]
+        moved = next(name for name, file in files.items() if file == first.name)
+        edit_json(index, weight_map=files | {moved: second.name})
+    with pytest.raises(UnlearnError, match=says):
+        merge(both(project), base, tmp_path / "out")
+
+
 @pytest.mark.parametrize("kind", ["adapter", "model"])
 def test_parents_with_added_tokens(project, tmp_path, kind):
     from peft import LoraConfig, get_peft_model

@@ -121,6 +121,14 @@ def text_queries(tokenizer: Any, texts: Sequence[str]) -> list[Query]:
     return queries
 
 
+#: Summed over no token, its log-probability would be 0, the best of all.
+NO_TOKEN = (
+    "the tokenizer joins the end of a question and the start of an option to one token, so the "
+    "option has none of its own and no probability: leave out general.jsonl and MMLU for this "
+    "model."
+)
+
+
 def encode_continuation(tokenizer: Any, context: str, continuation: str) -> tuple[list[int], int]:
     """Tokens of context + continuation, and where the continuation starts (as lm-eval does).
 
@@ -130,11 +138,7 @@ def encode_continuation(tokenizer: Any, context: str, continuation: str) -> tupl
     whole = tokenizer(context + continuation)["input_ids"]
     start = len(tokenizer(context)["input_ids"])
     if start >= len(whole):
-        raise UnlearnError(
-            "the tokenizer joins the end of a question and the start of an option to one token, so "
-            "the option has none of its own and no probability: leave out general.jsonl and MMLU "
-            "for this model."
-        )
+        raise UnlearnError(NO_TOKEN)
     return whole, start
 
 
@@ -182,7 +186,14 @@ def _text_config(model: Any) -> Any:
 
 
 def check_length(model: Any, queries: Sequence[Query]) -> None:
-    """Raise an `UnlearnError` where a query is longer than the model takes."""
+    """Raise an `UnlearnError` where a query is longer than the model takes, or has other tokens."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    largest = max((max(query.ids) for query in queries if query.ids), default=0)
+    if largest >= rows:
+        raise UnlearnError(
+            f"a text has token {largest} but the model has embeddings of {rows} tokens; its "
+            "tokenizer is of another model."
+        )
     limit = getattr(_text_config(model), "max_position_embeddings", None)
     longest = max((len(query.ids) for query in queries), default=0)
     if limit is not None and longest > limit:

@@ -13,7 +13,8 @@ from typing import Any
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
-from axolotl_unlearn.engine.scorer import Query, score_queries
+from axolotl_unlearn.engine.scorer import NO_TOKEN, Query, score_queries
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 NAME = "hf-unlearn"
@@ -56,6 +57,8 @@ class UnlearnLM(HFLM):
         joined: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         places: list[tuple[tuple[int, ...], slice]] = []
         for _, context, continuation in requests:
+            if not continuation:
+                raise UnlearnError(NO_TOKEN)
             ids = [*context, *continuation][-(self.max_length + 1) :]
             key = tuple(ids[:-1])
             times, targets = joined.setdefault(key, ([], []))

@@ -222,7 +222,10 @@ def _tokenizer(base: Model, parent: Parent, force: bool) -> list[str]:
     from transformers import AutoTokenizer
 
     try:
-        pair = [AutoTokenizer.from_pretrained(source.path) for source in (base, parent)]
+        pair = [
+            AutoTokenizer.from_pretrained(source.path, trust_remote_code=False)
+            for source in (base, parent)
+        ]
     except Exception as error:  # of many libraries; a tokenizer of its own code
         return _refuse(
             f"{parent.path} has other tokenizer files than the base {base.path}, and they cannot "

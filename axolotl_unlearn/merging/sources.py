@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +58,16 @@ def read_json(path: Path) -> dict:
         raise UnlearnError(f"{path} is not valid JSON: write it again.") from error
 
 
+def _opened(path: Path) -> Any:
+    """A safetensors file, or one sentence that names it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise UnlearnError(f"{path} is cut off or no safetensors file: copy it again.") from error
+
+
 class Tensors:
     """The tensors of one or more safetensors files, opened anew for each read."""
 
@@ -66,9 +76,7 @@ class Tensors:
 
     @classmethod
     def of_file(cls, path: Path) -> Tensors:
-        from safetensors import safe_open
-
-        with safe_open(path, framework="pt") as handle:
+        with _opened(path) as handle:
             return cls(dict.fromkeys(handle.keys(), path))
 
     @classmethod
@@ -79,6 +87,14 @@ class Tensors:
             missing = sorted({file for file in weight_map.values() if not (folder / file).exists()})
             if missing:
                 raise UnlearnError(f"{folder} lacks {missing[0]}, which its index names: copy it.")
+            for file in sorted(set(weight_map.values())):
+                with _opened(folder / file) as handle:
+                    strange = {n for n, f in weight_map.items() if f == file} - {*handle.keys()}
+                if strange:
+                    raise UnlearnError(
+                        f"{index} says that {file} holds {min(strange)}, which it does not: load "
+                        "the model with transformers and save it again."
+                    )
             return cls({name: folder / file for name, file in weight_map.items()})
         if (folder / "model.safetensors").exists():
             return cls.of_file(folder / "model.safetensors")
@@ -197,7 +213,8 @@ class Model(_Folder):
         from transformers import AutoConfig
 
         try:
-            return bool(getattr(AutoConfig.from_pretrained(self.path), "tie_word_embeddings", 0))
+            config = AutoConfig.from_pretrained(self.path, trust_remote_code=False)
+            return bool(getattr(config, "tie_word_embeddings", False))
         except (ValueError, KeyError, OSError):  # an architecture of its own code
             return False
 

@@ -24,7 +24,7 @@ from axolotl_unlearn.engine.forward import final_logits, output_head, output_voc
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.models import merge_adapter
+from axolotl_unlearn.models import check_complete, merge_adapter
 from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.store import weights_digest
 
@@ -72,12 +72,14 @@ class TeacherModel(Teacher):
     def opened(self, policy: nn.Module) -> Iterator[nn.Module]:
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(
+        model, facts = AutoModelForCausalLM.from_pretrained(
             self.path,
             dtype=policy.dtype,
             attn_implementation=policy.config._attn_implementation,
+            output_loading_info=True,
             **self.options,
         )
+        check_complete(self.path, facts)
         if self.adapter:
             model = merge_adapter(model, self.adapter)
         self._open = model.to(policy.device).requires_grad_(False).eval()
