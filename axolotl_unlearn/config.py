@@ -340,6 +340,12 @@ class PairingArgs(Strict):
         "forget", description="an epoch is one pass over the forget rows, or over the longer set"
     )
     group_by_length: bool = Field(False, description="batch pairs of similar length together")
+    max_tokens: int | None = Field(
+        None,
+        gt=0,
+        description="tokens of one forward: a larger micro-batch is cut between its pairs, with "
+        "the same update; default: the whole micro-batch",
+    )
 
 
 class Sides(Strict):

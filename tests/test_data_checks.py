@@ -432,6 +432,21 @@ def test_what_stands_in_pasted_configs_is_taken_or_noted(entry, caplog):
     assert pairing.group_by_length and pairing.retain_per_forget == 2
 
 
+@pytest.mark.parametrize(
+    ("block", "settings", "says"),
+    [
+        ({}, {}, None),
+        ({"surgery": "pcgrad"}, {}, "`unlearn.pairing.max_tokens` does not go with surgery: pcg"),
+        ({}, {"fsdp_config": {"reshard": True}, "adapter": "lora"}, "go with `fsdp_config`"),
+    ],
+)
+def test_a_budget_of_tokens_and_what_counts_on_one_forward(block, settings, says):
+    block = BLOCK | {"pairing": {"max_tokens": 64}} | block
+    data = [{"path": "a/b", "type": f"axolotl_unlearn.data.{side}"} for side in SIDES]
+    found = config_faults({"plugins": [PLUGIN], "unlearn": block, "datasets": data, **settings})
+    assert len(found) == (says is not None) and (says is None or says in found[0])
+
+
 def test_trackers_that_cannot_start(monkeypatch):
     """transformers said so after loading: by RuntimeError, and by a TypeError of trackio 0.19."""
     from axolotl_unlearn.checks import preflight

@@ -7,6 +7,8 @@ import torch
 from data_tokenizers import EOS, PAD, byte_tokenizer
 
 from axolotl_unlearn.data.collator import PairCollator
+from axolotl_unlearn.engine.host import known_batch
+from axolotl_unlearn.engine.parts import in_parts
 from axolotl_unlearn.errors import UnlearnError
 
 
@@ -84,3 +86,39 @@ def test_pad_equal_to_eos_keeps_the_real_eos():
 def test_no_pad_token():
     with pytest.raises(UnlearnError, match="neither a pad nor an end-of-sequence"):
         PairCollator(byte_tokenizer(pad_token=None, eos_token=None))
+
+
+@pytest.mark.parametrize(
+    ("budget", "padded", "cut"),
+    [
+        (None, False, [[0, 1, 2]]),
+        (99, False, [[0, 1, 2]]),
+        (9, False, [[0, 1], [2]]),
+        (9, True, [[0], [1], [2]]),
+        (1, False, [[0], [1], [2]]),
+    ],
+)
+def test_a_batch_is_cut_between_its_pairs(budget, padded, cut):
+    """Pairs of 1 + 1 + 1, 1 + 2 + 3 and 4 + 1 + 1 tokens: forget, retain, alternative."""
+
+    def row(pair, role, length):
+        return {
+            "input_ids": [pair] * length,
+            "labels": [pair] * length,
+            **dict.fromkeys(("kind", "task", "row"), 0),
+            "role": role,
+        }
+
+    lengths = [(1, 1, 1), (1, 2, 3), (4, 1, 1)]
+    roles = ("forget", "retain", "alternative")
+    pairs = [
+        {name: [row(pair, role, n)] for role, (name, n) in enumerate(zip(roles, of, strict=True))}
+        for pair, of in enumerate(lengths)
+    ]
+    collate = PairCollator(9)
+    whole = known_batch(collate(pairs))
+    parts = in_parts(whole, budget, padded=padded)
+    for part, members in zip(parts, cut, strict=True):
+        expected = known_batch(collate([pairs[pair] for pair in members]))
+        for name, value in expected.items():
+            assert torch.equal(part[name], value), name

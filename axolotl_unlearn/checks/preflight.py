@@ -155,6 +155,14 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             f"`unlearn.{args.by_side}` needs both gradients whole on each process; use "
             "DDP instead of FSDP or DeepSpeed."
         )
+    spread = args.by_side or next(
+        (f"`{key}`" for key in ("fsdp", "fsdp_config", "deepspeed") if cfg.get(key)), None
+    )
+    if args.pairing.max_tokens and spread:
+        found.append(
+            f"`unlearn.pairing.max_tokens` does not go with {spread}, which counts on one forward "
+            "a micro-batch: remove it and lower `micro_batch_size`."
+        )
     optimizer = str(cfg.get("optimizer") or "")
     if args.surgery == "gu" and re.search("adam.*(8bit|4bit|fp8)", optimizer):
         found.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from axolotl_unlearn.columns import SIDES
 from axolotl_unlearn.config import ObjectiveArgs
 from axolotl_unlearn.engine.entries import make_entries
+from axolotl_unlearn.engine.parts import in_parts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.experimental import saliency
 from axolotl_unlearn.experimental.attribution import attributions
@@ -44,7 +46,10 @@ class GradientSteps(AxolotlTrainer):
         args, sides = self.unlearn_args, self._phase(training=True).sides
         alone = len(sides) < 2 and not (args.sharpness or args.saliency or args.flatten)
         if self.surgery is None or alone:
-            return super().training_step(model, inputs, num_items_in_batch)
+            *first, last = self._in_parts(self._prepare_inputs(inputs))
+            with self.accelerator.no_sync(model) if first else nullcontext():
+                losses = [super(GradientSteps, self).training_step(model, part) for part in first]
+            return sum(losses, super().training_step(model, last, num_items_in_batch))
         model.train()
         inputs = self._prepare_inputs(inputs)
         # Gradients are taken from the graph, so DDP has nothing to reduce: `Surgery` does.
@@ -63,6 +68,11 @@ class GradientSteps(AxolotlTrainer):
             if cosine is not None:
                 self._meters["train"]["gradient_cosine"] = [float(cosine), 1.0]
         return sum(losses.values())
+
+    def _in_parts(self, batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """With ``pairing.max_tokens``, a micro-batch in several forwards."""
+        args = self.unlearn_args
+        return in_parts(batch, args.pairing.max_tokens, padded=not args.padding_free)
 
     def _add_gradients(
         self, model: nn.Module, inputs: dict[str, Tensor], sides: set[str]

@@ -457,7 +457,8 @@ class UnlearnTrainer(GradientSteps):
             entries = phase.entries
             if phase.fresh_optimizer and 0 < phase.start == self.state.global_step:
                 forget_moments(self.optimizer)
-            counts = sum(self._counts(batch, entries).to(device) for batch in batches)
+            parts = (part for batch in batches for part in self._in_parts(batch))
+            counts = sum(self._counts(part, entries).to(device) for part in parts)
             if self.args.world_size > 1:
                 counts = self.accelerator.reduce(counts, reduction="sum")
             self._step_counts = counts
