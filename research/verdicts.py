@@ -179,7 +179,7 @@ def main() -> None:
     first = options.folders[0] / "eval" / "audit.jsonl"
     lines = read_json_lines(first)
     content = {
-        "as_printed_in": "docs/verdicts.md",
+        "as_printed_in": "research/notebook/verdicts.md",
         "command": "python -m research demo --seed N --out out/demo-N; python research/verdicts.py "
         + " ".join(f"out/{folder.name}" for folder in options.folders)
         + f" --worst-of {options.worst_of}",

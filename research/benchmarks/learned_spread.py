@@ -3,7 +3,7 @@
     python -m research.benchmarks.learned_spread   # > research/results/learned-spread.json, two minutes
 
 Two made-up models that saw neither side (their losses at a text have half in common) are attacked
-by the learned attack of docs/never-seen.md, again and again. The true spread of the difference of
+by the learned attack of the notebook page never-seen, again and again. The true spread of the difference of
 their AUC is set beside the standard error that DeLong gives for out-of-fold scores, and beside that
 of permutations of the labels (`learned_spread`, of the first data sets).
 """

@@ -170,7 +170,7 @@ def gap(found: Sides, retrained: Sides) -> dict[str, Any]:
 
 
 def tables(seeds: dict[str, Any]) -> dict[str, Any]:
-    """The table of docs/never-seen.md: means over seeds, and each seed's difference."""
+    """The table of the notebook page never-seen: means over seeds, and each seed's difference."""
     rows = []
     for attack, (title, *_) in ATTACKS.items():
         of = [found[attack] for found in seeds.values()]

@@ -176,7 +176,7 @@ def main() -> None:
 
 
 def tables(sizes: dict[str, Any]) -> dict[str, Any]:
-    """The table of docs/never-seen.md."""
+    """The table of the notebook page never-seen."""
     rows = []
     for size, found in sizes.items():
         again, teacher, match = (found[name] for name in ("retrain", "teacher", "match"))
