@@ -55,6 +55,35 @@ def test_same_values_as_lm_eval_without_its_cache(home):
     assert again == ours[0] and again.facts.logp.tolist() == ours[0].facts.logp.tolist()
 
 
+def test_cached_requests_of_another_folder_are_not_scored(home, tmp_path, monkeypatch):
+    """`lm_eval --cache_requests true` keeps requests by the task's name alone."""
+    from lm_eval import simple_evaluate
+    from lm_eval.caching import cache
+    from lm_eval.tasks import TaskManager
+
+    import axolotl_unlearn.evaluation.lm  # noqa: F401
+    from axolotl_unlearn.evaluation.tasks import task_folder
+
+    monkeypatch.setattr(cache, "PATH", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    sides = eval_model.made_up_rows(2, retain_years=50)
+    eval_model.write_folder(tmp_path / "other", sides, eval_model.documents_of(sides))
+
+    def loss_of(data, cached: bool) -> float:
+        metadata = {"data_dir": str(data), "min_members": 1}
+        return simple_evaluate(
+            "hf-unlearn",
+            model_args={"pretrained": str(home / "model"), "dtype": "float32"},
+            tasks=["unlearn_likelihood"],
+            task_manager=TaskManager(include_path=str(task_folder()), metadata=metadata),
+            cache_requests=cached, device="cpu", batch_size=4, bootstrap_iters=0,
+        )["results"]["unlearn_likelihood"]["retain_loss,none"]  # fmt: skip
+
+    first = loss_of(home / "data", True)
+    assert list((tmp_path / "cache").iterdir()), "it keeps them"
+    assert loss_of(tmp_path / "other", True) == loss_of(tmp_path / "other", False) != first
+
+
 def test_a_continuation_without_a_token_is_an_error(home):
     """Its sum over no token, 0, would be the best of all options (lm-evaluation-harness#1297)."""
     from axolotl_unlearn.evaluation.lm import UnlearnLM

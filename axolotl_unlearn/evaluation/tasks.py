@@ -95,9 +95,20 @@ def _sets(metadata: dict[str, Any], part: str) -> EvaluationSets:
     return sets
 
 
+def drop_cached_requests() -> None:
+    """What `lm_eval --cache_requests` kept of our tasks: it knows requests by the task's name, so
+    that another data folder would get the scores of the first (lm-evaluation-harness#4123)."""
+    from lm_eval.caching.cache import FILE_SUFFIX, PATH
+
+    for name in (GROUP, "unlearn_likelihood", "muse_", "tofu-"):
+        for path in Path(PATH).glob(f"requests-{name}*{FILE_SUFFIX}"):
+            path.unlink(missing_ok=True)
+
+
 def _dataset(rows: list[dict[str, Any]]) -> Docs:
     from datasets import Dataset
 
+    drop_cached_requests()
     return {"test": Dataset.from_list(rows)}
 
 

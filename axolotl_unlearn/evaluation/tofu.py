@@ -21,7 +21,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from axolotl_unlearn.data.records import read_rows, require_text, require_texts
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.tasks import _tokenizer, mean_of_present
+from axolotl_unlearn.evaluation.tasks import _tokenizer, drop_cached_requests, mean_of_present
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics import memorisation, tofu
 from axolotl_unlearn.metrics.fluency import repetition
@@ -100,6 +100,7 @@ def tofu_documents(**metadata: Any) -> dict[str, Any]:
     does; true), ``max_rows`` a set (TOFU's evaluation takes 300), ``holdout`` (a JSON lines file),
     ``retrained`` (truth ratios of a retrained model), ``truth_ratios_out`` (where to write ours).
     """
+    drop_cached_requests()
     from datasets import Dataset
 
     split = metadata.get("split", "forget10")
