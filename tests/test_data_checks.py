@@ -531,6 +531,33 @@ def test_tied_embeddings_are_not_adapted(settings, says, nested, tied, tmp_path)
     assert not found or re.search(says, found[0])
 
 
+def test_a_misspelt_optimizer():
+    assert preflight.optimizer_faults({}) == preflight.optimizer_faults({"optimizer": "muon"}) == []
+    (said,) = preflight.optimizer_faults({"optimizer": "adamw_torhc"})
+    assert "did you mean 'adamw_torch'?" in said
+
+
+def test_the_block_stays_a_dict_of_axolotl():
+    """Else its own `validate_config` ends in "cannot be converted to 'SchemaSerializer'"."""
+    from axolotl.utils.dict import DictDefault
+
+    block = {"forget": [{"objective": "npo"}], "data": {"join": ""}}
+    cfg = DictDefault({"plugins": [PLUGIN], "unlearn": block, "group_by_length": True})
+    cfg.datasets = [{"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}]
+    preflight.prepare(cfg)
+    assert type(cfg.to_dict()["unlearn"]["data"]) is dict
+    assert cfg.unlearn.pairing["group_by_length"] is True
+
+
+def test_an_adapter_without_an_owner_is_a_folder():
+    entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
+    cfg = {"plugins": [PLUGIN], "datasets": [entry], "unlearn": {"forget": {"objective": "npo"}}}
+    cfg |= {"adapter": "lora", "base_model": "gpt2"}
+    for name, told in (("nowhere", 1), ("someone/adapter", 0), (None, 0)):
+        found = config_faults(cfg | {"lora_model_dir": name})
+        assert ["does not exist" in fault for fault in found] == [True] * told
+
+
 @pytest.mark.parametrize(
     ("path", "told", "says"),
     [

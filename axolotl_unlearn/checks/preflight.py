@@ -532,7 +532,10 @@ def _model_faults(cfg: dict) -> list[str]:
     found = []
     for key in ("base_model", "lora_model_dir"):
         path = cfg.get(key)
-        if not isinstance(path, str) or not _is_local(path) or os.path.exists(path):
+        if not isinstance(path, str) or os.path.exists(path):
+            continue
+        # The hub has models without an owner (`gpt2`), but no such adapters.
+        if not _is_local(path) and (key == "base_model" or "/" in path):
             continue
         maker = _MAKERS.get(path.rstrip("/").removeprefix("./"))
         cure = f"run `{maker}` first" if maker else "check the path, relative to where you started"
@@ -568,9 +571,9 @@ def prepare(cfg: dict) -> None:
         LOG.warning(note)
         cfg[option] = False
     if cfg.get("group_by_length"):
+        # Within the block: Axolotl cannot write down one of its own dicts inside of a plain one.
         block = cfg["unlearn"]
-        pairing = {"group_by_length": True} | (block.get("pairing") or {})
-        cfg["unlearn"] = {**block, "pairing": pairing}
+        block["pairing"] = {"group_by_length": True, **(block.get("pairing") or {})}
         cfg["group_by_length"] = False
     for kernel in LORA_KERNELS:
         # Axolotl switches them on by itself, also where they fail; who asks for them has them.
@@ -698,7 +701,23 @@ def axolotl_faults(cfg: dict) -> list[str]:
         ]
     except (ValueError, ImportError) as error:
         return [f"Axolotl refuses the config: {error}"]
-    return []
+    return optimizer_faults(cfg)
+
+
+def optimizer_faults(cfg: dict) -> list[str]:
+    """A name that is no optimizer, which Axolotl finds when the weights are loaded."""
+    from axolotl.utils.schemas.enums import CustomSupportedOptimizers
+    from transformers.training_args import OptimizerNames
+
+    known = [one.value for names in (OptimizerNames, CustomSupportedOptimizers) for one in names]
+    name = str(cfg.get("optimizer") or "adamw_torch")
+    if name in known:
+        return []
+    near = difflib.get_close_matches(name, known, n=1)
+    return [
+        f"`optimizer: {name}` is no optimizer; "
+        + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}.")
+    ]
 
 
 def summary(cfg: dict, counts: RowCounts) -> list[str]:
