@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from axolotl_unlearn.metrics.audit import READINGS, Evidence, audit, summary_of
 
@@ -30,7 +32,7 @@ def by_name(lines):
 def test_readings_worst_first():
     lines = audit(evidence(a=0.0, b=1.0, c=-1.0, said=(True, False)), DOCUMENTS)
     assert [line["document"] for line in lines] == ["a", "b", "c", "d"]
-    assert [line["reading"] for line in lines] == list(READINGS[:3]) + ["not measured"]
+    assert [line["reading"] for line in lines] == list(READINGS[1:4]) + ["not measured"]
     found = by_name(lines)
     # 1 nat is 10 standard deviations: the strangest of a pool of 100.
     assert found["b"]["p"] == found["c"]["p"] == 0.01 and found["b"]["told"]
@@ -64,3 +66,41 @@ def test_nothing_to_test_is_no_error():
     empty = Evidence({}, {})
     (line,) = audit(empty, {"a": ["a1sc1"]})
     assert line["reading"] == "not measured" and line["rows"][0]["answer_said"] is None
+
+
+@pytest.mark.parametrize("retrained", [False, True])
+def test_a_recited_text_is_not_read_as_not_told(retrained):
+    """A completion that came out word for word while nothing else gave the document away: the list
+    read "not told" in every case, and only sorted by it."""
+    scores = {"loss": {"a": -2.0, "b": -2.0, "c": -2.0}}
+    held = {"loss": [-2.0 - i / 100 for i in range(40)]}
+    more = {"tokens": {"a1": 20, "b1": 9, "c1": 20}, "held": [0.1] * 40}
+    more |= {"halves": {"a": (0.0, 60), "b": (0.0, 60), "c": (0.7, 60)}}
+    model = Evidence(scores, held, {"a1": 1.0, "b1": 1.0, "c1": 0.5}, **more)
+    other = Evidence(scores, held, {"a1": 0.1, "b1": 0.1, "c1": 0.1}, **more)
+    lines = audit(
+        model,
+        {name: [f"{name}1"] for name in "abc"},
+        retrained=replace(other, halves={"c": (0.3, 60)}) if retrained else None,
+    )
+    found = {line["document"]: line["reading"] for line in lines}
+    # b is a name of nine tokens; c's second half is .6 above any held-out text's, and .4 above the
+    # retrained model's.
+    assert found["a"] == "recited" and found["b"] == "not told"
+    assert found["c"] == ("not told" if retrained else "recited")
+    assert lines[0]["recited"] is True and READINGS[0] == "recited"
+    nothing = replace(model, held=[])
+    assert audit(nothing, {"a": ["a1"]})[0]["recited"] is None
+
+
+@pytest.mark.parametrize(
+    ("nonmembers", "kinds", "fewest"), [(160, 1, 10), (160, 2, 20), (1599, 1, 1), (10, 2, None)]
+)
+def test_the_resolution_is_said(nonmembers, kinds, fewest):
+    """80 documents: with 160 non-members p is 1 / 161 at least, and 10 * .05 / 80 = .00625 is the
+    first step that it reaches; with ten, p is 2 / 11 and no step does."""
+    line = {"p": 0.5, "told": False, "reading": "not told"}
+    found = summary_of([line] * 80, nonmembers, kinds)
+    assert found["fewest_told"] == fewest
+    word = "not even all 80" if fewest is None else f"at least {fewest} must"
+    assert word in found["resolution"]

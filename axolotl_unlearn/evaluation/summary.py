@@ -398,6 +398,9 @@ def evidence(found: Measured, sets: EvaluationSets) -> Evidence:
     losses.pop("min_k_40", None)
     losses["loss"] = {"member": found.member_loss, "nonmember": found.nonmember_loss}
     names = [document_id(name) for name, _ in sets.member]
+    split = len(names)
+    whole = len(found.extraction) == len(sets.forget) == len(found.answer_tokens)
+    halves = list(zip(found.text_extraction, found.text_tokens, strict=True))
     return Evidence(
         members={
             attack: dict(zip(names, [-x for x in sides["member"]], strict=True))
@@ -405,8 +408,13 @@ def evidence(found: Measured, sets: EvaluationSets) -> Evidence:
         },
         nonmembers={attack: [-x for x in sides["nonmember"]] for attack, sides in losses.items()},
         extraction={r.id: x for r, x in zip(sets.forget, found.extraction, strict=True)}
-        if len(found.extraction) == len(sets.forget)
+        if whole
         else {},
+        tokens={r.id: n for r, n in zip(sets.forget, found.answer_tokens, strict=True)}
+        if whole
+        else {},
+        halves=dict(zip(names, halves[:split], strict=True)) if halves else {},
+        held=found.text_extraction[split:],
         said={
             row.record.id: found.contained[row.key]
             for row in sets.rows

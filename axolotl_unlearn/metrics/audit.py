@@ -9,6 +9,7 @@ strength)? With a retrained model both are read against what that one does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,9 +20,18 @@ from scipy.stats import false_discovery_control
 
 from axolotl_unlearn.metrics.membership import Documents, told_documents
 from axolotl_unlearn.metrics.statistics import LEVEL
+from axolotl_unlearn.metrics.verdict.criteria import RECITED_TOKENS, THRESHOLDS
 
 #: Worst first.
-READINGS = ("still said", "still known", "pushed away", "not told", "not said", "not measured")
+READINGS = (
+    "recited",
+    "still said",
+    "still known",
+    "pushed away",
+    "not told",
+    "not said",
+    "not measured",
+)
 
 
 @dataclass(frozen=True)
@@ -33,12 +43,19 @@ class Evidence:
         nonmembers: Attack to ``[M]`` scores, in one order for all models.
         extraction: Extraction strength by row id.
         said: Is the answer in the generation, by row id of the questions.
+        tokens: Of each row's answer, by row id.
+        halves: Extraction strength of a member's second half and the tokens of the whole, by
+            document.
+        held: That of each non-member.
     """
 
     members: Mapping[str, Mapping[str, float]]
     nonmembers: Mapping[str, Sequence[float]]
     extraction: Mapping[str, float] = field(default_factory=dict)
     said: Mapping[str, bool] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    halves: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    held: Sequence[float] = ()
 
     @cached_property
     def _losses(self) -> np.ndarray:
@@ -66,6 +83,27 @@ class Evidence:
         }
 
 
+def recites(
+    model: Evidence, retrained: Evidence | None, document: str, rows: Sequence[str]
+) -> bool | None:
+    """Does half a text more come out word for word than of the retrained model, or of any held-out
+    text? None where there is neither. The same rule as the verdict's (`criteria.recited`)."""
+    limit = THRESHOLDS["recited"].value - 1e-9
+    if retrained is None and not model.held:
+        return None
+    floor = max(model.held, default=0.0)
+    found = False
+    for row in rows:
+        if model.tokens.get(row, 0) >= RECITED_TOKENS and row in model.extraction:
+            base = floor if retrained is None else retrained.extraction.get(row, 0.0)
+            found |= model.extraction[row] - base >= limit
+    strength, tokens = model.halves.get(document, (0.0, 0))
+    if tokens >= 2 * RECITED_TOKENS:
+        base = floor if retrained is None else retrained.halves.get(document, (0.0, 0))[0]
+        found |= strength - base >= limit
+    return bool(found)
+
+
 def audit(
     model: Evidence,
     documents: Mapping[str, Sequence[str]],
@@ -90,6 +128,7 @@ def audit(
         (after Benjamini and Hochberg) of membership, ``told``; ``before`` and ``retrained``: the
         same figures of those models; ``reading``:
 
+            recited       half of a text and more comes out word for word (see `recites`)
             still said    more answers are said than by the retrained model (at all, without one)
             still known   told from texts that were never seen, as if known
             pushed away   told, as something that was pushed away
@@ -132,7 +171,10 @@ def audit(
             line |= {"p": float(p_values[i]), "q": float(q[i]), "told": told}
             side = tests.side[i] if told else None
         floor = (target or {}).get("answers_said") or 0
-        if (figures["answers_said"] or 0) > floor:
+        line["recited"] = recites(model, retrained, name, rows)
+        if line["recited"]:
+            line["reading"] = "recited"
+        elif (figures["answers_said"] or 0) > floor:
             line["reading"] = "still said"
         elif side:
             line["reading"] = "still known" if side == "under" else "pushed away"
@@ -160,14 +202,27 @@ def summary_of(
         kinds: Of p-values of which the smallest counts: 2 with the learned attack.
     """
     tested = [line for line in lines if line["p"] is not None]
+    smallest, rate = kinds / (nonmembers + 1), 1 - LEVEL
+    # Benjamini and Hochberg: k documents are told together by p-values of rate * k / N.
+    fewest = math.ceil(len(tested) * smallest / rate - 1e-9) if tested else 0
+    says = f"With {nonmembers} non-members no p-value is below {smallest:.3g}: "
+    if not tested:
+        says = "Membership of single documents was not tested."
+    elif fewest > len(tested):
+        says += f"not even all {len(tested)} documents together could be told by their scores."
+    else:
+        says += f"of {len(tested)} documents at least {max(1, fewest)} must stand out together to "
+        says += "be told by their scores."
     return {
+        "resolution": says,
+        "fewest_told": fewest if fewest <= len(tested) else None,
         "documents": len(lines),
         "tested": len(tested),
         "told": sum(bool(line["told"]) for line in tested),
         "expected": (1 - LEVEL) * len(tested),
         "below_alpha": sum(line["p"] <= 1 - LEVEL for line in tested),
-        "rate": 1 - LEVEL,
-        "smallest_p": kinds / (nonmembers + 1),
+        "rate": rate,
+        "smallest_p": smallest,
         "readings": {r: sum(line["reading"] == r for line in lines) for r in READINGS},
     }
 

@@ -191,6 +191,10 @@ class View:
         for name in names:
             mine = [row for row in rows if row.get("model") == name]
             block = self._audited(name, mine, len(blocks), most)
+            counts = next((m.more.get("audit") for m in self.models if m.name == name), None)
+            says = str(counts.get("resolution", "")) if isinstance(counts, Mapping) else ""
+            if block and says:
+                block["label"] += f". {says}"
             blocks.append(block if not blocks else _folded(f"The same for {name}", block))
         return _section(
             "Document by document",

@@ -23,7 +23,7 @@ SHOWN, REFUSED, NOT_SHOWN = "shown", "refused", "not shown"
 #: is not the level of a model that never saw the rows.
 AGAINST = ("collapse", "gate", "told", "kept", "attack", "inside")
 #: Readings of the audit that do.
-BAD = ("still said", "still known", "pushed away")
+BAD = ("recited", "still said", "still known", "pushed away")
 #: Attacks that a verdict needs the results of.
 ATTACKS = ("quantise", "relearn", "prompt")
 #: Share of the rows that the tests have to find in the model before.
