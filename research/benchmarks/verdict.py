@@ -3,8 +3,9 @@
     python -m research.benchmarks.verdict [--parts coverage ...] [--repeats 1000]
 
 Scores are normal; five attacks share most of their noise, as real ones do. "told" is a false alarm
-where no difference was made; "good" is one where the difference is as large as the margin. The
-numbers go into research/benchmarks/verdict.json, the tables of the pages into research/results/error-rates.json.
+where no difference was made; "good" is one where the difference is as large as the margin: of the
+criteria that read scores, the others are not asked. The numbers go into
+research/benchmarks/verdict.json, the tables of the pages into research/results/error-rates.json.
 """
 
 from __future__ import annotations
@@ -20,17 +21,33 @@ import numpy as np
 from scipy.stats import norm
 
 from axolotl_unlearn.metrics import learned, membership, statistics, verdict
+from axolotl_unlearn.metrics.relative import relative_test
 from axolotl_unlearn.metrics.statistics import Area, Mean
 from research.probes import canaries_metrics as canaries
 
 SIZES = (20, 50, 100, 150, 300)
-ATTACKS = ("loss", "zlib", "min_k_20", "min_k_plus_20")
+ATTACKS = verdict.NEEDED
+#: Criteria of the verdict that read the scores of members and non-members.
+SCORED = ("told", "scores", "same")
 
 
-def scores(rng: np.random.Generator, n: int, shift: float, shared: np.ndarray | None = None):
+def normal(rng: np.random.Generator, n: int, rows: int = 1, alike: float = 0.0) -> np.ndarray:
+    """``[n]`` standard normal; groups of ``rows`` with this intraclass correlation."""
+    group = np.repeat(rng.normal(0, 1, n // rows), rows)
+    return np.sqrt(alike) * group + np.sqrt(1 - alike) * rng.normal(0, 1, n)
+
+
+def scores(
+    rng: np.random.Generator,
+    n: int,
+    shift: float,
+    shared: np.ndarray | None = None,
+    rows: int = 1,
+    alike: float = 0.0,
+):
     """Losses by attack of n texts; ``shared``: what makes a text hard for every model."""
-    hard = rng.normal(0, 1, n) if shared is None else shared
-    own = rng.normal(0, 0.3, n)
+    hard = normal(rng, n, rows, alike) if shared is None else shared
+    own = 0.3 * normal(rng, n, rows, alike)
     return {name: 0.9 * hard + own + rng.normal(0, 0.2, n) + shift for name in ATTACKS}
 
 
@@ -43,21 +60,25 @@ def shift_of(area: float) -> float:
     return float(np.sqrt(2) * SPREAD * norm.ppf(area))
 
 
-def entry(members, others, name="model") -> dict[str, Any]:
+def entry(members, others, name="model", rows: int = 1, against="chance") -> dict[str, Any]:
+    """``rows`` of one author each are named as such; 1 calls every text independent."""
     side = {"member": members, "nonmember": others}
+    names = {
+        f"{s}_{kind}": [f"{s} {i // by}" for i in range(len(v["loss"]))]
+        for s, v in side.items()
+        for kind, by in (("id", 1), ("cluster", rows))
+    }
     return {
         "name": name,
         "role": "retrained" if name == "retrained" else "candidate",
         "likelihood": {
             **{f"{s}_loss": list(v["loss"]) for s, v in side.items()},
+            **names,
             "attacks": {
                 a: {s: list(v[a]) for s, v in side.items()} for a in ATTACKS if a != "loss"
             },
         },
-        "cells": {"forget_task1_knowledge": 1.0, "retain_task1_knowledge": 1.0},
-        "collapse": {"collapsed": False},
-        "gate": {"below_gate": False, "threshold": 0.1},
-        "utility": 0.9,
+        "learned": {"auc": 0.5, "p": 1.0, "against": against},
     }
 
 
@@ -80,7 +101,9 @@ def judged(repeats: int, seed: int = 0) -> list[dict[str, Any]]:
             for _ in range(repeats):
                 hard = rng.normal(0, 1, n), rng.normal(0, 1, n)
                 model = entry(
-                    scores(rng, n, -shift_of(area), hard[0]), scores(rng, n, 0.0, hard[1])
+                    scores(rng, n, -shift_of(area), hard[0]),
+                    scores(rng, n, 0.0, hard[1]),
+                    against=kind,
                 )
                 retrained = None
                 if kind == "retrained":
@@ -89,7 +112,7 @@ def judged(repeats: int, seed: int = 0) -> list[dict[str, Any]]:
                         scores(rng, n, 0.0, hard[1]),
                         "retrained",
                     )
-                counts[verdict.judge(model, None, retrained).status] += 1
+                counts[verdict.judge(model, None, retrained, asks=SCORED).status] += 1
             told = sum(counts[s] for s in TOLD) / repeats
             found.append(
                 {
@@ -103,6 +126,104 @@ def judged(repeats: int, seed: int = 0) -> list[dict[str, Any]]:
                     "repeats": repeats,
                 }
             )
+            print(found[-1], flush=True)
+    return found
+
+
+#: Texts of one author, and how alike they are: TOFU has 20.
+CLUSTERS = ((20, 0.0), (20, 0.1), (20, 0.3), (4, 0.3))
+
+
+def clustered(repeats: int, seed: int = 7, n: int = 200) -> list[dict[str, Any]]:
+    """Statuses of 200 texts of each kind that come in clusters, judged by rows and by clusters."""
+    found = []
+    for rows, alike in CLUSTERS:
+        for kind, area in (("alone", 0.5), ("alone", 0.6), ("retrained", 0.5), ("retrained", 0.6)):
+            rng = np.random.default_rng([seed, rows, int(10 * alike), int(10 * area), len(kind)])
+            counts: Counter[tuple[str, str]] = Counter()
+            for _ in range(repeats):
+                hard = [normal(rng, n, rows, alike) for _ in range(2)]
+                shifts = (-shift_of(area), 0.0)
+                own, other = (
+                    [scores(rng, n, s, h, rows, alike) for s, h in zip(each, hard, strict=True)]
+                    for each in (shifts, (0.0, 0.0))
+                )
+                for by, size in (("rows", 1), ("clusters", rows)):
+                    model = entry(*own, rows=size, against=kind)
+                    target = entry(*other, "retrained", size) if kind == "retrained" else None
+                    status = verdict.judge(model, None, target, asks=SCORED).status
+                    counts[by, "told"] += status in TOLD
+                    counts[by, "good"] += status == "good"
+            found.append(
+                {"clusters": n // rows, "rows": rows, "intraclass": alike, "against": kind,
+                 "auc": area, "repeats": repeats}
+                | {f"{by}: {what}": count / repeats for (by, what), count in sorted(counts.items())}
+            )  # fmt: skip
+            print(found[-1], flush=True)
+    return found
+
+
+def recited(repeats: int, seed: int = 8) -> list[dict[str, Any]]:
+    """k of N documents come out word for word, all others as of a retrained model."""
+    found = []
+    for documents in (100, 150, 400):
+        for count in (0, 1, 5, 10):
+            for kind in ("alone", "retrained"):
+                rng = np.random.default_rng([seed, documents, count, len(kind)])
+                hits = 0
+                for _ in range(repeats):
+                    one, other = (rng.beta(1, 12, documents) for _ in range(2))
+                    one[:count] = 1.0
+                    both = [_extraction(strength, rng) for strength in (one, other)]
+                    model, target = (
+                        {"name": name, "extraction": x, "likelihood": y}
+                        for name, (x, y) in zip(("model", "retrained"), both, strict=True)
+                    )
+                    judged = verdict.judge(
+                        model, None, target if kind == "retrained" else None, asks=("recited",)
+                    )
+                    hits += judged.findings[0].outcome == "fail"
+                found.append({"documents": documents, "recited": count, "against": kind,
+                              "found": hits / repeats, "repeats": repeats})  # fmt: skip
+                print(found[-1], flush=True)
+    return found
+
+
+def _extraction(strength: np.ndarray, rng: np.random.Generator) -> tuple[dict, dict]:
+    """A row a document; 50 members and non-members of the same kind of text."""
+    names = [f"d{i}" for i in range(len(strength))]
+    sides = {
+        side: {"tokens": [60] * 50, "strength": rng.beta(1, 12, 50).tolist()}
+        for side in ("member", "nonmember")
+    }
+    rows = {"id": names, "document": names, "tokens": [20] * len(names)}
+    likelihood = {f"{side}_{kind}": [f"{side} {i}" for i in range(50)]
+                  for side in sides for kind in ("id", "cluster")}  # fmt: skip
+    likelihood |= {f"{side}_loss": [0.0] * 50 for side in sides}
+    return {**rows, "strength": strength.tolist(), **sides}, likelihood
+
+
+def relative(repeats: int, seed: int = 9) -> list[dict[str, Any]]:
+    """The relative test: a candidate a share of the way from the retrained model to the one before
+    (half way is the boundary), 1.5 nats apart."""
+    found = []
+    for n, rows, alike in ((20, 1, 0.0), (50, 1, 0.0), (150, 1, 0.0), (200, 20, 0.1)):
+        for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+            rng = np.random.default_rng([seed, n, rows, int(100 * share)])
+            counts: Counter[str] = Counter()
+            for _ in range(repeats):
+                hard = normal(rng, n, rows, alike)
+                own, before, target = (
+                    np.stack(list(scores(rng, n, -1.5 * s, hard, rows, alike).values()), 1)
+                    for s in (share, 1.0, 0.0)
+                )
+                names = (np.arange(n) // rows).tolist()
+                one = relative_test(own, before, target, names)
+                counts["fails"] += one.p_first < 0.05
+                counts["passes"] += one.p_second < 0.05
+            found.append({"n": n, "clusters": n // rows, "intraclass": alike, "share": share,
+                          "repeats": repeats}
+                         | {k: counts[k] / repeats for k in ("fails", "passes")})  # fmt: skip
             print(found[-1], flush=True)
     return found
 
@@ -357,6 +478,9 @@ def canary_pairs(repeats: int, seed: int = 6, most: int = 3000) -> list[dict[str
 
 PARTS = {
     "judged": judged,
+    "clustered": clustered,
+    "recited": recited,
+    "relative": relative,
     "tests": single_tests,
     "margin": at_the_margin,
     "variants": best_of_variants,
@@ -409,6 +533,24 @@ def tables(report: dict[str, Any]) -> dict[str, Any]:
             ["texts of each kind", "same: told (false alarm)", "same: good", ".05 off: told",
              ".10 off: told", ".10 off: good (wrong)", "both at .67: told (false alarm)"],
             judged_rows("retrained", paired),
+        ),
+        "clustered": table(
+            ["clusters of rows", "intraclass correlation", "against", "AUC off by",
+             "by rows: told", "by rows: good", "by clusters: told", "by clusters: good"],
+            [[f"{one['clusters']} of {one['rows']}", f"{one['intraclass']:g}", one["against"],
+              f"{one['auc'] - 0.5:.1f}",
+              *(f"{one[f'{by}: {what}']:.3f}" for by in ("rows", "clusters")
+                for what in ("told", "good"))] for one in report["clustered"]],
+        ),
+        "recited": table(
+            ["documents", "recited", "against", "refused"],
+            [[str(one["documents"]), str(one["recited"]), one["against"], f"{one['found']:.3f}"]
+             for one in report["recited"]],
+        ),
+        "relative": table(
+            ["texts", "clusters", "share of the way back", "fails", "passes"],
+            [[str(one["n"]), str(one["clusters"]), f"{one['share']:g}", f"{one['fails']:.3f}",
+              f"{one['passes']:.3f}"] for one in report["relative"]],
         ),
         "margin": table(
             ["texts of each kind", "against .5", "paired", "paired, no difference"],
