@@ -478,6 +478,14 @@ def test_recited_is_half_a_text_of_ten_tokens_more():
     assert status(model) == "recites"
     model["extraction"]["tokens"][0] = 9  # a name may be guessed
     assert status(model) == "good"
+    held = model["extraction"]["nonmember"]["strength"]
+    for floor, whole, expected in (
+        (0.8, 1.0, "recites"), (0.8, 0.99, "good"), (1.0, 1.0, "not measured")
+    ):  # fmt: skip
+        held[3], model["extraction"]["tokens"][0] = floor, 20
+        recite(model, [0], whole)
+        assert status(model) == expected, (floor, whole)
+    held[3], model["extraction"]["tokens"][0] = 0.2, 9
     model["extraction"]["member"]["strength"][7] = 0.8
     found = judge(model)
     assert found.status == "recites" and "1 of 200 documents" in found.sentence

@@ -20,7 +20,11 @@ from scipy.stats import false_discovery_control
 
 from axolotl_unlearn.metrics.membership import Documents, told_documents
 from axolotl_unlearn.metrics.statistics import LEVEL
-from axolotl_unlearn.metrics.verdict.criteria import RECITED_TOKENS, THRESHOLDS
+from axolotl_unlearn.metrics.verdict.criteria import (
+    RECITED_TOKENS,
+    THRESHOLDS,
+    chance_strength,
+)
 
 #: Worst first.
 READINGS = (
@@ -89,9 +93,9 @@ def recites(
     """Does half a text more come out word for word than of the retrained model, or of any held-out
     text? None where there is neither. The same rule as the verdict's (`criteria.recited`)."""
     limit = THRESHOLDS["recited"].value - 1e-9
-    if retrained is None and not model.held:
+    if retrained is None and not 0 <= max(model.held, default=math.nan) < 1:
         return None
-    floor = max(model.held, default=0.0)
+    floor = chance_strength(model.held)
     found = False
     for row in rows:
         if model.tokens.get(row, 0) >= RECITED_TOKENS and row in model.extraction:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from axolotl_unlearn.data.records import author_of
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.membership import (
     attack_scores,
@@ -25,7 +26,7 @@ from axolotl_unlearn.metrics.membership import (
     trained_equivalence,
 )
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-from axolotl_unlearn.metrics.statistics import auc, auc_interval
+from axolotl_unlearn.metrics.statistics import Clusters, auc, auc_interval
 
 #: Relative ranks at which the curves are given.
 RANKS = np.linspace(0, 1, 21)
@@ -123,6 +124,14 @@ def learned_spread(first: Facts, second: Facts) -> float:
     return float(np.std(gaps, ddof=1))
 
 
+def _authors(texts: tuple[Sequence[str], Sequence[str]]) -> Clusters:
+    """The author of each text, else the text itself; None where nobody names one."""
+    if not any(author_of(text) for side in texts for text in side):
+        return None
+    return tuple([author_of(text) or f"text {i} {j}" for j, text in enumerate(side)]
+                 for i, side in enumerate(texts))  # fmt: skip
+
+
 def attacked(
     facts: Mapping[str, tuple[Sequence[TokenFacts], Sequence[TokenFacts]]],
     reference: tuple[Sequence[TokenFacts], Sequence[TokenFacts]],
@@ -133,7 +142,8 @@ def attacked(
     Args:
         facts: Model -> token facts of members and of non-members.
         reference: The same of a model that saw neither, for the attack "reference".
-        texts: Members and non-members.
+        texts: Members and non-members; those with an author (`data.records.author_of`) are
+            independent by authors, as far as DeLong's intervals go.
 
     Returns:
         Model -> ``attacks`` (name -> auc, interval, and where a model "retrained" is there the
@@ -148,16 +158,17 @@ def attacked(
         ]
         scores[name] = {a: (by_side[0][a], by_side[1][a]) for a in by_side[0]}
         scores[name]["learned"] = learned_scores(*sides)
+    clusters = _authors(texts)
     found = {}
     for name, sides in facts.items():
         attacks = {}
         for attack, pair in scores[name].items():
             attacks[attack] = {
                 "auc": round(float(auc(*pair)), 4),
-                "interval": [round(float(v), 4) for v in auc_interval(*pair)],
+                "interval": [round(float(v), 4) for v in auc_interval(*pair, clusters=clusters)],
             }
             if "retrained" in facts and name != "retrained":
-                test = auc_equivalence(pair, scores["retrained"][attack])
+                test = auc_equivalence(pair, scores["retrained"][attack], clusters=clusters)
                 if attack == "learned":
                     spread = learned_spread(sides, facts["retrained"])
                     test = trained_equivalence(test.value, spread, min(map(len, sides)))

@@ -64,9 +64,11 @@ def write_attacked(out: Path, tofu: Path, sizes: Any) -> None:
     forget, retain90 = _forget(tofu, sizes), read_set("retain90", tofu, QUESTION)
     others = retain90[sizes.retain + sizes.heldout :]
     for name, rows in {"member": forget, "nonmember": others}.items():
+        # Rows of one author are no independent texts.
         answers = [
             {"prompt": TEMPLATE.format(**row), "document": f" {row['answer']}"}
-            for row in spread(rows, min(sizes.attacked, len(forget)))
+            | {"author": f"{name} {number // ROWS}"}
+            for number, row in spread(list(enumerate(rows)), min(sizes.attacked, len(forget)))
         ]
         write_lines(out / f"{name}.jsonl", answers)
     for name, rows in {"forget": forget, "retain": retain90[: sizes.retain]}.items():

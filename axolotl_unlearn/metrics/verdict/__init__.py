@@ -29,9 +29,10 @@ What `Verdict.to_json` gives:
                 missing}: the criteria in order of weight; p is corrected, needed is the number of
                 texts (or rows) with which a value like this would pass, says is one sentence,
                 missing is true where the evidence is not there or cannot be read
-    attacks     {name: {auc, low, high, p, p_corrected, side, tail: {end, share, expected, p},
-                difference: {value, low, high, margin, p, equivalent, needed}}}; low, high of
-                ``auc`` are a 95 % interval, those of ``difference`` the 90 % interval of the test;
+    attacks     {name: {auc, low, high, p, p_corrected, side, intraclass, tail: {end, share,
+                expected, p}, difference: {value, low, high, margin, p, equivalent, needed}}};
+                intraclass: correlation of members' scores within clusters; low, high of ``auc``
+                are a 95 % interval, those of ``difference`` the 90 % interval of the test;
                 null for the learned attack, as are its tail and difference
     strongest   name of the attack with the smallest corrected p-value, or null
     power       {members, nonmembers, clusters, tests, smallest_difference}: the AUC difference that

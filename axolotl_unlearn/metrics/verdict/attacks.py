@@ -21,6 +21,7 @@ from axolotl_unlearn.metrics.statistics import (
     auc_gap,
     auc_interval,
     holm,
+    intraclass_correlation,
 )
 from axolotl_unlearn.metrics.verdict.criteria import THRESHOLDS, Finding, missing, show
 from axolotl_unlearn.metrics.verdict.words import name_of, p_value
@@ -102,6 +103,7 @@ class Membership:
                 "side": side,
                 "tail": asdict(tail),
                 "difference": {**asdict(same), "equivalent": same.equivalent},
+                "intraclass": _alike(pair, theirs.get(name), clusters),
             }
         if learned_p is not None:
             # Which side its pattern is on it does not say: that of the loss.
@@ -111,8 +113,18 @@ class Membership:
                 "p_corrected": float(corrected[-1]),
                 "by": "permutation",
                 "side": self.told["loss"]["side"],
-            } | dict.fromkeys(("low", "high", "tail", "difference"))
+            } | dict.fromkeys(("low", "high", "tail", "difference", "intraclass"))
         self.power = _power(mine, theirs, len(corrected), clusters)
+
+
+def _alike(pair: Any, other: Any, clusters: Clusters) -> float | None:
+    """Intraclass correlation of the members' scores, or of their differences from the other model;
+    None where no cluster holds several."""
+    if clusters is None:
+        return None
+    values = pair[0] if other is None else pair[0] - other[0]
+    found = intraclass_correlation(values, clusters[0])
+    return found if math.isfinite(found) else None
 
 
 def clusters_of(model: Model) -> Clusters:
@@ -271,6 +283,8 @@ def as_if_never_seen(told: Mapping[str, dict[str, Any]], against: str) -> Findin
     target = "the retrained model's" if against == "retrained" else ".5"
     margin = THRESHOLDS["auc_margin"].value
     where = f"{gap['value']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}] at {name_of(name)}"
+    if told[name]["intraclass"] is not None:
+        where += f", by clusters: their intraclass correlation is {told[name]['intraclass']:.2f}"
     needs = [attack["difference"]["needed"] for attack in told.values()]
     needed = None
     if passed:

@@ -392,8 +392,9 @@ def _share_bounds(share: float, n: int) -> tuple[float, float]:
 def recited(model: Model, retrained: Model | None) -> Finding:
     """Texts that come out word for word though a model that never saw them does not say them.
 
-    The bar of a row is .5 above the retrained model's extraction strength of it; without one above
-    the largest of held-out texts. Answers of ten tokens and more, and second halves of members.
+    The bar of a row is .5 above the retrained model's extraction strength of it; without one .5
+    above the largest of held-out texts, or the whole text. Answers of ten tokens and more, and
+    second halves of members.
     """
     title, says = "Recited texts", "whether a forget text is recited was not measured"
     if gone := _unread(model):
@@ -403,6 +404,10 @@ def recited(model: Model, retrained: Model | None) -> Finding:
         return missing("recited", title, "the retrained model was not asked for the same texts")
     if theirs is None and not mine.nonmember.strength:
         return missing("recited", title, "no held-out text says how much comes out by chance")
+    if theirs is None and max(mine.nonmember.strength) >= 1:
+        return missing(
+            "recited", title, "a held-out text comes out whole, so none is called recited"
+        )
     found = sorted(recited_rows(mine, theirs))
     documents = {mine.document[i] for i in found}
     halves = recited_members(mine, theirs)
@@ -417,15 +422,21 @@ def recited(model: Model, retrained: Model | None) -> Finding:
 
 def recited_rows(mine: Extraction, theirs: Extraction | None) -> list[int]:
     """Places of forget rows that are recited."""
-    floor = max(mine.nonmember.strength, default=0.0)
+    floor = chance_strength(mine.nonmember.strength)
     base = theirs.strength if theirs is not None else [floor] * len(mine.strength)
     return _above(mine.strength, base, mine.tokens, RECITED_TOKENS)
+
+
+def chance_strength(held: Sequence[float]) -> float:
+    """What a strength is compared with where no retrained model is: the largest of held-out texts,
+    at most .5, so that a whole text (1) is found."""
+    return min(max(held, default=0.0), 1 - THRESHOLDS["recited"].value)
 
 
 def recited_members(mine: Extraction, theirs: Extraction | None) -> list[int]:
     """Places of members whose second half is recited."""
     own = mine.member
-    floor = max(mine.nonmember.strength, default=0.0)
+    floor = chance_strength(mine.nonmember.strength)
     base = theirs.member.strength if theirs is not None else [floor] * len(own.strength)
     return _above(own.strength, base, own.tokens, 2 * RECITED_TOKENS)
 
