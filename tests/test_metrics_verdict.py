@@ -701,3 +701,28 @@ def test_every_fault_is_found_by_the_criterion_it_is_made_for():
         verdict = judged(made)["model"]
         assert verdict.outcome == "refused", name
         assert not judge(made["models"][2], asks=("collapse",)).findings[1:]
+
+
+def test_a_share_of_nothing_is_no_bar():
+    """Free text is never said exactly: .8 of 0 was .8, and no model could ever be good."""
+    from axolotl_unlearn.metrics import semeval
+    from axolotl_unlearn.metrics.results import Model, read
+    from axolotl_unlearn.metrics.verdict.criteria import side
+
+    cells = [name for name in semeval.CELLS if name.startswith("retain")]
+    free = [name for name in cells if "knowledge" in name]
+    rouge = [name for name in cells if "knowledge" not in name]
+
+    def made(name: str, value: float, **more):
+        scores = dict.fromkeys(rouge, value) | dict.fromkeys(free, 0.0)
+        found = entry(name=name, cells=scores, **more)
+        found["intervals"] |= {cell: [value - 0.02, value + 0.02] for cell in rouge}
+        found["intervals"] |= {cell: [0.0, 0.05] for cell in free}
+        return read(Model, found, name)
+
+    before = made("before", 0.5, role="original")
+    assert side(made("after", 0.48), before, None, "retain").outcome == "pass"  # .8 of .5 is .4
+    assert side(made("after", 0.3), before, None, "retain").outcome == "fail"
+    nothing = made("before", 0.0, role="original")
+    found = side(made("after", 0.0), nothing, None, "retain")
+    assert found.missing and found.outcome == "open" and "none of the kept answers" in found.says

@@ -354,6 +354,25 @@ def test_what_is_not_measured_is_never_shown():
     assert not_measured([], TOLD, judgement(), DONE) == ["no row was tested"]
 
 
+def test_where_no_kept_answer_is_exact_the_loss_judges(tmp_path):
+    """`keep_share` of 0 became .8: a model of free text was never good."""
+    from axolotl_unlearn.metrics.verdict.criteria import missing
+    from axolotl_unlearn.requests.request import Request
+    from axolotl_unlearn.requests.verdict import kept_by_loss, not_measured
+
+    rows = [row_gone("a")]
+    free = judgement()
+    free.findings[1] = missing("kept", "Kept", "no kept answer is exact")
+    assert not_measured(rows, TOLD, free, DONE) == ["no kept answer is exact"]
+    (tmp_path / "eval").mkdir()
+    for rise, good in ((0.02, True), (0.3, False)):
+        losses = {"before": [1.0, 2.0, 3.0], "after": [1.0 + rise, 2.0 + rise, 3.01 + rise]}
+        (tmp_path / "eval" / "kept.json").write_text(json.dumps(losses))
+        kept = kept_by_loss(Request(tmp_path, {}))
+        assert kept[0] == pytest.approx(rise + 0.01 / 3) and kept[1] < kept[0] < kept[2]
+        assert (not_measured(rows, TOLD, free, DONE, kept) == []) is good
+
+
 def test_what_the_tests_could_have_found_is_said_first():
     from axolotl_unlearn.requests.verdict import sentences
 

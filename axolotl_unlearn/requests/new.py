@@ -31,6 +31,7 @@ from axolotl_unlearn.requests.request import (
     write_yaml,
 )
 from axolotl_unlearn.requests.rows import Trained, read_config, trained_rows
+from axolotl_unlearn.requests.search import words
 from axolotl_unlearn.training.teacher import NOT_THE_TEACHERS
 
 #: Half of the held-out rows set the level, half judge: with 20 a row that stands out from all of
@@ -38,6 +39,8 @@ from axolotl_unlearn.training.teacher import NOT_THE_TEACHERS
 LEAST_HELDOUT = 40
 #: Retained rows that the evaluation asks about.
 ASKED = 100
+#: Words of an answer that exact match can judge.
+LONG_ANSWER = 20
 #: Retained rows that are kept by heart; more than the steps of a run can read are of no use.
 RETAIN = 4000
 #: Retained rows that the teacher reads, if there are as many.
@@ -469,6 +472,8 @@ def write_evaluation(out: Path, seed: int) -> None:
     data["retain"] = some.sample(data["retain"], min(ASKED, len(data["retain"])))
     for part in ("forget", "retain"):
         rows = [record for row in data[part] for record in records_of(row, tokenizer)]
+        if part == "retain":  # hardly any model says a long text exactly: ROUGE judges it
+            rows = [r | {"kind": "completion"} if _long(r["output"]) else r for r in rows]
         write_lines(out / "eval-data" / f"{part}.jsonl", rows)
     if "judge" in data:
         for name, part in (("member", "forget"), ("nonmember", "judge")):
@@ -476,6 +481,10 @@ def write_evaluation(out: Path, seed: int) -> None:
                 out / "eval-data" / f"{name}.jsonl",
                 documents_of(data[part], tokenizer),
             )
+
+
+def _long(answer: str) -> bool:
+    return len(words(answer)) > LONG_ANSWER
 
 
 def records_of(row: Typed, tokenizer: Any) -> list[dict[str, Any]]:

@@ -31,6 +31,8 @@ ENVIRONMENT = {
     # Each worker of `datasets` imports Axolotl again (10 s); a request has some thousand rows.
     "AXOLOTL_DATASET_NUM_PROC": "0",
 }
+#: Retained rows whose loss is compared.
+KEPT_ROWS = 100
 #: New tokens of an answer that is looked for.
 ANSWER_TOKENS = 96
 ATTACKS = {
@@ -156,7 +158,7 @@ def stages(request: Request, accept: str | None, threads: int, repeat: bool = Fa
             request.path("eval", "earlier.json"),
             inputs=sorted(request.path("eval-data").glob("*.jsonl")),
             needs=[trainings[-1].name],
-            before=lambda: request.path("eval", "earlier.json").unlink(missing_ok=True),
+            before=lambda: _unmeasured(request),
             threads=threads,
             settings=[ATTACKS, ANSWER_TOKENS, _ledger_lines(request), request.way["way"]],
         ),
@@ -210,10 +212,48 @@ def measure(request: Request) -> None:
     """
     from axolotl_unlearn.cli import unlearn
 
+    if request.way["way"] == "match":
+        measure_kept(request)
     for words in commands(request):
         if code := unlearn.main(words, prog_name="axolotl unlearn", standalone_mode=False):
             raise SystemExit(code)  # it has said why
     earlier(request)
+
+
+def measure_kept(request: Request) -> None:
+    """Write eval/kept.json: the loss of retained rows before and after, nats a token of each row.
+
+    It judges what is kept where no answer is ever said exactly.
+    """
+    import torch
+
+    from axolotl_unlearn.models import load_model, parse_models
+    from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of
+
+    out = request.path("eval", "kept.json")
+    if out.is_file():
+        return
+    tokenizer = load_tokenizer_of(request.path("finetune.yml"))
+    rows = encoded(request.folder, "retain", tokenizer)[:KEPT_ROWS]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    losses = {}
+    for spec in parse_models([f"before={request.before}", f"after={under_work(request)}"]):
+        model = load_model(spec, dtype=torch.float32 if device == "cpu" else "auto", device=device)
+        losses[spec.name] = row_losses(model, rows)
+        del model
+    write_json(out, losses)
+
+
+def row_losses(model: Any, rows: Sequence[Any]) -> list[float]:
+    """Mean loss of the labelled tokens of each token row, nats."""
+    from axolotl_unlearn.columns import IGNORE
+    from axolotl_unlearn.engine.scorer import Query, score_queries
+
+    queries = []
+    for row in rows:
+        times = [t for t, label in enumerate(row.labels[1:]) if label != IGNORE]
+        queries.append(Query(row.input_ids, times, [row.input_ids[t + 1] for t in times]))
+    return [-float(facts.logp.mean()) for facts in score_queries(model, queries)]
 
 
 def _action(
@@ -226,6 +266,11 @@ def _action(
 ) -> Stage:
     """Something that this process does."""
     return Stage(name, title, None, output, needs=list(needs), action=action, settings=settings)
+
+
+def _unmeasured(request: Request) -> None:
+    for name in ("earlier.json", "kept.json"):
+        request.path("eval", name).unlink(missing_ok=True)
 
 
 def _trained(folder: Path, done: Path) -> None:

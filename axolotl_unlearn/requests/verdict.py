@@ -21,7 +21,7 @@ Line = Mapping[str, Any]
 SHOWN, REFUSED, NOT_SHOWN = "shown", "refused", "not shown"
 #: Findings of the verdict that speak against handing over; what "forgotten" asks (a score of .8)
 #: is not the level of a model that never saw the rows.
-AGAINST = ("collapse", "gate", "told", "kept", "attack", "inside")
+AGAINST = ("collapse", "gate", "told", "recited", "kept", "attack", "inside")
 #: Readings of the audit that do.
 BAD = ("recited", "still said", "still known", "pushed away")
 #: Attacks that a verdict needs the results of.
@@ -31,6 +31,8 @@ CONTROL = 0.5
 #: Extraction strength above the teacher's from which a row counts as learned word by word. It is
 #: still said while more than half of that is left.
 LEARNED = 0.2
+#: Rise of the loss of kept rows, nats a token: a tenth makes each token .9 times as likely.
+KEPT_NATS = 0.1
 #: Least change: Frobenius norm relative to the weights', and nats a token of any row. A bfloat16
 #: weight that changes at all changes by .004 of itself.
 LEAST_NORM, LEAST_NATS = 1e-6, 0.01
@@ -58,9 +60,14 @@ def verdict(request: Request) -> dict[str, Any]:
     before = judge(by_name["before"]).attacks
     change = weight_change(*(_weights(one) for one in (request.before, _made(request))))
     reasons, status = against(documents, judged, request)
+    kept = kept_by_loss(request)
+    exactly = any(f.id == "kept" and not f.missing for f in judged.findings)
+    if kept is not None and kept[1] > KEPT_NATS and not exactly:
+        reasons.append(f"kept rows: their loss rose by {kept[0]:.2g} nats a token")
+        status = "kept" if status == "good" else status
     if same := unchanged(documents, change):
         reasons, status = [same, *reasons], "unchanged"
-    missing = not_measured(documents, before, judged, attacks)
+    missing = not_measured(documents, before, judged, attacks, kept)
     limits = list(request.facts["limits"])
     if guessed:
         limits.append(
@@ -74,7 +81,11 @@ def verdict(request: Request) -> dict[str, Any]:
             "so that none finds them now shows nothing"
         )
     few = "too few rows to say more than this: "
-    limits += [few + f.says for f in judged.findings if f.outcome == "open"]
+    limits += [
+        ("not measured: " if finding.missing else few) + finding.says
+        for finding in judged.findings
+        if finding.outcome == "open"
+    ]
     outcome = REFUSED if reasons else NOT_SHOWN if missing else SHOWN
     return {
         "outcome": outcome,
@@ -118,12 +129,14 @@ def not_measured(
     before: Mapping[str, Mapping[str, Any]],
     judged: Any,
     attacks: Sequence[Mapping[str, Any]],
+    kept: tuple[float, float, float] | None = None,
 ) -> list[str]:
     """What would have to be measured before the rows count as forgotten.
 
     Args:
         before: The membership attacks on the model before.
         judged: The verdict on the model after.
+        kept: Of `kept_by_loss`; it stands in where no kept answer was ever said exactly.
     """
     missing = []
     if not documents:
@@ -144,9 +157,30 @@ def not_measured(
     missing += [f"the attack `{name}` was not made" for name in ATTACKS if name not in done]
     findings = {finding.id: finding for finding in judged.findings}
     for name in ("collapse", "kept"):
-        if name not in findings or getattr(findings[name], "missing", False):
-            missing.append(f"{name} was not measured")
+        finding = findings.get(name)
+        if finding is not None and not finding.missing:
+            continue
+        if name == "kept" and kept is not None and kept[2] <= KEPT_NATS:
+            continue
+        missing.append(f"{name} was not measured" if finding is None else finding.says)
     return missing
+
+
+def kept_by_loss(request: Request) -> tuple[float, float, float] | None:
+    """By how much the loss of retained rows rose: the mean and its 95 % interval (paired t)."""
+    import numpy as np
+    from scipy.stats import t
+
+    path = request.path("eval", "kept.json")
+    if not path.is_file():
+        return None
+    losses = json.loads(path.read_text("utf-8"))
+    rise = np.array(losses["after"]) - np.array(losses["before"])
+    if len(rise) < 2 or not np.isfinite(rise).all():
+        return None
+    mean, half = float(rise.mean()), t.ppf(0.975, len(rise) - 1) * rise.std(ddof=1)
+    half = float(half / np.sqrt(len(rise)))
+    return mean, mean - half, mean + half
 
 
 def found_before(line: Line) -> bool:

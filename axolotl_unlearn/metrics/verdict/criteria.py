@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.membership import LOW_FPR, MARGIN
 from axolotl_unlearn.metrics.results import CELLS, Extraction, Model, Outputs
-from axolotl_unlearn.metrics.statistics import LEVEL
+from axolotl_unlearn.metrics.statistics import LEVEL, harmonic_mean
 
 
 class Threshold(NamedTuple):
@@ -200,6 +200,9 @@ def side(model: Model, original: Model | None, retrained: Model | None, side: st
     value, bar = model.side(side), bars(original, retrained)[side == "retain"]
     if (gone := _lost_cells(model, side)) or value is None:
         return missing(name, title, f"{name} is not known ({gone or 'no cell has a value'})")
+    if side == "retain" and retrained is None and original is not None:
+        if zero := [n for n in CELLS if n.startswith(side) and original.cells.get(n) == 0]:
+            return _kept_of_what_was(model, original, zero)
     if retrained is not None and (gone := _lost_cells(retrained, side)):
         return missing(name, title, f"{name} of the retrained model is not known ({gone})")
     ends = model.intervals.get(side)
@@ -232,6 +235,29 @@ def side(model: Model, original: Model | None, retrained: Model | None, side: st
         if seen > bar and rows:
             needed = math.ceil(rows * ((seen - low) / (seen - bar)) ** 2)
     return Finding(name, title, outcome, says + words, seen, low, high, bar, needed=needed)
+
+
+def _kept_of_what_was(model: Model, original: Model, zero: Sequence[str]) -> Finding:
+    """The retain side without the cells in which the model before says nothing that counts: a share
+    of nothing is no bar (free text is hardly ever said word for word)."""
+    name, title = "kept", "Kept"
+    left = [n for n in CELLS if n.startswith("retain") and n not in zero]
+    left = [n for n in left if None not in (original.cells.get(n), model.cells.get(n))]
+    if not left:
+        says = "the model before says none of the kept answers exactly, so none of them can be lost"
+        return missing(name, title, says)
+    ends = [model.intervals.get(n) for n in left]
+    if None in ends:
+        return missing(name, title, "the score of kept rows has no interval")
+    value = model.side("retain", {n: model.cells[n] for n in left})
+    bar = THRESHOLDS["keep_share"].value * original.side(
+        "retain", {n: original.cells[n] for n in left}
+    )
+    low, high = (float(harmonic_mean([max(0.0, one[i]) for one in ends])) for i in (0, 1))
+    outcome = "pass" if low >= bar else "fail" if high < bar else "open"
+    says = f"{name} {show(value)} of 1, at least {show(bar)} is asked (without {', '.join(zero)}, "
+    says += "where the model before has 0)"
+    return Finding(name, title, outcome, says, value, low, high, bar)
 
 
 def _lost_cells(model: Model, side: str) -> str:
