@@ -520,6 +520,10 @@ def test_what_lies_behind_links_is_searched_once(tmp_path):
     (real / "back").symlink_to(tmp_path / "place")
     found = search([tmp_path / "place"], Texts.of([SECRET]))
     assert list(found.left) == [tmp_path / "place" / "link" / "rows.txt"] and found.files == 1
+    # The whole disk is no place that a link may name.
+    (tmp_path / "place" / "root").symlink_to("/")
+    found = search([tmp_path / "place"], Texts.of([SECRET]))
+    assert found.files == 1 and "links to folders above" in found.not_searched()
 
 
 def test_erase_looks_into_all_its_places_and_says_what_it_could_not(home):

@@ -80,7 +80,12 @@ def plan(
         found.items = [i for i in found.items if i.kind != "log-probs"]
     kept = [path for path in _named(manifests, "retained") if path.is_file()]
     found.texts = Texts.of(_texts(sources), _texts(kept))
-    outside = [i.path.parent for i in found.items if not within(i.path.resolve(), out.resolve())]
+    # Prepared data alone: a list that was tampered with may name any place.
+    outside = [
+        item.path.parent
+        for item in found.items
+        if item.why is None and not within(item.path.resolve(), out.resolve())
+    ]
     found.places = [out, *outside, *hub_cache(), *places]
     return found
 

@@ -33,6 +33,7 @@ _SINGLE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf9
 _WORD = regex.compile(rf"(?V1)[{_SINGLE}]|[[\p{{L}}\p{{N}}\p{{M}}]--[{_SINGLE}]]+")
 #: Not looked into, and said: programs of others.
 _SKIPPED = {".venv", "venv", "node_modules", "__pycache__", "site-packages"}
+_SYSTEM = {Path(name) for name in ("/", "/bin", "/dev", "/etc", "/lib", "/proc", "/sys", "/usr")}
 _KEYS = 64
 
 
@@ -187,6 +188,9 @@ def _files(places: Iterable[Path], skipped: set[Path], found: Found) -> Iterator
             if place.name in _SKIPPED:
                 found.unsearched[place] = f"folders called {place.name}"
                 return
+            if real in above or real in _SYSTEM:
+                found.unsearched[place] = "links to folders above or of the system"
+                return
             try:
                 inside = sorted(place.iterdir())
             except OSError:
@@ -198,6 +202,10 @@ def _files(places: Iterable[Path], skipped: set[Path], found: Found) -> Iterator
             for path in inside:
                 yield from walk(path)
 
+    places = list(places)
+    # A link must not lead to the whole disk; what was asked for is searched all the same.
+    above = {folder for place in places for folder in place.resolve().parents}
+    above -= {place.resolve() for place in places}
     for place in places:
         yield from walk(place)
 
