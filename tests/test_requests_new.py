@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import unicodedata
@@ -219,6 +220,35 @@ def test_values_come_from_files_and_names_are_in_no_request(tmp_path, home, monk
     assert bad.exit_code == 2 and "Quill" not in bad.output
     forged = CliRunner().invoke(unlearn, [*words[:3], "--out", "requests/a\nb", *words[5:]])
     assert forged.exit_code == 2 and "has no line breaks" in forged.output
+
+
+def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, monkeypatch, caplog):
+    """Its paths were relative to where it was made; the whole config was printed, 300 lines."""
+    import contextlib
+    import logging
+
+    from axolotl_unlearn.requests import run as running
+    from axolotl_unlearn.requests.request import Request
+
+    for name in ("base", "tuned"):
+        shutil.copytree(home / name, tmp_path / name)
+    for name in ("train.jsonl", "test.jsonl"):
+        shutil.copy(home / name, tmp_path)
+    with contextlib.chdir(tmp_path):
+        Path("c.yml").write_text(yaml.safe_dump(config(Path())))
+        logging.getLogger("axolotl").setLevel(logging.DEBUG)  # as `axolotl unlearn` leaves it
+        caplog.clear()
+        words = ["request", "new", "c.yml", "--where", "id=ada-quill", "--out", "requests/a"]
+        found = CliRunner().invoke(unlearn, words)
+        assert found.exit_code == 0, found.output
+        assert not [one for one in caplog.records if one.levelno <= logging.INFO]
+    monkeypatch.chdir(tmp_path / "base")
+    assert Path(Request.load("../requests/a").before).samefile(tmp_path / "tuned")
+    seen = []
+    monkeypatch.setattr(running, "stages", lambda *_: seen.append(Path.cwd()) or [])
+    with pytest.raises(FileNotFoundError, match="verdict.json"):
+        running.run_request("../requests/a")
+    assert seen == [tmp_path]
 
 
 def test_a_phrase_of_the_kind_is_no_name():
@@ -536,7 +566,7 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
     assert "fits none" in fault(home, tmp_path, wanted=Wanted(where=[("id", "bob")]))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
-    assert "GB free, but" in fault(home, tmp_path)
+    assert re.search(r"has 10 bytes free, but \d[\d.]* [kMG]B are", fault(home, tmp_path))
 
 
 def pairs(first: int, count: int) -> list[dict]:

@@ -97,6 +97,8 @@ def new(
       axolotl unlearn request new finetune.yml --person @names.txt --out requests/2026-002
     """
     os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")  # else it prints the whole config
+    logging.disable(logging.INFO)  # `axolotl unlearn` has read that already
+    click.get_current_context().call_on_close(lambda: logging.disable(logging.NOTSET))
     # What is deleted is nobody's business; without a network it also waits for ever at the end.
     os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
     for name in ("torchao", "bitsandbytes", "py.warnings"):  # of kernels that nobody asks for here

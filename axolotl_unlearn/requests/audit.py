@@ -63,6 +63,7 @@ class Audit:
         heldout: Number of held-out texts that the documents were compared with.
         heldout_loss, chance: Mean loss of the held-out texts, and of a uniform guess, nats a token.
         missing: Requests whose rows are gone, so that nobody can test them.
+        is_base: It is the base under the models of the requests.
         learned: ``{"auc", "p"}`` of the learned attack on all documents together, which needs 20
             texts of a side; then it is among the attacks on each.
     """
@@ -74,6 +75,7 @@ class Audit:
     chance: float | None = None
     missing: list[str] = field(default_factory=list)
     learned: dict[str, float] | None = None
+    is_base: bool = False
 
     @property
     def knows_nothing(self) -> bool:
@@ -127,6 +129,11 @@ class Audit:
             text += (
                 f" The model is no better than a guess on the held-out rows (loss "
                 f"{self.heldout_loss:.1f}, a guess {self.chance:.1f}), so this says nothing."
+            )
+        if self.is_base:
+            text += (
+                " This is the base model of the requests, which never saw the rows: of the models "
+                "made of it this says nothing."
             )
         if self.missing:
             text += f" Not tested, their rows are gone: {', '.join(self.missing)}."
@@ -193,10 +200,12 @@ def audit_requests(
     """
     facts = model_facts(model)
     found: dict[str, tuple[EvaluationSets, dict[str, Any]]] = {}
-    missing, settings = [], Settings()
+    missing, settings, is_base = [], Settings(), False
     for folder in earlier(requests_dir):
         statement = read(folder)
-        check_base(model, facts["base"], statement["predicate"]["model"]["after"]["base"])
+        base = statement["predicate"]["model"]["after"]["base"]
+        check_base(model, facts["base"], base)
+        is_base |= bool(base and facts["digest"] and facts["digest"] == base["digest"])
         if find_file(folder / "eval-data", "forget") is None:
             missing.append(folder.name)
             continue
@@ -227,7 +236,8 @@ def audit_requests(
         known = ledger.keyed(document)
         judged.append(_line(request, known, line, then.get((request, known))))
     judged.sort(key=_badness)
-    return Audit(model, judged, len(sets.nonmember), loss, chance, missing, learned)
+    heldout = len(sets.nonmember)
+    return Audit(model, judged, heldout, loss, chance, missing, learned, is_base)
 
 
 def _line(

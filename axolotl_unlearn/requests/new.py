@@ -266,13 +266,15 @@ def _size(folder: Path) -> int:
 
 
 def _check_disk(before: Mapping[str, Any], out: Path) -> None:
+    from rich.filesize import decimal
+
     folder = Path(before["adapter"] or before["model"])
     needed = MODELS * _size(folder)
     place = next(p for p in [out, *out.absolute().parents] if p.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
         raise UnlearnError(
-            f"{place} has {free / 1e9:.1f} GB free, but {needed / 1e9:.1f} GB are needed for the "
+            f"{place} has {decimal(free)} free, but {decimal(needed)} are needed for the "
             "teacher, the model under work and the result; give --out a place with more."
         )
 

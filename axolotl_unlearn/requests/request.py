@@ -59,7 +59,22 @@ class Request:
             raise UnlearnError(
                 f"{folder / 'request.json'} is not of this version; make the request again."
             )
-        return cls(folder, facts)
+        found = cls(folder, facts)
+        if not found.at_home and found.root.is_dir():
+            for holder, key in (
+                (facts, "base"),
+                (facts["before"], "model"),
+                (facts["before"], "adapter"),
+            ):
+                place = holder.get(key) and found.root / holder[key]
+                if place and place.exists():
+                    holder[key] = str(place)
+        return found
+
+    @property
+    def at_home(self) -> bool:
+        """We are where `request new` ran, so that paths may be relative."""
+        return self.root.resolve() == Path.cwd()
 
     @property
     def id(self) -> str:

@@ -7,6 +7,7 @@ or somebody accepted it with a reason, which the record repeats.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -65,6 +66,12 @@ def run_request(
     from axolotl_unlearn.requests.ledger import Ledger
 
     request = Request.load(folder)
+    if not request.at_home and request.root.is_dir():
+        place = Path(folder).absolute()
+        with contextlib.chdir(request.root):
+            return run_request(
+                place, accept=accept, threads=threads, console=console, way=way, repeat=repeat
+            )
     if accept is not None and not accept.strip():
         raise UnlearnError("--accept needs a reason, which the record repeats.")
     Ledger(request.folder.parent).refuse_twice(request.id)
