@@ -395,6 +395,8 @@ def forget_config(
     for group in axolotl_options.groups():
         if group["effect"] == "refused":
             made = {key: value for key, value in made.items() if key not in group["options"]}
+    for name in ("sample_packing", "eval_sample_packing", "batch_flattening"):
+        made.pop(name, None)  # steps of pairs are packed by themselves
     before, adapter = facts["before"], facts["before"]["adapter"]
     if adapter is None:
         lora = ("adapter", "lora_", "peft", "load_in_4bit", "load_in_8bit", "loraplus")
