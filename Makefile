@@ -127,6 +127,7 @@ bench-gpu: setup  ## the paper's recipe at full size on one GPU
 
 docs-tables: setup  ## write the tables of README and docs from research/results
 	python research/tables.py
+	python docs/generate.py
 
 clean:  ## remove what runs have written
 	rm -rf out

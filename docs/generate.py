@@ -1,0 +1,111 @@
+"""Write docs/config.md and docs/commands.md from the models and from click: `make docs-tables`."""
+
+from __future__ import annotations
+
+import sys
+import typing
+from pathlib import Path
+
+import click
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from axolotl_unlearn import config
+from axolotl_unlearn.cli import unlearn
+
+DOCS = Path(__file__).resolve().parent
+#: Where each model stands in a config.
+PLACES = {
+    "UnlearnArgs": "unlearn",
+    "ObjectiveArgs": "unlearn.forget, unlearn.retain (an entry)",
+    "PhaseArgs": "unlearn.phases (an entry)",
+    "ReferenceArgs": "reference",
+    "LevelArgs": "unlearn.level",
+    "DataArgs": "unlearn.data",
+    "FieldArgs": "unlearn.data.fields",
+    "LabelArgs": "unlearn.data.labels",
+    "PairingArgs": "unlearn.pairing",
+    "WatchArgs": "unlearn.watch",
+    "AnnealArgs": "anneal",
+    "ConstraintArgs": "constraint",
+    "RiseArgs": "constraint.rise",
+    "SaliencyArgs": "unlearn.saliency",
+    "FlattenArgs": "unlearn.flatten",
+    "AttributionArgs": "unlearn.attribution",
+}
+
+
+def _kind(annotation: typing.Any) -> str:
+    """A type as a user writes it."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _kind(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) is typing.Literal:
+        return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
+    parts = [part for part in typing.get_args(annotation) if part is not type(None)]
+    if parts and typing.get_origin(annotation) in (list, tuple, dict):
+        return f"{typing.get_origin(annotation).__name__} of {_kind(parts[-1])}"
+    if parts:
+        return " or ".join(dict.fromkeys(map(_kind, parts)))
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"[block](#{_anchor(PLACES[annotation.__name__])})"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _anchor(title: str) -> str:
+    return "".join(c for c in title.lower() if c.isalnum() or c in "- ").replace(" ", "-")
+
+
+def config_page() -> str:
+    """Every key of the `unlearn:` block."""
+    lines = ["# Keys of the config", "", "Written by `docs/generate.py` from the code.", ""]
+    for name, place in PLACES.items():
+        model: type[BaseModel] = getattr(config, name)
+        about = (model.__doc__ or "").strip().splitlines()[0].replace("``", "`")
+        lines += [f"## {place}", "", about, "", "| key | value | default | |", "|---|---|---|---|"]
+        for key, field in model.model_fields.items():
+            default = field.get_default(call_default_factory=True, validated_data={})
+            shown = "" if default in (None, PydanticUndefined) else f"`{default}`"
+            if isinstance(default, BaseModel):
+                shown = ""
+            told = (field.description or "").replace("|", "\\|")
+            lines.append(f"| `{key}` | {_kind(field.annotation)} | {shown} | {told} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def commands_page() -> str:
+    """Every command with its options."""
+    lines = ["# Commands", "", "Written by `docs/generate.py` from the code.", ""]
+
+    def told(command: click.Command, name: str) -> None:
+        nonlocal lines
+        context = click.Context(command, info_name=name)
+        lines += [f"## {name}", "", command.get_short_help_str(400), ""]
+        if isinstance(command, click.Group):
+            for sub in command.list_commands(context):
+                inner = command.get_command(context, sub)
+                if not inner.hidden:
+                    told(inner, f"{name} {sub}")
+            return
+        rows = [p.get_help_record(context) for p in command.params]
+        rows = [[text.replace("|", "\\|") for text in row] for row in rows if row]
+        rows = [f"| `{row[0]}` | {row[1]} |" for row in rows]
+        if rows:
+            lines += ["| option | |", "|---|---|", *rows, ""]
+
+    for name in unlearn.list_commands(None):
+        told(unlearn.get_command(None, name), f"axolotl unlearn {name}")
+    return "\n".join(lines)
+
+
+PAGES = {"config.md": config_page, "commands.md": commands_page}
+
+
+def main() -> None:
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page().rstrip() + "\n", "utf-8")
+        print(f"docs/{name}: written", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
