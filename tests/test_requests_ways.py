@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from rich.console import Console
 from test_requests_new import ADA, ADA_ROWS, TRAIN, config, people, preferences, write
 from test_requests_run import home, kill_when, start  # noqa: F401
 
+from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.recipe import Recipe
 from axolotl_unlearn.requests import erase, ways
@@ -23,6 +25,7 @@ from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.record import read, verify
 from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.requests.search import Texts
+from axolotl_unlearn.requests.ways.plan import Line, choose, plan
 from axolotl_unlearn.requests.ways.shards import Chain, Sharding, place, train_shards, unit
 from axolotl_unlearn.runner import executable
 
@@ -185,6 +188,8 @@ def test_a_sharded_request_is_the_run_without_the_rows(home, tmp_path, forks, re
         steps = [f"shard {ada[0]}, slices 1 to {k}" for k in range(ada[1], 3)]
         found = carried_out(made, ("--way", "shards"), [*steps, "merge the shards", "evaluate"])
     assert made.way["again"] == [f"{ada[0]}-{k}" for k in range(ada[1], 3)]
+    if not recipe.random:
+        planned(made)
     without = sharded(home, tmp_path, left, "left", **more)
     again = cut_and_trained(*without, sharding)
     assert again["model"] == ways.digests(found) != facts["model"]
@@ -257,3 +262,40 @@ def test_a_model_that_was_not_merged_of_shards(home, tmp_path):  # noqa: F811
     (tmp_path / "all.jsonl").write_text("{}\n")
     with pytest.raises(UnlearnError, match="was changed or removed since `request new`"):
         running.take(made, "retrain")
+
+
+def planned(made: Request) -> None:
+    """After a sharded request: measured by the steps of the shards."""
+    costs = {cost.way: cost for cost in plan(made)}
+    one = costs["shards"]
+    assert not costs["retrain"].closed and costs["retrain"].reads == 15 * 2
+    assert one.by.endswith("earlier trainings") and one.measuring > 0 and one.bytes > 0
+    assert choose(costs.values()) in ("shards", "retrain")
+    assert choose(costs.values(), limit=1e-9) == "match"
+
+
+def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
+    path, _ = sharded(home, tmp_path, TRAIN[:18], "all")
+    made = new_request(path, tmp_path / "requests" / "r", ADA_ROWS).request
+    before = sorted(made.folder.rglob("*"))
+    result = CliRunner().invoke(unlearn, ["request", "plan", str(made.folder), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    costs = {one["way"]: one for one in found["ways"]}
+    assert found["auto"] == "retrain" and "not the merge of any shards" in costs["shards"]["closed"]
+    assert costs["retrain"]["by"] == "estimated" and costs["match"]["reads"] > 30
+    assert sorted(made.folder.rglob("*")) == before
+    (tmp_path / "all.jsonl").write_text("{}\n")
+    said = CliRunner().invoke(unlearn, ["request", "plan", str(made.folder)]).output
+    assert "retrain   not open" in said and "auto      match" in said
+
+
+def test_the_line_through_measured_trainings():
+    """Two points lie on it; a falling line or one of one point goes through the origin."""
+    line = Line.through([(10, 7), (30, 11), (20, 9)], None)
+    assert (line.start, line.each) == (pytest.approx(5), pytest.approx(0.2))
+    assert line.seconds([100, 10]) == pytest.approx(25 + 7)
+    for points in ([(10, 5)], [(10, 7), (20, 3)]):
+        line = Line.through(points, None)
+        each = sum(s for _, s in points) / sum(r for r, _ in points)
+        assert (line.start, line.each) == (0, pytest.approx(each))

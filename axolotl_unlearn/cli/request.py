@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli import _audit, _clean, _record
+from axolotl_unlearn.cli import _audit, _clean, _record, _ways
 from axolotl_unlearn.cli._requests import COMMANDS
 from axolotl_unlearn.errors import UnlearnError
 
@@ -151,13 +151,22 @@ def new(
 @click.option("--threads", type=click.IntRange(1), help="[all cores]")
 @click.option("--way", type=click.Choice(("retrain", "shards", "match", "auto")), help="[match]")
 @click.option("--repeat", is_flag=True, help="Of retrain: train twice and compare the weights.")
+@click.option(
+    "--limit-minutes", type=click.FloatRange(0, min_open=True), help="Of an exact way, for auto."
+)
 def run(
-    folder: Path, accept: str | None, threads: int | None, way: str | None, repeat: bool
+    folder: Path,
+    accept: str | None,
+    threads: int | None,
+    way: str | None,
+    repeat: bool,
+    limit_minutes: float | None,
 ) -> None:
     """Forget the rows of the request in FOLDER, measure, attack, record; goes on if stopped.
 
     `--way retrain` trains the base on the remaining rows, `--way shards` one shard of a model made
-    by `axolotl unlearn shards train`; both are exact. `match` unlearns.
+    by `axolotl unlearn shards train`; both are exact. `match` unlearns. `auto` takes the cheapest
+    exact way (see `request plan`), or `match` where both take longer than `--limit-minutes`.
 
     \b
     Example:
@@ -167,7 +176,9 @@ def run(
     from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.run import run_request
 
-    verdict = run_request(folder, accept=accept, threads=threads, way=way, repeat=repeat)
+    limit = limit_minutes and 60 * limit_minutes
+    given = {"way": way, "repeat": repeat, "limit": limit}
+    verdict = run_request(folder, accept=accept, threads=threads, **given)
     said = verdict["status"] + ("" if verdict["good"] else ", accepted")
     click.echo(f"Verdict: {said}. Model: {Request.load(folder).after}")
     for limit in verdict["limits"]:
@@ -185,5 +196,5 @@ def measure(folder: Path) -> None:
     measure(Request.load(folder))
 
 
-for _one in (*COMMANDS, *_record.COMMANDS, _audit.command, _clean.command):
+for _one in (*COMMANDS, _ways.plan, *_record.COMMANDS, _audit.command, _clean.command):
     command.add_command(_one)

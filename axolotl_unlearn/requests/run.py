@@ -51,14 +51,16 @@ def run_request(
     console: Console | None = None,
     way: str | None = None,
     repeat: bool = False,
+    limit: float | None = None,
 ) -> dict[str, Any]:
     """Run or resume a request; returns what verdict.json holds.
 
     Args:
         accept: Why a model is handed over although its verdict is not good.
         threads: Of the commands; default all cores.
-        way: One of `ways.WAYS`; default that of an earlier start, or match.
+        way: One of `ways.WAYS`, or auto; default that of an earlier start, or match.
         repeat: Of retrain: train twice and compare the weights.
+        limit: Of auto: seconds of an exact way, else match is taken.
 
     Raises:
         UnlearnError: A stage failed, the request was run before, or the verdict is not good.
@@ -77,6 +79,10 @@ def run_request(
     Ledger(request.folder.parent).refuse_twice(request.id)
     before = os.umask(0o077)
     try:
+        if way == "auto":
+            from axolotl_unlearn.requests.ways.plan import choose, plan
+
+            way = choose(plan(request), limit)
         take(request, way)
         job = Job(
             private_folder(request.path("work")),

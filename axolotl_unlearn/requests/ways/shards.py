@@ -318,7 +318,7 @@ class Chain:
     def _all(self) -> Iterator[tuple[int, int]]:
         for shard in range(1, self.facts["count"] + 1):
             for number in range(1, self.facts["slices"] + 1):
-                if any(self.facts["rows"].get(f"{shard}-{k}") for k in range(1, number + 1)):
+                if reads(self.facts, (shard, number)):
                     yield shard, number
 
     def place(self, step: tuple[int, int]) -> Path:
@@ -344,7 +344,7 @@ class Chain:
         base = str(self.config["base_model"])
         made = settings(self.config) | {
             "datasets": [dataset(given[n], path) for n, path in self.files(step)],
-            "num_epochs": self.passes(),
+            "num_epochs": passes(self.config, self.facts["slices"]),
             "output_dir": str(self.out / "steps" / self.name(step)),
             "dataset_prepared_path": str(self.out / "work" / "prepared" / self.name(step)),
         }
@@ -364,10 +364,6 @@ class Chain:
                 made.setdefault("tokenizer_config", base)
         path = self.out / "configs" / f"{self.name(step)}.yml"
         write_yaml(path, "Written by axolotl-unlearn: a step of a shard.", made)
-
-    def passes(self) -> float:
-        """Passes of a step over what it reads."""
-        return float(self.config.get("num_epochs") or 1) * 2 / (self.facts["slices"] + 1)
 
     def stage(self, step: tuple[int, int], needs: Collection[str] = ()) -> Stage:
         name = self.name(step)
@@ -496,6 +492,52 @@ def prepare(request: Request) -> dict[str, Any]:
             f"{folder} was made from another config than the request; make the request with the "
             "config of the shards."
         )
+    found = affected(request, folder)
+    shutil.rmtree(new, ignore_errors=True)
+    for name, parts in found.rows.items():
+        if step_of(name) in found.again:
+            write_slice(new, name, parts)
+    made, again = found.facts, found.again
+    chain = Chain(folder, new, read_config(request.path("finetune.yml")), made, again)
+    _check_kept(chain)
+    for step in chain.steps():
+        chain.configure(step)
+    write_json(new / FACTS, made)
+    return {
+        "way": "shards",
+        "base": None,
+        "shards": os.path.relpath(folder, request.folder),
+        "after": facts["requests"],
+        "again": [chain.name(step) for step in again],
+        "of": {"shards": facts["count"], "slices": facts["slices"]},
+        "rows": {
+            "trained": sum(made["rows"].values()),
+            "removed": sum(facts["rows"].values()) - sum(made["rows"].values()),
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Affected:
+    """What a request means for shards.
+
+    Attributes:
+        rows: Remaining rows of every slice by entry.
+        again: Steps that are trained again.
+        facts: ``shards.json`` with the new counts.
+    """
+
+    rows: dict[str, list[list[dict]]]
+    again: list[tuple[int, int]]
+    facts: dict[str, Any]
+
+
+def affected(request: Request, folder: Path) -> Affected:
+    """
+    Raises:
+        UnlearnError: Rows of the request are in no shard, or no row is left.
+    """
+    facts = load(folder)
     rows = {name: _slice(folder, name) for name in facts["rows"]}
     gone = gone_rows(request, [row for parts in rows.values() for part in parts for row in part])
     left = {
@@ -513,37 +555,34 @@ def prepare(request: Request) -> dict[str, Any]:
     if not any(counts.values()):
         raise UnlearnError(f"{folder}: no row is left to train on; choose fewer.")
     first: dict[int, int] = {}
-    for name in changed:
-        shard, number = map(int, name.split("-"))
+    for shard, number in map(step_of, changed):
         first[shard] = min(first.get(shard, number), number)
-    again = [(s, k) for s, k0 in sorted(first.items()) for k in range(k0, facts["slices"] + 1)]
-    shutil.rmtree(new, ignore_errors=True)
-    made = facts | {"rows": {name: n for name, n in counts.items() if n}}
-    made["units"] = {
+    units = {
         name: len({unit(row, facts["by"]) or row_id(row) for part in parts for row in part})
         for name, parts in left.items()
         if counts[name]
     }
-    for name, parts in left.items():
-        if tuple(map(int, name.split("-"))) in again:
-            write_slice(new, name, parts)
-    chain = Chain(folder, new, read_config(request.path("finetune.yml")), made, again)
-    _check_kept(chain)
-    for step in chain.steps():
-        chain.configure(step)
-    write_json(new / FACTS, made)
-    return {
-        "way": "shards",
-        "base": None,
-        "shards": os.path.relpath(folder, request.folder),
-        "after": facts["requests"],
-        "again": [chain.name(step) for step in again],
-        "of": {"shards": facts["count"], "slices": facts["slices"]},
-        "rows": {
-            "trained": sum(counts.values()),
-            "removed": sum(facts["rows"].values()) - sum(counts.values()),
-        },
-    }
+    return Affected(
+        left,
+        [(s, k) for s, k0 in sorted(first.items()) for k in range(k0, facts["slices"] + 1)],
+        facts | {"rows": {name: n for name, n in counts.items() if n}, "units": units},
+    )
+
+
+def step_of(name: str) -> tuple[int, int]:
+    """Of "3-1"."""
+    shard, number = name.split("-")
+    return int(shard), int(number)
+
+
+def reads(facts: Mapping[str, Any], step: tuple[int, int]) -> int:
+    """Rows that a step reads in each pass."""
+    return sum(facts["rows"].get(f"{step[0]}-{k}", 0) for k in range(1, step[1] + 1))
+
+
+def passes(config: Mapping[str, Any], slices: int) -> float:
+    """Passes of a step over what it reads."""
+    return float(config.get("num_epochs") or 1) * 2 / (slices + 1)
 
 
 def _slice(folder: Path, name: str) -> list[list[dict]]:
@@ -561,7 +600,7 @@ def _check_kept(chain: Chain) -> None:
         UnlearnError: A step that is kept is not what was trained.
     """
     for name, known in chain.facts["steps"].items():
-        step = tuple(map(int, name.split("-")))
+        step = step_of(name)
         if step not in chain.again and weights(chain.folder / "steps" / name) != known:
             raise UnlearnError(
                 f"{chain.folder / 'steps' / name} has not the weights of {chain.folder / FACTS}; "
@@ -571,7 +610,7 @@ def _check_kept(chain: Chain) -> None:
 
 def _chain(request: Request) -> Chain:
     way, new = request.way, request.path("work", "shards")
-    again = [tuple(map(int, name.split("-"))) for name in way["again"]]
+    again = [step_of(name) for name in way["again"]]
     folder = Path(os.path.normpath(request.path(way["shards"])))
     return Chain(folder, new, read_config(request.path("finetune.yml")), load(new), again)
 
@@ -608,7 +647,7 @@ def prove(request: Request) -> None:
     _check_kept(chain)
     gone = forgotten(request)
     for name in chain.facts["rows"]:
-        step = tuple(map(int, name.split("-")))
+        step = step_of(name)
         place = chain.out if step in chain.again else chain.folder
         if any(row_id(row) in gone for part in _slice(place, name) for row in part):
             raise UnlearnError(f"{place} has rows of the request; remove it and run again.")

@@ -1,0 +1,44 @@
+"""``axolotl unlearn request plan``: what each way of carrying out a request would cost."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+
+@click.command("plan")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--limit-minutes", type=click.FloatRange(0, min_open=True), help="Of an exact way.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def plan(folder: Path, limit_minutes: float | None, as_json: bool) -> None:
+    """Seconds, memory and what is shown, for each way that is open to the request in FOLDER.
+
+    Seconds are those of the trainings, from what the last ones took; nothing is trained. `request
+    run --way auto` takes the cheapest exact way, or `match` where both take longer than the limit.
+
+    \b
+    Example:
+      axolotl unlearn request plan requests/2026-001
+    """
+    os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")
+    from axolotl_unlearn.requests.request import Request
+    from axolotl_unlearn.requests.ways.plan import choose, to_json
+    from axolotl_unlearn.requests.ways.plan import plan as planned
+
+    costs = planned(Request.load(folder))
+    taken = choose(costs, limit_minutes and 60 * limit_minutes)
+    if as_json:
+        click.echo(json.dumps({"ways": to_json(costs), "auto": taken}, indent=1))
+        return
+    for cost in costs:
+        if cost.closed:
+            click.echo(f"{cost.way:8}  not open: {cost.closed}")
+            continue
+        memory = f"{cost.bytes / 1e9:.1f} GB" if cost.bytes else "unknown"
+        click.echo(f"{cost.way:8}  {cost.seconds:.0f} s ({cost.by}), memory {memory}; {cost.shows}")
+        if cost.measuring:
+            click.echo(f"{'':8}  and {cost.measuring:.0f} s of tests, as in the last request")
+    click.echo(f"auto      {taken}")
