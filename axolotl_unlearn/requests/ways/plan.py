@@ -211,7 +211,8 @@ def _memory(way: str, request: Request) -> int | None:
 
     config = read_config(request.path("forget.yml")) if way == "match" else _config(request)
     block = config.get("unlearn") if way == "match" else {}
-    return memory(config, parse_unlearn(block or {})).get("at_least")
+    longest = int(config.get("sequence_len") or 2048)
+    return memory(config, parse_unlearn(block or {}), longest).get("at_least")
 
 
 def _passes(request: Request) -> float:
