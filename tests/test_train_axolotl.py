@@ -952,6 +952,20 @@ def test_every_option_of_axolotl_is_decided():
     assert aliases == set(_ALIASES)
 
 
+@pytest.mark.skipif(not versions.within(since="0.21"), reason="an option of Axolotl 0.21")
+def test_full_determinism_trains_the_same(stage, straight, monkeypatch):
+    """No part of a step is refused by torch's deterministic algorithms; on a CPU nothing differs."""
+    for name in ("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "ASCEND_LAUNCH_BLOCKING"):
+        monkeypatch.setenv(name, "1")  # set by transformers; as before afterwards
+    try:
+        once = train(stage, "deterministic", full_determinism=True)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, False
+    assert_same(once, straight, atol=0)
+
+
 @pytest.mark.skipif(not versions.merges_call_us(), reason="a hook of Axolotl 0.21")
 def test_a_merged_folder_says_of_what_it_is_made(stage, straight):
     """`axolotl merge-lora`; the record tells the base by content, as `merge` checks it."""
