@@ -132,6 +132,7 @@ class Shapes(BaseModel):
     adapter: str | None = None
     output_dir: str | None = None
     dataset_prepared_path: str | None = None
+    lr_scheduler: str | None = None
     plugins: list[str] | None = None
     unfrozen_parameters: list[str] | None = None
     gradient_checkpointing_kwargs: dict | None = None
