@@ -954,7 +954,7 @@ def test_every_option_of_axolotl_is_decided():
 
 @pytest.mark.skipif(not versions.within(since="0.21"), reason="an option of Axolotl 0.21")
 def test_full_determinism_trains_the_same(stage, straight, monkeypatch):
-    """No part of a step is refused by torch's deterministic algorithms; on a CPU nothing differs."""
+    """No part of a step is refused by torch's deterministic algorithms; a CPU run is the same."""
     for name in ("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "ASCEND_LAUNCH_BLOCKING"):
         monkeypatch.setenv(name, "1")  # set by transformers; as before afterwards
     try:

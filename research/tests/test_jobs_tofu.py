@@ -157,13 +157,15 @@ def run_here(words: list[str]) -> None:
     from axolotl.cli.train import do_cli as train
 
     from axolotl_unlearn.cli import unlearn
+    from research.__main__ import research
     from research.analysis import attacked
 
     _, command, *rest = words
     if rest[0] == attacked.__name__:  # python -m
         attacked.main([str(word) for word in rest[1:]])
-    elif command == "unlearn":
-        done = CliRunner().invoke(unlearn, rest, catch_exceptions=False)
+    elif command == "unlearn" or rest[0] == "research":
+        group, rest = (unlearn, rest) if command == "unlearn" else (research, rest[1:])
+        done = CliRunner().invoke(group, rest, catch_exceptions=False)
         assert done.exit_code == 0, done.output
     else:
         {"train": train, "merge-lora": merge_lora}[command](config=rest[0], bf16=False)

@@ -100,7 +100,7 @@ def _write_scored(folder: Path, tofu: Path, sizes: Any, forget: Sequence[dict]) 
     learned = read_set("retain_perturbed", tofu, FULL)[: sizes.retain]
     sets = {f"{sizes.split}_perturbed": forget, "retain_perturbed": learned}
     for name in ("real_authors_perturbed", "world_facts_perturbed"):
-        sets[name] = read_set(name, tofu, QUESTION)
+        sets[name] = read_set(name, tofu, (*QUESTION, "perturbed_answer"))
     for name, rows in sets.items():
         write_lines(folder / f"{name}.jsonl", spread(rows, sizes.rows))
 
