@@ -103,7 +103,7 @@ def judged(repeats: int, seed: int = 0) -> list[dict[str, Any]]:
                 model = entry(
                     scores(rng, n, -shift_of(area), hard[0]),
                     scores(rng, n, 0.0, hard[1]),
-                    against=kind,
+                    against="chance" if kind == "alone" else kind,
                 )
                 retrained = None
                 if kind == "retrained":
@@ -141,6 +141,7 @@ def clustered(repeats: int, seed: int = 7, n: int = 200) -> list[dict[str, Any]]
         for kind, area in (("alone", 0.5), ("alone", 0.6), ("retrained", 0.5), ("retrained", 0.6)):
             rng = np.random.default_rng([seed, rows, int(10 * alike), int(10 * area), len(kind)])
             counts: Counter[tuple[str, str]] = Counter()
+            against = "chance" if kind == "alone" else kind
             for _ in range(repeats):
                 hard = [normal(rng, n, rows, alike) for _ in range(2)]
                 shifts = (-shift_of(area), 0.0)
@@ -149,7 +150,7 @@ def clustered(repeats: int, seed: int = 7, n: int = 200) -> list[dict[str, Any]]
                     for each in (shifts, (0.0, 0.0))
                 )
                 for by, size in (("rows", 1), ("clusters", rows)):
-                    model = entry(*own, rows=size, against=kind)
+                    model = entry(*own, rows=size, against=against)
                     target = entry(*other, "retrained", size) if kind == "retrained" else None
                     status = verdict.judge(model, None, target, asks=SCORED).status
                     counts[by, "told"] += status in TOLD
