@@ -139,14 +139,42 @@ def test_without_utility_the_leaf_is_nan_not_zero(folder, caplog):
     (folder / "general.jsonl").unlink()
     (row,) = tasks.mmlu_documents(data_dir=str(folder))["test"]
     scores = tasks.score_option(row, [(-1.0, True)])
-    assert scores == {"mmlu": None, "aggregate": None}
+    assert scores["mmlu"] is None and scores["aggregate"] is None
     assert math.isnan(tasks.mean_of_present([scores["mmlu"]]))
+    assert math.isnan(tasks.above_gate([scores["above_gate"]]))
     assert "general.jsonl" in caplog.text
 
 
-def test_likelihood_metrics_need_our_model():
-    with pytest.raises(UnlearnError, match="--model hf-unlearn"):
-        tasks.score_likelihood({"side": "forget", "answer": "x"}, [(-1.0, True)])
+def test_figures_of_single_tokens_are_nan_with_other_models(caplog):
+    """Said once; what other tasks measured in the same run is kept."""
+    from axolotl_unlearn.evaluation import muse
+
+    tasks.warn_once.cache_clear()
+    for _ in range(2):
+        row = tasks.score_likelihood({"side": "forget", "answer": "x"}, [(-1.0, True)])
+        doc = {"forget": True, "retrained_auc": 0.5}
+        leak = muse.score_privleak(doc, [(-1.0, True)])["privleak"]
+    assert set(row.values()) == {None} and len(row) == 16
+    assert math.isnan(muse.auc_members([leak])) and math.isnan(muse.privleak([leak]))
+    said = [record.message[:13] for record in caplog.records]
+    assert said == ["unlearn_likel", "muse_privleak"]
+    assert "--model hf-unlearn" in caplog.text
+
+
+def test_an_auc_of_too_few_is_nan(caplog):
+    """`--limit` leaves two of either side where 20 are needed."""
+    pairs = [(True, 1.0, 20), (False, 2.0, 20)] * 2
+    assert math.isnan(tasks.auc_of_pairs(pairs)) and math.isnan(tasks.mia_score_of_pairs(pairs))
+    assert "needs 20 of each; raise --limit" in caplog.text
+    assert tasks.auc_of_pairs([(m, v, 2) for m, v, _ in pairs]) == 1.0
+
+
+def test_gate_and_standard_error_by_hand():
+    """.75 of .4 is .3: .5 passes, .25 does not. Values 0, 1: sd .707, over sqrt(2): .5."""
+    assert tasks.above_gate([(1.0, 0.4), (0.0, 0.4)]) == 1.0
+    assert tasks.above_gate([(1.0, 0.4), *[(0.0, 0.4)] * 3]) == 0.0
+    assert tasks.standard_error([0.0, None, 1.0]) == pytest.approx(0.5)
+    assert math.isnan(tasks.standard_error([1.0, None]))
 
 
 def test_register_and_remove(tmp_path):
@@ -193,3 +221,53 @@ def test_task_folder_is_where_the_entry_point_says():
     (entry,) = [e for e in entry_points(group="lm_eval.tasks") if e.name == "axolotl_unlearn"]
     assert entry.load()() == tasks.task_folder()
     assert (tasks.task_folder() / "semeval_unlearn" / "utils.py").is_file()
+
+
+# ---------------------------------------------------------------- --apply_chat_template
+
+
+def test_what_the_chat_template_does_to_each_task(folder, tmp_path, caplog):
+    """Membership and verbatim texts stand as they are; answers follow a turn without a space."""
+    from lm_eval.tasks import TaskManager, get_task_dict
+
+    muse = tmp_path / "muse"
+    for name, row in {
+        "verbmem/forget": {"prompt": "Ada was", "gt": "born"},
+        "privleak/forget": {"text": "Ada was born"},
+        "privleak/holdout": {"text": "Bo was born"},
+        "knowmem/forget_qa": {"question": "Who?", "answer": "Ada"},
+        "knowmem/forget_qa_icl": {"question": "Where?", "answer": "Here"},
+    }.items():
+        (muse / name).parent.mkdir(parents=True, exist_ok=True)
+        (muse / f"{name}.json").write_text(json.dumps([row]))
+    tasks.warn_once.cache_clear()
+    asked = {}
+    for data, names in (
+        (folder, ["semeval_unlearn", "unlearn_likelihood"]),
+        (muse, ["muse_verbmem", "muse_knowmem_forget", "muse_privleak"]),
+    ):
+        manager = TaskManager(
+            include_path=str(tasks.task_folder()),
+            metadata={"data_dir": str(data), "tokenizer": str(TOKENIZER), "min_members": 1},
+        )
+        loaded = get_task_dict(names, manager)
+        for task in loaded.values():
+            for leaf in task.values() if isinstance(task, dict) else [task]:
+                leaf.build_all_requests(
+                    rank=0,
+                    world_size=1,
+                    limit=1,
+                    apply_chat_template=True,
+                    chat_template=lambda turns, **_: f"<u>{turns[0]['content']}<a>",
+                    tokenizer_name="none",
+                )
+                asked[leaf.config.task] = [one.args for one in leaf.instances]
+    for name, requests in asked.items():
+        plain = name in ("semeval_unlearn_mia", "muse_verbmem", "muse_privleak")
+        for context, answer in requests:
+            assert context.startswith("<u>") is context.endswith("<a>") is not plain, name
+            if not plain and isinstance(answer, str):
+                assert answer and answer[0] != " ", name
+        said = [one.message for one in caplog.records if f", {name}:" in one.message]
+        assert len(said) == 1 and ("as they stand" in said[0]) is plain
+    assert len(asked) == 7

@@ -96,14 +96,16 @@ def home(tmp_path_factory):
     return home
 
 
-def evaluate(home: Path, model: str, batch_size: int, **metadata) -> dict:
+def evaluate(
+    home: Path, model: str, batch_size: int, weights: str = "model", chat: bool = False, **metadata
+) -> dict:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
     from axolotl_unlearn.evaluation.tasks import task_folder
 
-    path = str(home / "model")
+    path = str(home / weights)
     metadata = {"data_dir": str(home / "data"), "split": "forget01", "max_rows": 3, **metadata}
     found = simple_evaluate(
         model,
@@ -116,6 +118,7 @@ def evaluate(home: Path, model: str, batch_size: int, **metadata) -> dict:
         batch_size=batch_size,
         bootstrap_iters=0,
         gen_kwargs={"max_gen_toks": 12},
+        apply_chat_template=chat,
     )["results"]["tofu"]
     return {key.removesuffix(",none"): v for key, v in found.items() if key.endswith(",none")}
 
@@ -187,16 +190,50 @@ def test_tofu_equals_a_plain_loop_at_any_batch_size(home):
     ratios = expected.pop("ratios")
     out = home / "ratios.json"
     held = str(home / "data" / "held.jsonl")
-    first = evaluate(home, "hf", 1, retrained=str(reference), truth_ratios_out=str(out))
+    first = evaluate(
+        home, "hf", 1, retrained=str(reference), truth_ratios_out=str(out), holdout=held
+    )
     second = evaluate(home, "hf-unlearn", 7, retrained=str(reference), holdout=held)
     for found in (first, second):
         for key, value in expected.items():
             assert found[key] == pytest.approx(value, abs=1e-6), key
         assert found["forget_quality"] == ks_2samp(ratios, [0.3, 0.9, 1.4]).pvalue
     assert json.loads(out.read_text("utf-8"))["truth_ratios"] == pytest.approx(ratios, rel=1e-5)
-    assert math.isnan(first["forget_extraction_strength"]) and math.isnan(first["auc_loss"])
+    assert math.isnan(first["forget_extraction_strength"]) and math.isnan(first["auc_min_k_0.4"])
     assert 0 <= second["forget_extraction_strength"] <= 1
-    assert 0 <= second["auc_loss"] <= 1 and 0 <= second["auc_min_k_plus_0.4"] <= 1
+    assert first["auc_loss"] == pytest.approx(second["auc_loss"])  # no tokens' facts are needed
+    assert first["auc_zlib_ratio"] == pytest.approx(second["auc_zlib_ratio"])
+    assert 0 <= second["auc_min_k_plus_0.4"] <= 1 and 0 <= second["auc_min_k_0.4_without_eos"] <= 1
+    for side in ("forget", "retain"):
+        known = second[f"{side}_extraction_strength_without_eos"]
+        assert known <= second[f"{side}_extraction_strength_open_unlearning"]
+
+
+@pytest.mark.slow
+def test_in_a_chat_template_the_answer_follows_without_a_space(home):
+    """The question as it stands is the user's turn; the template's own line break is not scored."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(home / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(home / "model")
+    tokenizer.chat_template = (
+        "{% for m in messages %}User: {{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}\nReply:\n{% endif %}"
+    )
+    model.save_pretrained(home / "chat")
+    tokenizer.save_pretrained(home / "chat")
+    found = evaluate(home, "hf-unlearn", 3, weights="chat", chat=True)
+    lines = (home / "data" / "forget10_perturbed.jsonl").read_text("utf-8").split("\n")
+    values = []
+    for row in map(json.loads, [line for line in lines if line][-40:][:3]):
+        prompt = f"User: {row['question']}\nReply:\n"
+        start = len(tokenizer(prompt)["input_ids"])
+        ids = tokenizer(f"{prompt}{row['answer']}{tokenizer.eos_token}", return_tensors="pt")
+        ids = ids["input_ids"]
+        labels = ids.masked_fill(torch.arange(ids.shape[1]) < start, -100)
+        with torch.no_grad():
+            values.append(math.exp(-model(input_ids=ids, labels=labels).loss.item()))
+    assert found["forget_probability"] == pytest.approx(np.mean(values), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +388,7 @@ def muse(home):
     folder = home / "muse"
     qa = [{"question": r["question"], "answer": r["answer"]} for r in rows(6)]
     parts = {
-        "verbmem/forget": [{"prompt": "Ada was born", "gt": "in town 1, by a river."}],
+        "verbmem/forget": [{"prompt": "Ada was born", "gt": "in town 1, by a river. " * 40}],
         "knowmem/forget_qa": qa[:2],
         "knowmem/retain_qa": qa[2:4],
         "knowmem/forget_qa_icl": qa[4:5],
@@ -404,15 +441,17 @@ def test_muse_equals_a_plain_loop(home, muse):
         return json.loads((muse / f"{name}.json").read_text("utf-8"))
 
     (row,) = read("verbmem/forget")
+    short = tokenizer.decode(tokenizer(row["gt"])["input_ids"][:128])
+    assert len(short) < len(row["gt"])
     assert found["muse_verbmem"]["verbmem,none"] == pytest.approx(
-        f1(row["prompt"], row["gt"], 128), abs=1e-9
+        f1(row["prompt"], short, 128), abs=1e-9
     )
     for side in ("forget", "retain"):
         (shot,) = read(f"knowmem/{side}_qa_icl")
         start = f"Question: {shot['question']}\nAnswer: {shot['answer']}\n\n"
         values = [
             f1(
-                f"{start}Question: {r['question']}\nAnswer:",
+                f"{start}Question: {r['question']}\nAnswer: ",
                 r["answer"],
                 32,
                 ("\n\n", "\nQuestion", "Question:"),

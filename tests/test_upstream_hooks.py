@@ -57,12 +57,15 @@ HOOKS = {
     },
     "transformers.trainer_callback.ExportableState": {"state": ""},
     "lm_eval.models.huggingface.HFLM": {
+        "_encode_pair": "context continuation",
         "_loglikelihood_tokens": "requests disable_tqdm override_bs",
         "_model_call": "inps attn_mask labels",
         "_model_generate": "context max_length stop **generation_kwargs",
     },
     "lm_eval.api.task.ConfigurableTask": {
         "construct_requests": "doc ctx **kwargs",
+        "fewshot_context": "doc num_fewshot system_instruction apply_chat_template "
+        "fewshot_as_multiturn chat_template gen_prefix",
         "process_results": "doc results",
         "aggregation": "",
         "higher_is_better": "",
@@ -84,6 +87,7 @@ OURS = (
     "axolotl_unlearn.data.strategy.TypedStrategy",
     "axolotl_unlearn.evaluation.lm.UnlearnLM",
     "axolotl_unlearn.experimental.whp.WhpLM",
+    "axolotl_unlearn.evaluation.lm_tasks.UnlearnTask",
     "axolotl_unlearn.evaluation.tofu.Tofu",
 )
 UPSTREAM = ("axolotl.", "transformers.", "lm_eval.")

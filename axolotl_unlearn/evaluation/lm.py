@@ -46,6 +46,15 @@ class UnlearnLM(HFLM):
     gives the shorter continuation a wrong value).
     """
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """As HFLM's, which scores white space at the end of a context (a chat template's line
+        break) with the continuation; here only where a token crosses the border."""
+        if context != context.rstrip():
+            whole, before = self.tok_encode(context + continuation), self.tok_encode(context)
+            if whole[: len(before)] == before and len(whole) > len(before):
+                return before, whole[len(before) :]
+        return super()._encode_pair(context, continuation)
+
     def _loglikelihood_tokens(
         self,
         requests: Sequence[tuple[Any, list[int], list[int]]],

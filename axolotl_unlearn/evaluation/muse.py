@@ -11,13 +11,18 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.records import read_rows, require_text
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.tasks import _dataset, _tokenizer, first_token_splitter
+from axolotl_unlearn.evaluation.tasks import (
+    _dataset,
+    _tokenizer,
+    facts_of,
+    first_token_splitter,
+)
 from axolotl_unlearn.metrics import memorisation
 from axolotl_unlearn.metrics.membership import priv_leak
 from axolotl_unlearn.metrics.semeval import mia_auc
@@ -27,6 +32,8 @@ CORPORA = ("News", "Books")
 #: AUC of the retrained model as MUSE's code has it, in its sense (see `membership.priv_leak`).
 RETRAINED_AUC = {"News": 0.4772, "Books": 0.5393}
 MIN_K = 0.4
+#: Tokens generated after the start of a text, and of its end that are compared.
+VERBATIM_TOKENS = 128
 #: Where an answer of the knowledge tasks ends: the model went on to the next example.
 STOP = re.compile(r"\n\n|\nQuestion|Question:")
 
@@ -59,9 +66,20 @@ def read_part(part: str, name: str, fields: Sequence[str], **metadata: Any) -> l
 
 
 def verbmem_documents(**metadata: Any) -> dict[str, Any]:
-    """Starts of forget texts (``prompt``) and how they go on (``gt``)."""
+    """Starts of forget texts (``prompt``) and how they go on: ``gt``, as many of its tokens as are
+    generated, as in MUSE's code (without a tokenizer all of it)."""
     rows = read_part("verbmem", "forget", ("prompt", "gt"), **metadata)
-    return _dataset([{"prompt": row["prompt"], "answer": row["gt"]} for row in rows])
+    known = metadata.get("tokenizer") or metadata.get("pretrained")
+    cut = _cutter(_tokenizer(metadata)) if known else str
+    return _dataset([{"prompt": row["prompt"], "answer": cut(row["gt"])} for row in rows])
+
+
+def _cutter(tokenizer: Any) -> Callable[[str], str]:
+    def cut(text: str) -> str:
+        ids = tokenizer(text)["input_ids"][:VERBATIM_TOKENS]
+        return tokenizer.decode(ids, skip_special_tokens=True)
+
+    return cut
 
 
 def knowmem_documents(side: str, **metadata: Any) -> dict[str, Any]:
@@ -74,7 +92,7 @@ def knowmem_documents(side: str, **metadata: Any) -> dict[str, Any]:
     rows = read_part("knowmem", f"{side}_qa", fields, **metadata)
     return _dataset(
         [
-            {"prompt": f"{examples}Question: {row['question']}\nAnswer:", "answer": row["answer"]}
+            {"prompt": f"{examples}Question: {row['question']}\nAnswer: ", "answer": row["answer"]}
             for row in rows
         ]
     )
@@ -130,20 +148,18 @@ def score_knowmem(doc: dict[str, Any], results: Sequence[str]) -> dict[str, floa
 
 
 def score_privleak(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any]:
-    facts = getattr(results[0], "facts", None)
-    if facts is None:
-        raise UnlearnError(
-            "muse_privleak needs per-token facts: run it with `axolotl unlearn lm-eval --model "
-            "hf-unlearn ...`."
-        )
+    facts = facts_of(results[0], "muse_privleak: privleak and auc_members")
     # MUSE's score is the negated mean, so that a member has the lower one.
-    row = (doc["forget"], -memorisation.min_k(facts, MIN_K), doc["retrained_auc"])
+    score = None if facts is None else -memorisation.min_k(facts, MIN_K)
+    row = (doc["forget"], score, doc["retrained_auc"])
     return {"auc_members": row, "privleak": row}
 
 
 def auc_members(rows: Sequence[tuple[bool, float, float]]) -> float:
     """P(a forget text is known better than a held-out one): 1 is full leakage, .5 none."""
     sides = {side: [v for forget, v, _ in rows if forget is side] for side in (True, False)}
+    if not all(sides.values()) or None in (*sides[True], *sides[False]):
+        return math.nan
     return mia_auc(sides[True], sides[False])
 
 

@@ -7,30 +7,45 @@ several processes in a way that mixes their values.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
 import math
 import shutil
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.sets import EvaluationSets, load_sets, no_utility
+from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, load_sets, no_utility
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics import semeval
+from axolotl_unlearn.metrics.fluency import repetition
+from axolotl_unlearn.metrics.memorisation import TokenFacts, all_likelihood_metrics
 
 #: Version of the tasks: raised when a score of the same generations would change.
 TASK_VERSION = "1.0"
 GROUP = "semeval_unlearn"
 MARKER = ".axolotl-unlearn.json"
 
+#: Figures of unlearn_likelihood, for either side.
+LIKELIHOOD_METRICS = ("loss", "probability", "exact_memorisation", "extraction_strength",
+                      "extraction_strength_one_over_n", "zlib_ratio", "min_k_0.2",
+                      "min_k_plus_0.2")  # fmt: skip
+
 #: What ``--metadata`` may hold for us; the model's arguments are merged into it by lm-eval.
 _OPTIONS = ("data_dir", "mmlu_dir", "mmlu_shots", "min_members")
 
 logger = logging.getLogger(__name__)
 Docs = dict[str, Any]
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Log a warning the first time only: a task says it of every row."""
+    logger.warning("%s", message)
 
 
 # ---------------------------------------------------------------- documents
@@ -57,7 +72,13 @@ def mia_documents(**metadata: Any) -> Docs:
     for side, identifier, text in sets.documents:
         context, rest, tokens = split(text, identifier)
         rows.append(
-            {"member": side == "member", "context": context, "rest": rest, "tokens": tokens}
+            {
+                "member": side == "member",
+                "context": context,
+                "rest": rest,
+                "tokens": tokens,
+                "least": int(metadata.get("min_members") or MIN_MEMBERS),
+            }
         )
     return _dataset(rows)
 
@@ -65,14 +86,17 @@ def mia_documents(**metadata: Any) -> Docs:
 def mmlu_documents(**metadata: Any) -> Docs:
     """Four-option questions; without any, one placeholder whose scores are NaN (printed "nan")."""
     sets = _sets(metadata, "mmlu")
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"context": o.context, "continuations": list(o.continuations), "answer": o.answer}
         for o in sets.utility
     ]
     if not rows:
         logger.warning("%s", no_utility(sets.folder))
         rows = [{"context": "n/a", "continuations": [" n/a"], "answer": -1}]
-    return _dataset(rows)
+    original = metadata.get("original_utility")
+    return _dataset(
+        [{**row, "original": math.nan if original is None else float(original)} for row in rows]
+    )
 
 
 def likelihood_documents(**metadata: Any) -> Docs:
@@ -169,12 +193,19 @@ def score_task_row(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any
     scores: dict[str, Any] = dict.fromkeys(semeval.CELLS)
     scores[doc["cell"]] = value
     pair = (doc["cell"], value)
-    return {**scores, "cells": pair, "task_aggregate": pair, "aggregate": pair}
+    broken = float(not results[0].strip() or repetition(results[0]).broken)
+    return {
+        **scores,
+        "cells": pair,
+        "task_aggregate": pair,
+        "aggregate": pair,
+        "broken_outputs": broken,
+    }
 
 
 def score_document(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any]:
     loss = -results[0][0] / doc["tokens"]
-    pair = (bool(doc["member"]), loss)
+    pair = (bool(doc["member"]), loss, doc["least"])
     return {
         "member_loss": loss if doc["member"] else None,
         "nonmember_loss": None if doc["member"] else loss,
@@ -186,27 +217,32 @@ def score_document(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any
 
 def score_option(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any]:
     if doc["answer"] < 0:
-        return {"mmlu": None, "aggregate": None}
+        return {"mmlu": None, "aggregate": None, "above_gate": (None, doc["original"])}
     correct = float(best_option([result[0] for result in results]) == doc["answer"])
-    return {"mmlu": correct, "aggregate": correct}
+    return {"mmlu": correct, "aggregate": correct, "above_gate": (correct, doc["original"])}
 
 
 def score_likelihood(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any]:
-    """All likelihood metrics of one answer, under names of its side; None for the other side."""
-    from axolotl_unlearn.metrics.memorisation import all_likelihood_metrics
-
-    facts = getattr(results[0], "facts", None)
-    if facts is None:
-        raise UnlearnError(
-            "unlearn_likelihood needs per-token facts: run it with `axolotl unlearn lm-eval "
-            "--model hf-unlearn ...`."
-        )
-    values = all_likelihood_metrics(facts, doc["answer"], ks=(0.2,))
+    """All likelihood metrics of one answer, under names of its side; None for the other side, and
+    without the facts of each token."""
+    facts = facts_of(results[0], "unlearn_likelihood: its figures")
+    values = {} if facts is None else all_likelihood_metrics(facts, doc["answer"], ks=(0.2,))
     return {
-        f"{side}_{name}": value if side == doc["side"] else None
+        f"{side}_{name}": values.get(name) if side == doc["side"] else None
         for side in ("forget", "retain")
-        for name, value in values.items()
+        for name in LIKELIHOOD_METRICS
     }
+
+
+def facts_of(result: Any, what: str) -> TokenFacts | None:
+    """The facts of each token, which `hf-unlearn` gives; None (said once) from other models."""
+    facts = getattr(result, "facts", None)
+    if facts is None:
+        warn_once(
+            f"{what} are NaN: they need the facts of each token; run `axolotl unlearn tasks run "
+            "--model hf-unlearn`."
+        )
+    return facts
 
 
 def best_option(log_likelihoods: Sequence[float]) -> int:
@@ -226,6 +262,22 @@ def mean_of_present(values: Sequence[float | None]) -> float:
     return _or_nan(semeval.mean([value for value in values if value is not None]))
 
 
+def standard_error(values: Sequence[float | None]) -> float:
+    """Of the mean of the values that apply, taken as independent; NaN of fewer than two."""
+    present = [value for value in values if value is not None]
+    if len(present) < 2:
+        return math.nan
+    return statistics.stdev(present) / math.sqrt(len(present))
+
+
+def above_gate(pairs: Sequence[tuple[float | None, float]]) -> float:
+    """1 where utility is not below the gate, 0 where it is; NaN without ``original_utility``."""
+    utility = semeval.mean([correct for correct, _ in pairs if correct is not None])
+    original = pairs[0][1]
+    found = semeval.gate(utility, None if math.isnan(original) else original)
+    return math.nan if found is None else float(not found["below_gate"])
+
+
 def forget_cell(values: Sequence[float | None]) -> float:
     """1 - mean."""
     return 1.0 - mean_of_present(values)
@@ -240,10 +292,16 @@ def harmonic_mean_of_cells(pairs: Sequence[tuple[str, float]]) -> float:
     return _or_nan(semeval.task_aggregate(cells))
 
 
-def auc_of_pairs(pairs: Sequence[tuple[bool, float]]) -> float:
-    members = [loss for is_member, loss in pairs if is_member]
-    nonmembers = [loss for is_member, loss in pairs if not is_member]
-    if not members or not nonmembers:
+def auc_of_pairs(pairs: Sequence[tuple[Any, ...]]) -> float:
+    """AUC of (member, loss, fewest of a side); NaN where ``--limit`` leaves fewer of one."""
+    members = [pair[1] for pair in pairs if pair[0]]
+    nonmembers = [pair[1] for pair in pairs if not pair[0]]
+    least = max((pair[2] for pair in pairs if len(pair) > 2), default=1)
+    if min(len(members), len(nonmembers)) < least:
+        warn_once(
+            f"the AUC of {len(members)} members and {len(nonmembers)} non-members is NaN: an AUC "
+            f"needs {least} of each; raise --limit, or `min_members` of --metadata says otherwise."
+        )
         return math.nan
     try:
         return semeval.mia_auc(members, nonmembers)
@@ -251,7 +309,7 @@ def auc_of_pairs(pairs: Sequence[tuple[bool, float]]) -> float:
         raise UnlearnError(str(error)) from None
 
 
-def mia_score_of_pairs(pairs: Sequence[tuple[bool, float]]) -> float:
+def mia_score_of_pairs(pairs: Sequence[tuple[Any, ...]]) -> float:
     return semeval.mia_score(auc_of_pairs(pairs))
 
 

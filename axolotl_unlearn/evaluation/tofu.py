@@ -3,12 +3,12 @@
 One document is one question. Its requests are one generation (ROUGE-L) and one log-likelihood for
 each of: the answer, the paraphrased answer, the wrong answers, and the answer after the paraphrased
 question. With the model ``hf-unlearn`` (``axolotl unlearn lm-eval``) each text is one forward that
-also gives extraction strength and the membership attacks; with plain ``hf`` these are NaN.
+also gives extraction strength and the membership attacks by single tokens; with plain ``hf`` these
+are NaN.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from collections.abc import Sequence
@@ -17,10 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval.api.instance import Instance
-from lm_eval.api.task import ConfigurableTask
 
 from axolotl_unlearn.data.records import read_rows, require_text, require_texts
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.lm_tasks import (
+    UnlearnTask,
+    command_line_metadata,
+    with_error_functions,
+    with_errors,
+)
 from axolotl_unlearn.evaluation.tasks import _tokenizer, drop_cached_requests, mean_of_present
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics import memorisation, tofu
@@ -34,8 +39,15 @@ LISTS = ("perturbed_answer",)
 #: Rows of forget10 that forget05 and forget01 are: its last.
 PARTS = {"forget01": 40, "forget05": 200, "forget10": 400}
 SETS = ("forget", *tofu.UTILITY_SETS)
-#: Attacks on forget answers against the answers of a holdout file, a lower value means a member.
-ATTACKS = ("loss", "zlib_ratio", "min_k_0.4", "min_k_plus_0.4")
+#: Attacks on forget answers against the answers of a holdout file. TOFU's labels, and so these,
+#: have the end of sequence; OpenUnlearning leaves it out.
+ATTACKS = ("loss", "zlib_ratio", "min_k_0.4", "min_k_plus_0.4",
+           "min_k_0.4_without_eos", "min_k_plus_0.4_without_eos")  # fmt: skip
+#: Of one answer's tokens, with the end of sequence and without; OpenUnlearning's extraction
+#: strength is without it and has the floor 1/n.
+KNOWN = ("extraction_strength", "extraction_strength_one_over_n", "extraction_strength_without_eos",
+         "extraction_strength_open_unlearning", "exact_memorisation",
+         "exact_memorisation_without_eos")  # fmt: skip
 
 MEASURES = {
     "forget": (
@@ -43,17 +55,15 @@ MEASURES = {
         "paraphrased_probability",
         "rouge_l_recall",
         "truth_ratio",
-        "extraction_strength",
+        *KNOWN,
         "extraction_strength_paraphrased_question",
-        "extraction_strength_one_over_n",
         "broken_outputs",
     ),
     "retain": (
         "probability",
         "rouge_l_recall",
         "truth_ratio",
-        "extraction_strength",
-        "extraction_strength_one_over_n",
+        *KNOWN,
         "broken_outputs",
     ),
     "real_authors": tofu.UTILITY_MEASURES,
@@ -85,8 +95,8 @@ def read_set(
         kept = {key: require_text(row, key, where) for key in needed if key not in LISTS}
         kept |= {key: require_texts(row, key, where) for key in needed if key in LISTS}
         if row.get("paraphrased_question") is not None:
-            kept["paraphrased_question"] = require_text(row, "paraphrased_question", where)
-        found.append(kept)
+            require_text(row, "paraphrased_question", where)
+        found.append({**row, **kept})
     if rows is not None and len(found) < rows:
         raise UnlearnError(f"{path} has {len(found)} rows, {rows} are needed; use the whole file.")
     return found[-(rows or 0) :]
@@ -132,6 +142,8 @@ def tofu_documents(**metadata: Any) -> dict[str, Any]:
                 {
                     "set": name,
                     "number": number,
+                    "question": row["question"],
+                    "paraphrased_question": again or "",
                     "prompt": template.replace("{question}", row["question"]),
                     "answer": row["answer"],
                     "paraphrased_answer": row.get("paraphrased_answer") or "",
@@ -143,19 +155,7 @@ def tofu_documents(**metadata: Any) -> dict[str, Any]:
     return {"test": Dataset.from_list(rows)}
 
 
-def command_line_metadata() -> dict[str, Any]:
-    """``--metadata`` and the model's arguments: lm-eval 0.4.11 gives them to YAML tasks, not to
-    tasks that are a class; the TaskManager that is loading us has them."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        manager = frame.f_locals.get("self")
-        if type(manager).__name__ == "TaskManager":
-            return dict(getattr(manager, "metadata", None) or {})
-        frame = frame.f_back
-    return {}
-
-
-class Tofu(ConfigurableTask):
+class Tofu(UnlearnTask):
     """The task: see the module. Every document returns every metric, None where it has none."""
 
     VERSION = 1.0
@@ -184,26 +184,49 @@ class Tofu(ConfigurableTask):
             }
         )
         self._tokens: dict[tuple[str, int], list[int]] = {}
+        self._context: dict[str, Any] = {}
 
     # -- requests ------------------------------------------------------------------------------
 
+    def fewshot_context(
+        self,
+        doc: dict,
+        num_fewshot: int,
+        system_instruction: str | None = None,
+        apply_chat_template: bool = False,
+        fewshot_as_multiturn: bool = False,
+        chat_template: Any = None,
+        gen_prefix: str | None = None,
+    ) -> str | list[str]:
+        """In a chat template the question is asked as it stands, unless ``template`` is given."""
+        if apply_chat_template and "template" not in self.options:
+            doc = {**doc, "prompt": doc["question"]}
+        self._context = {
+            "system_instruction": system_instruction,
+            "apply_chat_template": apply_chat_template,
+            "fewshot_as_multiturn": fewshot_as_multiturn,
+            "chat_template": chat_template,
+        }
+        return super().fewshot_context(doc, num_fewshot, gen_prefix=gen_prefix, **self._context)
+
     def construct_requests(self, doc: dict, ctx: str, **kwargs: Any) -> list[Instance]:
-        kwargs.pop("apply_chat_template", None)
-        template = kwargs.pop("chat_template", None)
+        chat = kwargs.pop("apply_chat_template", False)
+        kwargs.pop("chat_template", None)
         texts = [(ctx, doc["answer"])]
         if doc["paraphrased_answer"]:
             texts.append((ctx, doc["paraphrased_answer"]))
         texts += [(ctx, wrong) for wrong in doc["perturbed_answer"]]
         if doc["paraphrased_prompt"]:
-            again = doc["paraphrased_prompt"]
-            if template is not None:
-                again = template([{"role": "user", "content": again}])
-            texts.append((again, doc["answer"]))
-        asked = [(context, f" {answer}{self.eos}") for context, answer in texts]
-        if self._encode is not None:
+            other = {"prompt": doc["paraphrased_prompt"], "question": doc["paraphrased_question"]}
+            texts.append(
+                (self.fewshot_context({**doc, **other}, 0, **self._context), doc["answer"])
+            )
+        space = "" if chat else " "
+        asked = [(context, f"{space}{answer}{self.eos}") for context, answer in texts]
+        if self._encode is not None:  # white space at the end of a context lm-eval scores along
             self._tokens[doc["set"], doc["number"]] = [
                 len(self._encode(context + answer)["input_ids"])
-                - len(self._encode(context)["input_ids"])
+                - len(self._encode(context.rstrip())["input_ids"])
                 for context, answer in asked
             ]
         requests = [("loglikelihood", pair) for pair in asked]
@@ -222,8 +245,9 @@ class Tofu(ConfigurableTask):
         name = doc["set"]
         counts = self._tokens[name, doc["number"]]
         # The paraphrased answer where there is one (else the answer) is TOFU's "right" answer.
-        means = [result[0] / n for result, n in zip(results, counts, strict=False)]
         facts = [getattr(result, "facts", None) for result in results[: len(counts)]]
+        counts = [n if f is None else len(f) for n, f in zip(counts, facts, strict=True)]
+        means = [result[0] / n for result, n in zip(results, counts, strict=False)]
         answer, rest = means[0], means[1:]
         values: dict[str, float] = {}
         ratios: dict[str, float] = {}
@@ -244,14 +268,18 @@ class Tofu(ConfigurableTask):
         else:
             values["probability"] = math.exp(answer)
             values["paraphrased_probability"] = math.exp(right)
-        if facts[0] is not None:
-            values["extraction_strength"] = memorisation.extraction_strength(facts[0])
-            values["extraction_strength_one_over_n"] = memorisation.extraction_strength(
-                facts[0], "one_over_n"
-            )
+        own, bare = facts[0], facts[0]
+        if own is not None:
+            bare = own[:-1] if self.eos and len(own) > 1 else own
+            strength = memorisation.extraction_strength
+            values["extraction_strength"] = strength(own)
+            values["extraction_strength_one_over_n"] = strength(own, "one_over_n")
+            values["extraction_strength_without_eos"] = strength(bare)
+            values["extraction_strength_open_unlearning"] = strength(bare, "one_over_n")
+            values["exact_memorisation"] = memorisation.exact_memorisation(own)
+            values["exact_memorisation_without_eos"] = memorisation.exact_memorisation(bare)
             if doc["paraphrased_prompt"]:
-                strength = memorisation.extraction_strength(facts[len(counts) - 1])
-                values["extraction_strength_paraphrased_question"] = strength
+                values["extraction_strength_paraphrased_question"] = strength(facts[-1])
         if name != "holdout":
             values["rouge_l_recall"] = rouge_l_recall(results[-1], doc["answer"])
             said = results[-1]
@@ -267,13 +295,17 @@ class Tofu(ConfigurableTask):
         row["model_utility_open_unlearning"] = (name, {**parts, "truth_ratio": other})
         ratio = (doc["number"], ratios["original"]) if name == "forget" else None
         row["forget_quality"] = row["forget_quality_log10"] = ratio
-        attacked = None
-        if facts[0] is not None and name in ("forget", "holdout"):
-            text = doc["answer"]
-            attacked = memorisation.all_likelihood_metrics(facts[0], text, ks=(0.4,))
+        attacked: dict[str, float] = {}
+        if name in ("forget", "holdout"):
+            size = memorisation.compressed_bytes(doc["answer"])
+            attacked = {"loss": -answer, "zlib_ratio": -answer / size}
+            for ending, tokens in (("", own), ("_without_eos", bare)):
+                if tokens is not None:
+                    attacked[f"min_k_0.4{ending}"] = memorisation.min_k(tokens, 0.4)
+                    attacked[f"min_k_plus_0.4{ending}"] = memorisation.min_k_plus(tokens, 0.4)
         for attack in ATTACKS:
-            row[f"auc_{attack}"] = (name, attacked[attack]) if attacked else None
-        return row
+            row[f"auc_{attack}"] = (name, attacked[attack]) if attack in attacked else None
+        return with_errors(row, self.aggregation())
 
     def aggregation(self) -> dict[str, Any]:
         functions: dict[str, Any] = {
@@ -287,10 +319,12 @@ class Tofu(ConfigurableTask):
         functions["forget_quality_log10"] = partial(self._forget_quality, place=1)
         for attack in ATTACKS:
             functions[f"auc_{attack}"] = partial(auc_of_rows, sign=-1 if "min_k" in attack else 1)
-        return functions
+        return with_error_functions(functions)
 
     def higher_is_better(self) -> dict[str, bool]:
-        return {name: not name.startswith(("forget_", "auc_")) for name in self.aggregation()} | {
+        """Not of the attacks: .5 is best."""
+        names = [name for name in self.aggregation() if not name.startswith("auc_")]
+        return {name: not name.startswith("forget_") for name in names} | {
             "forget_truth_ratio": True,
             "forget_quality": True,
             "forget_quality_log10": True,

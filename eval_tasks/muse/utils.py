@@ -1,5 +1,6 @@
 """Functions that the YAML files of this folder name; the work is done in the package."""
 
+from axolotl_unlearn.evaluation.lm_tasks import UnlearnTask  # noqa: F401
 from axolotl_unlearn.evaluation.muse import (  # noqa: F401
     auc_members,
     knowmem_documents,

@@ -1,0 +1,136 @@
+"""``axolotl unlearn tasks``: our lm-eval tasks, registered with lm-eval or run by it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+import click
+
+from axolotl_unlearn.errors import UnlearnError
+
+
+@click.group()
+def command() -> None:
+    """Our lm-eval tasks: TOFU, MUSE, RWKU, WMDP, SemEval-2025 Task 4, likelihoods of answers.
+
+    \b
+    axolotl unlearn tasks register                 then: lm_eval --tasks semeval_unlearn
+    axolotl unlearn tasks run --model hf-unlearn --model_args pretrained=out/merged --tasks tofu
+    """
+
+
+@command.command("register")
+@click.option("--remove", is_flag=True, help="Remove what was registered.")
+def register(remove: bool) -> None:
+    """Copy the task folder into the installed lm-eval, or remove it again.
+
+    Until an lm-eval release reads task folders of other packages, this is what makes our tasks
+    known to plain `lm_eval`. Without it, use `lm_eval --include_path eval_tasks`.
+
+    \b
+    Example:
+      axolotl unlearn tasks register
+      lm_eval --model hf --model_args pretrained=out/merged --tasks semeval_unlearn
+      axolotl unlearn tasks register --remove
+    """
+    from axolotl_unlearn.evaluation.tasks import register_tasks, unregister_tasks
+
+    if remove:
+        folders = unregister_tasks()
+        for folder in folders:
+            click.echo(f"removed {folder}")
+        if not folders:
+            click.echo("nothing was registered")
+        return
+    for path in register_tasks():
+        click.echo(f"copied {path.name} to {path.parent}")
+    click.echo("`lm_eval --tasks semeval_unlearn` now finds the tasks; --remove undoes this.")
+
+
+@command.command(
+    "run",
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(arguments: tuple[str, ...]) -> None:
+    """Run lm_eval with `--model hf-unlearn`, `--model hf-whp` and our tasks known to it.
+
+    All ARGUMENTS are lm_eval's. The folder of our tasks is included unless you name another.
+
+    \b
+    Example:
+      axolotl unlearn tasks run --model hf-unlearn --model_args pretrained=out/merged \\
+        --tasks unlearn_likelihood --metadata '{"data_dir": "out/demo/data"}' --batch_size 16
+
+    hf-whp (arXiv 2310.02238) takes off a model's logits what more training on the forget rows adds:
+    --model_args pretrained=out/memorised,reinforced=out/reinforced,alpha=5
+    """
+    if not arguments or set(arguments) & {"-h", "--help"}:
+        click.echo(click.get_current_context().get_help())
+        return
+    from lm_eval.__main__ import cli_evaluate
+
+    import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
+    import axolotl_unlearn.experimental.whp  # noqa: F401 (registers hf-whp)
+    from axolotl_unlearn.evaluation.tasks import task_folder
+
+    given = _names_not_folders(list(arguments))
+    if not any(a == "--include_path" or a.startswith("--include_path=") for a in given):
+        given += ["--include_path", str(task_folder())]
+    before, sys.argv = sys.argv, ["lm_eval", *given]
+    try:
+        cli_evaluate()
+    except Exception as error:
+        if not _lm_eval_says(error):
+            raise
+        names = ", ".join(
+            sorted(p.name for p in task_folder().iterdir() if (p / "utils.py").is_file())
+        )
+        said = " ".join(str(error).split()).rstrip(".")
+        if "asks not found" in said:
+            said += f" (ours are {names})"
+        raise UnlearnError(f"lm_eval: {said}.") from error
+    finally:
+        sys.argv = before
+
+
+def _names_not_folders(given: list[str]) -> list[str]:
+    """lm_eval takes a folder of the working folder for the task that it is named like: a name that
+    stands there twice it looks up."""
+
+    def twice(name: str) -> str:
+        folder = Path(name)
+        shadowed = folder.is_dir() and not any(folder.glob("*.yaml"))
+        return f"{name},{name}" if shadowed else name
+
+    found = list(given)
+    for number, word in enumerate(given):
+        option, equals, name = word.partition("=")
+        if option in ("--tasks", "-t"):
+            if equals:
+                found[number] = f"{option}={twice(name)}"
+            elif number + 1 < len(given):
+                found[number + 1] = twice(given[number + 1])
+    return found
+
+
+#: Where lm-eval speaks of options and tasks, and not of rows.
+_SPEAKS = ("_cli/", "config/", "tasks/__init__.py", "evaluator.py", "api/registry.py",
+           "api/group.py", "utils.py")  # fmt: skip
+
+
+def _lm_eval_says(error: BaseException) -> bool:
+    """Whether it is about what was asked for: a task, an option, a model that cannot be loaded.
+    What is raised once rows are read may quote one."""
+    import lm_eval
+
+    frames = traceback.extract_tb(error.__traceback__)
+    if not str(error).strip():
+        return False
+    if any(frame.name == "create_from_arg_obj" for frame in frames):
+        return True
+    home, place = Path(lm_eval.__file__).parent, Path(frames[-1].filename)
+    return place.is_relative_to(home) and (place.relative_to(home).as_posix().startswith(_SPEAKS))
