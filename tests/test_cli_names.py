@@ -60,7 +60,8 @@ def test_init_of_match_says_what_is_missing(home, tmp_path):
 
 @pytest.mark.parametrize("old", sorted(RENAMED))
 def test_old_names_say_the_new_one_and_work(old):
-    words = {"record": ["verify"], "compare": ["a", "b"], "audit": ["a", "nowhere"]}
+    words = {"record": ["verify"], "compare": ["a", "b"], "audit": ["a", "nowhere"],
+             "lm-eval": ["--model", "hf-unlearn", "--tasks", "tofo"]}  # fmt: skip
     done = run(old, *words.get(old, []), *(["nowhere"] if old != "compare" else []))
     assert f"is now `axolotl unlearn {' '.join(RENAMED[old])}`" in done.output
     assert done.exit_code == 2 and "Error: " in done.output

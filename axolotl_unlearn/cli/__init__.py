@@ -28,7 +28,9 @@ RENAMED = {
     "audit": ("request", "audit"),
     "clean": ("request", "clean"),
     "compare": ("eval", "--compare"),
+    "lm-eval": ("tasks", "run"),
     "record": ("request",),
+    "register-tasks": ("tasks", "register"),
 }
 
 

@@ -367,7 +367,7 @@ def register_tasks(target: Path | None = None) -> list[Path]:
                 shutil.copyfile(path, home / path.name)
                 written.append(home / path.name)
             marker = {
-                "by": "axolotl unlearn register-tasks",
+                "by": "axolotl unlearn tasks register",
                 "version": TASK_VERSION,
                 "files": {path.name: _sha256(path) for path in files},
             }
@@ -397,7 +397,7 @@ def _remove(home: Path) -> None:
     marker = home / MARKER
     if not marker.is_file():
         raise UnlearnError(
-            f"{home} exists but was not made by `axolotl unlearn register-tasks`; move it away."
+            f"{home} exists but was not made by `axolotl unlearn tasks register`; move it away."
         )
     ours = set(json.loads(marker.read_text(encoding="utf-8"))["files"]) | {MARKER, "__pycache__"}
     others = sorted(path.name for path in home.iterdir() if path.name not in ours)

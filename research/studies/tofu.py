@@ -93,7 +93,7 @@ def score(model: str, sizes: TofuSizes, part: str = "") -> Run:
             before = plan.out / "eval" / f"retrained{part and '-'}{part}"
             metadata["retrained"] = near(before / "truth_ratios.json")
         return [
-            *("axolotl", "unlearn", "lm-eval", "--model", "hf-unlearn", "--tasks", "tofu"),
+            *("axolotl", "unlearn", "tasks", "run", "--model", "hf-unlearn", "--tasks", "tofu"),
             *("--model_args", f"pretrained={plan.model(model)},dtype=float32"),
             *("--metadata", json.dumps(metadata), "--batch_size", "16"),
             *("--gen_kwargs", f"max_gen_toks={sizes.new_tokens}"),
