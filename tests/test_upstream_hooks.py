@@ -38,6 +38,7 @@ HOOKS = {
     },
     "transformers.Trainer": {
         "_get_grad_norm": "model grad_norm",
+        "_prepare_inputs": "inputs",
         "_save_checkpoint": "model trial",
         "compute_loss": "model inputs return_outputs num_items_in_batch",
         "create_scheduler": "num_training_steps optimizer",
