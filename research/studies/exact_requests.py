@@ -12,7 +12,9 @@ several ways, and counts the answers that are said in the likeliest words.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import logging
 import os
 import random
 import resource
@@ -29,6 +31,7 @@ import yaml
 from rich.console import Console
 
 from axolotl_unlearn.files import write_json, write_lines
+from axolotl_unlearn.forkserver import IMPORTED
 from axolotl_unlearn.merging.recipe import Recipe
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests import ways
@@ -56,6 +59,9 @@ def fork_commands() -> None:
     sys.path.insert(0, str(ROOT / "tests"))
     from forks import Fork
 
+    for name in IMPORTED:
+        importlib.import_module(name)
+    logging.disable(logging.WARNING)  # a line on the fork server's standard output is no answer
     subprocess.Popen = Fork  # type: ignore[misc]
 
 
@@ -122,14 +128,17 @@ def by_way(request: Any, way: str) -> tuple[dict[str, str], float, float]:
     return found, processor() - before, time.monotonic() - began
 
 
-def equal(out: Path, count: int) -> dict[str, Any]:
-    """Both exact ways of drawn requests, and the runs without the rows."""
+def equal(out: Path, count: int, of: int) -> dict[str, Any]:
+    """Both exact ways of drawn requests, and the runs without the rows; one pass over ``of`` people,
+    since whether weights are equal does not depend on how long they were trained."""
     rows = prepare(out)
-    people = list(dict.fromkeys(row["id"] for row in rows))
+    people = list(dict.fromkeys(row["id"] for row in rows))[:of]
+    rows = [row for row in rows if row["id"] in people]
+    write_lines(out / "data" / "some.jsonl", rows)
     rng, key = random.Random("drawn requests"), b"k" * 32
     sharding = shards.Sharding(4, 2, "id")
-    few = {"num_epochs": 2}
-    path = config(out, "all", out / "data" / "train.jsonl", **few)
+    few = {"num_epochs": 1}
+    path = config(out, "all", out / "data" / "some.jsonl", **few)
     folder = out / "shards"
     if not (folder / shards.FACTS).is_file() or not shards.load(folder).get("model"):
         shards.train_shards(path, folder, sharding, key=key, threads=2, console=QUIET)
@@ -159,10 +168,17 @@ def equal(out: Path, count: int) -> dict[str, Any]:
             shutil.rmtree(used)
         print(number, one, flush=True)
         drawn.append(one)
+        write_json(out / "equal.json", summary(drawn, count, of))  # a run that is stopped has it
+    return summary(drawn, count, of)
+
+
+def summary(drawn: list[dict[str, Any]], count: int, of: int) -> dict[str, Any]:
     return {
         "requests": drawn,
         "equal": {way: sum(one[way] for one in drawn) for way in ("shards", "retrain")},
-        "of": count,
+        "carried_out": len(drawn),
+        "drawn": count,
+        "people": of,
     }
 
 
@@ -252,12 +268,13 @@ def main() -> None:
     parser.add_argument(
         "--requests", type=int, default=REQUESTS, help="5 for each count of `curve`"
     )
+    parser.add_argument("--people", type=int, default=20, help="that `equal` trains on")
     parser.add_argument("--counts", default="2,4,8")
     parser.add_argument("--slices", type=int, default=2)
     given = parser.parse_args()
     fork_commands()
     if given.study == "equal":
-        found = equal(given.out, given.requests)
+        found = equal(given.out, given.requests, given.people)
     else:
         counts = tuple(map(int, given.counts.split(",")))
         found = curve(given.out, counts, given.slices, min(5, given.requests))
