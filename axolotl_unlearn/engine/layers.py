@@ -61,6 +61,8 @@ def freeze_after(model: nn.Module, last: int) -> None:
     layers = getattr(owner, name)
     used = {p for part in (base.get_input_embeddings(), *layers[: last + 1])
             for p in part.parameters()}  # fmt: skip
+    if not any(parameter.requires_grad for parameter in used):
+        return  # an objective below all that is trained: the plugin names its layer
     for part in (*layers[last + 1 :], base.get_output_embeddings()):
         for parameter in part.parameters():
             if parameter not in used:  # a tied head is the embedding matrix
