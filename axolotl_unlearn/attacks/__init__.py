@@ -5,5 +5,6 @@ quantise    rounding the weights to few bits (arXiv 2410.16454)
 relearn     a little fine-tuning, against a model never trained on the forget set
 prompt      answer prefixes, paraphrases, examples in the context
 inside      hidden states and gradients at texts that were known (arXiv 1812.00910)
+membership  attacks on single texts and on sets of them, a registry
 results     files, tables and curves of all of them
 """

@@ -102,6 +102,7 @@ def command() -> None:
     axolotl unlearn attack relearn  out/demo/merged --control out/demo/retrained --source forget
     axolotl unlearn attack prompt   out/demo/merged --control out/demo/retrained
     axolotl unlearn attack inside   out/demo/merged --control out/demo/retrained
+    axolotl unlearn attack membership out/demo/merged --control out/demo/retrained
     """
 
 
@@ -265,3 +266,109 @@ def inside(model: str, data_dir: Path, out: Path, control: str | None, **options
     ]
     subject, against = make_subjects(model, (), control, **options)
     _finish(out, data_dir, inside_attack(subject, *sides, against), [])
+
+
+@command.command()
+@click.argument("models", nargs=-1)
+@data_option("Folder with member.jsonl and nonmember.jsonl (and retain.jsonl).")
+@out_option("out/attacks", ATTACKED)
+@click.option("--attacks", help="Names with commas between, or all.  [default: see --list]")
+@click.option("--control", help="A model that never saw the members, attacked alike.")
+@click.option("--limit", type=int, help="So many texts of each kind only.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--device", help="Where models run.  [default: cuda if there is one]")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32")
+@click.option("--list", "listed", is_flag=True, help="Print the attacks and end.")
+def membership(models: tuple[str, ...], listed: bool, attacks: str | None, **options: Any) -> None:
+    """Tell members from texts never seen, by every registered attack, corrected for their number.
+
+    Writes membership.json. An attack that cannot be made is named as not measured; then no model
+    passes.
+
+    \b
+    axolotl unlearn attack membership out/demo/merged --control out/demo/retrained
+    axolotl unlearn attack membership out/demo/merged --attacks loss,g_drift,icp
+    """
+    from rich.console import Console
+
+    from axolotl_unlearn.attacks.membership.run import named, ordered, sentence, table
+
+    console = Console()
+    if listed:
+        for one in ordered():
+            often = "" if one.default else " (if named)"
+            line = f"{one.name}{often}: sees {one.access}; {one.cost}; {one.source}"
+            console.print(line, markup=False, highlight=False)
+        return
+    if not models:
+        raise UnlearnError("name at least one model to attack: a folder, or NAME=FOLDER.")
+    result, path = _attack_members(models, named(attacks), **options)
+    for name, one in result["models"].items():
+        console.print(table(name, one["attacks"]))
+        for attack, row in one["attacks"].items():
+            if "missing" in row:
+                why = f"Not measured: {attack} ({row['missing']})"
+                console.print(why, markup=False, highlight=False)
+        console.print(sentence(name, one["attacks"]), markup=False, highlight=False)
+    if warning := result["blind"]["warning"]:
+        console.print(warning, markup=False, highlight=False)
+    console.print(f"Written: {path}", markup=False, highlight=False)
+
+
+def _attack_members(
+    models: tuple[str, ...],
+    names: list[str],
+    *,
+    data_dir: Path,
+    out: Path,
+    control: str | None,
+    limit: int | None,
+    seed: int,
+    device: str | None,
+    dtype: str,
+) -> tuple[dict, Path]:
+    """What `membership` writes, and where."""
+    import torch
+
+    from axolotl_unlearn.attacks.membership import Target
+    from axolotl_unlearn.attacks.membership.run import attack_model, blind, sentence, status
+    from axolotl_unlearn.data.records import read_documents
+    from axolotl_unlearn.evaluation.sets import find_file, load_sets
+    from axolotl_unlearn.files import write_json
+    from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
+
+    specs = parse_models([*models, *([control] if control else [])])
+    sets = load_sets(data_dir, parts=("mia",))
+    if limit is not None and limit < 1:
+        raise UnlearnError(f"--limit is {limit}; it must be 1 or more.")
+    sides = (sets.member[:limit], sets.nonmember[:limit])
+    retain = find_file(data_dir, "retain")
+    retained = [text for _, text in read_documents(retain)][:200] if retain else []
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+    def load(spec: Any, other: Target | None = None) -> Target:
+        model = load_model(spec, dtype=getattr(torch, dtype), device=device)
+        return Target(model, load_tokenizer(spec), other, retained, seed)
+
+    against = load(specs[-1]) if control else None
+    found = {}
+    for spec in specs[: len(models)]:
+        attacks = attack_model(load(spec, against), *sides, names)
+        found[spec.name] = {
+            "attacks": attacks,
+            "status": status(attacks),
+            "sentence": sentence(spec.name, attacks),
+        }
+    result = {
+        "schema": 1,
+        "data_dir": str(data_dir),
+        "members": len(sides[0]),
+        "nonmembers": len(sides[1]),
+        "control": specs[-1].name if control else None,
+        "seed": seed,
+        "blind": blind(*sides),
+        "models": found,
+    }
+    path = out / "membership.json"
+    write_json(path, result)
+    return result, path

@@ -1,0 +1,200 @@
+"""One protocol for attacks that ask whether a text was learned, and their registry.
+
+An attack is a function of a model and texts. It gives one number a text (high = rather a member),
+or features of a text from which a classifier learns, and says what it has to see of the model.
+
+Shape letters: N members, M non-members, T = N + M texts, F features, n tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from axolotl_unlearn.engine.scorer import Query, check_length, score_queries, text_queries
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.learned import FEATURES, PENALTY, learned_attack
+from axolotl_unlearn.metrics.membership import rank_test
+from axolotl_unlearn.metrics.memorisation import TokenFacts
+from axolotl_unlearn.metrics.statistics import LEVEL, Clusters, auc, auc_interval
+from axolotl_unlearn.models import input_device
+
+#: What an attacker has to see of a model, from least to most.
+Access = Literal["text", "label log-probs", "distributions", "hidden states", "gradients"]
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Target:
+    """A model under attack, with what several attacks ask of it.
+
+    Attributes:
+        model, tokenizer: In evaluation mode.
+        control: A model that never saw the members; None where there is none.
+        retained: Texts that model and control were trained on; may be empty.
+        seed: Of all that an attack draws.
+    """
+
+    model: Any
+    tokenizer: Any
+    control: Target | None = None
+    retained: Sequence[str] = ()
+    seed: int = 0
+    _known: dict[tuple, TokenFacts] = field(default_factory=dict, repr=False)
+
+    def queries(self, texts: Sequence[str]) -> list[Query]:
+        """The tokens of each text and which of them are scored; no text is too long."""
+        asked = text_queries(self.tokenizer, texts)
+        check_length(self.model, asked)
+        return asked
+
+    def facts(self, texts: Sequence[str]) -> list[TokenFacts]:
+        """Token facts of each text, computed once."""
+        return self.facts_of(self.queries(texts))
+
+    def facts_of(self, asked: Sequence[Query]) -> list[TokenFacts]:
+        """The same of queries."""
+        keys = [(tuple(q.ids), tuple(q.times), tuple(q.targets)) for q in asked]
+        new = {key: q for key, q in zip(keys, asked, strict=True) if key not in self._known}
+        self._known |= zip(new, score_queries(self.model, list(new.values())), strict=True)
+        return [self._known[key] for key in keys]
+
+    @torch.no_grad()
+    def distributions(self, query: Query) -> Tensor:
+        """``[n, V]`` float32 log-probabilities at the positions that predict the scored tokens."""
+        ids = torch.tensor([list(query.ids)], device=input_device(self.model))
+        logits = self.model(input_ids=ids, use_cache=False).logits[0]
+        return logits[list(query.times)].float().log_softmax(-1)
+
+    def against(self) -> Target:
+        """The control.
+
+        Raises:
+            UnlearnError: there is none.
+        """
+        if self.control is None:
+            raise UnlearnError(
+                "this attack compares with a model that never saw the members; give it with "
+                "`--control`."
+            )
+        return self.control
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an attack tells of two sets of texts.
+
+    Attributes:
+        members, nonmembers: Scores of the texts it was judged by, high = rather a member.
+        auc, low, high: Of these, with the interval at 95 %.
+        p: Of "members and non-members are exchangeable".
+    """
+
+    members: Array
+    nonmembers: Array
+    auc: float
+    low: float
+    high: float
+    p: float
+
+
+#: Features ``[N, F]`` and ``[M, F]`` with the document of each text, to what they tell.
+Judge = Callable[[Array, Array, Sequence[Hashable], Sequence[Hashable], int], Outcome]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack of the registry.
+
+    Attributes:
+        name: As `--attacks` takes it.
+        access: What it sees of the model.
+        cost: Passes through the model a text.
+        source: Paper, with what was not to be found in it.
+        look: Of a target and texts ``[T]`` scores or ``[T, F]`` features.
+        judge: What the features tell; None where `look` gives scores.
+        control: Whether it needs a control.
+        default: Whether it is made where no attack is named.
+    """
+
+    name: str
+    access: Access
+    cost: str
+    source: str
+    look: Callable[[Target, Sequence[str]], Array]
+    judge: Judge | None = None
+    control: bool = False
+    default: bool = True
+
+
+REGISTRY: dict[str, Attack] = {}
+
+
+def attack(name: str, access: Access, cost: str, source: str, **more: Any) -> Callable:
+    """Register a function as an attack; fields of `Attack`."""
+
+    def decorate(look: Callable) -> Callable:
+        if name in REGISTRY:
+            raise ValueError(f"there is an attack {name!r} already")
+        REGISTRY[name] = Attack(name, access, cost, source, look, **more)
+        return look
+
+    return decorate
+
+
+def by_rank(members: Array, nonmembers: Array, clusters: Clusters = None) -> Outcome:
+    """Scores judged by their order: two-sided rank test, interval of the AUC; both by cluster."""
+    bounds = auc_interval(members, nonmembers, LEVEL, clusters)
+    p = rank_test(members, nonmembers, clusters=clusters)
+    return Outcome(members, nonmembers, auc(members, nonmembers), *bounds, p)
+
+
+def by_learning(
+    members: Array,
+    nonmembers: Array,
+    documents: Sequence[Hashable],
+    others: Sequence[Hashable],
+    seed: int = 0,
+) -> Outcome:
+    """Features judged by a cross-validated linear classifier (`metrics.learned`), exact p.
+
+    The interval is that of chance laid around the AUC: out-of-fold scores depend on each other,
+    so DeLong's would be too narrow.
+    """
+    penalty = PENALTY * max(1.0, members.shape[1] / FEATURES)
+    found = learned_attack(members, nonmembers, documents, others, penalty=penalty, seed=seed)
+    if found is None:
+        raise UnlearnError("an attack that learns needs 20 texts of each kind and finite features.")
+    if found.p is None:
+        raise UnlearnError("no document can change sides by chance; give both sides alike ones.")
+    half = float(np.quantile(np.abs(found.null - np.median(found.null)), LEVEL))
+    bounds = (max(0.0, found.auc - half), min(1.0, found.auc + half))
+    return Outcome(found.members, found.nonmembers, found.auc, *bounds, found.p)
+
+
+def measure(
+    one: Attack,
+    target: Target,
+    members: Sequence[str],
+    nonmembers: Sequence[str],
+    documents: Sequence[Hashable],
+    others: Sequence[Hashable],
+) -> Outcome:
+    """One attack on one model.
+
+    Raises:
+        UnlearnError: It cannot be made here, or a score is not finite.
+    """
+    values = np.asarray(one.look(target, [*members, *nonmembers]), float)
+    if not np.isfinite(values).all():
+        raise UnlearnError("some scores are NaN or infinite; load the model with --dtype float32.")
+    n = len(members)
+    if one.judge is not None:
+        return one.judge(values[:n], values[n:], documents, others, target.seed)
+    return by_rank(values[:n], values[n:], (documents, others))

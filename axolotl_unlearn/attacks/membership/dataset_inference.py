@@ -1,0 +1,126 @@
+"""LLM Dataset Inference: was a *set* of texts learned? Many weak scores, one test.
+
+arXiv 2406.06443 and its released code: features of each text, outliers clipped, standardised, a
+linear classifier learned on half of the texts, a t-test of its outputs on the other half. The code
+clips and standardises each set by its own values, held-out half included. Here the half that is
+learned from decides both, so the other half stays untouched and the test stays one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from scipy.stats import ttest_ind
+
+from axolotl_unlearn.attacks.membership.base import Array, Outcome, Target, attack
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.memorisation import TokenFacts, compressed_bytes, loss
+from axolotl_unlearn.metrics.statistics import auc, auc_interval
+
+SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+#: Share of the texts beyond each of the two ends that outliers are clipped to.
+CLIPPED = 0.025
+#: Fewer documents than this in a half are no test.
+LEAST = 5
+
+
+def features(facts: TokenFacts, text: str, cased: TokenFacts, shuffled: TokenFacts) -> list[float]:
+    """``[F]`` of one text: perplexity, means of the lowest and highest shares of token losses,
+    loss / bytes after zlib, ratio and difference of the loss to that of each changed text."""
+    losses = np.sort(-facts.logp)
+    mean = loss(facts)
+    found = [np.exp(min(mean, 50.0)), mean / compressed_bytes(text)]
+    for share in SHARES:
+        count = max(1, int(share * len(losses)))
+        found += [losses[:count].mean(), losses[-count:].mean()]
+    for other in (cased, shuffled):
+        found += [mean / max(loss(other), 1e-6), mean - loss(other)]
+    return [float(value) for value in found]
+
+
+def halves(documents: Sequence[Hashable], rng: np.random.Generator) -> Array:
+    """Which texts are learned from: those of a random half of the documents, rounded down."""
+    names = list(dict.fromkeys(documents))
+    chosen = {names[i] for i in rng.permutation(len(names))[: len(names) // 2]}
+    return np.array([name in chosen for name in documents])
+
+
+def judge(
+    members: Array,
+    nonmembers: Array,
+    documents: Sequence[Hashable],
+    others: Sequence[Hashable],
+    seed: int = 0,
+) -> Outcome:
+    """Welch's one-sided t-test of the held-out halves, a document's mean output as one value.
+
+    Raises:
+        UnlearnError: fewer than 5 documents in a half.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    rng = np.random.default_rng(seed)
+    learned = [halves(documents, rng), halves(others, rng)]
+    kept = [np.flatnonzero(~half) for half in learned]
+    names = [[side[i] for i in k] for side, k in zip((documents, others), kept, strict=True)]
+    if min(len(set(side)) for side in names) < LEAST:
+        raise UnlearnError(f"this attack needs {2 * LEAST} documents of each kind.")
+    inside, outside = members[learned[0]], nonmembers[learned[1]]
+    both = np.concatenate([inside, outside])
+    low, high = np.quantile(both, [CLIPPED, 1 - CLIPPED], axis=0)
+    both = both.clip(low, high)
+    centre, spread = both.mean(0), both.std(0)
+
+    def scaled(values: Array) -> Array:
+        return (values.clip(low, high) - centre) / np.where(spread > 1e-9, spread, np.inf)
+
+    labels = np.repeat([1, 0], [len(inside), len(outside)])
+    line = LogisticRegression(max_iter=1000, class_weight="balanced").fit(scaled(both), labels)
+    told = [
+        line.decision_function(scaled(side[k]))
+        for side, k in zip((members, nonmembers), kept, strict=True)
+    ]
+    means = [
+        [np.mean([v for v, n in zip(values, side, strict=True) if n == name]) for name in set(side)]
+        for values, side in zip(told, names, strict=True)
+    ]
+    p = float(ttest_ind(*means, equal_var=False, alternative="greater").pvalue)
+    bounds = auc_interval(*told, clusters=tuple(names))
+    return Outcome(*told, auc(*told), *bounds, p if np.isfinite(p) else 1.0)
+
+
+@attack(
+    "dataset_inference",
+    "label log-probs",
+    "3 forwards",
+    "arXiv 2406.06443, with 2 of its 6 perturbations; logistic regression is scikit-learn's",
+    judge=judge,
+)
+def look(target: Target, texts: Sequence[str]) -> Array:
+    rng = np.random.default_rng(target.seed)
+    changed = [[_like(text, change(text, rng)) for text in texts] for change in (_cased, _dropped)]
+    rows = zip(target.facts(texts), texts, *map(target.facts, changed), strict=True)
+    return np.array([features(facts, str(text), *others) for facts, text, *others in rows])
+
+
+def _like(text: str, changed: str) -> str:
+    """The changed text, read after the prompt of the first."""
+    from axolotl_unlearn.data.records import Answer
+
+    return Answer(changed, text.prompt) if getattr(text, "prompt", "") else changed
+
+
+def _cased(text: str, rng: np.random.Generator) -> str:
+    """A quarter of the characters in the other case (`change_char_case`, prob .25)."""
+    flips = rng.random(len(text)) < 0.25
+    return "".join(c.swapcase() if flip else c for c, flip in zip(text, flips, strict=True))
+
+
+def _dropped(text: str, rng: np.random.Generator) -> str:
+    """A quarter of the words left out, never all (`random_deletion`, prob .25)."""
+    words = text.split()
+    kept = [
+        word for word, away in zip(words, rng.random(len(words)) < 0.25, strict=True) if not away
+    ]
+    return " ".join(kept if len(kept) > 1 else words)

@@ -1,0 +1,175 @@
+"""The attacks that are asked for, on models, with intervals, corrected for their number.
+
+What could not be measured is said and is never good news: no model passes with an attack missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, get_args
+
+from axolotl_unlearn.attacks.membership.base import (
+    REGISTRY,
+    Access,
+    Attack,
+    Outcome,
+    Target,
+    measure,
+)
+from axolotl_unlearn.data.records import author_of, document_id
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.membership import blind_baselines, blind_sentence, tpr_at_fpr
+from axolotl_unlearn.metrics.statistics import LEVEL, auc_gap, holm
+
+#: (id, text) of each.
+Documents = Sequence[tuple[str, str]]
+
+
+def ordered() -> list[Attack]:
+    """The registry, by what an attack has to see."""
+    return sorted(REGISTRY.values(), key=lambda one: get_args(Access).index(one.access))
+
+
+def named(text: str | None) -> list[str]:
+    """The attacks that `--attacks` names; None: those made by default; "all": every one.
+
+    Raises:
+        UnlearnError: There is no such attack.
+    """
+    if text is None:
+        return [one.name for one in ordered() if one.default]
+    if text.strip() == "all":
+        return [one.name for one in ordered()]
+    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if unknown := [name for name in names if name not in REGISTRY]:
+        raise UnlearnError(
+            f"--attacks: there is no attack {unknown[0]!r}; there are {', '.join(REGISTRY)}."
+        )
+    if not names:
+        raise UnlearnError("--attacks names no attack; leave it out for the default ones.")
+    return names
+
+
+def clusters_of(documents: Documents) -> list[str]:
+    """What each text is not independent of: its author, else its document."""
+    return [author_of(text) or document_id(name) for name, text in documents]
+
+
+def attack_model(
+    target: Target,
+    members: Documents,
+    nonmembers: Documents,
+    names: Sequence[str],
+    on_attack: Callable[[str], None] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Each attack's figures by name; ``{"missing": why}`` where it could not be made.
+
+    ``p_corrected`` is Holm's over the attacks that were made. With a control, ``control`` is its
+    AUC under the same attack, and ``difference`` the paired one of both where scores are ranked.
+    """
+    sides = [[text for _, text in side] for side in (members, nonmembers)]
+    clusters = (clusters_of(members), clusters_of(nonmembers))
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        one = REGISTRY[name]
+        if on_attack is not None:
+            on_attack(name)
+        row: dict[str, Any] = {"access": one.access, "cost": one.cost, "source": one.source}
+        try:
+            seen = measure(one, target, *sides, *clusters)
+            row |= _figures(seen)
+            if target.control is not None and not one.control:
+                other = measure(one, target.control, *sides, *clusters)
+                row |= _against(seen, other, clusters if one.judge is None else None)
+        except UnlearnError as error:
+            row = {"access": one.access, "missing": str(error)}
+        found[name] = row
+    made = [row for row in found.values() if "missing" not in row]
+    for row, p in zip(made, holm([row["p"] for row in made]) if made else (), strict=True):
+        row["p_corrected"] = float(p)
+    return found
+
+
+def _figures(seen: Outcome) -> dict[str, Any]:
+    return {
+        "auc": seen.auc,
+        "low": seen.low,
+        "high": seen.high,
+        "p": seen.p,
+        "tpr_at_1": tpr_at_fpr(seen.members, seen.nonmembers, 0.01),
+        "n": [len(seen.members), len(seen.nonmembers)],
+    }
+
+
+def _against(seen: Outcome, other: Outcome, clusters: tuple | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"control": other.auc}
+    if clusters is not None:
+        pairs = ((seen.members, seen.nonmembers), (other.members, other.nonmembers))
+        gap = auc_gap(*pairs, clusters)
+        low, high = gap.interval(LEVEL)
+        found["difference"] = {"value": float(gap.value), "low": float(low), "high": float(high)}
+    return found
+
+
+def blind(members: Documents, nonmembers: Documents) -> dict[str, Any]:
+    """What the texts alone tell, without a model, and the warning about it."""
+    found = blind_baselines(*([text for _, text in side] for side in (members, nonmembers)))
+    return {
+        "baselines": {name: asdict(one) for name, one in found.items()},
+        "warning": blind_sentence(found),
+    }
+
+
+def status(attacks: Mapping[str, Mapping[str, Any]]) -> str:
+    """ "told", "not told", or "open": nothing told, but an attack is missing."""
+    made = [row for row in attacks.values() if "missing" not in row]
+    if any(row["p_corrected"] < 1 - LEVEL for row in made):
+        return "told"
+    return "not told" if made and len(made) == len(attacks) else "open"
+
+
+def sentence(model: str, attacks: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the attacks say of a model, in words."""
+    made = {name: row for name, row in attacks.items() if "missing" not in row}
+    said = status(attacks)
+    if made:
+        name = min(made, key=lambda n: (made[n]["p_corrected"], -abs(made[n]["auc"] - 0.5)))
+        row = made[name]
+        figures = f"{name}: AUC {row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}], p "
+        figures += f"{row['p_corrected']:.2g} after Holm over {len(made)} attacks"
+    if said == "told":
+        text = f"{model}: members are told from texts never seen ({figures})"
+    elif made:
+        text = f"{model}: no attack that was made tells members ({figures})"
+    else:
+        text = f"{model}: no attack was made"
+    if missing := [name for name in attacks if name not in made]:
+        text += f"; not measured: {', '.join(missing)}"
+        text += ", so this is no evidence of forgetting" if said == "open" else ""
+    return text + "."
+
+
+def table(model: str, attacks: Mapping[str, Mapping[str, Any]]) -> Any:
+    """The figures of a model as a rich table."""
+    from rich import box
+    from rich.table import Table
+
+    grid = Table(title=f"Membership attacks: {model}", box=box.SIMPLE_HEAD)
+    grid.add_column("attack")
+    grid.add_column("sees")
+    for heading in ("AUC", "interval", "control", "p"):
+        grid.add_column(heading, justify="right", no_wrap=True)
+    for name, row in attacks.items():
+        if "missing" in row:
+            grid.add_row(name, row["access"], "n/a", "", "", "")
+            continue
+        control = f"{row['control']:.2f}" if "control" in row else ""
+        bounds = f"{row['low']:.2f}, {row['high']:.2f}"
+        p = f"{row['p_corrected']:.2g}"
+        told = row["p_corrected"] < 1 - LEVEL
+        grid.add_row(
+            name, row["access"], f"{row['auc']:.2f}", bounds, control, f"[red]{p}[/]" if told else p
+        )
+    grid.caption = "95 % intervals over documents; p after Holm over the attacks made."
+    return grid
