@@ -75,6 +75,13 @@ def _as_reference(value: Any) -> Any:
 Source = Annotated[ReferenceArgs, BeforeValidator(_as_reference)]
 
 
+def _as_model(value: Any) -> Any:
+    return {"model": value} if isinstance(value, str) else value
+
+
+Elsewhere = Annotated[ReferenceArgs, BeforeValidator(_as_model)]
+
+
 class AnnealArgs(Strict):
     """A weight that changes from its value to ``to`` over a phase (or the whole run)."""
 
@@ -501,6 +508,19 @@ class UnlearnArgs(Sides):
     """The ``unlearn:`` block."""
 
     preset: str | None = Field(None, description="published settings: " + "see presets/")
+    teacher: Elsewhere | None = Field(
+        None,
+        description="of `preset: never-seen`: a model that never saw the forget rows (PATH, or "
+        "{model: PATH, adapter: PATH})",
+    )
+    heldout: str | None = Field(
+        None, description="of `preset: never-seen`: rows that the model never saw (`level.heldout`)"
+    )
+    original: Elsewhere | None = Field(
+        None,
+        description="of `preset: never-seen`: the model that retained rows are held to, where "
+        "base_model is a start on the way to the teacher; default: base_model",
+    )
     reference: Source = Field(
         default_factory=ReferenceArgs,
         description="what objectives compare with: the starting model (auto, adapter_off, "
@@ -560,10 +580,19 @@ class UnlearnArgs(Sides):
     @model_validator(mode="before")
     @classmethod
     def _expand_preset(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("preset"):
-            given = {k: v for k, v in values.items() if v is not None}
-            return _merged(load_preset(values["preset"]), given)
-        return values
+        if not isinstance(values, dict):
+            return values
+        given = {k: v for k, v in values.items() if v is not None}
+        preset = load_preset(values["preset"]) if given.get("preset") else {}
+        taken = _places(preset)
+        for key, needed in _FILLED.items():
+            if key in given and key not in taken:
+                raise ValueError(
+                    f"`{key}` belongs to `preset: never-seen`; give that preset or remove it"
+                )
+            if needed and key in taken and key not in given:
+                raise ValueError(f"preset {given['preset']} needs `{key}`; add it to the block")
+        return _merged(_filled(preset, given), given) if preset else values
 
     @model_validator(mode="after")
     def _join_phases(self) -> UnlearnArgs:
@@ -623,12 +652,33 @@ class UnlearnArgs(Sides):
 
     def expanded(self) -> str:
         """The block with its preset written out, as YAML."""
-        block = self.model_dump(exclude_unset=True, exclude={"preset"})
+        block = self.model_dump(exclude_unset=True, exclude={"preset", *_FILLED})
         return yaml.safe_dump({"unlearn": block}, sort_keys=False, default_flow_style=None)
 
 
 #: Blocks of which a config may give some keys beside a preset; all else replaces the preset's.
-_MERGED = ("data", "labels", "fields", "pairing")
+_MERGED = ("data", "labels", "fields", "pairing", "level")
+#: Keys that a config gives for a preset's places (``$teacher``), and whether they are needed.
+_FILLED = {"teacher": True, "heldout": True, "original": False}
+
+
+def _places(preset: Any) -> set[str]:
+    """Keys that a preset takes."""
+    if isinstance(preset, str) and preset.startswith("$"):
+        return {preset[1:]}
+    parts = preset.values() if isinstance(preset, dict) else preset
+    return set().union(*map(_places, parts)) if isinstance(preset, (dict, list)) else set()
+
+
+def _filled(preset: Any, given: dict[str, Any]) -> Any:
+    """``preset`` with what is given in its places; a key whose place stays empty is left out."""
+    if isinstance(preset, str) and preset.startswith("$"):
+        value = given.get(preset[1:])
+        return value if preset == "$heldout" else _as_model(value)
+    if isinstance(preset, dict):
+        filled = {key: _filled(value, given) for key, value in preset.items()}
+        return {key: value for key, value in filled.items() if value is not None}
+    return [_filled(value, given) for value in preset] if isinstance(preset, list) else preset
 
 
 def _merged(preset: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

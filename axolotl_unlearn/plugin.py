@@ -147,7 +147,10 @@ class UnlearnPlugin(BasePlugin):
                 meta.train_dataset, meta.eval_dataset = split(meta.train_dataset, size, cfg.seed)
         args = unlearn_config(cfg)
         with exit_with_sentence():
-            for note in check_columns(args, meta.train_dataset):
+            fitted, notes = check_columns(args, meta.train_dataset)
+            if fitted is not args:
+                args, cfg.unlearn = fitted, fitted.model_dump(exclude_unset=True)
+            for note in notes:
                 LOG.warning(note)
             pairs = PairedDataset(
                 meta.train_dataset,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -108,7 +109,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [n for n in preset_names() if not n.startswith("zjuklab")])
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_is_what_was_published(name):
     entries = parse_unlearn({"preset": name}).entries()
     found = {e.objective: (e.weight, e.parameters) for _, e in entries}
@@ -120,7 +121,8 @@ def test_a_preset_is_what_was_published(name):
 
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_can_be_changed_in_part(name):
-    whole = parse_unlearn({"preset": name})
+    given = {"teacher": "t", "heldout": "h"} if name == "never-seen" else {}
+    whole = parse_unlearn({"preset": name} | given)
     if whole.phases:  # as a whole: its objectives are those of the phases
         own = {"steps": 1, "forget": {"objective": "simnpo"}}
         args = parse_unlearn({"preset": name, "phases": [own]})
@@ -130,8 +132,62 @@ def test_a_preset_can_be_changed_in_part(name):
         with pytest.raises(UnlearnError, match="give `phases`, or `forget`"):
             parse_unlearn({"preset": name, "forget": {"objective": "simnpo"}})
         return
-    args = parse_unlearn({"preset": name, "forget": {"objective": "simnpo"}})
+    args = parse_unlearn({"preset": name, "forget": {"objective": "simnpo"}} | given)
     assert [e.objective for e in args.forget] == ["simnpo"] and args.retain == whole.retain
+
+
+def test_every_other_preset_was_published():
+    others = {n for n in preset_names() if not n.startswith("zjuklab")} - {"never-seen"}
+    assert set(PUBLISHED) == others
+
+
+def _written(args):
+    return yaml.safe_load(args.expanded())["unlearn"]
+
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_never_seen_is_its_example_written_out():
+    """That of SmolLM2 word by word; the tiny model's but for the floor and the gradient norms."""
+    real, tiny = (
+        yaml.safe_load((EXAMPLES / name).read_text())["unlearn"]
+        for name in ("smollm2/match.yml", "match.yml")
+    )
+    short = {
+        "preset": "never-seen",
+        "teacher": {"model": "out/real/smollm2", "adapter": "out/real/teacher"},
+        "original": "out/real/memorised/merged",
+        "heldout": "out/real/data/heldout.jsonl",
+    }
+    args = parse_unlearn(short)
+    assert _written(args) == _written(parse_unlearn(real))
+    assert parse_unlearn(yaml.safe_load(args.expanded())["unlearn"]).entries() == args.entries()
+    again = parse_unlearn(args.model_dump(exclude_unset=True))
+    assert (again.entries(), again.level) == (args.entries(), args.level)
+
+    small = {
+        "preset": "never-seen",
+        "teacher": "out/never-seen/teacher",
+        "original": "out/never-seen/original",
+        "heldout": "out/never-seen/data/heldout.jsonl",
+    }
+    for entry in tiny["forget"]:
+        entry.pop("floor", None)
+    tiny["forget"] = [e for e in tiny["forget"] if e["objective"] != "alike_gradients"]
+    assert _written(parse_unlearn(small)) == _written(parse_unlearn(tiny))
+
+
+def test_never_seen_says_what_it_lacks_and_holds_to_the_start_without_an_original():
+    short = {"preset": "never-seen", "teacher": "t", "heldout": "h"}
+    args = parse_unlearn(short | {"level": {"every": 60}})
+    assert [e.reference for e in args.retain] == [None] * 4
+    assert (args.level.every, args.level.heldout, args.level.retain) == (60, "h", 0.03)
+    for key in ("teacher", "heldout"):
+        with pytest.raises(UnlearnError, match=f"never-seen needs `{key}`"):
+            parse_unlearn({k: v for k, v in short.items() if k != key})
+    with pytest.raises(UnlearnError, match="`teacher` belongs to `preset: never-seen`"):
+        parse_unlearn({"preset": "tofu-npo", "teacher": "t"})
 
 
 def test_a_preset_keeps_the_keys_of_its_blocks_that_are_not_given():

@@ -45,8 +45,13 @@ def test_an_inited_config_is_ready(home, tmp_path, kind):
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "$" not in out.read_text() and str(out) in out.read_text()
-    checked = run("check", out)
+    checked = run("check", out, *(["--full"] if kind == "match" else []))
     assert checked.exit_code == 0 and "ready" in checked.output, checked.output
+    if kind == "match":  # 5 passes of 1 step: 4 forget rows, 8 beside them; 2 looks at 3 x 4 rows
+        assert (
+            "cost: up to 60 rows read with gradient, and 24 without in 2 looks at 12 rows; 8 rows "
+            "asked" in checked.output
+        )
     again = run("init", "--base-model", "m", "--forget", out, "--retain", out, "--out", out)
     assert again.exit_code == 2 and "exists" in again.output
 
@@ -72,3 +77,28 @@ def test_hidden_names_are_not_listed_and_are_found():
     assert not listed & {*RENAMED, *RESEARCH, *EXPERIMENTAL}
     for name in (*RENAMED, *RESEARCH, *EXPERIMENTAL):
         assert unlearn.get_command(None, name) is not None
+
+
+@pytest.mark.parametrize("reference", ["cached", {"model": "teacher"}])
+def test_check_says_what_stays_without_a_model_from_before(home, tmp_path, reference):
+    if reference != "cached":
+        reference = {"model": str(home / "teacher")}
+    block = {
+        "forget": {"objective": "match", "reference": reference},
+        "retain": {"objective": "nll"},
+        "level": {"heldout": str(home / "heldout.jsonl")},
+    }
+    rows = [
+        {"path": str(home / f"{side}.jsonl"), "type": f"axolotl_unlearn.data.{side}"}
+        for side in ("forget", "retain")
+    ]
+    cfg = {
+        "base_model": str(home / "model"), "plugins": ["axolotl_unlearn.UnlearnPlugin"],
+        "unlearn": block, "datasets": rows, "sequence_len": 128, "micro_batch_size": 4,
+        "num_epochs": 1, "learning_rate": 1e-4,
+    }  # fmt: skip
+    path = tmp_path / "my.yml"
+    path.write_text(json.dumps(cfg))
+    checked = run("check", path)
+    assert checked.exit_code == 0, checked.output
+    assert ("0.74 (loss) to 0.89" in checked.output) == (reference == "cached")

@@ -317,7 +317,7 @@ def test_rows_in_columns_are_counted_alike(entry):
     rows = Dataset.from_dict(columns)
     for forget in ({}, {"tasks": ["pii", 3]}):
         assert (
-            check_columns(parse_unlearn(BLOCK | {"forget": {"objective": "npo"} | forget}), rows)
+            check_columns(parse_unlearn(BLOCK | {"forget": {"objective": "npo"} | forget}), rows)[1]
             == []
         )
     with pytest.raises(

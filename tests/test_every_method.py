@@ -34,8 +34,16 @@ def objectives_of(block: dict) -> set[str]:
     return {entry.objective for _, entry in parse_unlearn(block).entries()}
 
 
+def block_of(preset: str, stage: Path = Path("stage")) -> dict:
+    """A preset with what it takes."""
+    if preset != "never-seen":
+        return {"preset": preset}
+    given = {"teacher": str(stage / "teacher"), "heldout": str(stage / "heldout.jsonl")}
+    return {"preset": preset, **given, "level": {"every": 2, "stop": False}}
+
+
 PRESETS = {name: load_preset(name) for name in preset_names()}
-IN_PRESETS = set().union(*map(objectives_of, PRESETS.values()))
+IN_PRESETS = set().union(*(objectives_of(block_of(name)) for name in PRESETS))
 #: What is run: all presets, and by itself each objective that is in none.
 METHODS = [*PRESETS, *sorted(set(OBJECTIVES) - IN_PRESETS)]
 
@@ -156,7 +164,7 @@ def fitted(block: dict) -> dict:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_trains_and_repeats(stage, name):
-    block = {"preset": name} if name in PRESETS else shown(name)
+    block = block_of(name, stage) if name in PRESETS else shown(name)
     if name in PRESETS and fitted(PRESETS[name]) != PRESETS[name]:
         block = fitted(PRESETS[name])
     if name not in PRESETS and OBJECTIVES[name].reference:  # else it starts where it wants to be
@@ -175,6 +183,27 @@ def test_a_method_trains_and_repeats(stage, name):
     phased = "phases" in block  # each of them logs its own
     assert phased or all(parts <= set(entry) for entry in first)
     assert parts <= set().union(*first)
+
+
+@pytest.mark.parametrize("kind", ["question", "completion"])
+def test_never_seen_takes_rows_of_one_kind_without_tasks(stage, tmp_path, kind):
+    """The preset names both kinds and three tasks; what no row meets was a fault."""
+    for side in ("forget", "retain", "heldout"):
+        rows = [json.loads(line) for line in (stage / f"{side}.jsonl").read_text().splitlines()]
+        kept = ({"input": r["input"], "output": r["output"], "kind": kind} for r in rows)
+        (tmp_path / f"{side}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
+    for model in ("base", "teacher"):
+        (tmp_path / model).symlink_to(stage / model)
+    cfg, rows = prepared(tmp_path, block_of("never-seen", tmp_path))
+    log, moved = three_steps(cfg, rows)
+    assert moved > 0 and all(math.isfinite(entry["loss"]) for entry in log)
+    found = [(e.objective, e.kinds, e.tasks) for _, e in parse_unlearn(dict(cfg.unlearn)).entries()]
+    alike = None if kind == "question" else [kind]
+    assert found == [
+        ("match", [kind], None), ("nckd", [kind], None),
+        ("alike", alike, None), ("alike_states", alike, None),
+        ("nll", [kind], None), ("kl", [kind], None),
+    ]  # fmt: skip
 
 
 def test_what_methods_shows_is_what_there_is():

@@ -128,14 +128,29 @@ def test_the_command_trains_a_teacher_and_says_what_it_cost(files, tmp_path, for
     config["datasets"][0]["path"] = str(files["memorise"])
     (tmp_path / "original.yml").write_text(yaml.safe_dump(config))
     out = tmp_path / "teacher"
-    result = CliRunner().invoke(
-        command,
-        [str(tmp_path / "original.yml"), "--forget", str(files["forget"]), "--rows", "4"]
-        + ["--passes", "2", "--out", str(out)],
-        catch_exceptions=False,
-    )
+    words = [str(tmp_path / "original.yml"), "--forget", str(files["forget"]), "--rows", "4"]
+    words += ["--passes", "2", "--out", str(out), "--start"]
+    with pytest.raises(UnlearnError, match="has no model.*leave out --start"):
+        CliRunner().invoke(command, words, catch_exceptions=False)
+    assert not out.exists()
+    original = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    with torch.no_grad():
+        for weight in original.parameters():
+            weight += 0.01 * torch.randn_like(weight)
+    original.save_pretrained(tmp_path / "original")
+    result = CliRunner().invoke(command, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert f"{{objective: match, reference: {{model: {out}}}}}" in result.output
+    said = yaml.safe_load(result.output.split("forgets:\n", 1)[1])
+    assert said["unlearn"] | {"heldout": None} == {
+        "preset": "never-seen", "teacher": str(out), "original": str(tmp_path / "original"),
+        "heldout": None,
+    }  # fmt: skip
+    start = AutoModelForCausalLM.from_pretrained(said["base_model"])
+    for half, first, last in zip(
+        *(m.parameters() for m in (start, original, AutoModelForCausalLM.from_pretrained(out))),
+        strict=True,
+    ):
+        torch.testing.assert_close(half, (first + last) / 2, rtol=1e-4, atol=1e-5)
     rows = [json.loads(line) for line in files["forget"].read_text().splitlines()]
     texts = Texts.of([f"{row['input']} {row['output']}" for row in rows])
     assert texts.windows and not texts.among(result.output)

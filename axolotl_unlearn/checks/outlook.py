@@ -15,6 +15,7 @@ from typing import Any
 from axolotl_unlearn.columns import IGNORE, ROLES, pair_number
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import role_of
+from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.records import Record, read_records, short
 from axolotl_unlearn.data.typed import read_sources
 from axolotl_unlearn.data.validation import held_out
@@ -33,6 +34,7 @@ def outlook(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if not args.trains:
         return {}, []
     sides = {side: list(_records(cfg, args, side)) for side in ROLES}
+    args = RowCounts.of_records(sides).fitted(args)
     rows, faults = {side: len(records) for side, records in sides.items()}, []
     if size := cfg.get("val_set_size"):
         documents = [pair_number(record.document) for record in sides["retain"]]
@@ -145,13 +147,19 @@ def plan(cfg: dict[str, Any], args: UnlearnArgs, rows: dict[str, int]) -> dict[s
     batch = int(cfg.get("micro_batch_size") or 1)
     cuts = int(cfg.get("gradient_accumulation_steps") or 1)
     if rows["forget"] and (rows["retain"] or not args.retain):
-        epoch = math.ceil(pairs_of(args, rows) / (batch * cuts))
+        pairs = pairs_of(args, rows)
+        epoch = math.ceil(pairs / (batch * cuts))
         total = math.ceil(epoch * float(cfg.get("num_epochs") or 1))
         if args.phases:
             from axolotl_unlearn.training.phases import phase_steps
 
             total = sum(phase_steps(args, epoch))
-        found |= {"steps": min(cfg.get("max_steps") or total, total), "steps_of_an_epoch": epoch}
+        steps = min(cfg.get("max_steps") or total, total)
+        found |= {"steps": steps, "steps_of_an_epoch": epoch}
+        if args.level:
+            beside = args.pairing.retain_per_forget if args.retain else 0
+            read = math.ceil(pairs * steps / epoch) * (1 + beside)
+            found["level"] = {"rows_of_steps": read, **looks(args, rows, steps)}
     references = args.references()
     found["reference"] = [
         r.model or r.adapter or r.twins or (_mode(cfg) if r.mode == "auto" else r.mode)
@@ -163,6 +171,19 @@ def plan(cfg: dict[str, Any], args: UnlearnArgs, rows: dict[str, int]) -> dict[s
         "of_references": f"up to {cuts * before.count(False)}" if False in before else 0,
     }
     return found
+
+
+def looks(args: UnlearnArgs, rows: dict[str, int], steps: int) -> dict[str, int]:
+    """What `unlearn.level` reads beside the steps: at most, since the run may end by itself."""
+    from axolotl_unlearn.training.level import RETAIN_ROWS
+
+    heldout = len(read_records(args.level.heldout, args.data.fields, kind=args.data.default_kind))
+    kept = -(-rows["retain"] // max(1, rows["retain"] // RETAIN_ROWS)) * args.level.stop
+    return {
+        "looks": 1 + math.ceil(steps / args.level.every),
+        "rows_of_a_look": rows["forget"] + heldout + kept,
+        "rows_asked_before": rows["forget"] + heldout,
+    }
 
 
 def pairs_of(args: UnlearnArgs, rows: dict[str, int]) -> int:
@@ -256,6 +277,13 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     if "steps" in plan:
         each = plan["steps_of_an_epoch"]
         yield f"  {plan['steps']} steps on one process, {each} an epoch"
+    if level := plan.get("level"):
+        count, each = level["looks"], level["rows_of_a_look"]
+        yield (
+            f"  cost: up to {level['rows_of_steps']} rows read with gradient, and {count * each} "
+            f"without in {count} looks at {each} rows; {level['rows_asked_before']} rows asked of "
+            "the reference before; it may end sooner"
+        )
     forwards = plan["forwards_of_a_step"]
     yield (
         f"  reference: {', '.join(plan['reference']) or 'none'}; forwards a step: "

@@ -16,6 +16,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--rows", type=click.IntRange(1), help="About how many of them [all].")
 @click.option("--passes", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/teacher"))
+@click.option("--start", is_flag=True, help="Also the start, halfway to the teacher: OUT-start.")
 @click.option("--seed", type=int, help="[CONFIG's]")
 @click.option("--bf16/--no-bf16", default=None, help="[CONFIG's]")
 def command(
@@ -25,6 +26,7 @@ def command(
     rows: int | None,
     passes: int,
     out: Path,
+    start: bool,
     seed: int | None,
     bf16: bool | None,
 ) -> None:
@@ -36,10 +38,11 @@ def command(
 
     \b
     Example:
-      axolotl unlearn teacher original.yml --forget data/forget.jsonl
+      axolotl unlearn teacher original.yml --forget data/forget.jsonl --start
     """
-    from axolotl_unlearn.training.teacher import make_teacher
+    from axolotl_unlearn.training.teacher import make_start, make_teacher, original_of
 
+    original = original_of(config) if start else None
     cost = make_teacher(
         config, out, forget=forget, retain=retain, rows=rows, passes=passes, seed=seed, bf16=bf16
     )
@@ -50,4 +53,13 @@ def command(
         f"{share if cost.original_read else ''}, {cost.seconds:.0f} s."
     )
     where = f"{{model: {cost.base}, adapter: {out}}}" if cost.adapter else f"{{model: {out}}}"
-    click.echo(f"In the config that forgets: {{objective: match, reference: {where}}}")
+    if original is None:
+        click.echo(f"In the config that forgets: {{objective: match, reference: {where}}}")
+        return
+    made = make_start(original, cost, out)
+    kept = f"{{model: {cost.base}, adapter: {original}}}" if cost.adapter else str(original)
+    click.echo(
+        f"In the config that forgets:\n\nbase_model: {made}\nunlearn:\n  preset: never-seen\n"
+        f"  teacher: {where if cost.adapter else out}\n  original: {kept}\n"
+        "  heldout: HELDOUT.jsonl   # texts of the same kinds that the model never saw"
+    )

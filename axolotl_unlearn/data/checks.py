@@ -175,7 +175,7 @@ def check_records(cfg: dict[str, Any]) -> Checked:
                 if role not in unread
             }
             checked.counts = RowCounts.of_records(whole)
-            checked.faults += checked.counts.faults(args)
+            checked.faults += checked.counts.faults(checked.counts.fitted(args))
             if "forget" not in unread and not data.rows:
                 checked.faults += _without_twin(args, sets["forget"])
     return checked
@@ -227,17 +227,18 @@ def _without_twin(args: UnlearnArgs, forget: list[tuple[str, list[Record]]]) -> 
     return faults
 
 
-def check_columns(args: UnlearnArgs, rows: Any) -> list[str]:
-    """Rows that Axolotl has loaded against the entries; returns notes.
+def check_columns(args: UnlearnArgs, rows: Any) -> tuple[UnlearnArgs, list[str]]:
+    """Rows that Axolotl has loaded against the entries; returns these, `fitted`, and notes.
 
     Raises:
         UnlearnError: An entry without rows, or forget rows without an entry.
     """
     counts = RowCounts.of_columns(rows)
+    args = counts.fitted(args)
     faults = counts.faults(args)
     if faults:
         raise UnlearnError(" ".join(faults))
-    return counts.notes(args)
+    return args, counts.notes(args)
 
 
 def names_of_rows(cfg: dict[str, Any], side: str, numbers: Iterable[int]) -> list[str]:

@@ -52,6 +52,39 @@ class RowCounts:
             n for group, n in self.rows.items() if group[0] == side and entry.is_for(*group[1:])
         )
 
+    def fitted(self, args: UnlearnArgs) -> UnlearnArgs:
+        """``args`` with the limits of a preset that takes a teacher lifted where no row meets them.
+
+        Such a preset names kinds and tasks that data need not have. Tasks that no row of the side
+        has are left out; an entry that is then for no row is left out if another one of its
+        objective has rows, and is else for all kinds.
+        """
+        if args.teacher is None:
+            return args
+        changed = {}
+        for side in SIDES:
+            entries = getattr(args, side)
+            tasks = {task for of, _, task in self.rows if of == side}
+            if not tasks:
+                continue  # no such data at all: reported elsewhere, or not read yet
+            met = [
+                entry.model_copy(
+                    update={"tasks": [t for t in entry.tasks if task_number(t) in tasks] or None}
+                )
+                if entry.tasks
+                else entry
+                for entry in entries
+            ]
+            busy = {entry.objective for entry in met if self.of_entry(side, entry)}
+            changed[side] = []
+            for entry in met:
+                if not self.of_entry(side, entry) and entry.objective in busy:
+                    continue
+                lifted = {} if self.of_entry(side, entry) else {"kinds": None}
+                busy.add(entry.objective)
+                changed[side].append(entry.model_copy(update=lifted))
+        return args.model_copy(update=changed)
+
     def faults(self, args: UnlearnArgs) -> list[str]:
         """Entries and tasks without rows, and forget rows without an entry."""
         found = []

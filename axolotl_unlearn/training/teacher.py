@@ -23,6 +23,7 @@ from axolotl_unlearn.config import DataArgs, parse_unlearn, read_config
 from axolotl_unlearn.data.records import Record, is_made_up, read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write, write_json, write_lines
+from axolotl_unlearn.merging.run import merge
 
 #: What belongs to the run that made the model and not to its teacher.
 NOT_THE_TEACHERS = (
@@ -235,3 +236,24 @@ def make_teacher(
     )
     write_json(out / "teacher.json", asdict(cost))
     return cost
+
+
+def original_of(config_path: Path) -> Path:
+    """The folder of the model, or adapter, that a config has made.
+
+    Raises:
+        UnlearnError: There is none.
+    """
+    folder = Path(str(read_config(config_path).get("output_dir") or "model-out"))
+    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise UnlearnError(
+            f"`output_dir: {folder}` of {config_path} has no model, and `--start` is half of it: "
+            f"run `axolotl train {config_path}` first, or leave out --start."
+        )
+    return folder
+
+
+def make_start(original: Path, cost: TeacherCost, teacher: Path) -> Path:
+    """Write the model halfway between the original and its teacher beside the teacher."""
+    out = teacher.with_name(f"{teacher.name}-start")
+    return merge([original, teacher], cost.base, out, method="linear", overwrite=True)
