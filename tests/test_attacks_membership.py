@@ -14,6 +14,7 @@ from attack_models import batch_of, fit, tokenizer
 from conftest import tiny_llama
 from numpy.testing import assert_allclose
 
+from axolotl_unlearn.attacks import traces
 from axolotl_unlearn.attacks.membership import REGISTRY, Target, gdrift, icp, tables
 from axolotl_unlearn.attacks.membership import dataset_inference as di
 from axolotl_unlearn.attacks.membership.base import attack, by_rank, measure
@@ -284,3 +285,77 @@ def test_the_registry():
     with pytest.raises(ValueError, match="already"):
         attack("loss", "text", "none", "none")(lambda *_: None)
     assert all(one.source and one.cost for one in REGISTRY.values())
+
+
+def test_a_minority_that_leaks_is_judged_by_itself():
+    """A group of 12 among 40 is told, the others not; a group of 2 is not measured."""
+    rng = np.random.default_rng(1)
+    groups = ["rare"] * 12 + ["few"] * 2 + ["most"] * 26
+    scores = rng.normal(size=80)
+    scores[:12] += 3
+    sides = [[(f"{side}{i}", f"text {i}") for i in range(40)] for side in "mn"]
+    REGISTRY["made_up"] = replace(REGISTRY["loss"], name="made_up", look=lambda *_: scores)
+    try:
+        found = attack_model(Target(None, None), *sides, ["made_up"], (groups, groups))
+    finally:
+        del REGISTRY["made_up"]
+    rows = found["made_up"]["groups"]
+    assert (
+        rows["rare"]["p_corrected"] < 0.01
+        and rows["rare"]["auc"] > 0.9
+        and "missing" in rows["few"]
+    )
+    assert rows["most"]["low"] <= 0.5 <= rows["most"]["high"]
+    assert rows["rare"]["p_corrected"] == pytest.approx(3 * rows["rare"]["p"])  # Holm, three tests
+    assert status(found) == "told" and "made_up in group rare" in sentence("m", found)
+    assert "not measured: group few" in sentence("m", found)
+    del rows["rare"]
+    found["made_up"]["p_corrected"] = 1.0
+    assert status(found) == "open"  # a group is missing
+
+
+def test_traces_by_hand():
+    """The same two words whose side is always, or never, the same; equal answers; 20 prompts."""
+    same = traces.tell_apart(["a"] * 20, ["b"] * 20)
+    assert same["share"] == 1 and same["p"] < 0.01 and same["low"] > 0.5
+    alike = traces.tell_apart(["a"] * 20, ["a"] * 20)
+    assert alike["share"] == 0.5 and alike["p"] == 1 and alike["alike"] == 1
+    # Two prompts with opposite sides, each learned from the other: both wrong.
+    assert traces.tell_apart(["a", "b"], ["b", "a"], folds=2)["share"] == 0
+    with pytest.raises(UnlearnError, match="need 20"):
+        traces.traces(["a"], ["b"])
+
+
+def test_answers_drawn_alike_leave_no_trace():
+    rng, missed = random.Random(0), 0
+    for seed in range(20):
+        first, second = ([" ".join(rng.choices(NAMES, k=6)) for _ in range(40)] for _ in range(2))
+        found = traces.tell_apart(first, second, seed=seed)
+        missed += not found["low"] <= 0.5 <= found["high"]
+    assert missed <= 3  # 1 expected
+
+
+def test_the_command_of_traces(place):
+    from click.testing import CliRunner
+
+    from axolotl_unlearn.cli import unlearn
+
+    words = ["attack", "traces", place / "original", "--original", place / "retrained",
+             "--data", place / "data", "--out", place / "t", "--max-new-tokens", 8]  # fmt: skip
+    outcome = CliRunner().invoke(unlearn, list(map(str, words)))
+    assert outcome.exit_code == 0, outcome.output
+    found = json.loads((place / "t" / "traces.json").read_text("utf-8"))
+    assert found["model"]["n"] == 28 and 0 <= found["model"]["low"] <= found["model"]["high"] <= 1
+    assert "told right in" in " ".join(outcome.output.split())
+
+
+def test_groups_are_read_from_the_rows(place, tmp_path):
+    for side in ("member", "nonmember"):
+        rows = map(json.loads, (place / "data" / f"{side}.jsonl").read_text("utf-8").splitlines())
+        lines = [json.dumps(row | {"group": "ab"[i % 2]}) + "\n" for i, row in enumerate(rows)]
+        (tmp_path / f"{side}.jsonl").write_text("".join(lines), "utf-8")
+    outcome = run(place / "original", "--attacks", "loss", "--data", tmp_path, "--out", tmp_path)
+    assert outcome.exit_code == 0, outcome.output
+    found = json.loads((tmp_path / "membership.json").read_text("utf-8"))
+    groups = found["models"]["original"]["attacks"]["loss"]["groups"]
+    assert [groups[name]["n"] for name in "ab"] == [[15, 20], [15, 20]]

@@ -6,5 +6,6 @@ relearn     a little fine-tuning, against a model never trained on the forget se
 prompt      answer prefixes, paraphrases, examples in the context
 inside      hidden states and gradients at texts that were known (arXiv 1812.00910)
 membership  attacks on single texts and on sets of them, a registry
+traces      whose an answer to an unrelated prompt is (arXiv 2506.14003)
 results     files, tables and curves of all of them
 """

@@ -332,7 +332,8 @@ def _attack_members(
 
     from axolotl_unlearn.attacks.membership import Target
     from axolotl_unlearn.attacks.membership.run import attack_model, blind, sentence, status
-    from axolotl_unlearn.data.records import read_documents
+    from axolotl_unlearn.attacks.subject import find_side
+    from axolotl_unlearn.data.records import read_documents, read_rows
     from axolotl_unlearn.evaluation.sets import find_file, load_sets
     from axolotl_unlearn.files import write_json
     from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
@@ -344,6 +345,11 @@ def _attack_members(
     sides = (sets.member[:limit], sets.nonmember[:limit])
     retain = find_file(data_dir, "retain")
     retained = [text for _, text in read_documents(retain)][:200] if retain else []
+    groups = tuple(
+        [str(row.get("group", "none")) for _, row in read_rows(find_side(data_dir, side))][:limit]
+        for side in ("member", "nonmember")
+    )
+    groups = groups if len({*groups[0], *groups[1]}) > 1 else None
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
 
     def load(spec: Any, other: Target | None = None) -> Target:
@@ -353,7 +359,7 @@ def _attack_members(
     against = load(specs[-1]) if control else None
     found = {}
     for spec in specs[: len(models)]:
-        attacks = attack_model(load(spec, against), *sides, names)
+        attacks = attack_model(load(spec, against), *sides, names, groups)
         found[spec.name] = {
             "attacks": attacks,
             "status": status(attacks),
@@ -372,3 +378,57 @@ def _attack_members(
     path = out / "membership.json"
     write_json(path, result)
     return result, path
+
+
+@command.command()
+@click.argument("model")
+@data_option("Folder with retain.jsonl, whose inputs are asked.")
+@out_option("out/attacks", ATTACKED)
+@click.option("--original", required=True, help="The model before unlearning.")
+@click.option("--control", help="A retrained model, judged alike.")
+@click.option("--limit", default=200, show_default=True, help="So many prompts.")
+@click.option("--max-new-tokens", default=64, show_default=True)
+@click.option("--batch-size", default=32, show_default=True)
+@click.option("--device", help="Where models run.  [default: cuda if there is one]")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32")
+def traces(
+    model: str,
+    data_dir: Path,
+    out: Path,
+    original: str,
+    control: str | None,
+    limit: int,
+    device: str | None,
+    dtype: str,
+    **options: Any,
+) -> None:
+    """Tell by answers to unrelated prompts that a model was unlearned. Writes traces.json.
+
+    \b
+    axolotl unlearn attack traces out/demo/merged --original out/demo/memorised
+    """
+    import torch
+    from rich.console import Console
+
+    from axolotl_unlearn.attacks.subject import limited, read_side
+    from axolotl_unlearn.attacks.traces import sentence
+    from axolotl_unlearn.attacks.traces import traces as told
+    from axolotl_unlearn.evaluation.generate import generate_greedily
+    from axolotl_unlearn.files import write_json
+    from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
+
+    _, retain = read_side(data_dir, "retain")
+    prompts = list(dict.fromkeys(record.input for record in limited(retain, limit)))
+    specs = parse_models([model, original, *([control] if control else [])])
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    said = []
+    for spec in specs:
+        loaded = load_model(spec, dtype=getattr(torch, dtype), device=device)
+        made = generate_greedily(loaded, load_tokenizer(spec), prompts, **options)
+        said.append([one.text for one in made])
+    result = told(*said[:2], **({"control": said[2]} if control else {}))
+    result = {"schema": 1, "names": [spec.name for spec in specs], **result}
+    write_json(out / "traces.json", result)
+    console = Console()
+    console.print(sentence(result), markup=False, highlight=False)
+    console.print(f"Written: {out / 'traces.json'}", markup=False, highlight=False)

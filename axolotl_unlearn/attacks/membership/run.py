@@ -5,7 +5,7 @@ What could not be measured is said and is never good news: no model passes with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, get_args
 
@@ -15,15 +15,23 @@ from axolotl_unlearn.attacks.membership.base import (
     Attack,
     Outcome,
     Target,
+    by_rank,
     measure,
 )
 from axolotl_unlearn.data.records import author_of, document_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.membership import blind_baselines, blind_sentence, tpr_at_fpr
+from axolotl_unlearn.metrics.membership import (
+    MIN_TEXTS,
+    blind_baselines,
+    blind_sentence,
+    tpr_at_fpr,
+)
 from axolotl_unlearn.metrics.statistics import LEVEL, auc_gap, holm
 
 #: (id, text) of each.
 Documents = Sequence[tuple[str, str]]
+#: Of each member and of each non-member.
+Groups = tuple[Sequence[str], Sequence[str]]
 
 
 def ordered() -> list[Attack]:
@@ -61,33 +69,59 @@ def attack_model(
     members: Documents,
     nonmembers: Documents,
     names: Sequence[str],
-    on_attack: Callable[[str], None] | None = None,
+    groups: Groups | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Each attack's figures by name; ``{"missing": why}`` where it could not be made.
 
-    ``p_corrected`` is Holm's over the attacks that were made. With a control, ``control`` is its
-    AUC under the same attack, and ``difference`` the paired one of both where scores are ranked.
+    ``p_corrected`` is Holm's over the attacks that were made and their groups. With a control,
+    ``control`` is its AUC under the same attack, and ``difference`` the paired one of both where
+    scores are ranked.
+
+    Args:
+        groups: Of each member and of each non-member. An average hides a minority that leaks more
+            (arXiv 2412.08559), so members of a group are also judged against non-members of it;
+            only where scores are ranked.
     """
     sides = [[text for _, text in side] for side in (members, nonmembers)]
     clusters = (clusters_of(members), clusters_of(nonmembers))
     found: dict[str, dict[str, Any]] = {}
     for name in names:
         one = REGISTRY[name]
-        if on_attack is not None:
-            on_attack(name)
         row: dict[str, Any] = {"access": one.access, "cost": one.cost, "source": one.source}
         try:
             seen = measure(one, target, *sides, *clusters)
             row |= _figures(seen)
+            if groups is not None and one.judge is None:
+                row["groups"] = _by_group(seen, clusters, groups)
             if target.control is not None and not one.control:
                 other = measure(one, target.control, *sides, *clusters)
                 row |= _against(seen, other, clusters if one.judge is None else None)
         except UnlearnError as error:
             row = {"access": one.access, "missing": str(error)}
         found[name] = row
-    made = [row for row in found.values() if "missing" not in row]
-    for row, p in zip(made, holm([row["p"] for row in made]) if made else (), strict=True):
+    tests = _tests(found)
+    for row, p in zip(tests, holm([row["p"] for row in tests]) if tests else (), strict=True):
         row["p_corrected"] = float(p)
+    return found
+
+
+def _tests(attacks: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """All that was tested: attacks and their groups."""
+    rows = [one for row in attacks.values() for one in (row, *row.get("groups", {}).values())]
+    return [row for row in rows if "missing" not in row]
+
+
+def _by_group(seen: Outcome, clusters: tuple, groups: Groups) -> dict[str, dict[str, Any]]:
+    """Figures of each group, without one of fewer than 10 texts a side."""
+    found: dict[str, dict[str, Any]] = {}
+    for group in sorted({*groups[0], *groups[1]}):
+        places = [[i for i, one in enumerate(side) if one == group] for side in groups]
+        if min(map(len, places)) < MIN_TEXTS:
+            found[group] = {"missing": f"fewer than {MIN_TEXTS} members or non-members"}
+            continue
+        names = tuple([side[i] for i in some] for side, some in zip(clusters, places, strict=True))
+        told = by_rank(seen.members[places[0]], seen.nonmembers[places[1]], names)
+        found[group] = _figures(told)
     return found
 
 
@@ -123,28 +157,41 @@ def blind(members: Documents, nonmembers: Documents) -> dict[str, Any]:
 
 def status(attacks: Mapping[str, Mapping[str, Any]]) -> str:
     """ "told", "not told", or "open": nothing told, but an attack is missing."""
-    made = [row for row in attacks.values() if "missing" not in row]
-    if any(row["p_corrected"] < 1 - LEVEL for row in made):
+    if any(row["p_corrected"] < 1 - LEVEL for row in _tests(attacks)):
         return "told"
-    return "not told" if made and len(made) == len(attacks) else "open"
+    return "not told" if attacks and not _missing(attacks) else "open"
+
+
+def _missing(attacks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Attacks, and groups of them, that were not measured."""
+    found = [name for name, row in attacks.items() if "missing" in row]
+    groups = [row.get("groups", {}) for row in attacks.values()]
+    small = {name for some in groups for name, row in some.items() if "missing" in row}
+    return found + [f"group {name}" for name in sorted(small)]
 
 
 def sentence(model: str, attacks: Mapping[str, Mapping[str, Any]]) -> str:
     """What the attacks say of a model, in words."""
     made = {name: row for name, row in attacks.items() if "missing" not in row}
+    made |= {
+        f"{name} in group {group}": one
+        for name, row in attacks.items()
+        for group, one in row.get("groups", {}).items()
+        if "missing" not in one
+    }
     said = status(attacks)
     if made:
         name = min(made, key=lambda n: (made[n]["p_corrected"], -abs(made[n]["auc"] - 0.5)))
         row = made[name]
         figures = f"{name}: AUC {row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}], p "
-        figures += f"{row['p_corrected']:.2g} after Holm over {len(made)} attacks"
+        figures += f"{row['p_corrected']:.2g} after Holm over {len(made)} tests"
     if said == "told":
         text = f"{model}: members are told from texts never seen ({figures})"
     elif made:
         text = f"{model}: no attack that was made tells members ({figures})"
     else:
         text = f"{model}: no attack was made"
-    if missing := [name for name in attacks if name not in made]:
+    if missing := _missing(attacks):
         text += f"; not measured: {', '.join(missing)}"
         text += ", so this is no evidence of forgetting" if said == "open" else ""
     return text + "."
@@ -171,5 +218,11 @@ def table(model: str, attacks: Mapping[str, Mapping[str, Any]]) -> Any:
         grid.add_row(
             name, row["access"], f"{row['auc']:.2f}", bounds, control, f"[red]{p}[/]" if told else p
         )
-    grid.caption = "95 % intervals over documents; p after Holm over the attacks made."
+        for group, one in row.get("groups", {}).items():
+            if "missing" in one:
+                grid.add_row(f"  {group}", "", "n/a", "", "", "")
+                continue
+            bounds, p = f"{one['low']:.2f}, {one['high']:.2f}", f"{one['p_corrected']:.2g}"
+            grid.add_row(f"  {group}", "", f"{one['auc']:.2f}", bounds, "", p)
+    grid.caption = "95 % intervals over documents; p after Holm over all."
     return grid
