@@ -15,7 +15,7 @@ from conftest import tiny_llama
 from numpy.testing import assert_allclose
 
 from axolotl_unlearn.attacks import traces
-from axolotl_unlearn.attacks.membership import REGISTRY, Target, gdrift, icp, tables
+from axolotl_unlearn.attacks.membership import REGISTRY, Target, gdrift, icp, tables, transfer
 from axolotl_unlearn.attacks.membership import dataset_inference as di
 from axolotl_unlearn.attacks.membership.base import attack, by_rank, measure
 from axolotl_unlearn.attacks.membership.detectors import binoculars, curvature
@@ -231,7 +231,7 @@ def test_the_command_tells_members_of_what_was_trained_on_them(place):
     rows = found["models"]["original"]["attacks"]
     assert set(rows) == set(PLAIN) and found["models"]["original"]["status"] == "told"
     assert not [name for name, row in rows.items() if "missing" in row]
-    for name in ("loss", "reference", "g_drift", "iam", "icp", "binoculars", "fast_detectgpt"):
+    for name in ("loss", "reference", "g_drift", "iam", "icp", "binoculars", "transfer"):
         assert rows[name]["auc"] > 0.7 and rows[name]["p_corrected"] < 0.05, (name, rows[name])
     assert rows["loss"]["control"] < 0.65 and rows["loss"]["difference"]["low"] > 0
     assert "control" not in rows["reference"] and rows["dataset_inference"]["p"] < 0.1
@@ -359,3 +359,16 @@ def test_groups_are_read_from_the_rows(place, tmp_path):
     found = json.loads((tmp_path / "membership.json").read_text("utf-8"))
     groups = found["models"]["original"]["attacks"]["loss"]["groups"]
     assert [groups[name]["n"] for name in "ab"] == [[15, 20], [15, 20]]
+
+
+def test_transfer_by_hand():
+    """Of two texts each feature that differs is +1 and -1 after standardising; one that does not
+    is 0. The control knows neither, so the differences go the same way: their signs add up."""
+    some = [facts([-1, -1], -2.0, 1.0), facts([-3, -3], -2.0, 1.0)]
+    found = transfer.features(some, [facts([-3, -3], -2.0, 1.0)] * 2)
+    assert_allclose(found[0], -found[1])
+    assert set(np.abs(found).round(6).ravel()) == {0.0, 1.0}
+    assert_allclose(found[:, :62], found[:, 62:])
+    assert transfer.weights().shape == (124,)
+    # Mean log-probability is the third feature: the better known text has +1 there.
+    assert found[0, 2] == 1.0

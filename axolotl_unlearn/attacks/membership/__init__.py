@@ -6,6 +6,7 @@ dataset_inference   a test of a set of texts that combines many scores
 icp                 in-context probing: how much a hint at the text helps
 tables              a row of a table in other encodings
 iam                 interpolation between a model that knows and one that does not
+transfer            a classifier that learned on other models
 gdrift              a gradient step against the text
 run                 all that are asked for, on models, corrected for their number
 """
@@ -18,6 +19,7 @@ from axolotl_unlearn.attacks.membership import (
     icp,
     likelihood,
     tables,
+    transfer,
 )
 from axolotl_unlearn.attacks.membership.base import REGISTRY, Attack, Target
 
@@ -32,4 +34,5 @@ __all__ = [
     "icp",
     "likelihood",
     "tables",
+    "transfer",
 ]
