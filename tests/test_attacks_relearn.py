@@ -9,7 +9,15 @@ import torch
 from attack_models import batch_of, make_lab, tokenizer
 from conftest import tiny_llama
 
-from axolotl_unlearn.attacks.relearn import Training, relearn_attack, split_forget, train
+from axolotl_unlearn.attacks.relearn import (
+    RATES,
+    Training,
+    halves,
+    neighbours,
+    relearn_attack,
+    split_forget,
+    train,
+)
 from axolotl_unlearn.attacks.subject import make_subjects
 from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.errors import UnlearnError
@@ -39,6 +47,19 @@ def test_split_takes_whole_documents():
     assert split_forget(records[::-1], 7)[0] == [r for r in records[::-1] if r in trained]
     with pytest.raises(UnlearnError, match="takes all 6 documents"):
         split_forget(records, 18)
+
+
+def test_halves_share_no_document_and_neighbours_are_the_likest():
+    records = [record(i, d) for d in "abcde" for i in range(2)]
+    first, second = halves(records)
+    assert len(first) == 4 and len(second) == 6
+    assert {r.document for r in first}.isdisjoint(r.document for r in second)
+    with pytest.raises(UnlearnError, match="one alone can be asked"):
+        halves(records[:2])
+    texts = ["a lamp in Rome", "the dog of Ada Brook", "dogs", "Ada Brook was born in Bath"]
+    pool = [Record(f"r{n}", text, "", "1") for n, text in enumerate(texts)]
+    asked = [Record("f0", "Ada Brook was born", "in Kent", "1")]
+    assert [r.id for r in neighbours(asked, pool, 2)] == ["r3", "r1"]
 
 
 def test_training_equals_a_plain_loop():
@@ -112,6 +133,38 @@ def test_hidden_knowledge_comes_back_and_the_control_has_none(lab, tmp_path):
     assert all([p["x"] for p in c["points"]] == [0, 4, 12] for c in curves)
 
 
+@pytest.mark.parametrize("source", ["forget", "neighbours", "retain", "same"])
+def test_the_best_of_five_rates_is_chosen_on_other_documents(lab, tmp_path, source, monkeypatch):
+    """Model and control have the same five tries each; one that diverges is no candidate."""
+    monkeypatch.setattr("axolotl_unlearn.attacks.relearn.RATES", (1e-4, 3e-3, 1e30))
+    result = run(
+        lab.unlearned,
+        *("--control", lab.control, "--data", lab.data, "--out", tmp_path),
+        *("--source", source, "--rows", 4, "--steps", "3,30", "--lr", "best-of-five"),
+        *("--max-new-tokens", 12, "--train-batch", 4, "--limit", 4),
+    )
+    assert result.exit_code == 0, result.output
+    name = f"relearn-{source}-" if source in ("neighbours", "same") else "relearn-"
+    report = json.loads((tmp_path / f"{name}unlearned.json").read_text())
+    assert [row["x"] for row in report["rows"]] == [0, 3, 30] and report["source"] == source
+    tried = report["rates"]["recalled"]
+    assert set(tried) == {"unlearned", "control"} and report["rates"]["rows"] == 4
+    for model, training in (("unlearned", "training"), ("control", "control_training")):
+        assert list(tried[model]) == ["0.0001", "0.003", "1e+30"]
+        best = max((k for k, v in tried[model].items() if v is not None), key=tried[model].get)
+        assert tried[model]["1e+30"] is None and report[training]["rate"] == float(best)
+    end = report["rows"][-1]
+    assert end["documents"] <= 4 and end["recalled"]["low"] <= end["recalled"]["high"]
+    if source == "same":  # the control learns what is asked; the model still knew it
+        assert report["control_training"]["rate"] == 3e-3
+        first, last = (report["rows"][n]["control"]["recalled"]["value"] for n in (0, -1))
+        assert last > first + 0.2
+
+
+def test_five_rates_are_tried():
+    assert len(RATES) == 5 and list(RATES) == sorted(RATES)
+
+
 @pytest.mark.parametrize("source", ["retain", "own"])
 def test_what_is_asked_is_declared_and_not_what_is_trained_on(lab, tmp_path, source):
     """`request clean` takes its fingerprints from the file of forget rows: retained rows before, or
@@ -164,5 +217,9 @@ def test_faults_are_named(lab, tmp_path):
         relearn_attack(subject, store, forget[:2], forget, source="forget")
     with pytest.raises(UnlearnError, match="no rows to train on"):
         relearn_attack(subject, store, [], forget, source="forget")
+    same = run(lab.unlearned, "--data", lab.data, "--out", tmp_path / "o", "--source", "same")
+    assert same.exit_code == 2 and "as --control" in same.output
+    bad = run(lab.unlearned, "--data", lab.data, "--lr", "best")
+    assert bad.exit_code == 2 and "or best-of-five" in bad.output
     wrong = run(lab.unlearned, "--data", lab.data, "--steps", "1,x")
     assert wrong.exit_code == 2 and "numbers separated by commas" in wrong.output

@@ -3,15 +3,17 @@
 A model that merely hides its knowledge recovers with a few steps on benign or on a few forgotten
 rows, faster than a model that never had it (arXiv 2406.13356; arXiv 2506.12618, section 4). Rows
 that are trained on are never asked about: with forget rows, whole documents are set aside for
-training and the others are asked. The control, a model never trained on the forget set, gets the
-same training: only what the attacked model recovers above it was left behind.
+training and the others are asked (`same` is the exception: how fast are they learned again?). The
+control, a model never trained on the forget set, gets the same training: only what the attacked
+model recovers above it was left behind.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -27,6 +29,12 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store
 
 STEPS = (1, 2, 5, 10, 20, 50, 100)
+#: Learning rates of `best_rate`, the same five for every model.
+RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
+
+
+class Diverged(UnlearnError):
+    """The training loss is not finite."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,36 @@ def split_forget(
             "leaves none to ask about; lower --rows."
         )
     return trained, asked
+
+
+def halves(records: Sequence[Record], seed: int = 0) -> tuple[list[Record], list[Record]]:
+    """Two halves of the documents: to choose a learning rate on, and to report on.
+
+    Raises:
+        UnlearnError: There is one document.
+    """
+    documents = sorted({record.document for record in records})
+    random.Random(f"{seed}/halves").shuffle(documents)
+    first = set(documents[: len(documents) // 2])
+    if not first:
+        raise UnlearnError(
+            "`--lr best-of-five` chooses the rate on other documents than it reports on, and one "
+            "alone can be asked; lower --rows, or give a number."
+        )
+    parts = ([r for r in records if (r.document in first) == side] for side in (True, False))
+    return tuple(parts)
+
+
+def neighbours(forget: Sequence[Record], pool: Sequence[Record], rows: int) -> list[Record]:
+    """The ``rows`` rows of ``pool`` that are most like a forget row, by TF-IDF of their words."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    texts = [[f"{r.input} {r.output}" for r in records] for records in (pool, forget)]
+    vectors = TfidfVectorizer(token_pattern=r"\w+").fit(texts[0] + texts[1])
+    ours, theirs = map(vectors.transform, texts)
+    like = (ours @ theirs.T).max(axis=1).toarray()[:, 0]
+    order = sorted(range(len(pool)), key=lambda i: (-like[i], i))
+    return [pool[i] for i in order[:rows]]
 
 
 def train(
@@ -118,7 +156,7 @@ def train(
             batch = _collate([rows[next(order)] for _ in range(how.batch)], model.device)
             loss = model(**batch, use_cache=False).loss
             if not torch.isfinite(loss):
-                raise UnlearnError(
+                raise Diverged(
                     f"the relearning loss is {float(loss)} at step {done + 1}; lower --lr."
                 )
             loss.backward()
@@ -149,6 +187,66 @@ def _collate(rows: Sequence[tuple[list[int], list[int]]], device: Any) -> dict[s
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
+def scores_after(
+    subject: Subject,
+    store: Store,
+    training_rows: Sequence[Record],
+    asked: Sequence[Record],
+    steps: Sequence[int],
+    how: Training,
+) -> dict[int, Scores]:
+    """Number of steps (0 too) -> recall of ``asked``; what the store knows is not trained again."""
+    probes = plain_probes(asked, join=subject.join)
+    stops = sorted({0, *steps})
+    base = (subject.identity, rows_digest(asked), rows_digest(training_rows), how)
+    keys = {
+        stop: scores_key("relearn", *base, stop) if stop else scores_key(*base[:2], "plain")
+        for stop in stops
+    }
+    missing = [stop for stop in stops if store.get(keys[stop]) is None]
+    if missing:
+        model, tokenizer = subject.load()
+        # Training is repeated up to the first missing step, asking is not.
+        for stop, trained in train(model, tokenizer, training_rows, missing, how, subject.join):
+
+            def make(stop=stop, trained=trained) -> Scores:
+                return subject.ask(trained, tokenizer, probes, f"after {stop} steps")
+
+            stored(store, keys[stop], make)
+    return {stop: stored(store, keys[stop], _never) for stop in stops}
+
+
+def best_rate(
+    subject: Subject,
+    store: Store,
+    training_rows: Sequence[Record],
+    asked: Sequence[Record],
+    steps: Sequence[int],
+    how: Training,
+) -> tuple[Training, dict[str, float | None]]:
+    """``how`` with the rate of `RATES` that recalls most of ``asked``, and what each recalls.
+
+    By the mean over the numbers of steps; of equals the lowest rate. None: the training diverged.
+
+    Raises:
+        Diverged: At every rate.
+    """
+    recalls: dict[float, float | None] = {}
+    for rate in RATES:
+        tried = replace(how, rate=rate)
+        try:
+            found = scores_after(subject, store, training_rows, asked, steps, tried)
+        except Diverged as fault:
+            recalls[rate], last = None, fault
+            continue
+        recalls[rate] = fmean(fmean(found[step].recalled) for step in steps)
+    known = [rate for rate in RATES if recalls[rate] is not None]
+    if not known:
+        raise last
+    best = max(known, key=lambda rate: (recalls[rate], -rate))
+    return replace(how, rate=best), {f"{rate:g}": value for rate, value in recalls.items()}
+
+
 def relearn_attack(
     subject: Subject,
     store: Store,
@@ -159,50 +257,51 @@ def relearn_attack(
     steps: Sequence[int] = STEPS,
     how: Training | None = None,
     control: Subject | None = None,
+    choose_on: tuple[Sequence[Record], Sequence[Record]] | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Recall of forget rows after each number of training steps.
 
     Args:
         training_rows: What the attacker trains on.
-        asked: Forget rows that are asked about; none of them may be trained on.
+        asked: Forget rows that are asked about; with ``source`` "same" those that are trained on,
+            else none of them may be.
         source: What the rows are called in the result, e.g. "forget" or "retain".
+        choose_on: Rows to train on and to ask by which model and control get the best of five
+            learning rates, each its own; None trains at that of ``how``.
 
     Returns:
         The result, and recovery curves of model and control.
     """
     how = how or Training()
-    if not training_rows:
+    for trained, questions in ((training_rows, asked), choose_on or ((), ())):
+        trained_ids = {(record.input, record.output) for record in trained}
+        known = any((record.input, record.output) in trained_ids for record in questions)
+        if source != "same" and known:
+            raise UnlearnError("some rows are both trained on and asked about; take one set out.")
+    if not training_rows or (choose_on and not choose_on[0]):
         raise UnlearnError("there are no rows to train on; raise --rows or give another --source.")
-    trained_ids = {(record.input, record.output) for record in training_rows}
-    if any((record.input, record.output) in trained_ids for record in asked):
-        raise UnlearnError("some rows are both trained on and asked about; take one set out.")
-    probes = plain_probes(asked, join=subject.join)
+    if choose_on and {r.document for r in choose_on[1]} & {r.document for r in asked}:
+        raise UnlearnError("a learning rate must be chosen on other documents than it reports on.")
+    if source == "same" and control is None:
+        raise UnlearnError(
+            "`--source same` teaches the very rows that are asked about, so any model says them in "
+            "the end: give a model that never saw them as --control."
+        )
     stops = sorted({0, *steps})
-
-    def scores(of: Subject) -> dict[int, Scores]:
-        base = (of.identity, rows_digest(asked), rows_digest(training_rows), how)
-        keys = {
-            stop: scores_key("relearn", *base, stop) if stop else scores_key(*base[:2], "plain")
-            for stop in stops
-        }
-        missing = [stop for stop in stops if store.get(keys[stop]) is None]
-        if missing:
-            model, tokenizer = of.load()
-            # Training is repeated up to the first missing step, asking is not.
-            for stop, trained in train(model, tokenizer, training_rows, missing, how, subject.join):
-
-                def make(stop=stop, trained=trained) -> Scores:
-                    return of.ask(trained, tokenizer, probes, f"after {stop} steps")
-
-                stored(store, keys[stop], make)
-        return {stop: stored(store, keys[stop], _never) for stop in stops}
-
-    ours = scores(subject)
-    theirs = scores(control) if control else {}
+    found, ways, rates = [], [], {}
+    for one in filter(None, (subject, control)):
+        own = how
+        if choose_on:
+            own, rates[one.name] = best_rate(one, store, *choose_on, steps, how)
+        found.append(scores_after(one, store, training_rows, asked, steps, own))
+        ways.append(own)
+    ours, theirs = found[0], found[1] if control else {}
     rows = [
         figures_row(f"{stop} steps", stop, ours[stop], ours[0], theirs.get(stop)) for stop in stops
     ]
     title = f"Relearning on {len(training_rows)} {source} rows"
+    if choose_on:
+        title += ", the best of five rates"
     result = {
         "attack": "relearn",
         "title": title,
@@ -210,9 +309,14 @@ def relearn_attack(
         "control": control.name if control else None,
         "source": source,
         "training_rows": len(training_rows),
-        "training": vars(how),
+        "training": vars(ways[0]),
         "rows": rows,
     }
+    if control:
+        result["control_training"] = vars(ways[1])
+    if choose_on:
+        names = len({record.document for record in choose_on[1]})
+        result["rates"] = {"rows": len(choose_on[1]), "documents": names, "recalled": rates}
     attack = f"relearn on {len(training_rows)} {source} rows"
     curves = [curve(attack, subject.name, "step", rows, measure) for measure in MEASURES]
     if control:

@@ -83,7 +83,10 @@ def save(out: Path, result: Mapping[str, Any], curves: Sequence[Mapping[str, Any
 
     Curves of the same attack and model are replaced, others stay: the report draws them all.
     """
-    path = out / f"{result['attack']}-{safe_name(result['model'])}.json"
+    name = result["attack"]
+    if result.get("source") in ("neighbours", "same"):  # beside that on forget or retain rows
+        name += f"-{result['source']}"
+    path = out / f"{name}-{safe_name(result['model'])}.json"
     write_json(path, {"schema": SCHEMA, **result, "curves": list(curves)})
     shared = out / "attacks.json"
     new = {(c["attack"], c["model"], c["metric"]) for c in curves}

@@ -55,6 +55,19 @@ def _numbers(kind: type) -> Callable:
     return parse
 
 
+def _rate(_: Any, parameter: click.Parameter, text: str) -> float | None:
+    """None for the best of five."""
+    if text == "best-of-five":
+        return None
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise UnlearnError(f"--lr {text!r} must be a number above 0, or best-of-five.")
+    return rate
+
+
 def _subjects(data_dir: Path, **options: Any):
     """The forget file, the attacked model and the control."""
     import torch
@@ -131,7 +144,8 @@ def quantise(data_dir: Path, out: Path, schemes: str, group: int, **options: Any
     "--source",
     default="retain",
     show_default=True,
-    help="What to train on: retain, forget (documents that are then not asked about) or a file.",
+    help="What to train on: retain, neighbours (the retain rows most like a forget row), forget "
+    "(documents that are then not asked about), same (the rows that are asked) or a file.",
 )
 @click.option("--rows", default=20, show_default=True, help="Rows to train on.")
 @click.option(
@@ -141,7 +155,11 @@ def quantise(data_dir: Path, out: Path, schemes: str, group: int, **options: Any
     callback=_numbers(int),
     help="Ask after so many steps.",
 )
-@click.option("--lr", default=1e-4, show_default=True, help="Learning rate of AdamW.")
+@click.option(
+    "--lr", default="1e-4", show_default=True, callback=_rate,
+    help="Learning rate of AdamW, or best-of-five: the one by which most comes back, chosen for "
+    "each model on one half of the documents and reported on the other.",
+)  # fmt: skip
 @click.option("--train-batch", default=8, show_default=True, help="Rows a step.")
 @click.option("--lora-rank", default=0, show_default=True, help="0 trains all weights.")
 @click.option("--seed", default=0, show_default=True)
@@ -151,7 +169,7 @@ def relearn(
     source: str,
     rows: int,
     steps: list[int],
-    lr: float,
+    lr: float | None,
     train_batch: int,
     lora_rank: int,
     seed: int,
@@ -162,10 +180,18 @@ def relearn(
     \b
     axolotl unlearn attack relearn out/demo/merged --control out/demo/retrained --source forget
     axolotl unlearn attack relearn out/demo/merged --source my_benign.jsonl --lr 3e-4
+    axolotl unlearn attack relearn out/demo/merged --control out/demo/retrained --source same \\
+        --steps 5,20,100,500 --lr best-of-five
     """
     import random
 
-    from axolotl_unlearn.attacks.relearn import Training, relearn_attack, split_forget
+    from axolotl_unlearn.attacks.relearn import (
+        Training,
+        halves,
+        neighbours,
+        relearn_attack,
+        split_forget,
+    )
     from axolotl_unlearn.attacks.subject import limited, read_side
     from axolotl_unlearn.data.records import read_records
 
@@ -174,19 +200,31 @@ def relearn(
     asked = list(subject.records)
     if source == "forget":
         training_rows, asked = split_forget(asked, rows, seed)
-    else:
-        own = source != "retain"
+    elif source != "same":
+        own = source not in ("retain", "neighbours")
         pool = read_records(source) if own else read_side(data_dir, "retain")[1]
-        training_rows = random.Random(seed).sample(pool, min(rows, len(pool)))
+        if source == "neighbours":
+            training_rows = neighbours(asked, pool, rows)
+        else:
+            training_rows = random.Random(seed).sample(pool, min(rows, len(pool)))
+    # To choose the rate on, if it is chosen, and to report on.
+    parts = [asked] if lr else halves(asked, seed)
+    pairs = []
+    for part in parts:
+        questions = limited(part, limit)
+        if source == "same":  # as many rows, and no others are asked
+            questions = training_rows = limited(questions, rows)
+        pairs.append((training_rows, questions))
+    named = source in ("retain", "neighbours", "forget", "same")
     result = relearn_attack(
         subject,
         _store(out, forget),
-        training_rows,
-        limited(asked, limit),
-        source=source if source in ("retain", "forget") else Path(source).stem,
+        *pairs[-1],
+        source=source if named else Path(source).stem,
         steps=steps,
-        how=Training(rate=lr, batch=train_batch, rank=lora_rank, seed=seed),
+        how=Training(rate=lr or 0.0, batch=train_batch, rank=lora_rank, seed=seed),
         control=control,
+        choose_on=None if lr else pairs[0],
     )
     _finish(out, data_dir, *result)
 
