@@ -56,6 +56,22 @@ def test_an_inited_config_is_ready(home, tmp_path, kind):
     assert again.exit_code == 2 and "exists" in again.output
 
 
+def test_init_reads_rows_of_other_formats(home, tmp_path):
+    """It wrote a config that `check` refused: the instruction was not read."""
+    sides = []
+    for side, rows in ROWS.items():
+        file = tmp_path / f"{side}.jsonl"
+        made = [{"instruction": r["input"], "input": "", "output": r["output"]} for r in rows]
+        file.write_text("".join(json.dumps(row | {"person": "Bo"}) + "\n" for row in made))
+        sides += [f"--{side}", file] if side in ("forget", "retain") else []
+    out = tmp_path / "my.yml"
+    done = run("init", "--base-model", home / "model", *sides, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "  data: {rows: {type: alpaca}}\n" in out.read_text()
+    checked = run("check", out)
+    assert checked.exit_code == 0 and "ready" in checked.output, checked.output
+
+
 def test_init_of_match_says_what_is_missing(home, tmp_path):
     rows = ["--forget", home / "forget.jsonl", "--retain", home / "retain.jsonl"]
     done = run("init", "--kind", "match", "--base-model", "m", *rows, "--out", tmp_path / "a.yml")

@@ -242,6 +242,7 @@ def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, mo
         found = CliRunner().invoke(unlearn, words)
         assert found.exit_code == 0, found.output
         assert not [one for one in caplog.records if one.levelno <= logging.INFO]
+        assert found.output.startswith("requests/a: 3 rows to forget")  # no bars before it
     monkeypatch.chdir(tmp_path / "base")
     assert Path(Request.load("../requests/a").before).samefile(tmp_path / "tuned")
     seen = []

@@ -115,7 +115,7 @@ def test_browser_runs_nothing_that_a_record_holds(folder, tmp_path):
 
 def test_verify_says_what_it_compared(folder):
     said = verify(folder)
-    assert said[0] == "ledger: 1 entries, unbroken"
+    assert said[0] == "ledger: 1 entry, unbroken"
     assert "model: all 2 files as recorded, base too" in said
     assert "data: forget rows as they were" in said and "signature: none" in said
     (folder.parent / "ledger.key").unlink()

@@ -287,6 +287,7 @@ def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
     (tmp_path / "all.jsonl").write_text("{}\n")
     said = CliRunner().invoke(unlearn, ["request", "plan", str(made.folder)]).output
     assert "retrain   not open" in said and "auto      match" in said
+    assert "memory" in said and "memory 0" not in said
 
 
 def test_the_line_through_measured_trainings():

@@ -103,13 +103,17 @@ def quiet() -> None:
     warnings.simplefilter("ignore")
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
+    if datasets := sys.modules.get("datasets"):  # `axolotl unlearn` has loaded it before
+        datasets.disable_progress_bars()
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
 
 
 #: Libraries that log or warn about themselves when they are imported.
 NOISY = ("torchao", "bitsandbytes", "transformers", "datasets", "accelerate", "trl", "peft",
-         "kernels", "torch", "huggingface_hub")  # fmt: skip
+         "kernels", "torch", "torch.utils._pytree", "huggingface_hub",
+         "axolotl.utils.data.sft")  # fmt: skip
 
 
 class Commands(LazyGroup):

@@ -135,15 +135,17 @@ def _at(path: Path) -> str:
 
 def said_of_search(texts: Any, found: Any) -> str:
     """What was looked for and where, and what that leaves open; without a text."""
+    from axolotl_unlearn.requests.request import counted
+
     short = len(texts.windows) - texts.whole
     said = (
-        f"searched {found.files} files ({_size(found.searched_bytes)}) for {texts.whole} windows "
-        f"of eight words and {short} short texts"
+        f"searched {found.files} files ({_size(found.searched_bytes)}) for "
+        f"{counted(texts.whole, 'window')} of eight words and {counted(short, 'short text')}"
     )
     if not texts.windows:
         said = "nothing could be searched for: the rows are gone, or kept rows say all of it too"
     if texts.too_short:
-        said += f"; {texts.too_short} texts of a single word were not searched for"
+        said += f"; not searched for: {counted(texts.too_short, 'text')} of a single word"
     if found.unsearched:
         said += f"; cannot be searched: {found.not_searched()}"
     return said + (f"; {len(found.unreadable)} files were unreadable" * bool(found.unreadable))

@@ -24,6 +24,8 @@ def plan(folder: Path, limit_minutes: float | None, as_json: bool) -> None:
       axolotl unlearn request plan requests/2026-001
     """
     os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")
+    from rich.filesize import decimal
+
     from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.ways.plan import choose, to_json
     from axolotl_unlearn.requests.ways.plan import plan as planned
@@ -37,7 +39,7 @@ def plan(folder: Path, limit_minutes: float | None, as_json: bool) -> None:
         if cost.closed:
             click.echo(f"{cost.way:8}  not open: {cost.closed}")
             continue
-        memory = f"{cost.bytes / 1e9:.1f} GB" if cost.bytes else "unknown"
+        memory = decimal(cost.bytes) if cost.bytes else "unknown"
         click.echo(f"{cost.way:8}  {cost.seconds:.0f} s ({cost.by}), memory {memory}; {cost.shows}")
         if cost.measuring:
             click.echo(f"{'':8}  and {cost.measuring:.0f} s of tests, as in the last request")

@@ -45,5 +45,12 @@ def command(kind: str, out: Path, **given) -> None:
         )
     template = resources.files("axolotl_unlearn") / "templates" / f"{kind}.yml"
     text = Template(template.read_text("utf-8")).substitute(given, config=out)
+    from axolotl_unlearn.data.records import row_type
+
+    types = {row_type(given[side]) for side in ("forget", "retain")}
+    if types != {None} and len(types) == 1:  # else `check` names the rows that are not read
+        text = text.replace(
+            "\nunlearn:\n", f"\nunlearn:\n  data: {{rows: {{type: {types.pop()}}}}}\n", 1
+        )
     write(out, text)
     click.echo(f"{out} is written. Next: axolotl-unlearn check {out}")

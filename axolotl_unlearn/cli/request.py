@@ -105,6 +105,7 @@ def new(
         logging.getLogger(name).setLevel(logging.ERROR)
     from axolotl_unlearn.requests.choose import Wanted
     from axolotl_unlearn.requests.new import Options, new_request
+    from axolotl_unlearn.requests.request import counted
 
     documents = [one.strip() for part in documents for one in part.split(",") if one.strip()]
     wanted = Wanted(where, contains, rows, documents, people, patterns)
@@ -113,14 +114,14 @@ def new(
     facts = made.request.facts
     counts = facts["counts"]
     click.echo(
-        f"{out}: {counts['forget']} rows to forget, {counts['retain']} of "
+        f"{out}: {counted(counts['forget'], 'row')} to forget, {counts['retain']} of "
         f"{counts['trained'] - counts['forget']} others to keep by heart, {counts['heldout']} "
         f"held-out rows set the level and {counts['judge']} judge."
     )
     if others := facts["chosen"]["other_forms"]:
         click.echo(
-            f"{others} of the named rows are written otherwise than you wrote (capitals, Unicode "
-            f"form, spaces, dashes, quotes); {out / 'data' / 'forget.jsonl'} holds them."
+            f"{counted(others, 'named row')} found in another spelling than you wrote (capitals, "
+            f"Unicode form, spaces, dashes, quotes); see {out / 'data' / 'forget.jsonl'}."
         )
     if made.offered.near and not options.with_near:
         click.echo(

@@ -213,6 +213,17 @@ def _refuse_unread(row: Mapping[str, Any], fields: FieldNames, where: str) -> No
         )
 
 
+def row_type(path: str | os.PathLike[str]) -> str | None:
+    """The dataset type whose prompt field the first row has; none where ours reads the row.
+
+    Raises:
+        UnlearnError: A file without a readable row.
+    """
+    for _, row in _raw_rows(Path(path)):
+        return next((kind for field, kind in _PROMPTS.items() if kind and row.get(field)), None)
+    return None
+
+
 def _source(value: Any) -> str:
     """The name of a document; nothing where its text stands there: names appear in reports."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):

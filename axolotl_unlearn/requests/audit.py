@@ -26,6 +26,7 @@ from axolotl_unlearn.metrics.statistics import LEVEL
 from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.requests.ledger import Ledger, model_facts
 from axolotl_unlearn.requests.record import check_base, read
+from axolotl_unlearn.requests.request import counted
 
 #: Readings of a document that is there, worst first.
 THERE = ("still said", "still known")
@@ -105,7 +106,8 @@ class Audit:
         if not self.lines:
             return "No deleted document to look for."
         n, requests = len(self.lines), len({line.request for line in self.lines})
-        text = f"{n} deleted documents of {requests} requests, {self.heldout} held-out rows: "
+        text = f"{counted(n, 'deleted document')} of {counted(requests, 'request')}, "
+        text += f"{counted(self.heldout, 'held-out row')}: "
         text += f"{len(self.back)} back" if self.back else "none is back"
         counts = {r: sum(line.reading == r for line in self.lines) for r in READINGS}
         text += f" ({', '.join(f'{count} {r}' for r, count in counts.items() if count)})."

@@ -22,7 +22,7 @@ from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write as replace_bytes
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
-from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.request import Request, counted
 from axolotl_unlearn.requests.ways import PROOF
 from axolotl_unlearn.store import file_digest, versions
 
@@ -403,7 +403,7 @@ def verify(
     predicate, gone = statement["predicate"], erased_names(ledger, statement)
     with_key = ledger.key() is not None
     said = [
-        f"ledger: {len(ledger.entries())} entries, unbroken"
+        f"ledger: {counted(len(ledger.entries()), 'entry', 'entries')}, unbroken"
         + ("" if with_key else " (without ledger.key nobody can tell whether it was written anew)"),
         f"record: as the ledger knows it, {len(predicate['documents'])} documents",
         _check_files(folder, statement, ledger, gone),  # before what it says is believed
