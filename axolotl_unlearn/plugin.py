@@ -175,9 +175,13 @@ class UnlearnPlugin(BasePlugin):
     def get_trainer_cls(self, cfg: DictDefault):
         if not _trains(cfg):
             return None
+        from axolotl_unlearn.experimental import extensions
         from axolotl_unlearn.training.trainer import trainer_class
 
-        return trainer_class(unlearn_config(cfg), starting_adapter=bool(cfg.lora_model_dir))
+        args = unlearn_config(cfg)
+        return trainer_class(
+            args, starting_adapter=bool(cfg.lora_model_dir), extensions=extensions(args)
+        )
 
 
 def _concerns_us(cfg: Any) -> bool:

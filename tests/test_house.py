@@ -18,7 +18,8 @@ FLOORS = (
     {"config", "models", "data", "engine", "forkserver"},
     {"runner", "report", "merging"},
     {"reference", "evaluation"},
-    {"training", "attacks", "experimental"},
+    {"training", "attacks"},
+    {"experimental"},
     {"requests", "checks"},
     {"plugin", "cli"},
 )

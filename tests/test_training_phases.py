@@ -20,7 +20,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.experimental.attribution import RowWeights, attribution_weights, attributions
 from axolotl_unlearn.experimental.drawn_along import DrawnAlong, most_changed
 from axolotl_unlearn.experimental.duals import Duals
-from axolotl_unlearn.experimental.flatten import all_flattened, flattened
+from axolotl_unlearn.experimental.flatten import Flatten, all_flattened, flattened
 from axolotl_unlearn.experimental.saliency import salient
 from axolotl_unlearn.experimental.sharpness import moved_uphill
 from axolotl_unlearn.reference.base import row_keys
@@ -134,10 +134,10 @@ def test_what_is_drawn_along():
         "role": torch.tensor([1, 1]),
     }
     along = DrawnAlong(None, {})
-    assert along.hide(batch) is batch
+    assert along.on_rows(batch) is batch
     alone = {key: value[1:, :2] if value.dim() > 1 else value[1:] for key, value in batch.items()}
     along.left_out = [key.hex() for key in row_keys(alone)]  # known without its padding
-    assert along.hide(batch)["role"].tolist() == [1, -1]
+    assert along.on_rows(batch)["role"].tolist() == [1, -1]
 
 
 def test_attributions_and_their_weights():
@@ -297,9 +297,9 @@ def test_flatten_meets_the_forget_gradient_alone():
     weight = torch.nn.Parameter(matrix(4, 6))
     f, r = matrix(4, 6), matrix(4, 6)
     args = FlattenArgs(components=2)
-    surgery, model = Surgery(None, flatten=args), torch.nn.ParameterList([weight])
+    surgery, model = Surgery(None), torch.nn.ParameterList([weight])
     surgery.add(model, {"forget": (weight * f).sum(), "retain": (weight * r).sum()})
-    cosine = surgery.finish(None)
+    cosine = surgery.finish(None, [Flatten(args)])
     quiet = flattened(f, f, args)
     assert_close(weight.grad, quiet + r)
     assert_close(cosine, (quiet * r).sum() / (quiet.norm() * r.norm()))
@@ -316,7 +316,7 @@ def test_a_weight_that_rises_with_the_loss():
                 if e.side == "retain")  # fmt: skip
     duals, seen = Duals(), []
     for step, loss in enumerate((1.0, 2.0, 3.0, 2.5, 3.0, 1.0), 1):
-        seen.append(duals.weights([entry], [1.2])[0])
+        seen.append(duals.on_weights([entry], [1.2])[0])
         duals.add(entry, torch.tensor(4 * loss), torch.tensor(4.0))
         if step == 4:  # a checkpoint: JSON keeps all that the rest needs
             again, state = Duals(), SimpleNamespace(epoch=step / 3, stateful_callbacks=None)

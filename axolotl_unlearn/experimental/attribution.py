@@ -9,16 +9,27 @@ from its abstract and notes of it; the softmax is the usual form of such weights
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from rich.progress import Progress
 from torch import Tensor
 
+from axolotl_unlearn.columns import SIDES
+from axolotl_unlearn.config import ObjectiveArgs
+from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.kept import Kept
+from axolotl_unlearn.training.extensions import Batch, Kept
+from axolotl_unlearn.training.surgery import gradients
 
 LOG = logging.getLogger(__name__)
+
+#: The loss of a row of either side whose gradients tell what rows share.
+LOSS_OF = {
+    entry.side: entry
+    for entry in make_entries([(side, ObjectiveArgs(objective="nll")) for side in SIDES])
+}
 
 
 def attribution_weights(attributions: Sequence[float], temperature: float) -> list[float]:
@@ -55,6 +66,30 @@ class RowWeights(Kept):
     def __init__(self) -> None:
         self.known: dict[str, float] = {}
 
+    def on_start(self, trainer: Any, resumed: bool) -> None:
+        """By the gradients of single rows at the start; each process takes all of them."""
+        if resumed:
+            return
+        model = trainer.accelerator.unwrap_model(trainer.model).to(trainer.args.device).eval()
+        weights = [p for p in model.parameters() if p.requires_grad]
+        rows = {
+            side: [trainer.data_collator([row]) for row in trainer.rows_with_role(side)]
+            for side in SIDES
+        }
+
+        def each(side: str) -> Iterator[list[Tensor]]:
+            for row in bar.track(rows[side], description=f"gradients of {side} rows"):
+                with trainer.compute_loss_context_manager():
+                    loss = trainer.loss_of(model, trainer._prepare_inputs(row), LOSS_OF[side])
+                yield gradients(loss, weights)
+
+        with Progress(disable=not trainer.is_world_process_zero(), transient=True) as bar:
+            found = attributions(each("forget"), each("retain"))
+        self.fit(rows["forget"], found, trainer.unlearn_args.attribution)
+
+    def on_rows(self, batch: Batch) -> Batch:
+        return batch | {"weight": self.of_rows(batch)}
+
     def fit(self, rows: Sequence[dict[str, Tensor]], found: Sequence[float], args: Any) -> None:
         """From the attributions of all forget rows."""
         weights = attribution_weights(found, args.temperature)
@@ -65,7 +100,7 @@ class RowWeights(Kept):
             *(len(found), min(found), max(found), min(weights), max(weights)),
         )
 
-    def of(self, batch: dict[str, Tensor]) -> Tensor:
+    def of_rows(self, batch: Batch) -> Tensor:
         """Weight of each row ``[R]``; 1 for those that are not known."""
         found = [self.known.get(key.hex(), 1.0) for key in row_keys(batch)]
         return torch.tensor(found, device=batch["labels"].device)

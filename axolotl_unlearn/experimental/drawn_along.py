@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.kept import Kept
+from axolotl_unlearn.training.extensions import Batch, Kept
 from axolotl_unlearn.training.level import Watched
 
 LOG = logging.getLogger(__name__)
@@ -50,7 +50,12 @@ class DrawnAlong(Kept):
         self.before: list[float] = []
         self.left_out: list[str] = []
 
-    def hide(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    @classmethod
+    def of(cls, trainer: Any) -> DrawnAlong:
+        shares = {p.start: p.leave_out for p in trainer.phases if p.leave_out}
+        return cls(Watched(trainer.rows_with_role("retain"), trainer.processing_class), shares)
+
+    def on_rows(self, batch: Batch) -> Batch:
         """The batch, where rows that are left out are no objective's."""
         if not self.left_out:
             return batch

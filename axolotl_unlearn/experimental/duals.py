@@ -12,14 +12,15 @@ the same batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from axolotl_unlearn.config import ConstraintArgs
 from axolotl_unlearn.engine.entries import Entry
-from axolotl_unlearn.training.kept import Kept
+from axolotl_unlearn.training.extensions import Kept
 
 
 def next_multiplier(value: float, gap: float, args: ConstraintArgs) -> float:
@@ -43,7 +44,11 @@ class Duals(Kept):
         self.known: dict[str, dict[str, float]] = {}
         self._sums: dict[str, tuple[Entry, Tensor, Tensor]] = {}
 
-    def weights(self, entries: Sequence[Entry], weights: Sequence[float]) -> list[float]:
+    @classmethod
+    def of(cls, trainer: Any) -> Duals:
+        return cls(partial(trainer.accelerator.reduce, reduction="sum"))
+
+    def on_weights(self, entries: Sequence[Entry], weights: Sequence[float]) -> list[float]:
         """``weights`` of a phase, with those of constrained entries as they are now."""
         return [
             weight if entry.args.constraint is None else self.weight(entry)
@@ -56,6 +61,13 @@ class Duals(Kept):
         if known is None:
             return entry.args.weight
         return known["multiplier"] + entry.args.constraint.penalty * max(0.0, known["gap"])
+
+    def on_losses(
+        self, entries: Sequence[Entry], parts: Mapping[str, Any], counts: Sequence[Tensor]
+    ) -> None:
+        for entry, count in zip(entries, counts, strict=True):
+            if entry.args.constraint is not None:
+                self.add(entry, parts[entry.name][0], count)
 
     def add(self, entry: Entry, total: Tensor, count: Tensor) -> None:
         """What a micro-batch contributes to the loss of its step; ``count``: of the whole step."""

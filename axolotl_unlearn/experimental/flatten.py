@@ -9,11 +9,13 @@ outputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from axolotl_unlearn.config import FlattenArgs
+from axolotl_unlearn.training.extensions import Extension, Sides
 
 #: The power of the singular values by which components are divided; hard leaves nothing of them.
 POWERS = {"soft": 1, "quadratic": 2}
@@ -62,3 +64,21 @@ def all_flattened(
     """The forget gradients of all weights; ``retain``: those that ``of: retain`` looks at."""
     source = forget if args.of == "forget" else retain
     return [flattened(g, of, args) for g, of in zip(forget, source, strict=True)]
+
+
+class Flatten(Extension):
+    """The forget gradient of a step, flattened before it meets that of retaining."""
+
+    by_side = True
+
+    def __init__(self, args: FlattenArgs) -> None:
+        self.args = args
+
+    @classmethod
+    def of(cls, trainer: Any) -> Flatten:
+        return cls(trainer.unlearn_args.flatten)
+
+    def on_gradients(self, sides: Sides) -> Sides:
+        if "forget" not in sides:
+            return sides
+        return sides | {"forget": all_flattened(sides["forget"], sides.get("retain"), self.args)}

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.config import SaliencyArgs
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.training.extensions import Extension
 
 FILE = "saliency.safetensors"
 
@@ -85,3 +87,27 @@ def load(folder: Path, model: nn.Module) -> dict[str, Tensor]:
             "start it again from its beginning."
         )
     return {name: masks[name].to(p.device, p.dtype) for name, p in trained.items()}
+
+
+class Saliency(Extension):
+    """Masks by the gradient over all forget rows at the start; a resumed run has its own."""
+
+    by_side = True
+
+    def on_start(self, trainer: Any, resumed: bool) -> None:
+        model, out = trainer.accelerator.unwrap_model(trainer.model), Path(trainer.args.output_dir)
+        if resumed:
+            self.masks = load(out, model)
+            return
+        batches = trainer.all_batches()
+        trainer.count_units(batches, trainer.phases[0].entries)
+        trainer.current_gradient_accumulation_steps = 1
+        model.to(trainer.args.device).train()
+        with trainer.compute_loss_context_manager():
+            found = trainer.forget_gradient(model, batches)
+        self.masks = chosen(model, found, trainer.unlearn_args.saliency)
+        if trainer.is_world_process_zero():
+            save(out, self.masks)
+
+    def on_joined(self, gradient: list[Tensor]) -> list[Tensor]:
+        return [g * m for g, m in zip(gradient, self.masks.values(), strict=True)]

@@ -7,10 +7,13 @@ forget loss rises fastest, so that small changes (relearning, rounding) undo les
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from axolotl_unlearn.training.extensions import Batch, Extension
 
 
 @contextmanager
@@ -33,3 +36,18 @@ def moved_uphill(
         with torch.no_grad():
             for weight, old in zip(weights, before, strict=True):
                 weight.copy_(old)
+
+
+class Sharpness(Extension):
+    """The direction is that of the whole step, taken once."""
+
+    by_side = apart = True
+
+    def on_batch(self, batches: Sequence[Batch]) -> None:
+        self.batches, self.uphill = batches, None
+
+    def forgetting(self, trainer: Any, model: nn.Module) -> AbstractContextManager:
+        weights = [p for p in model.parameters() if p.requires_grad]
+        if self.uphill is None:
+            self.uphill = trainer.forget_gradient(model, self.batches)
+        return moved_uphill(weights, self.uphill, trainer.unlearn_args.sharpness)

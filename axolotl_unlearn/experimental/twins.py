@@ -13,13 +13,16 @@ from difflib import SequenceMatcher
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from axolotl_unlearn.columns import IGNORE
+from axolotl_unlearn.columns import IGNORE, ROLES
+from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.engine.needs import Found, Needs, States, label_positions
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.training.extensions import Extension
 
 Row = Mapping[str, Any]
 
@@ -160,3 +163,20 @@ class Asked:
 
 def _key(ids: Tensor, labels: Tensor) -> bytes:
     return ids.to(torch.int64).numpy().tobytes() + labels.to(torch.int64).numpy().tobytes()
+
+
+class AskTwins(Extension):
+    """A reference is asked about the twin of every forget row, the row of its id."""
+
+    def on_reference(self, trainer: Any, source: Any, reference: Any) -> None:
+        if not source.twins:
+            return
+        forget = [
+            rows[int(i)]
+            for rows in trainer.row_sets()
+            for i in np.flatnonzero(np.asarray(rows["role"][:]) == ROLES["forget"])
+        ]
+        twins = load_strategy(
+            "forget", trainer.processing_class, trainer.axolotl_cfg, {"path": source.twins}
+        ).wrap_dataset(None)
+        reference.twins = Twins(forget, own_twins(forget, list(twins)))

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.config import FlattenArgs
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.experimental.flatten import all_flattened
+from axolotl_unlearn.training.extensions import Extension
 
 Vector = Sequence[Tensor]
 
@@ -113,21 +112,14 @@ class Surgery:
     Args:
         method: ``pcgrad``, ``gu`` or ``gru``; None adds them.
         reduce: mean over processes of a tensor.
-        flatten: how the forget gradient is flattened before; None leaves it.
-
-    Attributes:
-        masks: factors of the joined gradient by name of the weight (`saliency`); None is 1.
     """
 
     def __init__(
         self,
         method: str | None,
         reduce: Callable[[Tensor], Tensor] = lambda x: x,
-        flatten: FlattenArgs | None = None,
     ) -> None:
-        self.method, self.flatten = method, flatten
-        self.reduce = reduce
-        self.masks: dict[str, Tensor] | None = None
+        self.method, self.reduce = method, reduce
         self.parameters: list[nn.Parameter] = []
         self.sides: dict[str, list[Tensor]] = {}
 
@@ -143,20 +135,20 @@ class Surgery:
                 found if before is None else [a + b for a, b in zip(before, found, strict=True)]
             )
 
-    def finish(self, optimizer: Any) -> Tensor | None:
+    def finish(self, optimizer: Any, extensions: Sequence[Extension] = ()) -> Tensor | None:
         """Write the joined gradient; returns the cosine between the two, if there are two."""
         sides = {side: [self.reduce(g) for g in found] for side, found in self.sides.items()}
         self.sides = {}
-        if self.flatten is not None and "forget" in sides:
-            sides["forget"] = all_flattened(sides["forget"], sides.get("retain"), self.flatten)
+        for one in extensions:
+            sides = one.on_gradients(sides)
         cosine, joined = None, next(iter(sides.values()))
         if len(sides) > 1:
             forget, retain = sides["forget"], sides["retain"]
             joined = self._joined(forget, retain, optimizer)
             lengths = (dot(forget, forget) * dot(retain, retain)).sqrt()
             cosine = dot(forget, retain) / lengths.clamp(min=1e-300)
-        if self.masks is not None:
-            joined = [g * m for g, m in zip(joined, self.masks.values(), strict=True)]
+        for one in extensions:
+            joined = one.on_joined(joined)
         for parameter, gradient in zip(self.parameters, joined, strict=True):
             parameter.grad = gradient
         return cosine

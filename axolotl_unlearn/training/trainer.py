@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import resource
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,6 @@ from axolotl_unlearn.engine.layers import freeze_after
 from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.experimental.attribution import RowWeights
-from axolotl_unlearn.experimental.drawn_along import DrawnAlong
-from axolotl_unlearn.experimental.duals import Duals
-from axolotl_unlearn.experimental.twins import Twins, own_twins
 from axolotl_unlearn.files import declare, replacing, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import Reference
@@ -50,13 +45,13 @@ from axolotl_unlearn.reference.teacher import (
     require_same_hidden_size,
     require_same_vocabulary,
 )
+from axolotl_unlearn.training.extensions import Batch, Extension
 from axolotl_unlearn.training.gradients import GradientSteps
 from axolotl_unlearn.training.guard import CollapseWatch, shown
 from axolotl_unlearn.training.level import (
     LevelCallback,
     Levelled,
     Sharpened,
-    Watched,
     forget_rows,
     level_callback,
     refuse_unmatched,
@@ -68,7 +63,6 @@ from axolotl_unlearn.training.phases import (
     phase_at,
     restarting,
 )
-from axolotl_unlearn.training.surgery import Surgery
 
 #: Folder of a checkpoint with the reference's log-probs of the rows so far.
 REMEMBERED = "remembered"
@@ -82,8 +76,8 @@ class UnlearnTrainer(GradientSteps):
     trainer itself.
     """
 
-    unlearn_args: UnlearnArgs
     starting_adapter: bool = False
+    extension_types: Sequence[type[Extension]] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -114,27 +108,7 @@ class UnlearnTrainer(GradientSteps):
         self.crowds = {one.sees: Crowd(one.sees != "profiles") for one in used if one.crowd}
         if "gradients" in self.crowds:
             refuse_without_second_derivative(self.accelerator.unwrap_model(self.model))
-        self.surgery = (
-            Surgery(
-                self.unlearn_args.surgery,
-                partial(self.accelerator.reduce, reduction="mean"),
-                self.unlearn_args.flatten,
-            )
-            if self.unlearn_args.by_side
-            else None
-        )
-        self._step_batches: list[dict[str, Tensor]] = []
-        self._uphill: list[Tensor] | None = None
-        self.duals = Duals(partial(self.accelerator.reduce, reduction="sum"))
-        if any(entry.constraint for _, entry in self.unlearn_args.entries()):
-            self.add_callback(self.duals)
-        self.drawn_along: DrawnAlong | None = None
-        self.row_weights = None if self.unlearn_args.attribution is None else RowWeights()
         self._step_counts: Tensor | None = None
-        self._meters: dict[str, dict[str, list]] = {
-            "train": defaultdict(lambda: [0.0, 0.0]),
-            "eval": defaultdict(lambda: [0.0, 0.0]),
-        }
 
     # -- phases ------------------------------------------------------------------------------
 
@@ -213,6 +187,7 @@ class UnlearnTrainer(GradientSteps):
 
     def train(self, *args: Any, **kwargs: Any):
         """Ask a teacher, and a ``cached`` reference, about all rows before a weight moves."""
+        self.extensions = [kind.of(self) for kind in self.extension_types]
         if self.level is not None:
             path = self.unlearn_args.level.heldout
             self.heldout = forget_rows(path, self.processing_class, self.axolotl_cfg)
@@ -222,10 +197,6 @@ class UnlearnTrainer(GradientSteps):
             self.add_callback(self.level_watch)
         if self.unlearn_args.watch is not None:
             self.add_callback(self._watch_collapse(self.unlearn_args.watch))
-        if shares := {p.start: p.leave_out for p in self.phases if p.leave_out}:
-            rows = self._rows_with_role("retain")
-            self.drawn_along = DrawnAlong(Watched(rows, self.processing_class), shares)
-            self.add_callback(self.drawn_along)
         resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
         if isinstance(resumed, str):
             for number, reference in enumerate(self.references.values()):
@@ -233,12 +204,9 @@ class UnlearnTrainer(GradientSteps):
                     reference.recall(load_file(path))
             if self.level is not None:
                 self.level_watch.load(Path(resumed, REMEMBERED, self._level_file()))
-        if self.row_weights is not None:
-            self.add_callback(self.row_weights)
-            if not resumed:
-                self._weigh_rows()
-        if self.unlearn_args.saliency is not None:
-            self._choose_salient(bool(resumed))
+        for one in self.extensions:
+            self.add_callback(one)
+            one.on_start(self, bool(resumed))
         output = super().train(*args, **kwargs)
         if self.is_world_process_zero():
             write_cost(Path(self.args.output_dir), output.metrics, output.global_step)
@@ -281,8 +249,8 @@ class UnlearnTrainer(GradientSteps):
         # By phase, since what is asked about a row is the union over the entries of a step.
         asking = [[e for e in p.entries if self._source(e) == source] for p in self.phases]
         by_logits = any(map(asks_for_logits, asking))
-        if source.twins:
-            reference.twins = self._twins(source.twins)
+        for one in self.extensions:
+            one.on_reference(self, source, reference)
         if source.model:
             reference.options = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
         with reference.opened(self.model) as model, self.accelerator.autocast():
@@ -310,17 +278,7 @@ class UnlearnTrainer(GradientSteps):
             reference.refresh()
             reference.release(model, keep_head=by_logits)
 
-    def _twins(self, path: str) -> Twins:
-        """The twin of every forget row: the row of its id."""
-        forget = [
-            rows[int(i)]
-            for rows in self._row_sets()
-            for i in np.flatnonzero(np.asarray(rows["role"][:]) == ROLES["forget"])
-        ]
-        twins = forget_rows(path, self.processing_class, self.axolotl_cfg)
-        return Twins(forget, own_twins(forget, list(twins)))
-
-    def _row_sets(self) -> list[Dataset]:
+    def row_sets(self) -> list[Dataset]:
         """All rows that may be in a batch."""
         several = isinstance(self.eval_dataset, dict)
         evaluated = self.eval_dataset.values() if several else [self.eval_dataset]
@@ -328,7 +286,7 @@ class UnlearnTrainer(GradientSteps):
 
     def _all_rows(self) -> tuple[Iterator[dict[str, Tensor]], int]:
         """This process's share of all rows in batches of similar length, and their number."""
-        sets = self._row_sets() + ([] if self.heldout is None else [self.heldout])
+        sets = self.row_sets() + ([] if self.heldout is None else [self.heldout])
         size = max(8, self.args.per_device_train_batch_size)
         chunks = []
         for rows in sets:
@@ -390,10 +348,10 @@ class UnlearnTrainer(GradientSteps):
         )
 
     def _watch_collapse(self, watch: WatchArgs) -> CollapseWatch:
-        rows = self._rows_with_role("retain", watch.rows)
+        rows = self.rows_with_role("retain", watch.rows)
         return CollapseWatch(watch, rows, self.processing_class)
 
-    def _rows_with_role(self, role: str, count: int | None = None) -> list[dict[str, Any]]:
+    def rows_with_role(self, role: str, count: int | None = None) -> list[dict[str, Any]]:
         """The first ones of training, or all."""
         chosen = np.flatnonzero(np.asarray(self.train_dataset["role"][:]) == ROLES[role])
         return [self.train_dataset[int(i)] for i in chosen[:count]]
@@ -411,6 +369,16 @@ class UnlearnTrainer(GradientSteps):
             shuffle=training,
             alternatives="alternative" in self.unlearn_args.roles(),
         )
+
+    def all_batches(self) -> list[Batch]:
+        """This process's share of all pairs in micro-batches, in their order."""
+        pairs = self._pairs(self.train_dataset, training=True)
+        size, first = self._train_batch_size, self.args.process_index
+        places = range(first, len(pairs), self.args.world_size)
+        return [
+            self.data_collator([pairs[i] for i in places[k : k + size]])
+            for k in range(0, len(places), size)
+        ]
 
     def get_train_dataloader(self) -> DataLoader:
         pairs = self._pairs(self.train_dataset, training=True)
@@ -451,18 +419,23 @@ class UnlearnTrainer(GradientSteps):
         """
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         batches = [known_batch(batch) for batch in batches]
-        self._step_counts, self._step_batches, self._uphill = None, batches, None
+        self._step_counts, self._step_batches = None, batches
+        for one in self.extensions:
+            one.on_batch(batches)
         if batches:
             phase = self._phase(training=True)
             entries = phase.entries
             if phase.fresh_optimizer and 0 < phase.start == self.state.global_step:
                 forget_moments(self.optimizer)
-            parts = (part for batch in batches for part in self._in_parts(batch))
-            counts = sum(self._counts(part, entries).to(device) for part in parts)
-            if self.args.world_size > 1:
-                counts = self.accelerator.reduce(counts, reduction="sum")
-            self._step_counts = counts
+            self.count_units([part for batch in batches for part in self._in_parts(batch)], entries)
         return batches, items
+
+    def count_units(self, batches: Sequence[Batch], entries: Sequence[Entry]) -> None:
+        """Of the micro-batches of a step, over all processes."""
+        counts = sum(self._counts(batch, entries).to(self.args.device) for batch in batches)
+        if self.args.world_size > 1:
+            counts = self.accelerator.reduce(counts, reduction="sum")
+        self._step_counts = counts
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         return known_batch(super()._prepare_inputs(inputs))
@@ -472,11 +445,9 @@ class UnlearnTrainer(GradientSteps):
         return unit_counts(entries, self._marked(batch))
 
     def _marked(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch, where rows that are left out are no objective's, and with rows' weights."""
-        if self.drawn_along is not None:
-            batch = self.drawn_along.hide(batch)
-        if self.row_weights is not None:
-            batch = batch | {"weight": self.row_weights.of(batch)}
+        """The batch as extensions see it (rows left out, rows' weights)."""
+        for one in self.extensions:
+            batch = one.on_rows(batch)
         return batch
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -494,12 +465,14 @@ class UnlearnTrainer(GradientSteps):
 
         Args:
             sides: only those.
-            log: whether it counts for what is logged, and for the multipliers.
+            log: whether it counts for what is logged, and for extensions.
         """
         _require_columns(batch)
         training = model.training
         phase = self._phase(training=training)
-        weights = self.duals.weights(phase.entries, phase.weights(self.state.global_step))
+        weights = phase.weights(self.state.global_step)
+        for one in self.extensions:
+            weights = one.on_weights(phase.entries, weights)
         counts = self._step_counts
         if sides is not None and sides != phase.sides:
             chosen = [i for i, entry in enumerate(phase.entries) if entry.side in sides]
@@ -524,13 +497,11 @@ class UnlearnTrainer(GradientSteps):
         for name, (value, count) in result.parts.items() if log else ():
             meters[name][0] += value
             meters[name][1] += count
-        if training and log:
-            for entry, count in zip(phase.entries, counts, strict=True):
-                if entry.args.constraint is not None:
-                    self.duals.add(entry, result.parts[entry.name][0], count)
+        for one in self.extensions if training and log else ():
+            one.on_losses(phase.entries, result.parts, counts)
         return result.losses
 
-    def _loss_of(self, model: nn.Module, rows: dict[str, Tensor], entry: Entry) -> Tensor:
+    def loss_of(self, model: nn.Module, rows: dict[str, Tensor], entry: Entry) -> Tensor:
         return step_loss(
             model,
             {key: rows[key] for key in BATCH_KEYS},
@@ -569,7 +540,8 @@ class UnlearnTrainer(GradientSteps):
                 count = sum(part.get(name, (0.0, 0.0))[1] for part in gathered)
                 if count:
                     logs[prefix + name] = round(total / count, 6)
-            logs |= self.duals.logged() if phase == "train" else {}
+            for one in self.extensions if phase == "train" else ():
+                logs |= one.logged()
             if len(self.phases) > 1:
                 phase = self._phase(training=False)
                 logs[prefix + "phase"] = 1 + self.phases.index(phase)
@@ -626,7 +598,9 @@ def _require_columns(batch: dict[str, Any]) -> None:
         )
 
 
-def trainer_class(args: UnlearnArgs, *, starting_adapter: bool) -> type[UnlearnTrainer]:
+def trainer_class(
+    args: UnlearnArgs, *, starting_adapter: bool, extensions: Sequence[type[Extension]]
+) -> type[UnlearnTrainer]:
     """The trainer bound to one config."""
     return type(
         "UnlearnTrainer",
@@ -634,6 +608,7 @@ def trainer_class(args: UnlearnArgs, *, starting_adapter: bool) -> type[UnlearnT
         {
             "unlearn_args": args,
             "starting_adapter": starting_adapter,
+            "extension_types": extensions,
             "__doc__": UnlearnTrainer.__doc__,
         },
     )
