@@ -28,8 +28,6 @@ _TOKENIZER = (
     "vocab.json",
     "merges.txt",
 )
-#: Last names of embeddings and heads; in many models one matrix is both.
-ENDS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "lm_head", "embed_out")
 _CONFIG = ("config.json", "generation_config.json", ADAPTER_CONFIG)
 
 

@@ -121,12 +121,14 @@ class UnlearnPlugin(BasePlugin):
         if not _concerns_us(cfg):
             return None
         from axolotl_unlearn.checks.preflight import prepare_data
-        from axolotl_unlearn.training.resume import choose_checkpoint
 
         _stay_on_cpu(cfg)
         with exit_with_sentence():
             prepare_data(cfg)
-            choose_checkpoint(cfg)
+            if cfg.resume_from_checkpoint or cfg.auto_resume_from_checkpoints:
+                from axolotl_unlearn.training.resume import choose_checkpoint
+
+                choose_checkpoint(cfg)
             _refuse_other_trainers(cfg)
         if preprocess or not _trains(cfg):
             return None
@@ -136,13 +138,14 @@ class UnlearnPlugin(BasePlugin):
 
         from axolotl_unlearn.data.checks import check_columns
         from axolotl_unlearn.data.pairing import PairedDataset
-        from axolotl_unlearn.data.validation import split
         from axolotl_unlearn.training.phases import phase_steps
 
         size, cfg.val_set_size = cfg.val_set_size, 0.0  # Axolotl would split single rows
         meta = load_datasets(cfg=cfg)
         cfg.val_set_size = size or 0.0
         if size:
+            from axolotl_unlearn.data.validation import split
+
             with exit_with_sentence():
                 meta.train_dataset, meta.eval_dataset = split(meta.train_dataset, size, cfg.seed)
         args = unlearn_config(cfg)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -75,17 +73,3 @@ def test_pure_rooms_import_nothing_of_ours_but_errors(room):
             module = getattr(node, "module", None) or ""
             if isinstance(node, ast.ImportFrom) and module.startswith(PACKAGE.name + "."):
                 assert module.split(".")[1] in {room, "errors", "columns", "objectives"}, path
-
-
-def test_closure_of_the_plugin():
-    """Lines of ours that `axolotl train` imports before any training starts."""
-    code = (
-        "import sys; from axolotl_unlearn import UnlearnPlugin as P; p = P(); p.get_input_args();"
-        "import axolotl_unlearn.training.trainer, axolotl_unlearn.checks.preflight;"
-        "print(*(m.__file__ for n, m in list(sys.modules.items())"
-        " if n.split('.')[0] == 'axolotl_unlearn' and getattr(m, '__file__', None)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    files = done.stdout.splitlines()[-1].split()
-    lines = sum(len(Path(file).read_text("utf-8").splitlines()) for file in files)
-    assert lines <= 16_000, lines

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,8 +83,6 @@ def train(stage: Path, name: str, **changes) -> Path:
     path = stage / f"{name}.yml"
     cfg = config(stage, name, **changes)
     path.write_text(yaml.safe_dump({k: v for k, v in cfg.items() if v != "DELETE"}))
-    import sys
-
     argv, sys.argv = sys.argv, ["axolotl"]
     try:
         do_cli(config=str(path))
@@ -110,6 +110,24 @@ def assert_same(first: Path, second: Path, atol: float) -> None:
 @pytest.fixture(scope="session")
 def straight(stage) -> Path:
     return train(stage, "straight", save_strategy="steps", save_steps=3)
+
+
+def test_closure_of_the_plugin(stage):
+    """Lines of ours that a plain run (NPO, NLL, KL) loads, from its config to its adapter."""
+    block = {"forget": {"objective": "npo"}, "retain": [{"objective": "nll"}, {"objective": "kl"}]}
+    path = stage / "closure.yml"
+    path.write_text(yaml.safe_dump(config(stage, "closure", unlearn=block, max_steps=1)))
+    code = (
+        f"import sys; from axolotl.cli.train import do_cli; do_cli(config={str(path)!r});"
+        "print(*(m.__file__ for n, m in list(sys.modules.items())"
+        " if n.split('.')[0] == 'axolotl_unlearn' and getattr(m, '__file__', None)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    files = done.stdout.splitlines()[-1].split()
+    assert any(file.endswith("training/trainer.py") for file in files)
+    assert (stage / "closure/adapter_model.safetensors").exists()
+    lines = sum(len(Path(file).read_text("utf-8").splitlines()) for file in files)
+    assert lines <= 10_200, lines
 
 
 def test_every_part_is_logged_every_step(straight):
@@ -626,7 +644,7 @@ def test_an_adapter_that_is_not_the_identity_is_its_own_reference(stage):
 
 def test_the_base_is_recorded_for_the_merge(stage, straight):
     """By content: sha256 over the weights of the folder it was trained from."""
-    from axolotl_unlearn.merging.checks import RECORD
+    from axolotl_unlearn.merging.record import RECORD
 
     record = json.loads((straight / RECORD).read_text())
     assert record["base"] == str(stage / "base") and len(record["sha256"]) == 64

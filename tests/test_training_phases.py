@@ -17,6 +17,7 @@ from axolotl_unlearn.config import FlattenArgs, parse_unlearn
 from axolotl_unlearn.engine.entries import make_entries, unit_counts
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.experimental import extensions
 from axolotl_unlearn.experimental.attribution import RowWeights, attribution_weights, attributions
 from axolotl_unlearn.experimental.drawn_along import DrawnAlong, most_changed
 from axolotl_unlearn.experimental.duals import Duals
@@ -327,6 +328,24 @@ def test_a_weight_that_rises_with_the_loss():
         duals.on_step_end(None, SimpleNamespace(epoch=step / 3), None)
     assert seen == pytest.approx([1.2, 1.2, 1.2, 1.2, 0.3 * math.sqrt(6) + 0.8, 2.6])
     assert duals.weight(entry) == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    ("block", "found"),
+    [
+        (SIDES, []),
+        (SIDES | {"saliency": {"share": 0.5}, "sharpness": 0.1}, ["Saliency", "Sharpness"]),
+        (SIDES | {"flatten": {}, "attribution": {"temperature": 1}}, ["RowWeights", "Flatten"]),
+        ({"preset": "tarf"}, ["DrawnAlong"]),
+        ({"preset": "sha256"}, ["Duals"]),
+        ({"phases": [{"steps": 2, **SIDES, "retain": {
+            "objective": "nll", "constraint": {"at_most": 1.0, "step": 0.1}}}]}, ["Duals"]),
+        (SIDES | {"reference": {"twins": "twins.jsonl"}}, ["AskTwins"]),
+    ],
+)  # fmt: skip
+def test_a_config_gets_the_extensions_that_its_keys_ask_for(block, found):
+    """One that is not found would leave a run without what its config says."""
+    assert [kind.__name__ for kind in extensions(parse_unlearn(block))] == found
 
 
 def test_weights_are_uphill_only_inside():

@@ -29,7 +29,7 @@ from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
-from axolotl_unlearn.models import ENDS
+from axolotl_unlearn.merging import ENDS
 from axolotl_unlearn.registry import objectives
 
 LOG = logging.getLogger(__name__)

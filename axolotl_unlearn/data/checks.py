@@ -28,7 +28,6 @@ from axolotl_unlearn.data.records import (
     read_records,
     short,
 )
-from axolotl_unlearn.data.typed import read_sources
 from axolotl_unlearn.errors import UnlearnError
 
 if TYPE_CHECKING:
@@ -154,6 +153,8 @@ def check_records(cfg: dict[str, Any]) -> Checked:
                 continue
             try:
                 if data is not None and data.rows:
+                    from axolotl_unlearn.data.typed import read_sources
+
                     records = [one.record for one in read_sources(path, data, entry)]
                 else:
                     unique = role in SIDES
@@ -251,6 +252,8 @@ def names_of_rows(cfg: dict[str, Any], side: str, numbers: Iterable[int]) -> lis
     if args is not None and len(paths) == 1 and os.path.isfile(paths[0]) and numbers:
         try:
             if args.data.rows:
+                from axolotl_unlearn.data.typed import read_sources
+
                 names = [one.id for one in read_sources(paths[0], args.data, entries[0])]
             else:
                 fields = args.data.fields

@@ -17,7 +17,6 @@ from axolotl.prompt_tokenizers import DatasetWrappingStrategy
 from datasets import Dataset
 
 from axolotl_unlearn.columns import KINDS, ROLES, Kind, pair_number, task_number
-from axolotl_unlearn.data import typed
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
 from axolotl_unlearn.data.records import Record, read_records, records_from_rows
 from axolotl_unlearn.data.table import FEATURES, MEMORISE_FEATURES, RowTable
@@ -208,6 +207,8 @@ class TypedStrategy(DatasetWrappingStrategy):
         Raises:
             UnlearnError: A fault of the rows, or rows to forget that were never learned.
         """
+        from axolotl_unlearn.data import typed
+
         if self.path is not None:
             given = typed.read_sources(self.path, self.data, self.entry)
         else:

@@ -25,7 +25,6 @@ from axolotl_unlearn.engine import probe
 from axolotl_unlearn.engine.host import indices, on_host, to_device
 from axolotl_unlearn.engine.layers import decoder_layers, is_awaited, tap_layers
 from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, States, targets
-from axolotl_unlearn.engine.row_gradients import gradient_norms
 from axolotl_unlearn.engine.statistics import (
     DEFAULT_PLAN,
     ChunkPlan,
@@ -93,6 +92,8 @@ def observe(
 
 def norms_of_rows(model: nn.Module, batch: dict[str, Tensor], where: Tensor) -> Tensor:
     """`gradient_norms` of a bare or PEFT model, ``[R, W]``, by a padded forward of its own."""
+    from axolotl_unlearn.engine.row_gradients import gradient_norms
+
     learn_after_head(model, model, batch["input_ids"].device)
     return gradient_norms(model, partial(run_to_head, model, unwrapped=model), batch, where)
 

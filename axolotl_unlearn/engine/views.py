@@ -28,7 +28,6 @@ from axolotl_unlearn.engine.needs import (
     Valuation,
     label_positions,
 )
-from axolotl_unlearn.metrics.learned import token_features
 from axolotl_unlearn.objectives import LabelScores, Terms
 
 if TYPE_CHECKING:
@@ -268,6 +267,8 @@ class Features(Labels):
 
     def features(self, policy: Found, rows: Tensor) -> Tensor:
         """Features of rows of the batch, ``[r] -> [r, F]``."""
+        from axolotl_unlearn.metrics.learned import token_features
+
         features = []
         for row in on_host(rows).tolist():
             where = self.positions[row]

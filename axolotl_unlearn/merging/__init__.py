@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib
 
+#: Last names of embeddings and heads; in many models one matrix is both.
+ENDS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "lm_head", "embed_out")
+
 _HOMES = {
     "Recipe": "recipe",
     "METHODS": "recipe",
@@ -19,8 +22,8 @@ _HOMES = {
     "write_zeros": "run",
     "open_base": "sources",
     "open_parent": "sources",
-    "record_base": "checks",
-    "record_merge": "checks",
+    "record_base": "record",
+    "record_merge": "record",
 }
 __all__ = sorted(_HOMES)
 

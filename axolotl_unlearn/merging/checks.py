@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import write_json
+from axolotl_unlearn.merging import ENDS
 from axolotl_unlearn.merging.recipe import Recipe
+from axolotl_unlearn.merging.record import RECORD
 from axolotl_unlearn.merging.sources import (
     Adapter,
     Model,
@@ -19,9 +20,6 @@ from axolotl_unlearn.merging.sources import (
     read_json,
     tokenizer_fingerprint,
 )
-from axolotl_unlearn.models import ENDS
-
-RECORD = "unlearn_base.json"
 
 # Two adapters that started from one draw keep a cosine of their A factors well above this,
 # two that did not have one of about 1/sqrt(r * n_in): measured in the lab notebook.
@@ -30,26 +28,6 @@ SAME_INIT = 0.2
 # Relative distance |parent - base| / |base| of the tensor that moved least. Unrelated weights have
 # about sqrt(2) everywhere; a fine-tuned model keeps at least one tensor close to its start.
 UNRELATED = 0.7
-
-
-def record_base(folder: str | Path, base: str | Path) -> Path:
-    """Write which base an adapter or model was trained from, by content, into its folder.
-
-    ``check`` compares this record strictly; without it the base is known by path only.
-    """
-    content = {"base": str(base), "sha256": Model(Path(base)).fingerprint}
-    return write_json(Path(folder) / RECORD, content, indent=None)
-
-
-def record_merge(folder: str | Path, base: str | Path, adapter: str | Path) -> Path:
-    """`record_base` of a model with a merged adapter, which it names by content, too."""
-    content = {
-        "base": str(base),
-        "sha256": Model(Path(base)).fingerprint,
-        "adapter": str(adapter),
-        "adapter_sha256": Adapter(Path(adapter)).fingerprint,
-    }
-    return write_json(Path(folder) / RECORD, content, indent=None)
 
 
 def check(

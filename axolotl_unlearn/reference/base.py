@@ -24,10 +24,10 @@ from axolotl_unlearn.engine.host import on_host, sent, to_device
 from axolotl_unlearn.engine.needs import HEAD, Found, Head, Layer, Needs, States, label_positions
 from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.reference.store import RowStore, weights_digest
 
 if TYPE_CHECKING:
     from axolotl_unlearn.experimental.twins import Twins
+    from axolotl_unlearn.reference.store import RowStore
 
 
 class Reference:
@@ -47,13 +47,15 @@ class Reference:
 
     def keep_in(self, folder: Path, part: int = 0) -> None:
         """Remember in files of this folder instead of in memory, and know what they hold."""
+        from axolotl_unlearn.reference.store import RowStore
+
         self._logp = RowStore(folder, "logp", part)
         self._hidden = RowStore(folder, "hidden", part)
 
     def refresh(self) -> None:
         """Flush this process's files and read those of all."""
         for store in (self._logp, self._hidden):
-            if isinstance(store, RowStore):
+            if not isinstance(store, dict):
                 store.refresh()
 
     def remembered(self) -> dict[str, Tensor]:
@@ -64,7 +66,7 @@ class Reference:
         return {
             f"{name}/{key.hex()}": value
             for name, store in (("logp", self._logp), ("hidden", self._hidden))
-            if not isinstance(store, RowStore)
+            if isinstance(store, dict)
             for key, value in store.items()
         }
 
@@ -91,6 +93,8 @@ class Reference:
 
     def digest(self, model: nn.Module, precision: str) -> str:
         """Hash of everything that this reference's numbers depend on, apart from the tokens."""
+        from axolotl_unlearn.reference.store import weights_digest
+
         return weights_digest(model, without_adapter=self.without_adapter, also=precision)
 
     def head(self, model: nn.Module) -> Head:

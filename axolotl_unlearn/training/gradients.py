@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from axolotl.core.trainers.base import AxolotlTrainer
@@ -20,9 +20,10 @@ from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.parts import in_parts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.training.extensions import Batch, Extension
-from axolotl_unlearn.training.guard import blame, blown_up
 from axolotl_unlearn.training.phases import Phase
-from axolotl_unlearn.training.surgery import Surgery, gradients
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.training.surgery import Surgery
 
 
 class GradientSteps(AxolotlTrainer):
@@ -39,6 +40,8 @@ class GradientSteps(AxolotlTrainer):
         self.extensions: Sequence[Extension] = ()
         self.surgery: Surgery | None = None
         if self.unlearn_args.by_side:
+            from axolotl_unlearn.training.surgery import Surgery
+
             reduce = partial(self.accelerator.reduce, reduction="mean")
             self.surgery = Surgery(self.unlearn_args.surgery, reduce)
         self._step_batches: list[Batch] = []
@@ -112,6 +115,8 @@ class GradientSteps(AxolotlTrainer):
 
     def forget_gradient(self, model: nn.Module, batches: Sequence[Batch]) -> list[Tensor]:
         """That of the forget objectives over some batches, up to a factor; logs nothing."""
+        from axolotl_unlearn.training.surgery import gradients
+
         weights = [p for p in model.parameters() if p.requires_grad]
         total = [torch.zeros_like(p) for p in weights]
         for batch in batches:
@@ -131,6 +136,8 @@ class GradientSteps(AxolotlTrainer):
 
     def _blown_up(self, what: str, model: nn.Module) -> UnlearnError:
         """Found row by row in one process; several would wait for each other: all rows then."""
+        from axolotl_unlearn.training.guard import blame, blown_up
+
         phase = self._phase(training=True)
         alone = self.args.world_size == 1
         found = blame(

@@ -7,7 +7,6 @@ the retain loss and at a few answers every so often (`unlearn.watch`).
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from axolotl_unlearn.columns import IGNORE, ROLES
 from axolotl_unlearn.data.checks import names_of_rows
 from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.fluency import repetition
 from axolotl_unlearn.training.resume import checkpoints
 
 LOG = logging.getLogger(__name__)
@@ -134,6 +132,8 @@ class CollapseWatch(TrainerCallback):
     @staticmethod
     def loops(answer: str) -> bool:
         """The rule of the collapse report (`metrics.fluency`)."""
+        from axolotl_unlearn.metrics.fluency import repetition
+
         return repetition(answer).broken
 
     @torch.no_grad()
@@ -156,9 +156,3 @@ class CollapseWatch(TrainerCallback):
             found.append(self.tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True))
         model.train(was_training)
         return found
-
-
-def shown(logs: Mapping[str, float]) -> dict[str, str]:
-    """What the progress bar shows of a log."""
-    names = ("forget_nll", "retain_nll", "kl", "log_ratio")
-    return {n: f"{logs[n]:.3g}" for n in names if math.isfinite(logs.get(n, math.nan))}

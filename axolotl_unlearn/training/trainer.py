@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,31 +31,13 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, replacing, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import Reference
-from axolotl_unlearn.reference.crowd import Crowd
-from axolotl_unlearn.reference.level import Level
-from axolotl_unlearn.reference.precompute import asks_for_logits, precompute
 from axolotl_unlearn.reference.sources import (
     adapter_changes_model,
     check_trained,
     make_reference,
 )
-from axolotl_unlearn.reference.teacher import (
-    TeacherAdapter,
-    TeacherModel,
-    require_same_hidden_size,
-    require_same_vocabulary,
-)
 from axolotl_unlearn.training.extensions import Batch, Extension
 from axolotl_unlearn.training.gradients import GradientSteps
-from axolotl_unlearn.training.guard import CollapseWatch, shown
-from axolotl_unlearn.training.level import (
-    LevelCallback,
-    Levelled,
-    Sharpened,
-    forget_rows,
-    level_callback,
-    refuse_unmatched,
-)
 from axolotl_unlearn.training.phases import (
     Phase,
     forget_moments,
@@ -63,6 +45,12 @@ from axolotl_unlearn.training.phases import (
     phase_at,
     restarting,
 )
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.reference.crowd import Crowd
+    from axolotl_unlearn.reference.level import Level
+    from axolotl_unlearn.training.guard import CollapseWatch
+    from axolotl_unlearn.training.level import LevelCallback, Levelled, Sharpened
 
 #: Folder of a checkpoint with the reference's log-probs of the rows so far.
 REMEMBERED = "remembered"
@@ -104,8 +92,7 @@ class UnlearnTrainer(GradientSteps):
         self.level = self._make_level()
         self.heldout: Dataset | None = None
         self._levelled: dict[tuple[int, str], Levelled | Sharpened] = {}
-        used = (OBJECTIVES[entry.objective] for _, entry in self.unlearn_args.entries())
-        self.crowds = {one.sees: Crowd(one.sees != "profiles") for one in used if one.crowd}
+        self.crowds = self._make_crowds()
         if "gradients" in self.crowds:
             refuse_without_second_derivative(self.accelerator.unwrap_model(self.model))
         self._step_counts: Tensor | None = None
@@ -161,6 +148,9 @@ class UnlearnTrainer(GradientSteps):
     # -- reference ---------------------------------------------------------------------------
 
     def _make_reference(self, source: ReferenceArgs) -> Reference:
+        if source.is_teacher:
+            from axolotl_unlearn.reference.teacher import TeacherAdapter, TeacherModel
+
         if source.model:
             return TeacherModel(source.model, source.adapter, self.chunk_plan)
         if source.adapter:
@@ -189,6 +179,8 @@ class UnlearnTrainer(GradientSteps):
         """Ask a teacher, and a ``cached`` reference, about all rows before a weight moves."""
         self.extensions = [kind.of(self) for kind in self.extension_types]
         if self.level is not None:
+            from axolotl_unlearn.training.level import forget_rows
+
             path = self.unlearn_args.level.heldout
             self.heldout = forget_rows(path, self.processing_class, self.axolotl_cfg)
         self._precompute_all()
@@ -246,6 +238,12 @@ class UnlearnTrainer(GradientSteps):
                 self._precompute(source, reference)
 
     def _precompute(self, source: ReferenceArgs, reference: Reference) -> None:
+        from axolotl_unlearn.reference.precompute import asks_for_logits, precompute
+        from axolotl_unlearn.reference.teacher import (
+            require_same_hidden_size,
+            require_same_vocabulary,
+        )
+
         # By phase, since what is asked about a row is the union over the entries of a step.
         asking = [[e for e in p.entries if self._source(e) == source] for p in self.phases]
         by_logits = any(map(asks_for_logits, asking))
@@ -305,7 +303,18 @@ class UnlearnTrainer(GradientSteps):
         """With ``unlearn.level``, what `match` aims at is read in the policy's scale."""
         if self.unlearn_args.level is None:
             return None
+        from axolotl_unlearn.reference.level import Level
+
         return Level(self.unlearn_args.level.gain)
+
+    def _make_crowds(self) -> dict[str, Crowd]:
+        """What objectives that compare with held-out rows look at, by what they see."""
+        used = [OBJECTIVES[entry.objective] for _, entry in self.unlearn_args.entries()]
+        if not any(one.crowd for one in used):
+            return {}
+        from axolotl_unlearn.reference.crowd import Crowd
+
+        return {one.sees: Crowd(one.sees != "profiles") for one in used if one.crowd}
 
     def _reference_of(self, entry: Entry) -> Reference | Levelled | Sharpened | Crowd | None:
         if entry.objective.crowd:
@@ -317,10 +326,14 @@ class UnlearnTrainer(GradientSteps):
             return reference
         if name == "nckd" and not self.unlearn_args.level.certainty:
             return reference
+        from axolotl_unlearn.training.level import Levelled, Sharpened
+
         kind = Levelled if name == "match" else Sharpened
         return self._levelled.setdefault((id(reference), name), kind(reference, self.level))
 
     def _watch_level(self) -> LevelCallback:
+        from axolotl_unlearn.training.level import level_callback, refuse_unmatched
+
         matches = [entry for entry in self.entries if entry.objective.name == "match"]
         refuse_unmatched(matches, self.train_dataset)
         source = self._source(matches[0])
@@ -348,6 +361,8 @@ class UnlearnTrainer(GradientSteps):
         )
 
     def _watch_collapse(self, watch: WatchArgs) -> CollapseWatch:
+        from axolotl_unlearn.training.guard import CollapseWatch
+
         rows = self.rows_with_role("retain", watch.rows)
         return CollapseWatch(watch, rows, self.processing_class)
 
@@ -547,7 +562,7 @@ class UnlearnTrainer(GradientSteps):
                 logs[prefix + "phase"] = 1 + self.phases.index(phase)
             for callback in self.callback_handler.callbacks:
                 if (bar := getattr(callback, "training_bar", None)) is not None and not prefix:
-                    bar.set_postfix(shown(logs), refresh=False)
+                    bar.set_postfix(_shown(logs), refresh=False)
         super().log(_Logs(logs), start_time)
 
     def _read_meters(self, phase: str) -> dict[str, tuple[float, float]]:
@@ -574,6 +589,12 @@ def write_cost(folder: Path, metrics: dict[str, float], steps: int) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     cost = {"seconds": metrics["train_runtime"], "steps": steps, "peak_mib": round(peak)}
     write_json(folder / "cost.json", cost)
+
+
+def _shown(logs: Mapping[str, float]) -> dict[str, str]:
+    """What the progress bar shows of a log."""
+    names = ("forget_nll", "retain_nll", "kl", "log_ratio")
+    return {n: f"{logs[n]:.3g}" for n in names if math.isfinite(logs.get(n, math.nan))}
 
 
 class _Logs(dict):
