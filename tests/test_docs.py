@@ -179,3 +179,14 @@ def test_no_path_of_one_machine_in_tracked_files():
     if done.returncode > 1:
         pytest.skip("not a git checkout")
     assert [x for x in done.stdout.splitlines() if not x.startswith("tests/test_docs.py")] == []
+
+
+def test_generated_pages_are_those_of_the_code():
+    """`make docs-tables` would change nothing."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    for name, page in generate.PAGES.items():
+        assert text(ROOT / "docs" / name) == page().rstrip() + "\n", name
