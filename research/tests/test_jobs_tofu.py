@@ -206,6 +206,7 @@ def test_a_small_run_of_all_kinds_of_stages(home, tmp_path, monkeypatch, forks):
     asked = json.loads((tmp_path / "data" / "forget.jsonl").read_text().splitlines()[0])
     assert json.loads(members[0]) == {
         "prompt": f"Question: {asked['question']}\nAnswer:", "document": f" {asked['answer']}",
+        "author": "member 0",
     }  # fmt: skip
     others = (attacked / "nonmember.jsonl").read_text().splitlines()
     assert len(members) == len(others) == 20 and not {*members} & {*others}
