@@ -212,7 +212,8 @@ def test_a_small_run_of_all_kinds_of_stages(home, tmp_path, monkeypatch, forks):
     assert len(members) == len(others) == 20 and not {*members} & {*others}
     rows = [json.loads(x) for x in (attacked / "forget.jsonl").read_text().splitlines()]
     assert [r["document"] for r in rows] == ["author 0", "author 1"] * 20
-    assert rows[0]["input"] + " " + rows[0]["output"] == "".join(json.loads(members[0]).values())
+    first = json.loads(members[0])
+    assert rows[0]["input"] + " " + rows[0]["output"] == first["prompt"] + first["document"]
     assert rows[2]["paraphrased_question"] == (
         "Question: In which place did Jo F361 come into the world?\nAnswer:"
     )
