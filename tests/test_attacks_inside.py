@@ -12,7 +12,7 @@ from attack_models import batch_of, fit, tokenizer
 from conftest import tiny_llama
 
 from axolotl_unlearn.attacks.inside import _difference, inside_features, sentence
-from axolotl_unlearn.engine.scorer import Query
+from axolotl_unlearn.engine.token_scoring import Query
 from axolotl_unlearn.metrics.learned import learned_attack
 from axolotl_unlearn.metrics.verdict import judge, views_of
 

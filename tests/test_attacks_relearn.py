@@ -18,7 +18,7 @@ from axolotl_unlearn.attacks.relearn import (
     split_forget,
     train,
 )
-from axolotl_unlearn.attacks.subject import make_subjects
+from axolotl_unlearn.attacks.target import make_subjects
 from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store

@@ -172,7 +172,7 @@ def test_a_part_of_a_file_is_what_training_reads(entry, tmp_path, part, kept, ro
     from axolotl.utils.data.shared import datasets_with_name_generator, load_dataset_with_config
     from axolotl.utils.dict import DictDefault
 
-    from axolotl_unlearn.checks.outlook import _records
+    from axolotl_unlearn.checks.estimate import _records
 
     names = {"input": "instruction"} if rows else {}
     files = [
@@ -628,7 +628,7 @@ def test_memory_is_of_the_rows_that_there_are(tmp_path):
     import torch
     from safetensors.torch import save_file
 
-    from axolotl_unlearn.checks.outlook import memory
+    from axolotl_unlearn.checks.estimate import memory
     from axolotl_unlearn.config import parse_unlearn
 
     save_file({"embed_tokens.weight": torch.zeros(100, 8)}, tmp_path / "model.safetensors")

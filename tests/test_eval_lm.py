@@ -99,7 +99,7 @@ def test_likelihood_task_equals_the_scorer(home):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
-    from axolotl_unlearn.engine.scorer import Query, score_queries
+    from axolotl_unlearn.engine.token_scoring import Query, score_queries
     from axolotl_unlearn.evaluation.sets import load_sets
     from axolotl_unlearn.evaluation.tasks import task_folder
 
@@ -137,7 +137,7 @@ def test_likelihood_task_equals_the_scorer(home):
 
 def test_generic_logits_by_hand():
     """alpha 2: a logit that training raised by 1 falls by 2, one that it lowered stays."""
-    from axolotl_unlearn.experimental.whp import generic_logits
+    from axolotl_unlearn.experimental.whos_harry_potter import generic_logits
 
     baseline, reinforced = torch.tensor([1.0, 0.0, 3.0]), torch.tensor([2.0, -5.0, 3.5])
     assert generic_logits(baseline, reinforced, 2.0).tolist() == [-1.0, 0.0, 2.0]
@@ -149,7 +149,7 @@ def test_whp_scores_and_generates_from_both_models(home):
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from axolotl_unlearn.experimental.whp import WhpLM
+    from axolotl_unlearn.experimental.whos_harry_potter import WhpLM
 
     sides = eval_model.made_up_rows(2)
     eval_model.train_model(home / "reinforced", sides["forget"], steps=8)

@@ -14,7 +14,7 @@ from conftest import tiny_llama, with_lora
 from data_tokenizers import byte_tokenizer
 from safetensors.torch import load_file, save_file
 
-from axolotl_unlearn.engine.scorer import Query, score_queries
+from axolotl_unlearn.engine.token_scoring import Query, score_queries
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import generate
 from axolotl_unlearn.models import (

@@ -332,11 +332,11 @@ def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
 def test_likelihoods_go_on_too_and_a_part_at_a_time(home, results, tmp_path, monkeypatch):
     """Killed in the second ten of 24 documents: the first ten are not scored again, and every
     number is that of a run that nobody killed. The parts of before were all or nothing."""
-    from axolotl_unlearn.engine import scorer
+    from axolotl_unlearn.engine import token_scoring
     from axolotl_unlearn.evaluation import measure
 
     monkeypatch.setattr(measure, "_AT_ONCE", 10)
-    real, sizes = scorer.score_texts, []
+    real, sizes = token_scoring.score_texts, []
 
     def dies(model, tokenizer, texts, **options):
         sizes.append(len(texts))
@@ -345,7 +345,7 @@ def test_likelihoods_go_on_too_and_a_part_at_a_time(home, results, tmp_path, mon
         return real(model, tokenizer, texts, **options)
 
     models = [str(home / "original")]
-    monkeypatch.setattr(scorer, "score_texts", dies)
+    monkeypatch.setattr(token_scoring, "score_texts", dies)
     with pytest.raises(KeyboardInterrupt):
         run.evaluate(models, home / "data", tmp_path / "killed", **OPTIONS)
     (again,) = run.evaluate(models, home / "data", tmp_path / "killed", **OPTIONS)

@@ -14,7 +14,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.compare import compare, compare_measured, sentence
 from axolotl_unlearn.evaluation.measurement import Measured
 from axolotl_unlearn.evaluation.sets import EvaluationSets
-from axolotl_unlearn.metrics.statistics import Difference
+from axolotl_unlearn.metrics.intervals import Difference
 
 
 def make_sets(documents: int = 8) -> EvaluationSets:

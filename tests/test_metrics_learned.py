@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from axolotl_unlearn.metrics.intervals import auc
 from axolotl_unlearn.metrics.learned import learned_attack, text_features
 from axolotl_unlearn.metrics.membership import priv_leak
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-from axolotl_unlearn.metrics.statistics import auc
 
 
 def text(rng, known: bool) -> TokenFacts:

@@ -15,6 +15,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.membership_lab import membership_lab
+from axolotl_unlearn.metrics.intervals import auc, auc_gap, auc_interval, mia_score_interval
 from axolotl_unlearn.metrics.membership import (
     ATTACKS,
     Baseline,
@@ -33,7 +34,6 @@ from axolotl_unlearn.metrics.membership import (
     tpr_at_fpr,
 )
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-from axolotl_unlearn.metrics.statistics import auc, auc_gap, auc_interval, mia_score_interval
 
 numbers = st.lists(st.integers(-4, 4).map(float), min_size=2, max_size=12)
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jun Kai Lea Mia Ned Ola Pia".split()

@@ -140,7 +140,7 @@ def test_four_bit_base_gives_its_own_reference():
 
     from axolotl_unlearn.config import ObjectiveArgs
     from axolotl_unlearn.engine.entries import make_entries
-    from axolotl_unlearn.engine.statistics import ChunkPlan
+    from axolotl_unlearn.engine.head_losses import ChunkPlan
     from axolotl_unlearn.engine.step import step_loss
     from axolotl_unlearn.reference.sources import make_reference
 

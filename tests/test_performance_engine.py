@@ -10,7 +10,7 @@ import torch
 from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
-from axolotl_unlearn.engine import statistics
+from axolotl_unlearn.engine import head_losses
 from axolotl_unlearn.engine.forward import (
     after_head,
     can_pack,
@@ -22,7 +22,7 @@ from axolotl_unlearn.engine.forward import (
     packed_layout,
     refuse_packing,
 )
-from axolotl_unlearn.engine.statistics import ChunkPlan, Linearised
+from axolotl_unlearn.engine.head_losses import ChunkPlan, Linearised
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives import OBJECTIVES
@@ -244,7 +244,7 @@ def test_gradients_take_the_place_of_logits_unless_those_are_needed(monkeypatch)
     wanted = torch.autograd.grad(expected, [p for p in model.parameters() if p.requires_grad])
     for g, w in zip(gradients, wanted, strict=True):
         assert_close(g, w, rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr(statistics, "_BLOCK", 1)
+    monkeypatch.setattr(head_losses, "_BLOCK", 1)
     again, same = loss_and_gradients(model, batch, entries)
     assert torch.equal(again, total)
     assert all(torch.equal(g, w) for g, w in zip(same, gradients, strict=True))

@@ -10,7 +10,7 @@ from conftest import CONFIGS, entries_for, random_batch, tiny_llama
 from torch.testing import assert_close
 
 from axolotl_unlearn.engine.forward import refuse_packing
-from axolotl_unlearn.engine.statistics import ChunkPlan
+from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.reference.sources import make_reference
 

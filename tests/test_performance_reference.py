@@ -13,7 +13,7 @@ from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
 from data_tokenizers import byte_tokenizer
 from torch.testing import assert_close
 
-from axolotl_unlearn.engine.statistics import ChunkPlan
+from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.experimental.twins import Twins, alignment, own_twins
@@ -172,7 +172,7 @@ def test_of_a_forget_row_the_reference_says_what_it_says_of_the_twin(tmp_path):
     """Against forwards of the start model over the twins by themselves: label log-probs at the
     positions that predict the like token, and the distributions there; other rows as they are.
     Afterwards from the store, with the weights moved."""
-    from axolotl_unlearn.engine.needs import HEAD, Needs, label_positions
+    from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions
 
     model = tiny_llama(seed=1).double()
     start = copy.deepcopy(model).eval()
@@ -199,7 +199,7 @@ def test_of_a_forget_row_the_reference_says_what_it_says_of_the_twin(tmp_path):
     move(model)
     where = label_positions(batch)
     ours = where & (batch["role"] == 0)[:, None]
-    found = reference.look_up(model, model, batch, Needs(ours, {HEAD: where}))
+    found = reference.look_up(model, model, batch, ForwardSpec(ours, {HEAD: where}))
     logits = found.logits(found.states[HEAD].at(*where.nonzero(as_tuple=True)))
     said = torch.zeros(*where.shape, logits.shape[-1], dtype=logits.dtype)
     said[where] = logits

@@ -15,16 +15,16 @@ from axolotl_unlearn.columns import KINDS
 from axolotl_unlearn.engine import forward, row_gradients
 from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.engine.forward import observe, refuse_without_second_derivative
-from axolotl_unlearn.engine.needs import Needs, label_positions
+from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.metrics.learned import FEATURES, text_features, token_features
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.reference.crowd import RIDGE, Crowd
+from axolotl_unlearn.reference.crowd import RIDGE, HeldoutDistribution
 from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.training import level
-from axolotl_unlearn.training.level import LevelCallback, Watched, inside
+from axolotl_unlearn.training.level import LevelCallback, ScoredRows, inside
 
 
 def batch_of(rows: int = 3, time: int = 12) -> dict[str, torch.Tensor]:
@@ -68,7 +68,7 @@ def test_moments_are_those_of_the_distribution(frozen, beside):
     upstream = torch.randn(*where.shape, 3, generator=rng, dtype=torch.float64) * where[..., None]
     upstream[..., 0] *= beside
 
-    found = observe(model, batch, Needs(labels=where if beside else None, moments=where))
+    found = observe(model, batch, ForwardSpec(labels=where if beside else None, moments=where))
     ours = torch.cat([found.logp[..., None], found.moments], -1)
     theirs = torch.stack(plain(double, batch), -1)
     mask = where[..., None].expand_as(theirs)
@@ -87,7 +87,7 @@ def test_moments_are_those_of_the_distribution(frozen, beside):
 
 def test_a_certain_model_and_impossible_tokens_give_finite_numbers():
     """One token has all the mass, or a logit of -inf: no NaN in value or gradient."""
-    from axolotl_unlearn.engine.statistics import Group, linearised_statistics
+    from axolotl_unlearn.engine.head_losses import Group, linearised_statistics
 
     logits = torch.tensor([[200.0, 0.0, 0.0], [1.0, -torch.inf, 2.0]])
     states = torch.eye(2, requires_grad=True)
@@ -139,7 +139,7 @@ def test_direction_and_distance_by_hand():
     batch = batch_of(2)
     keys = row_keys(batch)
     group = (0, 1)
-    crowd = Crowd()
+    crowd = HeldoutDistribution()
     seen = {group: dict(zip(keys, rows([3.0, 5.0]), strict=True))}
     crowd.look(seen, {group: rows([0.0, 2.0])})
     assert crowd.direction(group).item() == pytest.approx(3 / (1 + RIDGE))
@@ -150,7 +150,7 @@ def test_direction_and_distance_by_hand():
 
 def test_where_features_outnumber_rows_each_counts_by_itself():
     """Spreads 1 and 2, one feature that never varies: d = (3, 4), so 3 / 1 / 3 and 4 / 4 / 3."""
-    group, crowd = (0, 1), Crowd(correlated=False)
+    group, crowd = (0, 1), HeldoutDistribution(correlated=False)
     heldout = torch.tensor([[0.0, 0.0, 7.0], [2.0, 4.0, 7.0]]).double()
     crowd.look({group: {b"a": torch.tensor([4.0, 6.0, 9.0]).double()}}, {group: heldout})
     assert crowd.direction(group).tolist() == pytest.approx([1.0, 1 / 3, 0.0])
@@ -161,7 +161,7 @@ def test_a_row_in_a_batch_renews_what_is_known_of_it():
     group is drawn nowhere, and what was given at the look is not changed."""
     batch = batch_of(3)
     group = (0, 1)
-    crowd = Crowd()
+    crowd = HeldoutDistribution()
     given = {group: dict(zip(row_keys(batch)[:2], rows([3.0, 5.0]), strict=True))}
     crowd.look(given, {group: rows([0.0, 2.0])})
     pull = crowd.look_up(None, None, batch, None).pull
@@ -185,7 +185,7 @@ def test_the_mean_over_all_rows_is_the_squared_distance():
         rng.standard_normal((50, 3)) @ mixing,
         1 + rng.standard_normal((20, 3)) @ mixing,
     )
-    crowd, group = Crowd(), (0, 1)
+    crowd, group = HeldoutDistribution(), (0, 1)
     own = {bytes([i]): row for i, row in enumerate(torch.tensor(forget))}
     crowd.look({group: own}, {group: torch.tensor(heldout)})
     scale = heldout.std(0)
@@ -218,7 +218,7 @@ def test_profiles_are_those_of_the_model(packed, beside, monkeypatch):
     monkeypatch.setattr(forward, "is_worthwhile", lambda *_: packed)
     where = label_positions(batch)
     where[1] = False
-    needs = Needs(profiles=where, states={0: where} if beside else {})
+    needs = ForwardSpec(profiles=where, states={0: where} if beside else {})
     found = observe(model, batch, needs)
     want = plain_states(double, batch)
     assert_close(found.profiles[[0, 2]].double(), want[[0, 2]], atol=1e-5, rtol=1e-5)
@@ -239,7 +239,7 @@ def test_a_look_asks_inside_the_model_about_judged_rows_alone(monkeypatch):
             for i, mask in enumerate(batch["attention_mask"].bool())]  # fmt: skip
     kinds = (KINDS["completion"], KINDS["question"], KINDS["completion"])
     rows = [row | {"kind": kind, "task": 0} for row, kind in zip(rows, kinds, strict=True)]
-    watched = Watched(rows, SimpleNamespace(decode=lambda *_, **__: ""))
+    watched = ScoredRows(rows, SimpleNamespace(decode=lambda *_, **__: ""))
     crowd = SimpleNamespace(look=lambda *sides: shown.append(sides))
     callback = LevelCallback(
         watched, watched, watched, ([], []), Level(), every=1, crowds={"profiles": crowd}
@@ -293,11 +293,11 @@ def test_gradient_norms_are_those_of_each_row_alone(how):
         model.train()
         model.gradient_checkpointing_enable({"use_reentrant": False})
     where[1] = False
-    observe(model, batch, Needs(gradients=where))  # what is learnt once about a model
+    observe(model, batch, ForwardSpec(gradients=where))  # what is learnt once about a model
     head, seen = model.get_output_embeddings(), []
     plain_head = head.forward
     head.forward = lambda states: seen.append(states[..., 0].numel()) or plain_head(states)
-    found = observe(model, batch, Needs(gradients=where)).gradients
+    found = observe(model, batch, ForwardSpec(gradients=where)).gradients
     assert seen == [where.sum()]  # no logits anywhere else
     assert_close(found[[0, 2]].double(), want[[0, 2]], atol=1e-5, rtol=1e-5)
     assert not found[1].any() and found.requires_grad
@@ -306,7 +306,7 @@ def test_gradient_norms_are_those_of_each_row_alone(how):
 def test_gradient_norms_under_autocast():
     """The model's products are in bfloat16, those of the norms are not."""
     model, batch = tiny_llama(seed=3).float(), batch_of()
-    needs = Needs(gradients=label_positions(batch))
+    needs = ForwardSpec(gradients=label_positions(batch))
     whole = observe(model, batch, needs).gradients
     seen = []
     squared = row_gradients._squared
@@ -327,7 +327,7 @@ def test_gradient_norms_of_a_lora_are_those_of_the_merged_model():
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     model = get_peft_model(tiny_llama(seed=3).double(), lora)
     batch = batch_of()
-    found = observe(model, batch, Needs(gradients=label_positions(batch))).gradients
+    found = observe(model, batch, ForwardSpec(gradients=label_positions(batch))).gradients
     merged = model.merge_and_unload()
     for weight in merged.parameters():
         weight.requires_grad_(True)
@@ -376,7 +376,7 @@ def test_a_step_draws_forget_rows_to_the_crowd(objective):
             token_features(*(column[row, where[row]] for column in three)) for row in (0, 1)
         ])  # fmt: skip
 
-    crowd, group = Crowd(correlated=objective != "alike_states"), (0, 1)
+    crowd, group = HeldoutDistribution(correlated=objective != "alike_states"), (0, 1)
     start = features(double).detach()
     rng = torch.Generator().manual_seed(0)
     noise = torch.randn(30, start.shape[1], generator=rng).double()

@@ -16,8 +16,8 @@ from torch.testing import assert_close
 
 from axolotl_unlearn.engine.entries import unit_counts
 from axolotl_unlearn.engine.forward import can_pack, learn_after_head, observe
-from axolotl_unlearn.engine.needs import Needs, label_positions
-from axolotl_unlearn.engine.statistics import ChunkPlan
+from axolotl_unlearn.engine.head_losses import ChunkPlan
+from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives.preference import _DIVERGENCES
@@ -400,7 +400,7 @@ def test_the_way_of_a_batch_is_as_short_as_its_page_says(pairs):
     section = page.split("## The way of a batch")[1].split("\n## ")[0]
     listed = re.findall(r"^\d\. `([a-z/]+\.py)`", section, re.MULTILINE)
     if "layer" in pairs[0][1]:
-        listed[listed.index("engine/statistics.py")] = "engine/layers.py"
+        listed[listed.index("engine/head_losses.py")] = "engine/layers.py"
     assert stays == listed
     assert len(stays) <= 6 and len(stays) - len(set(stays)) <= 1
 
@@ -422,7 +422,7 @@ def test_references_agree_with_a_separately_loaded_model(mode, dropout, checkpoi
                 parameter.normal_(std=0.3)
     batch, entries = random_batch(seed=3), all_entries()
     step_loss(model, batch, entries, reference=reference).total.backward()
-    logp = reference.look_up(model, model, batch, Needs(labels=label_positions(batch))).logp
+    logp = reference.look_up(model, model, batch, ForwardSpec(labels=label_positions(batch))).logp
     for row in range(5):
         where = [t for t, _ in plain.label_positions(batch, row)]
         assert_close(

@@ -404,7 +404,7 @@ def test_retain_rows_that_are_drawn_along_are_left_out(stage):
 
     def known(step: int) -> dict:
         state = json.loads((run / f"checkpoint-{step}/trainer_state.json").read_text())
-        return state["stateful_callbacks"]["DrawnAlong"]["attributes"]
+        return state["stateful_callbacks"]["RetainFilter"]["attributes"]
 
     assert known(2)["left_out"] == [] and known(3) == known(4) == known(6)
 

@@ -235,7 +235,7 @@ def test_what_the_retained_texts_lose_is_not_thinned_by_rows_that_are_only_held(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from axolotl_unlearn.data.strategy import load_strategy
-    from axolotl_unlearn.training.level import Watched
+    from axolotl_unlearn.training.level import ScoredRows
 
     report = json.loads((matched / "level.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(life / "original")
@@ -243,7 +243,7 @@ def test_what_the_retained_texts_lose_is_not_thinned_by_rows_that_are_only_held(
     path = {"path": str(life / "data/retain.jsonl")}
     rows = load_strategy("retain", tokenizer, config, path).wrap_dataset(None)
     model = AutoModelForCausalLM.from_pretrained(life / "original").eval()
-    facts = Watched(list(rows), tokenizer).score(model)
+    facts = ScoredRows(list(rows), tokenizer).score(model)
     loss = -np.concatenate([one.logp for one in facts]).mean()
     assert report["retained"]["loss"] == pytest.approx(loss, abs=1e-4)
 
@@ -330,7 +330,7 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
     from axolotl_unlearn.config import parse_unlearn
     from axolotl_unlearn.objectives.matching import log_odds
     from axolotl_unlearn.reference.level import Level
-    from axolotl_unlearn.training.level import LevelCallback, Watched, forget_rows
+    from axolotl_unlearn.training.level import LevelCallback, ScoredRows, forget_rows
 
     config = example(life, "unused")
     args = parse_unlearn(config["unlearn"])
@@ -348,7 +348,7 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
             [logp[t, y] for t, y in enumerate(row["labels"][1:]) if y != -100]
         ).detach()
 
-    watched = Watched(rows, tokenizer)
+    watched = ScoredRows(rows, tokenizer)
     ours = watched.score(policy)
     for row, facts in zip(rows[:6], ours[:6], strict=True):
         assert_close(
@@ -376,7 +376,7 @@ def test_the_starting_model_gives_an_order_and_held_out_rows_the_level():
 
     from axolotl_unlearn.objectives.matching import log_odds
     from axolotl_unlearn.reference.level import Level
-    from axolotl_unlearn.training.level import LevelCallback, Watched
+    from axolotl_unlearn.training.level import LevelCallback, ScoredRows
 
     rng = torch.Generator().manual_seed(0)
     tokenizer = SimpleNamespace(decode=lambda ids, **_: "word " * len(ids))
@@ -389,7 +389,7 @@ def test_the_starting_model_gives_an_order_and_held_out_rows_the_level():
         [F.logsigmoid(middle + torch.randn(8, generator=rng)) for _ in range(80)]
         for middle in (8, -1)
     )
-    forget, heldout = Watched(rows(80), tokenizer), Watched(rows(80), tokenizer)
+    forget, heldout = ScoredRows(rows(80), tokenizer), ScoredRows(rows(80), tokenizer)
     level = Level()
     callback = LevelCallback(
         forget, heldout, heldout, (known, known), level, every=1, stopping=Stopping(),
@@ -446,7 +446,7 @@ def test_answers_are_judged_where_no_document_is_to_be_forgotten():
     from conftest import tiny_llama
 
     from axolotl_unlearn.reference.level import Level
-    from axolotl_unlearn.training.level import LevelCallback, Watched, judged
+    from axolotl_unlearn.training.level import LevelCallback, ScoredRows, judged
 
     tokenizer = SimpleNamespace(decode=lambda ids, **_: "word " * len(ids))
     rng = torch.Generator().manual_seed(0)
@@ -456,14 +456,14 @@ def test_answers_are_judged_where_no_document_is_to_be_forgotten():
             ids = torch.randint(3, 23, (9,), generator=rng).tolist()
             yield {"kind": kind, "task": 0, "input_ids": ids, "labels": [-100] * 3 + ids[3:]}
 
-    forget, heldout, retain = (Watched(rows([1] * n), tokenizer) for n in (5, 6, 2))
+    forget, heldout, retain = (ScoredRows(rows([1] * n), tokenizer) for n in (5, 6, 2))
     known = tuple([torch.full((6,), -2.0)] * len(side.rows) for side in (forget, heldout))
     callback = LevelCallback(
         forget, heldout, retain, known, Level(), every=2, stopping=Stopping()
     )  # fmt: skip
     callback.watch(tiny_llama(), 0, correct=False)
     assert {"loss", "zlib", "min_k_20"} <= set(callback.stopping.history[0])
-    assert judged(Watched(rows([1, 0, 1]), tokenizer)) == {(0, 0)}
+    assert judged(ScoredRows(rows([1, 0, 1]), tokenizer)) == {(0, 0)}
 
 
 def test_the_temperature_follows_the_entropies():
@@ -471,10 +471,10 @@ def test_the_temperature_follows_the_entropies():
     labels are far from their level, and never beyond its limits."""
     from types import SimpleNamespace
 
-    from axolotl_unlearn.engine.needs import Found
+    from axolotl_unlearn.engine.needs import ForwardResult
     from axolotl_unlearn.metrics.memorisation import TokenFacts
     from axolotl_unlearn.reference.level import COLDEST, Level
-    from axolotl_unlearn.training.level import LevelCallback, Sharpened, Watched
+    from axolotl_unlearn.training.level import LevelCallback, ScoredRows, TemperedReference
 
     level = Level()
     level.sharpen(1.6, 0.9)
@@ -483,9 +483,9 @@ def test_the_temperature_follows_the_entropies():
         level.sharpen(1.0, 0.0)
     assert level.temperature == COLDEST
 
-    found = Found(torch.zeros(1, 2), logits=lambda states: 3 * states)
+    found = ForwardResult(torch.zeros(1, 2), logits=lambda states: 3 * states)
     reference = SimpleNamespace(look_up=lambda *_: found)
-    colder = Sharpened(reference, level).look_up(None, None, {}, None)
+    colder = TemperedReference(reference, level).look_up(None, None, {}, None)
     assert_close(colder.logits(torch.ones(2)), torch.full((2,), 3 / COLDEST))
 
     def facts(logp, entropy):
@@ -494,7 +494,7 @@ def test_the_temperature_follows_the_entropies():
         ] * 3
 
     rows = [{"kind": 0, "task": 0, "input_ids": list(range(5)), "labels": [-100, 1, 2, 3, 4]}] * 3
-    watched = Watched(rows, SimpleNamespace(decode=lambda *_, **__: "a text"))
+    watched = ScoredRows(rows, SimpleNamespace(decode=lambda *_, **__: "a text"))
     level, known = Level(), [torch.full((4,), -2.0)] * 3
     callback = LevelCallback(watched, watched, watched, (known, known), level, every=1)
     callback.fit([torch.full((4,), -2.0)] * 3)
@@ -574,7 +574,11 @@ def test_the_temperature_begins_where_the_teacher_is_as_sure_as_the_policy():
     """A teacher whose logits are .6 of the policy's is as sure of what it says besides the label
     at a temperature of .6, though its labels are less likely."""
     from axolotl_unlearn.reference.level import Level, entropy_without
-    from axolotl_unlearn.training.level import LevelCallback, Watched, besides
+    from axolotl_unlearn.training.level import (
+        LevelCallback,
+        ScoredRows,
+        entropy_excluding_label,
+    )
 
     torch.manual_seed(0)
     logits, labels = 2 * torch.randn(3, 40, 50).double(), torch.randint(0, 50, (3, 40))
@@ -592,12 +596,14 @@ def test_the_temperature_begins_where_the_teacher_is_as_sure_as_the_policy():
     one, y = logp[0, 0], int(labels[0, 0])
     rest = torch.cat([one[:y], one[y + 1 :]]).log_softmax(-1)
     share = 1 - float(one[y].exp())
-    assert besides(seen[0])[0] == pytest.approx(-share * float((rest.exp() * rest).sum()))
+    assert entropy_excluding_label(seen[0])[0] == pytest.approx(
+        -share * float((rest.exp() * rest).sum())
+    )
     known = [entropy_without(0.6 * x, y) for x, y in zip(logits, labels, strict=True)]
     rows = [
         {"kind": 0, "task": 0, "input_ids": list(range(41)), "labels": [-100, *range(1, 41)]}
     ] * 3
-    watched = Watched(rows, SimpleNamespace(decode=lambda *_, **__: "a text"))
+    watched = ScoredRows(rows, SimpleNamespace(decode=lambda *_, **__: "a text"))
     level, nothing = Level(), [torch.full((40,), -2.0)] * 3
     callback = LevelCallback(
         watched, watched, watched, (nothing, nothing), level, every=1, certainty=True, rest=known

@@ -19,9 +19,9 @@ from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.experimental import extensions
 from axolotl_unlearn.experimental.attribution import RowWeights, attribution_weights, attributions
-from axolotl_unlearn.experimental.drawn_along import DrawnAlong, most_changed
 from axolotl_unlearn.experimental.duals import Duals
 from axolotl_unlearn.experimental.flatten import Flatten, all_flattened, flattened
+from axolotl_unlearn.experimental.retain_filter import RetainFilter, most_changed
 from axolotl_unlearn.experimental.saliency import salient
 from axolotl_unlearn.experimental.sharpness import moved_uphill
 from axolotl_unlearn.reference.base import row_keys
@@ -134,7 +134,7 @@ def test_what_is_drawn_along():
         "labels": torch.tensor([[-100, 6, 7], [-100, 6, -100]]),
         "role": torch.tensor([1, 1]),
     }
-    along = DrawnAlong(None, {})
+    along = RetainFilter(None, {})
     assert along.on_rows(batch) is batch
     alone = {key: value[1:, :2] if value.dim() > 1 else value[1:] for key, value in batch.items()}
     along.left_out = [key.hex() for key in row_keys(alone)]  # known without its padding
@@ -156,7 +156,7 @@ def test_attributions_and_their_weights():
     assert attribution_weights([0.0, 1.0, -5.0], 1e9) == pytest.approx([1, 1, 1])
 
 
-@pytest.mark.parametrize("kept", [Duals(), RowWeights(), DrawnAlong(None, {})])
+@pytest.mark.parametrize("kept", [Duals(), RowWeights(), RetainFilter(None, {})])
 def test_a_checkpoint_of_a_run_without_it_is_refused(kept):
     """A half-forgotten model would count as the start, or all rows would weigh the same."""
     state = SimpleNamespace(global_step=3, stateful_callbacks={"TrainerControl": {}})
@@ -336,7 +336,7 @@ def test_a_weight_that_rises_with_the_loss():
         (SIDES, []),
         (SIDES | {"saliency": {"share": 0.5}, "sharpness": 0.1}, ["Saliency", "Sharpness"]),
         (SIDES | {"flatten": {}, "attribution": {"temperature": 1}}, ["RowWeights", "Flatten"]),
-        ({"preset": "tarf"}, ["DrawnAlong"]),
+        ({"preset": "tarf"}, ["RetainFilter"]),
         ({"preset": "sha256"}, ["Duals"]),
         ({"phases": [{"steps": 2, **SIDES, "retain": {
             "objective": "nll", "constraint": {"at_most": 1.0, "step": 0.1}}}]}, ["Duals"]),

@@ -87,7 +87,7 @@ OURS = (
     "axolotl_unlearn.data.strategy.RecordStrategy",
     "axolotl_unlearn.data.strategy.TypedStrategy",
     "axolotl_unlearn.evaluation.lm.UnlearnLM",
-    "axolotl_unlearn.experimental.whp.WhpLM",
+    "axolotl_unlearn.experimental.whos_harry_potter.WhpLM",
     "axolotl_unlearn.evaluation.lm_tasks.UnlearnTask",
     "axolotl_unlearn.evaluation.tofu.Tofu",
 )

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from axolotl_unlearn.attacks.subject import Subject
+from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.engine.forward import observe
-from axolotl_unlearn.engine.needs import Needs
-from axolotl_unlearn.engine.scorer import Query, check_length, text_queries
+from axolotl_unlearn.engine.needs import ForwardSpec
+from axolotl_unlearn.engine.token_scoring import Query, check_length, text_queries
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.learned import (
     FEATURES,
@@ -78,7 +78,7 @@ def inside_features(
         labels = ids.masked_fill(mask == 0, -100)
         batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
         with torch.no_grad():
-            found = observe(model, batch, Needs(profiles=where, gradients=where))
+            found = observe(model, batch, ForwardSpec(profiles=where, gradients=where))
         for i, *views in zip(numbers, found.profiles.cpu(), found.gradients.cpu(), strict=True):
             rows[i] = (views[0].numpy(), views[1].numpy())
         if on_batch is not None:
@@ -87,7 +87,10 @@ def inside_features(
 
 
 def inside_attack(
-    subject: Subject, members: Documents, nonmembers: Documents, control: Subject | None = None
+    subject: AttackTarget,
+    members: Documents,
+    nonmembers: Documents,
+    control: AttackTarget | None = None,
 ) -> dict[str, Any]:
     """Tell members from non-members by each of `VIEWS`.
 
@@ -165,7 +168,7 @@ def _difference(first: Learned, second: Learned) -> dict[str, Any]:
     return {**asdict(found), "equivalent": found.equivalent}
 
 
-def _seen(subject: Subject, documents: Documents) -> dict[str, NDArray[np.float32]]:
+def _seen(subject: AttackTarget, documents: Documents) -> dict[str, NDArray[np.float32]]:
     """`inside_features` of a model's own tokens, under a progress bar."""
     from rich.progress import Progress
 

@@ -20,13 +20,13 @@ from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.evaluation.continuations import continuation_logps
 from axolotl_unlearn.evaluation.generic import contains_answer
-from axolotl_unlearn.metrics.semeval import any_script_recall
-from axolotl_unlearn.metrics.statistics import (
+from axolotl_unlearn.metrics.intervals import (
     Difference,
     Mean,
     mean_interval,
     paired_difference,
 )
+from axolotl_unlearn.metrics.semeval import any_script_recall
 
 MEASURES = ("recalled", "probability")
 

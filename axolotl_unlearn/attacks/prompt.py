@@ -22,7 +22,7 @@ from typing import Any
 
 from axolotl_unlearn.attacks.probes import MEASURES, Probe, Scores, plain_probes
 from axolotl_unlearn.attacks.results import curve, figures_row, rows_digest, scores_key, stored
-from axolotl_unlearn.attacks.subject import Subject
+from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.data.records import Record, read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.generic import fold
@@ -127,7 +127,7 @@ def document_probes(
 
 
 def prompt_attack(
-    subject: Subject,
+    subject: AttackTarget,
     store: Store,
     *,
     variants: Sequence[str] = VARIANTS,
@@ -135,7 +135,7 @@ def prompt_attack(
     examples: Sequence[int] = (1, 4),
     retain: Sequence[Record] = (),
     paraphrases: Mapping[str, str] | None = None,
-    control: Subject | None = None,
+    control: AttackTarget | None = None,
     seed: int = 0,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Recall of the forget rows under each variant, against the plain prompt of the same rows.
@@ -153,13 +153,13 @@ def prompt_attack(
     tasks = {record.id: record.task for record in subject.records}
     loaded: dict[str, tuple[Any, Any]] = {}
 
-    def model_of(of: Subject) -> tuple[Any, Any]:
+    def model_of(of: AttackTarget) -> tuple[Any, Any]:
         if of.name not in loaded:
             loaded.clear()  # one model in memory at a time
             loaded[of.name] = of.load()
         return loaded[of.name]
 
-    def scores(of: Subject, name: str, probes: Sequence[Probe]) -> Scores:
+    def scores(of: AttackTarget, name: str, probes: Sequence[Probe]) -> Scores:
         how = "plain" if name == "plain" else [(p.prompt, p.continuation) for p in probes]
         key = scores_key(of.identity, rows_digest(subject.records), how)
         options = {"until": SEPARATOR} if name.startswith(("examples", "document")) else {}

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from axolotl_unlearn.attacks.probes import MEASURES, plain_probes
 from axolotl_unlearn.attacks.results import curve, figures_row, rows_digest, scores_key, stored
-from axolotl_unlearn.attacks.subject import Subject
+from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store
 
@@ -131,12 +131,12 @@ def quantise_model(model: Any, scheme: str, group: int = 64) -> Rounding:
 
 
 def quantise_attack(
-    subject: Subject,
+    subject: AttackTarget,
     store: Store,
     *,
     schemes: Sequence[str] = ("int8", "int4", "nf4"),
     group: int = 64,
-    control: Subject | None = None,
+    control: AttackTarget | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Recall of the forget rows at full precision and after each scheme.
 
@@ -148,7 +148,7 @@ def quantise_attack(
             raise UnlearnError(f"there is no scheme {scheme!r}; choose among {', '.join(SCHEMES)}.")
     probes = plain_probes(subject.records, join=subject.join)
 
-    def scores(of: Subject, scheme: str | None):
+    def scores(of: AttackTarget, scheme: str | None):
         # Unattacked scores do not depend on the group: they are shared between runs.
         how = ("quantise", scheme, group) if scheme else "plain"
         key = scores_key(of.identity, rows_digest(subject.records), how)

@@ -20,7 +20,7 @@ import torch
 
 from axolotl_unlearn.attacks.probes import MEASURES, Scores, plain_probes
 from axolotl_unlearn.attacks.results import curve, figures_row, rows_digest, scores_key, stored
-from axolotl_unlearn.attacks.subject import Subject
+from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import Encoder
@@ -188,7 +188,7 @@ def _collate(rows: Sequence[tuple[list[int], list[int]]], device: Any) -> dict[s
 
 
 def scores_after(
-    subject: Subject,
+    subject: AttackTarget,
     store: Store,
     training_rows: Sequence[Record],
     asked: Sequence[Record],
@@ -217,7 +217,7 @@ def scores_after(
 
 
 def best_rate(
-    subject: Subject,
+    subject: AttackTarget,
     store: Store,
     training_rows: Sequence[Record],
     asked: Sequence[Record],
@@ -248,7 +248,7 @@ def best_rate(
 
 
 def relearn_attack(
-    subject: Subject,
+    subject: AttackTarget,
     store: Store,
     training_rows: Sequence[Record],
     asked: Sequence[Record],
@@ -256,7 +256,7 @@ def relearn_attack(
     source: str,
     steps: Sequence[int] = STEPS,
     how: Training | None = None,
-    control: Subject | None = None,
+    control: AttackTarget | None = None,
     choose_on: tuple[Sequence[Record], Sequence[Record]] | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Recall of forget rows after each number of training steps.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.statistics import LEVEL
+from axolotl_unlearn.metrics.intervals import LEVEL
 
 PERMUTATIONS = 1999
 #: Ridge penalty a prompt, of features of length 1.

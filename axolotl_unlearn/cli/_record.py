@@ -35,7 +35,7 @@ def verify_(folder: Path, model: str | None, public_key: Path | None) -> None:
 def sign_(folder: Path, private_key: Path) -> None:
     """Sign the record, and through its digests the model, with your own key.
 
-    Needs `pip install 'axolotl-unlearn[sign]'` (model-signing).
+    ForwardSpec `pip install 'axolotl-unlearn[sign]'` (model-signing).
 
     \b
     Example:

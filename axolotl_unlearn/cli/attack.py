@@ -72,7 +72,7 @@ def _subjects(data_dir: Path, **options: Any):
     """The forget file, the attacked model and the control."""
     import torch
 
-    from axolotl_unlearn.attacks.subject import limited, make_subjects, read_side
+    from axolotl_unlearn.attacks.target import limited, make_subjects, read_side
 
     path, records = read_side(data_dir, "forget")
     records = limited(records, options.pop("limit"))
@@ -192,7 +192,7 @@ def relearn(
         relearn_attack,
         split_forget,
     )
-    from axolotl_unlearn.attacks.subject import limited, read_side
+    from axolotl_unlearn.attacks.target import limited, read_side
     from axolotl_unlearn.data.records import read_records
 
     limit = options.pop("limit")
@@ -256,7 +256,7 @@ def prompt(
     from rich.console import Console
 
     from axolotl_unlearn.attacks.prompt import prompt_attack, read_paraphrases
-    from axolotl_unlearn.attacks.subject import read_side
+    from axolotl_unlearn.attacks.target import read_side
 
     path, subject, control = _subjects(data_dir, **options)
     names = [name.strip() for name in variants.split(",") if name.strip()]
@@ -294,7 +294,7 @@ def inside(model: str, data_dir: Path, out: Path, control: str | None, **options
     import torch
 
     from axolotl_unlearn.attacks.inside import inside_attack
-    from axolotl_unlearn.attacks.subject import find_side, make_subjects
+    from axolotl_unlearn.attacks.target import find_side, make_subjects
     from axolotl_unlearn.data.records import read_documents
 
     options["device"] = options["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -370,7 +370,7 @@ def _attack_members(
 
     from axolotl_unlearn.attacks.membership import Target
     from axolotl_unlearn.attacks.membership.run import attack_model, blind, sentence, status
-    from axolotl_unlearn.attacks.subject import find_side
+    from axolotl_unlearn.attacks.target import find_side
     from axolotl_unlearn.data.records import read_documents, read_rows
     from axolotl_unlearn.evaluation.sets import find_file, load_sets
     from axolotl_unlearn.files import write_json
@@ -448,7 +448,7 @@ def traces(
     import torch
     from rich.console import Console
 
-    from axolotl_unlearn.attacks.subject import limited, read_side
+    from axolotl_unlearn.attacks.target import limited, read_side
     from axolotl_unlearn.attacks.traces import sentence
     from axolotl_unlearn.attacks.traces import traces as told
     from axolotl_unlearn.evaluation.generate import generate_greedily

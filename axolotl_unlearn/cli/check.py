@@ -37,7 +37,7 @@ def command(config: Path, full: bool | None, as_json: bool) -> None:
     faults, summary = check_config(config)
     facts = {}
     if not faults and ("axolotl.cli.main" in sys.modules if full is None else full):
-        from axolotl_unlearn.checks.outlook import lines, outlook
+        from axolotl_unlearn.checks.estimate import lines, outlook
 
         cfg = read_config(config)
         facts, faults = outlook(cfg)

@@ -74,7 +74,7 @@ def run(arguments: tuple[str, ...]) -> None:
     from lm_eval.__main__ import cli_evaluate
 
     import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
-    import axolotl_unlearn.experimental.whp  # noqa: F401 (registers hf-whp)
+    import axolotl_unlearn.experimental.whos_harry_potter  # noqa: F401 (registers hf-whp)
     from axolotl_unlearn.evaluation.tasks import task_folder
 
     given = _names_not_folders(list(arguments))

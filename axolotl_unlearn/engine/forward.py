@@ -22,27 +22,27 @@ import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.engine import probe
-from axolotl_unlearn.engine.host import indices, on_host, to_device
-from axolotl_unlearn.engine.layers import decoder_layers, is_awaited, tap_layers
-from axolotl_unlearn.engine.needs import HEAD, Found, Head, Needs, States, targets
-from axolotl_unlearn.engine.statistics import (
+from axolotl_unlearn.engine.head_losses import (
     DEFAULT_PLAN,
     ChunkPlan,
     Group,
     GroupNumbers,
     head_statistics,
 )
+from axolotl_unlearn.engine.host import indices, on_host, to_device
+from axolotl_unlearn.engine.layers import decoder_layers, is_awaited, tap_layers
+from axolotl_unlearn.engine.needs import HEAD, ForwardResult, ForwardSpec, Head, States, targets
 from axolotl_unlearn.errors import UnlearnError
 
 
 def observe(
     model: nn.Module,
     batch: dict[str, Tensor],
-    needs: Needs,
+    needs: ForwardSpec,
     *,
     unwrapped: nn.Module | None = None,
     plan: ChunkPlan = DEFAULT_PLAN,
-) -> Found:
+) -> ForwardResult:
     """What ``needs`` asks of ``model`` about a batch, in one forward, with gradient if enabled.
 
     Args:
@@ -170,7 +170,7 @@ def run_to_head(
     return [part.view_as(piece).to(piece.dtype) for part, piece in zip(flat, pieces, strict=True)]
 
 
-def group_positions(needs: Needs, next_ids: Tensor) -> list[Group]:
+def group_positions(needs: ForwardSpec, next_ids: Tensor) -> list[Group]:
     """Every position at which ``needs`` asks for logits, by what it asks there.
 
     Args:
@@ -204,15 +204,15 @@ def group_positions(needs: Needs, next_ids: Tensor) -> list[Group]:
 def read_groups(
     groups: Sequence[Group],
     numbers: Sequence[GroupNumbers],
-    needs: Needs,
+    needs: ForwardSpec,
     states: Sequence[Tensor],
     zero: Tensor,
-) -> Found:
+) -> ForwardResult:
     """What was found in all groups, and hidden states, by what ``needs`` asked.
 
     Args:
-        states: ``[Q, D]`` of each layer in ``needs.states``, and then ``Found.profiles`` if needed.
-        zero: see `Found`.
+        states: ``[Q, D]`` of each layer in ``needs.states``, then ``ForwardResult.profiles``.
+        zero: see `ForwardResult`.
     """
     logp = torch.zeros_like(needs.masks[0], dtype=torch.float32)
     values: dict[str, list[Tensor]] = {valuation.name: [] for valuation in needs.valuations}
@@ -235,7 +235,7 @@ def read_groups(
             weighted[side] = weighted.get(side, 0) + group.factor * found.graded[:, -1].sum()
     if columns:
         logp = logp.index_put((torch.cat(rows), torch.cat(times)), torch.cat(columns))
-    return Found(
+    return ForwardResult(
         logp,
         {
             layer: States(taken, mask)

@@ -66,7 +66,7 @@ class States:
 
 
 @dataclass(frozen=True)
-class Found:
+class ForwardResult:
     """What a forward found.
 
     Attributes:
@@ -101,7 +101,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Valuation:
+class HeadLoss:
     """An objective with a value at each position, evaluated where the logits are formed.
 
     Attributes:
@@ -119,7 +119,7 @@ class Valuation:
     parameters: dict[str, Any]
     positions: Tensor
     factor: Tensor | float = 1.0
-    reference: Found | None = None
+    reference: ForwardResult | None = None
     slope: float | None = None
     labelled: bool = True
 
@@ -129,7 +129,7 @@ class Valuation:
 
 
 @dataclass(frozen=True)
-class Needs:
+class ForwardSpec:
     """What is needed of a model about a batch; all masks are ``[R, T]`` bool.
 
     Attributes:
@@ -149,7 +149,7 @@ class Needs:
 
     labels: Tensor | None = None
     states: dict[Layer, Tensor] = field(default_factory=dict)
-    valuations: tuple[Valuation, ...] = ()
+    valuations: tuple[HeadLoss, ...] = ()
     logged: Tensor | None = None
     moments: Tensor | None = None
     profiles: Tensor | None = None

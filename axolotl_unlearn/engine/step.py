@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.forward import observe
+from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.host import on_host, to_device
-from axolotl_unlearn.engine.needs import Found, Needs, label_positions
-from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
+from axolotl_unlearn.engine.needs import ForwardResult, ForwardSpec, label_positions
 from axolotl_unlearn.engine.views import View, together, view_of
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def step_loss(
     labelled = label_positions(batch)
     # The log has the NLL of either side, except where a training step need not reach the head.
     if knows_nll := needs.reach_head or not unwrapped.training:
-        needs = together([needs, Needs(logged=labelled)])
+        needs = together([needs, ForwardSpec(logged=labelled)])
     policy = observe(model, batch, needs, unwrapped=unwrapped, plan=plan)
     sides = dict.fromkeys(entry.side for entry in entries)
     result = StepLoss({side: policy.weighted.get(side, policy.zero) for side in sides})
@@ -113,14 +113,14 @@ def _ask_references(
     batch: dict[str, Tensor],
     views: Sequence[View],
     reference: Reference | Mapping[str, Reference] | None,
-) -> list[Found | None]:
+) -> list[ForwardResult | None]:
     """What the reference of each view found; each reference is asked once, for all its views."""
     several = isinstance(reference, Mapping)
     sources = [
         (reference[view.entry.name] if several else reference) if view.compares else None
         for view in views
     ]
-    answers: dict[Reference | None, Found | None] = {None: None}
+    answers: dict[Reference | None, ForwardResult | None] = {None: None}
     for source in sources:
         if source not in answers:
             asking = [v for v, s in zip(views, sources, strict=True) if s is source]

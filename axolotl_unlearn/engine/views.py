@@ -21,11 +21,11 @@ from axolotl_unlearn.columns import KINDS, ROLES, task_number
 from axolotl_unlearn.engine.host import indices, on_host, sent, to_device
 from axolotl_unlearn.engine.needs import (
     HEAD,
-    Found,
+    ForwardResult,
+    ForwardSpec,
+    HeadLoss,
     Layer,
-    Needs,
     States,
-    Valuation,
     label_positions,
 )
 from axolotl_unlearn.objectives import LabelScores, Terms
@@ -74,7 +74,7 @@ class View(ABC):
 
     @property
     def weighed_at_head(self) -> bool:
-        """Whether its values reach the loss by `Found.weighted`, where the logits are formed."""
+        """Whether its values reach the loss by `ForwardResult.weighted`, at the logits."""
         return False
 
     @property
@@ -82,25 +82,25 @@ class View(ABC):
         """Whether the objective compares with a reference."""
         return self.entry.objective.reference
 
-    def valuation(self, factor: Tensor, **more: Any) -> Valuation:
+    def valuation(self, factor: Tensor, **more: Any) -> HeadLoss:
         """This entry as something to be evaluated where the logits are formed."""
         entry = self.entry
-        return Valuation(
+        return HeadLoss(
             entry.name, entry.side, entry.objective, entry.args.parameters, self.positions, factor,
             **more,
         )  # fmt: skip
 
     @abstractmethod
-    def of_reference(self) -> Needs:
+    def of_reference(self) -> ForwardSpec:
         """What it needs of the reference, if it compares with one."""
 
     @abstractmethod
-    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
+    def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
         """What it needs of the policy, given what the reference found and what a value weighs in
         the loss."""
 
     @abstractmethod
-    def terms(self, policy: Found, reference: Found | None) -> Terms:
+    def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
         """Values of the objective, a number a unit, and what it logs; with gradient unless
         `weighed_at_head`."""
 
@@ -122,15 +122,15 @@ class Labels(View):
     def weighed_at_head(self) -> bool:
         return self.slope is not None and self.weight is None
 
-    def of_reference(self) -> Needs:
-        return Needs(labels=self.positions)
+    def of_reference(self) -> ForwardSpec:
+        return ForwardSpec(labels=self.positions)
 
-    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
+    def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
         if self.weighed_at_head:
-            return Needs(valuations=(self.valuation(factor, slope=self.slope),))
-        return Needs(labels=self.positions)
+            return ForwardSpec(valuations=(self.valuation(factor, slope=self.slope),))
+        return ForwardSpec(labels=self.positions)
 
-    def terms(self, policy: Found, reference: Found | None) -> Terms:
+    def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
         if self.weighed_at_head:
             return Terms(policy.values[self.entry.name])
         rows = self._rows_seen()
@@ -147,7 +147,9 @@ class Labels(View):
         """Rows with positions, ``[r]``."""
         return sent(on_host(self.positions).any(-1).nonzero()[0], self.positions.device)
 
-    def _scores(self, policy: Found, reference: Found | None, rows: Tensor) -> LabelScores:
+    def _scores(
+        self, policy: ForwardResult, reference: ForwardResult | None, rows: Tensor
+    ) -> LabelScores:
         mask = self.positions[rows]
         return LabelScores(
             logp=policy.logp[rows] * mask,
@@ -168,7 +170,7 @@ class Pairs(Labels):
     def units(self) -> float:
         return float(self.alternatives.sum())
 
-    def terms(self, policy: Found, reference: Found | None) -> Terms:
+    def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
         forget, other = (
             to_device(mask.nonzero()[0], self.rows.device)
             for mask in (on_host(self.rows) & ~self.alternatives, self.alternatives)
@@ -196,21 +198,21 @@ class Distributions(View):
             at_labels = on_host(label_positions(batch)) & on_host(self.positions)
             self.labels = sent(at_labels, self.rows.device)
 
-    def of_reference(self) -> Needs:
-        return Needs(labels=self.labels, states={HEAD: self.positions})
+    def of_reference(self) -> ForwardSpec:
+        return ForwardSpec(labels=self.labels, states={HEAD: self.positions})
 
-    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
+    def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
         whole = self.valuation(factor, reference=reference)
         if self.labels is None:
-            return Needs(valuations=(whole,))
+            return ForwardSpec(valuations=(whole,))
         objective = self.entry.objective
         given = {name: one.default for name, one in objective.parameters.items()}
         given |= self.entry.args.parameters
         picked = objective.picks(reference.logp, self.labels, **given)
         others = replace(whole, positions=self.positions & ~picked, labelled=False)
-        return Needs(valuations=(replace(whole, positions=picked), others))
+        return ForwardSpec(valuations=(replace(whole, positions=picked), others))
 
-    def terms(self, policy: Found, reference: Found | None) -> Terms:
+    def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
         values = policy.values[self.entry.name]
         return Terms(values, {self.entry.objective.name: values})
 
@@ -226,13 +228,13 @@ class Hidden(View):
         """Number of the decoder layer whose output is seen, from 0."""
         return self.entry.args.parameter("layer")
 
-    def of_reference(self) -> Needs:
-        return Needs(states={self.layer: self.positions})
+    def of_reference(self) -> ForwardSpec:
+        return ForwardSpec(states={self.layer: self.positions})
 
-    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
-        return Needs(states={self.layer: self.positions})
+    def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
+        return ForwardSpec(states={self.layer: self.positions})
 
-    def terms(self, policy: Found, reference: Found | None) -> Terms:
+    def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
         seen = policy.states[self.layer]
         if not on_host(self.positions).any():
             return Terms(policy.zero)
@@ -254,10 +256,10 @@ class Features(Labels):
 
     compares = True  # with held-out rows, and no model
 
-    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
-        return Needs(labels=self.positions, moments=self.positions)
+    def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
+        return ForwardSpec(labels=self.positions, moments=self.positions)
 
-    def terms(self, policy: Found, reference: Found | None) -> Terms:
+    def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
         rows = self._rows_seen()
         if len(rows) == 0:
             return Terms(policy.zero)
@@ -265,7 +267,7 @@ class Features(Labels):
         where = reference.pull(rows, features)
         return self.entry.objective.function(features, *where, **self.entry.args.parameters)
 
-    def features(self, policy: Found, rows: Tensor) -> Tensor:
+    def features(self, policy: ForwardResult, rows: Tensor) -> Tensor:
         """Features of rows of the batch, ``[r] -> [r, F]``."""
         from axolotl_unlearn.metrics.learned import token_features
 
@@ -279,12 +281,12 @@ class Features(Labels):
 
 class Inside(Features):
     """As `Features`, of what each row does inside the model: what the objective sees is what
-    `Needs` and `Found` call it."""
+    `ForwardSpec` and `ForwardResult` call it."""
 
-    def of_policy(self, reference: Found | None, factor: Tensor) -> Needs:
-        return Needs(**{self.entry.objective.sees: self.positions})
+    def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
+        return ForwardSpec(**{self.entry.objective.sees: self.positions})
 
-    def features(self, policy: Found, rows: Tensor) -> Tensor:
+    def features(self, policy: ForwardResult, rows: Tensor) -> Tensor:
         return getattr(policy, self.entry.objective.sees)[rows]
 
 
@@ -315,18 +317,18 @@ def rows_of(entry: Entry, batch: dict[str, Tensor]) -> Tensor:
     return sent(np.logical_and.reduce(chosen), batch["role"].device)
 
 
-def together(needs: Iterable[Needs]) -> Needs:
+def together(needs: Iterable[ForwardSpec]) -> ForwardSpec:
     """The union of what several views need."""
-    masks: dict[str, Tensor | None] = dict.fromkeys(Needs.MASKS)
+    masks: dict[str, Tensor | None] = dict.fromkeys(ForwardSpec.MASKS)
     states: dict[Layer, Tensor] = {}
-    valuations: tuple[Valuation, ...] = ()
+    valuations: tuple[HeadLoss, ...] = ()
     for one in needs:
         for name, mask in masks.items():
             masks[name] = _either(mask, getattr(one, name))
         for layer, mask in one.states.items():
             states[layer] = _either(states.get(layer), mask)
         valuations += one.valuations
-    return Needs(states=states, valuations=valuations, **masks)
+    return ForwardSpec(states=states, valuations=valuations, **masks)
 
 
 def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:

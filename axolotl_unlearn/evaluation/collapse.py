@@ -15,7 +15,7 @@ def collapse_key(keys: Mapping[str, str], spec: ModelSpec, before: ModelSpec | N
     return f"{keys[spec.name]}-collapse4-{keys[before.name] if before else 'none'}"
 
 
-class Judge:
+class CollapseChecker:
     """Collapse reports, one model at a time, against the original's outputs where they are known.
 
     A model has collapsed if it breaks where it should still answer: on the retain rows. What it
@@ -76,7 +76,7 @@ class Judge:
 
     def _under(self, model, tokenizer, texts: Sequence[str], bar: str) -> list[float]:
         """Mean loss of each text; 0 for a text of one token or none."""
-        from axolotl_unlearn.engine.scorer import score_texts
+        from axolotl_unlearn.engine.token_scoring import score_texts
         from axolotl_unlearn.metrics.memorisation import loss
 
         workers = self.cache.workers

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.statistics import (
+from axolotl_unlearn.metrics.intervals import (
     RESAMPLES,
     Difference,
     semeval_differences,

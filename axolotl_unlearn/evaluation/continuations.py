@@ -12,7 +12,7 @@ from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import Encoder
 from axolotl_unlearn.data.records import Record
-from axolotl_unlearn.engine.scorer import Query, score_queries
+from axolotl_unlearn.engine.token_scoring import Query, score_queries
 
 #: A prompt and what follows it.
 Pair = tuple[str, str]

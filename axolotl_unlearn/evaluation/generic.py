@@ -23,7 +23,7 @@ from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.continuations import continuation_logps
-from axolotl_unlearn.metrics.statistics import Mean, mean_interval, paired_difference
+from axolotl_unlearn.metrics.intervals import Mean, mean_interval, paired_difference
 from axolotl_unlearn.metrics.words import without_accents, words
 
 #: What is measured, as keys of an item's result.

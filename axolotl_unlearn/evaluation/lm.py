@@ -13,7 +13,7 @@ from typing import Any
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
-from axolotl_unlearn.engine.scorer import NO_TOKEN, Query, score_queries
+from axolotl_unlearn.engine.token_scoring import NO_TOKEN, Query, score_queries
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Bars:
+class ProgressBars:
     """Rich progress bars on stderr; silent where `show` is false."""
 
     def __init__(self, show: bool) -> None:
@@ -54,7 +54,14 @@ class Bars:
 
 
 def measure(
-    model, tokenizer, sets, settings: Settings, cache: Cache, key: str, bars: Bars, name: str
+    model,
+    tokenizer,
+    sets,
+    settings: Settings,
+    cache: Cache,
+    key: str,
+    bars: ProgressBars,
+    name: str,
 ) -> Measured:
     """Everything but the generic questions."""
     found = Measured()
@@ -117,7 +124,12 @@ def _measure_likelihoods(
     model, tokenizer, sets, settings, found, cache: Cache, key: str, bars, name
 ) -> None:
     from axolotl_unlearn.config import DataArgs
-    from axolotl_unlearn.engine.scorer import Query, score_options, score_queries, score_texts
+    from axolotl_unlearn.engine.token_scoring import (
+        Query,
+        score_options,
+        score_queries,
+        score_texts,
+    )
     from axolotl_unlearn.evaluation.continuations import encode_pairs
     from axolotl_unlearn.metrics.learned import text_features
     from axolotl_unlearn.metrics.memorisation import (

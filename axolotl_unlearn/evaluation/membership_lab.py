@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics import membership, memorisation, statistics
+from axolotl_unlearn.metrics import intervals, membership, memorisation
 
 #: Below this many texts of a kind an AUC is close to a coin toss.
 MIN_TEXTS = 20
@@ -25,7 +25,7 @@ def membership_lab(
     *,
     attacks: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
     blind: Mapping[str, membership.Baseline] | None = None,
-    level: float = statistics.LEVEL,
+    level: float = intervals.LEVEL,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Judge membership from the loss of each text, and say whether the judgement means anything.
@@ -79,7 +79,7 @@ def membership_lab(
         blind = membership.blind_baselines(member_texts, nonmember_texts, seed=seed, level=level)
     warning = membership.blind_sentence(blind) if blind is not None else None
     n = {"member": len(member_loss), "nonmember": len(nonmember_loss)}
-    ideal = statistics.ideal_membership(*n.values())
+    ideal = intervals.ideal_membership(*n.values())
     return {
         **figures["loss"],
         "attacks": figures,
@@ -96,7 +96,7 @@ def attack_figures(
     nonmember_loss: ArrayLike,
     *,
     name: str = "loss",
-    level: float = statistics.LEVEL,
+    level: float = intervals.LEVEL,
 ) -> dict[str, Any]:
     """Figures of one attack that calls texts of low loss members.
 
@@ -114,8 +114,8 @@ def attack_figures(
             "are broken: evaluate in float32 and check the weights."
         )
     members, others = scores
-    bounds = statistics.auc_interval(members, others, level)
-    value = statistics.auc(members, others)
+    bounds = intervals.auc_interval(members, others, level)
+    value = intervals.auc(members, others)
     tpr = {}
     for fpr in FPRS:
         share = membership.tpr_at_fpr(members, others, fpr)
@@ -129,14 +129,14 @@ def attack_figures(
     return {
         "auc": value,
         "interval": bounds,
-        "mia_score": float(statistics.mia_score(value)),
-        "mia_score_interval": statistics.mia_score_interval(members, others, level),
+        "mia_score": float(intervals.mia_score(value)),
+        "mia_score_interval": intervals.mia_score_interval(members, others, level),
         "forgetting": membership.forgetting(bounds),
         "tpr": tpr,
     }
 
 
-def _sentence(figures: Mapping[str, Any], ideal: statistics.Ideal, checked: bool) -> str:
+def _sentence(figures: Mapping[str, Any], ideal: intervals.Ideal, checked: bool) -> str:
     low, high = figures["interval"]
     meaning = {
         "under": "Members are still recognised by their low loss (under-forgetting)",

@@ -19,8 +19,8 @@ from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
-from axolotl_unlearn.evaluation.collapse import Judge, collapse_key
-from axolotl_unlearn.evaluation.measure import Bars, ask, load, measure
+from axolotl_unlearn.evaluation.collapse import CollapseChecker, collapse_key
+from axolotl_unlearn.evaluation.measure import ProgressBars, ask, load, measure
 from axolotl_unlearn.evaluation.measurement import Measured, Settings
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, find_file
 from axolotl_unlearn.evaluation.summary import (
@@ -138,7 +138,7 @@ def evaluate(
         if use_cache:
             declare(out, kept, holds, rows, folder=True)
     cache = Cache(kept if use_cache else None, workers)
-    bars = Bars(progress and workers.main)
+    bars = ProgressBars(progress and workers.main)
     with bars.progress:
         for note in sets.notes if workers.main else ():
             bars.note(f"note: {note}")
@@ -147,7 +147,7 @@ def evaluate(
         weights = {spec.name: cache.weights(spec) for spec in specs}
         keys = {name: cache.key(digest, sets, settings) for name, digest in weights.items()}
         unjudged = [s for s in specs if cache.get(collapse_key(keys, s, before)) is None]
-        judge = Judge(before, sets, settings, cache, keys, bars)
+        judge = CollapseChecker(before, sets, settings, cache, keys, bars)
         # The original first: each of the others is judged by it as soon as it is measured, so that
         # a killed run makes nobody's outputs again and the texts of one model are in memory.
         for spec in sorted(specs, key=lambda one: one is not before):

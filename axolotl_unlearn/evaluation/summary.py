@@ -15,11 +15,7 @@ from axolotl_unlearn.evaluation.membership_lab import membership_lab
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
-from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
-from axolotl_unlearn.metrics.membership import Baseline, forgetting, priv_leak
-from axolotl_unlearn.metrics.memorisation import compressed_bytes
-from axolotl_unlearn.metrics.results import Model, read
-from axolotl_unlearn.metrics.statistics import (
+from axolotl_unlearn.metrics.intervals import (
     Area,
     Mean,
     auc,
@@ -28,6 +24,10 @@ from axolotl_unlearn.metrics.statistics import (
     semeval_differences,
     semeval_intervals,
 )
+from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
+from axolotl_unlearn.metrics.membership import Baseline, forgetting, priv_leak
+from axolotl_unlearn.metrics.memorisation import compressed_bytes
+from axolotl_unlearn.metrics.results import Model, read
 from axolotl_unlearn.metrics.verdict import THRESHOLDS
 from axolotl_unlearn.models import ModelSpec
 

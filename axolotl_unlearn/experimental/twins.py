@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from axolotl_unlearn.columns import IGNORE, ROLES
 from axolotl_unlearn.data.strategy import load_strategy
-from axolotl_unlearn.engine.needs import Found, Needs, States, label_positions
+from axolotl_unlearn.engine.needs import ForwardResult, ForwardSpec, States, label_positions
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.training.extensions import Extension
 
@@ -105,7 +105,7 @@ class Twins:
             for row, twin in zip(forget, twins, strict=True)
         }
 
-    def exchange(self, batch: dict[str, Tensor], needs: Needs) -> Asked:
+    def exchange(self, batch: dict[str, Tensor], needs: ForwardSpec) -> Asked:
         """The batch to ask instead, and the positions in it."""
         rows = []
         for ids, labels, real in zip(
@@ -131,7 +131,7 @@ class Twins:
             row, time = mask.nonzero(as_tuple=True)
             states[layer] = torch.zeros_like(other["input_ids"], dtype=torch.bool)
             states[layer][row, at[row, time]] = True
-        return Asked(other, Needs(where, states), at, needs)
+        return Asked(other, ForwardSpec(where, states), at, needs)
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,11 @@ class Asked:
     """
 
     batch: dict[str, Tensor]
-    needs: Needs
+    needs: ForwardSpec
     at: Tensor
-    asked: Needs
+    asked: ForwardSpec
 
-    def back(self, found: Found) -> Found:
+    def back(self, found: ForwardResult) -> ForwardResult:
         """What was found of the twins, at the positions of the rows."""
         logp = found.logp.gather(1, self.at)
         if self.asked.labels is not None:
@@ -158,7 +158,7 @@ class Asked:
         for layer, mask in self.asked.states.items():
             row, time = mask.nonzero(as_tuple=True)
             states[layer] = States(found.states[layer].at(row, self.at[row, time]), mask)
-        return Found(logp, states, logits=found.logits)
+        return ForwardResult(logp, states, logits=found.logits)
 
 
 def _key(ids: Tensor, labels: Tensor) -> bytes:

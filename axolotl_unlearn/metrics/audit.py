@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import false_discovery_control
 
+from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.metrics.membership import Documents, told_documents
-from axolotl_unlearn.metrics.statistics import LEVEL
 from axolotl_unlearn.metrics.verdict.criteria import (
     RECITED_TOKENS,
     THRESHOLDS,

@@ -28,8 +28,7 @@ from scipy.stats import (
 )
 
 from axolotl_unlearn.metrics import memorisation
-from axolotl_unlearn.metrics.memorisation import TokenFacts
-from axolotl_unlearn.metrics.statistics import (
+from axolotl_unlearn.metrics.intervals import (
     LEVEL,
     Clusters,
     Interval,
@@ -40,6 +39,7 @@ from axolotl_unlearn.metrics.statistics import (
     holm,
     ideal_membership,
 )
+from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 Forgetting = Literal["over", "under", "balanced"]
 

@@ -1,6 +1,6 @@
 """How well a model knows a text: pure functions of per-token facts and of texts.
 
-All come from one forward (`axolotl_unlearn.engine.scorer`). Unless said otherwise a higher
+All come from one forward (`axolotl_unlearn.engine.token_scoring`). Unless said otherwise a higher
 value means "known better". Conventions differ between repositories; ours are named in each
 docstring and listed in docs/metrics.md.
 

@@ -25,7 +25,7 @@ from pydantic import (
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import semeval
-from axolotl_unlearn.metrics.statistics import harmonic_mean
+from axolotl_unlearn.metrics.intervals import harmonic_mean
 
 #: Raised when what is needed changes: files of another version are refused.
 SCHEMA = 2

@@ -20,9 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.engine.forward import final_logits, observe, output_head
+from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.host import on_host, sent, to_device
-from axolotl_unlearn.engine.needs import HEAD, Found, Head, Layer, Needs, States, label_positions
-from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
+from axolotl_unlearn.engine.needs import (
+    HEAD,
+    ForwardResult,
+    ForwardSpec,
+    Head,
+    Layer,
+    States,
+    label_positions,
+)
 from axolotl_unlearn.errors import UnlearnError
 
 if TYPE_CHECKING:
@@ -107,8 +115,8 @@ class Reference:
 
     @torch.no_grad()
     def look_up(
-        self, model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor], needs: Needs
-    ) -> Found:
+        self, model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor], needs: ForwardSpec
+    ) -> ForwardResult:
         """What the reference says about a batch, computing only what is not known.
 
         Args:
@@ -120,8 +128,8 @@ class Reference:
         return asked.back(self._look_up(model, unwrapped, asked.batch, asked.needs))
 
     def _look_up(
-        self, model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor], needs: Needs
-    ) -> Found:
+        self, model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor], needs: ForwardSpec
+    ) -> ForwardResult:
         asked = _Asked.of(batch, needs)
         rows = self._unknown(asked, unwrapped, batch)
         fresh = self._compute(model, unwrapped, batch, needs, asked, rows) if rows else {}
@@ -154,7 +162,7 @@ class Reference:
         model: nn.Module,
         unwrapped: nn.Module,
         batch: dict[str, Tensor],
-        needs: Needs,
+        needs: ForwardSpec,
         asked: _Asked,
         rows: list[int],
     ) -> dict[bytes, Tensor]:
@@ -183,10 +191,10 @@ class Reference:
         self,
         unwrapped: nn.Module,
         batch: dict[str, Tensor],
-        needs: Needs,
+        needs: ForwardSpec,
         asked: _Asked,
         fresh: dict[bytes, Tensor],
-    ) -> Found:
+    ) -> ForwardResult:
         """What is known of the batch, put together."""
         device = batch["input_ids"].device
         known_logp = np.zeros(batch["labels"].shape, dtype=np.float32)
@@ -201,14 +209,14 @@ class Reference:
             values = _joined(known, device) if known else logp.new_zeros(0)
             states[layer] = States(values, needs.states[layer])
         at_head = HEAD in states and len(states[HEAD].values)
-        return Found(logp, states, logits=self.logits(unwrapped) if at_head else None)
+        return ForwardResult(logp, states, logits=self.logits(unwrapped) if at_head else None)
 
     def label_logp(self, row: dict[str, Any]) -> Tensor:
         """Remembered log-probs of one row's labels, ``[T]``; the row has been asked about."""
         columns = ("input_ids", "attention_mask", "labels")
         batch = {name: torch.as_tensor(row[name])[None] for name in columns}
         where = label_positions(batch)
-        return self.look_up(None, None, batch, Needs(where)).logp[where].double()
+        return self.look_up(None, None, batch, ForwardSpec(where)).logp[where].double()
 
 
 class AdapterOff(Reference):
@@ -333,7 +341,7 @@ class _Asked:
     states: dict[Layer, list[bytes | None]]
 
     @classmethod
-    def of(cls, batch: dict[str, Tensor], needs: Needs) -> _Asked:
+    def of(cls, batch: dict[str, Tensor], needs: ForwardSpec) -> _Asked:
         nothing: list[bytes | None] = [None] * len(batch["input_ids"])
         return cls(
             nothing if needs.labels is None else _keys_where(needs.labels, row_keys(batch)),
@@ -350,8 +358,8 @@ def _keys_where(mask: Tensor, keys: list[bytes]) -> list[bytes | None]:
 
 
 def _cut_out(
-    batch: dict[str, Tensor], needs: Needs, rows: list[int]
-) -> tuple[dict[str, Tensor], Needs]:
+    batch: dict[str, Tensor], needs: ForwardSpec, rows: list[int]
+) -> tuple[dict[str, Tensor], ForwardSpec]:
     """Some rows of a batch without the padding that they share, and what is asked of them."""
     length = 1 + int(on_host(batch["attention_mask"])[rows].any(0).nonzero()[0].max())
 
@@ -360,7 +368,7 @@ def _cut_out(
 
     part = {k: cut(batch[k]) for k in ("input_ids", "attention_mask", "labels")}
     labels = None if needs.labels is None else cut(needs.labels)
-    return part, Needs(labels, {k: cut(mask) for k, mask in needs.states.items()})
+    return part, ForwardSpec(labels, {k: cut(mask) for k, mask in needs.states.items()})
 
 
 def row_keys(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.engine.needs import Found
+from axolotl_unlearn.engine.needs import ForwardResult
 from axolotl_unlearn.reference.base import row_keys
 
 #: Ridge in units of a feature's variance: many features are nearly a sum of others.
@@ -27,7 +27,7 @@ RIDGE = 0.3
 Group = tuple[int, int]
 
 
-class Crowd:
+class HeldoutDistribution:
     """What `alike` and its kin compare with, in the place of a model.
 
     Args:
@@ -71,10 +71,12 @@ class Crowd:
         drawn = self.inverse @ apart if self.correlated else apart / len(apart)
         return drawn / self.scale
 
-    def look_up(self, model: Any, unwrapped: Any, batch: dict[str, Tensor], needs: Any) -> Found:
+    def look_up(
+        self, model: Any, unwrapped: Any, batch: dict[str, Tensor], needs: Any
+    ) -> ForwardResult:
         """Like that of a reference; its ``pull`` takes in the rows' features."""
         nothing = torch.zeros(batch["labels"].shape, device=batch["labels"].device)
-        return Found(nothing, pull=partial(self._pull, batch))
+        return ForwardResult(nothing, pull=partial(self._pull, batch))
 
     def _pull(self, batch: dict[str, Tensor], rows: Tensor, features: Tensor) -> Tensor:
         """``(centre, direction)`` of rows of a batch, ``[2, R, F]``."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from axolotl_unlearn.engine.entries import Entry
-from axolotl_unlearn.engine.needs import Needs
+from axolotl_unlearn.engine.needs import ForwardSpec
 from axolotl_unlearn.engine.views import together, view_of
 from axolotl_unlearn.reference.base import Reference
 
@@ -21,7 +21,7 @@ def asks_for_logits(entries: Sequence[Entry]) -> bool:
     return any(e.objective.reference and e.objective.sees == "distributions" for e in entries)
 
 
-def reference_needs(entries: Sequence[Entry], batch: dict[str, Tensor]) -> Needs:
+def reference_needs(entries: Sequence[Entry], batch: dict[str, Tensor]) -> ForwardSpec:
     """What those entries that compare ask of the reference about a batch."""
     views = (view_of(entry, batch) for entry in entries if entry.objective.reference)
     return together(view.of_reference() for view in views)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from axolotl_unlearn.engine.forward import output_head
+from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.needs import Head
-from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.base import AdapterOff, Reference, is_part
 

@@ -21,8 +21,8 @@ from typing import Any
 from torch import nn
 
 from axolotl_unlearn.engine.forward import final_logits, output_head, output_vocabulary
+from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.needs import Head
-from axolotl_unlearn.engine.statistics import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import check_complete, merge_adapter
 from axolotl_unlearn.reference.base import Reference

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.membership import forgetting as name_interval
 from axolotl_unlearn.metrics.results import Model, Results
 from axolotl_unlearn.metrics.semeval import CELLS, SIDES
-from axolotl_unlearn.metrics.statistics import ideal_membership
 from axolotl_unlearn.metrics.verdict import THRESHOLDS
 
 HEADLINES = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from axolotl_unlearn.metrics.intervals import holm
 from axolotl_unlearn.metrics.results import Model, Results
 from axolotl_unlearn.metrics.semeval import score_title
-from axolotl_unlearn.metrics.statistics import holm
 from axolotl_unlearn.metrics.verdict import name_of, show
 from axolotl_unlearn.report import charts
 from axolotl_unlearn.report.answer import answer_of

@@ -22,7 +22,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets, find_file
 from axolotl_unlearn.metrics.audit import READINGS, audit
-from axolotl_unlearn.metrics.statistics import LEVEL
+from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.requests.ledger import Ledger, model_facts
 from axolotl_unlearn.requests.record import check_base, read

@@ -260,7 +260,7 @@ def measure_kept(request: Request) -> None:
 def row_losses(model: Any, rows: Sequence[Any]) -> list[float]:
     """Mean loss of the labelled tokens of each token row, nats."""
     from axolotl_unlearn.columns import IGNORE
-    from axolotl_unlearn.engine.scorer import Query, score_queries
+    from axolotl_unlearn.engine.token_scoring import Query, score_queries
 
     queries = []
     for row in rows:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.metrics.statistics import LEVEL
+from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.requests.request import Request
 
 Line = Mapping[str, Any]

@@ -30,8 +30,8 @@ from axolotl_unlearn.config import LevelArgs
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.forward import norms_of_rows, observe
-from axolotl_unlearn.engine.needs import HEAD, Needs, label_positions
-from axolotl_unlearn.engine.scorer import Query, score_queries
+from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions
+from axolotl_unlearn.engine.token_scoring import Query, score_queries
 from axolotl_unlearn.engine.views import rows_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import replacing, write_json
@@ -40,7 +40,7 @@ from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.models import input_device
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.reference.crowd import Crowd
+from axolotl_unlearn.reference.crowd import HeldoutDistribution
 from axolotl_unlearn.reference.level import NEAR, Calibration, Level, entropy_without
 from axolotl_unlearn.training.stopping import (
     Scores,
@@ -65,7 +65,7 @@ KEYED = ("input_ids", "attention_mask", "labels")
 ASKED = (*KEYED, "role", "kind", "task")
 
 
-class Levelled:
+class CalibratedReference:
     """A reference whose label log-probs are read in the policy's scale."""
 
     def __init__(self, reference: Any, level: Level) -> None:
@@ -82,7 +82,7 @@ class Levelled:
         return replace(found, logp=logp)
 
 
-class Sharpened:
+class TemperedReference:
     """A reference whose distributions are at the level's temperature."""
 
     def __init__(self, reference: Any, level: Level) -> None:
@@ -118,7 +118,7 @@ def _named(groups: Iterable[tuple[int, int]]) -> str:
     return " and ".join(sorted({f"{kinds[kind]}s of task {task}" for kind, task in groups}))
 
 
-class Watched:
+class ScoredRows:
     """Rows of one set, ready to be scored: queries, groups, texts of the documents."""
 
     def __init__(self, rows: Sequence[dict[str, Any]], tokenizer: Any) -> None:
@@ -146,14 +146,14 @@ class Watched:
         return dict(found)
 
 
-def judged(forget: Watched) -> set[Hashable]:
+def judged(forget: ScoredRows) -> set[Hashable]:
     """Groups that attacks compare: documents (questions are short), or all where there is none."""
     documents = {g for g in forget.groups if g[0] == KINDS["completion"]}
     return documents or set(forget.groups)
 
 
 def document_scores(
-    watched: Watched,
+    watched: ScoredRows,
     facts: Sequence[TokenFacts],
     reference: Sequence[Tensor] | None,
     groups: set[Hashable],
@@ -169,9 +169,9 @@ def document_scores(
 
 
 def learned_auc(
-    forget: Watched,
+    forget: ScoredRows,
     seen: Sequence[TokenFacts],
-    heldout: Watched,
+    heldout: ScoredRows,
     unseen: Sequence[TokenFacts],
     groups: set[Hashable],
 ) -> float | None:
@@ -204,7 +204,7 @@ def _facts(logp: Tensor) -> TokenFacts:
     return TokenFacts(logp.double().numpy(), np.zeros(len(logp), bool), unknown, unknown)
 
 
-def besides(facts: TokenFacts) -> np.ndarray:
+def entropy_excluding_label(facts: TokenFacts) -> np.ndarray:
     """``(1 - p) H`` of each token, nats: p of the label, H the entropy of all others.
 
     The rest of the whole entropy is that of "the label or not".
@@ -232,7 +232,7 @@ def level_callback(
     instead: Sequence[tuple[Entry, Any]] = (),
     kept_by: Sequence[tuple[Entry, Any]] = (),
     trained: Sequence[Entry] = (),
-    crowds: Mapping[str, Crowd] | None = None,
+    crowds: Mapping[str, HeldoutDistribution] | None = None,
 ) -> LevelCallback:
     """The callback of a run; ``teacher`` has been asked about all rows.
 
@@ -254,9 +254,9 @@ def level_callback(
     rule = Stopping(args.margin, args.retain, args.patience, args.said, *_kept(kept, kept_by))
     stopping = rule if args.stop else None
     return LevelCallback(
-        Watched(forget, tokenizer),
-        Watched(unseen, tokenizer),
-        Watched(kept, tokenizer),
+        ScoredRows(forget, tokenizer),
+        ScoredRows(unseen, tokenizer),
+        ScoredRows(kept, tokenizer),
         ([teacher.label_logp(row) for row in forget], [teacher.label_logp(row) for row in unseen]),
         level,
         every=args.every,
@@ -282,7 +282,7 @@ def _asked(
     for entry, reference in entries:
         if entry.args.positions == "answer" and rows_of(entry, batch).any():
             where = label_positions(batch)
-            found = reference.look_up(None, None, batch, Needs(states={HEAD: where}))
+            found = reference.look_up(None, None, batch, ForwardSpec(states={HEAD: where}))
             with torch.no_grad():
                 logits = found.logits(found.states[HEAD].values)
             return logits, batch["labels"].roll(-1)[where].to(logits.device)
@@ -310,7 +310,7 @@ def _meant_by(entries: Sequence[Entry], rows: Dataset) -> np.ndarray:
 
 @torch.no_grad()
 def inside(model: nn.Module, rows: Sequence[dict[str, Any]], what: str) -> list[Tensor]:
-    """``profiles`` or ``gradients`` of each row at its labels (`Found`), ``[F]`` each."""
+    """``profiles`` or ``gradients`` of each row at its labels (`ForwardResult`), ``[F]`` each."""
     device = input_device(model)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
     found: dict[int, Tensor] = {}
@@ -325,7 +325,7 @@ def inside(model: nn.Module, rows: Sequence[dict[str, Any]], what: str) -> list[
         if what == "gradients":  # no other forward beside that of theirs
             seen = norms_of_rows(model, batch, where)
         else:
-            seen = observe(model, batch, Needs(profiles=where)).profiles
+            seen = observe(model, batch, ForwardSpec(profiles=where)).profiles
         found |= zip(chosen, seen.double().cpu(), strict=True)
     return [found[i] for i in range(len(rows))]
 
@@ -349,7 +349,7 @@ class LevelCallback(TrainerCallback):
     Args:
         forget, heldout, retain: Rows to watch.
         teacher: Label log-probs of the teacher, for ``(forget, heldout)``.
-        level: What `Levelled` reads.
+        level: What `CalibratedReference` reads.
         every: Steps between two watches.
         settle: Share of the steps before targets are corrected, crowds are shown anything and
             the run may end.
@@ -368,9 +368,9 @@ class LevelCallback(TrainerCallback):
 
     def __init__(
         self,
-        forget: Watched,
-        heldout: Watched,
-        retain: Watched,
+        forget: ScoredRows,
+        heldout: ScoredRows,
+        retain: ScoredRows,
         teacher: tuple[Sequence[Tensor], Sequence[Tensor]],
         level: Level,
         *,
@@ -384,7 +384,7 @@ class LevelCallback(TrainerCallback):
         certainty: bool = False,
         order_only: bool = False,
         rest: Sequence[Tensor | None] | None = None,
-        crowds: Mapping[str, Crowd] | None = None,
+        crowds: Mapping[str, HeldoutDistribution] | None = None,
     ) -> None:
         self.crowds = crowds or {}
         self.certainty, self.order_only, self.rest = certainty, order_only, rest
@@ -419,7 +419,7 @@ class LevelCallback(TrainerCallback):
         for group, facts, rest in zip(self.heldout.groups, heldout, self.rest, strict=True):
             if group in self.judged and rest is not None:
                 other = -np.expm1(np.asarray(facts.logp, float))
-                ours.append(besides(facts))
+                ours.append(entropy_excluding_label(facts))
                 theirs.append(other[:, None] * rest.numpy())
         if ours:
             self.level.begin(float(np.concatenate(ours).mean()), np.concatenate(theirs).mean(0))
@@ -445,7 +445,7 @@ class LevelCallback(TrainerCallback):
         """Show each crowd how all judged rows stand."""
         keys = self.forget.by_group(self.forget.keys)
 
-        def stand(rows: Watched, facts: Sequence[TokenFacts], what: str) -> dict:
+        def stand(rows: ScoredRows, facts: Sequence[TokenFacts], what: str) -> dict:
             if what == "features":
                 return rows.by_group([_features(one) for one in facts])
             asked = [i for i, group in enumerate(rows.groups) if group in self.judged]

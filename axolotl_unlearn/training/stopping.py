@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from numpy.typing import NDArray
 
+from axolotl_unlearn.metrics.intervals import auc
 from axolotl_unlearn.metrics.membership import told_documents
-from axolotl_unlearn.metrics.statistics import auc
 
 #: Group of documents -> attack -> one score a document, high = rather a member.
 Scores = Mapping[Hashable, Mapping[str, NDArray]]

@@ -23,9 +23,9 @@ from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs, WatchArgs
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.entries import Entry, unit_counts
 from axolotl_unlearn.engine.forward import refuse_packing, refuse_without_second_derivative
+from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.host import known_batch, on_host, sent
 from axolotl_unlearn.engine.layers import freeze_after
-from axolotl_unlearn.engine.statistics import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, replacing, write_json
@@ -47,10 +47,10 @@ from axolotl_unlearn.training.phases import (
 )
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.reference.crowd import Crowd
+    from axolotl_unlearn.reference.crowd import HeldoutDistribution
     from axolotl_unlearn.reference.level import Level
     from axolotl_unlearn.training.guard import CollapseWatch
-    from axolotl_unlearn.training.level import LevelCallback, Levelled, Sharpened
+    from axolotl_unlearn.training.level import CalibratedReference, LevelCallback, TemperedReference
 
 #: Folder of a checkpoint with the reference's log-probs of the rows so far.
 REMEMBERED = "remembered"
@@ -91,7 +91,7 @@ class UnlearnTrainer(GradientSteps):
         }
         self.level = self._make_level()
         self.heldout: Dataset | None = None
-        self._levelled: dict[tuple[int, str], Levelled | Sharpened] = {}
+        self._levelled: dict[tuple[int, str], CalibratedReference | TemperedReference] = {}
         self.crowds = self._make_crowds()
         if "gradients" in self.crowds:
             refuse_without_second_derivative(self.accelerator.unwrap_model(self.model))
@@ -307,16 +307,18 @@ class UnlearnTrainer(GradientSteps):
 
         return Level(self.unlearn_args.level.gain)
 
-    def _make_crowds(self) -> dict[str, Crowd]:
+    def _make_crowds(self) -> dict[str, HeldoutDistribution]:
         """What objectives that compare with held-out rows look at, by what they see."""
         used = [OBJECTIVES[entry.objective] for _, entry in self.unlearn_args.entries()]
         if not any(one.crowd for one in used):
             return {}
-        from axolotl_unlearn.reference.crowd import Crowd
+        from axolotl_unlearn.reference.crowd import HeldoutDistribution
 
-        return {one.sees: Crowd(one.sees != "profiles") for one in used if one.crowd}
+        return {one.sees: HeldoutDistribution(one.sees != "profiles") for one in used if one.crowd}
 
-    def _reference_of(self, entry: Entry) -> Reference | Levelled | Sharpened | Crowd | None:
+    def _reference_of(
+        self, entry: Entry
+    ) -> Reference | CalibratedReference | TemperedReference | HeldoutDistribution | None:
         if entry.objective.crowd:
             return self.crowds[entry.objective.sees]
         if self._source(entry) is None:
@@ -326,9 +328,9 @@ class UnlearnTrainer(GradientSteps):
             return reference
         if name == "nckd" and not self.unlearn_args.level.certainty:
             return reference
-        from axolotl_unlearn.training.level import Levelled, Sharpened
+        from axolotl_unlearn.training.level import CalibratedReference, TemperedReference
 
-        kind = Levelled if name == "match" else Sharpened
+        kind = CalibratedReference if name == "match" else TemperedReference
         return self._levelled.setdefault((id(reference), name), kind(reference, self.level))
 
     def _watch_level(self) -> LevelCallback:

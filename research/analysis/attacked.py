@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from axolotl_unlearn.data.records import author_of
 from axolotl_unlearn.files import write_json
+from axolotl_unlearn.metrics.intervals import Clusters, auc, auc_interval
 from axolotl_unlearn.metrics.membership import (
     attack_scores,
     auc_equivalence,
     trained_equivalence,
 )
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-from axolotl_unlearn.metrics.statistics import Clusters, auc, auc_interval
 
 #: Relative ranks at which the curves are given.
 RANKS = np.linspace(0, 1, 21)
@@ -188,7 +188,7 @@ def attacked(
 def score_models(models: Mapping[str, str], reference: str, data: Path) -> dict[str, Any]:
     """`attacked` of models in folders, on ``data/member`` and ``data/nonmember``."""
     from axolotl_unlearn.data.records import read_documents
-    from axolotl_unlearn.engine.scorer import score_texts
+    from axolotl_unlearn.engine.token_scoring import score_texts
     from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
 
     texts = tuple(

@@ -8,7 +8,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from axolotl_unlearn.metrics.statistics import auc
+from axolotl_unlearn.metrics.intervals import auc
 from research.analysis.seeds import Table, count_of_seeds, markdown
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write, write_json
-from axolotl_unlearn.metrics.statistics import holm
+from axolotl_unlearn.metrics.intervals import holm
 from research.analysis.paper import COLUMNS, table_one
 from research.analysis.reproduce import paper_parts
 from research.analysis.seeds import (

@@ -113,11 +113,11 @@ def make_step(way: str, batches: list[dict[str, Tensor]], shape: models.Shape = 
 
 def measure(rounds: int = 12, shape: models.Shape = SHAPE) -> dict[str, dict[str, float]]:
     """Counts of each way, and the least processor time of ``rounds`` steps, all ways in turn."""
-    from axolotl_unlearn.engine import statistics
+    from axolotl_unlearn.engine import head_losses
     from axolotl_unlearn.engine.host import sent_batch
 
     # On a CPU the softmax is taken in blocks that stay in its cache; a GPU takes it at once.
-    blocks, statistics._blocks = statistics._blocks, lambda logits: [slice(0, len(logits))]
+    blocks, head_losses._blocks = head_losses._blocks, lambda logits: [slice(0, len(logits))]
     try:
         # With what the collator says of them, as the trainer has them.
         batches = [sent_batch(b, "cpu") for b in recipe_batches(4, PAIRS, shape.vocabulary)]
@@ -130,7 +130,7 @@ def measure(rounds: int = 12, shape: models.Shape = SHAPE) -> dict[str, dict[str
                 run(batches[3])
                 seconds[way].append(time.process_time() - start)
     finally:
-        statistics._blocks = blocks
+        head_losses._blocks = blocks
     return {
         way: {
             "operations": counts[way].operations,

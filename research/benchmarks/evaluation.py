@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from axolotl_unlearn.engine.scorer import score_texts
+from axolotl_unlearn.engine.token_scoring import score_texts
 from axolotl_unlearn.evaluation.generate import generate_greedily
 from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.metrics.memorisation import all_likelihood_metrics, loss
@@ -144,7 +144,7 @@ def bootstrap(sets: Any) -> dict[str, Any]:
     """10 000 resamples of 12 cells, task aggregate, AUC, MIA score and aggregate."""
     from axolotl_unlearn.evaluation.measurement import Measured
     from axolotl_unlearn.evaluation.summary import bootstrap_scores
-    from axolotl_unlearn.metrics.statistics import semeval_draws
+    from axolotl_unlearn.metrics.intervals import semeval_draws
 
     generator = torch.Generator().manual_seed(0)
 

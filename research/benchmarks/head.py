@@ -15,8 +15,8 @@ import time
 import torch
 from torch.nn import functional as F
 
-from axolotl_unlearn.engine.needs import HEAD, Found, States, Valuation
-from axolotl_unlearn.engine.statistics import ChunkPlan, Group, head_statistics
+from axolotl_unlearn.engine.head_losses import ChunkPlan, Group, head_statistics
+from axolotl_unlearn.engine.needs import HEAD, ForwardResult, HeadLoss, States
 from axolotl_unlearn.objectives import OBJECTIVES
 from research.benchmarks.memory import Alive, main
 
@@ -26,7 +26,7 @@ P, D, V = 512, 512, 50304
 def ways(plan: ChunkPlan) -> dict:
     """name -> function of (hidden, weight, reference hidden, reference weight, target) to loss."""
 
-    nll = Valuation("nll", "retain", OBJECTIVES["nll"], {}, torch.ones(1, P), slope=-1.0)
+    nll = HeadLoss("nll", "retain", OBJECTIVES["nll"], {}, torch.ones(1, P), slope=-1.0)
 
     def statistics(h, w, target, valuations, frozen):
         row, time = torch.zeros_like(target), torch.arange(len(target))
@@ -40,10 +40,10 @@ def ways(plan: ChunkPlan) -> dict:
     def ours(frozen):
         def loss(h, w, ref_h, ref_w, target):
             everywhere = torch.ones(1, len(target), dtype=torch.bool)
-            reference = Found(
+            reference = ForwardResult(
                 target, {HEAD: States(ref_h, everywhere)}, logits=lambda x: F.linear(x, ref_w)
             )
-            kl = Valuation("kl", "retain", OBJECTIVES["kl"], {}, everywhere, 1.0, reference)
+            kl = HeadLoss("kl", "retain", OBJECTIVES["kl"], {}, everywhere, 1.0, reference)
             return statistics(h, w, target, (nll, kl), frozen)
 
         return loss

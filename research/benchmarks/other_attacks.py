@@ -33,11 +33,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from axolotl_unlearn.data.records import read_documents
-from axolotl_unlearn.engine.scorer import score_texts
+from axolotl_unlearn.engine.token_scoring import score_texts
 from axolotl_unlearn.files import write_json
+from axolotl_unlearn.metrics.intervals import auc
 from axolotl_unlearn.metrics.learned import text_features
 from axolotl_unlearn.metrics.membership import auc_equivalence
-from axolotl_unlearn.metrics.statistics import auc
 from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
 from axolotl_unlearn.store import versions
 

@@ -45,7 +45,7 @@ def ours(model, known: list[dict[str, Tensor]], *, mode: str = "auto", kl: bool 
     """Our step. ``known`` are batches of an earlier epoch: the reference has seen their rows."""
     from axolotl_unlearn.config import ObjectiveArgs
     from axolotl_unlearn.engine.entries import make_entries
-    from axolotl_unlearn.engine.statistics import ChunkPlan
+    from axolotl_unlearn.engine.head_losses import ChunkPlan
     from axolotl_unlearn.engine.step import step_loss
     from axolotl_unlearn.reference.sources import make_reference
 

@@ -21,13 +21,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from axolotl_unlearn.data.records import read_records
-from axolotl_unlearn.engine.needs import Needs, label_positions
+from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.experimental.make_twins import Pool
 from axolotl_unlearn.experimental.twins import Twins, own_twins
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.objectives.matching import log_odds
 from axolotl_unlearn.reference.level import Level
-from axolotl_unlearn.training.level import Watched, forget_rows
+from axolotl_unlearn.training.level import ScoredRows, forget_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = [
@@ -36,7 +36,7 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def label_logps(model: torch.nn.Module, rows: Watched) -> list[Tensor]:
+def label_logps(model: torch.nn.Module, rows: ScoredRows) -> list[Tensor]:
     return [torch.as_tensor(np.asarray(one.logp, np.float64)) for one in rows.score(model)]
 
 
@@ -46,7 +46,7 @@ def through(forget: Sequence[dict], twins: Sequence[dict], said: Sequence[Tensor
     for row, logp in zip(forget, said, strict=True):
         columns = ("input_ids", "attention_mask", "labels")
         batch = {name: torch.as_tensor(row[name])[None] for name in columns}
-        asked = exchanged.exchange(batch, Needs(label_positions(batch)))
+        asked = exchanged.exchange(batch, ForwardSpec(label_positions(batch)))
         whole = torch.zeros(asked.batch["labels"].shape, dtype=torch.float64)
         whole[asked.needs.labels] = logp
         found.append(whole.gather(1, asked.at)[label_positions(batch)])
@@ -75,7 +75,7 @@ def main() -> None:
         }.items()
     }  # fmt: skip
     rows["twins"] = own_twins(rows["forget"], rows["twins"])
-    sets = {name: Watched(part, tokenizer) for name, part in rows.items()}
+    sets = {name: ScoredRows(part, tokenizer) for name, part in rows.items()}
     said: dict[tuple[str, str], list[Tensor]] = {}
     paths = {name: world / name for name in ("original", "retrained")}
     paths |= {name: Path(path) for name, path in (one.split("=") for one in given.teachers)}

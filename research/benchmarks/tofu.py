@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from axolotl_unlearn.engine.scorer import Query, encode_continuation, score_queries
+from axolotl_unlearn.engine.token_scoring import Query, encode_continuation, score_queries
 from axolotl_unlearn.evaluation.tofu import tofu_documents
 from axolotl_unlearn.metrics import memorisation, tofu
 from axolotl_unlearn.metrics.memorisation import TokenFacts

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from axolotl_unlearn.metrics import learned, membership, statistics, verdict
+from axolotl_unlearn.metrics import intervals, learned, membership, verdict
+from axolotl_unlearn.metrics.intervals import Area, Mean
 from axolotl_unlearn.metrics.relative import relative_test
-from axolotl_unlearn.metrics.statistics import Area, Mean
 from research.probes import canaries_metrics as canaries
 
 SIZES = (20, 50, 100, 150, 300)
@@ -320,7 +320,7 @@ def coverage(repeats: int, resamples: int = 800, seed: int = 4) -> list[dict[str
             rng = np.random.default_rng([seed, n, int(100 * area)])
             d, held = np.sqrt(2) * norm.ppf(area), 0
             for _ in range(repeats):
-                low, high = statistics.auc_interval(rng.normal(d, 1, n), rng.normal(0, 1, n))
+                low, high = intervals.auc_interval(rng.normal(d, 1, n), rng.normal(0, 1, n))
                 held += low <= area <= high
             add(f"AUC {area}", n, held)
         rng = np.random.default_rng([seed, n, 1])
@@ -328,7 +328,7 @@ def coverage(repeats: int, resamples: int = 800, seed: int = 4) -> list[dict[str
         for _ in range(repeats):
             text = rng.normal(0, 1, n), rng.normal(0, 1, n)
             pairs = [tuple(t + rng.normal(0, 0.5, n) for t in text) for _ in range(2)]
-            gap = statistics.auc_difference(*pairs)
+            gap = intervals.auc_difference(*pairs)
             held += gap.low <= 0 <= gap.high
         add("difference of two AUCs", n, held)
         for what, draw, truth in (
@@ -346,7 +346,7 @@ def coverage(repeats: int, resamples: int = 800, seed: int = 4) -> list[dict[str
                     score = Mean(values, np.repeat(np.arange(n), 5).tolist())
                 else:
                     score = Mean(draw(rng, n), range(n))
-                low, high = statistics.mean_interval(score, n=resamples, seed=trial)
+                low, high = intervals.mean_interval(score, n=resamples, seed=trial)
                 held += low <= truth <= high
             add(what, n, held)
         rng = np.random.default_rng([seed, n, 2])
@@ -356,7 +356,7 @@ def coverage(repeats: int, resamples: int = 800, seed: int = 4) -> list[dict[str
             first, second = (
                 Mean(np.clip(0.5 + hard + rng.normal(0, 0.1, n), 0, 1), range(n)) for _ in range(2)
             )
-            gap = statistics.paired_difference(first, second, n=resamples, seed=trial)
+            gap = intervals.paired_difference(first, second, n=resamples, seed=trial)
             held["difference of two means"] += gap.low <= 0 <= gap.high
         for what, count in held.items():
             add(what, n, count)
@@ -375,7 +375,7 @@ def composites(repeats: int, resamples: int = 500, seed: int = 4) -> list[dict[s
                 "forget_b": Mean((rng.random(n) < 0.97) * 1.0, [("f", i) for i in range(n)]),
                 "retain_a": Mean(rng.beta(9, 1, n), [("r", i) for i in range(n)]),
             }
-            low, high = statistics.semeval_intervals(cells, n=resamples, seed=trial)[
+            low, high = intervals.semeval_intervals(cells, n=resamples, seed=trial)[
                 "task_aggregate"
             ]
             held["task_aggregate of three cells"] += (
@@ -417,7 +417,7 @@ def _composites(n: int, shift: float, repeats: int, resamples: int, seed: int) -
                 cells[f"{side}_{i}"] = Mean(drawn * 1.0, documents)
         area = Area(rng.normal(shift, 1, n), rng.normal(0, 1, n))
         utility = Mean((rng.random(3 * n) < 0.8) * 1.0, range(3 * n))
-        bounds = statistics.semeval_intervals(cells, area, utility, n=resamples, seed=trial)
+        bounds = intervals.semeval_intervals(cells, area, utility, n=resamples, seed=trial)
         for name, value in truth.items():
             held[name] += bool(bounds[name][0] <= value <= bounds[name][1])
     return held

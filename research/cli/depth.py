@@ -43,7 +43,7 @@ def command(
     from rich.console import Console
     from rich.progress import Progress
 
-    from axolotl_unlearn.attacks.subject import limited, read_side
+    from axolotl_unlearn.attacks.target import limited, read_side
     from axolotl_unlearn.files import write_json
     from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
     from research.probes.depth import depth_report, encode_records, patching_drops

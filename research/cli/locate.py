@@ -45,7 +45,7 @@ def command(
     from rich.console import Console
     from rich.table import Table
 
-    from axolotl_unlearn.attacks.subject import limited, read_side
+    from axolotl_unlearn.attacks.target import limited, read_side
     from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
     from research.probes.depth import encode_records
     from research.probes.locate import indirect_effects, linear_names, proposed

@@ -96,7 +96,7 @@ def command(parents, base, data, out, objective, gate, methods, spaces, scales, 
 def verdict(result: dict) -> str:
     """Whether the winner is told from the fixed recipe on the test half, in words."""
     from axolotl_unlearn.evaluation.compare import sentence
-    from axolotl_unlearn.metrics.statistics import Difference
+    from axolotl_unlearn.metrics.intervals import Difference
     from research.merging.tune import FIXED
 
     fixed = FIXED.for_parents(len(result["parents"]))

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from axolotl_unlearn.engine.scorer import Query, score_options, score_queries
+from axolotl_unlearn.engine.token_scoring import Query, score_options, score_queries
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measurement import Measured
 from axolotl_unlearn.evaluation.sets import EvaluationSets

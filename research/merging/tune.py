@@ -22,7 +22,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import replacing, write, write_json
 from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES, Recipe
 from axolotl_unlearn.merging.sources import read_json, tokenizer_fingerprint
-from axolotl_unlearn.metrics.statistics import auc_interval, ideal_membership
+from axolotl_unlearn.metrics.intervals import auc_interval, ideal_membership
 from axolotl_unlearn.store import Store, content_key, versions
 from research.merging.lab import Lab
 from research.merging.scores import Scorer, corrected

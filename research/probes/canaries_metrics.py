@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
+from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.metrics.membership import MARGIN
-from axolotl_unlearn.metrics.statistics import LEVEL
 
 #: Bets against "half of the pairs", averaged: on too many and on too few.
 STAKES = np.concatenate([-np.linspace(0.05, 1.9, 38), np.linspace(0.05, 1.9, 38)])

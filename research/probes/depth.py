@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.continuations import encode_pairs
-from axolotl_unlearn.metrics.statistics import Mean, mean_interval
+from axolotl_unlearn.metrics.intervals import Mean, mean_interval
 from research.probes.depth_metrics import TAU, depth_scores
 
 Encoded = Sequence[tuple[list[int], list[int]]]

@@ -64,8 +64,8 @@ def measure_people(folder: Path, out: Path) -> None:
 
 def of_group(model: Any, rows: Sequence[Typed]) -> dict[str, Any]:
     """``said`` and ``loss`` (nats a token) of the answers of some people: value and interval."""
-    from axolotl_unlearn.engine.scorer import Query, score_queries
-    from axolotl_unlearn.metrics.statistics import Mean, mean_interval
+    from axolotl_unlearn.engine.token_scoring import Query, score_queries
+    from axolotl_unlearn.metrics.intervals import Mean, mean_interval
 
     queries, ends = [], []
     for row in rows:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from axolotl_unlearn.attacks.membership import transfer
-from axolotl_unlearn.engine.scorer import score_texts
-from axolotl_unlearn.metrics.statistics import auc
+from axolotl_unlearn.engine.token_scoring import score_texts
+from axolotl_unlearn.metrics.intervals import auc
 from research.worlds.generate import Sizes, make_corpus
 
 STEPS = (4, 10, 25)

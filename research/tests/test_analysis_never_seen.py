@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.intervals import auc
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.metrics.semeval import CELLS
-from axolotl_unlearn.metrics.statistics import auc
 from research.analysis.attacked import (
     RANKS,
     attacked,

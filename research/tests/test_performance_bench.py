@@ -230,7 +230,7 @@ def test_other_attacks_tell_what_differs_and_nothing_else():
     drawn alike each is near chance."""
     import numpy as np
 
-    from axolotl_unlearn.metrics.statistics import auc
+    from axolotl_unlearn.metrics.intervals import auc
     from research.benchmarks.other_attacks import ATTACKS, out_of_fold, tables
 
     rng = np.random.default_rng(0)

@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from axolotl_unlearn.engine.scorer import Query, check_length, score_queries, text_queries
+from axolotl_unlearn.engine.token_scoring import Query, check_length, score_queries, text_queries
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.intervals import LEVEL, Clusters, auc, auc_interval
 from axolotl_unlearn.metrics.learned import FEATURES, PENALTY, learned_attack
 from axolotl_unlearn.metrics.membership import rank_test
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-from axolotl_unlearn.metrics.statistics import LEVEL, Clusters, auc, auc_interval
 from axolotl_unlearn.models import input_device
 
 #: What an attacker has to see of a model, from least to most.

@@ -15,8 +15,8 @@ from scipy.stats import ttest_ind
 
 from axolotl_unlearn.attacks.membership.base import Array, Outcome, Target, attack
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.intervals import auc, auc_interval
 from axolotl_unlearn.metrics.memorisation import TokenFacts, compressed_bytes, loss
-from axolotl_unlearn.metrics.statistics import auc, auc_interval
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 #: Share of the texts beyond each of the two ends that outliers are clipped to.

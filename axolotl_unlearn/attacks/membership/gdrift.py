@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from axolotl_unlearn.attacks.membership.base import Array, Target, attack, by_learning
-from axolotl_unlearn.engine.scorer import Query
+from axolotl_unlearn.engine.token_scoring import Query
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import input_device
 

@@ -20,13 +20,13 @@ from axolotl_unlearn.attacks.membership.base import (
 )
 from axolotl_unlearn.data.records import author_of, document_id
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.intervals import LEVEL, auc_gap, holm
 from axolotl_unlearn.metrics.membership import (
     MIN_TEXTS,
     blind_baselines,
     blind_sentence,
     tpr_at_fpr,
 )
-from axolotl_unlearn.metrics.statistics import LEVEL, auc_gap, holm
 
 #: (id, text) of each.
 Documents = Sequence[tuple[str, str]]

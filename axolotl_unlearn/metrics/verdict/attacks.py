@@ -11,10 +11,7 @@ import numpy as np
 from scipy.stats import norm
 
 from axolotl_unlearn.metrics import membership
-from axolotl_unlearn.metrics.membership import Tail
-from axolotl_unlearn.metrics.relative import relative_test
-from axolotl_unlearn.metrics.results import Model, Scores
-from axolotl_unlearn.metrics.statistics import (
+from axolotl_unlearn.metrics.intervals import (
     LEVEL,
     Clusters,
     auc,
@@ -23,6 +20,9 @@ from axolotl_unlearn.metrics.statistics import (
     holm,
     intraclass_correlation,
 )
+from axolotl_unlearn.metrics.membership import Tail
+from axolotl_unlearn.metrics.relative import relative_test
+from axolotl_unlearn.metrics.results import Model, Scores
 from axolotl_unlearn.metrics.verdict.criteria import THRESHOLDS, Finding, missing, show
 from axolotl_unlearn.metrics.verdict.words import name_of, p_value
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from scipy.stats import binomtest
 
 from axolotl_unlearn.metrics import semeval
+from axolotl_unlearn.metrics.intervals import LEVEL, harmonic_mean
 from axolotl_unlearn.metrics.membership import LOW_FPR, MARGIN
 from axolotl_unlearn.metrics.results import CELLS, Extraction, Model, Outputs
-from axolotl_unlearn.metrics.statistics import LEVEL, harmonic_mean
 
 
 class Threshold(NamedTuple):

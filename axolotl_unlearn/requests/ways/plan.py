@@ -141,7 +141,7 @@ def _each(request: Request) -> float:
     """Seconds of a row, from the number of weights and the speed of a product on this machine."""
     import torch
 
-    from axolotl_unlearn.checks.outlook import _tensors
+    from axolotl_unlearn.checks.estimate import _tensors
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base = Path(str(request.facts["base"]))
@@ -206,7 +206,7 @@ def _taught(request: Request) -> float:
 
 
 def _memory(way: str, request: Request) -> int | None:
-    from axolotl_unlearn.checks.outlook import memory
+    from axolotl_unlearn.checks.estimate import memory
     from axolotl_unlearn.config import parse_unlearn
 
     config = read_config(request.path("forget.yml")) if way == "match" else _config(request)

@@ -17,7 +17,7 @@ from torch import nn
 
 from axolotl_unlearn.reference.base import row_keys
 from axolotl_unlearn.training.extensions import Batch, Kept
-from axolotl_unlearn.training.level import Watched
+from axolotl_unlearn.training.level import ScoredRows
 
 LOG = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def most_changed(before: Sequence[float], now: Sequence[float], share: float) ->
     return sorted(np.argsort(-change, kind="stable")[:count].tolist())
 
 
-class DrawnAlong(Kept):
+class RetainFilter(Kept):
     """Watches the retain rows from the start, and chooses where a phase says ``leave_out``.
 
     Args:
@@ -45,15 +45,15 @@ class DrawnAlong(Kept):
 
     kept = ("before", "left_out")
 
-    def __init__(self, rows: Watched, shares: dict[int, float]) -> None:
+    def __init__(self, rows: ScoredRows, shares: dict[int, float]) -> None:
         self.rows, self.shares = rows, shares
         self.before: list[float] = []
         self.left_out: list[str] = []
 
     @classmethod
-    def of(cls, trainer: Any) -> DrawnAlong:
+    def of(cls, trainer: Any) -> RetainFilter:
         shares = {p.start: p.leave_out for p in trainer.phases if p.leave_out}
-        return cls(Watched(trainer.rows_with_role("retain"), trainer.processing_class), shares)
+        return cls(ScoredRows(trainer.rows_with_role("retain"), trainer.processing_class), shares)
 
     def on_rows(self, batch: Batch) -> Batch:
         """The batch, where rows that are left out are no objective's."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from axolotl_unlearn.metrics.statistics import (
+from axolotl_unlearn.metrics.intervals import (
     Area,
     Mean,
     auc,
@@ -258,7 +258,7 @@ def test_the_aggregate_of_a_perfect_model_is_inside_its_interval():
 def test_composites_count_the_documents_of_all_their_cells():
     """Equal variances over 20 documents each: 1 + 2^2 / (2 / 19) = 39; cells over the same
     documents are not counted twice."""
-    from axolotl_unlearn.metrics.statistics import _effective_documents
+    from axolotl_unlearn.metrics.intervals import _effective_documents
 
     values = [0.4, 0.6] * 10
     cells = {name: Mean(values, [(name, i) for i in range(20)]) for name in "ab"}
@@ -274,7 +274,7 @@ def test_composites_count_the_documents_of_all_their_cells():
 
 def test_aggregate_interval_by_hand():
     """Task .8 +- .03, MIA .6 +- .09, utility .5 +- 0: sqrt(.03^2 + .09^2) / 3 = .0316."""
-    from axolotl_unlearn.metrics.statistics import _aggregate_interval
+    from axolotl_unlearn.metrics.intervals import _aggregate_interval
 
     points = {"task_aggregate": 0.8, "mia_score": 0.6, "utility": 0.5, "aggregate": 1.9 / 3}
     bounds = {"task_aggregate": (0.77, 0.83), "mia_score": (0.51, 0.69), "utility": (0.5, 0.5)}

@@ -22,7 +22,7 @@ from axolotl_unlearn.models import (
 
 
 @dataclass(frozen=True)
-class Subject:
+class AttackTarget:
     """A model to attack.
 
     Attributes:
@@ -79,11 +79,11 @@ class Subject:
 
 def make_subjects(
     model: str, records: Sequence[Record], control: str | None = None, **settings: Any
-) -> tuple[Subject, Subject | None]:
+) -> tuple[AttackTarget, AttackTarget | None]:
     """The attacked model and the control (a model that never saw the forget set), checked."""
     names = [model] if control is None else [model, control]
     specs = parse_models(names)
-    subjects = [Subject(spec, records, **settings) for spec in specs]
+    subjects = [AttackTarget(spec, records, **settings) for spec in specs]
     return subjects[0], subjects[1] if control is not None else None
 
 

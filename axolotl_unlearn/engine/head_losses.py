@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from axolotl_unlearn.columns import IGNORE
-from axolotl_unlearn.engine.needs import HEAD, Found, Head, Valuation
+from axolotl_unlearn.engine.needs import HEAD, ForwardResult, Head, HeadLoss
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Group:
     next_ids: Tensor
     labels: bool
     logged: bool = False
-    valuations: tuple[Valuation, ...] = ()
+    valuations: tuple[HeadLoss, ...] = ()
     moments: bool = False
 
     def part(self, start: int, stop: int) -> Group:
@@ -371,7 +371,7 @@ def _add_label_slopes(group: Group, combined: Tensor | None, prob: Tensor, index
 
 
 def _value_and_gradient(
-    valuation: Valuation,
+    valuation: HeadLoss,
     prob: Tensor,
     logp: Tensor,
     ref_logp: Tensor | None,
@@ -399,7 +399,7 @@ def reference_logits(group: Group) -> list[Tensor | None]:
     """Logits of the reference of each valuation, ``[p, V]``; one tensor for one reference."""
     made: dict[int, Tensor] = {}
 
-    def logits(reference: Found | None) -> Tensor | None:
+    def logits(reference: ForwardResult | None) -> Tensor | None:
         if reference is None:
             return None
         if id(reference) not in made:
