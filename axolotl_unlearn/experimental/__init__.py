@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 #: Config key -> module and class of the extension that it asks for, in the order of their hooks.
 EXTENSIONS = {
     "twins": ("twins", "AskTwins"),
-    "leave_out": ("drawn_along", "RetainFilter"),
+    "leave_out": ("retain_filter", "RetainFilter"),
     "attribution": ("attribution", "RowWeights"),
     "constraint": ("duals", "Duals"),
     "saliency": ("saliency", "Saliency"),
