@@ -140,16 +140,17 @@ def test_missing_files_and_wrong_keys_are_one_sentence(four, tmp_path):
     faults = {
         LEDGER: (None, "is missing but ledger.head knows of it"),
         HEAD: (None, "ledger.head is missing"),
-        KEY: (b"11" * 32, "is not the key that ledger.jsonl was written with"),
+        KEY: (b"11" * 32 + b"\n", "is not the key that ledger.jsonl was written with"),
     }
     for name, (content, sentence) in faults.items():
         put(tmp_path, four)
         (tmp_path / name).unlink() if content is None else (tmp_path / name).write_bytes(content)
         with pytest.raises(UnlearnError, match=sentence):
             ledger.append("accepted", "next", model=MODEL)
-    put(tmp_path, four | {KEY: b"not a key"})
-    with pytest.raises(UnlearnError, match="64 hexadecimal digits"):
-        ledger.entries()
+    for key in (b"not a key", four[KEY] + b"\t", b" " + four[KEY], four[KEY].strip()):
+        put(tmp_path, four | {KEY: key})
+        with pytest.raises(UnlearnError, match="64 hexadecimal digits"):
+            ledger.entries()
     put(tmp_path, four)
     (tmp_path / KEY).chmod(0o644)
     with pytest.raises(UnlearnError, match="chmod 600"):

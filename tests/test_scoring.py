@@ -398,7 +398,7 @@ def test_the_way_of_a_batch_is_as_short_as_its_page_says(pairs):
     stays = stays_of(lambda: step_loss(model, batch, entries, reference=reference))
     page = (Path(__file__).parent.parent / "docs/architecture.md").read_text("utf-8")
     section = page.split("## The way of a batch")[1].split("\n## ")[0]
-    listed = re.findall(r"^\d\. `([a-z/]+\.py)`", section, re.MULTILINE)
+    listed = re.findall(r"^\d\. `([a-z_/]+\.py)`", section, re.MULTILINE)
     if "layer" in pairs[0][1]:
         listed[listed.index("engine/head_losses.py")] = "engine/layers.py"
     assert stays == listed

@@ -327,13 +327,13 @@ def _measured(
     from axolotl_unlearn.data.records import document_id
     from axolotl_unlearn.engine.forward import output_vocabulary
     from axolotl_unlearn.evaluation.cache import Cache
-    from axolotl_unlearn.evaluation.measure import Bars, load, measure
+    from axolotl_unlearn.evaluation.measure import ProgressBars, load, measure
     from axolotl_unlearn.evaluation.summary import evidence, learned, told_by_learned
     from axolotl_unlearn.models import load_tokenizer, parse_models
 
     spec = parse_models([model])[0]
     tokenizer = load_tokenizer(spec)
-    cache, bars = Cache(None), Bars(progress)
+    cache, bars = Cache(None), ProgressBars(progress)
     loaded = load(spec, settings, cache.workers)
     with bars.progress:
         found = measure(loaded, tokenizer, sets, settings, cache, "", bars, spec.name)

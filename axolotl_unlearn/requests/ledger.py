@@ -263,13 +263,17 @@ class Ledger:
         """
         path = self.folder / KEY
         try:
-            key = bytes.fromhex(path.read_text("ascii").strip())
+            raw = path.read_bytes()
+            key = bytes.fromhex(raw.decode("ascii"))
+            key = key if raw == f"{key.hex()}\n".encode() else b""  # every byte counts
         except FileNotFoundError:
             return None
         except ValueError:
             key = b""
         if len(key) != 32:
-            raise UnlearnError(f"{path} is not a key (64 hexadecimal digits); put the key back.")
+            raise UnlearnError(
+                f"{path} is not a key (64 hexadecimal digits and a line end); put the key back."
+            )
         if path.stat().st_mode & 0o077:
             raise UnlearnError(f"{path} can be read by others; run `chmod 600 {path}`.")
         return key
