@@ -726,3 +726,14 @@ def test_a_share_of_nothing_is_no_bar():
     nothing = made("before", 0.0, role="original")
     found = side(made("after", 0.0), nothing, None, "retain")
     assert found.missing and found.outcome == "open" and "none of the kept answers" in found.says
+
+
+def test_the_finding_that_is_shown_is_the_one_that_decided():
+    """*recites* goes before *recognisable*, whose finding stands first: the page said "recites"
+    beside the share of members that can be picked out."""
+    from axolotl_unlearn.metrics.verdict import Finding, Verdict
+
+    told = Finding("told", "Attacks", "fail", says="26 % can be picked out")
+    recited = Finding("recited", "Recitation", "fail", says="1 of 9 comes out word by word")
+    for status, shown in (("recites", recited), ("recognisable", told)):
+        assert Verdict(status, [told, recited], {}, None).worst is shown

@@ -138,8 +138,9 @@ class Verdict:
     def worst(self) -> Finding | None:
         """The finding that decided, if any speaks against the model."""
         against = [f for f in self.findings if f.outcome == "fail"]
+        decided = [f for f in against if _STATUS_OF[f.id] == self.status]
         against += [f for f in self.findings if f.outcome == "open"]
-        return against[0] if against else None
+        return next(iter(decided + against), None)
 
     def to_json(self) -> dict[str, Any]:
         return {
