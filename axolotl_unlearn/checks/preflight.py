@@ -187,11 +187,13 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             "`unlearn.reference: adapter_off` needs a fresh adapter; use `auto` or `frozen_copy`."
         )
     patterns = cfg.get("unfrozen_parameters")
-    own = "lora_|modules_to_save|trainable_tokens"
-    if cfg.get("adapter") and not all(re.search(own, str(one)) for one in patterns or ()):
+    # Axolotl compares from the start of a name, and those under an adapter begin with `base_model`.
+    own = r"\^?base_model\b.*(lora_|modules_to_save|trainable_tokens)"
+    if cfg.get("adapter") and not all(re.match(own, str(one)) for one in patterns or ()):
         found.append(
             "`unfrozen_parameters` trains weights outside of the adapter, which its folder does "
-            "not hold: remove it or `adapter`, or name the module in `lora_modules_to_save`."
+            "not hold, or none: remove it or `adapter`, or name the module in "
+            "`lora_modules_to_save`."
         )
     sharded = cfg.get("fsdp_config") or cfg.get("fsdp") or _stage(cfg.get("deepspeed")) == 3
     fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")

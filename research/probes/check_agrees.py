@@ -3,8 +3,10 @@
 python -m research.probes.check_agrees OUT [--configs 300] [--trained 30] [--seed 0]
 
 Each config is a working one with one to four settings drawn from `SETTINGS`. Written to
-OUT/agreement.json: of each config what was drawn, what `check` says in full, and of the sampled
-ready ones whether two steps of `axolotl train` end well. One process; a tiny model of random weights.
+OUT/agreement.json: of each config what was drawn, what `check` says in full, of the sampled ready
+ones whether two steps of `axolotl train` end well, and of the sampled refused ones what training
+does with our checks off (`unchecked`: "" where it ends; then the sentence must name what is wrong
+with the result). One process; a tiny model of random weights.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import contextlib
 import json
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 
@@ -148,11 +152,24 @@ def trained(path: Path) -> str:
     return ""
 
 
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """Nothing of ours refuses a config; what Axolotl and PyTorch say of it remains."""
+    from axolotl_unlearn.checks import preflight
+
+    names = [name for name in dir(preflight) if name.endswith("_faults")]
+    with contextlib.ExitStack() as patches:
+        for name in names:
+            patches.enter_context(mock.patch.object(preflight, name, lambda *a, **k: []))
+        yield
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--configs", type=int, default=300)
     parser.add_argument("--trained", type=int, default=30)
+    parser.add_argument("--refused", type=int, default=20, help="trained with our checks off")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -175,6 +192,12 @@ def main() -> None:
     for line in rng.sample(ready, min(given.trained, len(ready))):
         line["trained"] = trained(given.out / f"{line['number']}.yml")
         (given.out / "agreement.json").write_text(json.dumps(lines, indent=1), "utf-8")
+    refused = [line for line in lines if line.get("faults")]
+    with unchecked():
+        for line in rng.sample(refused, min(given.refused, len(refused))):
+            line["unchecked"] = trained(given.out / f"{line['number']}.yml")
+            (given.out / "agreement.json").write_text(json.dumps(lines, indent=1), "utf-8")
+            print(json.dumps(line))
     tried = [line for line in ready if "trained" in line]
     failed = [line for line in tried if line["trained"]]
     print(
