@@ -121,7 +121,7 @@ def test_hidden_knowledge_comes_back_and_the_control_has_none(lab, tmp_path):
         *("--max-new-tokens", 16),
     )
     assert result.exit_code == 0, result.output
-    report = json.loads((tmp_path / "relearn-unlearned.json").read_text())
+    report = json.loads((tmp_path / "relearn-forget-unlearned.json").read_text())
     start, _, end = report["rows"]
     assert [row["x"] for row in report["rows"]] == [0, 4, 12]
     assert start["n"] == 10 and report["training_rows"] == 6
@@ -144,7 +144,7 @@ def test_the_best_of_five_rates_is_chosen_on_other_documents(lab, tmp_path, sour
         *("--max-new-tokens", 12, "--train-batch", 4, "--limit", 4),
     )
     assert result.exit_code == 0, result.output
-    name = f"relearn-{source}-" if source in ("neighbours", "same") else "relearn-"
+    name = "relearn-" if source == "retain" else f"relearn-{source}-"
     report = json.loads((tmp_path / f"{name}unlearned.json").read_text())
     assert [row["x"] for row in report["rows"]] == [0, 3, 30] and report["source"] == source
     tried = report["rates"]["recalled"]
@@ -184,7 +184,9 @@ def test_what_is_asked_is_declared_and_not_what_is_trained_on(lab, tmp_path, sou
         (tmp_path / "out" / p).resolve() for p in read_manifest(tmp_path / "out")["sources"]
     ]
     assert declared == [(lab.data / "forget.jsonl").resolve()]
-    report = json.loads((tmp_path / "out" / "relearn-unlearned.json").read_text())
+    # Each source has a file of its own: one on other rows did overwrite that on retained ones.
+    name = "relearn-unlearned" if source == "retain" else "relearn-own-unlearned"
+    report = json.loads((tmp_path / "out" / f"{name}.json").read_text())
     assert report["source"] == source
 
 

@@ -220,31 +220,36 @@ def best_rate(
     subject: AttackTarget,
     store: Store,
     training_rows: Sequence[Record],
+    choose_on: Sequence[Record],
     asked: Sequence[Record],
     steps: Sequence[int],
     how: Training,
-) -> tuple[Training, dict[str, float | None]]:
-    """``how`` with the rate of `RATES` that recalls most of ``asked``, and what each recalls.
+) -> tuple[Training, dict[int, Scores], dict[str, float | None]]:
+    """``how`` with the rate of `RATES` that recalls most of ``choose_on``, what that gives of
+    ``asked``, and what each rate recalls of ``choose_on`` (None: the training diverged).
 
-    By the mean over the numbers of steps; of equals the lowest rate. None: the training diverged.
+    By the mean over the numbers of steps; of equals the lowest rate.
 
     Raises:
         Diverged: At every rate.
     """
-    recalls: dict[float, float | None] = {}
+    recalls: dict[str, float | None] = {}
+    best: tuple[float, Training, dict[int, Scores]] | None = None
+    first, second = ([probe.id for probe in plain_probes(r)] for r in (choose_on, asked))
     for rate in RATES:
-        tried = replace(how, rate=rate)
+        tried, name = replace(how, rate=rate), f"{rate:g}"
         try:
-            found = scores_after(subject, store, training_rows, asked, steps, tried)
+            # One training answers for both.
+            found = scores_after(subject, store, training_rows, [*choose_on, *asked], steps, tried)
         except Diverged as fault:
-            recalls[rate], last = None, fault
+            recalls[name], last = None, fault
             continue
-        recalls[rate] = fmean(fmean(found[step].recalled) for step in steps)
-    known = [rate for rate in RATES if recalls[rate] is not None]
-    if not known:
+        recalls[name] = fmean(fmean(found[step].only(first).recalled) for step in steps)
+        if best is None or recalls[name] > best[0]:
+            best = recalls[name], tried, {n: one.only(second) for n, one in found.items()}
+    if best is None:
         raise last
-    best = max(known, key=lambda rate: (recalls[rate], -rate))
-    return replace(how, rate=best), {f"{rate:g}": value for rate, value in recalls.items()}
+    return *best[1:], recalls
 
 
 def relearn_attack(
@@ -257,7 +262,7 @@ def relearn_attack(
     steps: Sequence[int] = STEPS,
     how: Training | None = None,
     control: AttackTarget | None = None,
-    choose_on: tuple[Sequence[Record], Sequence[Record]] | None = None,
+    choose_on: Sequence[Record] | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Recall of forget rows after each number of training steps.
 
@@ -266,21 +271,20 @@ def relearn_attack(
         asked: Forget rows that are asked about; with ``source`` "same" those that are trained on,
             else none of them may be.
         source: What the rows are called in the result, e.g. "forget" or "retain".
-        choose_on: Rows to train on and to ask by which model and control get the best of five
+        choose_on: Forget rows of other documents, by which model and control get the best of five
             learning rates, each its own; None trains at that of ``how``.
 
     Returns:
         The result, and recovery curves of model and control.
     """
     how = how or Training()
-    for trained, questions in ((training_rows, asked), choose_on or ((), ())):
-        trained_ids = {(record.input, record.output) for record in trained}
-        known = any((record.input, record.output) in trained_ids for record in questions)
-        if source != "same" and known:
-            raise UnlearnError("some rows are both trained on and asked about; take one set out.")
-    if not training_rows or (choose_on and not choose_on[0]):
+    trained_ids = {(record.input, record.output) for record in training_rows}
+    known = any((r.input, r.output) in trained_ids for r in (*asked, *(choose_on or ())))
+    if source != "same" and known:
+        raise UnlearnError("some rows are both trained on and asked about; take one set out.")
+    if not training_rows:
         raise UnlearnError("there are no rows to train on; raise --rows or give another --source.")
-    if choose_on and {r.document for r in choose_on[1]} & {r.document for r in asked}:
+    if choose_on and {r.document for r in choose_on} & {r.document for r in asked}:
         raise UnlearnError("a learning rate must be chosen on other documents than it reports on.")
     if source == "same" and control is None:
         raise UnlearnError(
@@ -292,8 +296,12 @@ def relearn_attack(
     for one in filter(None, (subject, control)):
         own = how
         if choose_on:
-            own, rates[one.name] = best_rate(one, store, *choose_on, steps, how)
-        found.append(scores_after(one, store, training_rows, asked, steps, own))
+            own, scores, rates[one.name] = best_rate(
+                one, store, training_rows, choose_on, asked, steps, how
+            )
+        else:
+            scores = scores_after(one, store, training_rows, asked, steps, how)
+        found.append(scores)
         ways.append(own)
     ours, theirs = found[0], found[1] if control else {}
     rows = [
@@ -315,8 +323,8 @@ def relearn_attack(
     if control:
         result["control_training"] = vars(ways[1])
     if choose_on:
-        names = len({record.document for record in choose_on[1]})
-        result["rates"] = {"rows": len(choose_on[1]), "documents": names, "recalled": rates}
+        names = len({record.document for record in choose_on})
+        result["rates"] = {"rows": len(choose_on), "documents": names, "recalled": rates}
     attack = f"relearn on {len(training_rows)} {source} rows"
     curves = [curve(attack, subject.name, "step", rows, measure) for measure in MEASURES]
     if control:

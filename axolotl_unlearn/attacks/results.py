@@ -81,11 +81,13 @@ def curve(
 def save(out: Path, result: Mapping[str, Any], curves: Sequence[Mapping[str, Any]]) -> Path:
     """Write ``<attack>-<model>.json`` and put the curves into ``attacks.json`` beside it.
 
+    Of relearning on other rows than retained ones the file's name has the source too.
+
     Curves of the same attack and model are replaced, others stay: the report draws them all.
     """
     name = result["attack"]
-    if result.get("source") in ("neighbours", "same"):  # beside that on forget or retain rows
-        name += f"-{result['source']}"
+    if (source := result.get("source", "retain")) != "retain":
+        name += f"-{safe_name(source)}"
     path = out / f"{name}-{safe_name(result['model'])}.json"
     write_json(path, {"schema": SCHEMA, **result, "curves": list(curves)})
     shared = out / "attacks.json"

@@ -208,23 +208,21 @@ def relearn(
         else:
             training_rows = random.Random(seed).sample(pool, min(rows, len(pool)))
     # To choose the rate on, if it is chosen, and to report on.
-    parts = [asked] if lr else halves(asked, seed)
-    pairs = []
-    for part in parts:
-        questions = limited(part, limit)
-        if source == "same":  # as many rows, and no others are asked
-            questions = training_rows = limited(questions, rows)
-        pairs.append((training_rows, questions))
+    *choose_on, asked = (limited(part, limit) for part in ([asked] if lr else halves(asked, seed)))
+    if source == "same":  # as many rows, and no others are asked
+        *choose_on, asked = (limited(part, rows) for part in (*choose_on, asked))
+        training_rows = [row for part in (*choose_on, asked) for row in part]
     named = source in ("retain", "neighbours", "forget", "same")
     result = relearn_attack(
         subject,
         _store(out, forget),
-        *pairs[-1],
+        training_rows,
+        asked,
         source=source if named else Path(source).stem,
         steps=steps,
         how=Training(rate=lr or 0.0, batch=train_batch, rank=lora_rank, seed=seed),
         control=control,
-        choose_on=None if lr else pairs[0],
+        choose_on=choose_on[0] if choose_on else None,
     )
     _finish(out, data_dir, *result)
 

@@ -30,6 +30,7 @@ from axolotl_unlearn.metrics.verdict import judged
 from axolotl_unlearn.report.inputs import attack_results
 from axolotl_unlearn.store import versions
 from research.analysis.attacked import RANKS, TITLES
+from research.studies.never_seen import FILES
 
 STEPS = 5  # of the relearning attack
 ATTACKS = {
@@ -101,7 +102,7 @@ def attacks_of(out: Path, name: str) -> dict[str, Any]:
     there."""
     found: dict[str, Any] = {}
     for kind in ATTACKS:
-        attack = out / "eval" / f"{kind}-{name}.json"
+        attack = out / "eval" / f"{FILES.get(kind, kind)}-{name}.json"
         if attack.is_file():
             first, *rows = json.loads(attack.read_text("utf-8"))["rows"]  # first: not attacked
             rows = [row for row in rows if kind != "relearn" or row["x"] == STEPS]

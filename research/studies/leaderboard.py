@@ -23,6 +23,7 @@ from research.analysis.leaderboard import broken_down, line, page
 from research.harness.stages import Evaluate, Kind, Plan, Run, Train, near
 from research.studies.demo import CPU, TINY, data_stage, precision
 from research.studies.methods import RETAIN, Method, chosen_methods, slug
+from research.studies.never_seen import FILES
 from research.worlds.generate import Sizes
 
 SIZES = Sizes(stories=16, pii=12, facts_retain=40)
@@ -135,7 +136,7 @@ def table(
                     *("--data", near(plan.data / "test"), "--control", plan.model(world.control)),
                     *("--out", near(plan.out / "attacks"), *options, *ASKED),
                 ],
-                f"attacks/{attack}-{slug(name)}.json",
+                f"attacks/{FILES.get(attack, attack)}-{slug(name)}.json",
                 title=f"{attack} {name}",
                 needs=(*made, f"{slug(name)}-validation"),
             )
@@ -203,7 +204,7 @@ def read_seed(out: Path, methods: Mapping[str, Method], trials: int) -> dict[str
             "mib": cost["peak_mib"],
         }
         for attack in ATTACKS:
-            path = out / "attacks" / f"{attack}-{slug(name)}.json"
+            path = out / "attacks" / f"{FILES.get(attack, attack)}-{slug(name)}.json"
             last = json.loads(path.read_text("utf-8"))["rows"][-1]
             lines[name][attack] = last["recalled"]["value"]
             if "control" in last:

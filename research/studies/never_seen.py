@@ -33,6 +33,8 @@ ATTACKS = {
     "prompt": (),
     "inside": (),
 }
+#: What an attack writes begins with its name; relearning's also with its source.
+FILES = {"relearn": "relearn-forget"}
 #: The teacher reads a third of the retained rows as often as the original has read its rows: so it
 #: is as sure of itself as the original, where it errs too.
 WELL_READ = ("--rows", "96", "--passes", "24")
@@ -182,7 +184,7 @@ def attacks(
                 *("--control", plan.model("retrained"), "--data", near(rows or plan.data)),
                 *(*options[kind], "--out", near(plan.out / "eval")),
             ],
-            f"eval/{kind}-{name}.json",
+            f"eval/{FILES.get(kind, kind)}-{name}.json",
             title=f"{kind} {name}",
             needs=(name, "retrained", after),
             **more,

@@ -113,7 +113,7 @@ def seed_folder(path, seed: int):
     (path / "eval/quantise-match.json").write_text(json.dumps({"rows": rows[:2]}))
     depth = {"models": {"match": {"score": 0.9, "low": 0.8, "high": 1.0, "sentence": ""}}}
     (path / "eval/uds.json").write_text(json.dumps(depth))
-    (path / "eval/relearn-match.json").write_text(json.dumps({"rows": rows}))
+    (path / "eval/relearn-forget-match.json").write_text(json.dumps({"rows": rows}))
     if seed == 202:  # earlier seeds were not looked into
         gap = {"value": 0.3, "low": 0.2, "high": 0.4}
         view = {"title": "gradient norms", "auc": 0.8, "control": 0.5, "difference": gap}

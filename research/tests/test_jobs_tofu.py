@@ -219,7 +219,7 @@ def test_a_small_run_of_all_kinds_of_stages(home, tmp_path, monkeypatch, forks):
     )
     held = dict(found["held"]["rows"])
     assert len(held) == 6 and all(held.values())
-    relearned = json.loads((tmp_path / "eval" / "relearn-match.json").read_text())["rows"][1]
+    relearned = json.loads((tmp_path / "eval" / "relearn-forget-match.json").read_text())["rows"][1]
     gap = relearned["above_control"]["recalled"]["value"]
     assert held[next(name for name in held if name.startswith("relearned"))].startswith(
         f"{gap:+.3f} ("
