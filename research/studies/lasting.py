@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -57,13 +58,15 @@ def make_data(base: Path, out: Path, seed: int) -> Any:
 
 def plan(base: Path, out: Path, seed: int, *names: str, threads: int = 2) -> Plan:
     """The stages of these names, by the tables of `never_seen` and this study."""
-    with patch.object(never_seen, "WELL_READ", WELL_READ):
-        stages: dict[str, Any] = never_seen.table(out, seed, SIZES, full=True)
+    stages: dict[str, Any] = never_seen.table(out, seed, SIZES, full=True)
+    taught = replace(
+        stages["teacher"], words=lambda p: [*never_seen.teacher_words(p), *WELL_READ]
+    )
     made = Make(
         lambda p: make_data(base, p.data, seed), "data/manifest.json", settings=[seed, str(SIZES)]
     )
     copied = Make(lambda p: shutil.copytree(base / "base", p.out / "base"), "base/config.json")
-    stages |= {"data": made, "base": copied}
+    stages |= {"data": made, "base": copied, "teacher": taught}
     chosen = {name: kind for name, kind in stages.items() if name in (*WORLD, *names)}
     return Plan("lasting", out, chosen, seed=seed, threads=threads, environment=CPU)
 
