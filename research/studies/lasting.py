@@ -59,9 +59,7 @@ def make_data(base: Path, out: Path, seed: int) -> Any:
 def plan(base: Path, out: Path, seed: int, *names: str, threads: int = 2) -> Plan:
     """The stages of these names, by the tables of `never_seen` and this study."""
     stages: dict[str, Any] = never_seen.table(out, seed, SIZES, full=True)
-    taught = replace(
-        stages["teacher"], words=lambda p: [*never_seen.teacher_words(p), *WELL_READ]
-    )
+    taught = replace(stages["teacher"], words=lambda p: [*never_seen.teacher_words(p), *WELL_READ])
     made = Make(
         lambda p: make_data(base, p.data, seed), "data/manifest.json", settings=[seed, str(SIZES)]
     )
