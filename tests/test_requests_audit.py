@@ -86,7 +86,7 @@ def test_a_model_that_never_saw_them_passes(home, tmp_path):
 
 def test_what_was_learnt_again_is_back_and_nothing_else(home, tmp_path):
     xml, figures = tmp_path / "audit.xml", tmp_path / "audit.json"
-    found = run(home / "back", home / "requests", "--junit", xml, "--json", figures)
+    found = run(home / "back", home / "requests", "--junit", xml, "--figures", figures)
     assert found.exit_code == 3, found.output
     result = json.loads(figures.read_text())
     back = [line for line in result["lines"] if line["back"]]

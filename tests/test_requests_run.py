@@ -139,10 +139,12 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
     attacks = sorted(path.name for path in (folder / "attacks").glob("*-after.json"))
     assert attacks == ["prompt-after.json", "quantise-after.json", "relearn-after.json"]
     # An unlearned model that learned nothing has lost what the fine-tuned one knew: nothing.
-    accepted = start(folder, "--accept", "a test of the way, not of the model")
+    accepted = start(folder, "--accept", "a test of the way, not of the model", "--json")
     said, _ = accepted.communicate()
     outputs.append(said)
     assert accepted.returncode == 0, said
+    answer = json.loads(said[said.index('{\n "exit": 0') :])
+    assert answer["model"].endswith("model") and answer["verdict"]["accepted"], said
     assert said.count("kept from an earlier run") == len(titles) + 1
     verdict = json.loads((folder / "verdict.json").read_text())
     assert verdict["accepted"] == "a test of the way, not of the model"

@@ -279,7 +279,7 @@ def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
     before = sorted(made.folder.rglob("*"))
     result = CliRunner().invoke(unlearn, ["request", "plan", str(made.folder), "--json"])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
+    found = json.loads(result.stdout)
     costs = {one["way"]: one for one in found["ways"]}
     assert found["auto"] == "retrain" and "not the merge of any shards" in costs["shards"]["closed"]
     assert costs["retrain"]["by"] == "estimated" and costs["match"]["reads"] > 30

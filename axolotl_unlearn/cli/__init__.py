@@ -14,6 +14,7 @@ import warnings
 
 import click
 
+from axolotl_unlearn.cli._json import answer, one_object
 from axolotl_unlearn.errors import UnlearnError
 
 #: Commands that are methods without a promise of stability: hidden, found by their name.
@@ -57,8 +58,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except UnlearnError as error:
-            click.echo(f"Error: {error}", err=True)
-            ctx.exit(2)
+            self.fail(ctx, f"Error: {error}", 2)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
@@ -67,12 +67,16 @@ class LazyGroup(click.Group):
             if isinstance(error, OSError) and error.filename is not None:
                 name = str(error.filename)
                 name = name if len(name) < 200 else f"{name[:200]}..."
-                click.echo(f"Error: {name}: {error.strerror}; give another path.", err=True)
-                ctx.exit(2)
+                self.fail(ctx, f"Error: {name}: {error.strerror}; give another path.", 2)
             if ctx.params.get("debug"):
                 raise
-            click.echo(_without_message(error), err=True)
-            ctx.exit(1)
+            self.fail(ctx, _without_message(error), 1)
+
+    @staticmethod
+    def fail(ctx: click.Context, says: str, code: int) -> None:
+        click.echo(says, err=True)
+        answer(error=says.partition("Error: ")[2])
+        ctx.exit(code)
 
 
 def _nobody_reads() -> bool:
@@ -118,6 +122,17 @@ NOISY = ("torchao", "bitsandbytes", "transformers", "datasets", "accelerate", "t
 
 class Commands(LazyGroup):
     """Those of the plugin, and under their old names those that have moved."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Wherever it stands: no command needs the option.
+        words = [word for word in args if word != "--json"]
+        return super().parse_args(ctx, ["--json"] * (len(words) < len(args)) + words)
+
+    def invoke(self, ctx: click.Context):
+        if not ctx.params["as_json"]:
+            return super().invoke(ctx)
+        with one_object(ctx):
+            return super().invoke(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in EXPERIMENTAL:
@@ -165,7 +180,10 @@ def _moved(name: str) -> click.Command:
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Warnings of libraries, and whole tracebacks.")
-def unlearn(debug: bool) -> None:
+@click.option(
+    "--json", "as_json", is_flag=True, help="Of any command: one JSON object, and nothing else."
+)
+def unlearn(debug: bool, as_json: bool) -> None:
     """Forget documents, merge complementary models, and prove what was forgotten.
 
     \b

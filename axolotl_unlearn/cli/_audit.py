@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from axolotl_unlearn.cli._json import answer
+
 
 @click.command("audit")
 @click.argument("model")
 @click.argument("requests_dir", metavar="REQUESTS", type=click.Path(path_type=Path))
 @click.option("--junit", "junit_file", type=click.Path(path_type=Path), help="Write junit XML.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures.")
+@click.option("--figures", type=click.Path(path_type=Path), help="Write them as JSON.")
 @click.option("--device", help="[cuda where there is one, else cpu]")
 @click.option("--batch-size", default=64, show_default=True)
 @click.option("--quiet", is_flag=True, help="No progress bars.")
@@ -19,7 +21,7 @@ def command(
     model: str,
     requests_dir: Path,
     junit_file: Path | None,
-    json_file: Path | None,
+    figures: Path | None,
     device: str | None,
     batch_size: int,
     quiet: bool,
@@ -39,8 +41,9 @@ def command(
     found = audit_requests(
         model, requests_dir, device=device, batch_size=batch_size, progress=not quiet
     )
-    if json_file:
-        write_json(json_file, found.to_json())
+    answer(**found.to_json())
+    if figures:
+        write_json(figures, found.to_json())
     if junit_file:
         write(junit_file, junit(found))
     found.require_tested(requests_dir)

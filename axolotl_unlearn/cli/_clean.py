@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from axolotl_unlearn.cli._json import answer
+
 PATH = click.Path(path_type=Path)
 
 
@@ -32,7 +34,7 @@ def command(
     """
     from rich.filesize import decimal
 
-    from axolotl_unlearn.cli._requests import said_of_search
+    from axolotl_unlearn.cli._requests import found_facts, said_of_search
     from axolotl_unlearn.errors import UnlearnError
     from axolotl_unlearn.requests.clean import clean, plan
     from axolotl_unlearn.requests.erase import shown
@@ -46,10 +48,12 @@ def command(
         click.echo(f"{said}  {decimal(item.bytes):>9}  {item.kind}: {shown(item.path)}{why}")
     for path in planned.sources:
         click.echo(f"yours   {decimal(path.stat().st_size):>9}  forget rows: {shown(path)}")
+    answer(items=[vars(item) for item in planned.items], yours=planned.sources, removed=not dry_run)
     if dry_run:
         click.echo("nothing was changed")
         return
     found = clean(planned)
+    answer(**found_facts(planned.texts, found))
     for path, count in sorted(found.left.items()):
         click.echo(f"left     {count} of {planned.texts.whole} windows: {shown(path)}")
     for path, count in sorted(found.named.items()):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from axolotl_unlearn.cli._json import answer
+
 
 def show_difference(
     first: str, second: str, data_dir: Path | None, out_dir: Path, resamples: int | None
@@ -19,6 +21,7 @@ def show_difference(
     from axolotl_unlearn.evaluation.compare import compare
 
     result = compare(first, second, data_dir=data_dir, out_dir=out_dir, resamples=resamples)
+    answer(**result)
     grid = Table(title=f"{result['first']} - {result['second']} (same rows, documents resampled)")
     for heading in ("score", "difference", "95 % interval", "p"):
         grid.add_column(heading, justify="left" if heading == "score" else "right")

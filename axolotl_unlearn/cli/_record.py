@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from axolotl_unlearn.cli._json import answer
+
 
 @click.command("verify")
 @click.argument("folder", type=click.Path(path_type=Path))
@@ -23,8 +25,9 @@ def verify_(folder: Path, model: str | None, public_key: Path | None) -> None:
     """
     from axolotl_unlearn.requests.record import verify
 
-    for line in verify(folder, model, public_key):
-        click.echo(line)
+    said = verify(folder, model, public_key)
+    answer(says=said)
+    click.echo("\n".join(said))
 
 
 @click.command("sign")
@@ -35,7 +38,7 @@ def verify_(folder: Path, model: str | None, public_key: Path | None) -> None:
 def sign_(folder: Path, private_key: Path) -> None:
     """Sign the record, and through its digests the model, with your own key.
 
-    ForwardSpec `pip install 'axolotl-unlearn[sign]'` (model-signing).
+    Needs `pip install 'axolotl-unlearn[sign]'` (model-signing).
 
     \b
     Example:
@@ -45,7 +48,9 @@ def sign_(folder: Path, private_key: Path) -> None:
     """
     from axolotl_unlearn.requests.record import sign
 
-    click.echo(f"Signature: {sign(folder, private_key)}")
+    signature = sign(folder, private_key)
+    answer(signature=signature)
+    click.echo(f"Signature: {signature}")
 
 
 COMMANDS = (verify_, sign_)

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from axolotl_unlearn.cli._json import answer
+
 FOLDER = click.Path(path_type=Path)
 
 
@@ -31,13 +33,16 @@ def list_(requests_dir: Path) -> None:
         state = entry["event"] + ("" if entry.get("good", True) else " (not good)")
         states.setdefault(entry["request"], []).append(f"{state} {entry['time'][:10]}")
     folders = {path.parent.name for path in requests_dir.glob("*/request.json")}
+    listed: list[dict[str, Any]] = []
     for name in [*states, *sorted(folders - set(states))]:
         rows = "its folder is gone"
         if name in folders:
             rows = f"{Request.load(requests_dir / name).facts['counts']['forget']} rows"
         said = ", ".join(states.get(name, ["not carried out"]))
+        listed.append({"request": name, "rows": rows, "events": states.get(name, [])})
         click.echo(f"{name}  {rows}  {said}")
     current = ledger.current()
+    answer(requests=listed, current=current)
     click.echo(f"current model: {current['path'] if current else 'no request was carried out'}")
 
 
@@ -58,6 +63,9 @@ def show(folder: Path) -> None:
     request = Request.load(folder)
     facts = request.facts
     known = [e for e in Ledger(folder.parent).entries() if e["request"] == request.id]
+    answer(
+        **{key: facts[key] for key in ("id", "created", "chosen", "counts", "config")}, events=known
+    )
     click.echo(f"request {request.id} of {facts['created']}")
     click.echo(f"  chosen by   {'; '.join(map(str, facts['chosen']['how']))}")
     click.echo("  rows        " + ", ".join(f"{n} {k}" for k, n in facts["counts"].items()))
@@ -67,6 +75,7 @@ def show(folder: Path) -> None:
         return
     statement = read(folder)
     verdict = statement["predicate"]["verdict"]
+    answer(verdict=verdict, documents=readings(statement), report=folder / PAGE)
     click.echo(f"  judgement   {verdict['status']}")
     if verdict["accepted"]:
         click.echo(f"  accepted    {verdict['accepted']}")
@@ -106,6 +115,11 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) ->
         if not place.exists():
             raise UnlearnError(f"--search {place} does not exist; name a folder or file.")
     planned = erasing.plan(folder, places=places, with_data=with_data)
+    answer(
+        items=[vars(item) for item in planned.items],
+        removed=yes,
+        **found_facts(planned.texts, planned.found, planned.left, planned.named),
+    )
     for item in planned.items:
         said = "remove" if item.why is None else "keep  "
         why = f" ({item.why})" if item.why else ""
@@ -131,6 +145,17 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) ->
 
 def _at(path: Path) -> str:
     return f"{_size(path.stat().st_size):>9}  "
+
+
+def found_facts(texts: Any, found: Any, left: Any = None, named: Any = None) -> dict[str, Any]:
+    """Of a search, for ``--json``."""
+    return {
+        "left": found.left if left is None else left,
+        "named": found.named if named is None else named,
+        "searched": {"files": found.files, "bytes": found.searched_bytes, "windows": texts.whole},
+        "unsearched": found.unsearched,
+        "unreadable": found.unreadable,
+    }
 
 
 def said_of_search(texts: Any, found: Any) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import click
 
+from axolotl_unlearn.cli._json import answer
+
 
 @click.command("plan")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--limit-minutes", type=click.FloatRange(0, min_open=True), help="Of an exact way.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-def plan(folder: Path, limit_minutes: float | None, as_json: bool) -> None:
+def plan(folder: Path, limit_minutes: float | None) -> None:
     """Seconds, memory and what is shown, for each way that is open to the request in FOLDER.
 
     Seconds are those of the trainings, from what the last ones took; nothing is trained. `request
@@ -32,9 +32,7 @@ def plan(folder: Path, limit_minutes: float | None, as_json: bool) -> None:
 
     costs = planned(Request.load(folder))
     taken = choose(costs, limit_minutes and 60 * limit_minutes)
-    if as_json:
-        click.echo(json.dumps({"ways": to_json(costs), "auto": taken}, indent=1))
-        return
+    answer(ways=to_json(costs), auto=taken)
     for cost in costs:
         if cost.closed:
             click.echo(f"{cost.way:8}  not open: {cost.closed}")

@@ -6,6 +6,8 @@ from importlib import resources
 
 import click
 
+from axolotl_unlearn.cli._json import answer
+
 
 @click.command("agent-docs")
 def command() -> None:
@@ -15,4 +17,6 @@ def command() -> None:
     Example:
       axolotl-unlearn agent-docs
     """
-    click.echo((resources.files("axolotl_unlearn") / "agents.md").read_text("utf-8"))
+    text = (resources.files("axolotl_unlearn") / "agents.md").read_text("utf-8")
+    answer(text=text)
+    click.echo(text)

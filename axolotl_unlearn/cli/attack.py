@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from axolotl_unlearn.cli._json import answer
 from axolotl_unlearn.cli._options import ATTACKED, data_option, out_option
 from axolotl_unlearn.errors import UnlearnError
 
@@ -88,6 +89,7 @@ def _finish(out: Path, data_dir: Path, result: dict, curves: list) -> None:
     from axolotl_unlearn.attacks.results import save, sentence, table
 
     path = save(out, {**result, "data_dir": str(data_dir)}, curves)
+    answer(file=path, says=sentence(result), **result)
     console = Console()
     console.print(table(result))
     console.print(sentence(result), markup=False, highlight=False)
@@ -331,6 +333,7 @@ def membership(models: tuple[str, ...], listed: bool, attacks: str | None, **opt
 
     console = Console()
     if listed:
+        answer(attacks=[{"name": one.name, "source": one.source} for one in ordered()])
         for one in ordered():
             often = "" if one.default else " (if named)"
             line = f"{one.name}{often}: sees {one.access}; {one.cost}; {one.source}"
@@ -339,6 +342,7 @@ def membership(models: tuple[str, ...], listed: bool, attacks: str | None, **opt
     if not models:
         raise UnlearnError("name at least one model to attack: a folder, or NAME=FOLDER.")
     result, path = _attack_members(models, named(attacks), **options)
+    answer(file=path, **result)
     for name, one in result["models"].items():
         console.print(table(name, one["attacks"]))
         for attack, row in one["attacks"].items():
@@ -465,6 +469,7 @@ def traces(
     result = told(*said[:2], **({"control": said[2]} if control else {}))
     result = {"schema": 1, "names": [spec.name for spec in specs], **result}
     write_json(out / "traces.json", result)
+    answer(file=out / "traces.json", **result)
     console = Console()
     console.print(sentence(result), markup=False, highlight=False)
     console.print(f"Written: {out / 'traces.json'}", markup=False, highlight=False)

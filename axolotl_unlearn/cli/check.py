@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from axolotl_unlearn.cli._json import answer
+
 
 @click.command("check")
 @click.argument("config", type=click.Path(path_type=Path))
@@ -15,8 +17,7 @@ import click
     default=None,
     help="Also tokens, plan, memory and Axolotl's own checks.  [full: `axolotl unlearn`]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(config: Path, full: bool | None, as_json: bool) -> None:
+def command(config: Path, full: bool | None) -> None:
     """Find what is wrong with CONFIG before any GPU second is spent.
 
     Reads config, data files and tokenizer; loads no weights. All faults are listed at once, each
@@ -43,11 +44,7 @@ def command(config: Path, full: bool | None, as_json: bool) -> None:
         facts, faults = outlook(cfg)
         faults += axolotl_faults(cfg)
         summary += lines(facts)
-    if as_json:
-        import json
-
-        click.echo(json.dumps({"ready": not faults, "faults": faults, **facts}, indent=1))
-        raise SystemExit(2 if faults else 0)
+    answer(ready=not faults, faults=faults, **facts)
     for line in summary:
         click.echo(line)
     for fault in faults:

@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 
 from axolotl_unlearn.cli._compare import show_difference
+from axolotl_unlearn.cli._json import answer, read_json
 from axolotl_unlearn.errors import UnlearnError
 
 
@@ -83,5 +84,6 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
     if not evaluate(list(models), use_cache=not no_cache, progress=not quiet, **options):
         return  # not the main process of several
     out = options["out_dir"]
+    answer(file=out / "results.json", **read_json(out / "results.json"))
     Console().print(table(out))
     click.echo(f"Results: {out / 'results.json'} (page: axolotl unlearn report {out})")

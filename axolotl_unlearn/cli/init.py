@@ -8,6 +8,7 @@ from string import Template
 
 import click
 
+from axolotl_unlearn.cli._json import answer
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 
@@ -53,4 +54,5 @@ def command(kind: str, out: Path, **given) -> None:
             "\nunlearn:\n", f"\nunlearn:\n  data: {{rows: {{type: {types.pop()}}}}}\n", 1
         )
     write(out, text)
+    answer(config=out)
     click.echo(f"{out} is written. Next: axolotl-unlearn check {out}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from axolotl_unlearn.cli._json import answer
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES
 
@@ -86,7 +87,8 @@ def command(parents, base, out, recipe, zeros, overwrite, force, weights, **opti
     if zeros is not None:
         if not parents:
             raise UnlearnError("--zeros needs the adapter to copy: give it with --parents.")
-        click.echo(write_zeros(parents[0], zeros))
+        answer(model=write_zeros(parents[0], zeros))
+        click.echo(zeros)
         return
     if recipe is not None:
         given = [f"--{n}" for n in ("parents", "base", "weights", *options) if _by_user(n)]
@@ -113,4 +115,5 @@ def command(parents, base, out, recipe, zeros, overwrite, force, weights, **opti
             folder = merge_from_recipe(recipe, out, **shared)
         else:
             folder = merge(parents, base, out, weights=weights or None, **options, **shared)
+    answer(model=folder)
     click.echo(f"Merged {len(parents) or 'the same'} parents into {folder}")

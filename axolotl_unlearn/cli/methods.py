@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from axolotl_unlearn.cli._json import answer
 
 if TYPE_CHECKING:
     from axolotl_unlearn.objectives import Objective
@@ -30,6 +32,10 @@ def command(name: str | None) -> None:
     from axolotl_unlearn.registry import objectives
 
     known = objectives()
+    answer(
+        objectives=[_facts(known[each]) for each in sorted(known) if name in (None, each)],
+        presets={each: preset_text(each) for each in preset_names() if name in (None, each)},
+    )
     if name is None:
         click.secho("Objectives for `unlearn.forget` and `unlearn.retain`\n", bold=True)
         for each in sorted(known):
@@ -46,6 +52,13 @@ def command(name: str | None) -> None:
 
         names = [*known, *preset_names()]
         raise click.UsageError(f"no objective or preset is called {name!r}{nearest(name, names)}.")
+
+
+def _facts(objective: Objective) -> dict[str, Any]:
+    names = ("name", "side", "sees", "summary", "source")
+    said = {key: str(getattr(objective, key)) for key in names}
+    parameters = {key: p.default for key, p in objective.parameters.items()}
+    return said | {"reference": bool(objective.reference), "parameters": parameters}
 
 
 def _headline(objective: Objective) -> None:

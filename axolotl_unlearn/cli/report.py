@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from axolotl_unlearn.cli._json import answer, read_json
+
 
 @click.command("report")
 @click.argument("folder", type=click.Path(path_type=Path))
@@ -49,6 +51,8 @@ def command(
     if (results.more.get("settings") or {}).get("keep_texts"):
         declare(out.parent, out, "texts")
     page = write_report(results, out, **inputs)
+    file = folder / "results.json" if folder.is_dir() else folder
+    answer(page=page, file=file, **read_json(file))
     console = Console()
     console.print(table(results, inputs["extras"].get("attack_results", ())))
     console.print(f"Report: {page}", soft_wrap=True)

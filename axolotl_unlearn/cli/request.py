@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from axolotl_unlearn.cli import _audit, _clean, _record, _ways
+from axolotl_unlearn.cli._json import answer
 from axolotl_unlearn.cli._requests import COMMANDS
 from axolotl_unlearn.errors import UnlearnError
 
@@ -113,6 +114,14 @@ def new(
     made = new_request(config, out, wanted, options)
     facts = made.request.facts
     counts = facts["counts"]
+    answer(
+        folder=out,
+        counts=counts,
+        chosen=facts["chosen"],
+        offered=made.offered.reasons,
+        limits=facts["limits"],
+        other_ledgers=made.other_ledgers,
+    )
     click.echo(
         f"{out}: {counted(counts['forget'], 'row')} to forget, {counts['retain']} of "
         f"{counts['trained'] - counts['forget']} others to keep by heart, {counts['heldout']} "
@@ -180,6 +189,12 @@ def run(
     limit = limit_minutes and 60 * limit_minutes
     given = {"way": way, "repeat": repeat, "limit": limit}
     verdict = run_request(folder, accept=accept, threads=threads, **given)
+    answer(
+        model=Request.load(folder).after,
+        verdict={key: value for key, value in verdict.items() if key != "documents"},
+        record=folder / "record.json",
+        page=folder / "REPORT.html",
+    )
     said = verdict["status"] + ("" if verdict["good"] else ", accepted")
     click.echo(f"Verdict: {said}. Model: {Request.load(folder).after}")
     for limit in verdict["limits"]:

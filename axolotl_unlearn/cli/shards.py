@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from axolotl_unlearn.cli._json import answer
+
 _PATH = click.Path(path_type=Path)
 
 
@@ -75,6 +77,7 @@ def train(
     recipe = Recipe(method=method, density=density, scale="sum" if summed else "average", seed=seed)
     given = Sharding(count, slices, by, recipe, threads_each)
     facts = train_shards(config, out, given, key=read_key(key) if key else None, threads=threads)
+    answer(model=out / "model", **facts)
     sizes = [
         sum(n for name, n in facts["rows"].items() if name.split("-")[0] == str(shard))
         for shard in range(1, count + 1)

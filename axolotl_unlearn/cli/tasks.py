@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
 import click
 
+from axolotl_unlearn.cli._json import answer, read_json, wanted
 from axolotl_unlearn.errors import UnlearnError
 
 
@@ -39,12 +41,15 @@ def register(remove: bool) -> None:
 
     if remove:
         folders = unregister_tasks()
+        answer(removed=folders)
         for folder in folders:
             click.echo(f"removed {folder}")
         if not folders:
             click.echo("nothing was registered")
         return
-    for path in register_tasks():
+    copied = register_tasks()
+    answer(copied=copied)
+    for path in copied:
         click.echo(f"copied {path.name} to {path.parent}")
     click.echo("`lm_eval --tasks semeval_unlearn` now finds the tasks; --remove undoes this.")
 
@@ -80,9 +85,14 @@ def run(arguments: tuple[str, ...]) -> None:
     given = _names_not_folders(list(arguments))
     if not any(a == "--include_path" or a.startswith("--include_path=") for a in given):
         given += ["--include_path", str(task_folder())]
-    before, sys.argv = sys.argv, ["lm_eval", *given]
+    before = sys.argv
     try:
-        cli_evaluate()
+        with tempfile.TemporaryDirectory() as folder:
+            if wanted() and not any(word.startswith("--output_path") for word in given):
+                given += ["--output_path", folder]
+            sys.argv = ["lm_eval", *given]
+            cli_evaluate()
+            answer(results=[read_json(path) for path in Path(folder).rglob("results_*.json")])
     except Exception as error:
         if not _lm_eval_says(error):
             raise

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from axolotl_unlearn.cli._json import answer
+
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -47,6 +49,7 @@ def command(
         config, out, forget=forget, retain=retain, rows=rows, passes=passes, seed=seed, bf16=bf16
     )
     share = f" ({cost.read / cost.original_read:.1%} of the run that made the model)"
+    answer(model=out, **vars(cost))
     click.echo(
         f"{out}: {cost.rows} of {cost.available} retained rows, {cost.passes} "
         f"pass{'es' * (cost.passes > 1)}, {cost.read} rows read"

@@ -107,7 +107,7 @@ def table(out: Path, life: Life) -> dict[str, Kind]:
         "audit": Run(
             lambda plan: [
                 *(*QUICK, "audit", near(plan.out / "later"), near(request.parent), "--quiet"),
-                *("--json", near(plan.out / "audit.json")),
+                *("--figures", near(plan.out / "audit.json")),
                 *("--junit", near(plan.out / "audit.xml")),
             ],
             "audit.json",

@@ -1,0 +1,89 @@
+"""``--json``, of every command: one JSON object on standard output, all else on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+_KEY = "axolotl_unlearn.answer"
+
+
+def answer(**facts: Any) -> None:
+    """What a command found, for ``--json``; said in words all the same."""
+    context = click.get_current_context(silent=True)
+    if context is not None and _KEY in context.meta:
+        context.meta[_KEY].update(facts)
+
+
+def wanted() -> bool:
+    """Whether the answer will be printed."""
+    context = click.get_current_context(silent=True)
+    return context is not None and _KEY in context.meta
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a command has written."""
+    return json.loads(path.read_text("utf-8"))
+
+
+@contextlib.contextmanager
+def one_object(context: click.Context) -> Iterator[None]:
+    """Whatever is printed in the block, by programs that it starts too, goes to standard error; at
+    its end the answer follows on standard output, with ``exit``, the exit code."""
+    context.meta[_KEY] = {}
+    code = 0
+    with _away(), contextlib.redirect_stdout(sys.stderr):
+        try:
+            yield
+        except click.exceptions.Exit as error:
+            code = error.exit_code
+        except click.ClickException as error:
+            error.show()
+            answer(error=error.format_message())
+            code = error.exit_code
+        except SystemExit as error:
+            code = error.code or 0
+    said = _plain({"exit": code, **context.meta[_KEY]})
+    click.echo(json.dumps(said, indent=1, ensure_ascii=False))
+    context.exit(code)
+
+
+@contextlib.contextmanager
+def _away() -> Iterator[None]:
+    """The descriptor of standard output leads to that of standard error."""
+    try:
+        number = sys.stdout.fileno()
+    except io.UnsupportedOperation:  # in a test it is no file
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(number)
+    os.dup2(sys.stderr.fileno(), number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, number)
+        os.close(kept)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity and no NaN, and paths are texts."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(part) for part in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Path) or not isinstance(value, (str, int, bool, type(None))):
+        return str(value)
+    return value

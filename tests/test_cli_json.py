@@ -1,0 +1,167 @@
+"""``--json``: of every command one JSON object on standard output, and nothing else there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import eval_model
+import pytest
+import yaml
+from click.testing import CliRunner
+from requests_folder import finished_request, model_folder, write_lines
+
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.requests.record import write
+from axolotl_unlearn.requests.request import Request, write_json
+
+#: Trains for minutes: a slow test of test_requests_run reads what it prints.
+ELSEWHERE = {"request run"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """Two tiny models, rows of all kinds, a config that forgets, one that fine-tunes, a request."""
+    home = tmp_path_factory.mktemp("json")
+    sides = eval_model.made_up_rows(8)
+    for seed, name in enumerate(("model", "other")):
+        eval_model.train_model(home / name, sides["forget"][:4], steps=1, seed=seed)
+    texts = eval_model.documents_of(sides)
+    eval_model.write_folder(home / "data", sides, texts, general=8)
+    common = {"base_model": str(home / "model"), "sequence_len": 256, "dataset_num_proc": 0}
+    common |= {"micro_batch_size": 2, "gradient_accumulation_steps": 1, "learning_rate": 1e-3}
+    roles = ("forget", "retain")
+    places = {"output_dir": str(home / "model"), "dataset_prepared_path": str(home / "prepared")}
+    (home / "forget.yml").write_text(
+        yaml.safe_dump(
+            common
+            | {"plugins": ["axolotl_unlearn.UnlearnPlugin"], "output_dir": str(home / "out")}
+            | {"unlearn": {"forget": {"objective": "ga"}, "retain": {"objective": "nll"}}}
+            | {
+                "datasets": [
+                    {"path": str(home / "data" / f"{role}.jsonl"), "ds_type": "json"}
+                    | {"type": f"axolotl_unlearn.data.{role}"}
+                    for role in roles
+                ]
+            }
+        )
+    )
+    rows = [{"id": f"p{n}", "text": f"Person {n} keeps {n} bees by the mill."} for n in range(9)]
+    write_lines(home / "train.jsonl", rows)
+    entry = {"path": str(home / "train.jsonl"), "ds_type": "json", "type": "completion"}
+    tuning = common | places | {"datasets": [entry], "num_epochs": 1, "bf16": False}
+    (home / "finetune.yml").write_text(yaml.safe_dump(tuning))
+    old = {"model": str(model_folder(home / "old")), "adapter": None}
+    folder = finished_request(home / "requests", "r1", old)
+    shutil.copytree(home / "model", folder / "model", dirs_exist_ok=True)
+    shutil.copytree(home / "data", folder / "eval-data")
+    write_json(folder / "eval" / "results.json", {"settings": {"max_gen_toks": 4}})
+    write(folder)
+    assert Request.load(folder).id == "r1"
+    return home
+
+
+ATTACK = "{model} --data {data} --out {attacks} --limit 2 --device cpu"
+#: Command -> its arguments and a key of the answer. Some read what those before them wrote.
+CASES = {
+    "agent-docs": ("", "text"),
+    "attack inside": ("{model} --data {data} --out {attacks} --device cpu", "says"),
+    "attack membership": ("{model} --data {data} --out {attacks} --attacks loss", "models"),
+    "attack prompt": (ATTACK + " --variants prefix --max-new-tokens 4", "rows"),
+    "attack quantise": (ATTACK + " --schemes int8 --max-new-tokens 4", "rows"),
+    "attack relearn": (
+        ATTACK + " --source retain --steps 1 --rows 2 --max-new-tokens 4 --lr 0.001",
+        "rows",
+    ),
+    "attack traces": (
+        "{model} --original {other} --data {data} --out {attacks} --limit 24 --max-new-tokens 2",
+        "names",
+    ),
+    "check": ("{forget.yml} --full", "plan"),
+    "eval": (
+        "{model} {other} --data {data} --out {eval} --limit 4 --max-gen-toks 4 --min-members 0 "
+        "--resamples 50 --device cpu --quiet",
+        "models",
+    ),
+    "init": (
+        "--base-model m --forget {data}/forget.jsonl --retain {data}/retain.jsonl --out {new.yml}",
+        "config",
+    ),
+    "merge": (
+        "--parents {model} --parents {other} --base {model} --out {merged} --method linear --force",
+        "model",
+    ),
+    "methods": ("npo", "objectives"),
+    "report": ("{eval}", "page"),
+    "request audit": ("{model} {requests} --device cpu --quiet", "lines"),
+    "request clean": ("{out} --dry-run", "error"),
+    "request erase": ("{requests}/r1", "items"),
+    "request list": ("{requests}", "requests"),
+    "request new": ("{finetune.yml} --where id=p3 --out {requests}/r2", "counts"),
+    "request plan": ("{requests}/r2", "auto"),
+    "request show": ("{requests}/r1", "verdict"),
+    "request sign": ("{requests}/r1 --key {forget.yml}", "error"),
+    "request verify": ("{requests}/r1", "says"),
+    "shards train": ("{finetune.yml} --out {shards} --by nobody", "error"),
+    "tasks register": ("--remove", "removed"),
+    "tasks run": (
+        "--model hf-unlearn --model_args pretrained={model},dtype=float32 --device cpu --limit 2 "
+        "--tasks unlearn_likelihood --metadata {{'data_dir':'{data}'}} --batch_size 4",
+        "results",
+    ),
+    "teacher": ("{finetune.yml} --forget {nothing}", "error"),
+}
+
+
+class Places(dict):
+    def __missing__(self, name: str) -> Path:
+        return self["home"] / name
+
+
+def words(home: Path, name: str) -> list[str]:
+    text = CASES[name][0].replace(".yml}", "@yml}").format_map(_dotted(home))
+    return [*name.split(), *(w.replace("'", '"') for w in text.split()), "--json"]
+
+
+def _dotted(home: Path) -> Places:
+    names = {f"{name}@yml": home / f"{name}.yml" for name in ("forget", "finetune", "new")}
+    return Places({"home": home, **names})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_object_and_nothing_else(home, name):
+    done = CliRunner().invoke(unlearn, words(home, name))
+    said = json.loads(done.stdout)
+    key = CASES[name][1]
+    assert said["exit"] == done.exit_code, done.output
+    assert key in said and ("error" in said) == (key == "error"), done.output
+    if key != "error" and name != "request audit":
+        assert done.exit_code == 0, done.output
+
+
+def leaves(group: click.Group, before: str = "") -> set[str]:
+    found = set()
+    for name in group.list_commands(None):
+        one = group.get_command(None, name)
+        if isinstance(one, click.Group):
+            found |= leaves(one, f"{before}{name} ")
+        elif not one.hidden:
+            found.add(before + name)
+    return found
+
+
+def test_every_command_is_tried():
+    assert leaves(unlearn) == {*CASES, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("words", [["methods"], ["request", "new"], ["check", "no.yml"]])
+def test_a_program_reads_it(words):
+    """Of a process of its own, where libraries and programs that it starts print too; of wrong
+    options as well."""
+    command = [sys.executable, "-m", "axolotl_unlearn.cli", *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert json.loads(done.stdout)["exit"] == done.returncode, done.stderr
