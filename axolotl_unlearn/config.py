@@ -298,6 +298,12 @@ class DataArgs(Strict):
         description="forget rows that fine-tuning by `rows` drops (longer than `sequence_len`, "
         "without labels) are left out and counted in the log; false: they are an error",
     )
+    retain_rows: int | None = Field(
+        None,
+        gt=0,
+        description="of a retain side that does not fit: draw so many rows while the files are "
+        "read once; a run needs (forget rows) x `retain_per_forget` x epochs",
+    )
     labels: LabelArgs = Field(default_factory=LabelArgs)
     fields: FieldArgs = Field(default_factory=FieldArgs)
     rows: Annotated[list[dict[str, Any]], BeforeValidator(_as_list)] = Field(

@@ -23,8 +23,9 @@ from axolotl_unlearn import versions
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs, parse_unlearn, read_config
-from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
+from axolotl_unlearn.data.checks import KEYS, Checked, check_entries, check_records, role_of
 from axolotl_unlearn.data.coverage import RowCounts
+from axolotl_unlearn.data.drawn import draw_retain, passing_draw
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
@@ -615,6 +616,11 @@ def prepare_data(cfg: dict) -> None:
     block = cfg.get("unlearn")
     if block and block.get("demo_data"):
         make_demo_data(block["demo_data"])
+    if block and (count := parse_unlearn(block).data.retain_rows):
+        folder = Path(cfg["dataset_prepared_path"]).parent
+        for drawn, source in draw_retain(cfg, folder, count):
+            LOG.warning("%s: its drawn rows are in %s.", source, drawn)
+            declare(cfg.get("output_dir") or "model-out", drawn, "texts", retained=[source])
     checked = check_records(cfg)
     if checked.faults:
         raise UnlearnError(" ".join(checked.faults))
@@ -689,11 +695,16 @@ def check_config(path: Path) -> tuple[list[str], list[str]]:
     block = cfg.get("unlearn")
     if isinstance(block, dict) and block.get("demo_data"):
         make_demo_data(block["demo_data"])
-    checked = check_records(cfg)
-    found = config_faults(cfg) + checked.faults
+    found = config_faults(cfg)
+    try:
+        with passing_draw(cfg) as (drawn, named):
+            checked = check_records(drawn)
+    except UnlearnError as error:
+        checked, named = Checked([str(error)]), str
+    found += map(named, checked.faults)
     unread = ", ".join(f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg))
     note = [f"  note: no option of Axolotl, read by other plugins at most: {unread}"] * bool(unread)
-    note += [f"  note: {one}" for one in checked.notes]
+    note += [f"  note: {named(one)}" for one in checked.notes]
     return found, [] if found else summary(cfg, checked.counts) + note
 
 

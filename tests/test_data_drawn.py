@@ -1,0 +1,116 @@
+"""`unlearn.data.retain_rows`: a retain side that does not fit is drawn from, not read whole."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from axolotl_unlearn.checks.estimate import outlook
+from axolotl_unlearn.checks.preflight import PLUGIN, check_config, prepare, prepare_data
+from axolotl_unlearn.config import read_config
+from axolotl_unlearn.data.drawn import draw_retain
+from axolotl_unlearn.errors import UnlearnError
+
+KIND = "axolotl_unlearn.data."
+
+
+def rows_file(path: Path, side: str, count: int) -> dict[str, str]:
+    rows = (
+        {"id": f"{side}{n}-qa0", "input": f"{side} {n}?", "output": f"{n}"} for n in range(count)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return {"path": str(path), "type": KIND + side}
+
+
+def config(folder: Path, retain: list[dict], **data) -> dict:
+    return {
+        "base_model": "someone/model",
+        "plugins": [PLUGIN],
+        "output_dir": str(folder / "out"),
+        "dataset_prepared_path": str(folder / "prepared"),
+        "adapter": "lora",
+        "learning_rate": 1e-4,
+        "datasets": [rows_file(folder / "forget.jsonl", "forget", 3), *retain],
+        "unlearn": {
+            "forget": {"objective": "npo"}, "retain": {"objective": "nll"}, "data": data,
+        },
+    }  # fmt: skip
+
+
+def drawn_ids(cfg: dict) -> list[str]:
+    paths = [one["path"] for one in cfg["datasets"] if one["type"] == KIND + "retain"]
+    return [json.loads(line)["id"] for path in paths for line in Path(path).open(encoding="utf-8")]
+
+
+def test_every_row_of_all_files_is_drawn_equally_often(tmp_path):
+    """20 rows in two files of 15 and 5, 4 drawn, 2000 seeds: 400 each (standard error 17.9)."""
+    entries = [rows_file(tmp_path / f"{n}.jsonl", f"retain{n}", n) for n in (15, 5)]
+    entries = [one | {"type": KIND + "retain"} for one in entries]
+    found: Counter[str] = Counter()
+    for seed in range(1, 2001):
+        cfg = {"seed": seed, "datasets": [dict(one) for one in entries]}
+        draw_retain(cfg, tmp_path / "drawn", 4)
+        ids = drawn_ids(cfg)
+        assert len(set(ids)) == len(ids) == 4
+        found.update(ids)
+    assert len(found) == 20 and all(abs(count - 400) < 90 for count in found.values())
+
+
+def test_a_run_and_check_see_the_drawn_rows_alone(tmp_path):
+    """The same rows in each run, and the list of what `clean` removes has them."""
+    entry = rows_file(tmp_path / "retain.jsonl", "retain", 5000)
+    cfg = config(tmp_path, [entry], retain_rows=40)
+    file = tmp_path / "config.yml"
+    file.write_text(yaml.safe_dump(cfg), "utf-8")
+    faults, lines = check_config(file)
+    assert faults == [] and any("40" in line for line in lines)
+    assert outlook(read_config(file))[0]["plan"]
+    assert not (tmp_path / "prepared").exists()
+    prepare(cfg)
+    prepare_data(cfg)
+    first = drawn_ids(cfg)
+    assert len(first) == 40
+    manifest = json.loads((tmp_path / "out" / "run_manifest.json").read_text("utf-8"))
+    assert any("retain-" in one["path"] for one in manifest["entries"])
+    again = config(tmp_path, [entry], retain_rows=40)
+    prepare(again)
+    prepare_data(again)
+    assert drawn_ids(again) == first
+    assert again["dataset_prepared_path"] == cfg["dataset_prepared_path"]
+
+
+def test_memory_is_that_of_the_drawn_rows(tmp_path):
+    entry = rows_file(tmp_path / "retain.jsonl", "retain", 100_000)
+    cfg = {"datasets": [entry]}
+    tracemalloc.start()
+    draw_retain(cfg, tmp_path / "drawn", 100)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1e6 < Path(tmp_path / "retain.jsonl").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"path": "someone/rows"}, "draws from files of JSON lines"),
+        ({"split": "train[:10]"}, "remove `split` and `shards`"),
+    ],
+)
+def test_what_cannot_be_drawn_from_is_said(tmp_path, change, says):
+    entry = rows_file(tmp_path / "retain.jsonl", "retain", 20) | change
+    with pytest.raises(UnlearnError, match=says):
+        draw_retain({"datasets": [entry]}, tmp_path, 5)
+
+
+def test_a_faulty_row_is_named_by_its_source(tmp_path):
+    entry = rows_file(tmp_path / "retain.jsonl", "retain", 0)
+    (tmp_path / "retain.jsonl").write_text('{"id": "a", "input": "b"}\n', "utf-8")
+    file = tmp_path / "config.yml"
+    file.write_text(yaml.safe_dump(config(tmp_path, [entry], retain_rows=4)), "utf-8")
+    (fault,) = check_config(file)[0]
+    assert f"the rows drawn from {tmp_path / 'retain.jsonl'}" in fault
