@@ -21,6 +21,7 @@ from typing import Any
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write as replace_bytes
+from axolotl_unlearn.requests import attestations
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
 from axolotl_unlearn.requests.request import Request, counted
 from axolotl_unlearn.requests.ways import PROOF
@@ -161,6 +162,7 @@ def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
         PAGE: page(statement, evaluation=linked).encode(),
         CARD: card(statement).encode(),
         EVAL_RESULTS: eval_results(statement).encode(),
+        **attestations.pages(statement),
     }
 
 
@@ -332,6 +334,7 @@ def _seconds(folder: Path) -> dict[str, float]:
 def _attacks(folder: Path) -> list[dict[str, Any]]:
     """What each attack found, in its own words; see `axolotl unlearn attack`."""
     from axolotl_unlearn.attacks.results import sentence
+    from axolotl_unlearn.requests.attestations import judged
 
     found = []
     for path in sorted((folder / "eval").glob("*.json")) + sorted(
@@ -343,7 +346,7 @@ def _attacks(folder: Path) -> list[dict[str, Any]]:
             variants = [row["variant"] for row in result.get("rows", ())]
             variants += [view["title"] for view in result.get("views", {}).values()]
             said = {"attack": result["attack"], "variants": variants, "says": sentence(result)}
-            found.append(said | {"digest": {"sha256": file_digest(path)}})
+            found.append(said | {"digest": {"sha256": file_digest(path)}} | judged(result))
     return found
 
 
