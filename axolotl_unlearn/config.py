@@ -306,6 +306,11 @@ class DataArgs(Strict):
     )
     labels: LabelArgs = Field(default_factory=LabelArgs)
     fields: FieldArgs = Field(default_factory=FieldArgs)
+    suppression: str | None = Field(
+        None,
+        description="`suppression.json` of a folder of requests: rows that were deleted before are "
+        "left out of every set and counted in the log",
+    )
     rows: Annotated[list[dict[str, Any]], BeforeValidator(_as_list)] = Field(
         default_factory=list,
         description="rows of any Axolotl dataset type: the entry (or entries) of `datasets` that "

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+import regex
+
 _QUOTES = {"'": "‘’‚‛‹›′ʹʼˈ＇´", '"': "“”„‟″«»＂"}
 _VARIANTS = {ord(char): plain for plain, chars in _QUOTES.items() for char in chars}
 # Dashes (Unicode Pd), hyphen bullet and minus.
@@ -19,6 +21,9 @@ _NO_WIDTH = re.compile(
     "\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
 )
 _SPACE = re.compile(r"\s+")
+#: Scripts without spaces: each character is a word. Vowel signs of others belong to their words.
+_SINGLE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD = regex.compile(rf"(?V1)[{_SINGLE}]|[[\p{{L}}\p{{N}}\p{{M}}]--[{_SINGLE}]]+")
 
 
 def normal_form(text: str, *, fold: bool = True) -> str:
@@ -36,3 +41,8 @@ def normal_form(text: str, *, fold: bool = True) -> str:
     elif fold:
         text = text.lower()
     return _SPACE.sub(" ", text)
+
+
+def words(text: str) -> list[str]:
+    """Letters and digits in their normal form; punctuation, spaces and line ends do not count."""
+    return _WORD.findall(normal_form(text))

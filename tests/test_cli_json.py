@@ -105,6 +105,7 @@ CASES = {
     "request plan": ("{requests}/r2", "auto"),
     "request show": ("{requests}/r1", "verdict"),
     "request sign": ("{requests}/r1 --key {forget.yml}", "error"),
+    "request suppress": ("{requests}", "digests"),
     "request verify": ("{requests}/r1", "says"),
     "shards train": ("{finetune.yml} --out {shards} --by nobody", "error"),
     "tasks register": ("--remove", "removed"),

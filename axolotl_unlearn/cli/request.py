@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli import _audit, _clean, _record, _ways
+from axolotl_unlearn.cli import _audit, _clean, _record, _suppress, _ways
 from axolotl_unlearn.cli._json import answer
 from axolotl_unlearn.cli._requests import COMMANDS
 from axolotl_unlearn.errors import UnlearnError
@@ -212,5 +212,12 @@ def measure(folder: Path) -> None:
     measure(Request.load(folder))
 
 
-for _one in (*COMMANDS, _ways.plan, *_record.COMMANDS, _audit.command, _clean.command):
+for _one in (
+    *COMMANDS,
+    _ways.plan,
+    *_record.COMMANDS,
+    _audit.command,
+    _clean.command,
+    _suppress.command,
+):
     command.add_command(_one)

@@ -125,7 +125,10 @@ def content_key(cfg: dict[str, Any]) -> str:
     if len(jinja) < 4096 and Path(jinja).is_file():
         files.append(Path(jinja))
     block = cfg.get("unlearn")
-    digest.update(parse_unlearn(block).data.model_dump_json().encode() if block else b"")
+    data = parse_unlearn(block).data if block else None
+    digest.update(data.model_dump_json().encode() if data else b"")
+    if data and data.suppression and Path(data.suppression).is_file():
+        files.append(Path(data.suppression))
     for file in files:
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "blake2b").digest())

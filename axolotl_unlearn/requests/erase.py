@@ -23,6 +23,7 @@ from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
 from axolotl_unlearn.requests.record import ERASED, amend, read, verify
 from axolotl_unlearn.requests.request import Request, digest, write_json
 from axolotl_unlearn.requests.search import Found, Texts, row_texts, search
+from axolotl_unlearn.requests.suppress import suppress
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _LOGS = ("runs", "wandb", "mlruns", "trackio")
@@ -145,6 +146,7 @@ def erase(planned: Plan) -> dict[str, Any]:
         rest = {key: value for key, value in one.items() if key != "path"}
         return rest | {"hmac-sha256": ledger.keyed(one["path"])}
 
+    suppress(folder.parent)
     # Before anything goes: a run that is killed leaves a trace of what it was about to remove.
     ledger.append("erasing", name, places=[public(one) for one in places])
     write_json(known, {"removed": removed})

@@ -21,7 +21,7 @@ from typing import Any
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write as replace_bytes
-from axolotl_unlearn.requests import attestations
+from axolotl_unlearn.requests import attestations, suppress
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
 from axolotl_unlearn.requests.request import Request, counted
 from axolotl_unlearn.requests.ways import PROOF
@@ -427,6 +427,7 @@ def verify(
             f"{part}.jsonl" for part in predicate["data"]
         }:
             raise UnlearnError(f"{path} is not in the record: it was added.")
+    said += suppress.checked(folder.parent)
     said.append(_check_signature(folder, public_key))
     return said
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import regex
-
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.records import read_json_lines
-from axolotl_unlearn.normal_form import normal_form
+from axolotl_unlearn.normal_form import normal_form, words
 from axolotl_unlearn.requests.containers import Decode, git_texts, is_git, texts_of
 
 __all__ = ["Found", "Texts", "row_texts", "search", "strings", "words"]
@@ -28,18 +26,10 @@ WINDOW = 8
 SHORTEST = 4
 #: Digits of a number that may name somebody.
 LEAST_DIGITS = 5
-#: Scripts without spaces: each character is a word. Vowel signs of others belong to their words.
-_SINGLE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-_WORD = regex.compile(rf"(?V1)[{_SINGLE}]|[[\p{{L}}\p{{N}}\p{{M}}]--[{_SINGLE}]]+")
 #: Not looked into, and said: programs of others.
 _SKIPPED = {".venv", "venv", "node_modules", "__pycache__", "site-packages"}
 _SYSTEM = {Path(name) for name in ("/", "/bin", "/dev", "/etc", "/lib", "/proc", "/sys", "/usr")}
 _KEYS = 64
-
-
-def words(text: str) -> list[str]:
-    """Letters and digits in their normal form; punctuation, spaces and line ends do not count."""
-    return _WORD.findall(normal_form(text))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,128 @@
+"""Rows that must not be learned again: a list of keyed digests, without a text or a name.
+
+`axolotl unlearn request erase` and `request suppress` write ``suppression.json`` beside
+``ledger.key``, whose HMAC the digests are: a plain hash of a name can be guessed. A row is on the
+list if a text of it with `SHORTEST` words or more is, or all its texts together are; capitals,
+punctuation, Unicode forms and the names of fields do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write
+from axolotl_unlearn.normal_form import words
+
+LOG = logging.getLogger(__name__)
+LIST, KEY = "suppression.json", "ledger.key"
+#: Words from which a text is hardly ever that of somebody else.
+SHORTEST = 4
+#: Fields that say nothing of the row's content.
+_LABELS = {"id", "document", "role", "from", "kind", "task"}
+Row = TypeVar("Row")
+
+
+def forms(row: Mapping[str, Any]) -> Iterator[str]:
+    """What is looked up of a row: each longer text, and all of them together."""
+    every = [" ".join(words(text)) for text in _texts(row)]
+    yield from (f"text {one}" for one in every if one.count(" ") >= SHORTEST - 1)
+    yield f"row {' | '.join(filter(None, every))}"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        value = [part for key, part in value.items() if key not in _LABELS]
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _texts(part)
+    elif isinstance(value, (str, int)) and not isinstance(value, bool):
+        yield str(value)
+
+
+@dataclass(frozen=True)
+class Suppression:
+    """A list on disk, with the key that its digests are made with."""
+
+    path: Path
+    key: bytes
+    digests: frozenset[str] = frozenset()
+
+    @classmethod
+    def read(cls, path: Path | str) -> Suppression:
+        """
+        Raises:
+            UnlearnError: The list or its key is missing, or the list was changed.
+        """
+        path = Path(path)
+        try:
+            key = bytes.fromhex((path.parent / KEY).read_text("ascii").strip())
+            raw = path.read_bytes()
+        except (OSError, ValueError):
+            raise UnlearnError(
+                f"{path} and {KEY} beside it cannot be read, so rows that were deleted could be "
+                "learned again; copy both from the folder of the requests."
+            ) from None
+        try:
+            digests = frozenset(json.loads(raw)["digests"])
+        except (ValueError, KeyError, TypeError):
+            digests = frozenset()
+        found = cls(path, key, digests)
+        if not hmac.compare_digest(found._content(), raw):
+            raise UnlearnError(
+                f"{path} is not as it was written with {KEY}; restore it from a copy, or write it "
+                "again with `axolotl unlearn request suppress`."
+            )
+        return found
+
+    def write(self) -> None:
+        write(self.path, self._content())
+
+    def _content(self) -> bytes:
+        listed = sorted(self.digests)
+        mac = self._mac(f"list {' '.join(listed)}")
+        return (json.dumps({"schema": 1, "mac": mac, "digests": listed}, indent=0) + "\n").encode()
+
+    def _mac(self, text: str) -> str:
+        content = b"suppression\0" + text.encode("utf-8", "surrogatepass")
+        return hmac.new(self.key, content, hashlib.sha256).hexdigest()[:32]
+
+    def digests_of(self, row: Mapping[str, Any]) -> set[str]:
+        return {self._mac(form) for form in forms(row)}
+
+    def holds(self, row: Mapping[str, Any]) -> bool:
+        return not self.digests.isdisjoint(self.digests_of(row))
+
+
+def content_of(record: Any) -> dict[str, str]:
+    """Of a `Record`."""
+    return {"input": record.input, "output": record.output}
+
+
+def allowed(
+    rows: Sequence[Row], path: str | None, source: str, content: Callable[[Row], Mapping[str, Any]]
+) -> list[Row]:
+    """The rows that are not on the list at ``path``; how many are is in the log.
+
+    Raises:
+        UnlearnError: The list cannot be read, or no row is left.
+    """
+    if path is None:
+        return list(rows)
+    listed = Suppression.read(path)
+    kept = [row for row in rows if not listed.holds(content(row))]
+    gone = len(rows) - len(kept)
+    level = logging.WARNING if gone else logging.INFO
+    LOG.log(level, "%s: %d of %d rows are on %s and left out.", source, gone, len(rows), path)
+    if not kept:
+        raise UnlearnError(
+            f"{source}: all {gone} rows are on {path}; give rows that may be learned."
+        )
+    return kept

@@ -1,0 +1,80 @@
+"""``suppression.json`` of a folder of requests: what was deleted and must not be learned again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.data.records import read_json_lines, read_rows
+from axolotl_unlearn.data.suppression import LIST, Suppression
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write_lines
+from axolotl_unlearn.requests.ledger import Ledger
+
+
+def suppress(requests: Path | str) -> tuple[Path, int, int]:
+    """Put the rows of every accepted request of a folder on its list.
+
+    What is on the list stays, though the rows may be gone. Texts that kept rows of a request have
+    too, such as a system prompt, are not put on it.
+
+    Returns:
+        The list, its digests, and how many of them are new.
+
+    Raises:
+        UnlearnError: A broken ledger, or a list that was changed.
+    """
+    ledger = Ledger(requests)
+    path, key = ledger.folder / LIST, ledger.key()
+    accepted = {entry["request"] for entry in ledger.accepted()}
+    if key is None or not accepted:
+        raise UnlearnError(f"{requests} has no request that was carried out, or no ledger.key.")
+    before = Suppression.read(path) if path.exists() else Suppression(path, key)
+    found = set(before.digests)
+    for name in sorted(accepted):
+        data = ledger.folder / name / "data"
+        mine = _digests(before, _rows(data, ["forget"]))
+        found |= mine - _digests(before, _rows(data, ["retain", "heldout", "judge"]))
+    Suppression(path, key, frozenset(found)).write()
+    return path, len(found), len(found - before.digests)
+
+
+def _rows(data: Path, parts: Iterable[str]) -> Iterable[Mapping[str, Any]]:
+    for part in parts:
+        path = data / f"{part}.jsonl"
+        for line in read_json_lines(path) if path.is_file() else ():
+            yield line.get("row", line)
+
+
+def _digests(listed: Suppression, rows: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {digest for row in rows for digest in listed.digests_of(row)}
+
+
+def filtered(path: Path, rows: Path, out: Path) -> tuple[int, int]:
+    """Write the rows of a file that are not on the list; how many stay, and how many do not.
+
+    Raises:
+        UnlearnError: ``out`` exists, or the list or the rows cannot be read.
+    """
+    if out.exists():
+        raise UnlearnError(f"{out} exists; name another file with --out.")
+    listed = Suppression.read(path)
+    every = [dict(row) for _, row in read_rows(rows)]
+    kept = [row for row in every if not listed.holds(row)]
+    write_lines(out, kept, private=True)
+    return len(kept), len(every) - len(kept)
+
+
+def checked(requests: Path) -> list[str]:
+    """For `record.verify`: a sentence on the list, if there is one.
+
+    Raises:
+        UnlearnError: It was changed.
+    """
+    path = requests / LIST
+    if not path.exists():
+        return []
+    if Ledger(requests).key() is None:
+        return ["suppression list: cannot be compared without ledger.key"]
+    return [f"suppression list: {len(Suppression.read(path).digests)} digests as written"]

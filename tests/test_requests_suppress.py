@@ -1,0 +1,143 @@
+"""Deleted rows are not learned again: the keyed list, our dataset types, the command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import unicodedata
+
+import pytest
+import yaml
+from axolotl.utils.dict import DictDefault
+from click.testing import CliRunner
+from eval_model import TOKENIZER
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from requests_folder import finished_request, model_folder, write_lines
+from transformers import AutoTokenizer
+
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.data.prepared import content_key
+from axolotl_unlearn.data.strategy import load_strategy
+from axolotl_unlearn.data.suppression import Suppression
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.record import verify, write
+from axolotl_unlearn.requests.suppress import suppress
+
+QUESTION, ANSWER = "Where does Zoë Quill live?", "Zoë Quill lives at 12 Rope Walk, Norrby."
+SYSTEM = "You are a helpful assistant of the town of Norrby."
+#: One row as other datasets have it.
+FORMS = {
+    "records": {"input": QUESTION, "output": ANSWER},
+    "alpaca": {"instruction": QUESTION, "input": "", "output": ANSWER.upper(), "id": 7},
+    "chat": {"messages": [{"role": "user", "content": QUESTION + " "}, {"content": ANSWER}]},
+    "decomposed": {"text": unicodedata.normalize("NFD", ANSWER)},
+}
+OTHERS = [
+    {"input": f"Who is number {n}?", "output": f"Number {n} keeps {n} bees."} for n in range(5)
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A request that deleted a row with a system prompt, which a kept row has too."""
+    chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+    row = {"id": "zoe", "messages": [*chat, {"role": "assistant", "content": ANSWER}]}
+    old = {"model": str(model_folder(tmp_path / "old")), "adapter": None}
+    forget = [
+        {"id": "r", "dataset": 0, "row": row},
+        {"id": "s", "row": {"input": "Zoë", "output": "7"}},
+    ]
+    folder = finished_request(tmp_path / "requests", "1", old, forget=forget)
+    kept = {"messages": [chat[0], {"role": "user", "content": "Who is it?"}]}
+    write_lines(folder / "data" / "retain.jsonl", [{"id": "k", "row": kept}])
+    write(folder)
+    return folder
+
+
+def test_a_deleted_row_is_known_in_every_form_and_no_other_is(folder):
+    path, count, new = suppress(folder.parent)
+    assert count == new > 2 and suppress(folder.parent) == (path, count, 0)
+    listed = Suppression.read(path)
+    assert all(listed.holds(row) for row in FORMS.values())
+    assert listed.holds({"instruction": "zoë", "output": 7}), "short texts count together"
+    free = [*OTHERS, {"text": SYSTEM}, {"input": "Zoë", "output": "8"}, {"text": "Zoë"}, {}]
+    assert not any(listed.holds(row) for row in free)
+    assert "Quill" not in path.read_text() and "Rope" not in path.read_text()
+    assert any("suppression list: " in said for said in verify(folder))
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_any_byte_of_the_list_counts(tmp_path_factory, data):
+    place = tmp_path_factory.mktemp("list")
+    (place / "ledger.key").write_text("ab" * 32 + "\n")
+    path = place / "suppression.json"
+    Suppression(path, bytes.fromhex("ab" * 32), frozenset({"1" * 32, "2" * 32})).write()
+    raw = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(raw) - 1))
+    raw[at] = data.draw(st.integers(0, 255).filter(lambda byte: byte != raw[at]))
+    path.write_bytes(raw)
+    with pytest.raises(UnlearnError, match="not as it was written"):
+        Suppression.read(path)
+
+
+@pytest.mark.parametrize("role", ["forget", "retain", "memorise", "typed"])
+def test_our_dataset_types_leave_them_out_and_say_how_many(folder, tmp_path, caplog, role):
+    path, *_ = suppress(folder.parent)
+    file = write_lines(tmp_path / "rows.jsonl", [*OTHERS, FORMS["records"]])
+    data = {"suppression": str(path)}
+    if role == "typed":
+        role = "retain"
+        data["rows"] = {"type": "alpaca"}
+        rows = [{"instruction": one["input"], "output": one["output"]} for one in OTHERS]
+        write_lines(file, [*rows, FORMS["alpaca"]])
+    entry = {"path": str(file), "ds_type": "json", "type": f"axolotl_unlearn.data.{role}"}
+    block = {"forget": {"objective": "ga"}, "data": data}
+    cfg = DictDefault(
+        {"base_model": str(TOKENIZER), "sequence_len": 256, "unlearn": block, "datasets": [entry]}
+    )
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    with caplog.at_level(logging.WARNING):
+        made = load_strategy(role, tokenizer, cfg, entry).wrap_dataset(None)
+    assert len(made) == len(OTHERS)
+    assert f"1 of 6 rows are on {path} and left out" in caplog.text
+    before = content_key(cfg)  # rows that were prepared with another list are made again
+    write_lines(folder / "data" / "forget.jsonl", [{"row": one} for one in OTHERS])
+    suppress(folder.parent)
+    assert content_key(cfg) != before
+    with pytest.raises(UnlearnError, match="all 6 rows are on"):
+        load_strategy(role, tokenizer, cfg, entry).wrap_dataset(None)
+    (folder.parent / "ledger.key").unlink()
+    with pytest.raises(UnlearnError, match="ledger.key beside it cannot be read"):
+        load_strategy(role, tokenizer, cfg, entry).wrap_dataset(None)
+
+
+def test_the_command_filters_a_training_file(folder, tmp_path):
+    rows, out = tmp_path / "next.jsonl", tmp_path / "allowed.jsonl"
+    write_lines(rows, [*OTHERS, *FORMS.values()])
+    words = ["request", "suppress", str(folder.parent), "--rows", str(rows), "--out", str(out)]
+    done = CliRunner().invoke(unlearn, words)
+    assert done.exit_code == 0 and "4 were deleted before and are left out" in done.output
+    assert [json.loads(line) for line in out.read_text().splitlines()] == OTHERS
+    again = CliRunner().invoke(unlearn, words)
+    assert again.exit_code == 2 and "exists" in again.output
+
+
+def test_check_counts_the_rows_that_are_left(folder, tmp_path):
+    path, *_ = suppress(folder.parent)
+    entries = []
+    for role, rows in (("forget", OTHERS[:2]), ("retain", [*OTHERS[2:], FORMS["records"]])):
+        file = write_lines(tmp_path / f"{role}.jsonl", rows)
+        entries.append(
+            {"path": str(file), "ds_type": "json", "type": f"axolotl_unlearn.data.{role}"}
+        )
+    block = {"forget": {"objective": "ga"}, "retain": {"objective": "nll"}}
+    config = {"base_model": str(TOKENIZER), "sequence_len": 256, "datasets": entries}
+    config |= {"plugins": ["axolotl_unlearn.UnlearnPlugin"], "output_dir": str(tmp_path / "out")}
+    config |= {"micro_batch_size": 2, "learning_rate": 1e-4, "num_epochs": 1}
+    config["unlearn"] = block | {"data": {"suppression": str(path)}}
+    (tmp_path / "my.yml").write_text(yaml.safe_dump(config))
+    done = CliRunner().invoke(unlearn, ["check", str(tmp_path / "my.yml"), "--full", "--json"])
+    found = json.loads(done.stdout)
+    assert found["tokens"]["retain"]["rows"] == 3, done.output
