@@ -16,7 +16,8 @@ file holds tables *as printed* ("tables": columns and rows of text, with the com
 printed them), or a *study* (schema "study"; "seeds": per seed and model all scores, with versions,
 machine and command), of which `analysis.study` makes the tables comparison, differences, seeds,
 told, or a *leaderboard* (tables methods and chosen, by `analysis.leaderboard`), *tofu* and
-*tofu-published* (by `analysis.tofu`), or a *yardstick* ("of": a table's name and the data files
+*tofu-published* (by `analysis.tofu`), *membership* (by
+`studies.membership`), or a *yardstick* ("of": a table's name and the data files
 whose seeds it is of, by `analysis.never_seen`).
 """
 
@@ -32,6 +33,7 @@ from typing import Any
 
 from research.analysis import leaderboard, never_seen, study, tofu
 from research.analysis.seeds import Table, markdown
+from research.studies import membership
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ROOT = RESULTS.parents[1]
@@ -84,6 +86,7 @@ OF_SCHEMA = {
     "tofu": tofu.tables,
     "tofu-published": tofu.published_tables,
     "yardstick": of_yardstick,
+    "membership": membership.tables,
 }
 
 

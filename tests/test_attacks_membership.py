@@ -20,7 +20,16 @@ from axolotl_unlearn.attacks.membership import dataset_inference as di
 from axolotl_unlearn.attacks.membership.base import attack, by_rank, measure
 from axolotl_unlearn.attacks.membership.detectors import binoculars, curvature
 from axolotl_unlearn.attacks.membership.iam import bounded_gumbel, completeness
-from axolotl_unlearn.attacks.membership.run import attack_model, named, sentence, status
+from axolotl_unlearn.attacks.membership.run import (
+    FAR,
+    NEAR,
+    attack_model,
+    blind,
+    by_date,
+    named,
+    sentence,
+    status,
+)
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
@@ -314,6 +323,25 @@ def test_a_minority_that_leaks_is_judged_by_itself():
     assert status(found) == "open"  # a group is missing
 
 
+def test_texts_next_to_the_cut_off():
+    """The later half of the older side, the earlier half of the newer; either side may be older."""
+    old, new = ["2020", "2022", "2021"], ["2026-05", "2023", "2025", "2024"]
+    told = [FAR, NEAR, NEAR], [FAR, NEAR, FAR, NEAR]
+    assert by_date(old, new) == told and by_date(new, old) == told[::-1]
+
+
+def test_baselines_next_to_the_cut_off_see_less_of_the_time():
+    """Texts grow with the years, members are older: far from the cut-off length tells all."""
+    rng = np.random.default_rng(0)
+    years = [list(range(1900, 1960)), list(range(1960, 2020))]
+    sides = [
+        [(f"{y}", "word " * int(y - 1890 + rng.normal(0, 30) + 60)) for y in side] for side in years
+    ]
+    found = blind(*sides, by_date(*([str(y) for y in side] for side in years)))
+    far, near = (abs(found["groups"][name]["length"]["auc"] - 0.5) for name in (FAR, NEAR))
+    assert far > 0.4 > near + 0.1 and found["baselines"]["length"]["separates"]
+
+
 def test_traces_by_hand():
     """The same two words whose side is always, or never, the same; equal answers; 20 prompts."""
     same = traces.tell_apart(["a"] * 20, ["b"] * 20)
@@ -349,16 +377,20 @@ def test_the_command_of_traces(place):
     assert "told right in" in " ".join(outcome.output.split())
 
 
-def test_groups_are_read_from_the_rows(place, tmp_path):
+@pytest.mark.parametrize("field", ["group", "date"])
+def test_groups_are_read_from_the_rows(place, tmp_path, field):
     for side in ("member", "nonmember"):
         rows = map(json.loads, (place / "data" / f"{side}.jsonl").read_text("utf-8").splitlines())
-        lines = [json.dumps(row | {"group": "ab"[i % 2]}) + "\n" for i, row in enumerate(rows)]
+        value = {"group": "ab", "date": ["2019"] * 2 if side == "member" else ["2020"] * 2}[field]
+        lines = [json.dumps(row | {field: value[i % 2]}) + "\n" for i, row in enumerate(rows)]
         (tmp_path / f"{side}.jsonl").write_text("".join(lines), "utf-8")
     outcome = run(place / "original", "--attacks", "loss", "--data", tmp_path, "--out", tmp_path)
     assert outcome.exit_code == 0, outcome.output
     found = json.loads((tmp_path / "membership.json").read_text("utf-8"))
     groups = found["models"]["original"]["attacks"]["loss"]["groups"]
-    assert [groups[name]["n"] for name in "ab"] == [[15, 20], [15, 20]]
+    names = "ab" if field == "group" else (NEAR, FAR)
+    assert [groups[name]["n"] for name in names] == [[15, 20], [15, 20]]
+    assert set(found["blind"]["groups"]) == set(names)
 
 
 def test_transfer_by_hand():

@@ -371,7 +371,13 @@ def _attack_members(
     import torch
 
     from axolotl_unlearn.attacks.membership import Target
-    from axolotl_unlearn.attacks.membership.run import attack_model, blind, sentence, status
+    from axolotl_unlearn.attacks.membership.run import (
+        attack_model,
+        blind,
+        by_date,
+        sentence,
+        status,
+    )
     from axolotl_unlearn.attacks.target import find_side
     from axolotl_unlearn.data.records import read_documents, read_rows
     from axolotl_unlearn.evaluation.sets import find_file, load_sets
@@ -385,11 +391,14 @@ def _attack_members(
     sides = (sets.member[:limit], sets.nonmember[:limit])
     retain = find_file(data_dir, "retain")
     retained = [text for _, text in read_documents(retain)][:200] if retain else []
-    groups = tuple(
-        [str(row.get("group", "none")) for _, row in read_rows(find_side(data_dir, side))][:limit]
+    rows = [
+        [row for _, row in read_rows(find_side(data_dir, side))][:limit]
         for side in ("member", "nonmember")
-    )
-    groups = groups if len({*groups[0], *groups[1]}) > 1 else None
+    ]
+    groups: Any = tuple([str(row.get("group", "none")) for row in side] for side in rows)
+    if len({*groups[0], *groups[1]}) < 2:
+        dated = all("date" in row for side in rows for row in side)
+        groups = by_date(*([str(row["date"]) for row in side] for side in rows)) if dated else None
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
 
     def load(spec: Any, other: Target | None = None) -> Target:
@@ -412,7 +421,7 @@ def _attack_members(
         "nonmembers": len(sides[1]),
         "control": specs[-1].name if control else None,
         "seed": seed,
-        "blind": blind(*sides),
+        "blind": blind(*sides, groups),
         "models": found,
     }
     path = out / "membership.json"

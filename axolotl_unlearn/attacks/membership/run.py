@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, get_args
 
+import numpy as np
+
 from axolotl_unlearn.attacks.membership.base import (
     REGISTRY,
     Access,
@@ -125,6 +127,31 @@ def _by_group(seen: Outcome, clusters: tuple, groups: Groups) -> dict[str, dict[
     return found
 
 
+#: Names of the groups of `by_date`.
+NEAR, FAR = "near the cut-off", "far from it"
+
+
+def by_date(members: Sequence[str], nonmembers: Sequence[str]) -> Groups:
+    """Regression discontinuity (arXiv 2406.17975): which texts lie next to the date of the cut-off.
+
+    Members older than all non-members differ from them by their time, whatever the model is. Next
+    to the cut-off they differ least: there stand the later half of the older side and the earlier
+    half of the other one. The paper takes a window of time; the halves are ours.
+
+    Args:
+        members, nonmembers: Dates in one form that sorts as text does (ISO 8601).
+    """
+    ranks = np.unique([*members, *nonmembers], return_inverse=True)[1]
+    older, newer = np.median(ranks[: len(members)]), np.median(ranks[len(members) :])
+
+    def side(dates: Sequence[str], latest: bool) -> list[str]:
+        order = sorted(range(len(dates)), key=dates.__getitem__, reverse=latest)
+        near = set(order[: (len(dates) + 1) // 2])
+        return [NEAR if i in near else FAR for i in range(len(dates))]
+
+    return side(members, older <= newer), side(nonmembers, older > newer)
+
+
 def _figures(seen: Outcome) -> dict[str, Any]:
     return {
         "auc": seen.auc,
@@ -146,13 +173,25 @@ def _against(seen: Outcome, other: Outcome, clusters: tuple | None) -> dict[str,
     return found
 
 
-def blind(members: Documents, nonmembers: Documents) -> dict[str, Any]:
-    """What the texts alone tell, without a model, and the warning about it."""
-    found = blind_baselines(*([text for _, text in side] for side in (members, nonmembers)))
-    return {
+def blind(
+    members: Documents, nonmembers: Documents, groups: Groups | None = None
+) -> dict[str, Any]:
+    """What the texts alone tell, without a model, and the warning about it; in each group too."""
+    sides = [[text for _, text in side] for side in (members, nonmembers)]
+    found = blind_baselines(*sides)
+    told: dict[str, Any] = {
         "baselines": {name: asdict(one) for name, one in found.items()},
         "warning": blind_sentence(found),
     }
+    if groups is None:
+        return told
+    pairs = [list(zip(*side, strict=True)) for side in zip(sides, groups, strict=True)]
+    for name in sorted({*groups[0], *groups[1]}):
+        some = [[text for text, group in side if group == name] for side in pairs]
+        if min(map(len, some)) >= MIN_TEXTS:
+            inner = {one: asdict(base) for one, base in blind_baselines(*some).items()}
+            told.setdefault("groups", {})[name] = inner
+    return told
 
 
 def status(attacks: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,0 +1,110 @@
+"""Every registered attack on the models of two worlds, in one file and one picture.
+
+    axolotl unlearn attack membership original=M merged=M retrained=M --control OTHER \\
+        --data out/demo/data --out out/demo/attacks
+    python -m research.studies.membership "the demo=out/demo/attacks/membership.json" ...
+
+Each world is judged beside a control of the attacker's own: another retrained model, or the public
+model from before. The *retrained* model is each attack's null: it never saw a member.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from axolotl_unlearn import __version__
+from axolotl_unlearn.files import write_json
+from research.analysis.seeds import Table
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "research" / "results" / "membership.json"
+PICTURE = ROOT / "docs" / "images" / "membership.png"
+COLOURS = {"original": "#c8553d", "merged": "#1b6ca8", "match": "#588157", "retrained": "#222222"}
+
+
+def gathered(worlds: Mapping[str, Path]) -> dict[str, Any]:
+    """Figures of ``membership.json`` files, without paths and texts."""
+    found: dict[str, Any] = {}
+    for world, path in worlds.items():
+        content = json.loads(path.read_text("utf-8"))
+        blind = content["blind"]["baselines"]
+        found[world] = {
+            "n": [content["members"], content["nonmembers"]],
+            "blind": {name: [one["auc"], one["low"], one["high"]] for name, one in blind.items()},
+            "models": {
+                name: {
+                    attack: [row["auc"], row["low"], row["high"], row["p_corrected"]]
+                    for attack, row in model["attacks"].items()
+                    if "missing" not in row
+                }
+                for name, model in content["models"].items()
+            },
+        }
+    return {"schema": "membership", "version": __version__, "worlds": found}
+
+
+def tables(content: Mapping[str, Any]) -> dict[str, Table]:
+    """A table a world, named by its first word: AUC and interval of each attack on each model."""
+
+    def cell(row: list[float] | None) -> str:
+        if row is None:
+            return "n/a"
+        text = f"{row[0]:.2f} [{row[1]:.2f}, {row[2]:.2f}]"
+        return f"**{text}**" if len(row) > 3 and row[3] < 0.05 else text
+
+    made = {}
+    for world, found in content["worlds"].items():
+        models = found["models"]
+        attacks = next(iter(models.values()))
+        rows = [[name, *(cell(one.get(name)) for one in models.values())] for name in attacks]
+        rows += [
+            [f"{name} (no model)", *[cell(row)] * len(models)]
+            for name, row in found["blind"].items()
+        ]
+        made[world.split()[0]] = {"columns": ["attack", *models], "rows": rows}
+    return made
+
+
+def picture(content: Mapping[str, Any]) -> Figure:
+    """A panel a world: attacks from top to bottom, a point and its interval for each model."""
+    worlds = content["worlds"]
+    figure = Figure(figsize=(9.5, 5.6), layout="constrained")
+    panels = figure.subplots(1, len(worlds), sharey=True, squeeze=False)[0]
+    for axes, (world, found) in zip(panels, worlds.items(), strict=True):
+        models = found["models"]
+        attacks = list(next(iter(models.values())))
+        for number, (name, rows) in enumerate(models.items()):
+            shift = (number - (len(models) - 1) / 2) * 0.19
+            at = [(place + shift, rows[attack]) for place, attack in enumerate(attacks)]
+            values = [row[0] for _, row in at]
+            spans = [[r[0] - r[1] for _, r in at], [r[2] - r[0] for _, r in at]]
+            axes.errorbar(
+                values, [y for y, _ in at], xerr=spans, fmt="o", ms=3.5, lw=1.2,
+                color=COLOURS.get(name, "#8a5a9e"), label=name,
+            )  # fmt: skip
+        axes.axvline(0.5, color="#888888", lw=0.8, ls=":")
+        axes.set(title=world, xlabel="AUC", xlim=(-0.02, 1.02), ylim=(len(attacks) - 0.5, -0.5))
+        axes.set_yticks(range(len(attacks)), attacks)
+        axes.grid(axis="x", alpha=0.25)
+    panels[-1].legend(fontsize=8, loc="lower left")
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("worlds", nargs="+", help="NAME=membership.json")
+    given = parser.parse_args()
+    worlds = {name: Path(path) for name, _, path in (one.partition("=") for one in given.worlds)}
+    content = gathered(worlds)
+    write_json(RESULTS, content)
+    picture(content).savefig(PICTURE, dpi=130)
+
+
+if __name__ == "__main__":
+    main()
