@@ -1,0 +1,1 @@
+"""Forgetting at inference: interventions on hidden states that stand beside unchanged weights."""
