@@ -64,6 +64,11 @@ def _pairs(
 @click.option(
     "--documents", multiple=True, callback=_lines, help="Values of `document` or `id`, with commas."
 )
+@click.option(
+    "--subjects",
+    type=_FILE,
+    help="Names, one a line, or JSON lines with `subject`, `person`, ...: a record for each.",
+)
 @click.option("--with-near", is_flag=True, help="Also the near-duplicates that are found.")
 @click.option("--with-mentions", is_flag=True, help="Also the rows that mention the same names.")
 @click.option("--heldout", type=_FILE, help="Rows that it never saw.  [test set of CONFIG]")
@@ -83,6 +88,7 @@ def new(
     patterns: list[str],
     rows: Path | None,
     documents: list[str],
+    subjects: Path | None,
     **given,
 ) -> None:
     """Choose the rows of CONFIG's training data that its model is to forget.
@@ -96,6 +102,7 @@ def new(
     Example:
       axolotl unlearn request new finetune.yml --where id=ada-quill --out requests/2026-001
       axolotl unlearn request new finetune.yml --person @names.txt --out requests/2026-002
+      axolotl unlearn request new finetune.yml --subjects week-48.jsonl --out requests/2026-w48
     """
     os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")  # else it prints the whole config
     logging.disable(logging.INFO)  # `axolotl unlearn` has read that already
@@ -107,9 +114,15 @@ def new(
     from axolotl_unlearn.requests.choose import Wanted
     from axolotl_unlearn.requests.new import Options, new_request
     from axolotl_unlearn.requests.request import counted
+    from axolotl_unlearn.requests.subjects import read_subjects, together
 
     documents = [one.strip() for part in documents for one in part.split(",") if one.strip()]
     wanted = Wanted(where, contains, rows, documents, people, patterns)
+    if subjects:
+        if any(vars(wanted).values()):
+            raise UnlearnError("--subjects names all rows; leave the other options out, or it.")
+        given["subjects"] = read_subjects(subjects)
+        wanted = together(given["subjects"])
     options = Options(**{name: value for name, value in given.items() if value is not None})
     made = new_request(config, out, wanted, options)
     facts = made.request.facts
@@ -150,6 +163,8 @@ def new(
             f"{out.parent} begins a new ledger; the requests in {other} are not looked for in what "
             "this one makes."
         )
+    if options.subjects:
+        click.echo(f"{counted(len(options.subjects), 'subject')}: each gets a record of its own.")
     for limit in facts["limits"]:
         click.echo(f"Not claimed: {limit}.")
     click.echo(f"Next: axolotl unlearn request run {out}")

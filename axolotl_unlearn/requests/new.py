@@ -32,6 +32,7 @@ from axolotl_unlearn.requests.request import (
 )
 from axolotl_unlearn.requests.rows import Trained, read_config, trained_rows
 from axolotl_unlearn.requests.search import words
+from axolotl_unlearn.requests.subjects import SUBJECTS, Subject, shares
 from axolotl_unlearn.training.teacher import NOT_THE_TEACHERS
 
 #: Half of the held-out rows set the level, half judge: with 20 a row that stands out from all of
@@ -66,6 +67,7 @@ class Options:
         retain: Retained rows at most.
         steps, minutes: Budget of the forgetting run.
         learning_rate: Instead of half of the config's.
+        subjects: Who asks, where they are several: a record for each.
     """
 
     model: Path | None = None
@@ -76,6 +78,7 @@ class Options:
     steps: int = 400
     minutes: float | None = None
     learning_rate: float | None = None
+    subjects: Sequence[Subject] = ()
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ def new_request(
     before = model_before(config, config_path, out.parent, options.model)
     _check_disk(before, out)
     trained = trained_rows(config_path)
+    whose = shares(options.subjects, trained.rows)
     named = choose(trained.rows, wanted)
     chosen = named.rows
     taken = {row.id for row in chosen}
@@ -133,6 +137,8 @@ def new_request(
             if rows:
                 write_lines(out / "data" / f"{name}.jsonl", map(_line, rows))
         write_private(out / "finetune.yml", config_path.read_bytes())
+        if whose:
+            write_json(out / SUBJECTS, whose)
         facts = {
             "schema": SCHEMA,
             "id": out.name,

@@ -21,7 +21,7 @@ from typing import Any
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write as replace_bytes
-from axolotl_unlearn.requests import attestations, suppress
+from axolotl_unlearn.requests import attestations, subjects, suppress
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
 from axolotl_unlearn.requests.request import Request, counted
 from axolotl_unlearn.requests.ways import PROOF
@@ -163,6 +163,7 @@ def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
         CARD: card(statement).encode(),
         EVAL_RESULTS: eval_results(statement).encode(),
         **attestations.pages(statement),
+        **subjects.pages(folder, statement),
     }
 
 
