@@ -14,7 +14,8 @@ from conftest import tiny_llama
 from axolotl_unlearn.attacks.inside import _difference, inside_features, sentence
 from axolotl_unlearn.engine.token_scoring import Query
 from axolotl_unlearn.metrics.learned import learned_attack
-from axolotl_unlearn.metrics.verdict import judge, views_of
+from axolotl_unlearn.metrics.results import whole
+from axolotl_unlearn.metrics.verdict import judge
 
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Jun Kai Lea Mia Ned Ola Pia Rex".split()
 PLACES = "Bath Cork Dover Fife Hull Kent Leeds Perth Oslo Lima Rome Bonn Wien Riga".split()
@@ -173,16 +174,17 @@ def test_the_page_says_it(place):
     folder = place / "read"
     folder.mkdir()
     view = {"title": "hidden states", "auc": 0.9, "told": {"auc": 0.9, "p": 0.001}, "picked": 1}
-    whole = {"attack": "inside", "title": "Looking inside", "model": "m", "views": {"states": view}}
-    (folder / "inside-m.json").write_text(json.dumps(whole), "utf-8")
-    half = whole | {"model": "n", "views": {"states": {"auc": 0.9}}}
+    views = {"states": view, "gradients": view}
+    made = {"attack": "inside", "title": "Looking inside", "model": "m", "views": views}
+    (folder / "inside-m.json").write_text(json.dumps(made), "utf-8")
+    half = made | {"model": "n", "views": {"states": {"auc": 0.9}}}
     (folder / "inside-n.json").write_text(json.dumps(half), "utf-8")
     assert [one["model"] for one in attack_results(folder)] == ["m", "n"]
     found = judge({"name": "n"}, attacks=[half]).findings
     assert next(f for f in found if f.id == "inside").missing
-    assert views_of(half) == []
+    assert whole(made) and not whole(half) and not whole(made | {"views": {"states": view}})
     gap = {"value": 0.1, "low": 0.0}  # without its upper end
-    assert views_of(whole | {"views": {"states": view | {"control": 0.5, "difference": gap}}}) == []
+    assert not whole(made | {"views": views | {"states": view | {"difference": gap}}})
 
 
 @pytest.mark.parametrize("said, made", [

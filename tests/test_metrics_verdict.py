@@ -648,7 +648,7 @@ def spoiled(results, way, junk):
     return found
 
 
-def outcome_of(results):
+def outcome_of(results, attacks=()):
     """Of the candidate; "refused" where the door refuses the file, None where it is not in it."""
     try:
         found = load_results(json.loads(json.dumps(results)))
@@ -656,7 +656,8 @@ def outcome_of(results):
         assert len(str(fault)) < 400
         return "refused"
     roles = found.role("original"), found.role("retrained")
-    return next((judge(m, *roles).outcome for m in found.models if m.name == "model"), None)
+    each = (judge(m, *roles, attacks).outcome for m in found.models if m.name == "model")
+    return next(each, None)
 
 
 @given(st.data())
@@ -669,6 +670,68 @@ def test_removing_or_spoiling_any_part_never_makes_a_bad_model_good(data):
     way = data.draw(st.sampled_from(list(parts(results))))
     junk = data.draw(st.sampled_from(JUNK))
     assert outcome_of(spoiled(results, way, junk)) != "shown", (way, junk)
+
+
+def attack_files(bad=None):
+    """One of each kind, each with two variants, of a model that nothing is found of; ``bad`` is
+    told by one of them."""
+    gap = {"value": 0.3, "low": 0.2, "high": 0.4} if bad == "members" else {"value": 0.0}
+    gap = {"low": -0.02, "high": 0.02} | gap
+    one = {"auc": 0.8, "low": 0.7, "high": 0.9, "p": 0.0001, "control": 0.5, "difference": gap}
+    p = 0.0001 if bad == "views" else 0.5
+    view = {"title": "hidden states", "auc": 0.5, "control": 0.5, "told": {"auc": 0.5, "p": p}}
+    view["difference"] = {"value": 0.0, "low": -0.02, "high": 0.02, "equivalent": True}
+    gain = 0.3 if bad == "rows" else 0.0
+    return {
+        "members": {"attack": "membership", "title": "On membership", "model": "model",
+                    "tried": {"loss": one, "icp": copy.deepcopy(one)}},
+        "views": {"attack": "inside", "title": "Inside", "model": "model", "members": 20,
+                  "views": {"states": view, "gradients": copy.deepcopy(view)}},
+        "rows": attack((gain, gain), (gain, gain)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["members", "views", "rows"])
+def test_removing_or_spoiling_a_part_of_an_attacks_file_never_makes_a_bad_model_good(kind):
+    """Every part, but a name changed to another's, which nobody can see."""
+    results = results_of(*three(n=20))
+    assert {f.outcome for f in judged(results, list(attack_files().values()))["model"].findings
+            if f.id in ("members", "inside", "attack")} == {"pass"}  # fmt: skip
+    file = attack_files(kind)[kind]
+    model, roles = results["models"][2], results["models"][:2]
+    asks = ("members", "inside", "attack")
+    assert judge(model, *roles, [file], asks=asks).outcome == "refused"
+    for way in parts(file):
+        for junk in JUNK:
+            if way == ("model",) and junk in ("x", ""):
+                continue
+            found = judge(model, *roles, [spoiled(file, way, junk)], asks=asks)
+            assert found.outcome != "shown", (way, junk)
+
+
+def test_attacks_on_membership_are_corrected_together_and_read_from_the_folder(tmp_path):
+    """.006 of eight tests is .048; of nine it is no finding. What is missing is no good news."""
+    from axolotl_unlearn.report.inputs import attack_results
+
+    def row(p):
+        return {"auc": 0.7, "low": 0.6, "high": 0.8, "p": p, "groups": {}}
+
+    def found(attacks):
+        data = {"models": {"model": {"attacks": attacks}, "other": {"attacks": {}}}}
+        (tmp_path / "membership.json").write_text(json.dumps(data), "utf-8")
+        return judge(entry(), attacks=attack_results(tmp_path))
+
+    for count, status_ in ((8, "told by an attack"), (9, "good")):
+        some = {f"a{i}": row(1.0) for i in range(count - 1)}
+        assert found(some | {"icp": row(0.006)}).status == status_
+    assert found({"icp": row(0.006) | {"control": 0.7}}).status == "good"  # the control is told too
+    grouped = row(1.0) | {"groups": {"rare": row(0.0001)}}
+    assert "icp in group rare tells" in found({"icp": grouped}).sentence
+    missing = found({"icp": row(1.0), "iam": {"missing": "give --control"}})
+    assert missing.status == "not measured" and "iam could not be made" in missing.sentence
+    assert found({}).status == found(None).status == "not measured"
+    (tmp_path / "membership.json").write_text("[]", "utf-8")
+    assert judge(entry(), attacks=attack_results(tmp_path)).status == "not measured"
 
 
 @pytest.mark.parametrize("junk", [GONE, None], ids=["gone", "null"])

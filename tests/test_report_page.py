@@ -424,7 +424,7 @@ def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
     [
         (["{folder}"], "axolotl unlearn eval"),
         (["{folder}/broken", "--config", "{folder}/none.yml"], "does not exist"),
-        (["{folder}/broken", "--attacks", "{folder}"], "no attacks.json there"),
+        (["{folder}/broken", "--attacks", "{folder}"], "no attack's file there"),
         (["{folder}/schema"], "schema 1"),
     ],
 )

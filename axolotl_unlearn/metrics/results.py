@@ -53,6 +53,17 @@ def _share(value: Any) -> float | None:
     return found
 
 
+def _present_number(value: Any) -> float:
+    found = _number(value)
+    if found is None:
+        raise ValueError("must be a finite number")
+    return found
+
+
+def _present_share(value: Any) -> float:
+    return _present_number(_share(value))
+
+
 def _count(value: Any) -> int | None:
     found = _number(value)
     if found is not None and (found < 0 or found != int(found)):
@@ -84,6 +95,8 @@ def _present(parts: Any) -> Any:
 
 Number = Annotated[float | None, BeforeValidator(_number)]
 Share = Annotated[float | None, BeforeValidator(_share)]
+Finite = Annotated[float, BeforeValidator(_present_number)]
+Unit = Annotated[float, BeforeValidator(_present_share)]
 Count = Annotated[int | None, BeforeValidator(_count)]
 Numbers = Annotated[tuple[float | None, ...], BeforeValidator(_numbers)]
 Interval = Annotated[tuple[float, float] | None, BeforeValidator(_interval)]
@@ -315,6 +328,101 @@ class Model(Part):
         if list(map(len, sides)) != sizes or min(sizes) < 2 or any(None in side for side in sides):
             return None
         return (-np.array(sides[0]), -np.array(sides[1]))
+
+
+class Gained(Part):
+    """A figure of an attack with its interval; p is two-sided."""
+
+    value: Finite
+    low: Finite
+    high: Finite
+    p: Share = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Gained:
+        if not self.low <= self.value <= self.high:
+            raise ValueError("the interval must hold the value")
+        return self
+
+
+class Recalled(Part):
+    recalled: Gained
+
+
+class Tried(Part):
+    """One variant of an attack on the text."""
+
+    gain: Recalled
+    above_control: Recalled | None = None
+
+
+class Told(Part):
+    auc: Unit
+    p: Unit
+
+
+class View(Part):
+    """What the weights tell of members."""
+
+    title: str
+    auc: Unit
+    told: Told
+    control: Share = None
+    difference: Gained | None = None
+
+    @model_validator(mode="after")
+    def _both(self) -> View:
+        if (self.control is None) != (self.difference is None):
+            raise ValueError("a control needs a difference")
+        return self
+
+
+class Member(Part):
+    """One attack on membership, or a group of its texts."""
+
+    auc: Share = None
+    low: Share = None
+    high: Share = None
+    p: Share = None
+    missing: str | None = None
+    control: Share = None
+    difference: Gained | None = None
+    groups: dict[str, Member] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _measured(self) -> Member:
+        if self.missing is None and None in (self.auc, self.low, self.high, self.p):
+            raise ValueError("a figure is missing")
+        return self
+
+
+class Attack(Part):
+    """A file of `axolotl unlearn attack`: rows, views, or attacks on membership."""
+
+    model: str
+    attack: str
+    rows: tuple[Tried, ...] = ()
+    views: dict[str, View] = Field(default_factory=dict)
+    tried: dict[str, Member] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _all_there(self) -> Attack:
+        if sum(map(bool, (self.rows, self.views, self.tried))) != 1:
+            raise ValueError("it must hold one kind of attack")
+        # The first row is the model as it is.
+        controlled = {row.above_control is not None for row in self.rows[1:]}
+        if len(controlled) > 1 or (self.views and len(self.views) < 2):
+            raise ValueError("part of it is missing")
+        return self
+
+
+def whole(attack: Mapping[str, Any]) -> bool:
+    """Has an attack's file all figures that `metrics.verdict.attacks` reads?"""
+    try:
+        Attack.model_validate(attack)
+    except (ValidationError, RecursionError):
+        return False
+    return True
 
 
 class Results(Part):

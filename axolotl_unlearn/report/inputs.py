@@ -9,8 +9,7 @@ from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.results import Results, load_results
-from axolotl_unlearn.metrics.verdict import views_of, whole
+from axolotl_unlearn.metrics.results import Results, load_results, whole
 
 
 def find_inputs(
@@ -42,19 +41,20 @@ def find_inputs(
     if (home / "audit.jsonl").is_file():
         extras["audit"] = read_json_lines(home / "audit.jsonl")
     place = Path(attacks) if attacks else beside
-    if (place / "attacks.json").is_file():
-        extras["attacks"] = _json(place / "attacks.json")
-        attacked = extras["attack_results"] = attack_results(place)
+    if attacked := attack_results(place):
+        extras["attack_results"] = attacked
         extras["attack_sentences"] = {
-            f"{one['attack']} on {one['model']}": sentence(one)
+            f"{one['attack']} on {one['model']}": one.get("sentence") or sentence(one)
             for one in attacked
-            if whole(one.get("rows")) or views_of(one)
+            if whole(one)
         }
     elif attacks:
         raise UnlearnError(
-            f"--attacks {place}: no attacks.json there; `axolotl unlearn attack ... --out {place}` "
-            "makes it."
+            f"--attacks {place}: no attack's file there; `axolotl unlearn attack ... --out {place}`"
+            " makes one."
         )
+    if (place / "attacks.json").is_file():
+        extras["attacks"] = _json(place / "attacks.json")
     texts = {}
     for path in map(Path, configs):
         if not path.is_file():
@@ -72,14 +72,25 @@ def folder_of(results: str | Path) -> Path:
 
 
 def attack_results(folder: Path, but: Iterable[Path] = ()) -> list[dict[str, Any]]:
-    """What each attack wrote into a file of its own, ``but`` those files.
+    """What each attack wrote into a file of its own, ``but`` those files; of membership.json one
+    for each model.
 
     Half a file too: the verdict does not pass over it.
     """
     found = map(_json, sorted({*folder.glob("*-*.json")} - {*but}))
-    return [
-        one for one in found if isinstance(one, dict) and {"attack", "title", "model"} <= set(one)
-    ]
+    marks = {"attack", "title", "model", "rows", "views"}
+    attacks = [one for one in found if isinstance(one, dict) and len(marks & one.keys()) > 1]
+    if (folder / "membership.json").is_file():
+        shared = {"attack": "membership", "title": "Attacks on membership"}
+        data = _json(folder / "membership.json")
+        models = data.get("models") if isinstance(data, dict) else None
+        if not isinstance(models, dict) or not models:
+            return [*attacks, shared | {"tried": {}}]
+        for name, one in models.items():
+            one = one if isinstance(one, dict) else {}
+            attacks.append(shared | {"model": name, "tried": one.get("attacks"),
+                                     "sentence": one.get("sentence", "")})  # fmt: skip
+    return attacks
 
 
 def _json(path: Path) -> Any:

@@ -56,7 +56,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from axolotl_unlearn.metrics.results import Model, Results, load_results, read
+from axolotl_unlearn.metrics.results import Model, Results, load_results, read, whole
 from axolotl_unlearn.metrics.verdict import attacks as _attack
 from axolotl_unlearn.metrics.verdict import criteria as _criteria
 from axolotl_unlearn.metrics.verdict.attacks import (
@@ -64,8 +64,6 @@ from axolotl_unlearn.metrics.verdict.attacks import (
     UNJUDGED,
     strongest,
     strongest_gain,
-    views_of,
-    whole,
     wrecks,
 )
 from axolotl_unlearn.metrics.verdict.criteria import (
@@ -96,7 +94,6 @@ __all__ = [
     "strongest",
     "strongest_gain",
     "unstopped_answers",
-    "views_of",
     "whole",
     "wrecks",
 ]
@@ -211,6 +208,7 @@ def judge(
             _attack.nearer(model, original, retrained),
             _attack.comes_back(model, attacks),
             _attack.inside(model, attacks),
+            _attack.members(model, attacks),
             _criteria.side(model, original, retrained, "retain"),
             _criteria.outputs(model, retrained),
             _criteria.silence(model, retrained),
@@ -220,7 +218,7 @@ def judge(
         if finding is not None and (asks is None or finding.id in asks)
     ]
     status = _status(model, findings, found.told)
-    attacked = any(finding.id in ("attack", "inside") for finding in findings)
+    attacked = any(finding.id in ("attack", "inside", "members") for finding in findings)
     sentence = sentence_of(status, model, original, retrained, findings, found.told, attacked)
     return Verdict(status, findings, found.told, found.power, found.against, sentence)
 
@@ -238,6 +236,7 @@ _STATUS_OF = {
     "nearer": "as before",
     "attack": "comes back",
     "inside": "known inside",
+    "members": "told by an attack",
     "kept": "lost knowledge",
     "outputs": "broken answers",
     "silence": "silent",

@@ -22,7 +22,7 @@ from axolotl_unlearn.metrics.intervals import (
 )
 from axolotl_unlearn.metrics.membership import Tail
 from axolotl_unlearn.metrics.relative import relative_test
-from axolotl_unlearn.metrics.results import Model, Scores
+from axolotl_unlearn.metrics.results import Model, Scores, whole
 from axolotl_unlearn.metrics.verdict.criteria import THRESHOLDS, Finding, missing, show
 from axolotl_unlearn.metrics.verdict.words import name_of, p_value
 
@@ -353,8 +353,7 @@ def strongest_gain(
     Returns:
         The row, its figures ``{value, low, high, p}`` of the recalled share (above the control
         where there is one, else against the unattacked model), p after Holm's correction over
-        the variants, and whether there is a control. Files of earlier versions have no p; then it
-        is that of a normal figure with this interval.
+        the variants, and whether there is a control.
     """
     attacked = list(rows[1:]) or list(rows)
     controlled = all("above_control" in row for row in attacked)
@@ -366,9 +365,9 @@ def strongest_gain(
 
 
 def _p_of(figure: Mapping[str, Any]) -> float:
-    p = _number(figure.get("p"))
-    if p is not None:
-        return max(p, 0.0)
+    """Two-sided; files of earlier versions have none, then that of a normal figure."""
+    if figure.get("p") is not None:
+        return float(figure["p"])
     error = (figure["high"] - figure["low"]) / (2 * norm.ppf((1 + LEVEL) / 2))
     return float(2 * norm.sf(abs(figure["value"]) / error)) if error > 0 else 1.0
 
@@ -384,30 +383,61 @@ def wrecks(attack: Mapping[str, Any]) -> bool:
     rows = attack["rows"][1:]
     return bool(rows) and all(
         row["gain"]["recalled"]["high"] < 0
-        and -row["gain"]["recalled"]["value"]
-        > 0.5 * (_number(_part(_part(row, "before"), "recalled").get("value")) or math.inf)
+        and -row["gain"]["recalled"]["value"] > 0.5 * _before(row)
         for row in rows
     )
+
+
+def _before(row: Mapping[str, Any]) -> float:
+    """What was recalled before the attack; infinite where the file does not say."""
+    return ((row.get("before") or {}).get("recalled") or {}).get("value") or math.inf
+
+
+#: What a file of `axolotl unlearn attack` holds -> the criterion that reads it, and its title.
+KINDS = {
+    "rows": ("attack", "Attacks on the text"),
+    "views": ("inside", "Attacks with the weights"),
+    "tried": ("members", "Attacks on membership"),
+}
+
+
+def kind_of(attack: Mapping[str, Any]) -> str:
+    """The key of `KINDS` that an attack has; that of text where it has none."""
+    return next((kind for kind in KINDS if kind in attack), "rows")
+
+
+def _tried(
+    kind: str, model: Model, attacks: Sequence[Mapping[str, Any]]
+) -> tuple[list[Mapping[str, Any]], Finding | None]:
+    """Attacks of a kind on the model, or what is to be said of a file that cannot be read. One that
+    names no model may be on any."""
+    mine = [
+        a
+        for a in attacks
+        if kind_of(a) == kind
+        and (a.get("model") == model.name or not isinstance(a.get("model"), str))
+    ]
+    if half := next((a for a in mine if not whole(a)), None):
+        says = f"the file of {half.get('title') or half.get('attack')} is not whole: attack again"
+        return mine, missing(*KINDS[kind], says)
+    return mine, None
+
+
+def _worst(findings: Sequence[Finding]) -> Finding:
+    order = ("fail", "open", "pass")
+    return min(findings, key=lambda f: (order.index(f.outcome), -(f.value or 0.0)))
 
 
 def comes_back(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
     """Of `axolotl unlearn attack` on the text; None where it was not run on this model."""
     limit = THRESHOLDS["comes_back"].value
-    tried = [a for a in attacks if a.get("model") == model.name and "views" not in a]
-    if not tried:
-        return None
-    mine = [attack for attack in tried if whole(attack.get("rows"))]
-    if len(mine) < len(tried):
-        half = next(a for a in tried if not whole(a.get("rows")))
-        says = f"the file of {half.get('title') or half.get('attack')} is not whole: attack again"
-        return missing("attack", "Attacks on the text", says)
-    best = []
-    for attack in mine:
-        row, gain, p, controlled = strongest_gain(attack["rows"])
-        best.append((attack, row, gain, p, controlled))
-    corrected = holm([one[3] for one in best])
+    mine, half = _tried("rows", model, attacks)
+    if half or not mine:
+        return half
+    best = [strongest_gain(attack["rows"]) for attack in mine]
+    corrected = holm([p for _, _, p, _ in best])
     found = []
-    for (attack, row, gain, _, controlled), p in zip(best, corrected, strict=True):
+    for attack, (row, gain, _, controlled), p in zip(mine, best, corrected, strict=True):
         tells = p < THRESHOLDS["alpha"].value and gain["value"] > limit
         outcome = "fail" if tells else "pass" if gain["high"] < limit else "open"
         shows_nothing = wrecks(attack) and not tells
@@ -419,34 +449,19 @@ def comes_back(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | 
             + ("above its control" if controlled else "(no control was given)")
             + (", but its training did away with the text" if shows_nothing else "")
         )
-        found.append(
-            Finding(
-                "attack",
-                "Attacks on the text",
-                outcome,
-                says,
-                gain["value"],
-                gain["low"],
-                gain["high"],
-                limit,
-                float(p),
-            )
-        )
-    order = ("fail", "open", "pass")
-    return min(found, key=lambda f: (order.index(f.outcome), -f.value))
+        ends = (gain["value"], gain["low"], gain["high"])
+        found.append(Finding(*KINDS["rows"], outcome, says, *ends, limit, float(p)))
+    return _worst(found)
 
 
 def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
     """Of `axolotl unlearn attack inside`: told where any view tells, the same where all are."""
-    mine = [a for a in attacks if a.get("model") == model.name and "views" in a]
-    if not mine:
-        return None
-    views = [view for one in mine for view in views_of(one)]
-    if not all(map(views_of, mine)):
-        says = "the file of the attack with the weights is not whole: attack again"
-        return missing("inside", "Attacks with the weights", says)
-    p_values = holm([_number(view["told"]["p"]) for view in views])
-    gaps = [_part(view, "difference") for view in views]
+    mine, half = _tried("views", model, attacks)
+    if half or not mine:
+        return half
+    views = [view for one in mine for view in one["views"].values()]
+    p_values = holm([view["told"]["p"] for view in views])
+    gaps = [view.get("difference") or {} for view in views]
     worst = min(range(len(views)), key=lambda i: p_values[i])
     told = p_values[worst] < THRESHOLDS["alpha"].value
     same = all(gap.get("equivalent") is True for gap in gaps)
@@ -454,7 +469,7 @@ def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None
         reach = [max(abs(gap.get("low", 0)), abs(gap.get("high", 0))) for gap in gaps]
         worst = reach.index(max(reach))
     view, gap = views[worst], gaps[worst]
-    area, p = _number(view["told"]["auc"]), float(p_values[worst])
+    area, p = view["told"]["auc"], float(p_values[worst])
     if told:
         says = f"{view['title']} tell its members (AUC {area:.2f}, p {p_value(p)})"
     elif gap:
@@ -467,8 +482,7 @@ def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None
         )
         says += "no control was given to show it"
     return Finding(
-        "inside",
-        "Attacks with the weights",
+        *KINDS["views"],
         "fail" if told else "pass" if same else "open",
         says,
         area if told or not gap else gap["value"],
@@ -479,44 +493,42 @@ def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None
     )
 
 
-def _part(data: Any, name: str) -> Mapping[str, Any]:
-    found = data.get(name) if isinstance(data, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+def members(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Of `axolotl unlearn attack membership`: told where any attack tells after Holm over all of
+    them and their groups, open where one was not measured.
+
+    Beside a control the paired difference of both AUCs is tested; attacks that learn have none and
+    count only where the control is told less.
+    """
+    mine, half = _tried("tried", model, attacks)
+    if half or not mine:
+        return half
+    tests, absent = {}, []
+    for name, row in ((n, r) for one in mine for n, r in one["tried"].items()):
+        groups = {f"{name} in group {group}": one for group, one in row.get("groups", {}).items()}
+        for title, one in {name: row, **groups}.items():
+            if "missing" in one:
+                absent.append(title)
+            else:
+                tests[title] = (_told_by(one), one)
+    if not tests:
+        return missing(*KINDS["tried"], "no attack of the registry could be made")
+    corrected = holm([p for p, _ in tests.values()])
+    best = int(corrected.argmin())
+    (name, (_, row)), p = list(tests.items())[best], float(corrected[best])
+    figures = f"AUC {row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}], p {p_value(p)}"
+    figures += f" after Holm over {len(tests)} tests"
+    ends = (row["auc"], row["low"], row["high"])
+    if p < THRESHOLDS["alpha"].value:
+        says = f"{name} tells members from texts it never saw ({figures})"
+        return Finding(*KINDS["tried"], "fail", says, *ends, p=p)
+    if absent:
+        return missing(*KINDS["tried"], f"{', '.join(absent)} could not be made")
+    says = f"no attack of the registry tells its members ({name}: {figures})"
+    return Finding(*KINDS["tried"], "pass", says, *ends, p=p)
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def views_of(attack: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What `attack inside` found by each view; none of another attack or half a file."""
-    views = list(_part(attack, "views").values())
-    return views if all(_is_view(one) for one in views) else []
-
-
-def _is_view(view: Any) -> bool:
-    """Has it all figures that are read of it?"""
-    if not isinstance(view, Mapping) or "title" not in view:
-        return False
-    needed = [view.get("auc"), *map(_part(view, "told").get, ("auc", "p"))]
-    if "difference" in view:
-        gap = _part(view, "difference")
-        needed += [view.get("control"), *map(gap.get, ("value", "low", "high"))]
-    return None not in map(_number, needed)
-
-
-def whole(rows: Any) -> bool:
-    """Do all rows of an attack's file have the figures that `strongest_gain` reads?"""
-    if not isinstance(rows, list) or not rows:
-        return False
-    figures = [
-        _part(_part(row, key), "recalled")
-        for row in rows
-        for key in ("gain", "above_control")
-        if isinstance(row, Mapping) and (key == "gain" or key in row)
-    ]
-    keys = ("value", "low", "high")
-    complete = all(_number(figure.get(key)) is not None for figure in figures for key in keys)
-    return complete and len(figures) >= len(rows)
+def _told_by(row: Mapping[str, Any]) -> float:
+    if gap := row.get("difference"):
+        return _p_of(gap)
+    return 1.0 if row.get("control", -1.0) >= row["auc"] else row["p"]
