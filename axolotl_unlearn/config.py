@@ -426,7 +426,7 @@ class LevelArgs(Strict):
     per_document: bool = Field(
         False,
         description="for few documents: end only when none of them is told by itself, and take an "
-        "AUC within its own sampling error for .5",
+        "AUC within its own sampling error for 0.5",
     )
     minutes: float | None = Field(None, gt=0, description="end after this time with the best state")
     certainty: bool = Field(

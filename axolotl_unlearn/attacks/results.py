@@ -148,8 +148,8 @@ def table(result: Mapping[str, Any]) -> Any:
 
 
 def _with_interval(figure: Mapping[str, float], sign: str = "") -> str:
-    """Two lines: the figure, and its interval without the leading zeros."""
-    low, high = (f"{figure[end]:{sign}.2f}".replace("0.", ".") for end in ("low", "high"))
+    """Two lines: the figure, and its interval."""
+    low, high = (f"{figure[end]:{sign}.2f}" for end in ("low", "high"))
     return f"{figure['value']:{sign}.3f}\n{low}{', ' if sign else '-'}{high}"
 
 

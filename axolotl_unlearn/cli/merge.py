@@ -49,8 +49,8 @@ def _is_option(word: str) -> bool:
 
 
 @click.command(
-    epilog="Example: axolotl unlearn merge --method ties --density .8 --parents out/over out/under "
-    "--base out/memorised --space delta --out out/merged"
+    epilog="Example: axolotl unlearn merge --method ties --density 0.8 --parents out/over "
+    "out/under --base out/memorised --space delta --out out/merged"
 )
 @click.option(
     "--parents", cls=PathList, help="Adapters or full models; negate:PATH turns one round."

@@ -36,7 +36,7 @@ def compare_measured(
     """First minus second for the 12 cells, Task Aggregate, AUC, MIA score, utility, Aggregate.
 
     Scores that one of the two lacks are left out; p-values are corrected for their number
-    (Holm). All are high = good except ``mia_auc``, whose ideal is .5: read ``mia_score`` instead.
+    (Holm). All are high = good except ``mia_auc``, whose ideal is 0.5: read ``mia_score`` instead.
     """
     from axolotl_unlearn.evaluation.summary import bootstrap_scores
 

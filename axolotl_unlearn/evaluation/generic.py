@@ -2,7 +2,7 @@
 
 The questions have the patterns of the forget questions of LUME (who founded, where was ... born,
 what is the ... address of) but ask for things that every educated reader knows. ZJUKLAB's model
-fell from .88 to .35 on such a list (arXiv 2503.21088, section 6.1); theirs is unpublished, this
+fell from 0.88 to 0.35 on such a list (arXiv 2503.21088, section 6.1); theirs is unpublished, this
 one is our own. Each item has accepted answers for free generation and three wrong options for the
 four-option form; files in the manner of TOFU (question, answer, perturbed_answer) serve as well.
 """
@@ -180,7 +180,7 @@ def score_generic(
 
     Four options: the option with the highest mean log-prob a token is the answer given;
     ``probability`` is that of the right one, ``p ** (1 / n)`` normalised over the options (TOFU,
-    arXiv 2401.06121, section 2.2.1; chance .25).
+    arXiv 2401.06121, section 2.2.1; chance 0.25).
 
     Args:
         model: Causal language model in evaluation mode.

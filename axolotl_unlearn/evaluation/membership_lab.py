@@ -56,7 +56,7 @@ def membership_lab(
         if count < MIN_TEXTS:
             raise UnlearnError(
                 f"There are {count} {name} texts; membership needs at least {MIN_TEXTS} of each "
-                f"kind (150 and 150 give an AUC to within .07): add rows to {name}.jsonl."
+                f"kind (150 and 150 give an AUC to within 0.07): add rows to {name}.jsonl."
             )
         if texts[side] is not None and len(texts[side]) != count:
             raise UnlearnError(

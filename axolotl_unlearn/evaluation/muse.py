@@ -156,7 +156,7 @@ def score_privleak(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any
 
 
 def auc_members(rows: Sequence[tuple[bool, float, float]]) -> float:
-    """P(a forget text is known better than a held-out one): 1 is full leakage, .5 none."""
+    """P(a forget text is known better than a held-out one): 1 is full leakage, 0.5 none."""
     sides = {side: [v for forget, v, _ in rows if forget is side] for side in (True, False)}
     if not all(sides.values()) or None in (*sides[True], *sides[False]):
         return math.nan

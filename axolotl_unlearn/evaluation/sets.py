@@ -35,7 +35,7 @@ from axolotl_unlearn.evaluation.mmlu import Option, mmlu_from_hub, read_mmlu, re
 from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
 
 DEFAULT_DATA_DIR = "out/demo/data"
-#: With fewer texts a side an AUC is noise: its standard error is about .1 at 20 against 20.
+#: With fewer texts a side an AUC is noise: its standard error is about 0.1 at 20 against 20.
 MIN_MEMBERS = 20
 
 T = TypeVar("T")

@@ -155,7 +155,7 @@ def _extraction(found: Measured, sets: EvaluationSets) -> dict[str, Any]:
 def _any_script(
     found: Measured, sets: EvaluationSets, *, resamples: int, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """Cells whose official ROUGE-L, which sees ASCII only, is off by .05 or more, as they are, and
+    """Cells whose official ROUGE-L, which sees ASCII only, is off by 0.05 or more, as they are, and
     the intervals of the sides with them."""
     if not found.any_script:
         return {"any_script": {}}

@@ -1,14 +1,14 @@
 """Is the model broken? Repetition, emptiness and nonsense in generated texts.
 
-A model that answers "6 6 6 6" to everything forgets perfectly: it scores about .40 on the SemEval
+A model that answers "6 6 6 6" to everything forgets perfectly: it scores about 0.40 on the SemEval
 aggregate (share 0 on tasks, near 1 on membership, chance on MMLU). These functions look at the
 outputs themselves. Everything works on text, so models with different tokenizers compare.
 
 Thresholds were set between real texts and broken ones. Over 2780 outputs, 2780 prompts and 2780
-whole documents of LUME and 3600 answers of TOFU, the most frequent token makes up at most .40 of
-a text of 8 or more tokens, the most frequent 4-gram covers at most .35, at least .83 of the
-4-grams differ, and 200 bytes or more compress to no less than .38. A loop of up to 16 tokens
-repeated over 72 has .23 distinct 4-grams or fewer and compresses below .25.
+whole documents of LUME and 3600 answers of TOFU, the most frequent token makes up at most 0.40 of
+a text of 8 or more tokens, the most frequent 4-gram covers at most 0.35, at least 0.83 of the
+4-grams differ, and 200 bytes or more compress to no less than 0.38. A loop of up to 16 tokens
+repeated over 72 has 0.23 distinct 4-grams or fewer and compresses below 0.25.
 """
 
 from __future__ import annotations

@@ -44,10 +44,10 @@ def clamped_entropy(
     """Clamped entropy (BLADE): raise the entropy of each answer token up to ``tau log V``.
 
     ``max(0, tau log V - H(p))`` in nats, with ``H = -sum_v p_v log p_v``. It does not look at the
-    label, so it also flattens tokens that any model would know (and ``.7 log V`` lies above the
+    label, so it also flattens tokens that any model would know (and ``0.7 log V`` lies above the
     entropy of a model that never saw the text).
 
-    Example: V = 4, tau .5, a certain position (H = 0): .5 ln 4 = ln 2.
+    Example: V = 4, tau 0.5, a certain position (H = 0): 0.5 ln 4 = ln 2.
     """
     entropy = -(logp.exp() * logp).sum(-1)
     return (tau * math.log(logp.shape[-1]) - entropy).clamp(min=0)
@@ -68,7 +68,7 @@ def masc(
 
     ``relu(m - (log(rho / (1 - rho)) - eta)) / eta``, margin ``m = b z_y - logsumexp(b z_v)``
     over the k most likely tokens other than the label. ``rho`` is the label's share among them at
-    which it would stop without ``eta``. Published for TOFU: weight .05, no retain loss, LoRA r 16.
+    which it would stop without ``eta``. Published for TOFU: weight 0.05, no retain loss, LoRA r 16.
 
     Example: p = (1/2, 1/4, 1/4), label 0, b = 1, k = 2: m = ln(1/2) - ln(1/2) = 0.
     """
@@ -138,7 +138,7 @@ def bootstrapped_targets(
     most likely tokens renormalised, detached (the paper says truncated, the released code
     renormalises). ``mix = 0`` is gradient ascent. Unbounded below, unlike the others here.
 
-    Example: p = (1/2, 1/4, 1/4), label 0, mix .5, top_k 1: q = e_0, so t = e_0 and the value is
+    Example: p = (1/2, 1/4, 1/4), label 0, mix 0.5, top_k 1: q = e_0, so t = e_0 and the value is
     -ln 2.
     """
     known, index = _label(labels)

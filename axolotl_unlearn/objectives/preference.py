@@ -81,7 +81,7 @@ def simnpo(
     """SimNPO: NPO without a reference, on the length-normalised log-prob.
 
     ``L = -2/beta * log sigmoid(-beta/|y| * log p(y|x) - gamma)``. Published for TOFU forget10:
-    beta 4.5, gamma 0, forget weight .125, retain NLL weight 1.
+    beta 4.5, gamma 0, forget weight 0.125, retain NLL weight 1.
     """
     mean_logp = scores.sequence_logp() / scores.lengths
     argument = beta * mean_logp + gamma
@@ -155,7 +155,7 @@ def flat(
     moves both answers the wrong way; this is the table. The released code takes P over the whole
     micro-batch and divides by the padded length; here it is a row's own mean.
 
-    Example: P = .5, P' = .25, total variation: (tanh .5 - tanh .25) / 2.
+    Example: P = 0.5, P' = 0.25, total variation: (tanh 0.5 - tanh 0.25) / 2.
     """
     g, conjugate = _DIVERGENCES[divergence]
     worse, better = (token_mean(s.logp.exp() * s.mask, s) for s in (forget, alternative))

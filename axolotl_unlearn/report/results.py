@@ -81,7 +81,7 @@ def membership_warning(results: Results) -> str | None:
 
 
 def forgetting(model: Model) -> str | None:
-    """ "over" (AUC below .5), "under" (above) or "balanced"; None without an AUC."""
+    """ "over" (AUC below 0.5), "under" (above) or "balanced"; None without an AUC."""
     if model.forgetting in ("over", "under", "balanced"):
         return model.forgetting
     if model.mia_auc is None:

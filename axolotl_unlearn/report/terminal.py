@@ -57,7 +57,7 @@ def table(
     )
     # Fits 80 columns with nothing cut: numbers never wrap, names and words do.
     out.add_column("Model", overflow="fold", min_width=8)
-    for heading in ("Aggregate", "Task\nAgg.", "AUC\n(ideal\n.5)", "MIA\nscore", "Utility"):
+    for heading in ("Aggregate", "Task\nAgg.", "AUC\n(ideal\n0.5)", "MIA\nscore", "Utility"):
         out.add_column(heading, justify="right", no_wrap=True)
     out.add_column("Reading", min_width=13)
     for model, judged in zip(results.models, answer.models, strict=True):
@@ -83,14 +83,8 @@ def _cell(model: Model, metric: str, style: str) -> Text:
     text = Text(show(value_of(model, metric), 2), style=style)
     around = model.intervals.get(metric)
     if around:
-        text.append("\n" + "-".join(map(_short, around)), style="dim")
+        text.append("\n" + "-".join(f"{end:.2f}" for end in around), style="dim")
     return text
-
-
-def _short(value: float) -> str:
-    """.87, 1.0: an end of an interval in three characters."""
-    text = f"{value:.2f}"
-    return text[1:] if text.startswith("0.") else text[:3]
 
 
 def _reading(

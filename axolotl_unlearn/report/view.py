@@ -573,7 +573,7 @@ def _plain(value: Any) -> float:
 
 
 def _p(value: float) -> str:
-    return "< .001" if value < 0.001 else f"{value:.3f}".lstrip("0")
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def attack_title(name: str) -> str:

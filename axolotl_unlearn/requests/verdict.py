@@ -19,7 +19,7 @@ from axolotl_unlearn.requests.request import Request
 Line = Mapping[str, Any]
 
 SHOWN, REFUSED, NOT_SHOWN = "shown", "refused", "not shown"
-#: Findings of the verdict that speak against handing over; what "forgotten" asks (a score of .8)
+#: Findings of the verdict that speak against handing over; what "forgotten" asks (a score of 0.8)
 #: is not the level of a model that never saw the rows.
 AGAINST = ("collapse", "gate", "told", "recited", "kept", "attack", "inside")
 #: Readings of the audit that do.
@@ -31,10 +31,10 @@ CONTROL = 0.5
 #: Extraction strength above the teacher's from which a row counts as learned word by word. It is
 #: still said while more than half of that is left.
 LEARNED = 0.2
-#: Rise of the loss of kept rows, nats a token: a tenth makes each token .9 times as likely.
+#: Rise of the loss of kept rows, nats a token: a tenth makes each token 0.9 times as likely.
 KEPT_NATS = 0.1
 #: Least change: Frobenius norm relative to the weights', and nats a token of any row. A bfloat16
-#: weight that changes at all changes by .004 of itself.
+#: weight that changes at all changes by 0.004 of itself.
 LEAST_NORM, LEAST_NATS = 1e-6, 0.01
 
 

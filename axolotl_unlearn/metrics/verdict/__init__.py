@@ -9,7 +9,7 @@ clusters (rows of a document, documents of an author), clusters are what is inde
 
 With a retrained model in the results it is the judge: every attack's AUC is compared with its
 AUC on the same texts (paired), and a test of equivalence has to show that the difference is
-below a stated margin. Without one AUCs are compared with .5 and an interval has to lie inside a
+below a stated margin. Without one AUCs are compared with 0.5 and an interval has to lie inside a
 band.
 
 What is read of results.json has its types in `metrics.results`. results.json holds facts and no

@@ -376,7 +376,7 @@ def wrecks(attack: Mapping[str, Any]) -> bool:
     """Whether a relearning attack's own training did away with the text: at every number of steps
     less than half of it is left, so a gentler attacker would see more.
 
-    Example: .72 recalled before, .05 after 20 steps.
+    Example: 0.72 recalled before, 0.05 after 20 steps.
     """
     if attack.get("attack") != "relearn":
         return False

@@ -30,7 +30,7 @@ THRESHOLDS: dict[str, Threshold] = {
     "alpha": Threshold(1 - LEVEL, "false alarms among models that do not differ: one in twenty"),
     "auc_margin": Threshold(
         MARGIN,
-        "an AUC within .1 of the retrained model's: of 100 pairs (member, non-member) at most ten "
+        "an AUC within 0.1 of the retrained model's: of 100 pairs (member, non-member) at most ten "
         "more are put in order than by a model that never saw the text",
     ),
     "tail_fpr": Threshold(LOW_FPR, "1 % false alarms, as in arXiv 2112.03570"),
@@ -63,7 +63,7 @@ THRESHOLDS: dict[str, Threshold] = {
         0.05, "a cell whose official ROUGE-L (ASCII only) is off by this is judged by every script"
     ),
     "gate": Threshold(
-        semeval.GATE_SHARE, "share of the original's utility, as .371 of .495 in SemEval-2025"
+        semeval.GATE_SHARE, "share of the original's utility, as 0.371 of 0.495 in SemEval-2025"
     ),
     "power": Threshold(0.8, "chance of finding a difference that is called findable"),
 }
@@ -418,7 +418,7 @@ def _share_bounds(share: float, n: int) -> tuple[float, float]:
 def recited(model: Model, retrained: Model | None) -> Finding:
     """Texts that come out word for word though a model that never saw them does not say them.
 
-    The bar of a row is .5 above the retrained model's extraction strength of it; without one .5
+    The bar of a row is 0.5 above the retrained model's extraction strength of it; without one 0.5
     above the largest of held-out texts, or the whole text. Answers of ten tokens and more, and
     second halves of members.
     """
@@ -455,7 +455,7 @@ def recited_rows(mine: Extraction, theirs: Extraction | None) -> list[int]:
 
 def chance_strength(held: Sequence[float]) -> float:
     """What a strength is compared with where no retrained model is: the largest of held-out texts,
-    at most .5, so that a whole text (1) is found."""
+    at most 0.5, so that a whole text (1) is found."""
     return min(max(held, default=0.0), 1 - THRESHOLDS["recited"].value)
 
 

@@ -63,10 +63,10 @@ HEADLINES = {
 }
 
 
-#: What AUCs beside .5 cannot see.
+#: What AUCs beside 0.5 cannot see.
 ALONE = (
     " Without a retrained model in the table, how close this is to the true target stays open: "
-    "members pushed both ways, or all to one loss, leave an AUC near .5."
+    "members pushed both ways, or all to one loss, leave an AUC near 0.5."
 )
 
 
@@ -147,7 +147,7 @@ def name_of(attack: str) -> str:
 
 
 def p_value(value: float) -> str:
-    return f"{value:.3f}" if value >= 0.001 else "< .001"
+    return f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
 
 def _auc(model: Model) -> str:
