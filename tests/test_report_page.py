@@ -133,7 +133,7 @@ def test_the_audit_list_is_sorted_without_a_script(tmp_path):
     table = page[page.index(f'id="{first}"') : page.index(f'id="{second}"')]
     rows = re.findall(r'style="--k0:(\d);--k1:(\d);.*?<th scope="row">(\w)', table)
     assert rows == [("0", "1", "a"), ("1", "0", "b"), ("2", "2", "c")]  # as listed; by loss
-    assert "0.10 before" in table and "3.00 retrained" in table and "&lt; .001" in table
+    assert "0.10 before" in table and "3.00 retrained" in table and "&lt; 0.001" in table
 
 
 def test_the_learned_attack_stands_beside_the_others(tmp_path):
@@ -144,7 +144,7 @@ def test_the_learned_attack_stands_beside_the_others(tmp_path):
     results["models"][1]["learned"] = {"auc": 0.97, "p": 0.0002, "against": "retrained"}
     page = write_report(results, tmp_path / "r.html").read_text()
     row = page[page.index("Learned attack") :].partition("</tr>")[0]
-    assert "0.97" in row and "p &lt; .001" in row and row.count("n/a") == len(results["models"]) - 1
+    assert "0.97" in row and "p &lt; 0.001" in row and row.count("n/a") == len(results["models"]) - 1
 
 
 def test_long_ids_are_cut_where_that_tells_them_apart():
@@ -169,7 +169,7 @@ def test_only_differences_from_the_retrained_model_are_listed(tmp_path):
     }
     page = write_report(results, tmp_path / "r.html").read_text()
     table = page.split('id="distance-from-the-retrained-model"')[1].split("</section>")[0]
-    assert "-0.20<small>p .004</small>" in table and "-0.40" not in table
+    assert "-0.20<small>p 0.004</small>" in table and "-0.40" not in table
     assert table.count('scope="row"') == 1 and "of 4 tested" in table
     del results["models"][1]["distance"]["utility"]
     page = write_report(results, tmp_path / "r.html").read_text()

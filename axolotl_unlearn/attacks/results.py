@@ -121,7 +121,7 @@ def table(result: Mapping[str, Any]) -> Any:
 
     title = f"{result['title']}: {result['model']} (n {result['rows'][0]['n']} rows)"
     grid = Table(title=title, box=box.SIMPLE_HEAD)
-    grid.add_column("variant")
+    grid.add_column("variant", overflow="fold")
     grid.add_column("measure", no_wrap=True)
     headings = ["before", "after", "gain"]
     if any("above_control" in row for row in result["rows"]):
@@ -149,7 +149,7 @@ def table(result: Mapping[str, Any]) -> Any:
 
 def _with_interval(figure: Mapping[str, float], sign: str = "") -> str:
     """Two lines: the figure, and its interval."""
-    low, high = (f"{figure[end]:{sign}.2f}" for end in ("low", "high"))
+    low, high = (f"{figure[end]:.2f}" for end in ("low", "high"))
     return f"{figure['value']:{sign}.3f}\n{low}{', ' if sign else '-'}{high}"
 
 
