@@ -144,7 +144,9 @@ def test_the_learned_attack_stands_beside_the_others(tmp_path):
     results["models"][1]["learned"] = {"auc": 0.97, "p": 0.0002, "against": "retrained"}
     page = write_report(results, tmp_path / "r.html").read_text()
     row = page[page.index("Learned attack") :].partition("</tr>")[0]
-    assert "0.97" in row and "p &lt; 0.001" in row and row.count("n/a") == len(results["models"]) - 1
+    assert (
+        "0.97" in row and "p &lt; 0.001" in row and row.count("n/a") == len(results["models"]) - 1
+    )
 
 
 def test_long_ids_are_cut_where_that_tells_them_apart():
