@@ -18,7 +18,7 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard leaderboard-real test test-quick test-stack test-pythons test-newest fuzz test-faults quality format bench bench-counts bench-gpu docs-tables clean
+.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard leaderboard-real test test-quick test-stack test-pythons test-newest fuzz test-faults quality format bench bench-counts bench-gpu docs-tables site clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -128,6 +128,9 @@ bench-gpu: setup  ## the paper's recipe at full size on one GPU
 docs-tables: setup  ## write the tables of README and docs from research/results
 	python research/tables.py
 	python docs/generate.py
+
+site: setup  ## build the documentation as a site in out/site; dead links fail
+	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 
 clean:  ## remove what runs have written
 	rm -rf out
