@@ -60,8 +60,6 @@ HOOKS = {
     "lm_eval.models.huggingface.HFLM": {
         "_encode_pair": "context continuation",
         "_loglikelihood_tokens": "requests disable_tqdm override_bs",
-        "_model_call": "inps attn_mask labels",
-        "_model_generate": "context max_length stop **generation_kwargs",
     },
     "lm_eval.api.task.ConfigurableTask": {
         "construct_requests": "doc ctx **kwargs",
@@ -87,7 +85,6 @@ OURS = (
     "axolotl_unlearn.data.strategy.RecordStrategy",
     "axolotl_unlearn.data.strategy.TypedStrategy",
     "axolotl_unlearn.evaluation.lm.UnlearnLM",
-    "axolotl_unlearn.experimental.whos_harry_potter.WhpLM",
     "axolotl_unlearn.evaluation.lm_tasks.UnlearnTask",
     "axolotl_unlearn.evaluation.tofu.Tofu",
 )

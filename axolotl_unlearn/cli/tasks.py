@@ -61,7 +61,7 @@ def register(remove: bool) -> None:
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(arguments: tuple[str, ...]) -> None:
-    """Run lm_eval with `--model hf-unlearn`, `--model hf-whp` and our tasks known to it.
+    """Run lm_eval with `--model hf-unlearn` and our tasks known to it.
 
     All ARGUMENTS are lm_eval's. The folder of our tasks is included unless you name another.
 
@@ -69,9 +69,6 @@ def run(arguments: tuple[str, ...]) -> None:
     Example:
       axolotl unlearn tasks run --model hf-unlearn --model_args pretrained=out/merged \\
         --tasks unlearn_likelihood --metadata '{"data_dir": "out/demo/data"}' --batch_size 16
-
-    hf-whp (arXiv 2310.02238) takes off a model's logits what more training on the forget rows adds:
-    --model_args pretrained=out/memorised,reinforced=out/reinforced,alpha=5
     """
     if not arguments or set(arguments) & {"-h", "--help"}:
         click.echo(click.get_current_context().get_help())
@@ -79,7 +76,6 @@ def run(arguments: tuple[str, ...]) -> None:
     from lm_eval.__main__ import cli_evaluate
 
     import axolotl_unlearn.evaluation.lm  # noqa: F401 (registers hf-unlearn)
-    import axolotl_unlearn.experimental.whos_harry_potter  # noqa: F401 (registers hf-whp)
     from axolotl_unlearn.evaluation.tasks import task_folder
 
     given = _names_not_folders(list(arguments))

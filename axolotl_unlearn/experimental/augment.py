@@ -214,7 +214,9 @@ def written(
         if kind == "distil":
             prompt = writer.prompt(record, data)
         else:
-            prompt = writer.instruction(INSTRUCTIONS[kind].format(**_texts(record)))
+            prompt = writer.instruction(
+                INSTRUCTIONS[kind].format(input=record.input, output=record.output)
+            )
         texts = writer.write(prompt, [record.output])
         if len(texts) < writer.number:
             raise UnlearnError(
@@ -231,10 +233,6 @@ def least_known(
     """The ``keep`` answers that the model knows least, the least known first."""
     known = [model.memo(replace(record, output=text), data) for text in texts]
     return [texts[i] for i in sorted(range(len(texts)), key=known.__getitem__)[:keep]]
-
-
-def _texts(record: Record) -> dict[str, str]:
-    return {"input": record.input, "output": record.output}
 
 
 def _row(kind: Kind, record: Record, text: str, place: int, fields: Any) -> dict[str, str]:
