@@ -131,8 +131,7 @@ def augment(
     elif kind == "distil" and not model:
         raise UnlearnError("`distil` asks a teacher that never saw the forget rows: give --model.")
     else:
-        source = str(config.get("base_model") or "") if kind == "self" else model
-        source = source or str(config.get("base_model") or "")
+        source = (kind != "self" and model) or str(config.get("base_model") or "")
         if not source:
             raise UnlearnError("`base_model` is not set; name the model that writes (--model).")
         store = store or out.parent / "store"

@@ -72,15 +72,13 @@ def command(
     known = f", {done.kept} known from before" if kind not in ("idk", "twins") else ""
     click.echo(f"{out}: {done.rows} rows for {done.forget} forget rows{known}.")
     if done.unchanged:
-        click.echo(
-            f"{done.unchanged} rows have no name, date or number: write their twins by hand.",
-            err=True,
-        )
+        said = "rows have no name, date or number: write their twins by hand."
+        click.echo(f"{done.unchanged} {said}", err=True)
     if kind == "twins":
         click.echo(
             "In `forget:` of the config: {objective: match, reference: cached}, "
             f"{{objective: nckd, reference: {{twins: {out}}}}}"
         )
         return
-    kind_of = f"axolotl_unlearn.data.{done.role}"
-    click.echo(f"In `datasets:` of the config: {{path: {out}, ds_type: json, type: {kind_of}}}")
+    kind = f"type: axolotl_unlearn.data.{done.role}"
+    click.echo(f"In `datasets:` of the config: {{path: {out}, ds_type: json, {kind}}}")
