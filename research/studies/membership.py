@@ -1,18 +1,21 @@
-"""Every registered attack on the models of two worlds, in one file and one picture.
+"""Every registered attack on the demo's models, in one file and one picture.
 
-    axolotl unlearn attack membership original=M merged=M retrained=M --control OTHER \\
-        --data out/demo/data --out out/demo/attacks
-    python -m research.studies.membership "the demo=out/demo/attacks/membership.json" ...
+    axolotl unlearn attack membership original=out/demo/memorised merged=out/demo/merged \\
+        --control out/demo/retrained --data out/demo/data --out out/a
+    axolotl unlearn attack membership retrained=out/demo/retrained --data out/demo/data --out out/b
+    python -m research.studies.membership "the demo=out/a/membership.json,out/b/membership.json" \\
+        "match=research/results/never-seen-ninth.json"
 
-Each world is judged beside a control of the attacker's own: another retrained model, or the public
-model from before. The *retrained* model is each attack's null: it never saw a member.
+The *retrained* model is each attack's null: it never saw a member. Attacks that compare with a
+control are not made on it, because it is the control. `match` needs a model with a life before
+its fine-tuning, so it comes from the seeds of the `never-seen` study.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +31,35 @@ PICTURE = ROOT / "docs" / "images" / "membership.png"
 COLOURS = {"original": "#c8553d", "merged": "#1b6ca8", "match": "#588157", "retrained": "#222222"}
 
 
-def gathered(worlds: Mapping[str, Path]) -> dict[str, Any]:
-    """Figures of ``membership.json`` files, without paths and texts."""
+def gathered(worlds: Mapping[str, Sequence[Path]], seed: str | None = None) -> dict[str, Any]:
+    """Figures of ``membership.json`` files (several of one world: of its models), or of a seed of
+    a finished `never-seen` study, without paths and texts."""
     found: dict[str, Any] = {}
-    for world, path in worlds.items():
-        content = json.loads(path.read_text("utf-8"))
-        blind = content["blind"]["baselines"]
-        found[world] = {
-            "n": [content["members"], content["nonmembers"]],
-            "blind": {name: [one["auc"], one["low"], one["high"]] for name, one in blind.items()},
-            "models": {
+    for world, paths in worlds.items():
+        models: dict[str, Any] = {}
+        blind: dict[str, Any] = {}
+        for content in (json.loads(path.read_text("utf-8")) for path in paths):
+            if "seeds" in content:  # made before the registry: its attacks alone
+                told = content["seeds"][seed or next(iter(content["seeds"]))]["models"]
+                models |= {
+                    name: {
+                        attack: [row["auc"], *row["interval"]]
+                        for attack, row in told[name]["attacks"].items()
+                    }
+                    for name in COLOURS
+                }
+                continue
+            blind = content["blind"]["baselines"]
+            models |= {
                 name: {
                     attack: [row["auc"], row["low"], row["high"], row["p_corrected"]]
                     for attack, row in model["attacks"].items()
                     if "missing" not in row
                 }
                 for name, model in content["models"].items()
-            },
-        }
+            }
+        blind = {name: [one["auc"], one["low"], one["high"]] for name, one in blind.items()}
+        found[world] = {"blind": blind, "models": models}
     return {"schema": "membership", "version": __version__, "worlds": found}
 
 
@@ -61,7 +75,7 @@ def tables(content: Mapping[str, Any]) -> dict[str, Table]:
     made = {}
     for world, found in content["worlds"].items():
         models = found["models"]
-        attacks = next(iter(models.values()))
+        attacks = dict.fromkeys(name for one in models.values() for name in one)
         rows = [[name, *(cell(one.get(name)) for one in models.values())] for name in attacks]
         rows += [
             [f"{name} (no model)", *[cell(row)] * len(models)]
@@ -74,14 +88,15 @@ def tables(content: Mapping[str, Any]) -> dict[str, Table]:
 def picture(content: Mapping[str, Any]) -> Figure:
     """A panel a world: attacks from top to bottom, a point and its interval for each model."""
     worlds = content["worlds"]
+    every = [one for found in worlds.values() for one in found["models"].values()]
+    attacks = list(dict.fromkeys(name for one in every for name in one))
     figure = Figure(figsize=(9.5, 5.6), layout="constrained")
     panels = figure.subplots(1, len(worlds), sharey=True, squeeze=False)[0]
     for axes, (world, found) in zip(panels, worlds.items(), strict=True):
         models = found["models"]
-        attacks = list(next(iter(models.values())))
         for number, (name, rows) in enumerate(models.items()):
             shift = (number - (len(models) - 1) / 2) * 0.19
-            at = [(place + shift, rows[attack]) for place, attack in enumerate(attacks)]
+            at = [(n + shift, rows[attack]) for n, attack in enumerate(attacks) if attack in rows]
             values = [row[0] for _, row in at]
             spans = [[r[0] - r[1] for _, r in at], [r[2] - r[0] for _, r in at]]
             axes.errorbar(
@@ -92,16 +107,20 @@ def picture(content: Mapping[str, Any]) -> Figure:
         axes.set(title=world, xlabel="AUC", xlim=(-0.02, 1.02), ylim=(len(attacks) - 0.5, -0.5))
         axes.set_yticks(range(len(attacks)), attacks)
         axes.grid(axis="x", alpha=0.25)
-    panels[-1].legend(fontsize=8, loc="lower left")
+    panels[-1].legend(fontsize=8, loc="lower right")
     return figure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("worlds", nargs="+", help="NAME=membership.json")
+    parser.add_argument("worlds", nargs="+", help="NAME=FILE, several with commas between")
+    parser.add_argument("--seed", help="Of a study's file; the first without.")
     given = parser.parse_args()
-    worlds = {name: Path(path) for name, _, path in (one.partition("=") for one in given.worlds)}
-    content = gathered(worlds)
+    worlds = {
+        name: [Path(path) for path in paths.split(",")]
+        for name, _, paths in (one.partition("=") for one in given.worlds)
+    }
+    content = gathered(worlds, given.seed)
     write_json(RESULTS, content)
     picture(content).savefig(PICTURE, dpi=130)
 

@@ -238,7 +238,7 @@ def test_a_table_and_a_picture_of_membership(tmp_path):
         },
     }  # fmt: skip
     (tmp_path / "m.json").write_text(json.dumps(content), "utf-8")
-    found = membership.gathered({"demo here": tmp_path / "m.json"})
+    found = membership.gathered({"demo here": [tmp_path / "m.json"]})
     assert membership.tables(found)["demo"] == {
         "columns": ["attack", "original", "retrained"],
         "rows": [
