@@ -100,6 +100,7 @@ CASES = {
     "request audit": ("{model} {requests} --device cpu --quiet", "lines"),
     "request clean": ("{out} --dry-run", "error"),
     "request erase": ("{requests}/r1", "items"),
+    "request export": ("{requests}/r1 --out {archive}", "due"),
     "request list": ("{requests}", "requests"),
     "request new": ("{finetune.yml} --where id=p3 --out {requests}/r2", "counts"),
     "request plan": ("{requests}/r2", "auto"),

@@ -51,3 +51,22 @@ def as_typed(context: click.Context) -> str:
             continue
         words += [option.opts[0], *([] if option.is_flag else [str(context.params[option.name])])]
     return shlex.join(words)
+
+
+def lines(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[str]:
+    """Values; ``@FILE`` stands for the lines of a file, ``@-`` for those of the standard input."""
+    found: list[str] = []
+    for text in given:
+        if text.startswith("@@"):
+            found.append(text[1:])
+        elif text.startswith("@"):
+            with click.open_file(text[1:], encoding="utf-8") as file:
+                found += [line for line in file.read().splitlines() if line.strip()]
+        else:
+            found.append(text)
+    return found
+
+
+def one_value(context: click.Context, option: click.Parameter, given: str) -> str:
+    """Likewise of an option that is given once."""
+    return " ".join(lines(context, option, (given,)))

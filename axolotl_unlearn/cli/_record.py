@@ -16,6 +16,8 @@ from axolotl_unlearn.cli._json import answer
 def verify_(folder: Path, model: str | None, public_key: Path | None) -> None:
     """Compare ledger, record, model, data and signature of the request in FOLDER.
 
+    FOLDER may be the file that `request export` wrote.
+
     Exit code 2 and one sentence at the first thing that is not as it was.
 
     \b
@@ -23,9 +25,9 @@ def verify_(folder: Path, model: str | None, public_key: Path | None) -> None:
       axolotl unlearn request verify requests/2026-001
       axolotl unlearn request verify requests/2026-001 --model out/deployed --public-key key.pub
     """
-    from axolotl_unlearn.requests.record import verify
+    from axolotl_unlearn.requests import export, record
 
-    said = verify(folder, model, public_key)
+    said = (export if folder.is_file() else record).verify(folder, model, public_key)
     answer(says=said)
     click.echo("\n".join(said))
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli import _audit, _clean, _record, _suppress, _ways
+from axolotl_unlearn.cli import _audit, _clean, _export, _record, _suppress, _ways
 from axolotl_unlearn.cli._json import answer
+from axolotl_unlearn.cli._options import lines
 from axolotl_unlearn.cli._requests import COMMANDS
 from axolotl_unlearn.errors import UnlearnError
 
@@ -27,24 +28,10 @@ def command() -> None:
     """
 
 
-def _lines(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[str]:
-    """Values; ``@FILE`` stands for the lines of a file, ``@-`` for those of the standard input."""
-    found: list[str] = []
-    for text in given:
-        if text.startswith("@@"):
-            found.append(text[1:])
-        elif text.startswith("@"):
-            with click.open_file(text[1:], encoding="utf-8") as file:
-                found += [line for line in file.read().splitlines() if line.strip()]
-        else:
-            found.append(text)
-    return found
-
-
 def _pairs(
     context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> list[tuple[str, str]]:
-    found = [text.partition("=") for text in _lines(context, option, given)]
+    found = [text.partition("=") for text in lines(context, option, given)]
     for number, (name, equals, _value) in enumerate(found, start=1):
         if not (name and equals):
             raise UnlearnError(f"--where, value {number}: it must be FIELD=VALUE.")
@@ -57,12 +44,12 @@ def _pairs(
 @click.option(
     "--where", multiple=True, callback=_pairs, help="FIELD=VALUE; of nested objects meta.id=..."
 )
-@click.option("--person", "people", multiple=True, callback=_lines, help="Rows with this name.")
-@click.option("--contains", multiple=True, callback=_lines, help="Rows with this text.")
-@click.option("--matches", "patterns", multiple=True, callback=_lines, help="Regular expression.")
+@click.option("--person", "people", multiple=True, callback=lines, help="Rows with this name.")
+@click.option("--contains", multiple=True, callback=lines, help="Rows with this text.")
+@click.option("--matches", "patterns", multiple=True, callback=lines, help="Regular expression.")
 @click.option("--rows", type=_FILE, help="Rows as they stand in the training data.")
 @click.option(
-    "--documents", multiple=True, callback=_lines, help="Values of `document` or `id`, with commas."
+    "--documents", multiple=True, callback=lines, help="Values of `document` or `id`, with commas."
 )
 @click.option(
     "--subjects",
@@ -234,5 +221,6 @@ for _one in (
     _audit.command,
     _clean.command,
     _suppress.command,
+    _export.command,
 ):
     command.add_command(_one)

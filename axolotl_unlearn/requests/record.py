@@ -429,7 +429,7 @@ def verify(
         }:
             raise UnlearnError(f"{path} is not in the record: it was added.")
     said += suppress.checked(folder.parent)
-    said.append(_check_signature(folder, public_key))
+    said.append(check_signature(folder, public_key))
     return said
 
 
@@ -572,7 +572,7 @@ def sign(folder: Path | str, private_key: Path | str) -> Path:
     return folder / SIGNATURE
 
 
-def _check_signature(folder: Path, public_key: Path | str | None) -> str:
+def check_signature(folder: Path, public_key: Path | str | None) -> str:
     path = folder / SIGNATURE
     if public_key is None:
         return (
