@@ -41,8 +41,8 @@ VERIFY = """How to verify this file
 
 The first line compares every byte with manifest.json, the record with the entries of the ledger,
 and the pages with the record. The second one compares the files of a model with the record, and
-the signature of the record with the public key of whoever made it. Only a signature, or a copy of the
-ledger that was kept elsewhere, says who wrote the record.
+the signature of the record with the public key of whoever made it. Only a signature, or a copy of
+the ledger that was kept elsewhere, says who wrote the record.
 """
 
 
