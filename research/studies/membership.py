@@ -107,7 +107,7 @@ def picture(content: Mapping[str, Any]) -> Figure:
         axes.set(title=world, xlabel="AUC", xlim=(-0.02, 1.02), ylim=(len(attacks) - 0.5, -0.5))
         axes.set_yticks(range(len(attacks)), attacks)
         axes.grid(axis="x", alpha=0.25)
-    panels[-1].legend(fontsize=8, loc="lower right")
+    panels[-1].legend(fontsize=8, loc="lower left")
     return figure
 
 
