@@ -28,6 +28,7 @@ _TOKENIZER = (
     "vocab.json",
     "merges.txt",
 )
+SERVERS = ("http://", "https://")
 _CONFIG = ("config.json", "generation_config.json", ADAPTER_CONFIG)
 
 
@@ -44,6 +45,11 @@ class ModelSpec:
     name: str
     model: str
     adapter: str | None = None
+
+    @property
+    def served(self) -> bool:
+        """Whether a server answers for it."""
+        return self.model.startswith(SERVERS)
 
     @property
     def source(self) -> str:
@@ -93,6 +99,8 @@ def _parse(text: str) -> ModelSpec:
 
 def _name_of(source: str) -> str:
     """Last part of a path; "merged" of an adapter run is named after the run."""
+    if source.startswith(SERVERS):
+        return "served"
     path = Path(source.rstrip("/"))
     if path.name == "merged" and (path.parent / ADAPTER_CONFIG).is_file():
         return path.parent.name
@@ -100,6 +108,8 @@ def _name_of(source: str) -> str:
 
 
 def _checked(spec: ModelSpec) -> ModelSpec:
+    if spec.served:
+        return spec
     folder = Path(spec.model)
     if folder.is_file():
         raise UnlearnError(f"model {spec.name!r}: {folder} is a file; name the model's folder.")
@@ -210,6 +220,11 @@ def load_tokenizer(spec: ModelSpec) -> Any:
     """The model's tokenizer; the adapter's own where the base has none, or has fewer tokens."""
     from transformers import AutoTokenizer
 
+    if spec.served:
+        raise UnlearnError(
+            f"model {spec.name!r}: {spec.model} is a server, which gives no weights: give a folder "
+            "(`axolotl unlearn eval` alone asks servers)."
+        )
     load = AutoTokenizer.from_pretrained
     places = [folder for folder in spec.folders if (folder / "tokenizer_config.json").is_file()]
     try:

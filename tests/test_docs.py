@@ -169,6 +169,20 @@ def test_example_blocks_are_valid(path):
         parse_unlearn(cfg["unlearn"])
 
 
+def test_what_runs_where_names_its_tests():
+    """Each cell: "by reading", or a word and the test that shows it."""
+    page = text(ROOT / "docs" / "reliability.md")
+    table = page.partition("## What runs where")[2].partition("\n*tested*")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows[1:]] == [
+        *("one process", "DDP", "FSDP2", "ZeRO-2", "ZeRO-3", "Ray")
+    ]
+    for cell in (cell for row in rows[1:] for cell in row[1:] if cell != "by reading"):
+        word, file, test = re.fullmatch(r'\[([\w ]+)\]\(\.\./(\S+) "(\w+)"\)', cell).groups()
+        assert word in ("tested", "loss and gradient tested", "refused")
+        assert f"def {test}(" in text(ROOT / file)
+
+
 def test_no_path_of_one_machine_in_tracked_files():
     import subprocess
 

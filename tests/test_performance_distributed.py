@@ -44,6 +44,21 @@ def test_ddp_and_fsdp2_give_the_gradient_of_one_process(tmp_path, forks_on_cpu):
         assert max(result[f"zero {level}"] for level in (1, 2, 3)) < 1e-5
 
 
+@pytest.mark.slow
+def test_full_fine_tuning_in_parts_gives_the_loss_and_gradient_of_one_process(
+    tmp_path, forks_on_cpu
+):
+    """Every objective under FSDP2, the starting model asked in its parts; also as a resumed run has
+    it, which reads what was said."""
+    out = tmp_path / "result.json"
+    launch([*TORCHRUN, str(ROOT / "tests/two_ranks_sharded.py"), str(out)])
+    found = json.loads(out.read_text())
+    assert {one["sees"] for one in found.values()} == {"labels", "pairs", "distributions", "hidden"}
+    for name, one in found.items():
+        assert one["largest"] > 0.1, name
+        assert max(one["loss"], one["gradient"]) < 1e-6, (name, one)
+
+
 #: Under torchrun Axolotl asks a torch that is built for CUDA about peers: an error without a GPU.
 needs_other_torch = pytest.mark.skipif(
     torch.version.cuda is not None and not torch.cuda.is_available(),

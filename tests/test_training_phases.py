@@ -200,7 +200,9 @@ SHARDED = {"fsdp_config": {"x": 1}, "adapter": "lora"}
             {"surgery": "pcgrad"},
             "use_reentrant: false",
         ),
-        (SHARDED | {"lora_model_dir": "out/x"}, {}, "a starting adapter under FSDP"),
+        (SHARDED | {"lora_model_dir": "out/x"}, {}, "set `fsdp_version: 2`"),
+        ({"use_ray": True}, {}, "`use_ray: True` does not go"),
+        (SHARDED, {"reference": "frozen_copy"}, "which no process has under FSDP"),
         (SHARDED, {"reference": {"adapter": "."}}, "cannot be switched in under FSDP"),
         ({}, {"reference": {"model": "./not-there"}}, "`reference.model: ./not-there` does not"),
     ],
@@ -210,6 +212,15 @@ def test_faults_beside_other_settings(cfg, block, says):
     args = parse_unlearn(block if {"phases", "preset"} & set(block) else SIDES | block)
     assert any(says in fault for fault in _setting_faults(cfg, args))
     assert not _setting_faults({"adapter": "lora"}, parse_unlearn(SIDES | {"surgery": "gu"}))
+
+
+@pytest.mark.parametrize("start", [{}, {"adapter": "lora", "lora_model_dir": "."}])
+@pytest.mark.parametrize("reference", ["auto", "cached", {"model": "."}])
+@pytest.mark.parametrize("way", [{"fsdp_version": 2, "fsdp_config": {"x": 1}},
+                                 {"deepspeed": "zero3.json"}])  # fmt: skip
+def test_full_fine_tuning_in_parts_is_taken(start, reference, way):
+    args = parse_unlearn(SIDES | {"reference": reference})
+    assert not _setting_faults(way | start, args)
 
 
 # -- surgery -------------------------------------------------------------------------------------

@@ -198,10 +198,15 @@ def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
         )
     sharded = cfg.get("fsdp_config") or cfg.get("fsdp") or _stage(cfg.get("deepspeed")) == 3
     fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")
-    if sharded and modes and (not fresh or "frozen_copy" in modes):
+    if sharded and "frozen_copy" in modes:
         found.append(
-            "full fine-tuning or a starting adapter under FSDP or ZeRO-3 has no reference that "
-            "stays sharded; use a fresh `adapter: lora` (reference by adapter off) or DDP."
+            "`reference: frozen_copy` swaps whole weights in, which no process has under FSDP or "
+            "ZeRO-3; use `auto`, which asks the starting model before the first step."
+        )
+    if sharded and modes and not fresh and cfg.get("fsdp_config") and cfg.get("fsdp_version") != 2:
+        found.append(
+            "the starting model of full fine-tuning or of a starting adapter can be asked in its "
+            "parts under FSDP2 only; set `fsdp_version: 2`, or give `reference: {model: BASE}`."
         )
     for reference in references:
         if sharded and reference.twins:

@@ -261,10 +261,10 @@ class Features(Labels):
 
     def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
         rows = self._rows_seen()
-        if len(rows) == 0:
-            return Terms(policy.zero)
         features = self.features(policy, rows)
         where = reference.pull(rows, features)
+        if len(rows) == 0:
+            return Terms(policy.zero)
         return self.entry.objective.function(features, *where, **self.entry.args.parameters)
 
     def features(self, policy: ForwardResult, rows: Tensor) -> Tensor:
@@ -276,7 +276,7 @@ class Features(Labels):
             where = self.positions[row]
             mean, sd = policy.moments[row, where].unbind(-1)
             features.append(token_features(policy.logp[row, where], mean, sd))
-        return torch.stack(features)
+        return torch.stack(features) if features else policy.logp.new_zeros(0, 0)
 
 
 class Inside(Features):

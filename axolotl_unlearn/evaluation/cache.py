@@ -41,6 +41,10 @@ class Cache(Store):
 
     def weights(self, spec: ModelSpec) -> str:
         """Digest of a model's weights, configs and tokenizer; files are read once."""
+        if spec.served:
+            from axolotl_unlearn.evaluation.served import Served
+
+            return self.workers.first(lambda: Served(spec.model).digest())
         digest = self.workers.first(lambda: weights_digest(spec, self.files))
         self.put("files", self.files)
         return digest

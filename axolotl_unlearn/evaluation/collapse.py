@@ -61,8 +61,11 @@ class CollapseChecker:
         self.cache.put(key, report)
         return report
 
-    def _losses(self, texts: Sequence[str], bar: str) -> list[float]:
-        """Mean loss of each text under the original, which is loaded for it."""
+    def _losses(self, texts: Sequence[str], bar: str) -> list[float] | None:
+        """Mean loss of each text under the original, which is loaded for it; None where that is a
+        server."""
+        if self.before.served:
+            return None
         workers = self.cache.workers
         tokenizer = load_tokenizer(self.before)
         model = load(self.before, self.settings, workers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from axolotl_unlearn.errors import UnlearnError
@@ -16,6 +17,7 @@ from axolotl_unlearn.models import ModelSpec, load_model
 if TYPE_CHECKING:
     from axolotl_unlearn.data.records import Record
     from axolotl_unlearn.evaluation.mmlu import Option
+    from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -65,14 +67,25 @@ def measure(
 ) -> Measured:
     """Everything but the generic questions."""
     found = Measured()
-    _measure_likelihoods(model, tokenizer, sets, settings, found, cache, key, bars, name)
+    if getattr(model, "scores", True):
+        _measure_likelihoods(model, tokenizer, sets, settings, found, cache, key, bars, name)
+    else:
+        bars.note(
+            f"note: {name}: this server gives no log-probs of a prompt (`echo`), so loss, attacks, "
+            "extraction and utility are not measured."
+        )
     _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name)
     count_outputs(found, sets)
     return found
 
 
 def load(spec: ModelSpec, settings: Settings, workers: Workers) -> Any:
-    """The model where these settings put it: on this process' device, or spread over several."""
+    """The model where these settings put it: on this process' device, spread over several, or on
+    its server."""
+    if spec.served:
+        from axolotl_unlearn.evaluation.served import Served
+
+        return Served(spec.model)
     return load_model(
         spec,
         dtype=torch_dtype(settings.dtype),
@@ -131,6 +144,7 @@ def _measure_likelihoods(
         score_texts,
     )
     from axolotl_unlearn.evaluation.continuations import encode_pairs
+    from axolotl_unlearn.evaluation.served import Served
     from axolotl_unlearn.metrics.learned import text_features
     from axolotl_unlearn.metrics.memorisation import (
         entropy,
@@ -141,20 +155,22 @@ def _measure_likelihoods(
     )
 
     workers, options = cache.workers, DataArgs(join=settings.join)
+    served = isinstance(model, Served)
 
     def documents(texts: Sequence[str]) -> list[dict[str, Any]]:
-        facts = workers.map(
-            lambda part: score_texts(model, tokenizer, part, on_batch=counting(advance, workers)),
-            texts,
-        )
+        count = counting(advance, workers)
+        if served:
+            facts = workers.map(lambda part: model.texts(part, count), texts)
+        else:
+            facts = workers.map(
+                lambda part: score_texts(model, tokenizer, part, on_batch=count), texts
+            )
         return [
             {
                 "loss": loss(one),
                 "min_k_20": -min_k(one, 0.2),
-                "min_k_plus_20": -min_k_plus(one, 0.2),
                 "min_k_40": -min_k(one, 0.4),
-                "entropy": entropy(one),
-                "features": text_features(one),
+                **({} if served else whole(one)),
                 # As of an answer whose prompt is the first half.
                 "extraction": extraction_strength(one[len(one) // 2 :]),
                 "tokens": len(one),
@@ -162,19 +178,33 @@ def _measure_likelihoods(
             for one in facts
         ]
 
+    def whole(one: TokenFacts) -> dict[str, Any]:
+        """What needs the distributions."""
+        return {
+            "min_k_plus_20": -min_k_plus(one, 0.2),
+            "entropy": entropy(one),
+            "features": text_features(one),
+        }
+
     def utility(questions: Sequence[Option]) -> list[int]:
         asked = [(option.context, option.continuations) for option in questions]
-        sums = workers.map(lambda part: score_options(model, tokenizer, part), asked)
+        score = model.options if served else partial(score_options, model, tokenizer)
+        sums = workers.map(score, asked)
         return [
             int(_best(row) == option.answer) for row, option in zip(sums, questions, strict=True)
         ]
 
     def extraction(records: Sequence[Record]) -> list[dict[str, Any]]:
-        pairs = encode_pairs(tokenizer, [(r.input, r.output) for r in records], options)
-        facts = workers.map(
-            lambda part: score_queries(model, part, on_batch=counting(advance, workers)),
-            [Query.of([*prompt, *answer], len(prompt)) for prompt, answer in pairs],
-        )
+        count = counting(advance, workers)
+        if served:
+            asked = [(r.input, settings.join + r.output) for r in records]
+            facts = workers.map(lambda part: model.pairs(part, count), asked)
+        else:
+            pairs = encode_pairs(tokenizer, [(r.input, r.output) for r in records], options)
+            facts = workers.map(
+                lambda part: score_queries(model, part, on_batch=count),
+                [Query.of([*prompt, *answer], len(prompt)) for prompt, answer in pairs],
+            )
         return [{"strength": extraction_strength(one), "tokens": len(one)} for one in facts]
 
     texts = [text for _, text in [*sets.member, *sets.nonmember]]
@@ -184,8 +214,9 @@ def _measure_likelihoods(
     found.attacks = {
         attack: [one[attack] for one in each]
         for attack in ("min_k_20", "min_k_plus_20", "min_k_40", "entropy")
+        if attack in (each or [{}])[0]
     }
-    found.features = [one["features"] for one in each]
+    found.features = [one["features"] for one in each if "features" in one]
     found.text_extraction = [one["extraction"] for one in each]
     found.text_tokens = [one["tokens"] for one in each]
     found.member_loss = losses[: len(sets.member)]
@@ -214,6 +245,7 @@ def _best(values: Sequence[float]) -> int:
 def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name) -> None:
     from axolotl_unlearn.evaluation.generate import generate_greedily
     from axolotl_unlearn.evaluation.generic import contains_answer
+    from axolotl_unlearn.evaluation.served import Served
     from axolotl_unlearn.metrics.semeval import row_score
 
     rows: dict[str, Row] = {row.key: row for row in sets.rows}
@@ -257,14 +289,18 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, nam
             cache.add_rows(key, done)
             count(numbers)
 
-        generate_greedily(
-            model,
-            tokenizer,
-            [row.record.input for row in todo],
-            max_new_tokens=settings.max_gen_toks,
-            batch_size=settings.batch_size,
-            on_batch=on_batch,
-        )
+        prompts = [row.record.input for row in todo]
+        if isinstance(model, Served):
+            model.generate(prompts, settings.max_gen_toks, on_batch)
+        else:
+            generate_greedily(
+                model,
+                tokenizer,
+                prompts,
+                max_new_tokens=settings.max_gen_toks,
+                batch_size=settings.batch_size,
+                on_batch=on_batch,
+            )
         for part in workers.gather(mine):
             for stored in part:
                 take(stored)

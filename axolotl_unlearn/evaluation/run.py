@@ -162,7 +162,7 @@ def evaluate(
             known = cache.get(asked) if questions else None
             if found is None or (questions and known is None):
                 started = time.perf_counter()
-                tokenizer = load_tokenizer(spec)
+                tokenizer = None if spec.served else load_tokenizer(spec)
                 model = load(spec, settings, workers)
                 if found is None:
                     found = measure(
@@ -170,7 +170,7 @@ def evaluate(
                     )
                     found.seconds = time.perf_counter() - started
                     cache.save(keys[spec.name], found, settings)
-                if questions and known is None:
+                if questions and known is None and not spec.served:
                     known = ask(model, tokenizer, questions, settings, workers, bars, spec.name)
                     cache.put(asked, known)
                 del model

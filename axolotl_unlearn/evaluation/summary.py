@@ -51,7 +51,7 @@ def summarise(
     """One entry of ``models`` in results.json."""
     rows = [row for row in sets.rows if row.key in found.values]
     cells, counts = semeval.cell_values((row.cell, found.values[row.key]) for row in rows)
-    texts = bool(sets.member and sets.nonmember)
+    texts = bool(found.member_loss and found.nonmember_loss)
     area = semeval.mia_auc(found.member_loss, found.nonmember_loss) if texts else None
     task = semeval.task_aggregate(cells)
     score = semeval.mia_score(area) if texts else None
@@ -71,8 +71,8 @@ def summarise(
         "n": {
             **counts,
             "cells": sum(count > 0 for count in counts.values()),
-            "member": len(sets.member),
-            "nonmember": len(sets.nonmember),
+            "member": len(found.member_loss),
+            "nonmember": len(found.nonmember_loss),
             "utility": len(found.options),
         },
         "intervals": intervals,
@@ -94,16 +94,16 @@ def summarise(
         "likelihood": {
             "member_loss": found.member_loss,
             "nonmember_loss": found.nonmember_loss,
-            "member_id": [name for name, _ in sets.member],
-            "nonmember_id": [name for name, _ in sets.nonmember],
-            **dict(zip(("member_cluster", "nonmember_cluster"), text_clusters(sets), strict=True)),
-            "attacks": attack_losses(found, sets),
+            "member_id": [name for name, _ in sets.member] if texts else [],
+            "nonmember_id": [name for name, _ in sets.nonmember] if texts else [],
+            **dict(zip(_CLUSTERS, text_clusters(sets) if texts else ([], []), strict=True)),
+            "attacks": attack_losses(found, sets) if texts else {},
         },
         "extraction": _extraction(found, sets),
     }
-    if blind is not None:
+    if blind is not None and texts:
         result["membership"] = _membership(found, sets, blind)
-    if sets.utility_source == "general" and any(o.subject for o in sets.utility):
+    if found.options and sets.utility_source == "general" and any(o.subject for o in sets.utility):
         result["utility_groups"] = _utility_groups(found, sets)
     if found.generic is not None:
         result["general"] = {k: v for k, v in found.generic.items() if k != "items"}
@@ -198,6 +198,7 @@ def _answers(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, float
     return answers
 
 
+_CLUSTERS = ("member_cluster", "nonmember_cluster")
 AUDIT_FILE = "audit.jsonl"
 ROLES = ("original", "retrained", "reference")
 _RETRAINED = re.compile(r"retrained([-_]?\d+)?")
@@ -233,7 +234,7 @@ def bootstrap_scores(
         clusters.append(("author", author) if author else (row.side, row.record.document))
     cells = {name: Mean(*grouped[name]) for name in semeval.CELLS if name in grouped}
     membership = None
-    if sets.member and sets.nonmember:
+    if found.member_loss and found.nonmember_loss:
         membership = Area(
             [-value for value in found.member_loss],
             [-value for value in found.nonmember_loss],
@@ -328,7 +329,8 @@ def add_reference(results: list[dict[str, Any]]) -> None:
     """
     reference = next((one for one in results if one["role"] == "reference"), None)
     for result in results:
-        if reference is None or result is reference:
+        scored = [one and one["likelihood"]["member_loss"] for one in (result, reference)]
+        if result is reference or not all(scored):
             continue  # the same sets: in one evaluation all models have the same texts
         result["likelihood"]["attacks"]["reference"] = {
             side: [
@@ -394,10 +396,10 @@ def told_by_learned(found: Learned, sets: EvaluationSets) -> dict[str, float]:
 
 def evidence(found: Measured, sets: EvaluationSets) -> Evidence:
     """What `metrics.audit` needs to know of a model."""
-    losses = attack_losses(found, sets)
+    losses = attack_losses(found, sets) if found.member_loss else {}
     losses.pop("min_k_40", None)
     losses["loss"] = {"member": found.member_loss, "nonmember": found.nonmember_loss}
-    names = [document_id(name) for name, _ in sets.member]
+    names = [document_id(name) for name, _ in sets.member] if found.member_loss else []
     split = len(names)
     whole = len(found.extraction) == len(sets.forget) == len(found.answer_tokens)
     halves = list(zip(found.text_extraction, found.text_tokens, strict=True))

@@ -149,7 +149,7 @@ class Reference:
                     f"the reference has not seen {len(rows)} rows of this batch: with `cached` or "
                     "a teacher all rows must be in `datasets:` or `test_datasets:`."
                 )
-        elif _is_sharded(unwrapped) and _anyone(bool(rows), batch):
+        elif is_sharded(unwrapped) and anyone(bool(rows), batch["input_ids"].device):
             return rows or [0]  # a forward gathers weights, so all processes take part
         return rows
 
@@ -394,7 +394,19 @@ def is_part(parameter: Tensor) -> bool:
     return hasattr(parameter, "ds_id") or hasattr(parameter, "placements")
 
 
-def _is_sharded(model: nn.Module) -> bool:
+def whole(parameter: Tensor) -> Tensor:
+    """The weight without its parts' borders; all processes ask at once, and each gets all of it."""
+    if hasattr(parameter, "full_tensor"):
+        return parameter.full_tensor()
+    if hasattr(parameter, "ds_id"):
+        from deepspeed.zero import GatheredParameters
+
+        with GatheredParameters([parameter]):
+            return parameter.detach().clone()
+    return parameter
+
+
+def is_sharded(model: nn.Module) -> bool:
     """Whether a forward gathers weights from other processes (FSDP, ZeRO-3)."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
@@ -403,9 +415,9 @@ def _is_sharded(model: nn.Module) -> bool:
     )
 
 
-def _anyone(mine: bool, batch: dict[str, Tensor]) -> bool:
+def anyone(mine: bool, device: torch.device) -> bool:
     """Whether any process says yes."""
-    flag = torch.tensor(float(mine), device=batch["input_ids"].device)
+    flag = torch.tensor(float(mine), device=device)
     torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
     return bool(flag)
 

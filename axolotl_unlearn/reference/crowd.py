@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,16 @@ RIDGE = 0.3
 
 #: Kind and task of a row.
 Group = tuple[int, int]
+T = TypeVar("T")
+
+
+def of_all(mine: list[T]) -> list[T]:
+    """Those of all processes, by rank."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return mine
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, mine)
+    return [one for part in found for one in part]
 
 
 class HeldoutDistribution:
@@ -79,13 +89,16 @@ class HeldoutDistribution:
         return ForwardResult(nothing, pull=partial(self._pull, batch))
 
     def _pull(self, batch: dict[str, Tensor], rows: Tensor, features: Tensor) -> Tensor:
-        """``(centre, direction)`` of rows of a batch, ``[2, R, F]``."""
+        """``(centre, direction)`` of rows of a batch, ``[2, R, F]``; all processes come here, also
+        those without such rows, and take in what the others have."""
         chosen = {name: batch[name][rows] for name in ("input_ids", "attention_mask", "labels")}
         groups = [(int(batch["kind"][row]), int(batch["task"][row])) for row in rows]
         own = features.detach().double().cpu()
-        for group, key, values in zip(groups, row_keys(chosen), own, strict=True):
+        for group, key, values in of_all(list(zip(groups, row_keys(chosen), own, strict=True))):
             if group in self.seen:
                 self.seen[group][key] = values
+        if not groups:
+            return features.new_zeros(2, *features.shape)
         found = {
             group: (self.centres[group], self.direction(group))
             if group in self.seen

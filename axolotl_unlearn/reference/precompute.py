@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.needs import ForwardSpec
 from axolotl_unlearn.engine.views import together, view_of
-from axolotl_unlearn.reference.base import Reference
+from axolotl_unlearn.reference.base import Reference, is_sharded
 
 
 def asks_for_logits(entries: Sequence[Entry]) -> bool:
@@ -48,7 +48,8 @@ def precompute(
 
     Args:
         model: at its starting weights. ``unwrapped``: the bare (PEFT) model.
-        batches: collated batches of all rows (or of this process's share), see `step_loss`.
+        batches: collated batches of all rows (or of this process's share), see `step_loss`; of a
+            sharded model as many in every process.
         precision: name of the precision of the forward (autocast is the caller's).
         part: number of this process.
         total: number of batches, for the progress bar.
@@ -61,13 +62,16 @@ def precompute(
     unwrapped = model if unwrapped is None else unwrapped
     reference.remember_hidden = True
     reference.keep_in(Path(folder) / reference.digest(unwrapped, precision), part)
-    before = reference.forwards
+    before, sharded = reference.forwards, is_sharded(unwrapped)
     with Progress(disable=not progress, transient=True) as bar:
         task = bar.add_task("reference", total=total)
         for batch in batches:
             needs = reference_needs(entries, batch)
-            if needs.anything():
+            if needs.anything() or sharded:  # all processes, whatever their rows are
                 reference.look_up(model, unwrapped, batch, needs)
             bar.advance(task)
+    for module in unwrapped.modules() if sharded else ():
+        if hasattr(module, "reshard"):  # FSDP2 leaves the root gathered until a backward
+            module.reshard()
     reference.refresh()
     return reference.forwards - before

@@ -13,7 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,7 +25,8 @@ from axolotl_unlearn.engine.forward import output_head
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.reference.base import AdapterOff, Reference, is_part
+from axolotl_unlearn.files import replacing
+from axolotl_unlearn.reference.base import AdapterOff, Reference, is_part, whole
 
 
 class FrozenCopy(Reference):
@@ -44,22 +49,50 @@ class FrozenCopy(Reference):
     ) -> None:
         """``copy=False``: `precompute` and `release` follow before any weight has moved."""
         super().__init__(plan, remember_hidden)
-        trained = [p for p in model.parameters() if p.requires_grad]
+        trained = [p for p in model.parameters() if p.requires_grad] if copy else []
         if any(is_part(p) for p in trained):
             raise UnlearnError(_SHARDED)
-        self._frozen = {p: p.detach().clone() for p in trained} if copy else {}
+        self._frozen = {p: p.detach().clone() for p in trained}
         self._head: list[Tensor | None] | None = None  # weight and bias, after `release`
 
     def release(self, model: nn.Module, keep_head: bool) -> None:
         """Drop the copy; of a trained head keep one, from which distributions are formed."""
         super().release(model, keep_head)
         if keep_head:
-            self._head = [
-                p.detach().clone() if p is not None and p.requires_grad and not self._frozen
-                else self._at_start(p)
-                for p in _weights(model)
-            ]  # fmt: skip
+            self._head = [self._kept(p) for p in _weights(model)]
         self._frozen = {}
+
+    def _kept(self, parameter: Tensor | None) -> Tensor | None:
+        """What stays of a weight of the head; of one in parts all of it, in each process."""
+        if parameter is None or self._frozen:
+            return self._at_start(parameter)
+        start = whole(parameter).detach()
+        return start.clone() if parameter.requires_grad else start
+
+    def save_start(self, path: Path) -> None:
+        """After `precompute` into a folder beside ``path``, and `release`: the kept head, and the
+        name of that folder."""
+        head = dict(zip(_HEAD, self._head or (), strict=False))
+        tensors = {name: value.cpu() for name, value in head.items() if value is not None}
+        with replacing(path) as draft:
+            save_file(tensors, draft, {"store": self._logp.folder.name})
+
+    def load_start(self, path: Path, device: torch.device, part: int) -> None:
+        """On resume, where the model is no longer the one that was asked: what `save_start` wrote.
+
+        Raises:
+            UnlearnError: There is none.
+        """
+        if not path.is_file():
+            raise UnlearnError(
+                f"{path} is missing, which holds what the starting model said: start the run again "
+                "from its beginning."
+            )
+        with safe_open(path, "pt", str(device)) as file:
+            self.keep_in(path.parent / file.metadata()["store"], part)
+            found = {name: file.get_tensor(name) for name in file.keys()}
+        self._head = [found.get(name) for name in _HEAD] if found else None
+        self.complete = True
 
     def _at_start(self, parameter: Tensor | None) -> Tensor | None:
         """The value a parameter had; one that is not trained, or nothing yet, still has it."""
@@ -100,10 +133,12 @@ class FrozenCopy(Reference):
         return lambda hidden: F.linear(hidden, weight.to(hidden.dtype), bias)
 
 
+#: Of the head, as `FrozenCopy.save_start` calls them.
+_HEAD = ("weight", "bias")
 _SHARDED = (
     "the trained weights are sharded over processes (FSDP, ZeRO-3), where no copy of them can "
-    "stand in for the reference: start from a fresh LoRA adapter (`adapter: lora` without "
-    "`lora_model_dir` or `peft_init_lora_weights`), or train with DDP."
+    "stand in for the reference: set `unlearn.reference` to `auto`, which asks the starting model "
+    "before the first step, or to `{model: BASE}`."
 )
 
 
@@ -162,6 +197,7 @@ def make_reference(
     starting_adapter: bool,
     plan: ChunkPlan,
     will_precompute: bool = False,
+    sharded: bool = False,
 ) -> Reference:
     """Take the reference from the model as it stands now (call before any resume).
 
@@ -170,6 +206,8 @@ def make_reference(
         starting_adapter: whether the adapter changes the model at the start: it was loaded from
             ``lora_model_dir``, or see `adapter_changes_model`.
         will_precompute: `precompute` comes before the first training step, so nothing is copied.
+        sharded: the weights are, or will be, in parts, so that no copy can be swapped in: what is
+            not the model without its adapter is asked by `precompute`.
 
     Raises:
         UnlearnError: If the adapter cannot simply be switched off.
@@ -193,4 +231,6 @@ def make_reference(
     remember = mode == "cached"
     if fresh_adapter and mode != "frozen_copy":
         return AdapterOff(plan, remember)
-    return FrozenCopy(model, plan, remember, copy=not (remember and will_precompute))
+    if sharded and mode == "frozen_copy":
+        raise UnlearnError(_SHARDED)
+    return FrozenCopy(model, plan, remember, not (sharded or (remember and will_precompute)))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.reference.base import whole
 
 #: key, offset in the data file, rows, columns (0: one-dimensional), dtype number, CRC32 of the data
 _RECORD = struct.Struct("<16sqqqii")
@@ -163,9 +164,7 @@ def weights_digest(model: nn.Module, *, without_adapter: bool, also: str = "") -
     for name in sorted(tensors):
         if without_adapter and "lora_" in name:
             continue
-        value = tensors[name].detach()
-        if hasattr(value, "full_tensor"):
-            value = value.full_tensor()
+        value = whole(tensors[name]).detach()
         digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}".encode())
         scales = getattr(getattr(tensors[name], "quant_state", None), "absmax", None)
         for part in (value, scales):

@@ -13,11 +13,13 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from axolotl_unlearn.engine.forward import final_logits, output_head, output_vocabulary
@@ -67,22 +69,24 @@ class TeacherModel(Teacher):
     ) -> None:
         super().__init__(plan)
         self.path, self.adapter, self.options = path, adapter, options
+        self.device: torch.device | None = None  # the policy's
 
     @contextmanager
     def opened(self, policy: nn.Module) -> Iterator[nn.Module]:
         from transformers import AutoModelForCausalLM
 
-        model, facts = AutoModelForCausalLM.from_pretrained(
-            self.path,
-            dtype=policy.dtype,
-            attn_implementation=policy.config._attn_implementation,
-            output_loading_info=True,
-            **self.options,
-        )
+        with _not_sharded():
+            model, facts = AutoModelForCausalLM.from_pretrained(
+                self.path,
+                dtype=policy.dtype,
+                attn_implementation=policy.config._attn_implementation,
+                output_loading_info=True,
+                **self.options,
+            )
         check_complete(self.path, facts)
         if self.adapter:
             model = merge_adapter(model, self.adapter)
-        self._open = model.to(policy.device).requires_grad_(False).eval()
+        self._open = model.to(self.device or policy.device).requires_grad_(False).eval()
         try:
             yield model
         finally:
@@ -92,6 +96,24 @@ class TeacherModel(Teacher):
         super().release(model, keep_head)
         if keep_head:
             self._logits = final_logits(output_head(model), model)
+
+
+@contextmanager
+def _not_sharded() -> Iterator[None]:
+    """While inside, a model is loaded whole in each process. FSDP has the first one alone read the
+    weights, and ZeRO-3 gives each process a part; both go on with what they wrap, and nothing wraps
+    a teacher."""
+    from transformers.integrations import deepspeed
+
+    zero = deepspeed._hf_deepspeed_config_weak_ref
+    fsdp = os.environ.pop("FSDP_CPU_RAM_EFFICIENT_LOADING", None)
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = zero
+        if fsdp is not None:
+            os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = fsdp
 
 
 class TeacherAdapter(Teacher):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ from axolotl_unlearn.training.stopping import (
 
 LOG = logging.getLogger(__name__)
 
+T = TypeVar("T")
 #: Retained rows that are scored at a watch.
 RETAIN_ROWS = 200
 #: Rows of a side that the learned attack sees at a watch, at most.
@@ -343,6 +344,15 @@ def _kept(
     return float(torch.cat(losses).mean()), float(np.mean(said))
 
 
+def agreed(mine: T) -> T:
+    """The first process's: clocks and last bits differ, and all must end at one step."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return mine
+    found = [mine]
+    torch.distributed.broadcast_object_list(found)
+    return found[0]
+
+
 class LevelCallback(TrainerCallback):
     """Fits, watches, corrects, stops, and brings the best state back.
 
@@ -549,14 +559,14 @@ class LevelCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, model=None, **_):
         step = state.global_step
-        late = self.minutes and time.monotonic() - self.began > 60 * self.minutes
+        late = self.minutes and agreed(time.monotonic() - self.began > 60 * self.minutes)
         last = step >= state.max_steps or late
         if step % self.every and not last:
             return control
         was_training = model.training
         model.eval()
         settled = step > self.settle * state.max_steps
-        better, stop = self.watch(model, step, correct=settled and not last)
+        better, stop = agreed(self.watch(model, step, correct=settled and not last))
         model.train(was_training)
         if better:
             self.kept = {

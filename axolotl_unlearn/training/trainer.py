@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
+from transformers import TrainerCallback
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs, WatchArgs
@@ -30,8 +33,9 @@ from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, replacing, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
-from axolotl_unlearn.reference.base import Reference
+from axolotl_unlearn.reference.base import Reference, anyone
 from axolotl_unlearn.reference.sources import (
+    FrozenCopy,
     adapter_changes_model,
     check_trained,
     make_reference,
@@ -155,12 +159,16 @@ class UnlearnTrainer(GradientSteps):
             return TeacherModel(source.model, source.adapter, self.chunk_plan)
         if source.adapter:
             return TeacherAdapter(source.adapter, self.chunk_plan)
+        changes = adapter_changes_model(self.model)
+        if self.args.world_size > 1:  # the first process alone may have the weights
+            changes = anyone(changes, self.args.device)
         return make_reference(
             "cached" if source.twins else source.mode,
             self.model,
-            starting_adapter=self.starting_adapter or adapter_changes_model(self.model),
+            starting_adapter=self.starting_adapter or changes,
             plan=self.chunk_plan,
             will_precompute=self._precomputes(source),
+            sharded=self.is_fsdp_enabled or is_deepspeed_zero3_enabled(),
         )
 
     def _source(self, entry: Entry) -> ReferenceArgs | None:
@@ -170,13 +178,16 @@ class UnlearnTrainer(GradientSteps):
         return entry.args.reference or self.unlearn_args.reference
 
     def _precomputes(self, source: ReferenceArgs) -> bool:
-        """A sharded model cannot run before training; there, rows are remembered as they come."""
+        """Before the model is wrapped. One that will be sharded cannot run there: without its
+        adapter, rows are remembered as they come; `_AskSharded` is for the others."""
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         asked_before = source.is_teacher or source.twins
         return bool(asked_before) or (source.mode == "cached" and not sharded)
 
     def train(self, *args: Any, **kwargs: Any):
         """Ask a teacher, and a ``cached`` reference, about all rows before a weight moves."""
+        if self.is_fsdp_enabled or is_deepspeed_zero3_enabled():
+            self.add_callback(_AskSharded(self))
         self.extensions = [kind.of(self) for kind in self.extension_types]
         if self.level is not None:
             from axolotl_unlearn.training.level import forget_rows
@@ -237,7 +248,10 @@ class UnlearnTrainer(GradientSteps):
             if self._precomputes(source) and not reference.complete:
                 self._precompute(source, reference)
 
-    def _precompute(self, source: ReferenceArgs, reference: Reference) -> None:
+    def _precompute(
+        self, source: ReferenceArgs, reference: Reference, wrapped: nn.Module | None = None
+    ) -> None:
+        """``wrapped``: the policy in its wrappers, where its weights are in parts."""
         from axolotl_unlearn.reference.precompute import asks_for_logits, precompute
         from axolotl_unlearn.reference.teacher import (
             require_same_hidden_size,
@@ -251,6 +265,7 @@ class UnlearnTrainer(GradientSteps):
             one.on_reference(self, source, reference)
         if source.model:
             reference.options = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
+            reference.device = self.args.device  # the policy may still be on none
         with reference.opened(self.model) as model, self.accelerator.autocast():
             if by_logits:
                 require_same_vocabulary(model, self.model)
@@ -259,14 +274,15 @@ class UnlearnTrainer(GradientSteps):
             if not self.unlearn_args.padding_free:
                 refuse_packing(model)
             for entries in filter(None, asking):
-                loaded, total = self._all_rows()
+                loaded, total = self._all_rows(equal=wrapped is not None)
                 out = Path(self.args.output_dir)
                 precompute(
                     reference,
-                    model,
+                    wrapped or model,
                     loaded,
                     entries,
                     declare(out, out / "reference", "log-probs", folder=True),
+                    unwrapped=model,
                     precision=f"{self.accelerator.mixed_precision} {self.args.device.type}",
                     part=self.args.process_index,
                     total=total,
@@ -282,14 +298,20 @@ class UnlearnTrainer(GradientSteps):
         evaluated = self.eval_dataset.values() if several else [self.eval_dataset]
         return [rows for rows in (self.train_dataset, *evaluated) if rows is not None]
 
-    def _all_rows(self) -> tuple[Iterator[dict[str, Tensor]], int]:
-        """This process's share of all rows in batches of similar length, and their number."""
+    def _all_rows(self, equal: bool = False) -> tuple[Iterator[dict[str, Tensor]], int]:
+        """This process's share of all rows in batches of similar length, and their number.
+
+        Args:
+            equal: as many in every process, some of them twice.
+        """
         sets = self.row_sets() + ([] if self.heldout is None else [self.heldout])
         size = max(8, self.args.per_device_train_batch_size)
         chunks = []
         for rows in sets:
             order = sorted(range(len(rows)), key=rows["length"][:].__getitem__)
             chunks += [(rows, order[i : i + size]) for i in range(0, len(order), size)]
+        if equal:
+            chunks += islice(cycle(tuple(chunks)), -len(chunks) % self.args.world_size)
         mine = chunks[self.args.process_index :: self.args.world_size]
         loaded = (
             self._prepare_inputs(self.data_collator([rows[i] for i in chosen]))
@@ -580,6 +602,27 @@ class UnlearnTrainer(GradientSteps):
         local = {name: (next(values), next(values)) for name in meters}
         meters.clear()
         return local
+
+
+class _AskSharded(TrainerCallback):
+    """Asks a starting model whose weights are in parts, in its wrappers and before the first step;
+    a resumed run, whose weights have moved, reads what it said."""
+
+    def __init__(self, trainer: UnlearnTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = self.trainer
+        for number, (source, reference) in enumerate(trainer.references.items()):
+            if not isinstance(reference, FrozenCopy):
+                continue
+            path = Path(args.output_dir, "reference", f"start-{number}.safetensors")
+            if state.global_step:
+                reference.load_start(path, args.device, args.process_index)
+                continue
+            trainer._precompute(source, reference, trainer.model_wrapped)
+            if state.is_world_process_zero:
+                reference.save_start(path)
 
 
 def write_cost(folder: Path, metrics: dict[str, float], steps: int) -> None:

@@ -1,0 +1,166 @@
+"""A model behind an OpenAI-compatible server, asked by ``/v1/completions``: what really answers.
+
+Prompts go as text. Log-probs of a prompt need ``echo`` and ``logprobs`` (vLLM, llama-cpp-python);
+of the distribution a server tells the likeliest token at most, so that Min-K%++, entropy and the
+learned attack, which need all of it, are not measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.generate import Generation, OnBatch
+from axolotl_unlearn.metrics.memorisation import TokenFacts
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Of the environment: the key, seconds of one request, requests at once.
+KEY, SECONDS, AT_ONCE = "OPENAI_API_KEY", "UNLEARN_SERVED_TIMEOUT", "UNLEARN_SERVED_CONCURRENCY"
+TRIES = 5
+#: Answers of a server that is busy or starting.
+AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
+PROBE = ("The capital of France is", "def add(a, b):", "1, 2, 3,")
+
+
+class Served:
+    """A model of a server.
+
+    Args:
+        url: ``http://host:port/v1``, with ``#NAME`` where it serves several models.
+
+    Attributes:
+        scores: Whether it gives log-probs of a prompt.
+
+    Raises:
+        UnlearnError: Nobody answers there, or it serves several models and none is named.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url, _, self.name = url.partition("#")
+        headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
+        self.client = httpx.Client(headers=headers, timeout=float(os.environ.get(SECONDS, 120)))
+        self.at_once = int(os.environ.get(AT_ONCE, 8))
+        if not self.name:
+            names = [one["id"] for one in self._ask("GET", "models")["data"]]
+            if len(names) != 1:
+                raise UnlearnError(
+                    f"{self.url} serves {len(names)} models ({', '.join(names[:5])}); name one as "
+                    f"{self.url}#NAME."
+                )
+            self.name = names[0]
+        self.scores = self._complete(PROBE[0], 1, echo=True, logprobs=1).get("logprobs") is not None
+
+    def digest(self) -> str:
+        """Of address, name, and what the model says to fixed prompts: weights cannot be seen."""
+        said = [one.text for one in self.generate(PROBE, 16)]
+        return hashlib.sha256("\0".join([self.url, self.name, *said]).encode()).hexdigest()
+
+    def texts(
+        self, texts: Sequence[str], on_batch: Callable[[list[int]], None] = lambda _: None
+    ) -> list[TokenFacts]:
+        """Facts of whole texts, of an `axolotl_unlearn.data.records.Answer` those of the answer."""
+        pairs = [(getattr(text, "prompt", ""), str(text)) for text in texts]
+        return self.pairs(pairs, on_batch)
+
+    def pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        on_batch: Callable[[list[int]], None] = lambda _: None,
+    ) -> list[TokenFacts]:
+        """Facts of what follows each prompt; mean and standard deviation are unknown (NaN)."""
+        return self._each(lambda pair: self._facts(*pair), pairs, on_batch)
+
+    def options(self, questions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
+        """As `axolotl_unlearn.engine.token_scoring.score_options`."""
+        pairs = [(context, one) for context, options in questions for one in options]
+        found = iter(self.pairs(pairs))
+        return [[float(next(found).logp.sum()) for _ in options] for _, options in questions]
+
+    def generate(
+        self, prompts: Sequence[str], most: int, on_batch: OnBatch | None = None
+    ) -> list[Generation]:
+        """Greedy continuations of raw prompts."""
+
+        def one(prompt: str) -> Generation:
+            choice = self._complete(prompt, most)
+            tokens = choice["usage"].get("completion_tokens") or len(choice["text"].split())
+            return Generation(choice["text"], tokens, choice.get("finish_reason") != "length")
+
+        return self._each(one, prompts, lambda _: None, on_batch)
+
+    def _each(
+        self,
+        ask: Callable[[T], R],
+        items: Sequence[T],
+        on_batch: Callable[[list[int]], None],
+        on_found: Callable[[list[int], list[R]], None] | None = None,
+    ) -> list[R]:
+        """A few at a time, in order."""
+        found = []
+        with ThreadPoolExecutor(self.at_once) as pool:
+            for number, one in enumerate(pool.map(ask, items)):
+                found.append(one)
+                on_batch([number])
+                if on_found is not None:
+                    on_found([number], [one])
+        return found
+
+    def _facts(self, prompt: str, text: str) -> TokenFacts:
+        choice = self._complete(prompt + text, 1, echo=True, logprobs=1)
+        found, count = choice["logprobs"], choice["usage"]["prompt_tokens"]
+        tokens = found["tokens"]
+        count = min(count, len(tokens) - 1)  # the last one is new
+        start = 0
+        if prompt:
+            ends = np.cumsum([len(token) for token in tokens[:count]])
+            if len(ends) and ends[-1] == len(prompt + text):
+                start = int((ends <= len(prompt)).sum())
+            else:  # pieces of letters, or a token of the beginning
+                start = self._complete(prompt, 1)["usage"]["prompt_tokens"]
+                start -= choice["usage"]["prompt_tokens"] - count
+        chosen = [i for i in range(start, count) if found["token_logprobs"][i] is not None]
+        if not chosen:
+            raise UnlearnError(
+                f"{self.url} says nothing about a text of {len(prompt + text)} letters, which may "
+                "be a single token."
+            )
+        logp = np.array([found["token_logprobs"][i] for i in chosen], float)
+        best = np.array([max((found["top_logprobs"][i] or {"": -np.inf}).values()) for i in chosen])
+        unknown = np.full(len(logp), np.nan)
+        return TokenFacts(logp, logp >= best, unknown, unknown)
+
+    def _complete(self, prompt: str, most: int, **more: Any) -> dict[str, Any]:
+        """The first choice, with the request's ``usage``."""
+        request = {"model": self.name, "prompt": prompt, "max_tokens": most, "temperature": 0.0}
+        answer = self._ask("POST", "completions", request | more)
+        return answer["choices"][0] | {"usage": answer.get("usage") or {}}
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Again after 1, 2, 4 ... seconds where the server is busy; no text of it in any error."""
+        for number in range(TRIES):
+            try:
+                answer = self.client.request(method, f"{self.url}/{path}", json=body)
+                if answer.status_code < 400:
+                    return answer.json()
+                why = f"answers with status {answer.status_code}"
+                if answer.status_code not in AGAIN:
+                    break
+            except (httpx.TransportError, ValueError) as error:
+                why = f"does not answer ({type(error).__name__})"
+            if number < TRIES - 1:
+                time.sleep(2**number * random.uniform(0.5, 1))
+        raise UnlearnError(
+            f"{self.url}/{path} {why}: start the server, correct the address (it ends in /v1), or "
+            f"set {KEY}, {SECONDS} (seconds) or {AT_ONCE}."
+        )

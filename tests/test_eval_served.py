@@ -1,0 +1,103 @@
+"""A served model is measured as its weights are, and what a server cannot give is not measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from test_eval_run import OPTIONS, home, results  # noqa: F401
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation import run, served
+from axolotl_unlearn.evaluation.served import Served
+from axolotl_unlearn.metrics.verdict import judged
+
+TESTS = Path(__file__).parent
+
+
+@contextmanager
+def serving(*command: str):
+    """The address of a server, when it answers; ``PORT`` in the command is a free one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [str(port) if word == "PORT" else word for word in command]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(TESTS)}
+    process = subprocess.Popen([sys.executable, *words], env=environment)
+    url = f"http://127.0.0.1:{port}/v1"
+    try:
+        for _ in range(600):
+            try:
+                httpx.get(f"{url}/models")
+                break
+            except httpx.TransportError:
+                assert process.poll() is None
+            time.sleep(0.2)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_server_with_log_probs_gives_the_numbers_of_the_weights(home, results, tmp_path):  # noqa: F811
+    """Also where it is busy at first; but for the attacks that need whole distributions."""
+    with serving(str(TESTS / "logprob_server.py"), str(home / "original"), "PORT", "2") as url:
+        models = [str(home / "original"), f"answers={url}"]
+        local, found = run.evaluate(models, home / "data", tmp_path, **OPTIONS)
+        same = ("cells", "task_aggregate", "mia_auc", "utility", "aggregate", "answers", "stopped")
+        assert {name: found[name] for name in same} == {name: local[name] for name in same}
+        for side in ("member_loss", "nonmember_loss"):
+            assert found["likelihood"][side] == pytest.approx(local["likelihood"][side], abs=1e-4)
+        assert found["extraction"]["strength"] == local["extraction"]["strength"]
+        assert found["extraction"]["tokens"] == local["extraction"]["tokens"]
+        assert set(found["likelihood"]["attacks"]) == {"min_k_20", "min_k_40", "zlib"}
+        assert "learned" not in found and found["collapse"]["collapsed"] is False
+        judgement = judged(json.loads((tmp_path / "results.json").read_text()))["answers"]
+        assert not judgement.good
+    # What it said is known now; but what answers there is asked, and nobody does.
+    with pytest.raises(UnlearnError, match="does not answer"):
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(served, "TRIES", 1)
+        try:
+            run.evaluate(models, home / "data", tmp_path, **OPTIONS)
+        finally:
+            monkey.undo()
+
+
+@pytest.mark.slow
+def test_a_server_without_log_probs_is_measured_by_what_it_says(home, results, tmp_path):  # noqa: F811
+    """`transformers serve`: generation alone."""
+    from transformers.utils import is_serve_available
+
+    if not is_serve_available():
+        pytest.skip("`transformers serve` needs the package openai, which Axolotl 0.19 lacks")
+    given = ("--host", "127.0.0.1", "--port", "PORT", "--device", "cpu", "--dtype", "float32")
+    command = ("-m", "transformers.cli.transformers", "serve", str(home / "original"), *given)
+    with serving(*command) as url:
+        url += f"#{home / 'original'}"
+        server = Served(url)
+        assert not server.scores
+        (found,) = run.evaluate([url], home / "data", tmp_path, **OPTIONS)
+    local = results[0]
+    assert found["name"] == "served" and found["cells"] == local["cells"]
+    unmeasured = ("mia_auc", "mia_score", "utility", "aggregate", "membership")
+    assert not any(found.get(name) for name in unmeasured)
+    assert not found["likelihood"]["member_loss"] and not found["extraction"]["strength"]
+    judgement = judged(json.loads((tmp_path / "results.json").read_text()))
+    assert not any(one.good for one in judgement.values())
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1#a"])
+def test_nobody_there_is_one_sentence(url, monkeypatch):
+    monkeypatch.setattr(served, "TRIES", 2)
+    with pytest.raises(UnlearnError, match=r"127.0.0.1:9/v1/\w+ does not answer \(ConnectError\)"):
+        Served(url)

@@ -1,0 +1,119 @@
+"""Any number of processes gives one update: ``axolotl train`` on 1, 2 and 4 of them (gloo)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+from test_train_axolotl import config, stage  # noqa: F401
+from test_training_level import example, life  # noqa: F401
+from torch.testing import assert_close
+
+from axolotl_unlearn.forkserver import ForkServer
+
+RANK = str(Path(__file__).parent / "rank.py")
+LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}
+FULL = {"adapter": "DELETE"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Its processes begin where the libraries are imported: seconds instead of a minute each."""
+    server = ForkServer({**os.environ, "OMP_NUM_THREADS": "1"})
+    yield server
+    server.close()
+
+
+def train_on(server: ForkServer, processes: int, cfg: dict) -> dict:
+    """Trained weights of ``axolotl train`` on so many processes."""
+    out = Path(cfg["output_dir"])
+    path = out.with_suffix(".yml")
+    path.write_text(yaml.safe_dump({k: v for k, v in cfg.items() if v != "DELETE"}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    started = []
+    for rank in range(processes):
+        log = out.with_suffix(f".{rank}.log")
+        log.write_text("")
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} | {
+            name: str(value) for name, value in
+            {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes}.items()
+        }  # fmt: skip
+        started.append(server.start([sys.executable, RANK, str(path)], log, environment))
+    codes = [one.wait() for one in started]
+    said = "\n".join(p.read_text()[-3000:] for p in sorted(out.parent.glob(f"{out.name}.*.log")))
+    assert codes == [0] * processes, said
+    return load_file(next(out.glob("*model.safetensors")))
+
+
+def objectives(*forget: dict, retain: tuple = ({"objective": "nll"},)) -> dict:
+    return {"unlearn": {"forget": list(forget), "retain": list(retain)}}
+
+
+NPO = objectives(
+    {"objective": "npo"}, retain=({"objective": "nll", "weight": 0.4}, {"objective": "kl"})
+)
+RMU = objectives(
+    {"objective": "rmu", "layer": 1}, retain=({"objective": "hidden_mse", "layer": 1},)
+)
+
+
+def cut(stage, name, processes, **changes):  # noqa: F811
+    """Four pairs a step, whoever reads them."""
+    base = {"optimizer": "sgd", "learning_rate": 0.1, "max_steps": 5, "seed": 7}
+    each = {"micro_batch_size": 4 // processes, "gradient_accumulation_steps": 1}
+    return config(stage, f"{name}-{processes}", **base, **each, **changes)
+
+
+def assert_equal(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert_close(one[name], other[name], rtol=0, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, changes, most",
+    [
+        ("npo", NPO, 4),
+        ("npo-full", NPO | FULL | {"unlearn": NPO["unlearn"] | {"reference": "cached"}}, 2),
+        ("npo-full-copy", NPO | FULL, 2),
+        ("rmu", RMU, 2),
+        ("rmu-full", RMU | FULL, 2),
+    ],
+)
+def test_the_update_of_one_process(stage, server, name, changes, most):  # noqa: F811
+    alone = train_on(server, 1, cut(stage, name, 1, **changes))
+    start = load_file(stage / "base/model.safetensors")
+    moved = [(w - start[n]).abs().max() for n, w in alone.items() if n in start] or [
+        w.abs().max() for n, w in alone.items() if "lora_B" in n
+    ]
+    assert max(moved) > 1e-3
+    for processes in range(2, most + 1, 2):
+        together = train_on(server, processes, cut(stage, name, processes, **changes))
+        assert_equal(together, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("crowd", [False, True])
+def test_match_with_looks(life, server, trained, crowd):  # noqa: F811
+    """Looks at steps 0, 2, 4 and 5: level, stopping and the kept state are those of one process."""
+    found = []
+    for processes in (1, 2):
+        cfg = example(
+            life, f"match-{len(trained)}-{crowd}-{processes}", every=2, settle=0.0, patience=9
+        )
+        alike = [e for e in cfg["unlearn"]["forget"] if e["objective"].startswith("alike")]
+        if not crowd:
+            cfg["unlearn"]["forget"] = [e for e in cfg["unlearn"]["forget"] if e not in alike]
+        cfg |= trained | {"max_steps": 5, "micro_batch_size": 4 // processes}
+        cfg |= {"optimizer": "sgd", "learning_rate": 0.05, "warmup_ratio": 0}
+        found.append(train_on(server, processes, cfg))
+    assert_equal(*found)
