@@ -537,6 +537,12 @@ class UnlearnArgs(Sides):
         description="what objectives compare with: the starting model (auto, adapter_off, "
         "frozen_copy, cached), or a teacher ({model: PATH}, {adapter: PATH})",
     )
+    reference_gib: float = Field(
+        4,
+        ge=0,
+        description="hidden states of the starting model that KL asks for again in later epochs: "
+        "GiB of `<output_dir>/reference` for each process; 0 computes them anew",
+    )
     phases: list[PhaseArgs] = Field(
         default_factory=list,
         description="in place of `forget:` and `retain:`: stretches with objectives of their own",

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from axolotl_unlearn.engine import head_losses
 from axolotl_unlearn.engine.forward import (
     after_head,
+    block_mask,
     can_pack,
     final_logits,
     intercept_head,
@@ -20,6 +21,7 @@ from axolotl_unlearn.engine.forward import (
     learn_after_head,
     output_head,
     packed_layout,
+    positions_alone,
     refuse_packing,
 )
 from axolotl_unlearn.engine.head_losses import ChunkPlan, Linearised
@@ -91,7 +93,7 @@ def test_packed_rows_give_the_padded_result(attention, checkpointing):
 
 def test_packing_runs_only_over_real_tokens():
     batch = random_batch(seed=3, forget=4, retain=4, time=24)
-    layout = packed_layout(batch)
+    layout = packed_layout(batch, positions_alone, torch.float32)
     real = int(batch["attention_mask"].sum())
     assert layout.inputs["input_ids"].shape == (1, real) and real < 8 * 24
     hidden = torch.arange(real)[None, :, None]  # each token's own place
@@ -102,26 +104,67 @@ def test_packing_runs_only_over_real_tokens():
 def test_packing_pays_only_where_padding_is_large():
     """Equal lengths: nothing saved. One row of 100 and seven of 10 (hidden 64): 170 tokens
     against 800 positions. Very long rows: the mask over all pairs of the one row would cost more
-    than the padding, except with a kernel that knows blocks."""
+    than the padding. A kernel that knows blocks would take padding out again in every layer."""
 
     def mask(*lengths):
         width = max(lengths)
         return {"attention_mask": (torch.arange(width) < torch.tensor(lengths)[:, None]).long()}
 
-    assert not is_worthwhile(mask(10, 10), 64, blockwise=True)
-    assert not is_worthwhile(mask(10), 64, blockwise=True)
+    assert not is_worthwhile(mask(10, 10), 64, blockwise=False)
+    assert not is_worthwhile(mask(10), 64, blockwise=False)
+    assert is_worthwhile(mask(10, 10), 64, blockwise=True)
     assert is_worthwhile(mask(100, *[10] * 7), 64, blockwise=False)
     assert not is_worthwhile(mask(*[5000] * 7, 4000), 64, blockwise=False)
 
 
-def test_a_model_that_mixes_packed_rows_is_padded(monkeypatch):
-    """Take the block mask away (as in a model that ignores position ids): the probe sees it."""
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_model_that_mixes_packed_rows_is_padded(monkeypatch, attention):
+    """Take the block mask away (as in a model that ignores position ids): the probe sees it. sdpa
+    is told of the rows by a mask of ours, so a model is made that ignores that too."""
     from transformers import masking_utils
 
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
     batch = random_batch(seed=3, forget=4, retain=4, time=24)
-    model = with_lora(tiny_llama(seed=1))
-    assert not can_pack(model, model, batch)
+    model = with_lora(tiny_llama(seed=1, attn_implementation=attention))
+    if attention == "sdpa":
+        assert can_pack(model, model, batch) is block_mask
+        model = with_lora(tiny_llama(seed=1, attn_implementation=attention))
+        model.get_base_model().model.register_forward_pre_hook(
+            lambda _, args, given: (args, given | {"attention_mask": None}), with_kwargs=True
+        )
+    assert can_pack(model, model, batch) is None
+
+
+@pytest.mark.parametrize("change", ["sliding_window", "refuses"])
+def test_a_mask_is_made_by_the_model_where_ours_would_not_do(change):
+    """A window of 4 in some layers is not in our one mask; a model that takes none raises. Either
+    way the batch is packed as transformers does, with the padded result."""
+    model = with_lora(tiny_llama(seed=1)).double().train()
+    batch = random_batch(seed=3, forget=4, retain=4, time=24)
+    if change == "refuses":
+
+        def refuse(_, args, given):
+            if getattr(given.get("attention_mask"), "ndim", 2) == 4:
+                raise ValueError("no mask of four dimensions")
+
+        model.get_base_model().register_forward_pre_hook(refuse, with_kwargs=True)
+    else:
+        from transformers import Qwen2Config, Qwen2ForCausalLM
+
+        config = Qwen2Config(
+            vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, use_sliding_window=True,
+            sliding_window=4, max_window_layers=1,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = with_lora(Qwen2ForCausalLM(config)).double().train()
+    assert can_pack(model, model, batch) is positions_alone
+    total, gradients = loss_and_gradients(model, batch)
+    refuse_packing(model)
+    expected, expected_gradients = loss_and_gradients(model, batch)
+    assert_close(total, expected, rtol=1e-6, atol=1e-7)
+    for g, w in zip(gradients, expected_gradients, strict=True):
+        assert_close(g, w, rtol=1e-5, atol=1e-7)
     assert is_worthwhile(batch, 32, blockwise=False)
 
 

@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from axolotl_unlearn.engine import probe
@@ -273,8 +275,12 @@ def padded_layout(batch: dict[str, Tensor]) -> Layout:
     return Layout({"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]})
 
 
-def packed_layout(batch: dict[str, Tensor]) -> Layout:
-    """All real tokens in one row, ``[1, N]``, with positions from 0 in each."""
+def packed_layout(batch: dict[str, Tensor], blocks: Blocks, dtype: torch.dtype) -> Layout:
+    """All real tokens in one row, ``[1, N]``, with positions from 0 in each.
+
+    Args:
+        blocks: what the model is told of the rows; ``dtype`` its attention's.
+    """
     real = on_host(batch["attention_mask"]).astype(bool)
     inputs = np.stack([on_host(batch["input_ids"])[real], (real.cumsum(-1) - 1)[real]])
     place = real.ravel().cumsum() - 1
@@ -282,12 +288,47 @@ def packed_layout(batch: dict[str, Tensor]) -> Layout:
     ids, positions, place = to_device(np.concatenate([*inputs, place]), device).split(
         [*[inputs.shape[1]] * 2, place.size]
     )
-    return Layout({"input_ids": ids[None], "position_ids": positions[None]}, place.view(real.shape))
+    packed = {"input_ids": ids[None], "position_ids": positions[None]}
+    packed |= blocks(real.sum(-1), device, dtype)
+    return Layout(packed, place.view(real.shape))
+
+
+#: Lengths of rows laid end to end to what a model is told of them beside their positions.
+Blocks = Callable[[NDArray, torch.device, torch.dtype], dict[str, Any]]
+
+
+def positions_alone(lengths: NDArray, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Transformers finds the rows in their positions; it waits for the device."""
+    return {}
+
+
+def block_lengths(lengths: NDArray, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Where rows begin, as kernels of flash attention take it; transformers would read it from the
+    positions in every layer."""
+    lengths = lengths[lengths > 0]
+    ends = to_device(np.concatenate([[0], lengths.cumsum()]).astype(np.int32), device)
+    longest = int(lengths.max())
+    return {
+        "cu_seq_lens_q": ends, "cu_seq_lens_k": ends,
+        "max_length_q": longest, "max_length_k": longest,
+    }  # fmt: skip
+
+
+def block_mask(lengths: NDArray, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """What is added to the scores of sdpa, ``[1, 1, N, N]``: a mask of bools would be made into
+    this, and copied to a stride that its kernels take, in every layer."""
+    row = to_device(np.repeat(np.arange(len(lengths)), lengths), device)
+    width = -(-len(row) // 16) * 16
+    mask = torch.full((len(row), width), -torch.inf, dtype=dtype, device=device)[:, : len(row)]
+    return {"attention_mask": mask.masked_fill_((row[:, None] == row).tril(), 0)[None, None]}
 
 
 def layout_of(model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor]) -> Layout:
     """The batch laid end to end where the model can take that and it pays, else as it is."""
-    return packed_layout(batch) if can_pack(model, unwrapped, batch) else padded_layout(batch)
+    blocks = can_pack(model, unwrapped, batch)
+    if blocks is None:
+        return padded_layout(batch)
+    return packed_layout(batch, blocks, _attention_dtype(unwrapped, batch["input_ids"].device))
 
 
 def is_worthwhile(batch: dict[str, Tensor], hidden_size: int, blockwise: bool) -> bool:
@@ -295,36 +336,88 @@ def is_worthwhile(batch: dict[str, Tensor], hidden_size: int, blockwise: bool) -
 
     A layer costs about ``12 D^2`` multiplications a token outside attention and ``2 D`` a pair of
     positions inside; without a kernel for blocks, attention runs over all pairs of the one row.
+    With one, padding saves nothing.
     """
+    if blockwise:
+        return True
     lengths = on_host(batch["attention_mask"]).sum(-1).astype(float)
     rows, width = batch["attention_mask"].shape
     if rows == 1:
         return False
     tokens = lengths.sum()
-    pairs = (lengths**2).sum() if blockwise else tokens**2
-    packed = 6 * hidden_size * tokens + pairs
+    packed = 6 * hidden_size * tokens + tokens**2
     padded = 6 * hidden_size * rows * width + rows * width**2
     return bool(packed < 0.95 * padded)
 
 
-#: Model -> whether its rows may be laid end to end, learnt once.
-_KEEPS_ROWS_APART: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+#: Model -> what it is told of rows laid end to end, learnt once; None: it does not keep them apart.
+_PACKING: WeakKeyDictionary[nn.Module, Blocks | None] = WeakKeyDictionary()
 
 
-def can_pack(model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor]) -> bool:
-    """Whether this batch should be laid end to end: the model can, and it pays."""
+def can_pack(model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor]) -> Blocks | None:
+    """What the model must be told of this batch laid end to end; None: it should not be, since the
+    model cannot keep rows apart or it does not pay."""
+    if unwrapped not in _PACKING:
+        _PACKING[unwrapped] = _learn_packing(model, unwrapped, batch["input_ids"].device)
     config = unwrapped.config.get_text_config()
-    if unwrapped not in _KEEPS_ROWS_APART:
-        run = partial(_run_made_up, model, unwrapped, batch["input_ids"].device)
-        name = type(unwrapped).__name__
-        _KEEPS_ROWS_APART[unwrapped] = probe.keeps_rows_apart(run, config, name)
-    blockwise = "flash" in str(getattr(config, "_attn_implementation", ""))
-    return _KEEPS_ROWS_APART[unwrapped] and is_worthwhile(batch, config.hidden_size, blockwise)
+    worthwhile = is_worthwhile(batch, config.hidden_size, _is_blockwise(config))
+    return _PACKING[unwrapped] if worthwhile else None
+
+
+def _learn_packing(model: nn.Module, unwrapped: nn.Module, device: torch.device) -> Blocks | None:
+    config, name = unwrapped.config.get_text_config(), type(unwrapped).__name__
+    if _attention_of(config) not in _TOLD:
+        return None
+    told = _TOLD[_attention_of(config)]
+    if told is block_mask and _has_windows(config):  # one mask would not do for all layers
+        told = positions_alone
+    for blocks in dict.fromkeys((told, positions_alone)):
+        run = partial(_run_made_up, model, unwrapped, device, blocks=blocks)
+        try:
+            if probe.keeps_rows_apart(run, config, name):
+                return blocks
+        except (RuntimeError, TypeError, ValueError):  # a model that cannot be told so
+            if blocks is positions_alone:
+                raise
+    return None
+
+
+#: Attentions that may keep rows apart, and what they are told.
+_TOLD: dict[str, Blocks] = {
+    "eager": positions_alone,
+    "sdpa": block_mask,
+    "flash_attention_2": block_lengths,
+    "flash_attention_3": block_lengths,
+    "flex_attention": positions_alone,  # transformers builds one block mask a forward
+}
+
+
+def _attention_of(config: Any) -> str:
+    return str(getattr(config, "_attn_implementation", "sdpa"))
+
+
+def _is_blockwise(config: Any) -> bool:
+    """Whether attention runs over blocks, and not over all pairs of the one row."""
+    return _attention_of(config).startswith(("flash", "flex"))
+
+
+def _has_windows(config: Any) -> bool:
+    """Whether some layers see less than all that stands before, or have no attention."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = (getattr(config, key, None) for key in ("sliding_window", "attention_chunk_size"))
+    return kinds != {"full_attention"} or any(window)
+
+
+def _attention_dtype(unwrapped: nn.Module, device: torch.device) -> torch.dtype:
+    """Of queries and keys."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    return _bare(unwrapped).get_input_embeddings().weight.dtype
 
 
 def refuse_packing(unwrapped: nn.Module) -> None:
     """Always pad this model's batches (``unlearn.padding_free: false``)."""
-    _KEEPS_ROWS_APART[unwrapped] = False
+    _PACKING[unwrapped] = None
 
 
 def output_head(model: nn.Module) -> nn.Module:
@@ -388,9 +481,29 @@ def learn_after_head(model: nn.Module, unwrapped: nn.Module, device: torch.devic
     """
     bare = _bare(unwrapped)
     if bare not in _AFTER_HEAD:
+        keep_packing_of_weights(bare)
         run = partial(_run_made_up, model, unwrapped, device)
         name = type(bare).__name__
         _AFTER_HEAD[bare] = probe.change_after_head(run, unwrapped.config.get_text_config(), name)
+
+
+def keep_packing_of_weights(model: nn.Module) -> None:
+    """Of a 4-bit model that is trained on a CPU. In evaluation bitsandbytes packs its weights anew
+    there, for good, for a kernel that passes no gradient on.
+
+    Raises:
+        UnlearnError: It has done so.
+    """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+            if getattr(module.weight.quant_state, "packing_format_for_cpu", False):
+                raise UnlearnError(
+                    "the model's 4-bit weights were packed for inference on a CPU, which passes no "
+                    "gradient on: load the model again and train it before it is evaluated."
+                )
 
 
 def after_head(model: nn.Module) -> probe.Change | None:
@@ -415,9 +528,14 @@ def _bare(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _run_made_up(
-    model: nn.Module, unwrapped: nn.Module, device: torch.device | str, rows: Sequence[Tensor]
+    model: nn.Module,
+    unwrapped: nn.Module,
+    device: torch.device | str,
+    rows: Sequence[Tensor],
+    blocks: Blocks = positions_alone,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`probe.Run` of a model."""
+    device = torch.device(device)
     kept: list[Tensor] = []
 
     def keep(states: Tensor, head: Head) -> Tensor:
@@ -428,6 +546,8 @@ def _run_made_up(
     if len(rows) > 1:
         places = torch.cat([torch.arange(row.shape[1]) for row in rows])
         inputs["position_ids"] = places[None].to(device)
+        lengths = np.array([row.shape[1] for row in rows])
+        inputs |= blocks(lengths, device, _attention_dtype(unwrapped, device))
     was_training = unwrapped.training
     unwrapped.eval()
     try:

@@ -7,7 +7,7 @@ batch instead (`know`); a tensor that came without them is read once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,15 @@ def on_host(tensor: Tensor) -> NDArray:
         know(tensor, values)
         return values
     return known[1]
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies, for all of which the host waits once."""
+    if not any(tensor.is_cuda for tensor in tensors):
+        return [tensor.cpu() for tensor in tensors]
+    copied = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+    torch.cuda.current_stream(tensors[0].device).synchronize()
+    return copied
 
 
 def to_device(values: NDArray, device: torch.device) -> Tensor:

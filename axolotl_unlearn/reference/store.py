@@ -10,6 +10,7 @@ of processes. Not in `axolotl_unlearn.store`, whose values are JSON in a file ea
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -37,16 +38,28 @@ class RowStore:
         folder: Made if it is not there.
         name: Files are ``<name>-<part>.bin`` and ``.index``.
         part: This process's own part.
+        alone: Other parts are not read.
+        limit: Bytes of data above which a value is not kept.
 
     Raises:
         UnlearnError: On reading a value whose checksum is wrong.
     """
 
-    def __init__(self, folder: Path, name: str, part: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        part: int = 0,
+        *,
+        alone: bool = False,
+        limit: float = math.inf,
+    ) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.part = part
+        self.alone = alone
+        self.limit = limit
         self._where: dict[bytes, tuple[Path, tuple]] = {}
         self._maps: dict[Path, np.memmap] = {}
         self._data: BinaryIO | None = None
@@ -59,7 +72,8 @@ class RowStore:
         """Read all parts' indices, up to what their data files hold."""
         self.flush()
         self._maps.clear()
-        for index in sorted(self.folder.glob(f"{self.name}-*.index")):
+        parts = str(self.part) if self.alone else "*"
+        for index in sorted(self.folder.glob(f"{self.name}-{parts}.index")):
             data = index.with_suffix(".bin")
             size = data.stat().st_size if data.exists() else 0
             raw = index.read_bytes()
@@ -82,10 +96,13 @@ class RowStore:
             return
         if self._data is None:
             self._open()
-        value = value.detach().cpu().contiguous()
+        offset = self._data.tell()
+        if offset + value.numel() * value.element_size() > self.limit:
+            return
+        value = value.detach().contiguous()
+        value = value.cpu() if value.device.type != "cpu" else value
         raw = value.view(torch.uint8).numpy().tobytes() if value.numel() else b""
         columns = value.shape[1] if value.dim() == 2 else 0
-        offset = self._data.tell()
         self._data.write(raw)
         checksum = zlib.crc32(raw) & 0x7FFFFFFF
         record = (key, offset, len(value), columns, _DTYPES.index(value.dtype), checksum)
@@ -111,6 +128,21 @@ class RowStore:
             )
         shape = (rows, columns) if columns else (rows,)
         return torch.from_numpy(raw).view(_DTYPES[dtype]).view(shape)
+
+    def keep(self, count: int) -> None:
+        """Forget all but the first values of this part (`alone`), on disk too."""
+        self.close()
+        self._where.clear()
+        index = self.folder / f"{self.name}-{self.part}.index"
+        raw = index.read_bytes()[: count * _RECORD.size] if index.exists() else b""
+        whole = len(raw) // _RECORD.size
+        index.write_bytes(raw[: whole * _RECORD.size])
+        last = _RECORD.unpack_from(raw, (whole - 1) * _RECORD.size) if whole else None
+        data = index.with_suffix(".bin")
+        data.touch()
+        with data.open("r+b") as file:
+            file.truncate(last[1] + _bytes(last) if last else 0)
+        self.refresh()
 
     def _open(self) -> None:
         """Append to this part, after cutting off what an interrupted run left half-written."""

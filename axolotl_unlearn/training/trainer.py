@@ -205,8 +205,9 @@ class UnlearnTrainer(GradientSteps):
             for number, reference in enumerate(self.references.values()):
                 for path in sorted(Path(resumed, REMEMBERED).glob(f"reference-{number}-*")):
                     reference.recall(load_file(path))
-            if self.level is not None:
-                self.level_watch.load(Path(resumed, REMEMBERED, self._level_file()))
+        self._keep_states()
+        if isinstance(resumed, str) and self.level is not None:
+            self.level_watch.load(Path(resumed, REMEMBERED, self._level_file()))
         for one in self.extensions:
             self.add_callback(one)
             one.on_start(self, bool(resumed))
@@ -229,6 +230,20 @@ class UnlearnTrainer(GradientSteps):
             declare(out, folder, "log-probs", folder=True)
             self.level_watch.save(folder / self._level_file())
         super()._save_checkpoint(model, trial)
+
+    def _keep_states(self) -> None:
+        """Hidden states are remembered of references that are asked for them during the run."""
+        asked = {
+            self._source(entry)
+            for entry in self.entries
+            if entry.objective.reference and entry.objective.sees in ("distributions", "hidden")
+        }
+        for number, (source, reference) in enumerate(self.references.items()):
+            gib = math.inf if source.mode == "cached" else self.unlearn_args.reference_gib
+            if source in asked and gib and not reference.complete:
+                out = Path(self.args.output_dir)
+                folder = declare(out, out / "reference", "log-probs", folder=True)
+                reference.keep_states(folder / f"run-{number}", gib, self.args.process_index)
 
     def _level_file(self) -> str:
         return f"level-{self.args.process_index}.pt"

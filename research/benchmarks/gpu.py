@@ -6,31 +6,37 @@
 It needs torch, transformers, peft and pydantic, and bitsandbytes for the 4-bit base; no Axolotl.
 Figures come in order of worth, each is written when it is known, a figure that the file has for the
 same card and commit is not measured again, and none begins after ``--minutes``: a run that was cut
-off goes on.
+off goes on. Nothing is downloaded: time and memory do not depend on the values of the weights.
 
-Nothing is downloaded: time and memory do not depend on the values of the weights. Measured are a
-step of ours (NPO + NLL + KL, reference by adapter off; and with a cached reference) and of plain
-LoRA fine-tuning on the same rows, in bf16; the time that the whole recipe for model 1 would take
-(5 epochs of 1112 pairs, the first epoch with the reference of the forget rows); a 4-bit base
-(QLoRA, NF4); and a vocabulary of 150 000. Targets of issue 5: recipe in 10 minutes and 24 GB,
-QLoRA in 12 GB.
+Ways that are compared take their steps in turn on one model in one process, since the host of a
+rented machine is noisy. Of each way: median seconds of a step, those until the host has started all
+of it, those that the GPU computes (torch.profiler), kernels started, waits of the host
+(``set_sync_debug_mode``) and GB at most. Ways: packed fine-tuning; a step of ours (NPO + NLL + KL,
+adapter off) in the first epoch and in later ones; with a cached reference.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
 import subprocess
 import tempfile
 import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from datetime import date
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from types import MethodType
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from axolotl_unlearn.engine.host import sent_batch
 from research.benchmarks import models, step
@@ -39,13 +45,25 @@ EPOCHS, PAIRS = 5, 1112
 TINY = models.Shape(64, 2, 128, 4, 512)
 #: Of the comparison of precisions.
 SMALL = models.Shape(256, 4, 512, 4, 512)
+#: The ways by what they are in `step.VARIANTS`, and whether they know the rows from before.
+FINETUNE, FIRST, LATER, CACHED = "finetune_packed", "first_epoch", "later_epochs", "cached"
+WAYS = {
+    FINETUNE: ("finetune_packed", False),
+    FIRST: ("ours_first_epoch", False),
+    LATER: ("ours", True),
+    CACHED: ("ours_cached", True),
+}
 
 
-def quantise(model: nn.Module) -> nn.Module:
-    """Linear layers but the head as bitsandbytes NF4, computing in bf16."""
+def quantise(model: nn.Module, values: nn.Module | None = None) -> nn.Module:
+    """Linear layers but the head as bitsandbytes NF4, computing in bf16.
+
+    Args:
+        values: a model of the same shape, which gets the weights that the 4 bits stand for.
+    """
     import bitsandbytes as bnb
 
-    for parent in list(model.modules()):
+    for prefix, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             if not isinstance(child, nn.Linear) or name == "lm_head":
                 continue
@@ -61,10 +79,13 @@ def quantise(model: nn.Module) -> nn.Module:
                 child.weight.data.cpu(), requires_grad=False, quant_type="nf4"
             )
             setattr(parent, name, made.to(device))
+            if values is not None:
+                weight = bnb.functional.dequantize_4bit(made.weight.data, made.weight.quant_state)
+                values.get_submodule(f"{prefix}.{name}").weight.data.copy_(weight)
     return model
 
 
-def recipe_batches(count: int, pairs: int, vocabulary: int) -> list[dict[str, torch.Tensor]]:
+def recipe_batches(count: int, pairs: int, vocabulary: int) -> list[dict[str, Tensor]]:
     """LUME batches with ids folded into the vocabulary."""
     batches = list(models.batches(count, pairs))
     for batch in batches:
@@ -75,168 +96,471 @@ def recipe_batches(count: int, pairs: int, vocabulary: int) -> list[dict[str, to
     return batches
 
 
-def measure(
-    shape: models.Shape,
-    way: str,
-    *,
-    device: str,
-    pairs: int,
-    steps: int,
-    four_bit: bool = False,
-    documents: int = 0,
-) -> dict[str, float]:
-    """Seconds a step (median), GB at most, tokens a second, minutes of the whole recipe.
+class Bench:
+    """What the figures share: the card, the shape, and one large model that is made once."""
 
-    Args:
-        documents: in place of LUME's rows, eight of so many tokens with labels throughout.
-    """
-    torch.manual_seed(0)
-    model = models.olmo(shape, torch.bfloat16, device)
-    if four_bit:
-        model = quantise(model)
-    model = models.with_lora(model).train()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.enable_input_require_grads()
-    if documents:
-        rows = [models.random_batch(8, documents, documents, shape.vocabulary)] * (steps + 2)
-    else:
-        rows = recipe_batches(steps + 2, pairs, shape.vocabulary)
-    batches = [sent_batch(batch, device) for batch in rows]
-    cuda = device.startswith("cuda")
-    known = batches if way.startswith("ours") else []
-    loss_of = step.VARIANTS[way](model, known)
-    first_of = step.VARIANTS["ours_first_epoch"](model, []) if way == "ours" else loss_of
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-4)
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
+    def __init__(self, smoke: bool, pairs: int, steps: int) -> None:
+        self.device = "cpu" if smoke else "cuda:0"
+        self.cuda, self.pairs, self.steps = not smoke, pairs, steps
+        self.shape = TINY if smoke else models.OLMO_7B
+        self.long = 16 if smoke else 2048
+        self.vocabulary = 1024 if smoke else 150_000
 
-    def run(function) -> list[float]:
-        seconds = []
-        for batch in batches:
-            if cuda:
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            function(batch).backward()
+    def make(self, shape: models.Shape, four_bit: bool = False) -> nn.Module:
+        torch.manual_seed(0)
+        model = models.olmo(shape, torch.bfloat16, self.device)
+        model = models.with_lora(quantise(model) if four_bit else model).train()
+        model.enable_input_require_grads()
+        return model
+
+    @cached_property
+    def model(self) -> nn.Module:
+        return self.make(self.shape)
+
+    def drop_model(self) -> None:
+        """The others are alone on the card."""
+        self.__dict__.pop("model", None)
+        self.forget()
+
+    def forget(self) -> None:
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    def sync(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def batches(self, count: int) -> list[dict[str, Tensor]]:
+        rows = recipe_batches(count, self.pairs, self.shape.vocabulary)
+        return [sent_batch(batch, self.device) for batch in rows]
+
+    def compare(
+        self,
+        model: nn.Module,
+        batches: list[dict[str, Tensor]],
+        ways: dict[str, Callable[[dict[str, Tensor]], Tensor]],
+        *,
+        checkpointing: bool = True,
+        profile: bool = True,
+    ) -> dict[str, Any]:
+        """Steps of all ways in turn: gradient and AdamW; the first two batches warm up."""
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        else:
+            model.gradient_checkpointing_disable()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-4)
+
+        def run(loss_of, batch) -> None:
+            loss_of(batch).backward()
             optimizer.step()
             optimizer.zero_grad()
-            if cuda:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - start)
-        return seconds[2:]
 
-    seconds = run(loss_of)
-    first = run(first_of) if way == "ours" else seconds
-    tokens = [int(batch["attention_mask"].sum()) for batch in batches[2:]]
-    per_epoch = PAIRS / pairs
-    return {
-        "seconds": statistics.median(seconds),
-        "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else models.peak_mb() / 1e3,
-        "tokens_per_second": sum(tokens) / sum(seconds),
-        "recipe_minutes": per_epoch
-        * (statistics.mean(first) + (EPOCHS - 1) * statistics.mean(seconds))
-        / 60,
-    }
+        seen: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+        found: dict[str, Any] = {way: {"peak_gb": 0.0} for way in ways}
+        for batch in batches:
+            for way, loss_of in ways.items():
+                self.sync()
+                if self.cuda:
+                    torch.cuda.reset_peak_memory_stats()
+                start = time.perf_counter()
+                run(loss_of, batch)
+                host = time.perf_counter() - start
+                self.sync()
+                seen[way].append((time.perf_counter() - start, host))
+                peak = torch.cuda.max_memory_allocated() if self.cuda else 1e6 * models.peak_mb()
+                found[way]["peak_gb"] = max(found[way]["peak_gb"], round(peak / 1e9, 2))
+        tokens = [int(batch["attention_mask"].sum()) for batch in batches[2:]]
+        for way, loss_of in ways.items():
+            wall, host = zip(*seen[way][2:], strict=True)
+            found[way] |= {
+                "seconds": round(statistics.median(wall), 4),
+                "least_seconds": round(min(wall), 4),
+                "host_seconds": round(statistics.median(host), 4),
+                "tokens_per_second": round(sum(tokens) / sum(wall)),
+            }
+            if profile:
+                found[way] |= self.profiled(partial(run, loss_of, batches[-1]))
+        base = found[next(iter(ways))]
+        for way in list(ways)[1:]:
+            for name in ("seconds", "host_seconds", "gpu_seconds"):
+                if base.get(name):
+                    found[way][f"{name}_ratio"] = round(found[way][name] / base[name], 3)
+        return found
+
+    def profiled(self, run: Callable[[], None]) -> dict[str, float | int | None]:
+        """Of one step: seconds of the GPU, kernels and waits; None where there is none."""
+        from torch.profiler import ProfilerActivity, profile
+
+        waits = None
+        if self.cuda:
+            torch.cuda.set_sync_debug_mode("warn")
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                run()
+            torch.cuda.set_sync_debug_mode("default")
+            waits = sum("synchroniz" in str(one.message) for one in said)
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
+        with profile(activities=kinds) as seen:
+            run()
+            self.sync()
+        events = seen.key_averages()
+        busy = sum(getattr(one, "self_device_time_total", 0) for one in events) / 1e6
+        kernels = sum(one.count for one in events if "LaunchKernel" in one.key)
+        return {
+            "gpu_seconds": round(busy, 4) if self.cuda else None,
+            "kernels": kernels if self.cuda else None,
+            "waits": waits,
+        }
+
+    # -- the figures -------------------------------------------------------------------------
+
+    def recipe(self, checkpointing: bool) -> dict[str, Any]:
+        """The ways on LUME rows, and the minutes of 5 epochs of 1112 pairs by their medians."""
+        batches = self.batches(self.steps + 2)
+        ways = {
+            way: step.VARIANTS[name](self.model, batches if known else [])
+            for way, (name, known) in WAYS.items()
+        }
+        found = self.compare(self.model, batches, ways, checkpointing=checkpointing)
+        per_epoch = PAIRS / self.pairs / 60
+        found["recipe_minutes"] = {
+            "ours": per_epoch * (found[FIRST]["seconds"] + (EPOCHS - 1) * found[LATER]["seconds"]),
+            FINETUNE: per_epoch * EPOCHS * found[FINETUNE]["seconds"],
+        }
+        return found
+
+    def documents(self) -> dict[str, Any]:
+        """Eight rows of 2 048 tokens, labels throughout. They have no padding that packing would
+        save, so fine-tuning takes them as they are."""
+        rows = models.random_batch(8, self.long, self.long - 1, self.shape.vocabulary)
+        batch = sent_batch(rows, self.device)
+        ways = {
+            "finetune": step.VARIANTS["finetune"](self.model, []),
+            FIRST: step.VARIANTS["ours_first_epoch"](self.model, []),
+            LATER: step.VARIANTS["ours"](self.model, [batch]),
+        }
+        return self.compare(self.model, [batch] * (2 + min(3, self.steps)), ways, profile=False)
+
+    def four_bit(self) -> dict[str, Any]:
+        """The same on a 4-bit base, against fine-tuning on it."""
+        self.drop_model()
+        model = self.make(self.shape, four_bit=True)
+        return self.recipe_on(model, (FINETUNE, FIRST, LATER))
+
+    def large_vocabulary(self) -> dict[str, Any]:
+        """A vocabulary of 150 000."""
+        self.drop_model()
+        shape = models.Shape(*(*_numbers(self.shape)[:4], self.vocabulary))
+        return self.recipe_on(self.make(shape), (FINETUNE, FIRST), profile=False)
+
+    def recipe_on(
+        self, model: nn.Module, chosen: tuple[str, ...], profile: bool = True
+    ) -> dict[str, Any]:
+        batches = self.batches(2 + max(1, self.steps // 2))
+        ways = {
+            way: step.VARIANTS[WAYS[way][0]](model, batches if WAYS[way][1] else [])
+            for way in chosen
+        }
+        found = self.compare(model, batches, ways, profile=profile)
+        del model, ways
+        self.forget()
+        return found
+
+    def match(self) -> dict[str, Any]:
+        """A step of `match` with replay, its teacher's states known, against packed fine-tuning;
+        and a look at 100 forget and 100 held-out rows, as `level` takes it."""
+        from axolotl_unlearn.config import ObjectiveArgs
+        from axolotl_unlearn.engine.entries import make_entries
+        from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
+        from axolotl_unlearn.engine.step import step_loss
+        from axolotl_unlearn.engine.token_scoring import Query, score_queries
+        from axolotl_unlearn.reference.sources import make_reference
+
+        batches = self.batches(2 + max(1, self.steps // 2))
+        recipe = (
+            ("forget", {"objective": "match"}),
+            ("retain", {"objective": "nll"}),
+            ("retain", {"objective": "kl"}),
+        )
+        entries = make_entries([(side, ObjectiveArgs(**config)) for side, config in recipe])
+        teacher = make_reference("cached", self.model, starting_adapter=False, plan=DEFAULT_PLAN)
+        with torch.no_grad():
+            for batch in batches:
+                step_loss(self.model, batch, entries, reference=teacher)
+        ways = {
+            FINETUNE: step.VARIANTS["finetune_packed"](self.model, []),
+            "match": lambda batch: step_loss(self.model, batch, entries, reference=teacher).total,
+        }
+        found = self.compare(self.model, batches, ways, profile=False)
+        rows = [
+            Query.of(ids.tolist()[: int(mask.sum())])
+            for batch in self.batches(25)
+            for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        ]
+        found["look_seconds"] = self.timed(lambda: score_queries(self.model.eval(), rows))
+        self.model.train()
+        return found
+
+    def evaluation(self) -> dict[str, float]:
+        """Of 100 rows: facts of every token, and greedy generation of up to 64 tokens."""
+        from axolotl_unlearn.engine.token_scoring import Query, score_queries
+        from axolotl_unlearn.evaluation.generate import generate_greedily
+
+        count = 100 if self.cuda else 3
+        rows, _ = models.lume_rows()
+        rows = [row for side in rows.values() for row in side]
+        rows = [rows[number % len(rows)] for number in range(count)]
+        fold = self.shape.vocabulary
+        model = self.model.eval()
+        model.gradient_checkpointing_disable()
+        queries = [Query.of([i % fold for i in p + a], len(p)) for p, a in rows]
+        prompts = [" ".join(str(i % fold) for i in p) for p, _ in rows]
+        found = {
+            "rows": count,
+            "loss_seconds": self.timed(lambda: score_queries(model, queries)),
+            "generation_seconds": self.timed(
+                lambda: generate_greedily(model, _Numbers(), prompts, max_new_tokens=64)
+            ),
+        }
+        model.train()
+        return found
+
+    def merge(self) -> dict[str, float]:
+        """Factor-wise TIES of two adapters of that shape, read from disk and written."""
+        from safetensors.torch import save_file
+
+        from axolotl_unlearn.merging.factors import merge_factors
+        from axolotl_unlearn.merging.recipe import Recipe
+        from axolotl_unlearn.merging.sources import open_parent
+
+        with tempfile.TemporaryDirectory() as folder:
+            parents = [Path(folder, name) for name in ("over", "under")]
+            for parent in parents:
+                self.model.save_pretrained(parent)
+
+            def run() -> None:
+                recipe = Recipe(method="ties", space="factors", density=0.8, weights=(1.0, 1.0))
+                merged = merge_factors(recipe, [open_parent(parent) for parent in parents])
+                save_file(merged, Path(folder, "merged.safetensors"))
+
+            return {"seconds": self.timed(run)}
+
+    def timed(self, run: Callable[[], Any]) -> float:
+        self.sync()
+        start = time.perf_counter()
+        run()
+        self.sync()
+        return round(time.perf_counter() - start, 3)
+
+    def precision(self, *chosen: str) -> dict[str, Any]:
+        """A small model's step with each precision and kernel against float32 with eager attention;
+        4 bits against float32 with the weights that they stand for.
+
+        Returns:
+            relative error of the loss, cosine of all gradients, and whether both are within the
+            bounds; or why there are none.
+        """
+        self.batch = sent_batch(recipe_batches(1, 4, SMALL.vocabulary)[0], self.device)
+        oracles: dict[str, tuple[float, Tensor]] = {}
+        found: dict[str, Any] = {}
+        for name in chosen:
+            kernel = KERNELS[name]
+            try:
+                if kernel.before is quantise:
+                    values = small("olmo", self.device)
+                    before = partial(quantise, values=values)
+                    loss, gradient = self.gradients(replace(kernel, before=before))
+                    oracle = self.gradients(Kernel(before=lambda _, made=values: made))
+                else:
+                    loss, gradient = self.gradients(kernel)
+                    if kernel.family not in oracles:
+                        oracles[kernel.family] = self.gradients(Kernel(family=kernel.family))
+                    oracle = oracles[kernel.family]
+                error = abs(loss / oracle[0] - 1)
+                cosine = torch.cosine_similarity(gradient.double(), oracle[1].double(), 0).item()
+                found[name] = {
+                    "loss_error": error,
+                    "gradient_cosine": cosine,
+                    "within": error <= kernel.loss_error and cosine >= kernel.cosine,
+                }
+            except Exception as error:  # whatever a kernel that is not there does
+                found[name] = {"not_run": f"{type(error).__name__}: {error}"[:300]}
+        return found
+
+    def gradients(self, kernel: Kernel) -> tuple[float, Tensor]:
+        """Loss and float32 gradients of a step of a small model."""
+        model = small(kernel.family, self.device)
+        model = kernel.before(model) if kernel.before else model
+        model.set_attn_implementation(kernel.attention)
+        torch.manual_seed(1)  # quantisation draws numbers
+        model = models.with_lora(model).train()
+        for weight in (p for n, p in model.named_parameters() if "lora_B" in n):
+            torch.nn.init.normal_(weight, std=0.02)
+        if kernel.after:
+            kernel.after(model)
+        low = kernel.dtype != torch.float32
+        with torch.autocast(self.device.split(":")[0], kernel.dtype) if low else nullcontext():
+            loss = step.VARIANTS["ours"](model, [])(self.batch)
+        loss.backward()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return loss.item(), torch.cat([p.grad.flatten().float() for p in trained])
+
+
+def small(family: str, device: str) -> nn.Module:
+    """A model of four layers, in float32."""
+    if family == "olmo":
+        return models.olmo(SMALL, torch.float32, device)
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=SMALL.vocabulary,
+        hidden_size=SMALL.hidden,
+        intermediate_size=SMALL.mlp,
+        num_hidden_layers=SMALL.layers,
+        num_attention_heads=SMALL.heads,
+        num_key_value_heads=SMALL.heads // 2,
+        pad_token_id=models.PAD,
+        eos_token_id=models.EOS,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).to(device)
+
+
+def with_liger(model: nn.Module) -> nn.Module:
+    """Liger's norm and SwiGLU. Its rope is a patch of transformers' module, so by itself."""
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+    apply_liger_kernel_to_llama(
+        rope=False, fused_linear_cross_entropy=False, rms_norm=True, swiglu=True, model=model
+    )
+    return model
+
+
+def with_liger_rope(model: nn.Module) -> None:
+    from liger_kernel.transformers.rope import liger_rotary_pos_emb
+    from transformers.models.llama import modeling_llama
+
+    own = modeling_llama.apply_rotary_pos_emb
+
+    def put_back(*_) -> None:
+        modeling_llama.apply_rotary_pos_emb = own
+
+    modeling_llama.apply_rotary_pos_emb = liger_rotary_pos_emb
+    model.register_full_backward_hook(put_back)
+    model.register_forward_hook(put_back)
+
+
+def with_mlp_kernel(model: nn.Module) -> None:
+    """Axolotl's `lora_mlp_kernel`."""
+    from axolotl.kernels.lora import apply_lora_mlp_swiglu
+
+    for layer in model.get_base_model().model.layers:
+        layer.mlp.forward = MethodType(apply_lora_mlp_swiglu, layer.mlp)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How a small model's step is computed, and how far from float32 it may be.
+
+    Attributes:
+        before, after: changes of the model before and after it gets LoRA.
+    """
+
+    dtype: torch.dtype = torch.float32
+    attention: str = "eager"
+    family: str = "olmo"
+    before: Callable[[nn.Module], nn.Module] | None = None
+    after: Callable[[nn.Module], None] | None = None
+    loss_error: float = 1e-4
+    cosine: float = 0.9999
+
+
+_LOW: dict[str, Any] = {"dtype": torch.bfloat16, "loss_error": 1e-3, "cosine": 0.998}
+KERNELS = {
+    "sdpa": Kernel(attention="sdpa"),
+    "bf16": Kernel(attention="sdpa", **_LOW),
+    "qlora": Kernel(attention="sdpa", before=quantise, **_LOW),
+    "flash": Kernel(attention="flash_attention_2", **_LOW),
+    "flex": Kernel(attention="flex_attention", **_LOW),
+    "liger": Kernel(attention="sdpa", family="llama", before=with_liger),
+    "liger_rope": Kernel(attention="sdpa", family="llama", after=with_liger_rope),
+    "lora_mlp": Kernel(attention="sdpa", family="llama", after=with_mlp_kernel),
+}
+
+
+class _Numbers:
+    """A tokenizer whose words are numbers of tokens."""
+
+    pad_token_id, eos_token_id = models.PAD, models.EOS
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [int(word) for word in text.split()]}
+
+    def batch_decode(self, rows, **_) -> list[str]:
+        return [" ".join(map(str, row)) for row in rows]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--smoke", action="store_true", help="tiny shape on the CPU")
     parser.add_argument("--pairs", type=int, default=4, help="forget rows a step (as many retain)")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=8, help="begin no figure after these")
     parser.add_argument("--out", type=Path, help="folder of results-gpu.json [beside this file]")
     options = parser.parse_args()
+    if not options.smoke and not torch.cuda.is_available():
+        parser.error("there is no GPU here; `--smoke` runs the same code on the CPU")
     with tempfile.TemporaryDirectory() as passing:
         if options.out is None:
             own = models.ROOT / "research" / "benchmarks"
             options.out = Path(passing) if options.smoke else own
-        run_plans(options, parser)
+        run_plans(options)
 
 
-def run_plans(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def run_plans(options: argparse.Namespace) -> None:
     """All figures that are missing, while there is time."""
-    if not options.smoke and not torch.cuda.is_available():
-        parser.error("there is no GPU here; `--smoke` runs the same code on the CPU")
-    device = "cpu" if options.smoke else "cuda:0"
-    shape = TINY if options.smoke else models.OLMO_7B
-    large = models.Shape(*(*_numbers(shape)[:4], 1024 if options.smoke else 150_000))
-    steps = 1 if options.smoke else options.steps
-    plans = {
-        name: partial(measure, size, way, device=device, pairs=options.pairs, steps=steps, **more)
-        for name, size, way, more in (
-            ("ours", shape, "ours", {}),
-            ("finetune_packed", shape, "finetune_packed", {}),
-            ("ours_cached", shape, "ours_cached", {}),
-            ("ours_qlora", shape, "ours", {"four_bit": True}),
-            ("documents_8_x_2048", shape, "ours", {"documents": 8 if options.smoke else 2048}),
-            ("ours_vocabulary_150k", large, "ours", {}),
-            ("finetune", shape, "finetune", {}),
-        )
+    bench = Bench(options.smoke, options.pairs, 1 if options.smoke else options.steps)
+    plans: dict[str, Callable[[], Any]] = {
+        "precision": partial(bench.precision, *(name for name in KERNELS if name != "flex")),
+        "checkpointing": partial(bench.recipe, True),
+        "no_checkpointing": partial(bench.recipe, False),
+        "match": bench.match,
+        "documents_8_x_2048": bench.documents,
+        "evaluation": bench.evaluation,
+        "merge": bench.merge,
+        "four_bit": bench.four_bit,
+        "vocabulary_150k": bench.large_vocabulary,
+        "flex": partial(bench.precision, "flex"),
     }
-    plans = {"precision": partial(precision, device)} | plans
     about = {
         "gpu": "none (smoke)" if options.smoke else torch.cuda.get_device_name(0),
         "commit": commit(),
         "pairs": options.pairs,
-        "shape": _numbers(shape),
+        "shape": _numbers(bench.shape),
     }
     path = options.out / "results-gpu.json"
     results = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if any(results.get(name) != value for name, value in about.items()):
         results = {"date": date.today().isoformat(), "machine": models.machine(), **about}
+    if options.smoke:
+        del plans["flex"]  # minutes of compiling, and no backward pass on a CPU
     start = time.perf_counter()
     for name, plan in plans.items():
         if "error" in results.get(name, {"error": ""}):
             if time.perf_counter() - start > 60 * options.minutes:
                 print(f"{name}: left for the next run", flush=True)
                 continue
+            begun = time.perf_counter()
             try:
                 results[name] = plan()
-            except (RuntimeError, ImportError, NotImplementedError) as error:
+            except Exception as error:  # the next figure may yet be had
                 results[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
-            if not options.smoke:
-                torch.cuda.empty_cache()
+            results[name]["took"] = round(time.perf_counter() - begun, 1)
+            bench.forget()
             path.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
         print(name, json.dumps(results[name]), flush=True)
-
-
-def precision(device: str) -> dict[str, dict[str, float]]:
-    """A small model's step in each precision and with each attention, against float32 with eager.
-
-    Returns:
-        relative error of the loss and cosine of all gradients, or why there are none.
-    """
-    found: dict[str, dict[str, float]] = {}
-    batch = sent_batch(recipe_batches(1, 4, SMALL.vocabulary)[0], device)
-    exact = None
-    for name, dtype, attention, four_bit in (
-        ("float32", torch.float32, "eager", False),
-        ("sdpa", torch.float32, "sdpa", False),
-        ("bf16", torch.bfloat16, "sdpa", False),
-        ("bf16_flash", torch.bfloat16, "flash_attention_2", False),
-        ("qlora", torch.bfloat16, "sdpa", True),
-    ):
-        try:
-            torch.manual_seed(0)
-            model = models.olmo(SMALL, torch.float32, device)
-            model.set_attn_implementation(attention)
-            model = quantise(model) if four_bit else model
-            model = models.with_lora(model).train()
-            for weight in (p for n, p in model.named_parameters() if "lora_B" in n):
-                torch.nn.init.normal_(weight, std=0.02)
-            with torch.autocast(device.split(":")[0], dtype, enabled=dtype != torch.float32):
-                loss = step.VARIANTS["ours"](model, [])(batch)
-            loss.backward()
-            gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
-            exact = exact or (loss.item(), gradient.float())
-            found[name] = {
-                "loss_error": abs(loss.item() / exact[0] - 1),
-                "gradient_cosine": torch.cosine_similarity(gradient.float(), exact[1], 0).item(),
-            }
-        except (RuntimeError, ImportError, ValueError, NotImplementedError) as error:
-            found[name] = {"not_run": f"{type(error).__name__}: {error}"[:300]}
-    return found
 
 
 def commit() -> str:

@@ -24,6 +24,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -41,21 +42,37 @@ RECIPE = (
 )
 
 
-def ours(model, known: list[dict[str, Tensor]], *, mode: str = "auto", kl: bool = True):
-    """Our step. ``known`` are batches of an earlier epoch: the reference has seen their rows."""
+def ours(
+    model, known: list[dict[str, Tensor]], *, mode: str = "auto", kl: bool = True, first=False
+):
+    """Our step. ``known`` are batches of an earlier epoch: the reference has seen their rows.
+
+    Args:
+        first: the reference forgets them before each step, which is then one of the first epoch.
+    """
     from axolotl_unlearn.config import ObjectiveArgs
     from axolotl_unlearn.engine.entries import make_entries
-    from axolotl_unlearn.engine.head_losses import ChunkPlan
+    from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
     from axolotl_unlearn.engine.step import step_loss
     from axolotl_unlearn.reference.sources import make_reference
 
     recipe = [r for r in RECIPE if kl or r[1]["objective"] != "kl"]
     entries = make_entries([(side, ObjectiveArgs(**config)) for side, config in recipe])
-    reference = make_reference(mode, model, starting_adapter=False, plan=ChunkPlan())
+    reference = make_reference(mode, model, starting_adapter=False, plan=DEFAULT_PLAN)
+    folder = tempfile.TemporaryDirectory()  # as a run keeps them
+    if mode == "auto":
+        reference.keep_states(Path(folder.name), 4)
     for batch in known:
         with torch.no_grad():
             step_loss(model, batch, entries, reference=reference)
-    return lambda batch: step_loss(model, batch, entries, reference=reference).total
+
+    def loss(batch, folder=folder):
+        if first:
+            reference._logp.clear()
+            reference._hidden._where.clear()
+        return step_loss(model, batch, entries, reference=reference).total
+
+    return loss
 
 
 def finetune(model, known):
@@ -183,7 +200,7 @@ def _left_padded(batch: dict[str, Tensor], rows: Tensor, width: int) -> dict[str
 
 VARIANTS = {
     "ours": ours,
-    "ours_first_epoch": ours,
+    "ours_first_epoch": lambda m, known: ours(m, [], first=True),
     "ours_cached": lambda m, known: ours(m, known, mode="cached"),
     "ours_npo_nll": lambda m, known: ours(m, known, kl=False),
     "finetune": finetune,

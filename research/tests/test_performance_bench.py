@@ -140,8 +140,8 @@ def test_rows_without_the_data_have_the_lengths_of_lume(monkeypatch, tmp_path):
 
 
 def test_gpu_benchmark_runs_on_a_tiny_shape_and_goes_on(monkeypatch, tmp_path, capsys):
-    """`--smoke`: every plan ends in numbers (4-bit may lack a CPU kernel and then says so), without
-    Axolotl. Out of time it begins nothing; started again it measures what is missing."""
+    """`--smoke`: every figure is numbers, without Axolotl; a kernel that needs a GPU says why it is
+    not there. Out of time nothing begins; started again only what is missing is measured."""
     import json
 
     from research.benchmarks import gpu
@@ -155,26 +155,29 @@ def test_gpu_benchmark_runs_on_a_tiny_shape_and_goes_on(monkeypatch, tmp_path, c
     assert all("left for the next run" in line for line in run("--minutes", "-1"))
     for name in [name for name in sys.modules if name.split(".")[0] == "axolotl"]:
         monkeypatch.setitem(sys.modules, name, None)
-    lines = run("--pairs", "2")
-    found = {name: json.loads(text) for name, text in (line.split(" ", 1) for line in lines)}
-    assert list(found) == [
-        "precision", "ours", "finetune_packed", "ours_cached", "ours_qlora", "documents_8_x_2048",
-        "ours_vocabulary_150k", "finetune",
-    ]  # fmt: skip
-    for name, result in found.items():
-        if name != "precision" and (name != "ours_qlora" or "error" not in result):
-            assert result["seconds"] > 0 and result["recipe_minutes"] > 0, (name, result)
-    for name, least in (("sdpa", 0.99999), ("bf16", 0.98)):
-        assert found["precision"][name]["gradient_cosine"] > least
-        assert found["precision"][name]["loss_error"] < 0.01
+    run("--pairs", "2")
     file = tmp_path / "results-gpu.json"
-    kept = json.loads(file.read_text())
-    assert kept["ours"] == found["ours"] and kept["commit"]
-    del kept["finetune"]
-    file.write_text(json.dumps(kept))
+    found = json.loads(file.read_text())
+    figures = [name for name, one in found.items() if isinstance(one, dict) and "took" in one]
+    assert figures == [
+        "precision", "checkpointing", "no_checkpointing", "match", "documents_8_x_2048",
+        "evaluation", "merge", "four_bit", "vocabulary_150k",
+    ]  # fmt: skip
+    for name in figures:
+        assert "error" not in found[name], (name, found[name])
+        for way, numbers in found[name].items():
+            if isinstance(numbers, dict) and "seconds" in numbers:
+                assert numbers["seconds"] > 0 and numbers["tokens_per_second"] > 0, (name, way)
+    for name, one in found["precision"].items():
+        if name in ("sdpa", "bf16", "qlora"):
+            assert one["within"], (name, one)
+    assert found["commit"] and found["checkpointing"]["recipe_minutes"]["ours"] > 0
+    kept = dict(found)
+    del found["merge"]
+    file.write_text(json.dumps(found))
     run("--pairs", "2")
     again = json.loads(file.read_text())
-    assert again["ours"] == found["ours"] and again["finetune"] != found["finetune"]
+    assert again["four_bit"] == kept["four_bit"] and again["merge"] != kept["merge"]
 
 
 @pytest.mark.slow
