@@ -322,6 +322,46 @@ def test_nothing_stale_is_ever_used(change, tmp_path):
     )
 
 
+@pytest.mark.parametrize("gib", [1.0, 700 / 2**30])
+def test_states_are_remembered_and_a_killed_run_goes_on_with_those_of_its_checkpoint(gib, tmp_path):
+    """Four batches, the first two again. A run killed after the third goes on from a checkpoint
+    after the second: what came later is forgotten, so the third batch is asked of the same rows,
+    and every loss is that of the whole run to the last bit. 700 bytes take some rows."""
+    model, entries = with_lora(tiny_llama(seed=1)), entries_for(*CONFIGS)
+    batches = [random_batch(seed=seed) for seed in (0, 1, 2, 3, 0, 1)]
+    batches[2]["input_ids"][4], batches[2]["labels"][4] = (
+        batches[0][name][4] for name in ("input_ids", "labels")
+    )
+
+    def reference(folder):
+        made = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+        return made, tmp_path / folder
+
+    def losses(asked, chosen):
+        return [step_loss(model, batch, entries, reference=asked).total.item() for batch in chosen]
+
+    whole, folder = reference("whole")
+    whole.keep_states(folder, gib)
+    expected = losses(whole, batches)
+    assert whole.forwards == (4 if gib == 1 else 6)
+    kept = sum(path.stat().st_size for path in folder.glob("*.bin"))
+    assert 0 < kept <= gib * 2**30
+    killed, folder = reference("killed")
+    killed.keep_states(folder, gib)
+    losses(killed, batches[:2])
+    checkpoint = killed.remembered()
+    losses(killed, batches[2:3])
+    killed.refresh()
+    resumed, _ = reference("killed")
+    resumed.recall(checkpoint)
+    resumed.keep_states(folder, gib)
+    assert losses(resumed, batches[2:]) == expected[2:]
+    assert resumed.forwards == (2 if gib == 1 else 4)
+    afresh, _ = reference("killed")
+    afresh.keep_states(folder, gib)
+    assert losses(afresh, batches) == expected and afresh.forwards == whole.forwards
+
+
 def test_two_processes_share_the_work(tmp_path):
     """Each computes every second batch into files of its own; both read all."""
     model, entries = tiny_llama(seed=1), entries_for(*CONFIGS)
