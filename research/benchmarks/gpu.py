@@ -26,8 +26,8 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property, partial
@@ -94,6 +94,20 @@ def recipe_batches(count: int, pairs: int, vocabulary: int) -> list[dict[str, Te
             batch["labels"] == -100, batch["labels"], batch["labels"] % vocabulary
         )
     return batches
+
+
+@contextmanager
+def llama_as_it_is() -> Iterator[None]:
+    """Liger patches the module of transformers too."""
+    from transformers.models.llama import modeling_llama
+
+    names = ("apply_rotary_pos_emb", "LlamaRMSNorm", "LlamaMLP")
+    own = {name: getattr(modeling_llama, name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(modeling_llama, name, value)
 
 
 class Bench:
@@ -315,13 +329,14 @@ class Bench:
         fold = self.shape.vocabulary
         model = self.model.eval()
         model.gradient_checkpointing_disable()
+        bare = model.get_base_model()  # as a merged model, whose cache is ours to handle
         queries = [Query.of([i % fold for i in p + a], len(p)) for p, a in rows]
         prompts = [" ".join(str(i % fold) for i in p) for p, _ in rows]
         found = {
             "rows": count,
             "loss_seconds": self.timed(lambda: score_queries(model, queries)),
             "generation_seconds": self.timed(
-                lambda: generate_greedily(model, _Numbers(), prompts, max_new_tokens=64)
+                lambda: generate_greedily(bare, _Numbers(), prompts, max_new_tokens=64)
             ),
         }
         model.train()
@@ -389,6 +404,7 @@ class Bench:
                 found[name] = {"not_run": f"{type(error).__name__}: {error}"[:300]}
         return found
 
+    @llama_as_it_is()
     def gradients(self, kernel: Kernel) -> tuple[float, Tensor]:
         """Loss and float32 gradients of a step of a small model."""
         model = small(kernel.family, self.device)
@@ -429,27 +445,11 @@ def small(family: str, device: str) -> nn.Module:
 
 
 def with_liger(model: nn.Module) -> nn.Module:
-    """Liger's norm and SwiGLU. Its rope is a patch of transformers' module, so by itself."""
+    """Liger's norm, rope and SwiGLU."""
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
-    apply_liger_kernel_to_llama(
-        rope=False, fused_linear_cross_entropy=False, rms_norm=True, swiglu=True, model=model
-    )
+    apply_liger_kernel_to_llama(fused_linear_cross_entropy=False, model=model)
     return model
-
-
-def with_liger_rope(model: nn.Module) -> None:
-    from liger_kernel.transformers.rope import liger_rotary_pos_emb
-    from transformers.models.llama import modeling_llama
-
-    own = modeling_llama.apply_rotary_pos_emb
-
-    def put_back(*_) -> None:
-        modeling_llama.apply_rotary_pos_emb = own
-
-    modeling_llama.apply_rotary_pos_emb = liger_rotary_pos_emb
-    model.register_full_backward_hook(put_back)
-    model.register_forward_hook(put_back)
 
 
 def with_mlp_kernel(model: nn.Module) -> None:
@@ -485,7 +485,6 @@ KERNELS = {
     "flash": Kernel(attention="flash_attention_2", **_LOW),
     "flex": Kernel(attention="flex_attention", **_LOW),
     "liger": Kernel(attention="sdpa", family="llama", before=with_liger),
-    "liger_rope": Kernel(attention="sdpa", family="llama", after=with_liger_rope),
     "lora_mlp": Kernel(attention="sdpa", family="llama", after=with_mlp_kernel),
 }
 
