@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli import _audit, _clean, _export, _record, _suppress, _ways
+from axolotl_unlearn.cli import _audit, _clean, _derived, _export, _record, _suppress, _ways
 from axolotl_unlearn.cli._json import answer
 from axolotl_unlearn.cli._options import lines
 from axolotl_unlearn.cli._requests import COMMANDS
@@ -222,5 +222,6 @@ for _one in (
     _clean.command,
     _suppress.command,
     _export.command,
+    _derived.command,
 ):
     command.add_command(_one)

@@ -1,0 +1,227 @@
+"""Models that were made of one that has learned the deleted rows: they have to be withdrawn, too.
+
+A model below the given folders counts if its weights are those of such a model by digest; if one of
+its own files (adapter, merge and model config, model card, GGUF metadata) names such a model by
+path, name or digest; or if it has a tensor of one that neither the base nor the new model has, in
+float32, bfloat16 or float16: a quantised copy keeps its norms. Of what was found the same is asked.
+
+Not found: a merge or quantised copy that names nothing and keeps no tensor; what lies elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.models import ADAPTER_CONFIG, ModelSpec, weights_digest
+from axolotl_unlearn.requests.erase import size_of, within
+from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.record import read
+from axolotl_unlearn.requests.request import Request
+
+#: Files of a model that may say what it was made of.
+ORIGINS = (
+    *(ADAPTER_CONFIG, "config.json", "mergekit_config.yml", "merge.yml", "merge.json"),
+    *("unlearn_base.json", "README.md"),
+)
+_WEIGHTS = ("*.safetensors", "*.gguf")
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A folder or a GGUF file, and how it is known."""
+
+    path: Path
+    why: str
+    bytes: int
+
+
+@dataclass
+class _Known:
+    """What such a model is known by; ``tensors``: digests as float32."""
+
+    digests: set[str] = field(default_factory=set)
+    paths: set[Path] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    tensors: set[str] = field(default_factory=set)
+    clean: set[str] = field(default_factory=set)
+
+    def says(self, text: str, near: Path, root: Path) -> bool:
+        """Whether a text of a file in ``near`` is one of them."""
+        if text in self.digests or text in self.names:
+            return True
+        for part in text.split("+") if len(text) < 4096 else ():
+            if part and any((p / part).resolve() in self.paths for p in (Path(), root, near)):
+                return True
+        return False
+
+
+def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
+    """Models below the places that were made of the one before a request, or of earlier ones.
+
+    Raises:
+        UnlearnError: The request was not carried out, or a place does not exist.
+    """
+    request = Request.load(folder)
+    known, root = _known(request), request.root
+    models: dict[Path, None] = {}
+    for place in places:
+        if not place.exists():
+            raise UnlearnError(f"{place} does not exist; name folders that hold models.")
+        models |= dict.fromkeys(_models(place, request.folder.parent))
+    digests = {one: _digest(one) for one in models}
+    left = [m for m in models if m.resolve() not in known.paths and digests[m] not in known.clean]
+    found: list[Derived] = []
+    while new := [(m, why) for m in left if (why := _why(m, digests[m], known, root))]:
+        for model, why in new:
+            found.append(Derived(model, why, size_of(model)))
+            known.paths.add(model.resolve())
+            known.digests |= {digests[model]} - {""}
+        left = [model for model in left if model.resolve() not in known.paths]
+    return sorted(found, key=lambda one: one.path)
+
+
+def _known(request: Request) -> _Known:
+    """The models before this request and earlier ones, and what those made: all have its rows."""
+    known, ledger = _Known(), Ledger(request.folder.parent)
+    names = [entry["request"] for entry in ledger.accepted()]
+    if request.id not in names:
+        raise UnlearnError(f"{request.folder} was not carried out; `axolotl unlearn request run`.")
+    made: list[str] = []
+    for number, name in enumerate(names):
+        if not (ledger.folder / name / "record.json").is_file():
+            continue
+        model = read(ledger.folder / name)["predicate"]["model"]
+        if number <= names.index(request.id):
+            known.digests |= {model["before"]["digest"]} - {None}
+        (known.clean if number >= names.index(request.id) else known.digests).update(
+            {model["after"]["digest"]} - {None}
+        )
+        made.append(name)
+    for name in made[: made.index(request.id) + 1]:
+        before = Request.load(ledger.folder / name).facts["before"]
+        source = str(before["adapter"] or before["model"])
+        place = Request.load(ledger.folder / name).root / source
+        (known.paths if place.exists() else known.names).add(
+            place.resolve() if place.exists() else source
+        )
+    bases = [request.root / str(request.facts["base"]), request.path("model")]
+    safe = {digest for place in bases for digest in _tensors(place, rounded=True)}
+    known.tensors = {one for place in known.paths for one in _tensors(place, rounded=True)} - safe
+    return known
+
+
+def _models(place: Path, requests: Path) -> Iterator[Path]:
+    """Model and adapter folders and GGUF files below a place, but for those of the requests."""
+    for path in [place, *sorted(place.rglob("*"))]:
+        if within(path.resolve(), requests.resolve()):
+            continue
+        named = path.is_dir() and any((path / name).is_file() for name in ORIGINS[:3])
+        if named or (path.suffix == ".gguf" and path.is_file()):
+            yield path
+
+
+def _digest(model: Path) -> str:
+    return weights_digest(ModelSpec("", str(model)), {}) if model.is_dir() else ""
+
+
+def _why(model: Path, digest: str, known: _Known, root: Path) -> str:
+    """How a model is known; empty where it is not."""
+    if digest in known.digests:
+        return "its weights are those of the model"
+    near = model if model.is_dir() else model.parent
+    inside = model.name == "merged" or model.name.startswith("checkpoint-")
+    if inside and model.parent.resolve() in known.paths:
+        return f"it is the {model.name} of one"
+    for name, text in _said(model):
+        if known.says(text, near, root):
+            return f"{name} names one"
+    shared = sum(digest in known.tensors for digest in _tensors(model))
+    return f"{shared} of its tensors are those of one" if shared else ""
+
+
+def _said(model: Path) -> Iterator[tuple[str, str]]:
+    """(file, text) of every text in the files that may say what a model was made of."""
+    if model.suffix == ".gguf":
+        for name, part in _gguf(model).fields.items():
+            if name.startswith("general."):
+                yield f"{model.name} ({name})", str(part.contents())
+        return
+    for name in ORIGINS:
+        path = model / name
+        if not path.is_file():
+            continue
+        text = path.read_text("utf-8", errors="replace")
+        if name == "README.md":
+            text = text.split("---")[1] if text.startswith("---") and text.count("---") > 1 else ""
+        try:
+            content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        except (ValueError, yaml.YAMLError):
+            raise UnlearnError(
+                f"{path} cannot be read, so whether the model stays is open."
+            ) from None
+        yield from ((name, one) for one in _texts(content))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _texts(part)
+    elif isinstance(value, str):
+        yield value
+
+
+def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
+    """Digest of each tensor as float32; those of a GGUF that are quantised are left out.
+
+    Args:
+        rounded: Also as they would be in bfloat16 and float16.
+    """
+    import torch
+    from safetensors import safe_open
+
+    kinds = (torch.float32, *((torch.bfloat16, torch.float16) if rounded else ()))
+
+    files = [model] if model.is_file() else [p for w in _WEIGHTS for p in sorted(model.glob(w))]
+    for file in files:
+        if file.suffix == ".gguf":
+            from gguf import GGMLQuantizationType, dequantize
+
+            floats = {getattr(GGMLQuantizationType, name) for name in ("F32", "F16", "BF16")}
+            for one in _gguf(file).tensors:
+                if one.tensor_type in floats and one.n_elements > 1:
+                    yield _sha(dequantize(one.data, one.tensor_type))
+            continue
+        try:
+            with safe_open(file, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 (it is no dict)
+                    tensor = opened.get_tensor(name)
+                    if tensor.is_floating_point() and tensor.numel() > 1:
+                        yield from (_sha(tensor.to(kind).float().numpy()) for kind in kinds)
+        except Exception as error:  # of its own kind in each version
+            raise UnlearnError(
+                f"{file} cannot be read ({type(error).__name__}); see it yourself."
+            ) from None
+
+
+def _sha(array: Any) -> str:
+    return hashlib.sha256(array.astype("<f4").tobytes()).hexdigest()
+
+
+def _gguf(path: Path) -> Any:
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise UnlearnError(
+            f"{path}: GGUF files need the package gguf; `pip install gguf`."
+        ) from None
+    return GGUFReader(path)

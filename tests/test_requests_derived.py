@@ -1,0 +1,145 @@
+"""Models made of the one before a request: real adapters, merges, GGUF and quantised copies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import gguf
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from merging_models import merged_copy, run_mergekit, tiny_adapter, tiny_model, weights
+from requests_folder import finished_request
+from safetensors.torch import save_file
+
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.merging.record import record_merge
+from axolotl_unlearn.requests.derived import derived
+from axolotl_unlearn.requests.record import write
+
+
+def as_gguf(tensors: dict[str, torch.Tensor], path, **metadata) -> None:
+    """Matrices in eight bits, the rest as float32, under names of its own."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in metadata.items():
+        writer.add_string(f"general.{name}", value)
+    for number, tensor in enumerate(tensors.values()):
+        array = tensor.float().numpy()
+        if array.ndim > 1 and array.shape[-1] % 32 == 0:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(f"t{number}", gguf.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(f"t{number}", array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def requested(home, before) -> object:
+    folder = finished_request(home / "requests", "1", {k: v and str(v) for k, v in before.items()})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """A model that was fine-tuned whole, its request, what others made of it and of the base."""
+    home = tmp_path_factory.mktemp("full")
+    models = home / "models"
+    base, old = home / "base", home / "old"
+    tiny_model(base, kind="llama")
+    model = tiny_model(old, kind="llama")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    model.save_pretrained(old)
+    folder = requested(home, {"model": old, "adapter": None})
+    facts = json.loads((folder / "request.json").read_text()) | {"base": str(base)}
+    (folder / "request.json").write_text(json.dumps(facts))
+    shutil.copytree(base, folder / "model", dirs_exist_ok=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    model.save_pretrained(folder / "model")
+    write(folder)
+
+    shutil.copytree(old, models / "copy")
+    tiny_adapter(models / "tuned-further", old)
+    tiny_adapter(models / "of-the-base", base)
+    merged_copy(models / "tuned-further", old, models / "says-nothing-but-has-its-norms")
+    record_merge(models / "says-nothing-but-has-its-norms", base, models / "of-the-base")
+    recipe = {"merge_method": "linear", "dtype": "float32", "models": []}
+    for part in (old, base):
+        recipe["models"].append({"model": str(part), "parameters": {"weight": 0.5}})
+    (home / "recipe.yml").write_text(yaml.safe_dump(recipe))
+    run_mergekit("mergekit-yaml", home / "recipe.yml", models / "merge")
+    tiny_adapter(models / "tuned-on-the-merge", models / "merge")
+    as_gguf(weights(old), models / "eight-bits.gguf")
+    as_gguf(weights(base), models / "base.gguf")
+    as_gguf(weights(base), models / "named.gguf", **{"base_model.0.name": str(old)})
+    eight = models / "quantised"
+    eight.mkdir()
+    shutil.copy(old / "config.json", eight)
+    packed = {
+        name: (one * 127).to(torch.int8) if one.ndim > 1 else one.bfloat16()
+        for name, one in weights(old).items()
+    }
+    save_file(packed, eight / "model.safetensors")
+    shutil.copytree(folder / "model", models / "deployed")
+    shutil.copytree(base, models / "base")
+    return home
+
+
+WITHDRAWN = {
+    "copy": "its weights are those of the model",
+    "eight-bits.gguf": "tensors are those of one",
+    "merge": "mergekit_config.yml names one",
+    "named.gguf": "general.base_model.0.name",
+    "says-nothing-but-has-its-norms": "tensors are those of one",
+    "quantised": "tensors are those of one",  # norms in bfloat16
+    "tuned-further": "adapter_config.json names one",
+    "tuned-on-the-merge": "adapter_config.json names one",
+}
+
+
+def test_what_was_made_of_the_old_model_is_listed_and_nothing_else(full):
+    found = {one.path.name: one.why for one in derived(full / "requests/1", [full / "models"])}
+    assert set(found) == set(WITHDRAWN)
+    for name, why in WITHDRAWN.items():
+        assert why in found[name], (name, found[name])
+
+
+def test_the_command(full):
+    words = ["request", "derived", str(full / "requests/1"), str(full / "models")]
+    done = CliRunner().invoke(unlearn, [*words, "--json"])
+    assert done.exit_code == 3, done.output
+    assert len(json.loads(done.stdout)["withdraw"]) == len(WITHDRAWN)
+    words[-1] = str(full / "models" / "deployed")
+    assert "no models to withdraw" in CliRunner().invoke(unlearn, words).output
+    with pytest.raises(UnlearnError, match="nowhere does not exist"):
+        derived(full / "requests/1", [full / "nowhere"])
+
+
+def test_of_an_adapter(tmp_path):
+    """What stands on the base alone stays; checkpoints, copies and merges do not."""
+    base, old = tmp_path / "base", tmp_path / "models" / "old"
+    tiny_model(base, kind="llama")
+    tiny_adapter(old, base)
+    tiny_adapter(old / "checkpoint-5", base, train_seed=5)
+    tiny_adapter(tmp_path / "models" / "another", base, train_seed=7)
+    folder = requested(tmp_path, {"model": base, "adapter": old})
+    shutil.rmtree(folder / "model")
+    tiny_adapter(folder / "model", base, train_seed=9)
+    write(folder)
+    merged_copy(old, base, old / "merged")
+    merged_copy(old, base, tmp_path / "models" / "merged-elsewhere")
+    record_merge(tmp_path / "models" / "merged-elsewhere", base, old)
+    copy = shutil.copytree(old, tmp_path / "models" / "copy")
+    (copy / "adapter_config.json").write_text(
+        (copy / "adapter_config.json").read_text().replace('"r": 4', '"r": 4, "note": 1')
+    )
+    found = {one.path.name for one in derived(folder, [tmp_path / "models"])}
+    assert found == {"checkpoint-5", "merged", "merged-elsewhere", "copy"}
