@@ -141,5 +141,7 @@ def test_of_an_adapter(tmp_path):
     (copy / "adapter_config.json").write_text(
         (copy / "adapter_config.json").read_text().replace('"r": 4', '"r": 4, "note": 1')
     )
-    found = {one.path.name for one in derived(folder, [tmp_path / "models"])}
-    assert found == {"checkpoint-5", "merged", "merged-elsewhere", "copy"}
+    (tmp_path / "models" / "broken.gguf").write_bytes(b"GGUF")
+    found = {one.path.name: one.why for one in derived(folder, [tmp_path / "models"])}
+    assert "look yourself" in found.pop("broken.gguf")
+    assert set(found) == {"checkpoint-5", "merged", "merged-elsewhere", "copy"}

@@ -140,10 +140,13 @@ def _why(model: Path, digest: str, known: _Known, root: Path) -> str:
     inside = model.name == "merged" or model.name.startswith("checkpoint-")
     if inside and model.parent.resolve() in known.paths:
         return f"it is the {model.name} of one"
-    for name, text in _said(model):
-        if known.says(text, near, root):
-            return f"{name} names one"
-    shared = sum(digest in known.tensors for digest in _tensors(model))
+    try:
+        for name, text in _said(model):
+            if known.says(text, near, root):
+                return f"{name} names one"
+        shared = sum(digest in known.tensors for digest in _tensors(model))
+    except UnlearnError as error:
+        return f"not known, look yourself: {error}"
     return f"{shared} of its tensors are those of one" if shared else ""
 
 
@@ -224,4 +227,7 @@ def _gguf(path: Path) -> Any:
         raise UnlearnError(
             f"{path}: GGUF files need the package gguf; `pip install gguf`."
         ) from None
-    return GGUFReader(path)
+    try:
+        return GGUFReader(path)
+    except (ValueError, OSError, IndexError) as error:
+        raise UnlearnError(f"{path} cannot be read ({type(error).__name__}).") from None
