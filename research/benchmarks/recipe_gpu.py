@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from datetime import date
@@ -27,7 +28,6 @@ import torch
 import yaml
 
 from axolotl_unlearn.files import write_json
-from axolotl_unlearn.runner import executable
 from research.benchmarks import models
 
 TINY = models.Shape(64, 2, 128, 4, models.VOCABULARY)
@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="room for the models [a temporary folder]")
     parser.add_argument("--out", type=Path, default=models.ROOT / "research" / "benchmarks")
     parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, help="fewer than the recipe's five: the first is dear")
     parser.add_argument("--smoke", action="store_true")
     given = parser.parse_args()
     if not (given.lume / "train" / "forget.jsonl").is_file():
@@ -117,12 +118,17 @@ def main() -> None:
     if not given.smoke:
         torch.cuda.empty_cache()
     config = config_of("over", work, given.pairs, given.smoke)
-    words = [executable("axolotl"), "train", str(config), "--launcher", "python"]
+    if given.epochs:
+        results["epochs"] = given.epochs
+        changed = yaml.safe_load(config.read_text("utf-8")) | {"num_epochs": given.epochs}
+        config.write_text(yaml.safe_dump(changed), "utf-8")
+    words = [sys.executable, "-m", "axolotl.cli.main", "train", str(config), "--launcher", "python"]
     results["command_seconds"] = timed(words, work / "over.log")
     results["training"] = json.loads((work / "over" / "cost.json").read_text("utf-8"))
     shutil.rmtree(work / "under", ignore_errors=True)
     shutil.copytree(work / "over", work / "under")
-    words = [executable("axolotl"), "unlearn", "merge", "--space", "factors", "--method", "ties"]
+    words = [sys.executable, "-m", "axolotl_unlearn.cli", "merge", "--space", "factors"]
+    words += ["--method", "ties"]
     words += ["--density", "0.8", "--parents", str(work / "over"), str(work / "under")]
     words += ["--base", str(work / "model"), "--out", str(work / "merged")]
     results["merge_seconds"] = timed(words, work / "merge.log")
