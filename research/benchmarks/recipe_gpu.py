@@ -86,7 +86,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="room for the models [a temporary folder]")
     parser.add_argument("--out", type=Path, default=models.ROOT / "research" / "benchmarks")
     parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--epochs", type=int, help="fewer than the recipe's five: the first is dear")
+    parser.add_argument(
+        "--epochs", type=int, help="fewer than the recipe's five: the first is dear"
+    )
     parser.add_argument("--smoke", action="store_true")
     given = parser.parse_args()
     if not (given.lume / "train" / "forget.jsonl").is_file():
