@@ -35,6 +35,8 @@ LOG_LINES = 15
 POLL_SECONDS = 0.2
 #: How long a start waits for what a killed run of the same folder has left.
 LOCK_SECONDS = 20.0
+#: How often a training stage says how far it is where there is no terminal.
+SAY_SECONDS = 15.0
 # Steps of a training run as tqdm prints them; the bars of tokenisation come before this line.
 _TRAINING = b"Starting trainer"
 _STEPS = re.compile(rb"(\d+)/(\d+) \[")
@@ -134,7 +136,7 @@ def training_progress(log: Path) -> tuple[int, int] | None:
 
 
 class _Display:
-    """Bars on a terminal; elsewhere (a log file, CI) a line when a stage starts and ends."""
+    """Bars on a terminal; elsewhere (a log file, CI) lines: start, progress with an estimate, end."""
 
     def __init__(self, console: Console, stages: Iterable[Stage]) -> None:
         self.console = console
@@ -142,6 +144,7 @@ class _Display:
         hidden = not console.is_terminal
         self.bars = Progress(*columns, TimeElapsedColumn(), console=console, disable=hidden)
         self.tasks = {s.name: self.bars.add_task(s.title, total=None, start=False) for s in stages}
+        self.said: dict[str, tuple[int, float, float]] = {}  # first step seen, when, last line
 
     def say(self, line: str, always: bool = False) -> None:
         if always or not self.console.is_terminal:
@@ -153,8 +156,16 @@ class _Display:
         self.say(f"{stage.title}: started" + (f", log {log}" if log else ""))
 
     def step(self, stage: Stage, steps: tuple[int, int] | None) -> None:
-        if steps:
-            self.bars.update(self.tasks[stage.name], completed=steps[0], total=steps[1])
+        if not steps:
+            return
+        done, total = steps
+        self.bars.update(self.tasks[stage.name], completed=done, total=total)
+        now = time.monotonic()
+        first, began, last = self.said.setdefault(stage.name, (done, now, now))
+        if first < done < total and now - last >= SAY_SECONDS:
+            left = (total - done) * (now - began) / (done - first)
+            self.say(f"{stage.title}: step {done} of {total}, about {left:.0f} s left")
+            self.said[stage.name] = first, began, now
 
     def end(self, stage: Stage, outcome: Outcome) -> None:
         seconds = f"done ({outcome.seconds:.0f} s)"

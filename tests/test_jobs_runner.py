@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -289,6 +290,22 @@ def test_progress_is_read_from_training_not_from_tokenisation(tmp_path):
         file.write("\r  3%| 40/1434 [00:09<05:00, 5.3it/s]")
     assert training_progress(log) == (40, 1434)
     assert "it/s" not in last_lines(log)
+
+
+def test_without_a_terminal_progress_comes_in_lines_with_an_estimate(tmp_path, monkeypatch):
+    """Nothing was said between start and end of a stage, for minutes."""
+    monkeypatch.setattr("axolotl_unlearn.runner.SAY_SECONDS", 0.2)
+    script = (
+        "import sys, time, pathlib; print('Starting trainer...')\n"
+        "for step in range(41): print(f'{step}/40 [', flush=True); time.sleep(0.02)\n"
+        "pathlib.Path(sys.argv[1]).touch()"
+    )
+    made, said = tmp_path / "made", io.StringIO()
+    job = Job(tmp_path, console=Console(file=said, force_terminal=False))
+    job.add(Stage("train", "train", [sys.executable, "-c", script, str(made)], made))
+    job.run()
+    lines = [line.partition(" ")[2] for line in said.getvalue().splitlines()]
+    assert re.fullmatch(r"train: step \d+ of 40, about [01] s left", lines[1]), lines
 
 
 def test_seconds_of_kept_stages_count(tmp_path):

@@ -7,7 +7,7 @@ from report_fixture import make_results
 from rich.console import Console
 
 from axolotl_unlearn.metrics.verdict import judge
-from axolotl_unlearn.report import table
+from axolotl_unlearn.report import reasons, table
 
 
 def by_name(results, name):
@@ -65,6 +65,13 @@ def test_over_and_under_forgetting_are_named():
     lines = printed(make_results()).splitlines()
     for name, word in (("over", "over-forgets"), ("under", "under-forgets"), ("merged", "good")):
         assert word in next(line for line in lines if line.startswith(f"  {name} "))
+
+
+def test_what_speaks_against_each_candidate_stands_below_the_table():
+    lines = reasons(make_results()).splitlines()
+    assert [line.partition(" is not good: ")[0] for line in lines] == ["over", "under", "ascent"]
+    assert all(line.endswith(".") and len(line) > 40 for line in lines)
+    assert reasons({"schema": 2, "models": [{"name": "bare"}]}) == ""  # the title says it
 
 
 def test_narrow_terminals_and_missing_scores():

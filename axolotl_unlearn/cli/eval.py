@@ -79,11 +79,12 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
         show_difference(*models, options["data_dir"], Path(options["out_dir"]), resamples)
         return
     from axolotl_unlearn.evaluation.run import evaluate
-    from axolotl_unlearn.report import table
+    from axolotl_unlearn.report import reasons, table
 
     if not evaluate(list(models), use_cache=not no_cache, progress=not quiet, **options):
         return  # not the main process of several
     out = options["out_dir"]
     answer(file=out / "results.json", **read_json(out / "results.json"))
     Console().print(table(out))
+    click.echo(reasons(out), nl=False)
     click.echo(f"Results: {out / 'results.json'} (page: axolotl unlearn report {out})")

@@ -74,6 +74,22 @@ def table(
     return out
 
 
+def reasons(
+    results: Results | Mapping[str, Any] | str | Path,
+    attacks: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
+    """A line for each candidate that is not good: what speaks most against it; "" for one alone,
+    of which the table's title says it."""
+    if attacks is None:
+        on_disk = isinstance(results, (str, Path))
+        attacks = attack_results(folder_of(results)) if on_disk else []
+    candidates = answer_of(results, attacks).candidates
+    if len(candidates) < 2:
+        return ""
+    bad = [one for one in candidates if one.tone != "good" and one.damning]
+    return "".join(f"{one.name} is not good: {one.damning}.\n" for one in bad)
+
+
 def winner_word(good: bool) -> str:
     """The row with the highest Aggregate is only called best when it is good as well."""
     return "best" if good else "highest"

@@ -270,11 +270,12 @@ class Plan:
 
     def show(self) -> dict[str, Any]:
         """Run or resume, write the page, print the scores and where they lie; the results."""
-        from axolotl_unlearn.report import table
+        from axolotl_unlearn.report import reasons, table
 
         results = self.run()
         page = self.report(results)
         self.console.print(table(results, self._attacks()))
+        self.console.print(reasons(results, self._attacks()), soft_wrap=True, end="")
         where = f"{results['seconds']:.0f} s. Scores: {self.out / 'results.json'}\nPage: {page}"
         self.console.print(where, soft_wrap=True)
         return results
