@@ -136,7 +136,7 @@ def training_progress(log: Path) -> tuple[int, int] | None:
 
 
 class _Display:
-    """Bars on a terminal; elsewhere (a log file, CI) lines: start, progress with an estimate, end."""
+    """Bars on a terminal; elsewhere (a log file, CI) lines: start, progress, end."""
 
     def __init__(self, console: Console, stages: Iterable[Stage]) -> None:
         self.console = console
