@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from data_tokenizers import EOS, PAD, byte_tokenizer
+from torch.utils.data import DataLoader
 
 from axolotl_unlearn.data.collator import PairCollator
 from axolotl_unlearn.engine.host import known_batch
@@ -122,3 +123,19 @@ def test_a_batch_is_cut_between_its_pairs(budget, padded, cut):
         expected = known_batch(collate([pairs[pair] for pair in members]))
         for name, value in expected.items():
             assert torch.equal(part[name], value), name
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_host_knows_is_what_the_tensors_hold(workers):
+    """A worker moves a tensor's memory when it sends it; arrays that shared it came as garbage,
+    and a step on a GPU was computed from them."""
+    rows = [
+        {"input_ids": [number] * (3 + number % 5), "labels": [number] * (3 + number % 5), "role": 0}
+        for number in range(64)
+    ]
+    loader = DataLoader(rows, batch_size=4, num_workers=workers, collate_fn=PairCollator(0))
+    for number, batch in enumerate(loader):
+        host = batch.pop("host")
+        assert set(host) == set(batch)
+        assert all((batch[name].numpy() == host[name]).all() for name in host), number
+        assert host["input_ids"][:, 0].tolist() == list(range(4 * number, 4 * number + 4))

@@ -681,6 +681,15 @@ def test_weights_that_would_be_lost_or_not_trained_are_refused(stage, patterns, 
         train(stage, "outside", unfrozen_parameters=patterns, unlearn=block)
 
 
+def test_workers_of_the_data_loader_change_nothing(stage):
+    """On a GPU machine Axolotl has them; rows came from memory that was free again."""
+    alone, beside = (
+        train(stage, f"workers{n}", dataloader_num_workers=n, save_strategy="no") for n in (0, 2)
+    )
+    found = adapter(alone)
+    assert all(torch.equal(value, found[name]) for name, value in adapter(beside).items())
+
+
 def test_rmu_stops_at_its_layer(stage):
     """Two accumulated micro-batches a step; layer 1 of two never runs, so its adapter stays."""
     block = {

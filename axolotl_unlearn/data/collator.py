@@ -68,4 +68,5 @@ class PairCollator:
             batch["labels"][number, :length] = torch.as_tensor(row["labels"])
         for name in FACTS:
             batch[name] = torch.tensor([int(row.get(name, -1)) for row in rows])
-        return batch | {"host": {name: tensor.numpy() for name, tensor in batch.items()}}
+        # Copies: a worker of the data loader moves a tensor's memory when it sends the tensor.
+        return batch | {"host": {name: tensor.numpy().copy() for name, tensor in batch.items()}}
