@@ -194,8 +194,9 @@ def _files(places: Iterable[Path], skipped: set[Path], found: Found) -> Iterator
 
     places = list(places)
     # A link must not lead to the whole disk; what was asked for is searched all the same.
-    above = {folder for place in places for folder in place.resolve().parents}
-    above -= {place.resolve() for place in places}
+    asked = {place.resolve() for place in places}
+    above = {folder for place in asked for folder in place.parents}
+    above = {folder for folder in above if asked.isdisjoint([folder, *folder.parents])}
     for place in places:
         yield from walk(place)
 
