@@ -16,6 +16,7 @@ import pytest
 import semeval_oracle
 import torch
 
+from axolotl_unlearn.evaluation.measurement import Options
 from axolotl_unlearn.evaluation.run import evaluate
 from axolotl_unlearn.metrics.semeval import CELLS
 
@@ -123,16 +124,9 @@ def test_two_processes(case, tmp_path):
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
 def test_evaluate_equals_the_plain_loop(case, tmp_path, batch_size):
     path, folder, oracle = case
-    (result,) = evaluate(
-        [f"original={path}"],
-        folder,
-        tmp_path,
-        batch_size=batch_size,
-        min_members=1,
-        with_text=True,
-        resamples=100,
-        progress=False,
-    )
+    options = Options(out_dir=tmp_path, batch_size=batch_size, min_members=1, with_text=True,
+                      resamples=100, progress=False)  # fmt: skip
+    (result,) = evaluate([f"original={path}"], folder, options)
     assert result["cells"] == oracle["cells"]
     assert result["task_aggregate"] == oracle["task_aggregate"]
     assert result["mia_auc"] == oracle["mia_auc"]
@@ -171,7 +165,7 @@ def test_adapter_is_evaluated_as_its_merged_model(case, tmp_path):
         f"merged={tmp_path / 'merged'}",
     ]
     options = {"min_members": 1, "progress": False, "resamples": 0, "max_gen_toks": 32}
-    results = evaluate(models, folder, tmp_path / "out", **options)
+    results = evaluate(models, folder, Options(out_dir=tmp_path / "out", **options))
     assert results[0]["cells"] == results[1]["cells"] == results[2]["cells"]
     assert results[0]["likelihood"] == results[1]["likelihood"]
     assert results[0]["likelihood"]["member_loss"] == pytest.approx(

@@ -20,13 +20,17 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run
 from axolotl_unlearn.evaluation.collapse import second_half
 from axolotl_unlearn.evaluation.compare import compare
-from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
+from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.metrics.semeval import CELLS
 from axolotl_unlearn.metrics.verdict import judged
 from research.__main__ import research
 
 OPTIONS = {"min_members": 1, "progress": False, "resamples": 50, "max_gen_toks": 12}
+
+
+def evaluate(models, data, out="out/eval", **options):
+    return run.evaluate(models, data, Options(out_dir=out, **options))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,7 @@ def home(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def results(home) -> list[dict]:
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
-    return run.evaluate(models, home / "data", home / "eval", **OPTIONS)
+    return evaluate(models, home / "data", home / "eval", **OPTIONS)
 
 
 def test_results_have_the_agreed_form(home, results):
@@ -94,7 +98,7 @@ def test_the_audit_list_has_a_line_for_every_document(home, results):
     models = [f"kept={home / 'original'}", f"retrained={home / 'broken'}"]
     out = home / "audited"
     shutil.copytree(home / "eval" / "cache", out / "cache")
-    kept, _ = run.evaluate(models, home / "data", out, **OPTIONS)
+    kept, _ = evaluate(models, home / "data", out, **OPTIONS)
     lines = [json.loads(line) for line in (out / "audit.jsonl").read_text().splitlines()]
     assert {line["model"] for line in lines} == {"kept"}
     assert kept["audit"]["documents"] == len(lines) and kept["audit"]["file"] == "audit.jsonl"
@@ -133,7 +137,7 @@ def test_compare_reads_the_settings_back(home, tmp_path):
     shutil.copytree(home / "broken", tmp_path / "broken")
     models = [str(home / "original"), f"after={tmp_path / 'broken'}"]
     options = OPTIONS | {"mmlu_dir": mmlu.parent, "limit": 40}
-    first, second = run.evaluate(models, home / "data", tmp_path / "eval", **options)
+    first, second = evaluate(models, home / "data", tmp_path / "eval", **options)
     # What the results name is compared as it was: its weights are not looked at again.
     shutil.rmtree(tmp_path / "broken")
     outcome = CliRunner().invoke(
@@ -159,7 +163,7 @@ def test_second_run_loads_no_model(home, results, monkeypatch):
 
     monkeypatch.setattr(run, "load", refuse)
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
-    again = run.evaluate(models, home / "data", home / "eval", **OPTIONS)
+    again = evaluate(models, home / "data", home / "eval", **OPTIONS)
     assert again == results
 
 
@@ -177,17 +181,17 @@ def test_generic_questions_are_added_to_what_is_known(home, results, tmp_path, m
         raise AssertionError("measured although it is known")
 
     monkeypatch.setattr(run, "measure", refuse)
-    again = run.evaluate(models, home / "data", out, generic=str(items), **OPTIONS)
+    again = evaluate(models, home / "data", out, generic=str(items), **OPTIONS)
     assert [model["general"]["n"] for model in again] == [1, 1]
     assert "drop" in again[1]["general"]
     for new, old in zip(again, results, strict=True):
         assert {k: v for k, v in new.items() if k != "general"} == old
     monkeypatch.setattr(run, "load", refuse)
-    assert run.evaluate(models, home / "data", out, generic=str(items), **OPTIONS) == again
-    assert run.evaluate(models, home / "data", out, **OPTIONS) == results
+    assert evaluate(models, home / "data", out, generic=str(items), **OPTIONS) == again
+    assert evaluate(models, home / "data", out, **OPTIONS) == results
     items.write_text(json.dumps(row | {"distractors": ["Bonn", "Rome", "Oslo"]}) + "\n")
     with pytest.raises(AssertionError, match="although it is known"):
-        run.evaluate(models, home / "data", out, generic=str(items), **OPTIONS)
+        evaluate(models, home / "data", out, generic=str(items), **OPTIONS)
 
 
 def test_texts_of_real_data_are_not_stored(home, results):
@@ -203,7 +207,7 @@ def test_a_new_original_is_measured_not_left_unjudged(home, results, tmp_path):
     because otherwise nobody could say whether it collapsed."""
     shutil.copytree(home / "eval", tmp_path / "eval")
     models = [str(home / "original"), f"after={home / 'broken'}"]
-    again = run.evaluate(models, home / "data", tmp_path / "eval", **OPTIONS, original="after")
+    again = evaluate(models, home / "data", tmp_path / "eval", **OPTIONS, original="after")
     assert all(model["collapse"] is not None for model in again)
     assert again[0]["collapse"]["against"] == "original's outputs"
     assert again[0]["cells"] == results[0]["cells"]
@@ -212,7 +216,7 @@ def test_a_new_original_is_measured_not_left_unjudged(home, results, tmp_path):
 def test_a_model_added_later_is_judged_against_the_original(home, results, tmp_path, monkeypatch):
     """By counts that are kept instead of the original's texts: it is not generated again, and what
     the model collapsed from does not depend on when it was added."""
-    first = run.evaluate([str(home / "original")], home / "data", tmp_path, **OPTIONS)
+    first = evaluate([str(home / "original")], home / "data", tmp_path, **OPTIONS)
     measure, measured = run.measure, []
 
     def noted(*given):
@@ -221,7 +225,7 @@ def test_a_model_added_later_is_judged_against_the_original(home, results, tmp_p
 
     monkeypatch.setattr(run, "measure", noted)
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
-    both = run.evaluate(models, home / "data", tmp_path, **OPTIONS)
+    both = evaluate(models, home / "data", tmp_path, **OPTIONS)
     assert measured == ["retrained"]
     for new, old in zip(both, results, strict=True):
         assert {k for k in new if new[k] != old[k]} <= {"seconds"}
@@ -234,7 +238,7 @@ def test_what_the_original_says_is_not_nonsense(home, tmp_path):
     their start, some of them looked improbable."""
     options = OPTIONS | {"max_gen_toks": 32}
     models = [f"original={home / 'original'}", f"same={home / 'original'}"]
-    same = run.evaluate(models, home / "data", tmp_path, use_cache=False, **options)[1]
+    same = evaluate(models, home / "data", tmp_path, use_cache=False, **options)[1]
     assert same["collapse"]["nonsense"] == 0 and same["collapse"]["perplexity"] is not None
     assert same["collapse"]["collapsed"] is False
 
@@ -257,7 +261,7 @@ def test_an_answer_that_goes_on_is_seen(home, results, tmp_path):
         model.get_output_embeddings().weight[model.config.eos_token_id] *= -1
     model.save_pretrained(tmp_path / "talkative")
     options = OPTIONS | {"max_gen_toks": 32}
-    (found,) = run.evaluate([str(tmp_path / "talkative")], home / "data", tmp_path / "e", **options)
+    (found,) = evaluate([str(tmp_path / "talkative")], home / "data", tmp_path / "e", **options)
     assert found["stopped"] == 0
     for side, answers in found["answers"].items():
         assert answers["exact"] == 0 and results[0]["answers"][side]["exact"] > 0.5
@@ -266,14 +270,14 @@ def test_an_answer_that_goes_on_is_seen(home, results, tmp_path):
 
 def test_a_cache_of_an_earlier_version_has_no_counts(home, results, tmp_path):
     """Then the original is generated again."""
-    run.evaluate([str(home / "original")], home / "data", tmp_path, **OPTIONS)
+    evaluate([str(home / "original")], home / "data", tmp_path, **OPTIONS)
     for path in (tmp_path / "cache").glob("*.json"):
         stored = json.loads(path.read_text())
         if "outputs" in stored:
             assert stored.pop("outputs") and not stored["texts"]
             path.write_text(json.dumps(stored))
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
-    both = run.evaluate(models, home / "data", tmp_path, **OPTIONS)
+    both = evaluate(models, home / "data", tmp_path, **OPTIONS)
     assert both[1]["collapse"] == results[1]["collapse"]
 
 
@@ -281,14 +285,14 @@ def test_texts_of_an_earlier_version_are_counted(home, tmp_path, monkeypatch):
     """Its cache of made-up data has the texts but no counts: nothing is generated again."""
     options = OPTIONS | {"with_text": True}
     model = [str(home / "original")]
-    first = run.evaluate(model, home / "data", tmp_path, **options)
+    first = evaluate(model, home / "data", tmp_path, **options)
     for path in (tmp_path / "cache").glob("*.json"):
         stored = json.loads(path.read_text())
         if "outputs" in stored:
             assert stored.pop("outputs") and stored.pop("contained") and stored["texts"]
             path.write_text(json.dumps(stored))
     monkeypatch.setattr(run, "measure", None)
-    again = run.evaluate(model, home / "data", tmp_path, **options)
+    again = evaluate(model, home / "data", tmp_path, **options)
     assert again[0]["answers"] == first[0]["answers"] and len(first[0]["answers"]) == 2
     both = load_sets(home / "data", min_members=1)
     found = Measured(texts={row.key: "a b a b" for row in both.rows})
@@ -315,7 +319,7 @@ def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
     monkeypatch.setattr(generate, "generate_greedily", dies)
     options = {**OPTIONS, "batch_size": 8}
     with pytest.raises(KeyboardInterrupt):
-        run.evaluate([str(home / "original")], home / "data", tmp_path, **options)
+        evaluate([str(home / "original")], home / "data", tmp_path, **options)
     counts = []
 
     def counting(model, tokenizer, prompts, **options):
@@ -323,7 +327,7 @@ def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):
         return real(model, tokenizer, prompts, **options)
 
     monkeypatch.setattr(generate, "generate_greedily", counting)
-    (again,) = run.evaluate([str(home / "original")], home / "data", tmp_path, **options)
+    (again,) = evaluate([str(home / "original")], home / "data", tmp_path, **options)
     assert counts == [48 - 16]
     assert again["cells"] == results[0]["cells"]
     assert not list((tmp_path / "cache").glob("*.partial.jsonl"))
@@ -347,10 +351,10 @@ def test_likelihoods_go_on_too_and_a_part_at_a_time(home, results, tmp_path, mon
     models = [str(home / "original")]
     monkeypatch.setattr(token_scoring, "score_texts", dies)
     with pytest.raises(KeyboardInterrupt):
-        run.evaluate(models, home / "data", tmp_path / "killed", **OPTIONS)
-    (again,) = run.evaluate(models, home / "data", tmp_path / "killed", **OPTIONS)
+        evaluate(models, home / "data", tmp_path / "killed", **OPTIONS)
+    (again,) = evaluate(models, home / "data", tmp_path / "killed", **OPTIONS)
     assert sizes == [10, 10, 10, 4]
-    (whole,) = run.evaluate(models, home / "data", tmp_path / "whole", **OPTIONS)
+    (whole,) = evaluate(models, home / "data", tmp_path / "whole", **OPTIONS)
     assert {k: v for k, v in again.items() if k != "seconds"} == {
         k: v for k, v in whole.items() if k != "seconds"
     }
@@ -372,8 +376,8 @@ def test_a_finished_model_is_not_measured_again_after_a_kill(home, results, tmp_
     monkeypatch.setattr(run, "measure", dies)
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
     with pytest.raises(KeyboardInterrupt):
-        run.evaluate(models, home / "data", tmp_path, **OPTIONS)
-    again = run.evaluate(models, home / "data", tmp_path, **OPTIONS)
+        evaluate(models, home / "data", tmp_path, **OPTIONS)
+    again = evaluate(models, home / "data", tmp_path, **OPTIONS)
     assert measured == ["original", "retrained", "retrained"]
     for new, old in zip(again, results, strict=True):
         assert {k for k in new if new[k] != old[k]} <= {"seconds"}
@@ -409,7 +413,7 @@ def test_two_processes_equal_one(home, results, tmp_path, forks):
 def test_one_device_map_or_several_processes(home, monkeypatch):
     monkeypatch.setattr(run, "Workers", lambda: SimpleNamespace(count=2, device="cuda:0"))
     with pytest.raises(UnlearnError, match="use one of the two"):
-        run.evaluate([str(home / "original")], home / "data", device_map="auto", **OPTIONS)
+        evaluate([str(home / "original")], home / "data", device_map="auto", **OPTIONS)
 
 
 def test_changed_data_are_measured_again(home, results, tmp_path):
@@ -417,7 +421,7 @@ def test_changed_data_are_measured_again(home, results, tmp_path):
     shutil.copytree(home / "data", data)
     lines = (data / "retain.jsonl").read_text().splitlines()
     (data / "retain.jsonl").write_text("\n".join(lines[:-2]) + "\n")
-    (again,) = run.evaluate([str(home / "original")], data, home / "eval", **OPTIONS)
+    (again,) = evaluate([str(home / "original")], data, home / "eval", **OPTIONS)
     assert sum(again["n"][name] for name in CELLS) == 46
 
 
@@ -430,7 +434,7 @@ def test_nan_weights_end_with_a_sentence(home, tmp_path):
     weights[name][0, 0] = torch.nan
     save_file(weights, tmp_path / "nan" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UnlearnError, match=f"model 'nan': 1 values of {name} are NaN"):
-        run.evaluate([str(tmp_path / "nan")], home / "data", tmp_path / "out", **OPTIONS)
+        evaluate([str(tmp_path / "nan")], home / "data", tmp_path / "out", **OPTIONS)
 
 
 def test_a_cell_without_rows_is_none_and_left_out(home, results, tmp_path):
@@ -439,7 +443,7 @@ def test_a_cell_without_rows_is_none_and_left_out(home, results, tmp_path):
     rows = [json.loads(line) for line in (data / "forget.jsonl").read_text().splitlines()]
     kept = [row for row in rows if not (row["task"] == "Task3" and "qa" in row["id"])]
     (data / "forget.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
-    (again,) = run.evaluate([str(home / "original")], data, tmp_path / "out", **OPTIONS)
+    (again,) = evaluate([str(home / "original")], data, tmp_path / "out", **OPTIONS)
     assert again["cells"]["forget_task3_knowledge"] is None
     assert again["n"]["cells"] == 11 and again["n"]["forget_task3_knowledge"] == 0
 
@@ -511,7 +515,7 @@ def test_canaries_are_planted_trained_and_told(home):
     assert len(planted) == 14
     eval_model.train_model(home / "knows", planted * 2, steps=60)
     models = [f"knows={home / 'knows'}", f"clean={home / 'broken'}"]
-    run.evaluate(models, data, out, **OPTIONS)
+    evaluate(models, data, out, **OPTIONS)
     judged = run_command(research, ["canaries", "judge", str(out)])
     assert judged.exit_code == 0, judged.output
     found = json.loads((out / "canaries.json").read_text())
@@ -642,3 +646,28 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
         done = CliRunner().invoke(unlearn, ["request", "clean", out, *forget])
         assert done.exit_code == 0, done.output
     assert not search([tmp_path], texts).left
+
+
+def test_intervals_of_membership_go_by_author():
+    """They were those of independent texts: ten authors of six texts each, alike."""
+    from axolotl_unlearn.data.records import Answer
+    from axolotl_unlearn.evaluation.sets import EvaluationSets
+    from axolotl_unlearn.evaluation.summary import _membership
+
+    own = [0.1 * (i // 6) + 0.01 * (i % 6) for i in range(60)]
+    found = Measured(member_loss=own, nonmember_loss=[x + 0.05 for x in own])
+
+    def figures(authors):
+        sides = [
+            [(f"{s}{i}", Answer(f"text {i}", author=f"{s}{i // 6}" * authors)) for i in range(60)]
+            for s in "mn"
+        ]
+        return _membership(found, EvaluationSets(Path(), [], [], *sides), {})
+
+    alone, by_author = (figures(n)["attacks"]["loss"] for n in (0, 1))
+    assert alone["auc"] == by_author["auc"]
+    assert by_author["interval"][0] < alone["interval"][0] < 0.5
+    assert figures(1)["meaningful"] and figures(1)["tpr"]["0.01"]["interval"]
+    found.attacks = {"entropy": [float("nan")] * 120}
+    with pytest.raises(UnlearnError, match="entropy of some texts is NaN"):
+        figures(1)

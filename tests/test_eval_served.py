@@ -17,6 +17,7 @@ from test_eval_run import OPTIONS, home, results  # noqa: F401
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run, served
+from axolotl_unlearn.evaluation.measurement import Options
 from axolotl_unlearn.evaluation.served import Served
 from axolotl_unlearn.metrics.verdict import judged
 
@@ -52,7 +53,7 @@ def test_a_server_with_log_probs_gives_the_numbers_of_the_weights(home, results,
     """Also where it is busy at first; but for the attacks that need whole distributions."""
     with serving(str(TESTS / "logprob_server.py"), str(home / "original"), "PORT", "2") as url:
         models = [str(home / "original"), f"answers={url}"]
-        local, found = run.evaluate(models, home / "data", tmp_path, **OPTIONS)
+        local, found = run.evaluate(models, home / "data", Options(out_dir=tmp_path, **OPTIONS))
         same = ("cells", "task_aggregate", "mia_auc", "utility", "aggregate", "answers", "stopped")
         assert {name: found[name] for name in same} == {name: local[name] for name in same}
         for side in ("member_loss", "nonmember_loss"):
@@ -68,7 +69,7 @@ def test_a_server_with_log_probs_gives_the_numbers_of_the_weights(home, results,
         monkey = pytest.MonkeyPatch()
         monkey.setattr(served, "TRIES", 1)
         try:
-            run.evaluate(models, home / "data", tmp_path, **OPTIONS)
+            run.evaluate(models, home / "data", Options(out_dir=tmp_path, **OPTIONS))
         finally:
             monkey.undo()
 
@@ -86,7 +87,7 @@ def test_a_server_without_log_probs_is_measured_by_what_it_says(home, results, t
         url += f"#{home / 'original'}"
         server = Served(url)
         assert not server.scores
-        (found,) = run.evaluate([url], home / "data", tmp_path, **OPTIONS)
+        (found,) = run.evaluate([url], home / "data", Options(out_dir=tmp_path, **OPTIONS))
     local = results[0]
     assert found["name"] == "served" and found["cells"] == local["cells"]
     unmeasured = ("mia_auc", "mia_score", "utility", "aggregate", "membership")

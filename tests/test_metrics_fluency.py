@@ -121,13 +121,9 @@ def test_no_real_text_is_broken():
 
 
 def test_an_honest_model_is_not_flagged():
-    report = collapse_report(SENTENCES, SENTENCES[::-1], groups=["forget", "retain"] * 6)
+    report = collapse_report(SENTENCES, SENTENCES[::-1])
     assert report["collapsed"] is False and report["reasons"] == []
     assert report["n"] == 12 and report["dominated"] == 0
-    assert report["by_group"] == {
-        "forget": {"n": 6, "broken": 0.0},
-        "retain": {"n": 6, "broken": 0.0},
-    }
 
 
 @pytest.mark.parametrize(
@@ -149,15 +145,6 @@ def test_only_what_unlearning_added_counts():
     loops = ["in the city of " * 10] * 6
     assert collapse_report(loops + SENTENCES[:6])["collapsed"]
     assert not collapse_report(loops + SENTENCES[:6], loops + SENTENCES[6:])["collapsed"]
-
-
-def test_a_broken_side_is_not_hidden_by_the_other():
-    """10 of 50 outputs are broken, all of them answers to forget prompts."""
-    texts = ["9 " * 20] * 10 + SENTENCES[:10] * 4
-    quiet = collapse_report(texts)
-    assert quiet["broken"] == 0.2 and not quiet["collapsed"]
-    named = collapse_report(texts, groups=["forget"] * 10 + ["retain"] * 40)
-    assert named["reasons"] == ["100% of forget outputs are repetition"]
 
 
 def test_nonsense_without_repetition_needs_the_loss():
@@ -216,7 +203,7 @@ def test_no_outputs():
 
 
 def test_faults_are_named():
-    with pytest.raises(ValueError, match="2 texts but 1 groups"):
-        collapse_report(["a", "b"], groups=["x"])
+    with pytest.raises(ValueError, match="2 texts but 1 nll"):
+        collapse_report(["a", "b"], nll=[1.0], ordinary_nll=[1.0])
     with pytest.raises(ValueError, match="ordinary_nll"):
         collapse_report(["a"], nll=[1.0])

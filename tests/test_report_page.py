@@ -94,7 +94,7 @@ def test_the_table_shows_the_results(tmp_path):
         "ascent": "bad",
     }
     assert all(name in page for name in ("Forget, task 1 answers", "Task Aggregate"))
-    assert "forget_task1" not in page.split("Other measurements")[0]
+    assert "forget_task1" not in page
 
 
 def test_the_answer_comes_first(tmp_path):
@@ -241,8 +241,8 @@ def test_no_results_break_page_or_table(changes):
 
 def test_collapsed_models_are_flagged_wherever_they_are_named(tmp_path):
     page = everything(tmp_path).read_text()
-    # verdict, cells, audit
-    assert page.count('<span class="badge bad">collapsed</span>') >= 3
+    # verdict and cells
+    assert page.count('<span class="badge bad">collapsed</span>') >= 2
     assert page.count('class="badge good">good</span>') == 1
 
 
@@ -313,23 +313,21 @@ def test_missing_cells_are_said_and_not_drawn_as_zero(tmp_path):
     assert "Curves join equal" not in page
 
 
-def test_numbers_unknown_to_the_report_are_shown_all_the_same(tmp_path):
+def test_notes_of_the_evaluation_are_shown(tmp_path):
     results = make_results(("original", "merged"))
     results["notes"] = ["no rows for task 3"]
-    results["models"][1]["collapse"]["distinct_2"] = 0.8125
-    results["models"][1]["answers"] = {"capital": {"share": 0.53125}}
     page = write_report(results, tmp_path / "r.html").read_text()
-    assert '<th scope="row">collapse.distinct_2</th><td>n/a</td><td>0.81</td>' in page
-    assert '<th scope="row">answers.capital.share</th><td>n/a</td><td>0.53</td>' in page
-    assert '<th scope="row">gate' not in page
     assert "<li>no rows for task 3</li>" in page
 
 
-def lab_of_two_sets(shift):
-    """The real membership lab on losses, and on texts that differ in one word if shift."""
+def membership_of_two_sets(shift):
+    """The evaluation's own figures of losses, and of texts that differ in one word if shift."""
     import numpy as np
 
-    from axolotl_unlearn.evaluation.membership_lab import membership_lab
+    from axolotl_unlearn.evaluation.measurement import Measured
+    from axolotl_unlearn.evaluation.sets import EvaluationSets
+    from axolotl_unlearn.evaluation.summary import _membership
+    from axolotl_unlearn.metrics.membership import blind_baselines
 
     rng = np.random.default_rng(1)
     words = [" ".join(rng.choice(["ash", "oak", "elm", "fir", "yew"], 9)) for _ in range(120)]
@@ -337,13 +335,20 @@ def lab_of_two_sets(shift):
     rng.shuffle(words)
     members, others = words[:60], [text + " beech" * shift for text in words[60:]]
     losses = rng.gamma(6, 0.3, 60).tolist(), rng.gamma(6, 0.3, 60).tolist()
-    return membership_lab(*losses, members, others)
+    found = Measured(member_loss=losses[0], nonmember_loss=losses[1])
+    sides = [
+        [(f"{s}{i}", t) for i, t in enumerate(texts)]
+        for s, texts in zip("mn", (members, others), strict=True)
+    ]
+    return _membership(
+        found, EvaluationSets(Path(), [], [], *sides), blind_baselines(members, others)
+    )
 
 
 @pytest.mark.parametrize("shift", [1, 0])
 def test_blind_baselines_stand_beside_membership(tmp_path, shift):
     results = make_results(("original", "merged"))
-    lab = json.loads(json.dumps(lab_of_two_sets(shift)))
+    lab = json.loads(json.dumps(membership_of_two_sets(shift)))
     results["models"][1]["membership"] = lab
     page = write_report(results, tmp_path / "r.html").read_text()
     assert page.count("membership figure means nothing") == (2 if shift else 0)

@@ -8,14 +8,13 @@ import pytest
 from report_fixture import make_results
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model, load_results, read
 from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.report.results import (
-    auc_standard_error,
     best,
     flags,
     forgetting,
-    ideal_mia_score,
     membership_sizes,
 )
 
@@ -39,9 +38,9 @@ def test_the_two_sides_give_the_task_aggregate(results):
 def test_expected_mia_score_of_a_perfect_model():
     """150 against 150: SE = sqrt(301 / 270000) = .0334; 1 - 2 * .0334 * sqrt(2/pi) = .947
     (CATALOGUE C1)."""
-    assert auc_standard_error(150, 150) == pytest.approx(0.03339, abs=1e-5)
-    assert ideal_mia_score(150, 150) == pytest.approx(0.947, abs=5e-4)
-    assert auc_standard_error(3, 5) == pytest.approx(math.sqrt(9 / 180))
+    assert ideal_membership(150, 150).standard_error == pytest.approx(0.03339, abs=1e-5)
+    assert ideal_membership(150, 150).expected == pytest.approx(0.947, abs=5e-4)
+    assert ideal_membership(3, 5).standard_error == pytest.approx(math.sqrt(9 / 180))
 
 
 def test_flagged_rows_are_never_best(results):

@@ -419,6 +419,7 @@ def test_an_unchanged_model_is_the_one_before(tmp_path):
 
 
 def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_path):
+    from axolotl_unlearn.evaluation.measurement import Options
     from axolotl_unlearn.evaluation.run import evaluate
 
     settings = config(home, sample_packing=False)
@@ -429,13 +430,15 @@ def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_p
     before, after = evaluate(
         [f"before={home / 'tuned'}", f"after={home / 'base'}"],
         made.path("eval-data"),
-        made.path("eval"),
-        original="before",
-        min_members=0,
-        max_gen_toks=48,  # outputs long enough for the test of nonsense
-        resamples=20,
-        join="",
-        progress=False,
+        Options(
+            out_dir=made.path("eval"),
+            original="before",
+            min_members=0,
+            max_gen_toks=48,  # outputs long enough for the test of nonsense
+            resamples=20,
+            join="",
+            progress=False,
+        ),
     )
     from axolotl_unlearn.report import table
 

@@ -283,7 +283,7 @@ def test_memo_keeps_what_the_model_knows_least(config, tmp_path):
     """Of three answers two a row, in the order of their MEMO by the config's own model; the store
     knows them in a second call."""
     from axolotl_unlearn.evaluation.generate import generate_greedily
-    from axolotl_unlearn.metrics.memorisation import memo, memo_cuts
+    from axolotl_unlearn.experimental.augment import memo, memo_cuts
     from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
 
     (spec,) = parse_models([yaml.safe_load(config.read_text())["base_model"]])

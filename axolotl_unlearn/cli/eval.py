@@ -78,10 +78,13 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
         resamples = options["resamples"] if given is ParameterSource.COMMANDLINE else None
         show_difference(*models, options["data_dir"], Path(options["out_dir"]), resamples)
         return
+    from axolotl_unlearn.evaluation.measurement import Options
     from axolotl_unlearn.evaluation.run import evaluate
     from axolotl_unlearn.report import reasons, table
 
-    if not evaluate(list(models), use_cache=not no_cache, progress=not quiet, **options):
+    data = options.pop("data_dir")
+    asked = Options(use_cache=not no_cache, progress=not quiet, **options)
+    if not evaluate(list(models), data, asked):
         return  # not the main process of several
     out = options["out_dir"]
     answer(file=out / "results.json", **read_json(out / "results.json"))

@@ -64,7 +64,6 @@ def _is_option(word: str) -> bool:
 @click.option("--scale", default="average", show_default=True, help=", ".join(SCALES))
 @click.option("--seed", default=0, show_default=True, help="Of the random drops of DARE.")
 @click.option("--output", type=str, help="model or adapter  [default: factors give an adapter]")
-@click.option("--rank", type=int, help="Rank of an adapter made from a delta merge by SVD.")
 @click.option(
     "--recipe",
     type=click.Path(path_type=Path),

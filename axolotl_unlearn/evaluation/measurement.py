@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, load_sets
@@ -15,13 +15,25 @@ class Settings:
     """How models are evaluated: whole in results.json, so that `compare` can do it again.
 
     Attributes:
-        device_map: "auto" spreads one model over the devices that there are; else one device.
+        device: default: "cuda" where there is one, else "cpu".
+        dtype: default: "float32" on a CPU and the checkpoint's own elsewhere.
+        batch_size: the scores of half precision are the official ones with 1 only.
+        join: what stands between input and output.
         keep_texts: store generated texts.
-        original: name of the model before unlearning, where it was given.
+        device_map: "auto" for a model that does not fit one device: spread over all there are.
+        mmlu_dir: MMLU's CSV folder, or "hub", for utility instead of general.jsonl.
+        generic: "builtin" or a file: also ask generic questions with the patterns of the forget
+            questions (`evaluation.generic`), and report the drop from the original.
+        min_members: refuse fewer members or non-members; 0 measures no membership.
+        limit: only the first rows of each part, interleaved over the cells (to try out).
+        original: name of the model before unlearning, for the utility gate and as reference of
+            the collapse check; default: the model called "original", else "memorised".
+        resamples: bootstrap resamples for the intervals; 0 for none.
+        store: folder of measurements by content; default: ``cache`` in that of the results.
     """
 
-    device: str = "cpu"
-    dtype: str = "float32"
+    device: str | None = None
+    dtype: str | None = None
     batch_size: int = 64
     max_gen_toks: int = 256
     join: str = " "
@@ -37,11 +49,26 @@ class Settings:
     seed: int = 0
     store: str | None = None
 
-    @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> Settings:
+    def placed(self, device: str | None) -> Settings:
+        """With device and precision as this machine has them.
+
+        Args:
+            device: That of this process, of several.
+        """
+        import torch
+
+        device = self.device or device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = device.split(":")[0]
+        dtype = self.dtype or ("float32" if device == "cpu" else "auto")
+        return replace(self, device=device, dtype=dtype)
+
+    @staticmethod
+    def read(stored: Mapping[str, Any]) -> Settings:
         """From results.json; what an earlier version did not store has its default."""
-        names = {one.name for one in fields(cls)}
-        return cls(**{name: value for name, value in stored.items() if name in names})
+        names = {one.name for one in fields(Settings)}
+        kept = {name: value for name, value in stored.items() if name in names}
+        paths = {n: os.fspath(v) for n, v in kept.items() if isinstance(v, os.PathLike)}
+        return Settings(**kept | paths)
 
     def load_sets(self, folder: str | os.PathLike[str] | None) -> EvaluationSets:
         """The data of a folder, as these settings read them."""
@@ -58,9 +85,25 @@ class Settings:
         """What can change a score of a model; the data have a digest of their own."""
         # In float32 the batch size changes nothing; in half precision it can.
         batch = None if self.dtype == "float32" else self.batch_size
-        device = self.device.split(":")[0]
         # None stands where the generic questions were, which now have a key of their own.
-        return [device, self.dtype, batch, self.max_gen_toks, self.join, None]
+        return [self.device, self.dtype, batch, self.max_gen_toks, self.join, None]
+
+
+@dataclass(frozen=True)
+class Options(Settings):
+    """`Settings`, and what of one evaluation does not go into its results.
+
+    Attributes:
+        out_dir: Folder of results.json.
+        with_text: Keep generated texts of data that were not made up.
+        use_cache: Read and store measurements.
+        progress: Show bars.
+    """
+
+    out_dir: str | os.PathLike[str] = "out/eval"
+    with_text: bool = False
+    use_cache: bool = True
+    progress: bool = True
 
 
 @dataclass

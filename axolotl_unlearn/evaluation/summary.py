@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from axolotl_unlearn.data.records import author_of, document_id
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.generic import drop
-from axolotl_unlearn.evaluation.membership_lab import membership_lab
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
@@ -25,7 +25,14 @@ from axolotl_unlearn.metrics.intervals import (
     semeval_intervals,
 )
 from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
-from axolotl_unlearn.metrics.membership import Baseline, forgetting, priv_leak
+from axolotl_unlearn.metrics.membership import (
+    Baseline,
+    blind_sentence,
+    forgetting,
+    priv_leak,
+    share_interval,
+    tpr_at_fpr,
+)
 from axolotl_unlearn.metrics.memorisation import compressed_bytes
 from axolotl_unlearn.metrics.results import Model, read
 from axolotl_unlearn.metrics.verdict import THRESHOLDS
@@ -255,18 +262,40 @@ def bootstrap_scores(
     return cells, membership, utility
 
 
+#: False positive rates at which members that are found are counted.
+FPRS = (0.01, 0.001)
+
+
 def _membership(
     found: Measured, sets: EvaluationSets, blind: Mapping[str, Baseline]
 ) -> dict[str, Any]:
-    split = len(found.member_loss)
-    return membership_lab(
-        found.member_loss,
-        found.nonmember_loss,
-        [text for _, text in sets.member],
-        [text for _, text in sets.nonmember],
-        attacks={name: (all_[:split], all_[split:]) for name, all_ in found.attacks.items()},
-        blind=blind,
-    )
+    """AUC of every attack with its interval, members found at low false positive rates, and
+    whether the sets differ without any model: then the figures mean nothing."""
+    losses = {name: tuple(sides.values()) for name, sides in attack_losses(found, sets).items()}
+    losses = {"loss": (found.member_loss, found.nonmember_loss)} | losses
+    clusters = text_clusters(sets)
+    pairs = {name: [-np.asarray(side, float) for side in pair] for name, pair in losses.items()}
+    if bad := [name for name, pair in pairs.items() if not np.isfinite(np.concatenate(pair)).all()]:
+        raise UnlearnError(
+            f"The {bad[0]} of some texts is NaN or infinite; the model's weights or its precision "
+            "are broken: evaluate in float32 and check the weights."
+        )
+    shares = {str(fpr): tpr_at_fpr(*pairs["loss"], fpr) for fpr in FPRS}
+    count = len(found.member_loss)
+    warning = blind_sentence(blind)
+    return {
+        "attacks": {
+            name: {"auc": auc(*pair), "interval": auc_interval(*pair, clusters=clusters)}
+            for name, pair in pairs.items()
+        },
+        "tpr": {
+            fpr: {"value": share, "interval": share_interval(round(share * count), count)}
+            for fpr, share in shares.items()
+        },
+        "blind": {name: asdict(one) for name, one in blind.items()},
+        "meaningful": warning is None,
+        "sentence": warning,
+    }
 
 
 def add_distances(

@@ -15,6 +15,7 @@ call goes on, and a row that is added later leaves the others as they are.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -297,10 +298,9 @@ class Writer:
         return text or begin(record)
 
     def memo(self, record: Record, data: Any) -> float:
-        """How well the model knows a row's answer (`axolotl_unlearn.metrics.memorisation.memo`)."""
+        """How well the model knows a row's answer (`memo`)."""
         from axolotl_unlearn.data.encode import Encoder
         from axolotl_unlearn.evaluation.generate import generate_greedily
-        from axolotl_unlearn.metrics.memorisation import memo, memo_cuts
 
         answer, most = record.output, self.options["max_new_tokens"]
         prompt, completion = Encoder(self.tokenizer, data, 1 << 30).texts(record)
@@ -361,3 +361,33 @@ class Writer:
         new = out[:, ids["input_ids"].shape[1] :]
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return [text.strip().split("\n\n")[0].strip() for text in texts]
+
+
+def rouge_1_precision(generated: str, expected: str) -> float:
+    """Share of the (stemmed) words of `generated` that `expected` has too, with multiplicity."""
+    from rouge_score import rouge_scorer
+
+    from axolotl_unlearn.metrics.words import AnyScript
+
+    scorer = rouge_scorer.RougeScorer(["rouge1"], tokenizer=AnyScript())
+    return float(scorer.score(expected, generated)["rouge1"].precision)
+
+
+def memo_cuts(answer: str, step: int = 5) -> list[int]:
+    """Where MEMO (arXiv 2409.11844) cuts an answer: after 1, 6, 11, ... characters."""
+    return list(range(1, len(answer), step))
+
+
+def memo(continued: Sequence[str], answer: str) -> float:
+    """How well a model knows an answer, 0 to 1 (MEMO of MEOW, arXiv 2409.11844, suffix mode).
+
+    Args:
+        continued: What it says greedily after the prompt and each beginning of `memo_cuts`.
+        answer: The whole answer.
+
+    Returns:
+        Mean over the cuts of `rouge_1_precision` against the rest of the answer; 0 without cuts.
+    """
+    cuts = memo_cuts(answer)
+    scores = [rouge_1_precision(one, answer[n:]) for one, n in zip(continued, cuts, strict=True)]
+    return math.fsum(scores) / len(scores) if scores else 0.0

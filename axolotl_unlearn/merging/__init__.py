@@ -1,4 +1,4 @@
-"""Merging complementary unlearned models: recipes, checks, streamed and in-memory merges.
+"""Merging complementary unlearned models: recipes, checks, merges.
 
 from axolotl_unlearn.merging import merge
 merge(["out/over", "out/under"], "out/memorised", "out/merged", method="ties", density=0.8)
@@ -18,7 +18,6 @@ _HOMES = {
     "SCALES": "recipe",
     "merge": "run",
     "merge_from_recipe": "run",
-    "merged_tensors": "write",
     "write_zeros": "run",
     "open_base": "sources",
     "open_parent": "sources",

@@ -71,27 +71,16 @@ def check_output(out: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> 
         )
 
 
-def check_resources(out: Path, disk_bytes: int, memory_bytes: int) -> str:
-    """Raise when disk or memory will not do; return the estimate as a line to print."""
-    import psutil
-
+def check_room(out: Path, needed: int) -> str:
+    """Raise when the disk will not do; return a line to print."""
     folder = next(path for path in [out, *out.resolve().parents] if path.exists())
-    free, available = shutil.disk_usage(folder).free, psutil.virtual_memory().available
-    estimate = (
-        f"needs {size(disk_bytes)} of disk ({size(free)} free) "
-        f"and about {size(memory_bytes)} of memory ({size(available)} available)"
-    )
-    if disk_bytes > free:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
         raise UnlearnError(
-            f"{out} needs {size(disk_bytes)} of disk but {size(free)} are free: make room or "
+            f"{out} needs {size(needed)} of disk but {size(free)} are free: make room or "
             "choose another --out."
         )
-    if memory_bytes > available:
-        raise UnlearnError(
-            f"The merge needs about {size(memory_bytes)} of memory but {size(available)} are "
-            "available: close other programs, or use ties or linear, which stream."
-        )
-    return estimate
+    return f"needs {size(needed)} of disk ({size(free)} free)"
 
 
 def check_finite(source: Parent) -> None:
@@ -299,9 +288,8 @@ def _least_distance(base: Model, parent: Model) -> float:
     for name in base.tensors:
         if len(base.tensors.shape(name)) < 2:
             continue
-        rows = slice(0, 256)
-        ours = base.tensors.rows(name, 0, 256).float()
-        theirs = parent.weight(name, ours, rows)
+        ours = base.tensors[name].float()
+        theirs = parent.weight(name, ours)
         if parent.negated:
             theirs = 2 * ours - theirs
         norm = ours.norm()

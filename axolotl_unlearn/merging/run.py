@@ -15,7 +15,7 @@ from axolotl_unlearn.files import replacing, write, write_json
 from axolotl_unlearn.merging.checks import (
     check,
     check_output,
-    check_resources,
+    check_room,
     initialisation_cosines,
 )
 from axolotl_unlearn.merging.factors import adapter_config, merge_factors, zeros_like
@@ -29,14 +29,11 @@ from axolotl_unlearn.merging.sources import (
     open_parent,
     read_json,
 )
-from axolotl_unlearn.merging.stream import peak_bytes
 from axolotl_unlearn.merging.write import (
     FACTS_FILE,
     RECIPE_FILE,
-    SHARD,
     recipe_text,
     write_adapter,
-    write_extracted,
     write_model,
 )
 
@@ -55,7 +52,6 @@ def merge(
     scale: str = "average",
     seed: int = 0,
     output: str | None = None,
-    rank: int | None = None,
     overwrite: bool = False,
     force: bool = False,
     log: Callable[[str], None] = lambda line: None,
@@ -64,8 +60,7 @@ def merge(
     """Merge adapters or full models that share a base; return the output folder.
 
     ``parents``: folders; ``negate:PATH`` turns a parent's change round. ``output``: ``model`` or
-    ``adapter``; default is model for delta and adapter for factors. A delta merge as adapter is
-    factored by SVD to ``rank`` (default: the parents' rank) and the energy kept is written down.
+    ``adapter``; default is model for delta and adapter for factors.
 
     Writes the weights in float32, config and tokenizer of the base, `mergekit_config.yml` (what
     mergekit would need to do the same) and `merge.json` (recipe, hashes, versions, times).
@@ -89,24 +84,19 @@ def merge(
     model = open_base(base)
     opened = [open_parent(parent) for parent in parents]
     if output == "adapter" and space == "delta":
-        ranks = [parent.rank for parent in opened if isinstance(parent, Adapter)]
-        rank = rank or max(ranks, default=None)
-        if rank is None:
-            raise UnlearnError("Full models have no LoRA rank: give --rank for the adapter.")
-        if rank < 1:
-            raise UnlearnError(f"--rank {rank} is no rank of an adapter: give 1 or more.")
-    elif rank is not None:
-        raise UnlearnError("--rank is of an adapter made from a delta merge: add --output adapter.")
+        raise UnlearnError(
+            "A merge of full weights is no adapter: leave out --output adapter, or merge with "
+            "--space factors."
+        )
     check_output(out, overwrite=overwrite, inputs=[model.path, *(parent.path for parent in opened)])
     for warning in check(recipe, model, opened, force=force):
         log(f"Warning: {warning}")
-    log(check_resources(out, *_resources(recipe, model, opened, output)))
+    log(check_room(out, _disk(model, opened[0], output)))
 
     facts: dict = {
         "recipe": recipe.to_dict(),
         "reference": REFERENCES[recipe.method],
         "output": output,
-        "rank": rank,
         "forced": force,
         "base": {"path": str(model.path), "sha256": _known_hash(model)},
         "parents": [
@@ -121,11 +111,11 @@ def merge(
             shutil.rmtree(left)
     partial.mkdir(parents=True)
     try:
-        facts |= _write(partial, recipe, model, opened, output, rank, progress)
+        facts |= _write(partial, recipe, model, opened, output, progress)
         for file in TOKENIZER_FILES:
             if (model.path / file).exists():
                 shutil.copy(model.path / file, partial / file)
-        text = recipe_text(recipe, model, opened, out, output)
+        text = recipe_text(recipe, model, opened, out)
         if text is not None:
             write(partial / RECIPE_FILE, text)
         facts |= {
@@ -150,7 +140,6 @@ def _write(
     base: Model,
     parents: Sequence[Parent],
     output: str,
-    rank: int | None,
     progress: Callable[[int, int], None],
 ) -> dict:
     """The weights of one merge; returns what merge.json says of them."""
@@ -167,10 +156,8 @@ def _write(
             write_model(folder, Recipe(method="linear", weights=(1.0,)), base, [Adapter(inner)])
             shutil.rmtree(inner)
         return {"initialisation_cosine": initialisation_cosines(parents)}
-    if output == "model":
-        write_model(folder, recipe, base, parents, progress)
-        return {}
-    return {"energy_kept": write_extracted(folder, recipe, base, parents, rank, progress)}
+    write_model(folder, recipe, base, parents, progress)
+    return {}
 
 
 def merge_from_recipe(path: str | Path, out: str | Path, *, force: bool = False, **options) -> Path:
@@ -199,7 +186,6 @@ def merge_from_recipe(path: str | Path, out: str | Path, *, force: bool = False,
         facts["base"]["path"],
         out,
         output=facts.get("output"),
-        rank=facts.get("rank"),
         force=force or bool(facts.get("forced")),
         **facts["recipe"],
         **options,
@@ -227,27 +213,7 @@ def _known_hash(base: Model, limit: int = 4_000_000_000) -> str | None:
     return None
 
 
-def _resources(
-    recipe: Recipe, base: Model, parents: Sequence[Parent], output: str
-) -> tuple[int, int]:
-    """Bytes of disk and of memory that the merge needs at most (estimates)."""
-    overhead = 700_000_000  # the interpreter with torch
-    counts = {name: math.prod(shape) for name, (shape, _) in base.tensors.layout.items()}
-    touched = [
-        count for name, count in counts.items() if any(parent.touches(name) for parent in parents)
-    ]
-    model_bytes = 4 * sum(counts.values())
-    adapter_bytes = 4 * sum(
-        math.prod(shape)
-        for parent in parents[:1]
-        if isinstance(parent, Adapter)
-        for shape, _ in parent.tensors.layout.values()
-    )
-    largest = max(touched, default=0)
-    if recipe.space == "factors":
-        disk = model_bytes + adapter_bytes if output == "model" else adapter_bytes
-        return disk, overhead + 3 * adapter_bytes
-    memory = overhead + peak_bytes(recipe, largest, len(parents))
-    if output == "adapter":
-        return adapter_bytes or model_bytes // 10, memory + 16 * largest
-    return model_bytes, memory + min(SHARD, model_bytes) + 4 * max(counts.values())
+def _disk(base: Model, first: Parent, output: str) -> int:
+    """Bytes that the result takes, in float32."""
+    written = first if output == "adapter" else base
+    return 4 * sum(math.prod(shape) for shape, _ in written.tensors.layout.values())

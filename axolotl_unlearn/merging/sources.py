@@ -118,13 +118,6 @@ class Tensors:
         with safe_open(self.files[name], framework="pt") as handle:
             return handle.get_tensor(name)
 
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows start:stop (first axis) without reading the rest."""
-        from safetensors import safe_open
-
-        with safe_open(self.files[name], framework="pt") as handle:
-            return handle.get_slice(name)[start:stop]
-
     @cached_property
     def layout(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Name -> (shape, dtype name) from the headers alone."""
@@ -221,12 +214,9 @@ class Model(_Folder):
     def touches(self, name: str) -> bool:
         return name in self.tensors
 
-    def weight(self, name: str, base: Tensor, rows: slice | None = None) -> Tensor:
-        """The parent's float32 weight; ``base``: the same rows of the base in float32."""
-        if rows is None:
-            own = self.tensors[name].float()
-        else:
-            own = self.tensors.rows(name, rows.start, rows.stop).float()
+    def weight(self, name: str, base: Tensor) -> Tensor:
+        """The parent's float32 weight; ``base``: that of the base."""
+        own = self.tensors[name].float()
         return 2 * base - own if self.negated else own
 
 
@@ -296,25 +286,22 @@ class Adapter(_Folder):
     def touches(self, name: str) -> bool:
         return name in self.factors or name in self.replaced
 
-    def weight(self, name: str, base: Tensor, rows: slice | None = None) -> Tensor:
-        """The float32 weight after PEFT's merge of the adapter into ``base`` (these rows of it)."""
+    def weight(self, name: str, base: Tensor) -> Tensor:
+        """The float32 weight after PEFT's merge of the adapter into ``base``."""
         if name in self.replaced:
             own = self.tensors[self.replaced[name]].float()
-            own = own if rows is None else own[rows]
             return 2 * base - own if self.negated else own
         if name not in self.factors:
             return base
-        change = self.change(name, rows)
+        change = self.change(name)
         return base - change if self.negated else base + change
 
-    def change(self, name: str, rows: slice | None = None) -> Tensor:
+    def change(self, name: str) -> Tensor:
         """scaling * B A in float32, in the base weight's orientation."""
         key_a, key_b = self.factors[name]
-        a, b = self.tensors[key_a].float(), self.tensors[key_b].float()
-        if "lora_embedding" in key_a or self.config.get("fan_in_fan_out"):
-            product = (b @ a).T
-            return (product if rows is None else product[rows]) * self.scaling(name)
-        return (b if rows is None else b[rows]) @ a * self.scaling(name)
+        product = self.tensors[key_b].float() @ self.tensors[key_a].float()
+        turned = "lora_embedding" in key_a or self.config.get("fan_in_fan_out")
+        return (product.T if turned else product) * self.scaling(name)
 
 
 Parent = Model | Adapter

@@ -151,7 +151,6 @@ def collapse_report(
     texts: Sequence[str],
     reference: Sequence[str] | Mapping[str, Any] | None = None,
     *,
-    groups: Sequence[str] | None = None,
     nll: Sequence[float] | None = None,
     ordinary_nll: Sequence[float] | None = None,
 ) -> dict[str, Any]:
@@ -163,8 +162,6 @@ def collapse_report(
             or the expected texts, or what `reference_figures` said of them. A pretrained model
             that never stops loops before unlearning, and only what was added counts. None:
             compared with nothing.
-        groups: A name a text (e.g. "forget", "retain"); a group that broke as a whole counts
-            as collapse though the rest is fine.
         nll: Mean loss of each output under the *original* model, nats a token; nonsense without
             repetition is found only with it.
         ordinary_nll: Mean losses of ordinary unseen texts under the original model, e.g. of the
@@ -177,14 +174,13 @@ def collapse_report(
         frequent output); ``distinct_1``, ``distinct_2``, median ``compression`` of outputs of
         200 bytes or more, ``nonsense`` (share of outputs of 8 or more tokens whose loss is
         out of the ordinary; there are ``nonsense_n``) and ``perplexity`` (median);
-        ``by_group``; ``reference`` (the same figures). None where there is nothing to compute from.
+        ``reference`` (the same figures). None where there is nothing to compute from.
 
     Raises:
         ValueError: if lists of different lengths are given, or ``nll`` without ``ordinary_nll``.
     """
-    for name, values in (("groups", groups), ("nll", nll)):
-        if values is not None and len(values) != len(texts):
-            raise ValueError(f"{len(texts)} texts but {len(values)} {name}: give one a text.")
+    if nll is not None and len(nll) != len(texts):
+        raise ValueError(f"{len(texts)} texts but {len(nll)} nll: give one a text.")
     if (nll is None) != (ordinary_nll is None):
         raise ValueError("`nll` says nothing without `ordinary_nll`, and the reverse: give both.")
     report = _figures(texts)
@@ -193,8 +189,6 @@ def collapse_report(
         known = reference if isinstance(reference, Mapping) else reference_figures(reference)
         first_bigrams = known["first_bigrams"]
         against = {name: value for name, value in known.items() if name != "first_bigrams"}
-    judged = list(map(repetition, texts))
-    report["by_group"] = _by_group(judged, groups)
     report["reference"] = against
     report |= {"nonsense": None, "perplexity": None}
     if nll is not None and len(texts):
@@ -237,18 +231,6 @@ def _figures(texts: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _by_group(
-    judged: Sequence[Repetition], groups: Sequence[str] | None
-) -> dict[str, dict[str, float]]:
-    found: dict[str, list[Repetition]] = {}
-    for name, verdict in zip(groups or [], judged, strict=bool(groups)):
-        found.setdefault(name, []).append(verdict)
-    return {
-        name: {"n": len(rows), "broken": sum(row.broken for row in rows) / len(rows)}
-        for name, rows in found.items()
-    }
-
-
 def _nonsense(
     texts: Sequence[str], nll: Sequence[float], ordinary_nll: Sequence[float]
 ) -> dict[str, float | None]:
@@ -280,10 +262,6 @@ def _reasons(
         yield f"{report['broken']:.0%} of outputs are repetition ({kind})" + (
             f", {before['broken']:.0%} before" if against else ""
         )
-    else:
-        for name, group in report["by_group"].items():
-            if group["n"] >= MIN_OUTPUTS and group["broken"] > before["broken"] + 0.5:
-                yield f"{group['broken']:.0%} of {name} outputs are repetition"
     if report["empty"] > before["empty"] + EMPTY_SHARE:
         yield f"{report['empty']:.0%} of outputs are empty"
     elif report["n"] >= MIN_OUTPUTS and report["constant"] > max(

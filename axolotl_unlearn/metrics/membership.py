@@ -36,7 +36,6 @@ from axolotl_unlearn.metrics.intervals import (
     auc_gap,
     auc_interval,
     auc_margin_p,
-    holm,
     ideal_membership,
 )
 from axolotl_unlearn.metrics.memorisation import TokenFacts
@@ -79,16 +78,6 @@ def share_interval(hits: int, n: int, level: float = LEVEL) -> Interval:
     """Exact binomial interval of a share (Clopper and Pearson 1934)."""
     bounds = binomtest(hits, n).proportion_ci(level, method="exact")
     return (float(bounds.low), float(bounds.high))
-
-
-def roc(members: ArrayLike, nonmembers: ArrayLike) -> tuple[NDArray, NDArray]:
-    """Points (false positive rate, true positive rate) of the attack, from (0, 0) to (1, 1)."""
-    from sklearn.metrics import roc_curve
-
-    labels = np.repeat([1, 0], [np.size(members), np.size(nonmembers)])
-    scores = np.concatenate([np.asarray(members, float), np.asarray(nonmembers, float)])
-    fpr, tpr, _ = roc_curve(labels, scores, drop_intermediate=False)
-    return fpr, tpr
 
 
 @dataclass(frozen=True)
@@ -353,63 +342,6 @@ def _permuted_tail(labels: NDArray[np.bool_], fpr: float, share: float) -> float
         hits = others[r - 1] - (r - 1)
         beyond += hits / (len(inside) - len(others)) >= share - 1e-12
     return beyond / len(labels)
-
-
-@dataclass(frozen=True)
-class Told:
-    """What one attack tells.
-
-    Attributes:
-        attack: Its name.
-        auc, low, high: AUC and interval; above .5: recognised, below: stands out.
-        p: Of `rank_test`. tail: `tail_test`.
-        p_corrected: Smaller of the p-values of both tests after Holm's correction over all tests
-            of all attacks. The attack tells where it is below the level.
-    """
-
-    attack: str
-    auc: float
-    low: float
-    high: float
-    p: float
-    tail: Tail
-    p_corrected: float
-
-    @property
-    def side(self) -> str:
-        """ "under" (members recognised) or "over" (members stand out)."""
-        if self.p <= self.tail.p:
-            return "under" if self.auc > 0.5 else "over"
-        return "under" if self.tail.end == "low" else "over"
-
-
-def tell(
-    members: Mapping[str, ArrayLike],
-    nonmembers: Mapping[str, ArrayLike],
-    *,
-    fpr: float = LOW_FPR,
-    level: float = LEVEL,
-) -> dict[str, Told]:
-    """Can any attack tell members from texts that were never seen? Two-sided, corrected.
-
-    Args:
-        members, nonmembers: Scores by attack, high = rather a member, ``[N]`` and ``[M]``.
-
-    Returns:
-        By attack. If nothing separates the sets, some ``p_corrected`` is below .05 in at most
-        one of twenty data sets, however many attacks there are and however they hang together.
-    """
-    tests = {}
-    for name in members:
-        pair = (np.asarray(members[name], float), np.asarray(nonmembers[name], float))
-        tests[name] = (pair, rank_test(*pair), tail_test(*pair, fpr))
-    corrected = holm([p for _, p, tail in tests.values() for p in (p, tail.p)])
-    found = {}
-    for number, (name, (pair, p, tail)) in enumerate(tests.items()):
-        bounds = auc_interval(*pair, level)
-        both = corrected[2 * number : 2 * number + 2]
-        found[name] = Told(name, auc(*pair), *bounds, p, tail, float(min(both)))
-    return found
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from axolotl_unlearn.metrics.words import AnyScript
 
 Array = NDArray[np.float64]
 #: Share of the lowest tokens that Min-K% looks at: .2 in its paper, .4 in OpenUnlearning and MUSE.
@@ -163,31 +161,3 @@ def all_likelihood_metrics(
         values[f"min_k_{k:g}"] = min_k(facts, k)
         values[f"min_k_plus_{k:g}"] = min_k_plus(facts, k)
     return values
-
-
-def rouge_1_precision(generated: str, expected: str) -> float:
-    """Share of the (stemmed) words of `generated` that `expected` has too, with multiplicity."""
-    from rouge_score import rouge_scorer
-
-    scorer = rouge_scorer.RougeScorer(["rouge1"], tokenizer=AnyScript())
-    return float(scorer.score(expected, generated)["rouge1"].precision)
-
-
-def memo_cuts(answer: str, step: int = 5) -> list[int]:
-    """Where MEMO (arXiv 2409.11844) cuts an answer: after 1, 6, 11, ... characters."""
-    return list(range(1, len(answer), step))
-
-
-def memo(continued: Sequence[str], answer: str) -> float:
-    """How well a model knows an answer, 0 to 1 (MEMO of MEOW, arXiv 2409.11844, suffix mode).
-
-    Args:
-        continued: What it says greedily after the prompt and each beginning of `memo_cuts`.
-        answer: The whole answer.
-
-    Returns:
-        Mean over the cuts of `rouge_1_precision` against the rest of the answer; 0 without cuts.
-    """
-    cuts = memo_cuts(answer)
-    scores = [rouge_1_precision(one, answer[n:]) for one, n in zip(continued, cuts, strict=True)]
-    return math.fsum(scores) / len(scores) if scores else 0.0

@@ -220,7 +220,7 @@ class Blind(Part):
 
 
 class Figure(Part):
-    """A figure of the membership lab with its interval."""
+    """A figure of membership with its interval."""
 
     auc: Share = None
     value: Share = None
@@ -228,7 +228,7 @@ class Figure(Part):
 
 
 class Membership(Part):
-    """Of `evaluation.membership_lab`."""
+    """Of `evaluation.summary`."""
 
     blind: Named[Blind] = Field(default_factory=dict)
     meaningful: bool | None = None

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from markupsafe import Markup
 
+from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model
 from axolotl_unlearn.metrics.semeval import CELLS, SIDES
 from axolotl_unlearn.metrics.verdict import show
-from axolotl_unlearn.report.results import auc_standard_error, flags, forgetting, membership_sizes
+from axolotl_unlearn.report.results import flags, forgetting, membership_sizes
 
 #: A colour that matplotlib knows -> what the page draws.
 _STAND_INS = {f"#10000{i}": f"var(--m{i})" for i in range(10)} | {
@@ -102,7 +103,7 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     if not rows:
         return ""
     sizes = next((size for size in map(membership_sizes, rows) if size), None)
-    half = 1.96 * auc_standard_error(*sizes) if sizes else 0.1
+    half = 1.96 * ideal_membership(*sizes).standard_error if sizes else 0.1
     figure, axes = _figure(1.1 + 0.26 * len(rows))
     axes.axvspan(0.5 - half, 0.5 + half, color=BAND, linewidth=0)
     for place, model in enumerate(rows):

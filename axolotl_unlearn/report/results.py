@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.membership import forgetting as name_interval
 from axolotl_unlearn.metrics.results import Model, Results
 from axolotl_unlearn.metrics.semeval import CELLS, SIDES
@@ -88,16 +87,6 @@ def forgetting(model: Model) -> str | None:
         return None
     width, auc = THRESHOLDS["auc_margin"].value, model.mia_auc
     return name_interval(model.intervals.get("mia_auc") or (auc - width, auc + width))
-
-
-def auc_standard_error(members: int, nonmembers: int) -> float:
-    """Standard error of the AUC when nothing separates the sets."""
-    return ideal_membership(members, nonmembers).standard_error
-
-
-def ideal_mia_score(members: int, nonmembers: int) -> float:
-    """Expected MIA score of a perfect model with this n."""
-    return ideal_membership(members, nonmembers).expected
 
 
 def sizes_sentence(results: Results) -> str:

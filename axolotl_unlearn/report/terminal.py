@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model, Results, load_results
 from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.report.answer import Judged, answer_of
@@ -19,7 +20,6 @@ from axolotl_unlearn.report.results import (
     cell_count,
     flags,
     forgetting,
-    ideal_mia_score,
     membership_sizes,
     membership_warning,
     sizes_sentence,
@@ -90,11 +90,6 @@ def reasons(
     return "".join(f"{one.name} is not good: {one.damning}.\n" for one in bad)
 
 
-def winner_word(good: bool) -> str:
-    """The row with the highest Aggregate is only called best when it is good as well."""
-    return "best" if good else "highest"
-
-
 def _cell(model: Model, metric: str, style: str) -> Text:
     text = Text(show(value_of(model, metric), 2), style=style)
     around = model.intervals.get(metric)
@@ -120,7 +115,8 @@ def _reading(
     style = "green" if good else "yellow" if judged.candidate else "dim"
     text = Text(words.get(judged.kind, judged.kind), style=style)
     if is_best:
-        text.append(f", {winner_word(good)}", style="bold")
+        # The highest Aggregate is only called best when it is good as well.
+        text.append(f", {'best' if good else 'highest'}", style="bold")
     return text
 
 
@@ -138,7 +134,7 @@ def caption(results: Results) -> str:
     if pair:
         lines.append(
             f"With this n even a perfect model is expected to get a MIA score of only "
-            f"{ideal_mia_score(*pair):.2f}."
+            f"{ideal_membership(*pair).expected:.2f}."
         )
     warning = membership_warning(results)
     if warning:

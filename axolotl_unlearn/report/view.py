@@ -99,7 +99,6 @@ class View:
             self.cells(),
             self.depth(),
             self.examples(),
-            self.others(),
             self.provenance(),
         ]
         found = [part | {"detail": False} for part in carrying if part["blocks"]]
@@ -407,20 +406,6 @@ class View:
         blocks = [{"kind": "examples", "shown": shown, "more": more}] if rows else []
         return _section("Examples", "", *blocks)
 
-    def others(self) -> dict[str, Any]:
-        """Every further number that the evaluation gave a model, such as fluency figures."""
-        values: dict[str, dict[str, float]] = {}
-        for model in self.models:
-            for key, value in _flat(model.model_dump(exclude_none=True)):
-                values.setdefault(key, {})[model.name] = value
-        rows = [
-            {"cells": [_cell(key), *(_cell(show(row.get(m.name))) for m in self.models)]}
-            for key, row in values.items()
-        ]
-        head = [_cell("Key in results.json"), *map(self.name, self.models)]
-        table = _table("Other measurements", head, rows, "dense")
-        return _section("Other measurements", "", _folded("All numbers not shown above", table))
-
     def provenance(self) -> dict[str, Any]:
         """Models, versions, data hashes, configs: what a second person needs."""
         rows = [
@@ -630,28 +615,6 @@ def _marks(models: Sequence[Model]) -> str:
     }
     text = ", ".join(words for words, occurs in found.items() if occurs)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
-
-
-# Shown elsewhere on the page, or not a measurement.
-_SHOWN = {
-    *("name", "model", "role", "cells", "n", "intervals", "examples", "likelihood", "forgetting"),
-    *("gate", "seconds", "distance", "config", "settings", "general", "membership", "ideal"),
-    *("weights", "audit", "learned", "extraction", "any_script_intervals", *HEADLINES),
-}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """Numbers of nested dicts as ("a.b", value), without what `_SHOWN` names on the top level."""
-    out: list[tuple[str, float]] = []
-    for key, value in values.items():
-        # The fluency of the original's outputs is its own row's; counts are no measurements.
-        if key in (_SHOWN if not prefix else ("reference", "by_group", "n")):
-            continue
-        if isinstance(value, Mapping):
-            out += _flat(value, f"{prefix}{key}.")
-        elif number(value) is not None:
-            out.append((f"{prefix}{key}", float(value)))
-    return out
 
 
 def redact(text: str) -> str:

@@ -215,15 +215,10 @@ def audit_requests(
         settings = _settings(folder)
     if not found:
         return Audit(model, missing=missing)
-    device = device or _default_device()
     # Cheap and exact: the model alone decides, in float32 where it runs on the CPU.
     settings = replace(
-        settings,
-        device=device,
-        dtype="float32" if device == "cpu" else "auto",
-        batch_size=batch_size,
-        device_map=None,
-    )
+        settings, device=device, dtype=None, batch_size=batch_size, device_map=None
+    ).placed(None)
     sets = _together({name: rows for name, (rows, _) in found.items()}, Path(requests_dir))
     lines, loss, chance, learned = _measured(model, sets, settings, progress)
     ledger = Ledger(requests_dir)
@@ -349,12 +344,6 @@ def _measured(
     lines = audit(evidence(found, sets), documents, learned=each)
     together = attack and {"auc": attack.auc, "p": attack.p}
     return lines, mean, math.log(output_vocabulary(loaded)), together
-
-
-def _default_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def junit(result: Audit) -> str:

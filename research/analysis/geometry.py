@@ -12,7 +12,6 @@ from torch import Tensor
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.sources import Adapter, Model, open_base, open_parent
-from axolotl_unlearn.merging.stream import threshold, trim
 from research.merging.layers import layer_of
 
 
@@ -54,8 +53,9 @@ def task_vectors(base: str | Path, parents: Sequence[str | Path], *, density: fl
 def _trimmed(change: Tensor, density: float) -> Tensor:
     if density >= 1 or change.ndim < 2:
         return change
-    limit = threshold(lambda rows: change[rows], change.shape, density, 1)
-    return trim(change, limit, 0)[0]
+    from peft.utils.merge_utils import prune
+
+    return prune(change, density, method="magnitude")
 
 
 class _Sums:

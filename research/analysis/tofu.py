@@ -10,10 +10,11 @@ what it gives of ``forget_quality``, ``utility`` and ``attack_shares``; ``retrai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from axolotl_unlearn.metrics.tofu import attack_share, closeness
+from axolotl_unlearn.metrics.semeval import harmonic_mean
 from research.analysis.attacked import TITLES
 from research.analysis.never_seen import ATTACKS as RECALLED
 from research.analysis.never_seen import DEPTH
@@ -30,6 +31,45 @@ OURS = {
     "broken outputs": "forget_broken_outputs",
 }
 Models = Mapping[str, Mapping[str, float | None]]
+
+
+def attack_share(auc: float, original: float, retrained: float) -> float:
+    """Where an attack's AUC lies: 0 at (or beyond) the original model's, 1 at the retrained's.
+
+    ``1 - |AUC - AUC_retrained| / |AUC_original - AUC_retrained|``, at least 0: two-sided, so that
+    over-forgetting counts as far away too. The shares that arXiv 2605.24614 publishes have the
+    same anchors. NaN where these are equal.
+    """
+    span = abs(original - retrained)
+    return max(0.0, 1 - abs(auc - retrained) / span) if span else math.nan
+
+
+def closeness(
+    forget_quality: float | None,
+    attacks: Sequence[float] | None,
+    utility: float | None,
+    retrained_utility: float | None,
+) -> dict[str, float | None]:
+    """How near a model is to one trained without the forget set; 1 where nothing differs.
+
+    The same for our models and for published ones, whatever the base: nothing in it depends on how
+    much that base knows.
+
+    Args:
+        forget_quality: p of TOFU's test; attacks: `attack_share` of each attack.
+        utility, retrained_utility: Model utility of both.
+
+    Returns:
+        ``forget_quality`` (that p), ``privacy`` (harmonic mean over the attacks), ``utility`` (the
+        smaller over the larger); None for what is not known.
+    """
+    known = [share for share in attacks or () if not math.isnan(share)]
+    both = [value for value in (utility, retrained_utility) if value is not None]
+    return {
+        "forget_quality": forget_quality,
+        "privacy": harmonic_mean(known) if known else None,
+        "utility": min(both) / max(both) if len(both) == 2 and max(both) else None,
+    }
 
 
 def strongest_attack(model: Mapping[str, float | None]) -> float | None:
@@ -99,7 +139,7 @@ def tables(content: Mapping[str, Any]) -> dict[str, Table]:
 
 
 def _attacked(seeds: Iterable[Mapping[str, Any]], name: str) -> Iterable[str]:
-    """Mean AUC of each attack; bold where every seed shows it equivalent to the retrained's."""
+    """Mean AUC of each attack; bold where every seed's interval by rows is within the margin."""
     found = [seed[name]["attacks"] for seed in seeds]
     for attack in TITLES:
         auc = interval_over_seeds([one[attack]["auc"] for one in found])

@@ -143,6 +143,7 @@ def evaluation(
     from transformers import AutoTokenizer, OlmoForCausalLM  # noqa: F401  not counted as memory
 
     from axolotl_unlearn.evaluation import generate
+    from axolotl_unlearn.evaluation.measurement import Options
     from axolotl_unlearn.evaluation.run import evaluate
 
     torch.set_num_threads(1)
@@ -158,7 +159,8 @@ def evaluation(
     before, found = _peak_mb(), {"evaluated": count, "models": len(models)}
     for what in whats:
         began = time.process_time()
-        evaluate(named, folder / "data", folder / "out", max_gen_toks=8, progress=False)
+        options = Options(out_dir=folder / "out", max_gen_toks=8, progress=False)
+        evaluate(named, folder / "data", options)
         found[f"{what}_seconds"] = round(time.process_time() - began, 2)
         found[f"{what}_mb"] = round(_peak_mb() - before)
     sizes = (path.stat().st_size for path in (folder / "out").rglob("*") if path.is_file())

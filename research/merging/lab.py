@@ -11,15 +11,11 @@ from torch import Tensor, nn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.checks import check, initialisation_cosines
 from axolotl_unlearn.merging.factors import merge_factors
+from axolotl_unlearn.merging.methods import merge_delta
 from axolotl_unlearn.merging.recipe import Recipe
 from axolotl_unlearn.merging.sources import Adapter, Model, Parent, open_base, open_parent
-from axolotl_unlearn.merging.stream import Rows, merge_tensor
 
 CACHE_LIMIT = 8_000_000_000  # bytes of parents' weights kept in memory; above it they are re-read
-
-
-def _rows(tensor: Tensor) -> Rows:
-    return lambda part: tensor[part] if tensor.ndim else tensor
 
 
 class Lab:
@@ -98,7 +94,7 @@ class Lab:
         for name in self.names:
             own = self.base_weights[name]
             parents = [self._weight(index, name) for index in range(len(self.parents))]
-            yield name, merge_tensor(recipe, name, own.shape, _rows(own), [*map(_rows, parents)])
+            yield name, merge_delta(recipe, name, own, parents)
 
     def _factor_weights(self, recipe: Recipe) -> Iterator[tuple[str, Tensor]]:
         if not self.factors_possible:

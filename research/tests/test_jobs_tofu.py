@@ -12,9 +12,14 @@ import yaml
 from click.testing import CliRunner
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.tofu import attack_share, closeness
 from research.analysis.attacked import TITLES
-from research.analysis.tofu import published_tables, strongest_attack, tables
+from research.analysis.tofu import (
+    attack_share,
+    closeness,
+    published_tables,
+    strongest_attack,
+    tables,
+)
 from research.studies.tofu import METHODS, TofuSizes, plan_tofu
 
 ROOT = Path(__file__).parents[2]
