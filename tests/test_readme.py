@@ -1,0 +1,81 @@
+"""Every command of the README: run here on tiny data, or by the test named beside it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import tiny_llama
+from data_tokenizers import byte_tokenizer
+from test_requests_new import TRAIN, config, people, write
+from test_stock_commands import README, ROOT, run
+from test_stock_commands import commands as stock
+
+#: What the commands that run here are given besides, so that they take seconds.
+SMOKE = {
+    "axolotl unlearn request new": "--steps 2",
+    "axolotl unlearn request run": "--way retrain",
+    "axolotl-unlearn init": "",
+    "axolotl-unlearn check": "",
+    "axolotl train unlearn.yml": "--max-steps 2 --launcher python",
+}
+#: Run elsewhere: whole installations, the demo, this suite.
+ELSEWHERE = {
+    "git clone": "tests/test_wheel.py",
+    "cd axolotl-unlearn": "tests/test_wheel.py",
+    "pip install .": "tests/test_wheel.py",
+    "make demo": "research/tests/test_jobs_demo.py",
+    "make test": "tests/each_file.py",
+}
+
+
+def commands() -> list[str]:
+    """Of all bash blocks, a line each, without comments."""
+    text = "\n".join(re.findall(r"```bash\n(.*?)```", README, re.S)).replace("\\\n", " ")
+    lines = [part for line in text.splitlines() for part in line.partition("  #")[0].split("&&")]
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def begins(command: str, known: dict[str, str]) -> str | None:
+    return next((start for start in known if command.startswith(start)), None)
+
+
+def test_every_command_is_run_by_a_test():
+    untested = [
+        command
+        for command in commands()
+        if command not in stock() and not begins(command, SMOKE | ELSEWHERE)
+    ]
+    assert untested == []
+    assert all((ROOT / file).is_file() for file in ELSEWHERE.values())
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """The folder of a reader: a fine-tuned model with its config, and rows of either side."""
+    folder = tmp_path_factory.mktemp("reader")
+    for seed, name in enumerate(("base", "out/finetuned")):
+        tiny_llama(seed=seed, vocabulary=259, max_position_embeddings=512).save_pretrained(
+            folder / name
+        )
+        byte_tokenizer().save_pretrained(folder / name)
+    write(folder / "train.jsonl", TRAIN[:18])
+    write(folder / "test.jsonl", people(100, 40))
+    made = config(folder) | {"output_dir": "out/finetuned", "num_epochs": 1}
+    (folder / "finetune.yml").write_text(yaml.safe_dump(made))
+    for side in ("forget", "retain"):
+        rows = [{"id": f"{side}{i}", "input": "Who?", "output": f"{side} {i}"} for i in range(4)]
+        write(folder / f"{side}.jsonl", rows)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_commands_of_a_reader(home):
+    for command in commands():
+        if (start := begins(command, SMOKE)) and command not in stock():
+            run(command, home, SMOKE[start])
+    assert (home / "requests/2026-001/record.json").is_file()
+    assert (home / "out/unlearned/adapter_model.safetensors").is_file()
