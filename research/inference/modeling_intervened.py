@@ -71,8 +71,12 @@ def intervene(model, tensors):
     return handles
 
 
-class IntervenedForCausalLM(transformers.PreTrainedModel):
+class IntervenedForCausalLM:
     """Loads the model that config.json names, and the interventions beside its weights."""
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class=None):
+        """Asked for by Transformers; a folder is written by `research.inference.folder` alone."""
 
     @classmethod
     def from_pretrained(cls, path, *args, config=None, **options):
@@ -82,5 +86,7 @@ class IntervenedForCausalLM(transformers.PreTrainedModel):
         kind = getattr(transformers, config.architectures[0])
         loaded = kind.from_pretrained(path, *args, config=config, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        intervene(model, load_file(Path(path) / FILE))
+        # Older Transformers ask this class for every later model of this kind, ours or not.
+        if getattr(config, "auto_map", None):
+            intervene(model, load_file(Path(path) / FILE))
         return loaded

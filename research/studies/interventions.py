@@ -31,8 +31,10 @@ from research.inference.modeling_intervened import intervene
 from research.probes.rows import labelled
 
 RESULTS = Path(__file__).parents[1] / "results" / "interventions.json"
-ASKED = 96
-AMOUNTS = (-0.3, 0.3, 1.0, 2.0)
+ASKED = 64
+AMOUNTS = (-0.3, 1.0, 2.0, 6.0)
+#: Directions of a module and steps that they are trained for.
+MRP = ((4, 100), (32, 200))
 
 
 def figures(model: Any, tokenizer: Any, probes: dict[str, Sequence[Probe]], sets: Any) -> dict:
@@ -75,9 +77,9 @@ def main() -> None:
         for amount in AMOUNTS
     }
     for where in ("block", "written"):
-        for k in (2, 8):
+        for k, steps in MRP:
             paths = mrp.places(original, [0, 1], where)
-            made[f"mrp {where} {k}"] = mrp.mrp(original, *rows, paths, k=k, steps=150, rate=0.05)
+            made[f"mrp {where} {k}"] = mrp.mrp(original, *rows, paths, k=k, steps=steps, rate=0.05)
     for name, tensors in made.items():
         handles = intervene(original, tensors)
         found[name] = figures(original, tokenizer, probes, sets)
@@ -85,8 +87,21 @@ def main() -> None:
             handle.remove()
         print(name, found[name], flush=True)
     found["any of these, hook removed"] = figures(original, tokenizer, probes, sets)
+    save(found)
+
+
+def save(found: dict[str, Any]) -> None:
+    """The figures, and a table of them."""
+    rows = [
+        [name, *(f"{row[key]:.2f}" for key in ("forget", "retain", "forget_examples")),
+         "{:.2f} [{:.2f}, {:.2f}]".format(*row["auc"])]
+        for name, row in found.items()
+    ]  # fmt: skip
+    columns = ["model", "forget", "retain", "forget after an example", "AUC of the loss"]
     command = "python -m research.studies.interventions out/demo"
-    write_json(RESULTS, {"command": command, "asked": ASKED, "models": found})
+    table = {"columns": columns, "rows": rows}
+    content = {"command": command, "asked": ASKED, "models": found}
+    write_json(RESULTS, content | {"tables": {"interventions": table}})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from research.worlds.life import LifeSizes, make_life
 RESULTS = Path(__file__).parents[1] / "results" / "path-dependence.json"
 SIZES = LifeSizes(
     stories=6, pii=5, facts_forget=24, facts_retain=18, nonmembers=48, heldout=(1, 1, 1),
-    background=(80, 60, 200), general=20, replay=0, replay_rows=0, base_passes=4,
+    background=(40, 30, 120), general=20, replay=0, replay_rows=0, base_passes=3,
 )  # fmt: skip
 PASSES = 12
 SHOWN = ("task_aggregate", "mia_auc", "utility", "aggregate")
