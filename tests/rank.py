@@ -14,8 +14,8 @@ def no_peers(*_):
     raise AssertionError("Torch not compiled with CUDA enabled")
 
 
+if not torch.cuda.is_available():
+    torch.cuda.can_device_access_peer = no_peers
 if __name__ == "__main__":
-    if not torch.cuda.is_available():
-        torch.cuda.can_device_access_peer = no_peers
     path, sys.argv = sys.argv[1], ["axolotl"]
     do_cli(config=path)

@@ -97,6 +97,31 @@ def test_a_server_without_log_probs_is_measured_by_what_it_says(home, results, t
     assert not any(one.good for one in judgement.values())
 
 
+@pytest.mark.slow
+def test_lm_evals_own_model_of_a_server_gives_the_numbers_of_the_weights(home):  # noqa: F811
+    """``lm_eval --model local-completions``: the whole group as by ``--model hf``."""
+    pytest.importorskip("tenacity", reason="the extra `served`: lm_eval[api]")
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    from axolotl_unlearn.evaluation.tasks import task_folder
+
+    path = str(home / "original")
+    metadata = {"data_dir": str(home / "data"), "min_members": 1, "tokenizer": path}
+    manager = TaskManager(include_path=str(task_folder()), metadata=metadata)
+    shared = {"tasks": ["semeval_unlearn"], "task_manager": manager, "bootstrap_iters": 0}
+    local = simple_evaluate("hf", {"pretrained": path, "device": "cpu"}, limit=4, **shared)
+    with serving(str(TESTS / "logprob_server.py"), path, "PORT") as url:
+        given = {"model": "tiny", "base_url": f"{url}/completions", "num_concurrent": 2}
+        given |= {"tokenizer": path, "tokenizer_backend": "huggingface"}
+        given["tokenized_requests"] = False
+        found = simple_evaluate("local-completions", given, limit=4, **shared)
+    for task, numbers in local["results"].items():
+        known = {name: x for name, x in numbers.items() if isinstance(x, float)}
+        own = {name: found["results"][task][name] for name in known}
+        assert own == pytest.approx(known, abs=1e-4, nan_ok=True), task
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1#a"])
 def test_nobody_there_is_one_sentence(url, monkeypatch):
     monkeypatch.setattr(served, "TRIES", 2)

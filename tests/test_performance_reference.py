@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 
 import kills
@@ -540,3 +541,30 @@ def test_a_teacher_of_another_tokenizer_is_refused(tmp_path):
         require_same_tokenizer(str(tmp_path / "other"), ours)
     with pytest.raises(UnlearnError, match="has no tokenizer"):
         require_same_tokenizer(str(tmp_path), ours)
+
+
+def test_a_teacher_is_whole_in_every_process_where_the_policy_is_in_parts(tmp_path, monkeypatch):
+    """FSDP's loading of the policy by the first process alone left a teacher empty in the others
+    (weights on no device), and it was sent to where the policy was: nowhere."""
+    from torch import distributed as dist
+
+    from axolotl_unlearn.reference.teacher import TeacherModel
+
+    tiny_llama(seed=2).save_pretrained(tmp_path / "teacher")
+    for name, value in {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+                        "LOCAL_RANK": "1", "RANK": "0"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        policy = tiny_llama(seed=1).to("meta")
+        teacher = TeacherModel(str(tmp_path / "teacher"))
+        teacher.device = torch.device("cpu")
+        with teacher.opened(policy) as model:
+            assert {p.device.type for p in model.parameters()} == {"cpu"}
+            expected = dict(tiny_llama(seed=2).named_parameters())
+            for name, parameter in model.named_parameters():
+                assert torch.equal(parameter, expected[name]), name
+        assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "true"
+    finally:
+        dist.destroy_process_group()
