@@ -161,7 +161,7 @@ def test_continuations_equal_one_forward_each(blank, tokenizer):
 def test_probability_is_normalised_over_options(blank, tokenizer):
     """p_i = exp(mean log-prob of option i); share = p_0 / sum p."""
     item = Item("x", "Where is it?", ("Rome",), ("Paris in France", "Oslo"))
-    result = score_generic(blank, tokenizer, [item], generate=False)
+    (row,) = score_generic(blank, tokenizer, [item])
     p = []
     for option in item.options:
         head = tokenizer("Where is it?")["input_ids"]
@@ -169,45 +169,23 @@ def test_probability_is_normalised_over_options(blank, tokenizer):
         logits = blank(torch.tensor([head + tail])).logits[0].detach().double().log_softmax(-1)
         logps = [float(logits[len(head) + i - 1, t]) for i, t in enumerate(tail)]
         p.append(np.exp(np.mean(logps)))
-    row = result["items"][0]
     assert row["probability"] == pytest.approx(p[0] / sum(p), abs=1e-5)
     assert row["option"] == float(p[0] > max(p[1:]))
-    assert result["generation"] is None and "generation" not in result["intervals"]
 
 
 def test_a_model_knows_what_it_was_taught(taught, blank, tokenizer, items):
-    result = score_generic(taught, tokenizer, items, batch_size=5, with_text=True)
+    result = summary(score_generic(taught, tokenizer, items, batch_size=5))
     known = result["items"][:6]
     assert all(row["generation"] == row["option"] == 1 for row in known)
     assert all(row["probability"] > 0.8 for row in known)
-    assert result["items"][0]["generated"].strip() == items[0].answers[0]
     assert result["by_category"]["capital"]["n"] == 12
     low, high = result["intervals"]["generation"]
     assert low <= result["generation"] <= high
     json.dumps(result)
 
-    lost = drop(result, score_generic(blank, tokenizer, items, batch_size=5))
+    lost = drop(result, summary(score_generic(blank, tokenizer, items, batch_size=5)))
     assert lost["generation"]["value"] >= 0.5 and lost["generation"]["low"] > 0
     assert set(lost) == {"generation", "option", "probability"}
-    assert "generated" not in score_generic(taught, tokenizer, items[:1])["items"][0]
-
-
-def test_template_shapes_prompt_and_options(taught, tokenizer, items):
-    """Another form of the question changes the answers; the same form in words does not."""
-    asked = score_generic(taught, tokenizer, items[:6])
-    same = score_generic(
-        taught, tokenizer, items[:6], options=DataArgs(template="{input} {output}")
-    )
-    assert [r["probability"] for r in same["items"]] == pytest.approx(
-        [r["probability"] for r in asked["items"]], abs=1e-6
-    )
-    other = score_generic(
-        taught,
-        tokenizer,
-        items[:6],
-        options=DataArgs(template="Question: {input}\nAnswer: {output}"),
-    )
-    assert other["probability"] != pytest.approx(asked["probability"], abs=1e-3)
 
 
 def test_drop_by_hand():

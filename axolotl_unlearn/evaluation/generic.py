@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.continuations import continuation_logps
@@ -167,16 +166,9 @@ def is_correct(generated: str, item: Item) -> bool:
 
 
 def score_generic(
-    model: Any,
-    tokenizer: Any,
-    items: Sequence[Item] | None = None,
-    *,
-    options: DataArgs | None = None,
-    batch_size: int = 32,
-    generate: bool = True,
-    with_text: bool = False,
-) -> dict[str, Any]:
-    """Ask every question, freely and with options.
+    model: Any, tokenizer: Any, items: Sequence[Item], batch_size: int = 32
+) -> list[dict[str, Any]]:
+    """Ask every question as it stands, freely and with options; one result a question.
 
     Four options: the option with the highest mean log-prob a token is the answer given;
     ``probability`` is that of the right one, ``p ** (1 / n)`` normalised over the options (TOFU,
@@ -184,25 +176,18 @@ def score_generic(
 
     Args:
         model: Causal language model in evaluation mode.
-        items: Default: `builtin_items`.
-        options: How a question becomes a prompt (``template``, ``chat_template``, ``join``);
-            default: the raw question, as in the forget set.
         batch_size: Prompts that are generated from at once.
-        generate: Leave False to save time; then ``generation`` is None.
-        with_text: Keep what was generated.
-
-    Returns:
-        ``n``; for each of ``generation``, ``option``, ``probability`` its mean (None if not
-        measured) and ``intervals``; ``by_category`` means; ``items`` with one result a question.
     """
-    items = builtin_items() if items is None else list(items)
-    if not items:
-        raise UnlearnError("there are no questions to ask; give at least one.")
-    options = options or DataArgs()
+    from axolotl_unlearn.evaluation.generate import generate_greedily
+
     pairs = [(item.question, option) for item in items for option in item.options]
-    logps = iter(continuation_logps(model, tokenizer, pairs, options=options))
+    logps = iter(continuation_logps(model, tokenizer, pairs))
+    asked = [item.question for item in items]
+    said = generate_greedily(
+        model, tokenizer, asked, max_new_tokens=MAX_NEW_TOKENS, batch_size=batch_size
+    )
     rows: list[dict[str, Any]] = []
-    for item in items:
+    for item, answer in zip(items, said, strict=True):
         means = np.array([next(logps).mean() for _ in item.options])
         share = np.exp(means - means.max())
         rows.append(
@@ -211,51 +196,28 @@ def score_generic(
                 "category": item.category,
                 "option": float(means[0] > means[1:].max()),
                 "probability": float(share[0] / share.sum()),
-                "generation": None,
+                "generation": float(is_correct(answer.text, item)),
             }
         )
-    if generate:
-        for row, item, text in zip(
-            rows, items, _generate(model, tokenizer, items, options, batch_size), strict=True
-        ):
-            row["generation"] = float(is_correct(text, item))
-            if with_text:
-                row["generated"] = text
-    return summary(rows)
-
-
-def _generate(
-    model: Any, tokenizer: Any, items: Sequence[Item], options: DataArgs, batch_size: int
-) -> list[str]:
-    from axolotl_unlearn.data.encode import Encoder
-    from axolotl_unlearn.data.records import Record
-    from axolotl_unlearn.evaluation.generate import generate_greedily
-
-    shape = options.model_copy(update={"eos": False})
-    encoder = Encoder(tokenizer, shape, max_length=2**31)
-    prompts = [encoder.texts(Record(i.id, i.question, i.answers[0]))[0] for i in items]
-    results = generate_greedily(
-        model, tokenizer, prompts, max_new_tokens=MAX_NEW_TOKENS, batch_size=batch_size
-    )
-    return [result.text for result in results]
+    return rows
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means and intervals of per-question results (see `score_generic`)."""
+    """Of the results of `score_generic`.
+
+    Returns:
+        ``n``; the mean of each of `MEASURES`, and ``intervals``; ``by_category`` means; ``items``.
+    """
     report: dict[str, Any] = {"n": len(rows), "intervals": {}, "by_category": {}}
+    ids = [row["id"] for row in rows]
     for measure in MEASURES:
         values = [row[measure] for row in rows]
-        report[measure] = None
-        if all(value is not None for value in values):
-            report[measure] = float(np.mean(values))
-            ids = [row["id"] for row in rows]
-            report["intervals"][measure] = list(mean_interval(Mean(values, ids)))
+        report[measure] = float(np.mean(values))
+        report["intervals"][measure] = list(mean_interval(Mean(values, ids)))
     for category in sorted({row["category"] for row in rows} - {""}):
         group = [row for row in rows if row["category"] == category]
         report["by_category"][category] = {"n": len(group)} | {
-            measure: float(np.mean([row[measure] for row in group]))
-            for measure in MEASURES
-            if report[measure] is not None
+            measure: float(np.mean([row[measure] for row in group])) for measure in MEASURES
         }
     report["items"] = [dict(row) for row in rows]
     return report
@@ -265,7 +227,7 @@ def drop(original: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, dic
     """How much lower a model scores than the original, over the questions both were asked.
 
     Args:
-        original, model: Results of `score_generic`.
+        original, model: As `summary` gives them.
 
     Returns:
         For each measure ``value`` (positive: lost), ``low``, ``high`` and ``p`` of the paired
@@ -282,8 +244,6 @@ def drop(original: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, dic
     found = {}
     for measure in MEASURES:
         values = [[rows[i][measure] for i in ids] for rows in (before, after)]
-        if any(value is None for side in values for value in side):
-            continue
         gap = paired_difference(Mean(values[0], ids), Mean(values[1], ids))
         found[measure] = {"value": gap.value, "low": gap.low, "high": gap.high, "p": gap.p}
     return found

@@ -310,7 +310,7 @@ def ask(model, tokenizer, questions, settings, workers, bars, name) -> dict[str,
     from axolotl_unlearn.evaluation.generic import score_generic, summary
 
     def answers(part) -> list[dict[str, Any]]:
-        return score_generic(model, tokenizer, part, batch_size=settings.batch_size)["items"]
+        return score_generic(model, tokenizer, part, settings.batch_size)
 
     with bars.bar(f"{name}: generic", len(questions)):
         return summary(workers.map(answers, questions))
