@@ -94,7 +94,7 @@ def full(tmp_path_factory):
 
 
 WITHDRAWN = {
-    "copy": "its weights are those of the model",
+    "copy": "its weights are those of one",
     "eight-bits.gguf": "tensors are those of one",
     "merge": "mergekit_config.yml names one",
     "named.gguf": "general.base_model.0.name",
@@ -118,7 +118,7 @@ def test_the_command(full):
     assert done.exit_code == 3, done.output
     assert len(json.loads(done.stdout)["withdraw"]) == len(WITHDRAWN)
     words[-1] = str(full / "models" / "deployed")
-    assert "no models to withdraw" in CliRunner().invoke(unlearn, words).output
+    assert "to withdraw: 0" in CliRunner().invoke(unlearn, words).output
     with pytest.raises(UnlearnError, match="nowhere does not exist"):
         derived(full / "requests/1", [full / "nowhere"])
 

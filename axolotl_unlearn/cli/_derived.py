@@ -34,8 +34,6 @@ def command(folder: Path, places: tuple[Path, ...]) -> None:
     answer(withdraw=[vars(one) for one in found])
     for one in found:
         click.echo(f"withdraw  {decimal(one.bytes):>9}  {shown(one.path)}: {one.why}")
-    click.echo(
-        f"{len(found) or 'no'} models to withdraw; what names and shares nothing is not found"
-    )
+    click.echo(f"to withdraw: {len(found)}; what names and shares nothing is not found")
     if found:
         raise SystemExit(3)

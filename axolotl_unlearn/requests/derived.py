@@ -135,7 +135,7 @@ def _digest(model: Path) -> str:
 def _why(model: Path, digest: str, known: _Known, root: Path) -> str:
     """How a model is known; empty where it is not."""
     if digest in known.digests:
-        return "its weights are those of the model"
+        return "its weights are those of one"
     near = model if model.is_dir() else model.parent
     inside = model.name == "merged" or model.name.startswith("checkpoint-")
     if inside and model.parent.resolve() in known.paths:

@@ -186,8 +186,8 @@ def verify(path: Path, model: str | None = None, public_key: Path | None = None)
             raise UnlearnError(f"{path}: {name} is not the page of the record.")
     said = [
         f"archive: all {len(files)} files as written",
-        f"record: of request {predicate['request']['id']}, as its {len(entries)} entries of the "
-        f"ledger know it; {len(bound)} pages as recorded",
+        f"record: of request {predicate['request']['id']}, as the ledger knows it; "
+        f"{len(bound)} pages as recorded",
         f"received {handling['received']}, due {handling['due']}, done {handling['done']}"
         + (", late" if handling["late"] else ""),
         "model: not compared; give `--model`" if model is None else _model(model, statement),
