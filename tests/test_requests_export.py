@@ -65,6 +65,18 @@ def test_of_a_subject_it_has_no_other(folder, tmp_path):
         export(folder, tmp_path / "t.zip", Handling(), "T-19")
 
 
+def test_a_size_that_the_archive_does_not_hold(folder, tmp_path):
+    """Each number of an entry's head, one after the other; EOFError came out of one."""
+    path = tmp_path / "a.zip"
+    export(folder, path, GIVEN)
+    raw = path.read_bytes()
+    start = raw.index(b"PK\x01\x02")  # of the directory
+    for place in range(start, start + 46):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 0x81]) + raw[place + 1 :])
+        with pytest.raises(UnlearnError):
+            verify(path)
+
+
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_byte_changed_is_found(folder, tmp_path, data):
