@@ -403,7 +403,15 @@ class LevelArgs(Strict):
         description="file of rows of the same kinds that the model never saw; not the ones that "
         "judge it later"
     )
-    every: int = Field(30, gt=0, description="steps between two looks at all rows")
+    every: int | None = Field(
+        None, gt=0, description="steps between two looks; default: a fifth of the run, at most 30"
+    )
+    rows: int = Field(
+        100,
+        gt=0,
+        description="rows of each kind and task that a look scores on either side, at most; with "
+        "per_document all",
+    )
     gain: float = Field(
         0.25, ge=0, le=1, description="share of the remaining gap by which targets are moved"
     )
@@ -423,6 +431,9 @@ class LevelArgs(Strict):
         1, ge=0, le=1, description="share of the retained rows that may no longer be said in full"
     )
     patience: int = Field(2, gt=0, description="looks in a row that must be within all three")
+    stale: int = Field(
+        4, gt=0, description="looks in a row without a better state that end the run as well"
+    )
     per_document: bool = Field(
         False,
         description="for few documents: end only when none of them is told by itself, and take an "

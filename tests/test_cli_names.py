@@ -47,9 +47,9 @@ def test_an_inited_config_is_ready(home, tmp_path, kind):
     assert "$" not in out.read_text() and str(out) in out.read_text()
     checked = run("check", out, *(["--full"] if kind == "match" else []))
     assert checked.exit_code == 0 and "ready" in checked.output, checked.output
-    if kind == "match":  # 5 passes of 1 step: 4 forget rows, 8 beside them; 2 looks at 3 x 4 rows
+    if kind == "match":  # 5 passes of 1 step: 4 forget rows, 8 beside them; 6 looks at 3 x 4 rows
         assert (
-            "cost: up to 60 rows read with gradient, and 24 without in 2 looks at 12 rows; 8 rows "
+            "cost: up to 60 rows read with gradient, and 72 without in 6 looks at 12 rows; 8 rows "
             "asked" in checked.output
         )
     again = run("init", "--base-model", "m", "--forget", out, "--retain", out, "--out", out)

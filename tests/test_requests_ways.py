@@ -288,6 +288,9 @@ def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
     said = CliRunner().invoke(unlearn, ["request", "plan", str(made.folder)]).output
     assert "retrain   not open" in said and "auto      match" in said
     assert "memory" in said and "memory 0" not in said
+    # Retraining that reads so many rows would take as long as the teacher and the run together.
+    assert "less than retraining from" in said
+    assert costs["match"]["pays_from"] > costs["match"]["reads"]  # a second start, too
 
 
 def test_the_line_through_measured_trainings():

@@ -13,9 +13,11 @@ import torch
 import yaml
 from axolotl.utils.dict import DictDefault
 from conftest import count
+from datasets import Dataset
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from axolotl_unlearn.config import LevelArgs
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.training import level
 from axolotl_unlearn.training.level import learned_auc
@@ -67,6 +69,31 @@ def test_it_stops_when_the_strongest_attack_cannot_tell_twice_in_a_row():
     assert [stop for _, stop in verdicts] == [False] * 5 + [True]
     assert [better for better, _ in verdicts] == [True, True, True, False, True, True]
     assert rule.best_step == 50 and rule.history[1]["min_k"] == 0.75
+
+
+def test_it_ends_when_nothing_better_comes():
+    """Retained rows are kept and the attack is within two margins at step 20, then it drifts."""
+    drift = [(0, 1.0, 0.2), (10, 0.75, 0.2), (20, 0.58, 0.2), (30, 0.59, 0.2), (40, 0.6, 0.25)]
+
+    def stops(**how):
+        rule = Stopping(stale=2, **how)
+        return [rule.see(step, {"loss": auc}, nll)[1] for step, auc, nll in drift]
+
+    assert stops() == [False] * 4 + [True]
+    assert stops(margin=0.03) == [False] * 5  # .08 off: not good enough to end with
+    rule = Stopping(stale=2)
+    rule.see(0, {"loss": 1.0}, 0.2)
+    lost = [rule.see(step, {"loss": 0.5}, 0.5) for step in (10, 20, 30, 40)]
+    assert lost == [(False, False)] * 4  # the best state is the start, which knows everything
+
+
+def test_a_look_scores_some_rows_of_each_kind_and_task():
+    rows = Dataset.from_dict({"kind": [0] * 10 + [1] * 3, "task": [1] * 6 + [2] * 7})
+    args = LevelArgs(heldout="h", rows=3)
+    assert level._drawn(rows, range(13), args) == [0, 2, 4, 6, 8, 10, 11, 12]
+    assert level._drawn(rows, [1, 2, 12], args) == [1, 2, 12]
+    args = LevelArgs(heldout="h", rows=3, per_document=True)  # none may be told by itself
+    assert level._drawn(rows, range(13), args) == list(range(13))
 
 
 def test_the_learned_attack_sees_what_label_log_probs_do_not(monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -184,12 +185,14 @@ def plan(cfg: dict[str, Any], args: UnlearnArgs, rows: dict[str, int]) -> dict[s
 
 def looks(args: UnlearnArgs, rows: dict[str, int], steps: int) -> dict[str, int]:
     """What `unlearn.level` reads beside the steps: at most, since the run may end by itself."""
-    from axolotl_unlearn.training.level import RETAIN_ROWS
+    from axolotl_unlearn.training.level import RETAIN_ROWS, looks_every
 
-    heldout = len(read_records(args.level.heldout, args.data.fields, kind=args.data.default_kind))
+    unseen = read_records(args.level.heldout, args.data.fields, kind=args.data.default_kind)
+    most = len(unseen) if args.level.per_document else args.level.rows
+    heldout = sum(min(n, most) for n in Counter((r.kind, r.task) for r in unseen).values())
     kept = -(-rows["retain"] // max(1, rows["retain"] // RETAIN_ROWS)) * args.level.stop
     return {
-        "looks": 1 + math.ceil(steps / args.level.every),
+        "looks": 1 + math.ceil(steps / (args.level.every or looks_every(steps))),
         "rows_of_a_look": rows["forget"] + heldout + kept,
         "rows_asked_before": rows["forget"] + heldout,
     }

@@ -39,6 +39,10 @@ def plan(folder: Path, limit_minutes: float | None) -> None:
             continue
         memory = decimal(cost.bytes) if cost.bytes else "unknown"
         click.echo(f"{cost.way:8}  {cost.seconds:.0f} s ({cost.by}), memory {memory}; {cost.shows}")
+        if cost.pays_from:
+            click.echo(
+                f"{'':8}  less than retraining from {cost.pays_from:,} rows read in training"
+            )
         if cost.measuring:
             click.echo(f"{'':8}  and {cost.measuring:.0f} s of tests, as in the last request")
     click.echo(f"auto      {taken}")

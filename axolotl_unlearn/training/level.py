@@ -11,7 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
@@ -53,8 +53,8 @@ from axolotl_unlearn.training.stopping import (
 LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: Retained rows that are scored at a watch.
-RETAIN_ROWS = 200
+#: Retained rows that are scored at a watch, and the most steps between two watches.
+RETAIN_ROWS, EVERY = 100, 30
 #: Rows of a side that the learned attack sees at a watch, at most.
 LEARNED_ROWS = 1000
 #: Rows in a forward that takes their hidden states.
@@ -99,6 +99,28 @@ def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
     """Rows of a file (held-out ones, twins), encoded as forget rows are."""
     strategy = load_strategy("forget", tokenizer, cfg, {"path": path})
     return strategy.wrap_dataset(None)
+
+
+def heldout_rows(args: LevelArgs, tokenizer: Any, cfg: Any) -> Dataset:
+    """The held-out rows that looks score."""
+    rows = forget_rows(args.heldout, tokenizer, cfg)
+    return rows.select(_drawn(rows, range(len(rows)), args))
+
+
+def _drawn(rows: Dataset, chosen: Iterable[int], args: LevelArgs) -> list[int]:
+    """Of these rows at most `unlearn.level.rows` of each kind and task, evenly; with
+    ``per_document`` all, for each has to be looked at."""
+    groups = defaultdict(list)
+    kinds, tasks = rows["kind"][:], rows["task"][:]
+    for row in map(int, chosen):
+        groups[kinds[row], tasks[row]].append(row)
+    most = len(rows) if args.per_document else args.rows
+    return sorted(i for group in groups.values() for i in group[:: -(-len(group) // most)])
+
+
+def looks_every(steps: int) -> int:
+    """Steps between two looks of a run of ``steps``: five looks, or more."""
+    return max(1, min(EVERY, steps // 5))
 
 
 def refuse_unmatched(matches: Sequence[Entry], rows: Dataset) -> None:
@@ -246,13 +268,15 @@ def level_callback(
         crowds: What `alike` and its kin compare with, by what they see, if there are such entries.
     """
     roles = np.asarray(rows["role"][:])
-    forget = [rows[int(i)] for i in np.flatnonzero(roles == ROLES["forget"])]
+    forget = [rows[i] for i in _drawn(rows, np.flatnonzero(roles == ROLES["forget"]), args)]
     retain = _meant_by(trained, rows)
     retain = np.flatnonzero(retain if retain.any() else roles == ROLES["retain"])
     step = max(1, len(retain) // RETAIN_ROWS)
     unseen = [heldout[i] for i in range(len(heldout))]
     kept = [rows[int(i)] for i in retain[::step]]
-    rule = Stopping(args.margin, args.retain, args.patience, args.said, *_kept(kept, kept_by))
+    rule = Stopping(
+        args.margin, args.retain, args.patience, args.said, *_kept(kept, kept_by), stale=args.stale
+    )
     stopping = rule if args.stop else None
     return LevelCallback(
         ScoredRows(forget, tokenizer),
@@ -270,7 +294,7 @@ def level_callback(
         certainty=args.certainty,
         order_only=order_only,
         rest=[_rest(row, instead) for row in unseen] if args.certainty else None,
-        crowds=crowds,
+        crowds=crowds or {},
     )
 
 
@@ -353,6 +377,7 @@ def agreed(mine: T) -> T:
     return found[0]
 
 
+@dataclass(eq=False)
 class LevelCallback(TrainerCallback):
     """Fits, watches, corrects, stops, and brings the best state back.
 
@@ -360,7 +385,7 @@ class LevelCallback(TrainerCallback):
         forget, heldout, retain: Rows to watch.
         teacher: Label log-probs of the teacher, for ``(forget, heldout)``.
         level: What `CalibratedReference` reads.
-        every: Steps between two watches.
+        every: Steps between two watches; None as in `looks_every`.
         settle: Share of the steps before targets are corrected, crowds are shown anything and
             the run may end.
         stopping: The rule; None trains to the last step and keeps it.
@@ -376,35 +401,29 @@ class LevelCallback(TrainerCallback):
             unchanged words): it tells which tokens are harder than others, and no level.
     """
 
-    def __init__(
-        self,
-        forget: ScoredRows,
-        heldout: ScoredRows,
-        retain: ScoredRows,
-        teacher: tuple[Sequence[Tensor], Sequence[Tensor]],
-        level: Level,
-        *,
-        every: int,
-        settle: float = 0.25,
-        stopping: Stopping | None = None,
-        out: Path | None = None,
-        log: Callable[[dict[str, float]], None] = lambda _: None,
-        per_document: bool = False,
-        minutes: float | None = None,
-        certainty: bool = False,
-        order_only: bool = False,
-        rest: Sequence[Tensor | None] | None = None,
-        crowds: Mapping[str, HeldoutDistribution] | None = None,
-    ) -> None:
-        self.crowds = crowds or {}
-        self.certainty, self.order_only, self.rest = certainty, order_only, rest
-        self.per_document, self.minutes, self.began = per_document, minutes, 0.0
-        self.forget, self.heldout, self.retain, self.teacher = forget, heldout, retain, teacher
-        self.level, self.every, self.settle = level, every, settle
-        self.stopping, self.out, self.log = stopping, out, log
-        self.kept: dict[str, Tensor] = {}
-        self.judged = judged(forget)
-        lacking = {g for g in forget.groups if g not in set(heldout.groups)}
+    forget: ScoredRows
+    heldout: ScoredRows
+    retain: ScoredRows
+    teacher: tuple[Sequence[Tensor], Sequence[Tensor]]
+    level: Level
+    _: KW_ONLY
+    every: int | None
+    settle: float = 0.25
+    stopping: Stopping | None = None
+    out: Path | None = None
+    log: Callable[[dict[str, float]], None] = lambda _: None
+    per_document: bool = False
+    minutes: float | None = None
+    certainty: bool = False
+    order_only: bool = False
+    rest: Sequence[Tensor | None] | None = None
+    crowds: Mapping[str, HeldoutDistribution] = field(default_factory=dict)
+    began: float = field(default=0.0, init=False)
+    kept: dict[str, Tensor] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.judged = judged(self.forget)
+        lacking = {g for g in self.forget.groups if g not in set(self.heldout.groups)}
         if lacking:
             raise UnlearnError(
                 f"`unlearn.level.heldout` has no {_named(lacking)}, but forget rows are: "
@@ -561,7 +580,7 @@ class LevelCallback(TrainerCallback):
         step = state.global_step
         late = self.minutes and agreed(time.monotonic() - self.began > 60 * self.minutes)
         last = step >= state.max_steps or late
-        if step % self.every and not last:
+        if step % (self.every or looks_every(state.max_steps)) and not last:
             return control
         was_training = model.training
         model.eval()
@@ -575,7 +594,12 @@ class LevelCallback(TrainerCallback):
                 if p.requires_grad
             }
         if stop and settled and not last:
-            LOG.info("step %d: no attack tells forget documents from held-out ones; done.", step)
+            why = (
+                "nothing better came"
+                if self.stopping.stalled
+                else "no attack tells forget documents"
+            )
+            LOG.info("step %d: %s; done.", step, why)
             control.should_training_stop = True
         if late:
             LOG.info("step %d: the time is up (%g minutes).", step, self.minutes)

@@ -69,6 +69,8 @@ class Stopping:
         tolerance: How far the mean loss of retained rows may lie above ``start``, nats.
         said: Share of the retained rows that may no longer come out word by word.
         patience: Watches in a row that must be within both.
+        stale: Watches in a row after the best state that end the run, once nobody is told in it and
+            the strongest attack is within two margins: what comes later drifts.
         start, said_at_start: Loss and share of the model that is to be kept on retained rows; the
             first watch unless given.
     """
@@ -83,7 +85,9 @@ class Stopping:
     best_step: int | None = None
     closest: tuple[float, int] = (float("inf"), 0)
     history: list[dict[str, float]] = field(default_factory=list)
+    stale: int = 4
     _within: int = 0
+    _worse: int = 0
 
     def fault(self) -> str | None:
         """Why the best state is still told though another is hardly, or None."""
@@ -133,10 +137,18 @@ class Stopping:
             | ({"expected": dict(expected)} if expected else {})
         )
         better = (lost, told, strongest) < self.best
+        self._worse = 0 if better else self._worse + 1
         if better:
             self.best, self.best_step = (lost, told, strongest), step
         if step:
             self.closest = min(self.closest, (strongest, step))
         within = strongest <= max(self.margin, error) and not lost and not told
         self._within = self._within + 1 if within else 0
-        return better, self._within >= self.patience
+        return better, self._within >= self.patience or self.stalled
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the run may end with what it has."""
+        lost, told, strongest = self.best
+        enough = not lost and not told and strongest <= 2 * self.margin
+        return self._worse >= self.stale and enough

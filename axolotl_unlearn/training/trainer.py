@@ -190,10 +190,11 @@ class UnlearnTrainer(GradientSteps):
             self.add_callback(_AskSharded(self))
         self.extensions = [kind.of(self) for kind in self.extension_types]
         if self.level is not None:
-            from axolotl_unlearn.training.level import forget_rows
+            from axolotl_unlearn.training.level import heldout_rows
 
-            path = self.unlearn_args.level.heldout
-            self.heldout = forget_rows(path, self.processing_class, self.axolotl_cfg)
+            self.heldout = heldout_rows(
+                self.unlearn_args.level, self.processing_class, self.axolotl_cfg
+            )
         self._precompute_all()
         if self.level is not None:
             self.level_watch = self._watch_level()

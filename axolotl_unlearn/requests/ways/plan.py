@@ -24,6 +24,8 @@ from axolotl_unlearn.requests.ways import EXACT, WAYS, retrain, shards
 #: Forward and backward of a row take three forwards; `match` reads two retained rows beside each
 #: row to forget, and each of the three runs through a reference too.
 MATCH_ROWS, MATCH_FORWARDS = 3, 4 / 3
+#: Retained rows that a look scores (`training.level`).
+LOOKED = 100
 #: Seconds of the start of a training where none was measured; share of the speed of a large
 #: product that a training reaches; tokens of a row.
 START, EFFICIENCY, TOKENS = 15.0, 0.3, 256
@@ -43,6 +45,7 @@ class Cost:
             it, if an earlier request took this way.
         bytes: Of memory, at least; None where the model's files are not here.
         reads: Rows read, each pass counted.
+        pays_from: Of match: rows read, each pass counted, from which retraining takes longer.
         closed: Why it is not open to the request; then nothing else is known.
     """
 
@@ -53,6 +56,7 @@ class Cost:
     measuring: float | None = None
     bytes: int | None = None
     reads: float | None = None
+    pays_from: int | None = None
     closed: str = ""
 
 
@@ -171,14 +175,16 @@ def _cost(way: str, request: Request, folder: Path | None, line: Line) -> Cost:
         for record in _records(request)
         if record.get("way", {"way": "match"})["way"] == way and record["seconds"].get("measure")
     ]
+    seconds = line.seconds(reads)
     return Cost(
         way,
         SHOWS[way],
-        round(line.seconds(reads), 1),
+        round(seconds, 1),
         line.by,
         measured[-1] if measured else None,
         _memory(way, request),
         sum(reads),
+        round((seconds - line.start) / line.each) if way == "match" else None,
     )
 
 
@@ -194,7 +200,11 @@ def _reads(way: str, request: Request, folder: Path | None) -> list[float]:
         return [shards.reads(found.facts, step) * each for step in found.again] or [0.0]
     config = read_config(request.path("forget.yml"))
     rows = config["max_steps"] * config["micro_batch_size"]
-    return [_taught(request), rows * MATCH_ROWS * MATCH_FORWARDS]
+    looked = 0.0
+    if level := config["unlearn"].get("level"):  # a forward of all rows that a look scores
+        each = counts["forget"] + counts["heldout"] + min(counts["retain"], LOOKED)
+        looked = each * (1 + config["max_steps"] / level["every"]) / 3
+    return [_taught(request), rows * MATCH_ROWS * MATCH_FORWARDS + looked]
 
 
 def _taught(request: Request) -> float:
