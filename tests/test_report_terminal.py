@@ -33,7 +33,7 @@ def test_every_number_of_the_results_is_in_the_table():
     results = make_results()
     lines = printed(results).splitlines()
     for model in results["models"]:
-        line = next(line for line in lines if line.startswith(f"  {model['name']} "))
+        line = next(line for line in lines if line.startswith(f" {model['name']} "))
         for metric in ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility"):
             assert f" {model[metric]:.2f} " in line
     text = " ".join(printed(results).split())
@@ -42,7 +42,8 @@ def test_every_number_of_the_results_is_in_the_table():
 
 
 def test_nothing_is_cut_at_80_columns():
-    """Every score, and intervals as .xx-.yy, even with all intervals and a long name."""
+    """Every score, every interval and every reading, even with all intervals and a long name: with
+    ends of four characters readings were cut to "over-fo"."""
     results = make_results()
     results["models"][1]["name"] = "npo-over-beta-0.03"
     for model in results["models"]:
@@ -51,6 +52,8 @@ def test_nothing_is_cut_at_80_columns():
     text = printed(results, width=80)
     assert "\u2026" not in text and text.count("0.12-1.00") == 18
     assert all(f"{model['utility']:.2f}" in text for model in results["models"])
+    for words in ("original ", "retrained ", "over-forgets ", "under-forgets ", "unlearning "):
+        assert words in text, words
 
 
 def test_flags_are_red_and_the_best_row_is_bold():
@@ -64,7 +67,7 @@ def test_flags_are_red_and_the_best_row_is_bold():
 def test_over_and_under_forgetting_are_named():
     lines = printed(make_results()).splitlines()
     for name, word in (("over", "over-forgets"), ("under", "under-forgets"), ("merged", "good")):
-        assert word in next(line for line in lines if line.startswith(f"  {name} "))
+        assert word in next(line for line in lines if line.startswith(f" {name} "))
 
 
 def test_what_speaks_against_each_candidate_stands_below_the_table():

@@ -52,6 +52,7 @@ def table(
         title=Text(answer.sentence, style=f"bold {color}"),
         title_justify="left",
         box=box.SIMPLE_HEAD,
+        padding=0,
         caption=caption(results),
         caption_justify="left",
     )
