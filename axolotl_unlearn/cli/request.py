@@ -124,7 +124,7 @@ def new(
     )
     click.echo(
         f"{out}: {counted(counts['forget'], 'row')} to forget, {counts['retain']} of "
-        f"{counts['trained'] - counts['forget']} others to keep by heart, {counts['heldout']} "
+        f"{counts['trained'] - counts['forget']} others to keep verbatim, {counts['heldout']} "
         f"held-out rows set the level and {counts['judge']} judge."
     )
     if others := facts["chosen"]["other_forms"]:
