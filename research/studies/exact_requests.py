@@ -135,27 +135,33 @@ def equal(out: Path, count: int, of: int) -> dict[str, Any]:
     people = list(dict.fromkeys(row["id"] for row in rows))[:of]
     rows = [row for row in rows if row["id"] in people]
     write_lines(out / "data" / "some.jsonl", rows)
-    rng, key = random.Random("drawn requests"), b"k" * 32
+    key = b"k" * 32
     sharding = shards.Sharding(4, 2, "id")
     few = {"num_epochs": 1}
     path = config(out, "all", out / "data" / "some.jsonl", **few)
     folder = out / "shards"
     if not (folder / shards.FACTS).is_file() or not shards.load(folder).get("model"):
         shards.train_shards(path, folder, sharding, key=key, threads=2, console=QUIET)
-    drawn = []
-    for number in range(count):
-        gone = rng.sample(people, rng.randint(1, MOST))
+    done = out / "equal.json"
+    drawn: list[dict[str, Any]] = []
+    if done.is_file():
+        drawn = json.loads(done.read_text())["requests"]
+    for number, gone in enumerate(draws(people, count)):
+        if any(one["number"] == number for one in drawn):
+            continue
         kept = out / "data" / f"without-{number}.jsonl"
         write_lines(kept, [row for row in rows if row["id"] not in gone])
         wanted = Wanted(where=[("id", one) for one in gone])
         place = out / f"request-{number}" / "r"
-        shutil.rmtree(place.parent, ignore_errors=True)
+        without = out / f"shards-{number}"
+        names = (f"without-{number}", f"prepared/without-{number}")
+        used = [place.parent, without, *(out / name for name in names)]
+        for path_used in used:  # of a run that was stopped; prepared rows of it are stale
+            shutil.rmtree(path_used, ignore_errors=True)
         request = new_request(path, place, wanted, Options(model=folder / "model")).request
-        one: dict[str, Any] = {"people": len(gone)}
+        one: dict[str, Any] = {"number": number, "people": gone}
         found, _, _ = by_way(request, "shards")
         one["steps"] = len(request.way["again"])
-        without = out / f"shards-{number}"
-        shutil.rmtree(without, ignore_errors=True)
         kept_config = config(out, f"without-{number}", kept, **few)
         again = shards.train_shards(
             kept_config, without, sharding, key=key, threads=2, console=QUIET
@@ -164,21 +170,28 @@ def equal(out: Path, count: int, of: int) -> dict[str, Any]:
         one["changed"] = shards.load(folder)["model"] != ways.digests(found)
         found, _, _ = by_way(request, "retrain")
         one["retrain"] = train(kept_config, out / "logs" / f"{number}.log") == found
-        for used in (without, place.parent, out / f"without-{number}"):
-            shutil.rmtree(used)
+        for path_used in used:
+            shutil.rmtree(path_used)
         print(number, one, flush=True)
         drawn.append(one)
-        write_json(out / "equal.json", summary(drawn, count, of))  # a run that is stopped has it
-    return summary(drawn, count, of)
+        write_json(done, summary(drawn, people, count))  # a run that is stopped goes on from it
+    return summary(drawn, people, count)
 
 
-def summary(drawn: list[dict[str, Any]], count: int, of: int) -> dict[str, Any]:
+def draws(people: list[str], count: int) -> list[list[str]]:
+    """Whose rows each request is about, named before any is carried out."""
+    rng = random.Random("drawn requests")
+    return [rng.sample(people, rng.randint(1, MOST)) for _ in range(count)]
+
+
+def summary(drawn: list[dict[str, Any]], people: list[str], count: int) -> dict[str, Any]:
     return {
+        "draws": draws(people, count),
         "requests": drawn,
         "equal": {way: sum(one[way] for one in drawn) for way in ("shards", "retrain")},
         "carried_out": len(drawn),
         "drawn": count,
-        "people": of,
+        "people": len(people),
     }
 
 
