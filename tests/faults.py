@@ -15,7 +15,8 @@ FILES = (
     "test_files",
     "test_fuzz",
     "test_requests_ledger",
-    "test_jobs_runner",
+    "../research/tests/test_jobs_runner",
+    "test_requests_steps",
     "test_training_resume",
     "test_requests_run",
     # The tests of kills alone.

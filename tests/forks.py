@@ -18,7 +18,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-from axolotl_unlearn.forkserver import IMPORTED, become, python_words
+from research.harness.forkserver import IMPORTED, become, python_words
 
 
 class Fork(subprocess.Popen):
@@ -66,6 +66,8 @@ def run(words: list[str], given: dict) -> NoReturn:
             os.environ.update(given["env"])
         if given["cwd"] is not None:
             os.chdir(given["cwd"])
+        if given["preexec_fn"] is not None:
+            given["preexec_fn"]()
     except BaseException:
         traceback.print_exc()
         os._exit(1)

@@ -315,12 +315,12 @@ def test_lines_of_our_own_files(tmp_path):
 
 
 def test_nobody_else_takes_json_lines_apart():
-    """`splitlines` breaks a row at U+2028. The ledger compares bytes; forkserver reads a pipe,
-    a table's row is one text."""
+    """`splitlines` breaks a row at U+2028. The ledger compares bytes; a
+    table's row is one text."""
     package = Path(__file__).parents[1] / "axolotl_unlearn"
     own = {
         path.name
         for path in package.rglob("*.py")
         if re.search(r"json\.loads\((line|text)\)|map\(json\.loads", path.read_text("utf-8"))
     }
-    assert own <= {"records.py", "ledger.py", "forkserver.py", "tables.py"}
+    assert own <= {"records.py", "ledger.py", "tables.py"}

@@ -38,6 +38,15 @@ def _pairs(
     return [(name, value) for name, _equals, value in found]
 
 
+def _quietly() -> None:
+    """No config of hundreds of lines, no warnings of kernels that nobody asks for here."""
+    os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")
+    # What is deleted is nobody's business; without a network it also waits for ever at the end.
+    os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
+    logging.disable(logging.WARNING)  # `axolotl unlearn` has read the level already
+    click.get_current_context().call_on_close(lambda: logging.disable(logging.NOTSET))
+
+
 @command.command("new")
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to make.")
@@ -91,13 +100,7 @@ def new(
       axolotl unlearn request new finetune.yml --person @names.txt --out requests/2026-002
       axolotl unlearn request new finetune.yml --subjects week-48.jsonl --out requests/2026-w48
     """
-    os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")  # else it prints the whole config
-    logging.disable(logging.INFO)  # `axolotl unlearn` has read that already
-    click.get_current_context().call_on_close(lambda: logging.disable(logging.NOTSET))
-    # What is deleted is nobody's business; without a network it also waits for ever at the end.
-    os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
-    for name in ("torchao", "bitsandbytes", "py.warnings"):  # of kernels that nobody asks for here
-        logging.getLogger(name).setLevel(logging.ERROR)
+    _quietly()
     from axolotl_unlearn.requests.choose import Wanted
     from axolotl_unlearn.requests.new import Options, new_request
     from axolotl_unlearn.requests.request import counted
@@ -161,7 +164,11 @@ def new(
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--accept", metavar="REASON", help="Hand over a model whose verdict is not good.")
 @click.option("--threads", type=click.IntRange(1), help="[all cores]")
-@click.option("--way", type=click.Choice(("retrain", "shards", "match", "auto")), help="[match]")
+@click.option(
+    "--way",
+    type=click.Choice(("retrain", "shards", "match", "auto")),
+    help="[auto, or that of an earlier start]",
+)
 @click.option("--repeat", is_flag=True, help="Of retrain: train twice and compare the weights.")
 @click.option(
     "--limit-minutes", type=click.FloatRange(0, min_open=True), help="Of an exact way, for auto."
@@ -185,6 +192,7 @@ def run(
       axolotl unlearn request run requests/2026-001
       axolotl unlearn request run requests/2026-001 --way retrain
     """
+    _quietly()
     from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.run import run_request
 
@@ -202,16 +210,6 @@ def run(
     for limit in verdict["limits"]:
         click.echo(f"Not claimed: {limit}.")
     click.echo(f"Record: {folder / 'record.json'} (page: {folder / 'REPORT.html'})")
-
-
-@command.command("measure", hidden=True)
-@click.argument("folder", type=click.Path(path_type=Path))
-def measure(folder: Path) -> None:
-    """A stage of `run`: evaluate, look for earlier requests, attack."""
-    from axolotl_unlearn.requests.request import Request
-    from axolotl_unlearn.requests.run import measure
-
-    measure(Request.load(folder))
 
 
 for _one in (

@@ -25,9 +25,9 @@ from pathlib import Path
 import yaml
 
 from axolotl_unlearn.files import write, write_json
-from axolotl_unlearn.forkserver import ForkServer
-from axolotl_unlearn.runner import executable
+from axolotl_unlearn.requests.steps import executable
 from axolotl_unlearn.store import file_digest
+from research.harness.forkserver import ForkServer
 
 HERE = Path(__file__).resolve().parent
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

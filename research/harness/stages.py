@@ -46,8 +46,9 @@ from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write, write_json
-from axolotl_unlearn.runner import Job, Stage, executable
+from axolotl_unlearn.requests.steps import executable
 from axolotl_unlearn.training.resume import checkpoints
+from research.harness.runner import Job, Stage
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

@@ -30,15 +30,15 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from axolotl_unlearn.files import write_json, write_lines
-from axolotl_unlearn.forkserver import IMPORTED
+from axolotl_unlearn.files import private_folder, write_json, write_lines
 from axolotl_unlearn.merging.recipe import Recipe
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests import ways
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
+from axolotl_unlearn.requests.steps import ENVIRONMENT, executable, steps
 from axolotl_unlearn.requests.ways import shards
-from axolotl_unlearn.runner import Job, executable
+from research.harness.forkserver import IMPORTED
 from research.worlds.chats import make_chats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,7 +87,7 @@ def config(out: Path, name: str, rows: Path, **changes: Any) -> Path:
 def train(path: Path, log: Path) -> dict[str, str]:
     """SHA-256 of the weights of a plain `axolotl train`."""
     words = [executable("axolotl"), "train", str(path), "--launcher", "python"]
-    environment = {**os.environ, **running.ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
         process = subprocess.Popen(words, env=environment, stdout=file, stderr=file)
@@ -117,13 +117,9 @@ def prepare(out: Path) -> list[dict[str, Any]]:
 def by_way(request: Any, way: str) -> tuple[dict[str, str], float, float]:
     """Weights, processor seconds and wall clock of the trainings of a way, tests left out."""
     before, began = processor(), time.monotonic()
-    running.take(request, way)
-    job = Job(request.path("work"), threads=2, environment=running.ENVIRONMENT, console=QUIET)
-    for stage in running.stages(request, None, 1):
-        if stage.name == "measure":
-            break
-        job.add(stage)
-    job.run()
+    with running.running(request, 2, QUIET) as run:
+        running.take(request, way)
+        running.train(request, run)
     found = ways.weights(request.path("work", "model"))
     return found, processor() - before, time.monotonic() - began
 
@@ -268,9 +264,8 @@ def merged(folder: Path, path: Path, facts: Mapping[str, Any], recipe: Recipe, o
     given = yaml.safe_load(path.read_text())
     again = {**facts, "merge": recipe.to_dict()}
     chain = shards.Chain(folder, out, given, again, again=[])
-    job = Job(out / "work", threads=1, environment=running.ENVIRONMENT, console=QUIET)
-    job.add(chain.merge_stage([]))
-    job.run()
+    with steps(private_folder(out / "work"), threads=1, console=QUIET) as run:
+        chain.merge(run, chain.write_recipe())
     return out / "model"
 
 

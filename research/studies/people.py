@@ -35,9 +35,9 @@ def measure_people(folder: Path, out: Path) -> None:
 
     from axolotl_unlearn.evaluation.generate import generate_greedily
     from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
+    from axolotl_unlearn.requests.measure import teacher_of
     from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of
-    from axolotl_unlearn.requests.run import teacher_of
 
     request = Request.load(folder)
     tokenizer = load_tokenizer_of(request.path("finetune.yml"))

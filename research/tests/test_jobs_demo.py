@@ -222,7 +222,7 @@ def test_a_training_run_of_a_killed_job_goes_on(at_root, tmp_path):
 
 def test_weights_and_rows_from_outside_are_part_of_the_key(tmp_path):
     """Other weights under the same path, or other rows, make another result."""
-    from axolotl_unlearn.runner import stage_key
+    from research.harness.runner import stage_key
 
     outside, data = tmp_path / "outside", tmp_path / "data"
     outside.mkdir()

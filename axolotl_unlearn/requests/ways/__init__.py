@@ -22,7 +22,7 @@ from axolotl_unlearn.requests.verdict import REFUSED, SHOWN
 
 if TYPE_CHECKING:
     from axolotl_unlearn.requests.request import Request
-    from axolotl_unlearn.runner import Stage
+    from axolotl_unlearn.requests.steps import Steps
 
 EXACT = ("retrain", "shards")
 WAYS = (*EXACT, "match")
@@ -56,9 +56,9 @@ def prepare(request: Request, way: str, **given: Any) -> dict[str, Any]:
     return _module(way).prepare(request, **given)
 
 
-def stages(request: Request, threads: int, repeat: bool) -> list[Stage]:
-    """The trainings of an exact way; the last stage writes ``exact.json``."""
-    return _module(request.way["way"]).stages(request, threads, repeat)
+def make(request: Request, run: Steps, repeat: bool) -> None:
+    """The trainings of an exact way; the last step writes ``exact.json``."""
+    _module(request.way["way"]).make(request, run, repeat)
 
 
 def _module(way: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.request import Request, digest, write_json, write_lines, write_yaml
 from axolotl_unlearn.requests.rows import entries, read_config
+from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.ways import (
     PROOF,
     dataset,
@@ -25,7 +26,6 @@ from axolotl_unlearn.requests.ways import (
     weights,
     without_checkpoints,
 )
-from axolotl_unlearn.runner import Stage, executable
 
 CONFIG = "retrain.yml"
 
@@ -111,53 +111,30 @@ def unchanged(request: Request) -> None:
             )
 
 
-def stages(request: Request, threads: int, repeat: bool) -> list[Stage]:
+def make(request: Request, run: Steps, repeat: bool) -> None:
     """Train, train again to compare if asked for, and write down what was shown."""
-    work = request.path("work")
-    inputs = [request.path(CONFIG), *sorted(work.joinpath("rows").glob("*.jsonl"))]
-    found = [_train("retrain", request.path(CONFIG), work / "model", inputs, ["check"], threads)]
+    work, config = request.path("work"), request.path(CONFIG)
+    inputs = [config, *sorted(work.joinpath("rows").glob("*.jsonl"))]
+
+    def train(name: str, title: str, config: Path, out: Path) -> None:
+        def once() -> None:
+            run.train(name, config, out)
+            without_checkpoints(out)
+
+        run.step(name, title, once, inputs=inputs)
+
+    train("retrain", "train without the rows", config, work / "model")
     if repeat:
-        again = request.path("work", "again.yml")
-        made = read_config(request.path(CONFIG)) | {"output_dir": str(work / "again")}
-        write_yaml(again, "The same run, to compare.", made)
-        found.append(_train("again", again, work / "again", inputs, ["retrain"], threads))
-    found.append(
-        Stage(
-            "exact",
-            "what was shown",
-            None,
-            request.path(PROOF),
-            inputs=[request.path(CONFIG)],
-            needs=[found[-1].name],
-            action=lambda: prove(request, threads, repeat),
-            settings=[threads, repeat],
-        )
-    )
-    return found
-
-
-def _train(
-    name: str, config: Path, out: Path, inputs: list[Path], needs: list[str], threads: int
-) -> Stage:
-    done = config.parent / f"{name}.done" if config.parent.name == "work" else None
-    done = done or config.parent / "work" / f"{name}.done"
-
-    def trained() -> None:
-        if not weights(out):
-            raise UnlearnError(f"the run wrote no weights to {out}; see its log.")
-        without_checkpoints(out)
-        write_json(done, {"weights": weights(out)})
-
-    return Stage(
-        name,
-        "train without the rows" + (", once more" if name == "again" else ""),
-        [executable("axolotl"), "train", str(config), "--launcher", "python"],
-        done,
-        inputs=inputs,
-        needs=needs,
-        before=lambda: shutil.rmtree(out, ignore_errors=True),
-        action=trained,
-        threads=threads,
+        again = work / "again.yml"
+        changed = read_config(config) | {"output_dir": str(work / "again")}
+        write_yaml(again, "The same run, to compare.", changed)
+        train("again", "train without the rows, once more", again, work / "again")
+    run.step(
+        "exact",
+        "what was shown",
+        lambda: prove(request, run.threads, repeat),
+        output=request.path(PROOF),
+        settings=[run.threads, repeat],
     )
 
 

@@ -43,6 +43,7 @@ from axolotl_unlearn.requests.request import (
     write_yaml,
 )
 from axolotl_unlearn.requests.rows import entries, read_config
+from axolotl_unlearn.requests.steps import Steps, executable, steps
 from axolotl_unlearn.requests.ways import (
     PROOF,
     dataset,
@@ -54,7 +55,6 @@ from axolotl_unlearn.requests.ways import (
     weights,
     without_checkpoints,
 )
-from axolotl_unlearn.runner import Job, Stage, executable
 
 SCHEMA = 1
 FACTS, KEY, CONFIG, MERGE = "shards.json", "shards.key", "finetune.yml", "merge.yml"
@@ -160,18 +160,12 @@ def train_shards(
     chain = Chain(out, out, config, facts)
     for step in chain.steps():
         chain.configure(step)
-    job = Job(
-        private_folder(out / "work"), threads=threads, environment=_environment(), console=console
-    )
-    trainings = [chain.stage(step) for step in chain.steps()]
-    for stage in trainings:
-        job.add(stage)
-    job.add(chain.merge_stage([stage.name for stage in trainings]))
-    outcomes = job.run()
+    with steps(private_folder(out / "work"), threads=threads, console=console) as run:
+        chain.make(run)
     facts |= {
         "steps": {chain.name(step): weights(out / "steps" / chain.name(step))
                   for step in chain.steps()},
-        "seconds": {name: one.seconds for name, one in outcomes.items()},
+        "seconds": run.seconds,
         "model": served(out / "model"),
         "requests": [],
     }  # fmt: skip
@@ -281,12 +275,6 @@ def served(model: Path) -> dict[str, Any]:
     return digests(weights(model))
 
 
-def _environment() -> dict[str, str]:
-    from axolotl_unlearn.requests.run import ENVIRONMENT
-
-    return ENVIRONMENT
-
-
 # --- a chain of trainings ------------------------------------------------------------------------
 
 
@@ -365,41 +353,57 @@ class Chain:
         path = self.out / "configs" / f"{self.name(step)}.yml"
         write_yaml(path, "Written by axolotl-unlearn: a step of a shard.", made)
 
-    def stage(self, step: tuple[int, int], needs: Collection[str] = ()) -> Stage:
-        name = self.name(step)
-        out, done = self.out / "steps" / name, self.out / "work" / f"{name}.done"
-        before = (step[0], step[1] - 1)
+    def make(self, run: Steps, place: Path | None = None) -> None:
+        """Train the steps of each shard one after the other, the shards side by side; merge.
 
-        def trained() -> None:
-            if not weights(out):
-                raise UnlearnError(f"the run wrote no weights to {out}; see its log.")
+        Args:
+            place: Of the merged model, default beside the steps.
+        """
+        import torch
+
+        shards: dict[int, list[tuple[int, int]]] = {}
+        for step in self.steps():
+            shards.setdefault(step[0], []).append(step)
+        rows = [
+            lambda row, own=own: [self.train(row, step) for step in own] for own in shards.values()
+        ]
+        gpu = torch.cuda.is_available()
+        run.side_by_side(rows, 1 if gpu else run.threads // self.facts["threads"])
+        recipe = self.write_recipe()
+        merge = lambda: self.merge(run, recipe, place)  # noqa: E731
+        run.step("merge", "merge the shards", merge, inputs=[recipe])
+
+    def train(self, run: Steps, step: tuple[int, int]) -> None:
+        name = self.name(step)
+        config, out = self.out / "configs" / f"{name}.yml", self.out / "steps" / name
+
+        def once() -> None:
+            run.train(f"shard-{name}", config, out, self._threads)
             without_checkpoints(out)
             shutil.rmtree(self.out / "work" / "prepared" / name, ignore_errors=True)
-            write_json(done, {"weights": weights(out)})
 
-        config = self.out / "configs" / f"{name}.yml"
-        return Stage(
+        run.step(
             f"shard-{name}",
             f"shard {step[0]}, slices 1 to {step[1]}",
-            [executable("axolotl"), "train", str(config), "--launcher", "python"],
-            done,
+            once,
             inputs=[config, *(path for _, path in self.files(step))],
-            needs=[f"shard-{self.name(before)}"] if before in self.steps() else list(needs),
-            before=lambda: shutil.rmtree(out, ignore_errors=True),
-            action=trained,
-            threads=_threads(self.facts["threads"]),
         )
+
+    @property
+    def _threads(self) -> int | None:
+        """On a GPU those of the run."""
+        import torch
+
+        return None if torch.cuda.is_available() else self.facts["threads"]
 
     def last(self) -> list[Path]:
         """What each shard ends with; one without rows has no part in the merge."""
         ends = {step[0]: step for step in self._all()}
         return [self.place(step) for step in ends.values()]
 
-    def merge_stage(self, needs: list[str], place: Path | None = None) -> Stage:
-        """mergekit's own command on the recipe, which is written beside."""
-        out, path = place or self.out / "model", self.out / MERGE
-        cache, done = self.out / "work" / "merged", self.out / "work" / "merge.done"
-        base = str(self.config["base_model"])
+    def write_recipe(self) -> Path:
+        """The recipe for mergekit's own command."""
+        path, base = self.out / MERGE, str(self.config["base_model"])
         named = local(base) if Path(base).exists() else base
         lora = bool(self.config.get("adapter"))
         parts = [f"{named}+{local(str(p))}" if lora else local(str(p)) for p in self.last()]
@@ -411,41 +415,25 @@ class Chain:
         for model, part in zip(made["models"], parts, strict=True):
             model["model"] = part
         write_yaml(path, f"mergekit-yaml {path} OUT --random-seed {recipe.seed}", made)
+        return path
 
-        def before() -> None:
-            for folder in (out, cache):  # mergekit would take what it merged from other weights
-                shutil.rmtree(folder, ignore_errors=True)
-
-        def merged() -> None:
-            if not weights(out):
-                raise UnlearnError(f"mergekit wrote no weights to {out}; see its log.")
-            shutil.rmtree(cache, ignore_errors=True)
-            for name in (*TOKENIZER_FILES, "chat_template.jinja"):  # the one that was trained with
-                if (self.last()[0] / name).is_file():
-                    shutil.copy(self.last()[0] / name, out / name)
-            (out / "README.md").unlink(missing_ok=True)  # names paths
-            (out / "mergekit_config.yml").unlink(missing_ok=True)  # merge.yml has it
-            write_json(done, {"weights": weights(out)})
-
-        return Stage(
-            "merge",
-            "merge the shards",
-            [executable("mergekit-yaml"), str(path), str(out), "--lora-merge-cache", str(cache)]
-            + ["--lora-merge-dtype", "float32", "--random-seed", str(recipe.seed), "--quiet"],
-            done,
-            inputs=[path],
-            needs=needs,
-            before=before,
-            action=merged,
-            threads=_threads(self.facts["threads"]),
-        )
-
-
-def _threads(wanted: int) -> int:
-    """On a GPU one training at a time."""
-    import torch
-
-    return 2**10 if torch.cuda.is_available() else wanted
+    def merge(self, run: Steps, recipe: Path, place: Path | None = None) -> None:
+        """Carry out the recipe; the tokenizer is the one that was trained with."""
+        out, cache = place or self.out / "model", self.out / "work" / "merged"
+        for folder in (out, cache):  # mergekit would take what it merged from other weights
+            shutil.rmtree(folder, ignore_errors=True)
+        words = [executable("mergekit-yaml"), str(recipe), str(out), "--quiet"]
+        words += ["--lora-merge-cache", str(cache), "--lora-merge-dtype", "float32"]
+        words += ["--random-seed", str(self.facts["merge"].get("seed", 0))]
+        run.command("merge", words, self._threads)
+        if not weights(out):
+            raise UnlearnError(f"mergekit wrote no weights to {out}; see its log.")
+        shutil.rmtree(cache, ignore_errors=True)
+        for name in (*TOKENIZER_FILES, "chat_template.jinja"):
+            if (self.last()[0] / name).is_file():
+                shutil.copy(self.last()[0] / name, out / name)
+        (out / "README.md").unlink(missing_ok=True)  # names paths
+        (out / "mergekit_config.yml").unlink(missing_ok=True)  # merge.yml has it
 
 
 # --- a request -----------------------------------------------------------------------------------
@@ -615,24 +603,12 @@ def _chain(request: Request) -> Chain:
     return Chain(folder, new, read_config(request.path("finetune.yml")), load(new), again)
 
 
-def stages(request: Request, threads: int, repeat: bool) -> list[Stage]:
+def make(request: Request, run: Steps, repeat: bool) -> None:
     """Train the steps again, merge, write down what was shown."""
     if repeat:
         raise UnlearnError("--repeat compares two runs of --way retrain; leave it out.")
-    chain = _chain(request)
-    found = [chain.stage(step, ["check"]) for step in chain.steps()]
-    names = [stage.name for stage in found] or ["check"]
-    found.append(chain.merge_stage(names, request.path("work", "model")))
-    shown = Stage(
-        "exact",
-        "what was shown",
-        None,
-        request.path(PROOF),
-        inputs=[request.path("work", "shards", MERGE)],
-        needs=["merge"],
-        action=lambda: prove(request),
-    )
-    return [*found, shown]
+    _chain(request).make(run, request.path("work", "model"))
+    run.step("exact", "what was shown", lambda: prove(request), output=request.path(PROOF))
 
 
 def prove(request: Request) -> None:
@@ -701,12 +677,12 @@ def install(request: Request) -> None:
     own = Chain(folder, folder, chain.config, chain.facts)
     for step in own.steps():
         own.configure(step)
-    own.merge_stage([])  # writes the recipe
-    steps = {own.name(step): weights(own.place(step)) for step in own.steps()}
+    own.write_recipe()
+    made = {own.name(step): weights(own.place(step)) for step in own.steps()}
     write_json(
         folder / FACTS,
         chain.facts
-        | {"steps": steps, "model": served(request.path("model"))}
+        | {"steps": made, "model": served(request.path("model"))}
         | {"requests": [*there["requests"], request.id]},
     )
 

@@ -3,7 +3,7 @@
 A stage runs when the stages it needs are done and threads are free. It is kept when a stamp of an
 earlier run carries the same key (command, input files, versions, keys of the stages before it; not
 the number of threads) and its output is still there. Commands of Python are forks of a process that
-has imported the libraries once (`axolotl_unlearn.forkserver`), where that can be.
+has imported the libraries once (`research.harness.forkserver`), where that can be.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import fcntl
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,11 +26,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.forkserver import Fork, ForkServer, python_words
-from axolotl_unlearn.forkserver import possible as forks_possible
+from axolotl_unlearn.requests.steps import last_lines
 from axolotl_unlearn.store import Store, content_key, file_digest, versions
+from research.harness.forkserver import Fork, ForkServer, python_words
+from research.harness.forkserver import possible as forks_possible
 
-LOG_LINES = 15
 POLL_SECONDS = 0.2
 #: How long a start waits for what a killed run of the same folder has left.
 LOCK_SECONDS = 20.0
@@ -40,18 +39,6 @@ SAY_SECONDS = 15.0
 # Steps of a training run as tqdm prints them; the bars of tokenisation come before this line.
 _TRAINING = b"Starting trainer"
 _STEPS = re.compile(rb"(\d+)/(\d+) \[")
-_NOISE = re.compile(r"it/s\]|s/it\]|examples/s\]|^\s*$")
-
-
-def executable(name: str) -> str:
-    """A command of this environment, even if the environment is not activated."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
-        raise UnlearnError(
-            f"the command `{name}` is missing; install the package with `make setup`."
-        )
-    return found
 
 
 @dataclass
@@ -112,12 +99,6 @@ def stage_key(stage: Stage, command: list[str] | None, before: Iterable[str]) ->
     paths = stage.inputs() if callable(stage.inputs) else stage.inputs
     contents = [[path.name, file_digest(path)] for path in paths]
     return content_key(command, stage.settings, contents, versions(), sorted(before))
-
-
-def last_lines(log: Path, count: int = LOG_LINES) -> str:
-    """The end of a log without progress bars."""
-    text = log.read_text("utf-8", errors="replace").replace("\r", "\n") if log.exists() else ""
-    return "\n".join([line for line in text.split("\n") if not _NOISE.search(line)][-count:])
 
 
 def training_progress(log: Path) -> tuple[int, int] | None:

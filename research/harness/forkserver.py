@@ -4,7 +4,7 @@ The start of `axolotl train` or `lm_eval` is some ten seconds of imports, and a 
 commands. Its fork server imports them once; a command then begins where that process is. It is a
 process of one thread with the job's environment, which computes nothing itself.
 
-`python -m axolotl_unlearn.forkserver` reads requests, a JSON line each (``words``, ``log``,
+`python -m research.harness.forkserver` reads requests, a JSON line each (``words``, ``log``,
 ``environment``), and answers with lines ``{"pid"}`` when a command has started and ``{"pid",
 "code"}`` when it has ended.
 """
@@ -195,7 +195,7 @@ class ForkServer:
         self.codes: dict[int, int] = {}
         self._started: list[int] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "axolotl_unlearn.forkserver"],
+            [sys.executable, "-m", "research.harness.forkserver"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

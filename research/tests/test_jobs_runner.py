@@ -16,9 +16,11 @@ import pytest
 from conftest import count
 from rich.console import Console
 
-from axolotl_unlearn import runner, store
+from axolotl_unlearn import store
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.runner import Job, Stage, last_lines, stage_key, training_progress
+from axolotl_unlearn.requests.steps import last_lines
+from research.harness import runner
+from research.harness.runner import Job, Stage, stage_key, training_progress
 
 
 def python(code: str, *arguments: object) -> list[str]:
@@ -215,7 +217,7 @@ def test_versions_are_part_of_the_key(tmp_path, monkeypatch):
     (tmp_path / "source.txt").write_text("1")
     make_job(tmp_path, None, *two_stages(tmp_path)).run()
     newer = {**store.versions(), "axolotl": "99"}
-    monkeypatch.setattr("axolotl_unlearn.runner.versions", lambda: newer)
+    monkeypatch.setattr("research.harness.runner.versions", lambda: newer)
     job = make_job(tmp_path, None, *two_stages(tmp_path))
     job.run()
     assert states(job) == {"first": "done", "second": "done"}
@@ -337,7 +339,7 @@ def test_no_command_outlives_its_driver(tmp_path, number, forked):
     (tmp_path / "child.py").write_text(child + "time.sleep(120)")
     how = [str(tmp_path / "child.py")] if forked else ["-c", child + "time.sleep(120)"]
     driver = (
-        "import sys; from pathlib import Path; from axolotl_unlearn.runner import Job, Stage\n"
+        "import sys; from pathlib import Path; from research.harness.runner import Job, Stage\n"
         "folder = Path(sys.argv[1])\n"
         f"command = [sys.executable, *{how!r}, str(folder / 'pid')]\n"
         "job = Job(folder, threads=1)\n"
@@ -361,10 +363,10 @@ def test_a_fork_server_that_still_imports_ends_with_its_driver(tmp_path):
     """It kept the folder's lock until it had imported everything, on a busy machine longer than a
     start waits. Here it never ends with its imports."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys, time\n'axolotl_unlearn.forkserver' in sys.orig_argv and time.sleep(600)\n"
+        "import sys, time\n'research.harness.forkserver' in sys.orig_argv and time.sleep(600)\n"
     )
     driver = (
-        "import os, sys; from pathlib import Path; from axolotl_unlearn.runner import Job, Stage\n"
+        "import os, sys; from pathlib import Path; from research.harness.runner import Job, Stage\n"
         "path = os.pathsep.join([sys.argv[1], os.environ.get('PYTHONPATH', '')])\n"
         "environment = {'CUDA_VISIBLE_DEVICES': '', 'PYTHONPATH': path}\n"
         "job = Job(Path(sys.argv[1]), threads=1, environment=environment)\n"
@@ -372,7 +374,7 @@ def test_a_fork_server_that_still_imports_ends_with_its_driver(tmp_path):
         "job.run()\n"
     )
     process = subprocess.Popen(python(driver, tmp_path))
-    while not (servers := _children(process.pid, "axolotl_unlearn.forkserver")):
+    while not (servers := _children(process.pid, "research.harness.forkserver")):
         assert process.poll() is None
         time.sleep(0.05)
     time.sleep(2)  # its watcher is told
@@ -391,7 +393,7 @@ def test_a_command_that_was_asked_for_as_the_driver_left_ends_too(tmp_path, fork
     (tmp_path / "sleeps.py").write_text("import time; time.sleep(120)")
     request = {"words": [str(tmp_path / "sleeps.py")], "log": str(tmp_path / "log")}
     (tmp_path / "log").touch()
-    words = [sys.executable, "-m", "axolotl_unlearn.forkserver"]
+    words = [sys.executable, "-m", "research.harness.forkserver"]
     server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     said, _ = server.communicate(json.dumps(request | {"environment": {}}) + "\n", timeout=300)
     pid = json.loads(said.splitlines()[0])["pid"]
@@ -455,7 +457,7 @@ def test_a_start_waits_for_the_commands_of_a_killed_run(tmp_path, monkeypatch):
         "path.with_suffix('.end').touch()"
     )
     driver = (
-        "import sys; from pathlib import Path; from axolotl_unlearn.runner import Job, Stage\n"
+        "import sys; from pathlib import Path; from research.harness.runner import Job, Stage\n"
         "folder = Path(sys.argv[1])\n"
         f"command = [sys.executable, '-c', {code!r}, str(folder / 'pids'), '9999']\n"
         "job = Job(folder, threads=1)\n"

@@ -1,0 +1,223 @@
+"""Steps of a run in a row: each a call with a stamp, kept if an earlier run has done it.
+
+A stamp says what the result depends on: settings, content of files, versions, the step before.
+Half of a result is never taken for a whole one: the stamp goes before a step and comes after it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.store import Store, content_key, file_digest, versions
+
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "AXOLOTL_DO_NOT_TRACK": "1",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Each worker of `datasets` imports Axolotl again (10 s); a request has some thousand rows.
+    "AXOLOTL_DATASET_NUM_PROC": "0",
+}
+#: How long a start waits for what a killed run of the same folder has left.
+LOCK_SECONDS = 20.0
+LOG_LINES = 15
+_NOISE = re.compile(r"it/s\]|s/it\]|examples/s\]|^\s*$")
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def executable(name: str) -> str:
+    """A command of this environment, even if the environment is not activated."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if not found:
+        raise UnlearnError(
+            f"the command `{name}` is missing; install the package with `make setup`."
+        )
+    return found
+
+
+@dataclass
+class Steps:
+    """Steps of a run.
+
+    Attributes:
+        folder: Holds ``logs/`` and ``stamps/``.
+        lock: File descriptor that commands keep open, so that none runs beside a second start.
+        environment: Of commands.
+        threads: How many may compute at a time.
+        key: Of the step before.
+        seconds: Wall clock by step, of kept ones when they were done.
+    """
+
+    folder: Path
+    lock: int
+    environment: Mapping[str, str]
+    threads: int
+    console: Console
+    key: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def step(
+        self,
+        name: str,
+        title: str,
+        do: Callable[[], object],
+        *,
+        output: Path | None = None,
+        inputs: Iterable[Path] = (),
+        settings: object = None,
+    ) -> None:
+        """Call `do`, unless it was done on the same inputs and its output is still there."""
+        contents = [[path.name, file_digest(path)] for path in inputs]
+        self.key = content_key(name, settings, contents, versions(), self.key)
+        stamps = Store(self.folder / "stamps")
+        stamp = stamps.get(name)
+        if stamp and stamp["key"] == self.key and (output is None or output.exists()):
+            self.seconds[name] = stamp["seconds"]
+            self._say(f"{title}: unchanged, kept from an earlier run")
+            return
+        stamps.put(name, {"key": None})
+        self._say(f"{title}: started")
+        began = time.monotonic()
+        do()
+        seconds = round(time.monotonic() - began, 1)
+        stamps.put(name, {"key": self.key, "seconds": seconds})
+        self.seconds[name] = seconds
+        self._say(f"{title}: done ({seconds:.0f} s)")
+
+    def command(self, name: str, words: Sequence[str], threads: int | None = None) -> None:
+        """Run a program, which ends when this process does; what it prints is ``logs/NAME.log``.
+
+        Raises:
+            UnlearnError: It failed; the sentence ends with the last lines of the log.
+        """
+        number = str(threads or self.threads)
+        with self.log(name) as file:
+            print("$", *words, file=file, flush=True)
+            code = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environment}
+                | {"OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number},
+                pass_fds=[self.lock],
+                preexec_fn=_end_with_parent,
+            ).wait()
+        if code:
+            raise UnlearnError(
+                f"`{' '.join(words)}` ended with exit code {code}; the log {file.name} ends with:\n"
+                f"{last_lines(Path(file.name))}"
+            )
+
+    @contextmanager
+    def log(self, name: str) -> Iterator[TextIO]:
+        """``logs/NAME.log``."""
+        path = self.folder / "logs" / f"{name}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            yield file
+
+    def train(self, name: str, config: Path, out: Path, threads: int | None = None) -> None:
+        """`axolotl train` in a process of its own, into an empty folder.
+
+        Raises:
+            UnlearnError: It failed, or wrote no weights.
+        """
+        shutil.rmtree(out, ignore_errors=True)
+        words = [executable("axolotl"), "train", str(config), "--launcher", "python"]
+        self.command(name, words, threads)
+        if not any(out.glob("*.safetensors")):
+            raise UnlearnError(f"the run wrote no weights to {out}; see its log.")
+
+    def side_by_side(self, rows: Sequence[Callable[[Steps], object]], workers: int) -> None:
+        """Rows of steps that do not depend on each other; after a failure none begins."""
+        stopped = threading.Event()
+
+        def follow(row: Callable[[Steps], object]) -> str:
+            branch = replace(self)
+            try:
+                if not stopped.is_set():
+                    row(branch)
+            except BaseException:
+                stopped.set()
+                raise
+            return branch.key
+
+        with ThreadPoolExecutor(max(1, workers)) as pool:
+            self.key = content_key(self.key, list(pool.map(follow, rows)))
+
+    def _say(self, line: str) -> None:
+        line = f"{time.strftime('%H:%M:%S')} {line}"
+        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def last_lines(log: Path, count: int = LOG_LINES) -> str:
+    """The end of a log without progress bars."""
+    text = log.read_text("utf-8", errors="replace").replace("\r", "\n")
+    return "\n".join([line for line in text.split("\n") if not _NOISE.search(line)][-count:])
+
+
+def _end_with_parent() -> None:
+    """Linux alone; elsewhere the folder's lock keeps a second start away."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def steps(
+    folder: Path,
+    *,
+    threads: int | None = None,
+    environment: Mapping[str, str] = ENVIRONMENT,
+    console: Console | None = None,
+) -> Iterator[Steps]:
+    """The right to a folder: a lock that lasts as long as anybody has it open.
+
+    Args:
+        threads: Default all cores.
+
+    Raises:
+        UnlearnError: Somebody else keeps it.
+    """
+    console = console or Console()
+    with (folder / ".lock").open("a") as file:
+        end = time.monotonic() + LOCK_SECONDS
+        while not _locked(file.fileno()):
+            if time.monotonic() > end:
+                raise UnlearnError(
+                    f"{folder} is being run by another process; wait until it has ended, or take "
+                    "another folder."
+                )
+            time.sleep(0.2)
+        count = max(1, threads or os.cpu_count() or 1)
+        yield Steps(folder, file.fileno(), environment, count, console)
+
+
+def _locked(number: int) -> bool:
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True

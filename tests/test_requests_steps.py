@@ -1,0 +1,127 @@
+"""Steps of a run: kept, done again, stopped, side by side."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import count
+from rich.console import Console
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests import steps as module
+from axolotl_unlearn.requests.steps import steps
+
+
+def run(folder: Path, rows, **more) -> str:
+    """Steps `rows(run)`; what was said."""
+    said = io.StringIO()
+    with steps(folder, console=Console(file=said), **more) as one:
+        rows(one)
+    return said.getvalue()
+
+
+def test_a_step_is_kept_as_long_as_nothing_it_depends_on_changes(tmp_path):
+    done, given = [], tmp_path / "in.txt"
+    given.write_text("1")
+
+    def rows(one, settings=None, fails=False):
+        def second():
+            done.append("second")
+            if fails:
+                raise UnlearnError("it stopped here.")
+
+        one.step("first", "first", lambda: done.append("first"), inputs=[given])
+        one.step("second", "second", second, settings=settings, output=given)
+
+    run(tmp_path, rows)
+    assert run(tmp_path, rows).count("kept from an earlier run") == 2
+    assert done == ["first", "second"]
+    run(tmp_path, lambda one: rows(one, settings=1))
+    assert done == ["first", "second", "second"]
+    given.write_text("2")  # the first's input, and so the second's
+    with pytest.raises(UnlearnError, match="it stopped here"):
+        run(tmp_path, lambda one: rows(one, fails=True))
+    run(tmp_path, rows)  # what failed is no result
+    assert done[3:] == ["first", "second", "second"]
+    given.unlink()
+    missing = lambda one: one.step("third", "third", lambda: done.append("3"), output=given)  # noqa: E731
+    run(tmp_path, missing)
+    run(tmp_path, missing)  # its output is gone
+    assert done[6:] == ["3", "3"]
+
+
+def test_a_command_that_fails_is_one_sentence_with_the_end_of_its_log(tmp_path):
+    code = "import os; print('9%| 1/9 [2.0', 'it/s]', sep=''); print(os.environ['A']); exit(3)"
+    words = [sys.executable, "-c", code]
+    with pytest.raises(UnlearnError, match=r"exit code 3; the log .*logs/x.log ends") as error:
+        run(tmp_path, lambda one: one.command("x", words), environment={"A": "mine"})
+    assert str(error.value).endswith("ends with:\nmine")
+
+
+def test_rows_side_by_side_end_with_one_key_and_after_a_failure_none_begins(tmp_path):
+    done = []
+
+    def row(number, fails=False):
+        def both(one):
+            for step in "ab":
+                one.step(f"{number}{step}", "x", lambda step=step: done.append(f"{number}{step}"))
+            if fails:
+                raise UnlearnError("no room.")
+
+        return both
+
+    keys = []
+
+    def all_of(one):
+        one.side_by_side([row(1), row(2)], 2)
+        keys.append(one.key)
+
+    run(tmp_path, all_of)
+    assert sorted(done) == ["1a", "1b", "2a", "2b"]
+    assert done.index("1a") < done.index("1b") and done.index("2a") < done.index("2b")
+    assert run(tmp_path, all_of).count("kept") == 4 and keys[0] == keys[1]
+    with pytest.raises(UnlearnError, match="no room"):
+        run(tmp_path, lambda one: one.side_by_side([row(3, True), row(4)], 1))
+    assert done[4:] == ["3a", "3b"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_command_ends_with_the_run_and_none_starts_beside_it(tmp_path, monkeypatch, number):
+    """Where the system cannot end it, it holds the folder until it has ended."""
+    code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+    driver = (
+        "import sys; from pathlib import Path; from axolotl_unlearn.requests.steps import steps\n"
+        "folder = Path(sys.argv[1])\n"
+        "with steps(folder) as one:\n"
+        f"    one.command('x', [sys.executable, '-c', {code!r}, str(folder / 'pid')])\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", driver, str(tmp_path)])
+    pid = tmp_path / "pid"
+    while not (pid.exists() and pid.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    monkeypatch.setattr(module, "LOCK_SECONDS", 0.1)
+    with pytest.raises(UnlearnError, match="being run by another process"):
+        run(tmp_path, print)
+    process.send_signal(number)
+    process.wait()
+    monkeypatch.setattr(module, "LOCK_SECONDS", 20)
+    run(tmp_path, print)  # waits until the command is gone
+    assert not Path(f"/proc/{pid.read_text()}").exists() or _ended(int(pid.read_text()))
+    count("runs killed and resumed")
+
+
+def _ended(pid: int) -> bool:
+    """A child of nobody's that init has not collected yet."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "Z"
