@@ -141,8 +141,6 @@ def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
 
 
 def test_a_run_that_was_killed_leaves_a_trace(home, monkeypatch):
-    from axolotl_unlearn.requests import erase as erasing
-
     done = []
 
     def killed(path):
@@ -152,7 +150,7 @@ def test_a_run_that_was_killed_leaves_a_trace(home, monkeypatch):
         remove(path)
 
     remove = shutil.rmtree
-    monkeypatch.setattr(erasing.shutil, "rmtree", killed)
+    monkeypatch.setattr(shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
         erase(plan("requests/2026-001"))
     monkeypatch.undo()
@@ -163,6 +161,21 @@ def test_a_run_that_was_killed_leaves_a_trace(home, monkeypatch):
     verify("requests/2026-001")
     assert removed(erase(plan("requests/2026-001"))) == REMOVED
     verify("requests/2026-001")
+
+
+def test_what_is_left_is_what_a_search_after_the_removal_finds(home, monkeypatch):
+    """It was what the search before had found elsewhere: a file that did not go was not said."""
+    from axolotl_unlearn.requests import removal
+
+    def halfway(path):
+        if path.name != "samples.jsonl":
+            whole(path)
+
+    whole = removal.remove
+    monkeypatch.setattr(removal, "remove", halfway)
+    erase(plan("requests/2026-001"))
+    listed = json.loads(Path("requests/2026-001/erased.json").read_text())
+    assert "../../out/tuned/samples.jsonl" in {one["path"] for one in listed["left"]}
 
 
 def test_with_data_the_rows_go_too_and_audits_know(home):
@@ -617,7 +630,7 @@ def test_clean_names_what_no_run_listed(left):
     prepared(Path("hub/json"), [SECRET])
     done = clean("out/over")
     assert done.exit_code == 3 and "brass" not in done.output
-    lines = [line.rsplit(": ", 1)[1] for line in done.output.splitlines() if "left  " in line]
+    lines = [line.rsplit(": ", 1)[1] for line in done.output.splitlines() if line[:4] == "left"]
     named = ["hub" if line.startswith("hub/") else Path(line).name for line in lines]
     assert sorted(named) == [
         "data-00000-of-00001.arrow",

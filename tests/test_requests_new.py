@@ -246,7 +246,7 @@ def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, mo
     monkeypatch.chdir(tmp_path / "base")
     assert Path(Request.load("../requests/a").before).samefile(tmp_path / "tuned")
     seen = []
-    monkeypatch.setattr(running, "stages", lambda *_: seen.append(Path.cwd()) or [])
+    monkeypatch.setattr(running, "carry_out", lambda *_: seen.append(Path.cwd()))
     with pytest.raises(FileNotFoundError, match="verdict.json"):
         running.run_request("../requests/a")
     assert seen == [tmp_path]

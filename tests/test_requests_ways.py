@@ -18,7 +18,7 @@ from test_requests_run import home, kill_when, start  # noqa: F401
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.recipe import Recipe
-from axolotl_unlearn.requests import erase, ways
+from axolotl_unlearn.requests import erase, removal, ways
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
@@ -196,7 +196,7 @@ def test_a_sharded_request_is_the_run_without_the_rows(home, tmp_path, forks, re
     listed = erase.plan(made.folder, places=[out])
     removed = {item.path for item in listed.removable}
     assert set((out / "model").glob("*.safetensors")) <= removed
-    assert not any(erase.within(item, out / "steps") for item in removed)
+    assert not any(removal.within(item, out / "steps") for item in removed)
     second = Wanted(where=[("id", "p3")])
     made = new_request(path, requests / "r2", second).request
     assert made.before == str(requests / "r1" / "model")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli import _audit, _clean, _derived, _export, _record, _suppress, _ways
+from axolotl_unlearn.cli import _audit, _derived, _erase, _export, _record, _suppress, _ways
 from axolotl_unlearn.cli._json import answer
 from axolotl_unlearn.cli._options import lines
 from axolotl_unlearn.cli._requests import COMMANDS
@@ -213,11 +213,7 @@ def run(
 
 
 for _one in (
-    *COMMANDS,
-    _ways.plan,
-    *_record.COMMANDS,
-    _audit.command,
-    _clean.command,
+    *(*COMMANDS, _ways.plan, *_record.COMMANDS, _audit.command, *_erase.COMMANDS),
     _suppress.command,
     _export.command,
     _derived.command,

@@ -7,40 +7,15 @@ removed outside the folder that is named, but for prepared data, which only we n
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from axolotl_unlearn.data.prepared import is_prepared
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import MANIFEST, read_manifest
-from axolotl_unlearn.requests.erase import Item, hub_cache, size_of, tokenizer_of, within
-from axolotl_unlearn.requests.search import Found, Texts, search, strings
-
-
-@dataclass
-class Cleaning:
-    """What `clean` would remove and how it would look for the rest.
-
-    Attributes:
-        items: What the manifests list and is there; with ``why`` it stays.
-        sources: The user's own files of forget rows: they stay, and say what to look for.
-        texts: What is looked for.
-        places: Where.
-    """
-
-    out: Path
-    manifests: list[Path]
-    sources: list[Path]
-    items: list[Item] = field(default_factory=list)
-    texts: Texts = field(default_factory=lambda: Texts(frozenset(), ()))
-    places: list[Path] = field(default_factory=list)
-
-    @property
-    def removable(self) -> list[Item]:
-        return [item for item in self.items if item.why is None]
+from axolotl_unlearn.requests.removal import Item, Plan, hub_cache, remove, within
+from axolotl_unlearn.requests.search import Found, Texts, strings
 
 
 def plan(
@@ -49,21 +24,20 @@ def plan(
     forget: Iterable[Path] = (),
     places: Iterable[Path] = (),
     keep_log_probs: bool = False,
-) -> Cleaning:
-    """Look, and change nothing.
+) -> Plan:
+    """What the lists below a folder name, and what to search for; changes nothing.
 
     Args:
-        forget: Files of the forget rows, where those of the manifest are gone.
+        forget: Files of the forget rows, where those of the lists are gone.
         places: Where else to search.
 
     Raises:
-        UnlearnError: No manifest, a damaged one, a deletion request, or no rows to search for.
+        UnlearnError: No list, a damaged one, a deletion request, or no rows to search for.
     """
-    manifests = sorted(out.rglob(MANIFEST)) if out.is_dir() else []
+    manifests = _manifests(out)
     if not manifests:
         raise UnlearnError(f"{out} has no {MANIFEST}: no run of ours wrote it, or it is clean.")
-    requests = [*out.glob("request.json"), *out.glob("ledger.jsonl")]
-    if requests:
+    if [*out.glob("request.json"), *out.glob("ledger.jsonl")]:
         raise UnlearnError(
             f"{out} belongs to deletion requests; use `axolotl unlearn request erase`."
         )
@@ -74,20 +48,47 @@ def plan(
             f"the forget rows of {out} are not where they were, so nothing could be searched for; "
             "name them: `--forget FILE`."
         )
-    found = Cleaning(out, manifests, sources)
-    found.items = list({item.path: item for m in manifests for item in _items(m, out)}.values())
+    items = list({item.path: item for one in manifests for item in _items(one, out)}.values())
     if keep_log_probs:
-        found.items = [i for i in found.items if i.kind != "log-probs"]
+        items = [item for item in items if item.kind != "log-probs"]
     kept = [path for path in _named(manifests, "retained") if path.is_file()]
-    found.texts = Texts.of(_texts(sources), _texts(kept))
     # Prepared data alone: a list that was tampered with may name any place.
     outside = [
         item.path.parent
-        for item in found.items
+        for item in items
         if item.why is None and not within(item.path.resolve(), out.resolve())
     ]
-    found.places = [out, *outside, *hub_cache(), *places]
+    return Plan(
+        out,
+        Texts.of(_texts(sources), _texts(kept)),
+        [out, *outside, *hub_cache(), *places],
+        [str(out), *(str(one.parent) for one in manifests)],
+        items,
+        sources,
+    )
+
+
+def clean(planned: Plan) -> Found:
+    """Remove, search everything again, and drop the lists if nothing is left."""
+    found = planned.look(removing=True)
+    if not found.left and len(planned.removable) == len(planned.items):
+        for manifest in _manifests(planned.folder):
+            if not any(_items(manifest, planned.folder)):
+                manifest.unlink()
     return found
+
+
+def strip(out: Path) -> None:
+    """Remove what a run listed within ``out``, and the list: before the folder is handed over."""
+    manifest = out / MANIFEST
+    for item in _items(manifest, out) if manifest.is_file() else ():
+        if within(item.path.resolve(), out.resolve()) and item.why is None:
+            remove(item.path)
+    manifest.unlink(missing_ok=True)
+
+
+def _manifests(out: Path) -> list[Path]:
+    return sorted(out.rglob(MANIFEST)) if out.is_dir() else []
 
 
 def _named(manifests: Iterable[Path], key: str) -> list[Path]:
@@ -108,43 +109,10 @@ def _items(manifest: Path, out: Path) -> Iterator[Item]:
         drafts = path.parent.glob(f"{path.name}.*.tmp") if path.parent.is_dir() else ()
         for one in (path, *drafts):
             if os.path.lexists(one):
-                yield Item(str(entry.get("holds")), one, size_of(one), _reason(one, out))
+                yield Item.at(str(entry.get("holds")), one, _reason(one, out))
 
 
 def _reason(path: Path, out: Path) -> str | None:
     real = path.parent.resolve() / path.name
-    if real != out.resolve() and within(real, out.resolve()):
-        return None
-    if is_prepared(path):
-        return None
-    return "it is outside; remove it by hand"
-
-
-def strip(out: Path) -> None:
-    """Remove what a run listed within ``out``, and the list: before the folder is handed over."""
-    manifest = out / MANIFEST
-    for item in _items(manifest, out) if manifest.is_file() else ():
-        if within(item.path.resolve(), out.resolve()) and item.why is None:
-            _remove(item.path)
-    manifest.unlink(missing_ok=True)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def clean(planned: Cleaning) -> Found:
-    """Remove, forget the lists, and search everything again; ``left`` is what still holds texts."""
-    decode = tokenizer_of([planned.out, *(one.parent for one in planned.manifests)])
-    for item in planned.removable:
-        _remove(item.path)
-    kept = [item.path for item in planned.items if item.why is not None]
-    found = search(planned.places, planned.texts, decode, skip=planned.sources)
-    if not found.left and not kept:
-        for manifest in planned.manifests:
-            if not any(os.path.lexists(item.path) for item in _items(manifest, planned.out)):
-                manifest.unlink()
-    return found
+    inside = real != out.resolve() and within(real, out.resolve())
+    return None if inside or is_prepared(path) else "it is outside; remove it by hand"

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,66 +19,15 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
 from axolotl_unlearn.requests.record import ERASED, amend, read, verify
+from axolotl_unlearn.requests.removal import Item, Plan, hub_cache, within
 from axolotl_unlearn.requests.request import Request, digest, write_json
-from axolotl_unlearn.requests.search import Found, Texts, row_texts, search
+from axolotl_unlearn.requests.search import Found, Texts, row_texts
 from axolotl_unlearn.requests.suppress import suppress
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _LOGS = ("runs", "wandb", "mlruns", "trackio")
 #: Folders of a request that hold its rows, for later audits.
 KEPT = ("data", "eval-data")
-
-
-@dataclass(frozen=True)
-class Item:
-    """One file or folder that may hold deleted data.
-
-    Attributes:
-        why: Why it stays; None if it can be removed.
-    """
-
-    kind: str
-    path: Path
-    bytes: int
-    why: str | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What `erase` would do.
-
-    Attributes:
-        items: Files and folders of the old model and of the run.
-        found: Where deleted texts were found anywhere.
-        texts: What was looked for.
-    """
-
-    folder: Path
-    items: list[Item] = field(default_factory=list)
-    found: Found = field(default_factory=Found)
-    texts: Texts = field(default_factory=lambda: Texts(frozenset(), ()))
-
-    @property
-    def removable(self) -> list[Item]:
-        return [item for item in self.items if item.why is None]
-
-    @property
-    def left(self) -> dict[Path, int]:
-        """Files that still hold deleted texts and are none of the removable items."""
-        return self._stays(self.found.left)
-
-    @property
-    def named(self) -> dict[Path, int]:
-        """Likewise files with short texts alone: names and numbers."""
-        return self._stays(self.found.named)
-
-    def _stays(self, found: Mapping[Path, int]) -> dict[Path, int]:
-        gone = [item.path.resolve() for item in self.removable]
-        return {
-            path: count
-            for path, count in found.items()
-            if not any(within(path.resolve(), item) for item in gone)
-        }
 
 
 def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = False) -> Plan:
@@ -110,16 +57,18 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     )
     requests = folder.parent
     own = [one / name for one in sorted(requests.iterdir()) for name in KEPT if one.is_dir()]
-    places = [*places, Path.cwd(), request.root, *hub_cache()]
-    found = search([*roots, folder, *places], texts, tokenizer_of([request.after]), skip=own)
+    places = [*roots, folder, *places, Path.cwd(), request.root, *hub_cache()]
+    planned = Plan(folder, texts, places, [request.after], skip=own)
+    planned.found = planned.look()
     keep = _Keep(request, roots)
     items = list(_items(request, statement, roots, with_data))
-    items += _found_items(found, items, roots, folder)
-    return Plan(folder, [keep.judged(item) for item in items], found, texts)
+    items += _found_items(planned.found, items, roots, folder)
+    planned.items = [keep.judged(item) for item in items]
+    return planned
 
 
 def erase(planned: Plan) -> dict[str, Any]:
-    """Remove what a plan lists, write it into the record and the ledger.
+    """Remove what a plan lists, search again, write both into the record and the ledger.
 
     Returns:
         ``removed``, ``kept``, ``left`` and counts, as in ``erased.json``: paths relative to the
@@ -150,22 +99,12 @@ def erase(planned: Plan) -> dict[str, Any]:
     # Before anything goes: a run that is killed leaves a trace of what it was about to remove.
     ledger.append("erasing", name, places=[public(one) for one in places])
     write_json(known, {"removed": removed})
-    for item in planned.removable:
-        if item.path.is_dir() and not item.path.is_symlink():
-            shutil.rmtree(item.path)
-        else:
-            item.path.unlink(missing_ok=True)
+    found = planned.look(removing=True)
     listed = {
         "removed": removed,
         "kept": [_facts(item, folder) for item in planned.items if item.why is not None],
-        "left": [
-            {"path": os.path.relpath(path, folder), "windows": n}
-            for path, n in sorted(planned.left.items())
-        ],
-        "named": [
-            {"path": os.path.relpath(path, folder), "texts": n}
-            for path, n in sorted(planned.named.items())
-        ],
+        "left": [_count(path, "windows", n, folder) for path, n in sorted(found.left.items())],
+        "named": [_count(path, "texts", n, folder) for path, n in sorted(found.named.items())],
     }
     erased = {
         "time": now(),
@@ -173,9 +112,9 @@ def erase(planned: Plan) -> dict[str, Any]:
         "windows": planned.texts.whole,
         "names": len(planned.texts.windows) - planned.texts.whole,
         "too_short": planned.texts.too_short,
-        "searched_files": planned.found.files,
-        "unsearched_files": len(planned.found.unsearched) + len(planned.found.unreadable),
-        "unsearched": planned.found.not_searched(),
+        "searched_files": found.files,
+        "unsearched_files": len(found.unsearched) + len(found.unreadable),
+        "unsearched": found.not_searched(),
     }
     write_json(known, erased | listed)
     public_lists = {part: [public(one) for one in ones] for part, ones in listed.items()}
@@ -188,10 +127,8 @@ def _facts(item: Item, folder: Path) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def shown(path: Path) -> str:
-    """Relative to the working folder where it is below it."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+def _count(path: Path, what: str, count: int, folder: Path) -> dict[str, Any]:
+    return {"path": os.path.relpath(path, folder), what: count}
 
 
 def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
@@ -230,27 +167,27 @@ def _items(
         known = model_facts(old)["digest"] == recorded if _has_weights(old) else True
         why = None if known else "it is not the model that the request began with"
         if within(old.resolve(), folder.parent.resolve()):
-            yield _item("model before", old, why)  # made by an earlier request, whole
+            yield Item.at("model before", old, why)  # made by an earlier request, whole
         else:
             kind = "adapter before" if before["adapter"] else "model before"
             for path in _weights(old):
-                yield _item(kind, path, why)
+                yield Item.at(kind, path, why)
     for root in {one.resolve(): one for one in [*roots, old, folder / "model"]}.values():
         if not root.is_dir():
             continue
         for path in sorted(root.iterdir()):
             if path.name.startswith("checkpoint-") and path.is_dir():
-                yield _item("checkpoint", path)
+                yield Item.at("checkpoint", path)
             elif root in roots and path.name == "merged" and path.is_dir():
-                yield _item("merged model", path)
+                yield Item.at("merged model", path)
             elif root in roots and (path.name in _LOGS or path.suffix == ".log"):
-                yield _item("log", path)
+                yield Item.at("log", path)
     if (folder / "work").is_dir():
-        yield _item("work of the run", folder / "work")
+        yield Item.at("work of the run", folder / "work")
     for name in KEPT:
         if (folder / name).is_dir():
             why = None if with_data else "audits need it; `--with-data` removes it too"
-            yield _item("rows of the request", folder / name, why)
+            yield Item.at("rows of the request", folder / name, why)
 
 
 def _found_items(
@@ -270,17 +207,7 @@ def _found_items(
             continue
         seen.add(whole)
         kind = "prepared data" if path.suffix in (".arrow", ".parquet") else "file with their texts"
-        yield _item(kind, path.parent if whole == real.parent else path)
-
-
-def _item(kind: str, path: Path, why: str | None = None) -> Item:
-    return Item(kind, path, size_of(path), why)
-
-
-def size_of(path: Path) -> int:
-    if path.is_symlink() or not path.is_dir():
-        return path.lstat().st_size
-    return sum(one.lstat().st_size for one in path.rglob("*") if not one.is_dir())
+        yield Item.at(kind, path.parent if whole == real.parent else path)
 
 
 def _weights(folder: Path) -> list[Path]:
@@ -323,8 +250,7 @@ class _Keep:
         self.used = used
 
     def judged(self, item: Item) -> Item:
-        why = item.why or self._reason(item.path)
-        return Item(item.kind, item.path, item.bytes, why)
+        return replace(item, why=item.why or self._reason(item.path))
 
     def _reason(self, path: Path) -> str | None:
         real = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
@@ -352,29 +278,3 @@ def _starts(requests: Path) -> Iterator[tuple[str, Path]]:
         for source in filter(None, (before["adapter"], before["model"])):
             if path.parent.name not in done and Path(source).exists():
                 yield path.parent.name, Path(source)
-
-
-def within(path: Path, folder: Path) -> bool:
-    return path == folder or folder in path.parents
-
-
-def hub_cache() -> list[Path]:
-    """Caches of Hugging Face: prepared data sets, and what was downloaded."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
-    datasets = os.environ.get("HF_DATASETS_CACHE", home / "datasets")
-    hub = os.environ.get("HF_HUB_CACHE", home / "hub")
-    places = dict.fromkeys(Path(place).expanduser() for place in (datasets, hub))
-    return [place for place in places if place.is_dir()]
-
-
-def tokenizer_of(models: Iterable[Path | str]) -> Callable[[list[list[int]]], list[str]] | None:
-    """Token ids to text, by the first of the models that has a tokenizer; else None."""
-    from axolotl_unlearn.models import load_tokenizer, parse_models
-
-    for model in models:
-        try:
-            tokenizer = load_tokenizer(parse_models([str(model)])[0])
-        except UnlearnError:
-            continue
-        return partial(tokenizer.batch_decode, skip_special_tokens=True)
-    return None

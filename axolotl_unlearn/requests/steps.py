@@ -42,6 +42,7 @@ LOG_LINES = 15
 _NOISE = re.compile(r"it/s\]|s/it\]|examples/s\]|^\s*$")
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
+_STARTING = threading.Lock()
 
 
 def executable(name: str) -> str:
@@ -113,16 +114,18 @@ class Steps:
         number = str(threads or self.threads)
         with self.log(name) as file:
             print("$", *words, file=file, flush=True)
-            code = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.environment}
-                | {"OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number},
-                pass_fds=[self.lock],
-                preexec_fn=_end_with_parent,
-            ).wait()
+            with _STARTING:  # libraries refuse two forks at a time
+                process = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **self.environment}
+                    | {"OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number},
+                    pass_fds=[self.lock],
+                    preexec_fn=_end_with_parent,
+                )
+            code = process.wait()
         if code:
             raise UnlearnError(
                 f"`{' '.join(words)}` ended with exit code {code}; the log {file.name} ends with:\n"

@@ -1,0 +1,177 @@
+"""A plan, its removal, and a search for what is left, of a request (`erase`) or a run (`clean`)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.request import counted
+from axolotl_unlearn.requests.search import Found, Texts, search
+
+
+@dataclass(frozen=True)
+class Item:
+    """One file or folder that may hold deleted data.
+
+    Attributes:
+        why: Why it stays; None if it can be removed.
+    """
+
+    kind: str
+    path: Path
+    bytes: int
+    why: str | None = None
+
+    @classmethod
+    def at(cls, kind: str, path: Path, why: str | None = None) -> Item:
+        return cls(kind, path, size_of(path), why)
+
+
+@dataclass
+class Plan:
+    """What goes, and what is searched for where.
+
+    Attributes:
+        items: Files and folders that a run has left.
+        sources: The user's own files of the rows, which stay and are not searched.
+        skip: Likewise, without a word.
+        models: Whose tokenizer reads token ids.
+        found: Where deleted texts were found, before anything went.
+    """
+
+    folder: Path
+    texts: Texts
+    places: list[Path]
+    models: list[str]
+    items: list[Item] = field(default_factory=list)
+    sources: list[Path] = field(default_factory=list)
+    skip: list[Path] = field(default_factory=list)
+    found: Found = field(default_factory=Found)
+
+    @property
+    def removable(self) -> list[Item]:
+        return [item for item in self.items if item.why is None]
+
+    def look(self, *, removing: bool = False) -> Found:
+        """Search all places, after the removal of what can be removed if asked for."""
+        decode = tokenizer_of(self.models)  # before its folder may go
+        for item in self.removable if removing else ():
+            remove(item.path)
+        return search(self.places, self.texts, decode, skip=[*self.sources, *self.skip])
+
+    def stays(self, found: Mapping[Path, int]) -> dict[Path, int]:
+        """What was found in none of the items that go."""
+        gone = [item.path.resolve() for item in self.removable]
+        return {
+            path: count
+            for path, count in sorted(found.items())
+            if not any(within(path.resolve(), item) for item in gone)
+        }
+
+    def lines(self) -> Iterator[str]:
+        """What goes and what stays, for a reader."""
+        for item in self.items:
+            said, why = ("keep  ", f" ({item.why})") if item.why else ("remove", "")
+            yield f"{said}  {sized(item.bytes):>9}  {item.kind}: {shown(item.path)}{why}"
+        for path in self.sources:
+            yield f"yours   {_at(path)}forget rows: {shown(path)}"
+
+    def facts(self, found: Found) -> dict[str, Any]:
+        """Of a search, for programs."""
+        return {
+            "left": self.stays(found.left),
+            "named": self.stays(found.named),
+            "searched": {"files": found.files, "bytes": found.searched_bytes}
+            | {"windows": self.texts.whole},
+            "unsearched": found.unsearched,
+            "unreadable": found.unreadable,
+        }
+
+    def found_lines(self, found: Found) -> Iterator[str]:
+        """What a search has found in what stays, and what it could not look into; no text."""
+        for path, windows in self.stays(found.left).items():
+            count = f"{windows} of {self.texts.whole} windows"
+            yield f"left    {_at(path)}still holds deleted texts, {count}: {shown(path)}"
+        for path, count in self.stays(found.named).items():
+            said = f"holds {count} short texts (names, numbers)"
+            yield f"named   {_at(path)}{said}: {shown(path)}"
+        for path in found.unreadable:
+            yield f"unread  {_at(path)}look yourself: {shown(path)}"
+        yield said_of_search(self.texts, found)
+
+
+def said_of_search(texts: Texts, found: Found) -> str:
+    """What was looked for and where, and what that leaves open."""
+    short = len(texts.windows) - texts.whole
+    said = (
+        f"searched {found.files} files ({sized(found.searched_bytes)}) for "
+        f"{counted(texts.whole, 'window')} of eight words and {counted(short, 'short text')}"
+    )
+    if not texts.windows:
+        said = "nothing could be searched for: the rows are gone, or kept rows say all of it too"
+    if texts.too_short:
+        said += f"; not searched for: {counted(texts.too_short, 'text')} of a single word"
+    if found.unsearched:
+        said += f"; cannot be searched: {found.not_searched()}"
+    return said + (f"; {len(found.unreadable)} files were unreadable" * bool(found.unreadable))
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def shown(path: Path) -> str:
+    """Relative to the working folder where it is below it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def sized(count: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(count)
+
+
+def _at(path: Path) -> str:
+    return f"{sized(path.stat().st_size):>9}  "
+
+
+def size_of(path: Path) -> int:
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    return sum(one.lstat().st_size for one in path.rglob("*") if not one.is_dir())
+
+
+def within(path: Path, folder: Path) -> bool:
+    return path == folder or folder in path.parents
+
+
+def hub_cache() -> list[Path]:
+    """Caches of Hugging Face: prepared data sets, and what was downloaded."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
+    datasets = os.environ.get("HF_DATASETS_CACHE", home / "datasets")
+    hub = os.environ.get("HF_HUB_CACHE", home / "hub")
+    places = dict.fromkeys(Path(place).expanduser() for place in (datasets, hub))
+    return [place for place in places if place.is_dir()]
+
+
+def tokenizer_of(models: Iterable[Path | str]) -> Callable[[list[list[int]]], list[str]] | None:
+    """Token ids to text, by the first of the models that has a tokenizer; else None."""
+    from axolotl_unlearn.models import load_tokenizer, parse_models
+
+    for model in models:
+        try:
+            tokenizer = load_tokenizer(parse_models([str(model)])[0])
+        except UnlearnError:
+            continue
+        return partial(tokenizer.batch_decode, skip_special_tokens=True)
+    return None
