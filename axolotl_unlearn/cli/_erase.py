@@ -33,7 +33,9 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) ->
     _there(places)
     planned = erasing.plan(folder, places=places, with_data=with_data)
     _say(*planned.lines(), *planned.found_lines(planned.found))
-    answer(items=planned.items, removed=yes, **planned.facts(planned.found))
+    answer(
+        items=[vars(item) for item in planned.items], removed=yes, **planned.facts(planned.found)
+    )
     if not yes:
         _say("nothing was changed; `--yes` removes what is listed so")
         return
@@ -70,7 +72,7 @@ def clean(
     _there((*forget, *places))
     planned = cleaning.plan(out, forget=forget, places=places, keep_log_probs=keep_log_probs)
     _say(*planned.lines())
-    answer(items=planned.items, yours=planned.sources, removed=not dry_run)
+    answer(items=[vars(item) for item in planned.items], yours=planned.sources, removed=not dry_run)
     if dry_run:
         _say("nothing was changed")
         return
