@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -162,3 +163,22 @@ def read_manifest(out: Path | str) -> dict[str, Any]:
             f"{path} cannot be read as a list of files; remove by hand what the run has written."
         ) from None
     return found
+
+
+def strip(out: Path) -> None:
+    """Remove what a run listed within ``out``, and the list: before the folder is handed over."""
+    inside = out.resolve()
+    for entry in read_manifest(out)["entries"]:
+        path = Path(os.path.normpath(out / entry["path"]))
+        for one in (path, *path.parent.glob(f"{path.name}.*.tmp")):
+            if inside in one.resolve().parents and inside in (one.parent.resolve() / "x").parents:
+                remove(one)
+    (out / MANIFEST).unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """A file, a link or a folder; nothing if it is not there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

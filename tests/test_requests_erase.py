@@ -679,8 +679,7 @@ def test_log_probs_may_stay(left):
 
 def test_what_is_handed_over_leaves_behind_what_its_run_listed(tmp_path):
     """The teacher's log-probs and the texts of a run are no part of the model that it made."""
-    from axolotl_unlearn.files import MANIFEST, declare
-    from axolotl_unlearn.requests.clean import strip
+    from axolotl_unlearn.files import MANIFEST, declare, strip
 
     out, other = tmp_path / "model", tmp_path / "other.json"
     declare(out, out / "reference", "log-probs", folder=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -255,7 +257,7 @@ def test_an_answer_that_the_teacher_says_too_is_guessed_and_not_remembered():
     """An e-mail address made of the name: a SmolLM2 request was refused for one that its teacher,
     which never saw the person, says as well."""
 
-    from axolotl_unlearn.requests.record import mark_guessed
+    from axolotl_unlearn.requests.verdict import mark_guessed
 
     def audited(document: str, *said: bool, reading="still said", rank=0.6, told=False) -> dict:
         rows = [{"id": f"{document}-{i}", "answer_said": one} for i, one in enumerate(said)]
@@ -472,3 +474,49 @@ def test_the_demos_people_are_in_one_part_only_and_its_config_is_plain(tmp_path)
     rows = [json.loads(x) for x in (tmp_path / "real" / "train.jsonl").read_text().splitlines()]
     assert len(rows) == 2 * len(several["train"]) and len(rows[0]["messages"]) == 6
     assert not any("Who is" in row["messages"][0]["content"] for row in rows)
+
+
+def stays_of(run) -> list[str]:
+    """Files of requests/ in the order in which a reader opens them: he moves where a function that
+    he has not read yet is called from another file. Words (request.py, rows.py, ledger.py) are no
+    stay."""
+    stays, read = [], set()
+
+    def file_of(frame) -> str | None:
+        path = Path(frame.f_code.co_filename)
+        inside = "requests" in path.parts and "axolotl_unlearn" in path.parts
+        words = path.name in ("request.py", "rows.py", "ledger.py") or path.suffix == ".j2"
+        return path.name if inside and not words else None
+
+    def follow(frame, event, _) -> None:
+        code, file = frame.f_code, file_of(frame)
+        if event != "call" or file is None or code in read or code.co_name.startswith("<"):
+            return
+        read.add(code)
+        caller = frame.f_back
+        while caller is not None and file_of(caller) is None:
+            caller = caller.f_back
+        if (caller is None or file_of(caller) != file) and stays[-1:] != [file]:
+            stays.append(file)
+
+    sys.setprofile(follow)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return stays
+
+
+def test_the_way_of_a_request_is_as_short_as_its_page_says(home, monkeypatch):
+    made = request(home, "walk")
+
+    def trained(run, name, config, out, threads=None):
+        shutil.copytree(home / "tuned", out)
+
+    monkeypatch.setattr(steps.Steps, "train", trained)
+    given = {"way": "match", "accept": "a test", "threads": 1}
+    stays = stays_of(partial(running.run_request, made.folder, **given))
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    section = page.split("## The way of a request")[1].split("\n## ")[0]
+    assert stays == re.findall(r"^\d+\. `requests/([a-z_]+\.py)`", section, re.MULTILINE)
+    assert len(stays) <= 10 and len(stays) - len(set(stays)) <= 3

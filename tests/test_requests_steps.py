@@ -32,13 +32,14 @@ def test_a_step_is_kept_as_long_as_nothing_it_depends_on_changes(tmp_path):
     given.write_text("1")
 
     def rows(one, settings=None, fails=False):
-        def second():
+        if one.due("first", "first", inputs=[given]):
+            done.append("first")
+            one.done()
+        if one.due("second", "second", settings=settings, output=given):
             done.append("second")
             if fails:
                 raise UnlearnError("it stopped here.")
-
-        one.step("first", "first", lambda: done.append("first"), inputs=[given])
-        one.step("second", "second", second, settings=settings, output=given)
+            one.done()
 
     run(tmp_path, rows)
     assert run(tmp_path, rows).count("kept from an earlier run") == 2
@@ -51,9 +52,14 @@ def test_a_step_is_kept_as_long_as_nothing_it_depends_on_changes(tmp_path):
     run(tmp_path, rows)  # what failed is no result
     assert done[3:] == ["first", "second", "second"]
     given.unlink()
-    missing = lambda one: one.step("third", "third", lambda: done.append("3"), output=given)  # noqa: E731
-    run(tmp_path, missing)
-    run(tmp_path, missing)  # its output is gone
+
+    def third(one):
+        if one.due("third", "third", output=given):
+            one.done()
+            done.append("3")
+
+    run(tmp_path, third)
+    run(tmp_path, third)  # its output is gone
     assert done[6:] == ["3", "3"]
 
 
@@ -71,7 +77,9 @@ def test_rows_side_by_side_end_with_one_key_and_after_a_failure_none_begins(tmp_
     def row(number, fails=False):
         def both(one):
             for step in "ab":
-                one.step(f"{number}{step}", "x", lambda step=step: done.append(f"{number}{step}"))
+                if one.due(f"{number}{step}", "x"):
+                    done.append(f"{number}{step}")
+                    one.done()
             if fails:
                 raise UnlearnError("no room.")
 

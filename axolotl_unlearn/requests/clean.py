@@ -14,7 +14,7 @@ from axolotl_unlearn.data.prepared import is_prepared
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import MANIFEST, read_manifest
-from axolotl_unlearn.requests.removal import Item, Plan, hub_cache, remove, within
+from axolotl_unlearn.requests.removal import Item, Plan, hub_cache, within
 from axolotl_unlearn.requests.search import Found, Texts, strings
 
 
@@ -76,15 +76,6 @@ def clean(planned: Plan) -> Found:
             if not any(_items(manifest, planned.folder)):
                 manifest.unlink()
     return found
-
-
-def strip(out: Path) -> None:
-    """Remove what a run listed within ``out``, and the list: before the folder is handed over."""
-    manifest = out / MANIFEST
-    for item in _items(manifest, out) if manifest.is_file() else ():
-        if within(item.path.resolve(), out.resolve()) and item.why is None:
-            remove(item.path)
-    manifest.unlink(missing_ok=True)
 
 
 def _manifests(out: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from axolotl_unlearn.files import write as replace_bytes
 from axolotl_unlearn.requests import attestations, subjects, suppress
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
 from axolotl_unlearn.requests.request import Request, counted
+from axolotl_unlearn.requests.verdict import FIGURES, audited, figures
 from axolotl_unlearn.requests.ways import PROOF
 from axolotl_unlearn.store import file_digest, versions
 
@@ -38,14 +39,6 @@ ERASED = "erased.json"
 #: Parts of a request's folder that ``files`` of its record leaves out: what has a place of its own
 #: in the record, and the run's scratch.
 APART = (RECORD, f"{RECORD}.next", SIGNATURE, "data", "model", "work")
-#: What `write` reads: the model after forgetting and its teacher are called so in eval/.
-AFTER, TEACHER = "after", "teacher"
-#: The figures of a document that a record repeats.
-FIGURES = (
-    *("reading", "p", "q", "told", "rank", "loss", "extraction_strength"),
-    *("answers", "answers_said", "answer_said"),
-)
-
 LIMITS = (
     "Unlearning is no proof of erasure: that these tests find nothing does not mean that no test "
     "would. Training again without the rows is the stronger way.",
@@ -248,7 +241,7 @@ def _predicate(
         "documents": [
             {"document": ledger.keyed(line["document"])}
             | {name: line[name] for name in FIGURES if name in line}
-            | {"before": _figures(line.get("before"))}
+            | {"before": figures(line.get("before"))}
             for line in lines
         ],
         "earlier": _optional(folder / "eval" / "earlier.json"),
@@ -262,10 +255,6 @@ def _predicate(
     }
 
 
-def _figures(line: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return line and {name: line[name] for name in FIGURES if name in line}
-
-
 def _keyed_value(ledger: Ledger, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Counts stay; whatever is text is given as its HMAC."""
     return {
@@ -274,47 +263,6 @@ def _keyed_value(ledger: Ledger, chosen: Mapping[str, Any]) -> dict[str, Any]:
         else {"hmac-sha256": ledger.keyed(canonical(value).decode())}
         for name, value in chosen.items()
     }
-
-
-def audited(folder: Path) -> tuple[list[dict[str, Any]], int]:
-    """Audit lines of a request's model after forgetting, and how many answers are guesses."""
-    from axolotl_unlearn.requests.verdict import still_extracted
-
-    path = folder / "eval" / "audit.jsonl"
-    if not path.is_file():
-        raise UnlearnError(f"{path} is missing; finish `axolotl unlearn request run` first.")
-    lines = read_json_lines(path)
-    taught = [line for line in lines if line.get("model") == TEACHER]
-    lines = [line for line in lines if line.get("model", AFTER) == AFTER]
-    guessed = mark_guessed(lines, taught)
-    by_name = {line["document"]: line for line in taught}
-    for line in lines:
-        line["teacher"] = _figures(by_name.get(line["document"]))
-        if still_extracted(line):
-            line["reading"] = "still said"
-    return lines, guessed
-
-
-def mark_guessed(documents: Sequence[dict[str, Any]], taught: Sequence[Mapping[str, Any]]) -> int:
-    """Read documents anew of which nothing is said but what the teacher says too; how many answers.
-
-    An e-mail address made of the name in the question is no memory: no training removes it.
-
-    Args:
-        documents: Audit lines of the model, changed in place.
-        taught: Those of the teacher, which never saw the rows.
-    """
-    guesses = {row["id"] for line in taught for row in line["rows"] if row.get("answer_said")}
-    count = 0
-    for line in documents:
-        said = [row["id"] for row in line["rows"] if row.get("answer_said")]
-        if line["reading"] != "still said" or not said or not guesses.issuperset(said):
-            continue
-        count += len(said)
-        side = "still known" if (line["rank"] or 0) < 0.5 else "pushed away"
-        unseen = "not said" if line.get("told") is None else "not told"
-        line["reading"] = side if line["told"] else unseen
-    return count
 
 
 def _row_ids(folder: Path) -> set[str]:

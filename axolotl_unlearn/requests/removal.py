@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import remove
 from axolotl_unlearn.requests.request import counted
 from axolotl_unlearn.requests.search import Found, Texts, search
 
@@ -120,13 +120,6 @@ def said_of_search(texts: Texts, found: Found) -> str:
     if found.unsearched:
         said += f"; cannot be searched: {found.not_searched()}"
     return said + (f"; {len(found.unreadable)} files were unreadable" * bool(found.unreadable))
-
-
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def shown(path: Path) -> str:

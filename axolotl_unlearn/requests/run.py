@@ -17,9 +17,10 @@ from typing import Any
 from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import private_folder
+from axolotl_unlearn.files import private_folder, strip
 from axolotl_unlearn.requests import measure, ways
 from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.record import write
 from axolotl_unlearn.requests.request import Request, digest, write_json
 from axolotl_unlearn.requests.steps import ENVIRONMENT, Steps, steps
 from axolotl_unlearn.requests.verdict import verdict
@@ -69,32 +70,28 @@ def carry_out(request: Request, run: Steps, accept: str | None, repeat: bool) ->
     """The steps of a request."""
     check(request)
     train(request, run, repeat)
-
-    def measured() -> None:
-        with run.log("measure") as log, redirect_stdout(log), redirect_stderr(log):
-            measure.measure(request)
-
-    run.step(
+    if run.due(
         "measure",
         "evaluate before and after, attack, look for earlier requests",
-        measured,
         output=request.path("eval", "earlier.json"),
         inputs=sorted(request.path("eval-data").glob("*.jsonl")),
         settings=[
             *(measure.ATTACKS, measure.ANSWER_TOKENS, request.way["way"]),
             len(Ledger(request.folder.parent).entries()),
         ],
-    )
-    verdict_file = request.path("verdict.json")
-    run.step(
-        "verdict",
-        "verdict",
-        lambda: decide(request, accept),
-        output=verdict_file,
-        settings=accept,
-    )
-    run.step("model", "hand over", lambda: hand_over(request))
-    run.step("record", "record", lambda: record(request), output=request.path("record.json"))
+    ):
+        with run.log("measure") as log, redirect_stdout(log), redirect_stderr(log):
+            measure.measure(request)
+        run.done()
+    if run.due("verdict", "verdict", output=request.path("verdict.json"), settings=accept):
+        decide(request, accept)
+        run.done()
+    if run.due("model", "hand over"):
+        hand_over(request)
+        run.done()
+    if run.due("record", "record", output=request.path("record.json")):
+        write(request.folder)
+        run.done()
 
 
 def running(
@@ -138,12 +135,9 @@ def train(request: Request, run: Steps, repeat: bool = False) -> None:
         ("forget", "forget", "model"),
     ):
         config, out = request.path(f"{name}.yml"), request.path("work", made)
-        run.step(
-            name,
-            title,
-            lambda name=name, config=config, out=out: run.train(name, config, out),
-            inputs=[config, *data],
-        )
+        if run.due(name, title, inputs=[config, *data]):
+            run.train(name, config, out)
+            run.done()
 
 
 def check(request: Request) -> None:
@@ -217,8 +211,6 @@ def hand_over(request: Request) -> None:
     """Move the model to its place; once moved, it stays."""
     made, place = request.path("work", "model"), request.path("model")
     if made.is_dir():
-        from axolotl_unlearn.requests.clean import strip
-
         strip(made)  # the teacher's log-probs of the rows were handed over with the model
         shutil.rmtree(place, ignore_errors=True)
         made.replace(place)
@@ -228,10 +220,3 @@ def hand_over(request: Request) -> None:
         from axolotl_unlearn.requests.ways import shards
 
         shards.install(request)
-
-
-def record(request: Request) -> None:
-    """Write the record and its page, enter the request into the ledger."""
-    from axolotl_unlearn.requests.record import write
-
-    write(request.folder)

@@ -76,18 +76,19 @@ class Steps:
     console: Console
     key: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
+    _begun: tuple[str, str, float] = ("", "", 0.0)
 
-    def step(
+    def due(
         self,
         name: str,
         title: str,
-        do: Callable[[], object],
         *,
         output: Path | None = None,
         inputs: Iterable[Path] = (),
         settings: object = None,
-    ) -> None:
-        """Call `do`, unless it was done on the same inputs and its output is still there."""
+    ) -> bool:
+        """Begin a step, which ends with `done`; False if it was done on the same inputs, and its
+        output is still there."""
         contents = [[path.name, file_digest(path)] for path in inputs]
         self.key = content_key(name, settings, contents, versions(), self.key)
         stamps = Store(self.folder / "stamps")
@@ -95,13 +96,17 @@ class Steps:
         if stamp and stamp["key"] == self.key and (output is None or output.exists()):
             self.seconds[name] = stamp["seconds"]
             self._say(f"{title}: unchanged, kept from an earlier run")
-            return
+            return False
         stamps.put(name, {"key": None})
         self._say(f"{title}: started")
-        began = time.monotonic()
-        do()
+        self._begun = name, title, time.monotonic()
+        return True
+
+    def done(self) -> None:
+        """The step that is due has its result."""
+        name, title, began = self._begun
         seconds = round(time.monotonic() - began, 1)
-        stamps.put(name, {"key": self.key, "seconds": seconds})
+        Store(self.folder / "stamps").put(name, {"key": self.key, "seconds": seconds})
         self.seconds[name] = seconds
         self._say(f"{title}: done ({seconds:.0f} s)")
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.data.records import read_json_lines
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.requests.request import Request
 
@@ -36,6 +38,13 @@ KEPT_NATS = 0.1
 #: Least change: Frobenius norm relative to the weights', and nats a token of any row. A bfloat16
 #: weight that changes at all changes by 0.004 of itself.
 LEAST_NORM, LEAST_NATS = 1e-6, 0.01
+#: What `write` reads: the model after forgetting and its teacher are called so in eval/.
+AFTER, TEACHER = "after", "teacher"
+#: The figures of a document that a record repeats.
+FIGURES = (
+    *("reading", "p", "q", "told", "rank", "loss", "extraction_strength"),
+    *("answers", "answers_said", "answer_said"),
+)
 
 
 def verdict(request: Request) -> dict[str, Any]:
@@ -47,7 +56,6 @@ def verdict(request: Request) -> dict[str, Any]:
         change in a sentence each; ``limits``; the audit's ``documents``.
     """
     from axolotl_unlearn.metrics.verdict import judge
-    from axolotl_unlearn.requests.record import audited
 
     results = json.loads(request.path("eval", "results.json").read_text("utf-8"))
     by_name = {model["name"]: model for model in results["models"]}
@@ -261,6 +269,54 @@ def sentences(
         yield "Change: the weights before and after cannot be compared one by one."
     else:
         yield f"Change: the weights moved by {change[0]:.2g} of their norm, one by {change[1]:.2g}."
+
+
+# --- documents ----------------------------------------------------------------------------------
+
+
+def audited(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """Audit lines of a request's model after forgetting, and how many answers are guesses."""
+    from axolotl_unlearn.requests.verdict import still_extracted
+
+    path = folder / "eval" / "audit.jsonl"
+    if not path.is_file():
+        raise UnlearnError(f"{path} is missing; finish `axolotl unlearn request run` first.")
+    lines = read_json_lines(path)
+    taught = [line for line in lines if line.get("model") == TEACHER]
+    lines = [line for line in lines if line.get("model", AFTER) == AFTER]
+    guessed = mark_guessed(lines, taught)
+    by_name = {line["document"]: line for line in taught}
+    for line in lines:
+        line["teacher"] = figures(by_name.get(line["document"]))
+        if still_extracted(line):
+            line["reading"] = "still said"
+    return lines, guessed
+
+
+def mark_guessed(documents: Sequence[dict[str, Any]], taught: Sequence[Mapping[str, Any]]) -> int:
+    """Read documents anew of which nothing is said but what the teacher says too; how many answers.
+
+    An e-mail address made of the name in the question is no memory: no training removes it.
+
+    Args:
+        documents: Audit lines of the model, changed in place.
+        taught: Those of the teacher, which never saw the rows.
+    """
+    guesses = {row["id"] for line in taught for row in line["rows"] if row.get("answer_said")}
+    count = 0
+    for line in documents:
+        said = [row["id"] for row in line["rows"] if row.get("answer_said")]
+        if line["reading"] != "still said" or not said or not guesses.issuperset(said):
+            continue
+        count += len(said)
+        side = "still known" if (line["rank"] or 0) < 0.5 else "pushed away"
+        unseen = "not said" if line.get("told") is None else "not told"
+        line["reading"] = side if line["told"] else unseen
+    return count
+
+
+def figures(line: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return line and {name: line[name] for name in FIGURES if name in line}
 
 
 # --- weights -------------------------------------------------------------------------------------

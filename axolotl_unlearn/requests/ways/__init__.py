@@ -77,7 +77,7 @@ def verdict(request: Request) -> dict[str, Any]:
         UnlearnError: The model is not the one that ``exact.json`` is about.
     """
     from axolotl_unlearn.metrics.verdict import judge
-    from axolotl_unlearn.requests.record import audited
+    from axolotl_unlearn.requests.verdict import audited
 
     shown = json.loads(request.path(PROOF).read_text("utf-8"))
     folder = made if (made := request.path("work", "model")).is_dir() else request.path("model")

@@ -370,24 +370,20 @@ class Chain:
         gpu = torch.cuda.is_available()
         run.side_by_side(rows, 1 if gpu else run.threads // self.facts["threads"])
         recipe = self.write_recipe()
-        merge = lambda: self.merge(run, recipe, place)  # noqa: E731
-        run.step("merge", "merge the shards", merge, inputs=[recipe])
+        if run.due("merge", "merge the shards", inputs=[recipe]):
+            self.merge(run, recipe, place)
+            run.done()
 
     def train(self, run: Steps, step: tuple[int, int]) -> None:
         name = self.name(step)
         config, out = self.out / "configs" / f"{name}.yml", self.out / "steps" / name
 
-        def once() -> None:
+        inputs = [config, *(path for _, path in self.files(step))]
+        if run.due(f"shard-{name}", f"shard {step[0]}, slices 1 to {step[1]}", inputs=inputs):
             run.train(f"shard-{name}", config, out, self._threads)
             without_checkpoints(out)
             shutil.rmtree(self.out / "work" / "prepared" / name, ignore_errors=True)
-
-        run.step(
-            f"shard-{name}",
-            f"shard {step[0]}, slices 1 to {step[1]}",
-            once,
-            inputs=[config, *(path for _, path in self.files(step))],
-        )
+            run.done()
 
     @property
     def _threads(self) -> int | None:
@@ -608,7 +604,9 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
     if repeat:
         raise UnlearnError("--repeat compares two runs of --way retrain; leave it out.")
     _chain(request).make(run, request.path("work", "model"))
-    run.step("exact", "what was shown", lambda: prove(request), output=request.path(PROOF))
+    if run.due("exact", "what was shown", output=request.path(PROOF)):
+        prove(request)
+        run.done()
 
 
 def prove(request: Request) -> None:
