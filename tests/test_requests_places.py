@@ -103,7 +103,7 @@ def outcome(planned, path: Path) -> str:
 
     if covers(item.path for item in planned.removable):
         return "removed"
-    if covers([*planned.left, *planned.named]):
+    if covers([*planned.stays(planned.found.left), *planned.stays(planned.found.named)]):
         return "named"
     return "counted" if covers(planned.found.unsearched) else "missed"
 

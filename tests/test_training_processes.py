@@ -14,7 +14,7 @@ from test_train_axolotl import config, stage  # noqa: F401
 from test_training_level import example, life  # noqa: F401
 from torch.testing import assert_close
 
-from axolotl_unlearn.forkserver import ForkServer
+from research.harness.forkserver import ForkServer
 
 RANK = str(Path(__file__).parent / "rank.py")
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}

@@ -28,7 +28,7 @@ def command(folder: Path, places: tuple[Path, ...]) -> None:
     from rich.filesize import decimal
 
     from axolotl_unlearn.requests.derived import derived
-    from axolotl_unlearn.requests.erase import shown
+    from axolotl_unlearn.requests.removal import shown
 
     found = derived(folder, places)
     answer(withdraw=[vars(one) for one in found])

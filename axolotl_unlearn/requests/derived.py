@@ -21,9 +21,9 @@ import yaml
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG, ModelSpec, weights_digest
-from axolotl_unlearn.requests.erase import size_of, within
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import read
+from axolotl_unlearn.requests.removal import size_of, within
 from axolotl_unlearn.requests.request import Request
 
 #: Files of a model that may say what it was made of.

@@ -296,7 +296,7 @@ def test_progress_is_read_from_training_not_from_tokenisation(tmp_path):
 
 def test_without_a_terminal_progress_comes_in_lines_with_an_estimate(tmp_path, monkeypatch):
     """Nothing was said between start and end of a stage, for minutes."""
-    monkeypatch.setattr("axolotl_unlearn.runner.SAY_SECONDS", 0.2)
+    monkeypatch.setattr("research.harness.runner.SAY_SECONDS", 0.2)
     script = (
         "import sys, time, pathlib; print('Starting trainer...')\n"
         "for step in range(41): print(f'{step}/40 [', flush=True); time.sleep(0.02)\n"
