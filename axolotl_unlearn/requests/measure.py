@@ -26,6 +26,7 @@ RELEARN_ROWS = 20
 
 def measure(request: Request) -> None:
     """Write eval/ and attacks/; eval/earlier.json comes last."""
+    from axolotl_unlearn.evaluation.measurement import Options
     from axolotl_unlearn.evaluation.run import evaluate
     from axolotl_unlearn.requests.audit import audit_requests
 
@@ -37,11 +38,10 @@ def measure(request: Request) -> None:
     fewest = min(request.facts["counts"]["forget"], request.facts["counts"]["judge"])
     if matched:
         write_json(request.path("eval", "kept.json"), kept_losses(request))
-    evaluate(
-        [f"before={request.before}", model]
-        + ([f"teacher={teacher_of(request)}"] if matched else []),
-        data,
-        request.path("eval"),
+    models = [f"before={request.before}", model]
+    models += [f"teacher={teacher_of(request)}"] if matched else []
+    options = Options(
+        out_dir=request.path("eval"),
         original="before",
         store=request.path("work", "store"),
         join="",
@@ -50,6 +50,7 @@ def measure(request: Request) -> None:
         resamples=2000,
         progress=False,
     )
+    evaluate(models, data, options)
     if matched:
         attack(request, model)
     found = audit_requests(under_work(request), request.folder.parent)
