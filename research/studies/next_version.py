@@ -65,9 +65,17 @@ def main() -> None:
             cells = [v for name, v in model["cells"].items() if name.startswith(side)]
             row[side] = sum(cells) / len(cells)
         models[model["name"]] = row
-        print(model["name"], *(f"{key} {value:.3f}" for key, value in row.items()))
+    save(models)
+
+
+def save(models: dict[str, dict[str, float]]) -> None:
+    """The figures, and a table of them."""
+    columns = (*SIDES, *SHOWN)
+    rows = [[name, *(f"{row[key]:.2f}" for key in columns)] for name, row in models.items()]
     command = "python -m research.studies.next_version out/demo out/next"
-    write_json(RESULTS, {"command": command, "further": FURTHER, "models": models})
+    content = {"command": command, "further": FURTHER, "models": models}
+    table = {"columns": ["model", *columns], "rows": rows}
+    write_json(RESULTS, content | {"tables": {"next-version": table}})
 
 
 if __name__ == "__main__":

@@ -19,10 +19,11 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.registry import objectives
 from research.__main__ import research
 from research.analysis import froc
+from research.harness.stages import Plan
 from research.merging import graft
 from research.probes import gradient_effect, judge, red_team
 from research.probes.red_team import METRICS
-from research.studies import membership
+from research.studies import membership, next_version, path_dependence
 
 
 def run(*words) -> str:
@@ -247,3 +248,21 @@ def test_a_table_and_a_picture_of_membership(tmp_path):
         ],
     }
     membership.picture(found).savefig(tmp_path / "m.png")
+
+
+def test_each_stream_of_a_path_holds_every_row_of_its_side_alone(tmp_path):
+    plan = Plan("path", tmp_path, path_dependence.table(), seed=0)
+    path_dependence.streams(plan)
+    for side in ("forget", "retain"):
+        rows, stream = (
+            [json.loads(line)["id"] for line in (plan.data / name).read_text("utf-8").splitlines()]
+            for name in (f"{side}.jsonl", f"{side}-stream.jsonl")
+        )
+        assert sorted(stream) == sorted(rows * path_dependence.PASSES)
+
+
+@pytest.mark.parametrize("study", [path_dependence, next_version])
+def test_a_stage_starts_from_one_of_the_table(study, tmp_path):
+    table = study.table() if study is path_dependence else study.table(tmp_path, tmp_path)
+    known = {*table, "examples/tiny-olmo", *(str(tmp_path / n) for n in ("memorised", "retrained"))}
+    assert all({*kind.uses(), *kind.needs} <= known for kind in table.values())
