@@ -48,7 +48,7 @@ def table(out: Path, people: list[str]) -> dict[str, Kind]:
             share=1,
         )
         before = f"run-{name}"
-        words = [*QUICK, "request", "run", where, "--accept", ACCEPT]
+        words = [*QUICK, "request", "run", where, "--way", "match", "--accept", ACCEPT]
         stages[before] = Run(
             lambda plan, words=words: words,
             f"requests/{name}/record.json",

@@ -90,7 +90,10 @@ def table(out: Path, life: Life) -> dict[str, Kind]:
             share=1,
         ),
         "run": Run(
-            lambda plan: [*QUICK, *("request", "run", near(request)), *threads(plan)],
+            lambda plan: [
+                *(*QUICK, "request", "run", near(request)),
+                *("--way", "match", *threads(plan)),
+            ],
             f"{REQUEST}/record.json",
             title="request run: forget, evaluate, attack, record",
             needs=("new",),
