@@ -145,6 +145,7 @@ def test_the_command_trains_a_teacher_and_says_what_it_cost(files, tmp_path, for
         "preset": "never-seen", "teacher": str(out), "original": str(tmp_path / "original"),
         "heldout": None,
     }  # fmt: skip
+    assert (said["learning_rate"], said["num_epochs"]) == (0.0016, 10)  # the rate of original.yml
     start = AutoModelForCausalLM.from_pretrained(said["base_model"])
     for half, first, last in zip(
         *(m.parameters() for m in (start, original, AutoModelForCausalLM.from_pretrained(out))),

@@ -42,6 +42,7 @@ def command(
     Example:
       axolotl unlearn teacher original.yml --forget data/forget.jsonl --start
     """
+    from axolotl_unlearn.config import read_config
     from axolotl_unlearn.training.teacher import make_start, make_teacher, original_of
 
     original = original_of(config) if start else None
@@ -61,8 +62,10 @@ def command(
         return
     made = make_start(original, cost, out)
     kept = f"{{model: {cost.base}, adapter: {original}}}" if cost.adapter else str(original)
+    rate = read_config(config).get("learning_rate")
     click.echo(
         f"In the config that forgets:\n\nbase_model: {made}\nunlearn:\n  preset: never-seen\n"
         f"  teacher: {where if cost.adapter else out}\n  original: {kept}\n"
-        "  heldout: HELDOUT.jsonl   # texts of the same kinds that the model never saw"
+        "  heldout: HELDOUT.jsonl   # texts of the same kinds that the model never saw\n"
+        f"learning_rate: {rate}   # that of {config.name}\nnum_epochs: 10"
     )
