@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 from research.harness.forkserver import ForkServer
 
-RANK = str(Path(__file__).parent / "rank.py")
+RANK, SHARDED = (Path(__file__).parent / f"{name}.py" for name in ("rank", "rank_sharded"))
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}
 FULL = {"adapter": "DELETE"}
 
@@ -29,7 +29,7 @@ def server():
     server.close()
 
 
-def train_on(server: ForkServer, processes: int, cfg: dict) -> dict:
+def train_on(server: ForkServer, processes: int, cfg: dict, script: Path = RANK) -> dict:
     """Trained weights of ``axolotl train`` on so many processes."""
     out = Path(cfg["output_dir"])
     path = out.with_suffix(".yml")
@@ -45,7 +45,7 @@ def train_on(server: ForkServer, processes: int, cfg: dict) -> dict:
             name: str(value) for name, value in
             {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes}.items()
         }  # fmt: skip
-        started.append(server.start([sys.executable, RANK, str(path)], log, environment))
+        started.append(server.start([sys.executable, str(script), str(path)], log, environment))
     codes = [one.wait() for one in started]
     said = "\n".join(p.read_text()[-3000:] for p in sorted(out.parent.glob(f"{out.name}.*.log")))
     assert codes == [0] * processes, said
@@ -98,6 +98,25 @@ def test_the_update_of_one_process(stage, server, name, changes, most):  # noqa:
     for processes in range(2, most + 1, 2):
         together = train_on(server, processes, cut(stage, name, processes, **changes))
         assert_equal(together, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", ["auto", {"model": "base"}])
+def test_full_fine_tuning_in_parts(stage, server, reference):  # noqa: F811
+    """FSDP2: the starting model is asked before the first step; or is a teacher, which is whole."""
+    alone = train_on(server, 1, cut(stage, "npo-whole", 1, **NPO, **FULL))
+    if reference != "auto":
+        reference = {"model": str(stage / "base")}
+    name = "npo-sharded-auto" if reference == "auto" else "npo-sharded-teacher"
+    changes = {"unlearn": NPO["unlearn"] | {"reference": reference}, "fsdp_version": 2} | FULL
+    changes["fsdp_config"] = {
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls_to_wrap": "OlmoDecoderLayer",
+        "reshard_after_forward": True,
+        "state_dict_type": "FULL_STATE_DICT",
+    }
+    assert_equal(train_on(server, 2, cut(stage, name, 2, **changes), SHARDED), alone)
+    assert (stage / f"{name}-2/reference/start-0.safetensors").exists() == (reference == "auto")
 
 
 @pytest.mark.slow
