@@ -212,6 +212,10 @@ def collected(out: Path, seeds: Sequence[str]) -> dict[str, Any]:
         folder = out / seed
         found[seed] = {
             "relearned": {p.stem: read_json(p) for p in sorted((folder / "relearned").glob("*.json"))},
+            "membership": {
+                path.parent.name.removeprefix("member-"): read_json(path)["models"]
+                for path in sorted(folder.glob("member-*/membership.json"))
+            },
             "cost": read_json(folder / "cost.json") if (folder / "cost.json").is_file() else {},
         }  # fmt: skip
     return {
@@ -277,7 +281,7 @@ def figure(results: Mapping[str, Any]) -> Figure:
     for number, name in enumerate(name for name in ORDER if name in found):
         steps, value, low, high = zip(*found[name], strict=True)
         errors = abs(np.array([low, high]) - value)
-        strong = name in ("retrained", "match")
+        strong = name in ("retrained", "match_long")
         axes.errorbar(
             [step * 1.03 ** (number - 3) if step else 0 for step in steps], value, errors,
             label=name, color=f"C{number}", lw=2.2 if strong else 1, elinewidth=0.7,
