@@ -50,6 +50,17 @@ def memories(base: str, example: str = "memorise", **more: Any) -> dict[str, Kin
     }
 
 
+#: What an exact request gives: the base trained again without the rows. Beside `retrained`, its
+#: judge, it is another draw: the same seed would be the same bytes.
+EXACT = Train(
+    "memorise",
+    TINY,
+    {"datasets.0.path": "retrain.jsonl"},
+    title="delete exactly (train again, another seed)",
+    seed_shift=1000,
+)
+
+
 def pair(
     base: str = "memorised",
     changes: Mapping[str, Any] = CHECKPOINTS,
@@ -97,7 +108,7 @@ def table(seed: int, *, full: bool, force: bool, sizes: Sizes) -> dict[str, Kind
         full: Always train the single run, and score checkpoints on the way.
         force: Merge even if a parent fails the gate.
     """
-    stages = {"data": data_stage(seed, sizes)} | memories(TINY) | pair()
+    stages = {"data": data_stage(seed, sizes)} | memories(TINY) | {"exact": EXACT} | pair()
     stages["parents"] = Evaluate(PARENTS, options=MEMBERS, title="score the parents")
     stages["single"] = Train(
         "npo_over",
@@ -117,7 +128,10 @@ def table(seed: int, *, full: bool, force: bool, sizes: Sizes) -> dict[str, Kind
             then=write_trajectory,
         )
     stages["eval"] = Evaluate(
-        {**PARENTS, "merged": "merged", "single": "single", "retrained": "retrained"},
+        {
+            **PARENTS, "merged": "merged", "single": "single", "exact": "exact",
+            "retrained": "retrained",
+        },
         options=MEMBERS,
         title="score all models",
         needs=("parents", *(["path"] if full else [])),

@@ -63,6 +63,9 @@ def test_configs_differ_from_the_examples_only_in_paths_seed_and_beta(at_root, t
     # Same start, data and order, else the merge means nothing.
     assert under | {"output_dir": 0} == over | {"output_dir": 0}
     assert load(configs["retrained"])["datasets"][0]["path"].endswith("retrain.jsonl")
+    # An exact deletion is another draw of its judge.
+    again = load(configs["exact"]) | {"output_dir": 0}
+    assert again == load(configs["retrained"]) | {"output_dir": 0, "seed": 1007}
     merged = load(configs["merged"])
     assert [Path(m["model"]) for m in merged["models"]] == [
         tmp_path / "over" / "merged",
@@ -331,7 +334,7 @@ def test_small_job_from_end_to_end(monkeypatch, tmp_path, forks):
     out = tmp_path / "demo"
     results = plan_demo(out, full=True, sizes=sizes, console=console).run()
     names = [m["name"] for m in results["models"]]
-    assert names == ["original", "over", "under", "single", "retrained"]
+    assert names == ["original", "over", "under", "single", "exact", "retrained"]
     assert "has lost the retain set" in results["left_out"]["merged"]
     assert results["stages"]["merged"]["state"] == "left out"
 
@@ -345,7 +348,7 @@ def test_small_job_from_end_to_end(monkeypatch, tmp_path, forks):
     assert results["left_out"] == {} and results["seconds"] > 0
     written = json.loads((out / "results.json").read_text())
     assert [m["name"] for m in written["models"]] == [
-        *("original", "over", "under", "merged", "single", "retrained")
+        *("original", "over", "under", "merged", "single", "exact", "retrained")
     ]
     for scored in written["models"]:
         assert len(scored["cells"]) == 12 and 0 <= scored["mia_auc"] <= 1
