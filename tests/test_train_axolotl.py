@@ -668,7 +668,7 @@ def test_full_fine_tuning(stage):
             ["base_model.model.model.layers.0.mlp.up_proj.(lora_|base_layer)"],
             "weights outside of the adapter are trained .first .*up_proj.base",
         ),
-        (["lora_nowhere"], "no parameter is trained"),
+        (["base_model.model.lora_nowhere"], "no parameter is trained"),
     ],
 )
 def test_weights_that_would_be_lost_or_not_trained_are_refused(stage, patterns, says):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import resource
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -206,7 +207,7 @@ class UnlearnTrainer(GradientSteps):
             for number, reference in enumerate(self.references.values()):
                 for path in sorted(Path(resumed, REMEMBERED).glob(f"reference-{number}-*")):
                     reference.recall(load_file(path))
-        self._keep_states()
+        self._keep_states(Path(resumed).parent if isinstance(resumed, str) else None)
         if isinstance(resumed, str) and self.level is not None:
             self.level_watch.load(Path(resumed, REMEMBERED, self._level_file()))
         for one in self.extensions:
@@ -232,8 +233,12 @@ class UnlearnTrainer(GradientSteps):
             self.level_watch.save(folder / self._level_file())
         super()._save_checkpoint(model, trial)
 
-    def _keep_states(self) -> None:
-        """Hidden states are remembered of references that are asked for them during the run."""
+    def _keep_states(self, before: Path | None) -> None:
+        """Hidden states are remembered of references that are asked for them during the run.
+
+        Args:
+            before: Folder of the run that this one resumes, which may be another.
+        """
         asked = {
             self._source(entry)
             for entry in self.entries
@@ -243,8 +248,13 @@ class UnlearnTrainer(GradientSteps):
             gib = math.inf if source.mode == "cached" else self.unlearn_args.reference_gib
             if source in asked and gib and not reference.complete:
                 out = Path(self.args.output_dir)
-                folder = declare(out, out / "reference", "log-probs", folder=True)
-                reference.keep_states(folder / f"run-{number}", gib, self.args.process_index)
+                own = declare(out, out / "reference", "log-probs", folder=True) / f"run-{number}"
+                part = self.args.process_index
+                if before and before.resolve() != out.resolve():
+                    for file in (before / "reference" / own.name).glob(f"states-{part}.*"):
+                        own.mkdir(exist_ok=True)
+                        shutil.copy(file, own)
+                reference.keep_states(own, gib, part)
 
     def _level_file(self) -> str:
         return f"level-{self.args.process_index}.pt"
