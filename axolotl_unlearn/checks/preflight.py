@@ -25,7 +25,6 @@ from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs, parse_unlearn, read_config
 from axolotl_unlearn.data.checks import KEYS, Checked, check_entries, check_records, role_of
 from axolotl_unlearn.data.coverage import RowCounts
-from axolotl_unlearn.data.drawn import draw_retain, passing_draw
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
@@ -622,6 +621,8 @@ def prepare_data(cfg: dict) -> None:
     if block and block.get("demo_data"):
         make_demo_data(block["demo_data"])
     if block and (count := parse_unlearn(block).data.retain_rows):
+        from axolotl_unlearn.data.drawn import draw_retain
+
         folder = Path(cfg["dataset_prepared_path"]).parent
         for drawn, source in draw_retain(cfg, folder, count):
             LOG.warning("%s: its drawn rows are in %s.", source, drawn)
@@ -700,6 +701,8 @@ def check_config(path: Path) -> tuple[list[str], list[str]]:
     block = cfg.get("unlearn")
     if isinstance(block, dict) and block.get("demo_data"):
         make_demo_data(block["demo_data"])
+    from axolotl_unlearn.data.drawn import passing_draw
+
     found = config_faults(cfg)
     try:
         with passing_draw(cfg) as (drawn, named):

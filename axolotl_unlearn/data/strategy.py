@@ -19,7 +19,6 @@ from datasets import Dataset
 from axolotl_unlearn.columns import KINDS, ROLES, Kind, pair_number, task_number
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
 from axolotl_unlearn.data.records import Record, read_records, records_from_rows
-from axolotl_unlearn.data.suppression import allowed, content_of
 from axolotl_unlearn.data.table import FEATURES, MEMORISE_FEATURES, RowTable
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
 
@@ -86,7 +85,10 @@ class RecordStrategy(DatasetWrappingStrategy):
                 records_from_rows(rows, self.source, self.fields, unique=unique, kind=self.kind)
             )
         listed = self.encoder.options.suppression
-        records = allowed(records, listed, self.source, content_of)
+        if listed:
+            from axolotl_unlearn.data.suppression import allowed, content_of
+
+            records = allowed(records, listed, self.source, content_of)
         table, cuts = self._encode(records)
         LOG.info(
             "%s: %d %s rows, %d tokens, longest %d",
@@ -217,7 +219,10 @@ class TypedStrategy(DatasetWrappingStrategy):
         else:
             rows = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
             given = typed.sources(rows, self.source, self.data)
-        given = allowed(given, self.data.suppression, self.source, lambda one: one.row)
+        if listed := self.data.suppression:
+            from axolotl_unlearn.data.suppression import allowed
+
+            given = allowed(given, listed, self.source, lambda one: one.row)
         every = self.role != "retain" and not self.data.leave_out_dropped
         rows = typed.encode(given, self.data, self.tokenizer, self.cfg, self.source, every)
         if not rows:

@@ -27,8 +27,6 @@ from research.worlds.generate import Sizes, make_data
 from research.worlds.lume import LUME_HINT, RealSizes, build_subset
 
 SINGLE_BETA = 0.045
-TIME_BUDGET = 600.0  # seconds; beyond it the single run waits for --full
-AFTER_SINGLE = 60.0  # seconds for what follows the single run
 LEAST_CELL, LEAST_MEAN = 0.1, 0.5
 #: Two adapters on the way and the last.
 CHECKPOINTS = {"save_strategy": "steps", "save_steps": 0.34, "save_total_limit": None}
@@ -105,19 +103,19 @@ def table(seed: int, *, full: bool, force: bool, sizes: Sizes) -> dict[str, Kind
     """The stages of the demo.
 
     Args:
-        full: Always train the single run, and score checkpoints on the way.
+        full: Also train a single run in between, and score checkpoints on the way.
         force: Merge even if a parent fails the gate.
     """
     stages = {"data": data_stage(seed, sizes)} | memories(TINY) | {"exact": EXACT} | pair()
     stages["parents"] = Evaluate(PARENTS, options=MEMBERS, title="score the parents")
-    stages["single"] = Train(
-        "npo_over",
-        "memorised",
-        {"unlearn.forget.beta": SINGLE_BETA},
-        title="forget in between (one run)",
-        needs=("over", "under"),
-        skip_if=None if full else late,
-    )
+    if full:
+        stages["single"] = Train(
+            "npo_over",
+            "memorised",
+            {"unlearn.forget.beta": SINGLE_BETA},
+            title="forget in between (one run)",
+            needs=("over", "under"),
+        )
     stages["merged"] = replace(TIES, skip_if=lambda plan: gate(plan, force))
     if full:
         stages["path"] = Evaluate(
@@ -129,7 +127,10 @@ def table(seed: int, *, full: bool, force: bool, sizes: Sizes) -> dict[str, Kind
         )
     stages["eval"] = Evaluate(
         {
-            **PARENTS, "merged": "merged", "single": "single", "exact": "exact",
+            **PARENTS,
+            "merged": "merged",
+            **({"single": "single"} if full else {}),
+            "exact": "exact",
             "retrained": "retrained",
         },
         options=MEMBERS,
@@ -137,15 +138,6 @@ def table(seed: int, *, full: bool, force: bool, sizes: Sizes) -> dict[str, Kind
         needs=("parents", *(["path"] if full else [])),
     )
     return stages
-
-
-def late(plan: Plan) -> str | None:
-    """Whether the single run would end after the demo's time."""
-    over = plan.job.outcomes["over"].seconds
-    wanted = plan.job.seconds() + 1.05 * over + AFTER_SINGLE
-    if wanted <= TIME_BUDGET:
-        return None
-    return f"It would end after about {wanted:.0f} s; `--full` (make demo FULL=1) includes it."
 
 
 def gate(plan: Plan, force: bool) -> str | None:
