@@ -37,7 +37,7 @@ def at_root(monkeypatch):
 
 
 def test_configs_differ_from_the_examples_only_in_paths_seed_and_beta(at_root, tmp_path):
-    plan_demo(tmp_path, seed=7)
+    plan_demo(tmp_path, seed=7, full=True)
     configs = {path.stem: path for path in (tmp_path / "configs").glob("*.yml")}
     for name, example in (
         ("memorised", "memorise.yml"),
