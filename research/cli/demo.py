@@ -12,7 +12,11 @@ from axolotl_unlearn.cli._options import jobs_option, out_option, seed_option
 @click.command()
 @out_option("out/demo")
 @seed_option
-@click.option("--full", is_flag=True, help="With a single run in between, and scores on the way.")
+@click.option(
+    "--full",
+    is_flag=True,
+    help="With a single run in between, an exact deletion, and scores on the way.",
+)
 @click.option("--force", is_flag=True, help="Merge parents that have lost the retain set.")
 @jobs_option
 def command(out: Path, seed: int, full: bool, force: bool, jobs: int | None) -> None:

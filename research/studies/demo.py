@@ -103,12 +103,13 @@ def table(seed: int, *, full: bool, force: bool, sizes: Sizes) -> dict[str, Kind
     """The stages of the demo.
 
     Args:
-        full: Also train a single run in between, and score checkpoints on the way.
+        full: Also train a single run in between and delete exactly, and score checkpoints.
         force: Merge even if a parent fails the gate.
     """
-    stages = {"data": data_stage(seed, sizes)} | memories(TINY) | {"exact": EXACT} | pair()
+    stages = {"data": data_stage(seed, sizes)} | memories(TINY) | pair()
     stages["parents"] = Evaluate(PARENTS, options=MEMBERS, title="score the parents")
     if full:
+        stages["exact"] = EXACT
         stages["single"] = Train(
             "npo_over",
             "memorised",
