@@ -130,8 +130,7 @@ def table(seed: int, *, full: bool, force: bool, sizes: Sizes) -> dict[str, Kind
         {
             **PARENTS,
             "merged": "merged",
-            **({"single": "single"} if full else {}),
-            "exact": "exact",
+            **({"single": "single", "exact": "exact"} if full else {}),
             "retrained": "retrained",
         },
         options=MEMBERS,

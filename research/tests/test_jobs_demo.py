@@ -74,6 +74,14 @@ def test_configs_differ_from_the_examples_only_in_paths_seed_and_beta(at_root, t
     assert Path(merged["base_model"]) == tmp_path / "memorised"
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_the_demo_scores_what_it_makes(full, tmp_path):
+    """Without --full a model was scored that no stage had made."""
+    plan = plan_demo(tmp_path, full=full)
+    made = {stage.name for stage in plan.job.stages}
+    assert set(plan.table["eval"].models.values()) <= made
+
+
 def test_paths_inside_the_working_folder_stay_relative(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     plan_demo(Path("out/demo"))
