@@ -309,7 +309,7 @@ class DataArgs(Strict):
     suppression: str | None = Field(
         None,
         description="`suppression.json` of a folder of requests: rows that were deleted before are "
-        "left out of every set and counted in the log",
+        "not learned again: left out of retain and memorise rows, and counted in the log",
     )
     rows: Annotated[list[dict[str, Any]], BeforeValidator(_as_list)] = Field(
         default_factory=list,

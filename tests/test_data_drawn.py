@@ -84,6 +84,21 @@ def test_a_run_and_check_see_the_drawn_rows_alone(tmp_path):
     assert again["dataset_prepared_path"] == cfg["dataset_prepared_path"]
 
 
+def test_a_seed_of_zero_and_a_byte_order_mark(tmp_path, caplog):
+    """Zero was taken for none, and a mark that is drawn into the middle of a file for JSON."""
+    entry = rows_file(tmp_path / "retain.jsonl", "retain", 30)
+    marked = b"\xef\xbb\xbf" + (tmp_path / "retain.jsonl").read_bytes()
+    (tmp_path / "retain.jsonl").write_bytes(marked)
+    found = []
+    for seed in (0, 42, None):
+        cfg = {"seed": seed, "datasets": [dict(entry)]}
+        with caplog.at_level("INFO"):
+            draw_retain(cfg, tmp_path / "drawn", 12)
+        found.append(drawn_ids(cfg))
+    assert found[0] != found[1] == found[2]
+    assert "12 of 30 retain rows are drawn" in caplog.text
+
+
 def test_memory_is_that_of_the_drawn_rows(tmp_path):
     entry = rows_file(tmp_path / "retain.jsonl", "retain", 100_000)
     cfg = {"datasets": [entry]}

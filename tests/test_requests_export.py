@@ -16,8 +16,8 @@ from requests_folder import SECRET, adapter_folder, finished_request, model_fold
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.export import Handling, export, verify
-from axolotl_unlearn.requests.record import sign, write
+from axolotl_unlearn.requests.export import Handling, export, reply, verify
+from axolotl_unlearn.requests.record import read, sign, write
 
 GIVEN = Handling("The Team", "Ms Example", "case 12", date(2026, 10, 1))
 
@@ -32,6 +32,9 @@ def folder(tmp_path):
     write_json(folder / "subjects.json", {"T-17": ["ada"], "T-18": ["bo"]})
     write(folder)
     return folder
+
+
+_DATES = dict.fromkeys(("received", "done", "due"), "2026-10-01")
 
 
 def test_equal_content_is_equal_bytes_and_names_nobody(folder, tmp_path):
@@ -50,6 +53,17 @@ def test_equal_content_is_equal_bytes_and_names_nobody(folder, tmp_path):
     assert any(", late" in line for line in said) and "model: all 2 files as recorded" in said
     with pytest.raises(UnlearnError, match="exists"):
         export(folder, tmp_path / "a.zip", GIVEN)
+
+
+@pytest.mark.parametrize("exact", [None, "the weights are those of a training without the rows"])
+def test_the_letter_claims_no_test_where_none_decided(folder, exact):
+    """An exact way is shown by bytes, whatever a test says of the rows."""
+    statement = read(folder)
+    statement["predicate"]["verdict"]["good"] = True
+    statement["predicate"]["way"] = {"because": exact}
+    written = reply(statement, dict.fromkeys(("to", "by", "reference"), "") | _DATES)
+    assert ("none of our tests" in written) is (exact is None)
+    assert ("training the model without them" in written) is (exact is not None)
 
 
 def test_of_a_subject_it_has_no_other(folder, tmp_path):

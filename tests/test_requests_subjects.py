@@ -31,7 +31,7 @@ def test_rows_are_said_to_be_whose(home, tmp_path, kind):  # noqa: F811
     else:
         path = tmp_path / "s.txt"
         path.write_text("Ada Quill\n\nBo3 Berg3\n")
-        names = ["001", "002"]
+        names = ["001", "003"]
     out = tmp_path / "requests" / "w48"
     words = ["request", "new", str(home / "finetune.yml"), "--subjects", str(path)]
     done = CliRunner().invoke(unlearn, [*words, "--out", str(out)])

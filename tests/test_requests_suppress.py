@@ -82,7 +82,7 @@ def test_any_byte_of_the_list_counts(tmp_path_factory, data):
         Suppression.read(path)
 
 
-@pytest.mark.parametrize("role", ["forget", "retain", "memorise", "typed"])
+@pytest.mark.parametrize("role", ["retain", "memorise", "typed"])
 def test_our_dataset_types_leave_them_out_and_say_how_many(folder, tmp_path, caplog, role):
     path, *_ = suppress(folder.parent)
     file = write_lines(tmp_path / "rows.jsonl", [*OTHERS, FORMS["records"]])
@@ -111,6 +111,20 @@ def test_our_dataset_types_leave_them_out_and_say_how_many(folder, tmp_path, cap
     (folder.parent / "ledger.key").unlink()
     with pytest.raises(UnlearnError, match="ledger.key beside it cannot be read"):
         load_strategy(role, tokenizer, cfg, entry).wrap_dataset(None)
+
+
+@pytest.mark.parametrize("rows", [None, {"type": "alpaca"}])
+def test_a_row_that_is_to_be_forgotten_is_forgotten_again(folder, tmp_path, rows):
+    """A model that has learned it again would keep it, without an error."""
+    data = {"suppression": str(suppress(folder.parent)[0])} | ({"rows": rows} if rows else {})
+    file = write_lines(tmp_path / "rows.jsonl", [FORMS["alpaca" if rows else "records"]])
+    entry = {"path": str(file), "ds_type": "json", "type": "axolotl_unlearn.data.forget"}
+    cfg = DictDefault(
+        {"base_model": str(TOKENIZER), "sequence_len": 256, "datasets": [entry]}
+        | {"unlearn": {"forget": {"objective": "ga"}, "data": data}}
+    )
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    assert len(load_strategy("forget", tokenizer, cfg, entry).wrap_dataset(None)) == 1
 
 
 def test_the_command_filters_a_training_file(folder, tmp_path):

@@ -19,7 +19,7 @@ from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.drawn import passing_draw
 from axolotl_unlearn.data.records import Record, read_records, short
-from axolotl_unlearn.data.suppression import allowed, content_of
+from axolotl_unlearn.data.suppression import LEARNED, allowed, content_of
 from axolotl_unlearn.data.typed import read_sources
 from axolotl_unlearn.data.validation import held_out
 from axolotl_unlearn.errors import UnlearnError
@@ -71,13 +71,14 @@ def _has_tokenizer(cfg: dict[str, Any]) -> bool:
 def _records(cfg: dict[str, Any], args: UnlearnArgs, side: str) -> Iterator[Record]:
     for entry in _files(cfg, side):
         path, data = entry["path"], args.data
+        listed = data.suppression if side in LEARNED else None
         if data.rows:
             rows = read_sources(path, data, entry)
-            left = allowed(rows, data.suppression, path, lambda one: one.row)
+            left = allowed(rows, listed, path, lambda one: one.row)
             yield from (one.record for one in left)
         else:
             rows = read_records(path, data.fields, kind=data.default_kind, entry=entry)
-            yield from allowed(rows, data.suppression, path, content_of)
+            yield from allowed(rows, listed, path, content_of)
 
 
 # --- tokens --------------------------------------------------------------------------------------

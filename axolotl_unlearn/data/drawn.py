@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import copy
 import hashlib
+import logging
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +16,8 @@ from typing import Any
 from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
+
+LOG = logging.getLogger(__name__)
 
 
 def draw_retain(cfg: dict[str, Any], folder: Path, count: int) -> list[tuple[str, str]]:
@@ -36,7 +40,7 @@ def draw_retain(cfg: dict[str, Any], folder: Path, count: int) -> list[tuple[str
     """
     entries = [entry for entry in cfg.get("datasets") or [] if role_of(entry) == "retain"]
     drawn: list[tuple[int, bytes]] = []
-    generator, seen = random.Random(cfg.get("seed") or 42), 0
+    generator, seen = random.Random(42 if cfg.get("seed") is None else cfg["seed"]), 0
     for number, entry in enumerate(entries):
         path = Path(str(entry.get("path")))
         if path.suffix not in (".jsonl", ".ndjson") or not path.is_file():
@@ -50,13 +54,15 @@ def draw_retain(cfg: dict[str, Any], folder: Path, count: int) -> list[tuple[str
                 "of its entry, or the option."
             )
         with path.open("rb") as lines:
-            for line in lines:
+            for number_of_line, line in enumerate(lines):
+                line = line if number_of_line else line.removeprefix(codecs.BOM_UTF8)
                 if not line.strip():
                     continue
                 place = seen if seen < count else generator.randrange(seen + 1)
                 if place < count:
                     drawn[place : place + 1] = [(number, line.rstrip(b"\r\n") + b"\n")]
                 seen += 1
+    LOG.info("%d of %d retain rows are drawn.", min(count, seen), seen)
     files = []
     for number, entry in enumerate(entries):
         rows = b"".join(line for owner, line in drawn if owner == number)

@@ -84,11 +84,11 @@ class RecordStrategy(DatasetWrappingStrategy):
             records = list(
                 records_from_rows(rows, self.source, self.fields, unique=unique, kind=self.kind)
             )
-        listed = self.encoder.options.suppression
-        if listed:
-            from axolotl_unlearn.data.suppression import allowed, content_of
+        if listed := self.encoder.options.suppression:
+            from axolotl_unlearn.data.suppression import LEARNED, allowed, content_of
 
-            records = allowed(records, listed, self.source, content_of)
+            if self.role in LEARNED:
+                records = allowed(records, listed, self.source, content_of)
         table, cuts = self._encode(records)
         LOG.info(
             "%s: %d %s rows, %d tokens, longest %d",
@@ -220,9 +220,10 @@ class TypedStrategy(DatasetWrappingStrategy):
             rows = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
             given = typed.sources(rows, self.source, self.data)
         if listed := self.data.suppression:
-            from axolotl_unlearn.data.suppression import allowed
+            from axolotl_unlearn.data.suppression import LEARNED, allowed
 
-            given = allowed(given, listed, self.source, lambda one: one.row)
+            if self.role in LEARNED:
+                given = allowed(given, listed, self.source, lambda one: one.row)
         every = self.role != "retain" and not self.data.leave_out_dropped
         rows = typed.encode(given, self.data, self.tokenizer, self.cfg, self.source, every)
         if not rows:

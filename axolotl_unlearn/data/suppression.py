@@ -27,6 +27,8 @@ LIST, KEY = "suppression.json", "ledger.key"
 SHORTEST = 4
 #: Fields that say nothing of the row's content.
 _LABELS = {"id", "document", "role", "from", "kind", "task"}
+#: Roles of rows that are learned: one to forget is forgotten, also when it was deleted before.
+LEARNED = ("retain", "memorise")
 Row = TypeVar("Row")
 
 

@@ -135,9 +135,7 @@ def reply(statement: Mapping[str, Any], handling: Mapping[str, Any]) -> str:
         f"it{f' ({ref})' if (ref := handling['reference']) else ''}. We did so on "
         f"{handling['done']}; it was due on {handling['due']}.",
         f"We removed {counted(rows, 'row')} of training data by "
-        + ("training the model without them. " if exact else "unlearning. ")
-        + ("The model in use is that of a training without these rows. " if exact else "")
-        + found,
+        + ("training the model without them." if exact else f"unlearning. {found}"),
         old,
         "What we cannot say: that nobody could bring anything back, that no copy is left anywhere, "
         "and that rows which were not named say nothing of you. Every later model is tested again.",

@@ -7,12 +7,12 @@ record of the request without the rows of others; the record of the request bind
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.data.records import SUFFIXES, read_rows
+from axolotl_unlearn.data.records import SUFFIXES, read_rows, read_text
 from axolotl_unlearn.data.typed import Source
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.choose import Wanted, choose
@@ -49,8 +49,9 @@ def read_subjects(path: Path) -> list[Subject]:
     if path.suffix in SUFFIXES:
         rows = list(read_rows(path))
     else:
-        lines = enumerate(_lines(path), start=1)
-        rows = [(f"line {n}", {"subject": f"{n:03}", "person": line}) for n, line in lines]
+        lines = enumerate(read_text(path).split("\n"), start=1)
+        named = ((n, line.strip()) for n, line in lines if line.strip())
+        rows = [(f"line {n}", {"subject": f"{n:03}", "person": name}) for n, name in named]
     found: dict[str, Subject] = {}
     for place, row in rows:
         name = str(row.get("subject") or "")
@@ -71,13 +72,6 @@ def read_subjects(path: Path) -> list[Subject]:
     if not found:
         raise UnlearnError(f"{path} has no subjects; write one a line.")
     return list(found.values())
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        yield from filter(str.strip, path.read_text("utf-8").splitlines())
-    except UnicodeDecodeError:
-        raise UnlearnError(f"{path} is not UTF-8; write it again as that.") from None
 
 
 def _several(value: Any) -> list[str]:
