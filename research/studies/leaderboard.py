@@ -9,6 +9,7 @@ attacks on the chosen model: relearning from a few forgotten documents, and roun
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from research.analysis import study
 from research.analysis.leaderboard import broken_down, line, page
 from research.harness.stages import Evaluate, Kind, Plan, Run, Train, near
 from research.studies.demo import CPU, TINY, data_stage, precision
-from research.studies.methods import RETAIN, Method, chosen_methods, slug
+from research.studies.methods import RETAIN, Applied, Method, Tried, chosen_methods, slug
 from research.studies.never_seen import FILES
 from research.worlds.generate import Sizes
 
@@ -34,6 +35,16 @@ ATTACKS = {
     "quantise": ("--schemes", "int4"),
 }
 ASKED = ("--limit", "40", "--max-new-tokens", "64")
+
+
+TRUSTED = (sys.executable, "-m", "research", "trusted")
+
+
+class Trusted(Evaluate):
+    """`axolotl unlearn eval` of models with code of their own."""
+
+    def command(self, plan: Plan, name: str) -> list[str]:
+        return [*TRUSTED, *super().command(plan, name)[2:]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ class World:
     retain: Sequence[Mapping[str, Any]] = field(default_factory=lambda: RETAIN)
     rate: float = 1e-3
 
-    def placed(self, methods: Mapping[str, Method], out: Path) -> dict[str, Method]:
+    def placed(self, methods: Mapping[str, Tried], out: Path) -> dict[str, Tried]:
         """The methods that this world has all for, with its layer, teacher and retain losses."""
         own = {} if self.layer is None else {"layer": self.layer}
         teacher = self.teacher if self.model else out / "teacher"
@@ -75,9 +86,11 @@ class World:
             known = isinstance(teacher, Mapping)
             own |= {"reference": dict(teacher) if known else {"model": near(teacher)}}
         return {
-            name: (replace(m, retain=self.retain) if m.retain is RETAIN else m).placed(**own)
+            name: m
+            if isinstance(m, Applied)
+            else (replace(m, retain=self.retain) if m.retain is RETAIN else m).placed(**own)
             for name, m in methods.items()
-            if teacher or not m.teacher
+            if isinstance(m, Applied) or teacher or not m.teacher
         }
 
     @property
@@ -90,34 +103,38 @@ class World:
 
 
 def table(
-    out: Path, seed: int, methods: Mapping[str, Method], world: World, trials: int = TRIALS
+    out: Path, seed: int, methods: Mapping[str, Tried], world: World, trials: int = TRIALS
 ) -> dict[str, Kind]:
     """The stages of one seed."""
     stages: dict[str, Kind] = {}
+    trained = {name: m for name, m in methods.items() if isinstance(m, Method)}
     if world.model is None:
         without = {"datasets.0.path": "retrain.jsonl"}
         stages["data"] = data_stage(seed, world.sizes)
         stages["original"] = Train("memorise", TINY, title="memorise")
         stages["retrained"] = Train("memorise", TINY, without, title="retrain without forget rows")
-        if any(method.teacher for method in methods.values()):
+        if any(method.teacher for method in trained.values()):
             stages["before"] = Train("memorise", TINY, {"datasets.0.path": "background.jsonl"})
             kind = {"datasets.0.path": "retain.jsonl", "reinit_weights": None}
             stages["teacher"] = Train("memorise", "before", kind)
     made = tuple(name for name in ("original", "retrained") if name in stages)
-    other = next((slug(name) for name, m in methods.items() if m.alternatives), None)
-    if other:
-        stages["alternative"] = Run(
-            lambda plan: [
-                *("axolotl", "unlearn", "augment", "idk", near(plan.config_file(f"{other}-0"))),
-                *("--out", near(plan.out / "alternative.jsonl"), "--seed", str(seed)),
-            ],
-            "alternative.jsonl",
-            title="write other answers",
-        )
+    for kind, file in {"idk": "alternative", "self": "self"}.items():
+        other = next((slug(name) for name, m in trained.items() if _rows(m) == kind), None)
+        if other:
+            stages[file] = Run(
+                lambda plan, kind=kind, file=file, other=other: [
+                    *("axolotl", "unlearn", "augment", kind, near(plan.config_file(f"{other}-0"))),
+                    *("--out", near(plan.out / f"{file}.jsonl"), "--seed", str(seed)),
+                ],
+                f"{file}.jsonl",
+                title=f"write rows ({kind})",
+                needs=("original",) if kind == "self" and world.model is None else (),
+            )
     for name, method in methods.items():
-        stages |= _search(out, name, method, world, trials)
+        search = _search if isinstance(method, Method) else _applied
+        stages |= search(out, name, method, world, trials)
     chosen = tuple(f"{slug(name)}-validation" for name in methods)
-    stages["test"] = Evaluate(
+    stages["test"] = (Trusted if "GUARD-IT" in methods else Evaluate)(
         lambda plan: {
             **{"original": world.original, "retrained": world.control},
             **{slug(name): best(plan.out, name)["name"] for name in methods},
@@ -131,7 +148,8 @@ def table(
             options += ("--lr", f"{world.rate:g}") if attack == "relearn" else ()
             stages[f"{slug(name)}-{attack}"] = Run(
                 lambda plan, name=name, attack=attack, options=options: [
-                    *("axolotl", "unlearn", "attack", attack),
+                    *(TRUSTED if name == "GUARD-IT" else ("axolotl", "unlearn")),
+                    *("attack", attack),
                     f"{slug(name)}={plan.model(best(plan.out, name)['name'])}",
                     *("--data", near(plan.data / "test"), "--control", plan.model(world.control)),
                     *("--out", near(plan.out / "attacks"), *options, *ASKED),
@@ -152,10 +170,11 @@ def _search(out: Path, name: str, method: Method, world: World, trials: int) -> 
     needs: tuple[str, ...] = ()
     if method.teacher and world.model is None:
         needs = ("teacher",)
-    if method.alternatives:
-        needs = ("alternative",)
-        kind = {"ds_type": "json", "type": "axolotl_unlearn.data.alternative"}
-        changes["datasets.2"] = {"path": out / "alternative.jsonl"} | kind
+    if kind := _rows(method):
+        role = {"idk": "alternative", "self": "forget"}[kind]
+        needs = ("alternative" if kind == "idk" else kind,)
+        entry = {"ds_type": "json", "type": f"axolotl_unlearn.data.{role}"}
+        changes["datasets.2"] = {"path": out / f"{needs[0]}.jsonl"} | entry
     runs: dict[str, Kind] = {
         f"{slug(name)}-{number}": Train(
             world.example,
@@ -167,6 +186,46 @@ def _search(out: Path, name: str, method: Method, world: World, trials: int) -> 
         for number, value in enumerate(method.tried(trials))
     }
     scored = Evaluate(
+        {"original": world.original, **{run: run for run in runs}},
+        "validation",
+        title=f"choose among {name}",
+        options=("--resamples", "0"),
+    )
+    return runs | {f"{slug(name)}-validation": scored}
+
+
+def _rows(method: Method) -> str:
+    """The rows that are written for it: a kind of `axolotl unlearn augment`, or none."""
+    return method.rows or ("idk" if method.alternatives else "")
+
+
+def _applied(out: Path, name: str, method: Applied, world: World, trials: int) -> dict[str, Kind]:
+    """The same of a method that is no training."""
+
+    def words(plan: Plan, run: str, value: float) -> list[Any]:
+        given = {"ORIGINAL": plan.model(world.original), "DATA": near(plan.data)}
+        if method.after:
+            given["CHOSEN"] = plan.model(best(plan.out, method.after)["name"])
+        knob = (f"--{method.knob}", f"{value:g}")
+        return [
+            *(sys.executable, "-m", "research", *(given.get(word, word) for word in method.words)),
+            *(*knob, "--out", near(plan.out / run)),
+        ]
+
+    needs = ("original",) if world.model is None else ()
+    needs += (f"{slug(method.after)}-validation",) if method.after else ()
+    runs: dict[str, Kind] = {
+        run: Run(
+            lambda plan, run=run, value=value: words(plan, run, value),
+            f"{run}/config.json",
+            title=f"{name}, {method.knob} {value:g}",
+            needs=needs,
+        )
+        for run, value in (
+            (f"{slug(name)}-{number}", value) for number, value in enumerate(method.tried(trials))
+        )
+    }
+    scored = (Trusted if name == "GUARD-IT" else Evaluate)(
         {"original": world.original, **{run: run for run in runs}},
         "validation",
         title=f"choose among {name}",
@@ -187,7 +246,7 @@ def best(out: Path, name: str) -> dict[str, Any]:
     return max(runs, key=lambda run: (not broken_down(run), run["aggregate"] or 0.0))
 
 
-def read_seed(out: Path, methods: Mapping[str, Method], trials: int) -> dict[str, dict[str, Any]]:
+def read_seed(out: Path, methods: Mapping[str, Tried], trials: int) -> dict[str, dict[str, Any]]:
     """Lines of one finished seed: original, retrained, and each method with what was tried."""
     models = json.loads((out / "test" / "results.json").read_text("utf-8"))["models"]
     by_name = {model["name"]: model for model in models}
@@ -195,14 +254,14 @@ def read_seed(out: Path, methods: Mapping[str, Method], trials: int) -> dict[str
     for name, method in methods.items():
         run = best(out, name)["name"]
         place = int(run.rpartition("-")[2])
-        cost = json.loads((out / run / "cost.json").read_text("utf-8"))
         lines[name] = line(by_name[slug(name)]) | {
             "knob": method.knob,
             "value": method.tried(trials)[place],
             "at_end": place in (0, trials - 1),
-            "seconds": cost["seconds"] / cost["steps"],
-            "mib": cost["peak_mib"],
         }
+        if isinstance(method, Method):
+            cost = json.loads((out / run / "cost.json").read_text("utf-8"))
+            lines[name] |= {"seconds": cost["seconds"] / cost["steps"], "mib": cost["peak_mib"]}
         for attack in ATTACKS:
             path = out / "attacks" / f"{FILES.get(attack, attack)}-{slug(name)}.json"
             last = json.loads(path.read_text("utf-8"))["rows"][-1]

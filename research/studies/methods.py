@@ -12,8 +12,35 @@ from axolotl_unlearn.errors import UnlearnError
 RETAIN = [{"objective": "nll"}, {"objective": "kl", "weight": 0.5, "direction": "reverse"}]
 
 
+class Tried:
+    """What has a knob whose ``values`` a leaderboard tries."""
+
+    knob: str
+    values: Sequence[float]
+
+    def tried(self, trials: int) -> Sequence[float]:
+        """The middle ones of its strengths."""
+        first = (len(self.values) - trials) // 2
+        return self.values[first : first + trials]
+
+
 @dataclass(frozen=True)
-class Method:
+class Applied(Tried):
+    """A way to forget that is no training: a command of `research` on the original.
+
+    Attributes:
+        words: Of the command; ORIGINAL, DATA, and CHOSEN (what was chosen of ``after``) are put in.
+        knob: Name of the option whose ``values`` a leaderboard tries.
+    """
+
+    words: Sequence[str]
+    knob: str
+    values: Sequence[float]
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Method(Tried):
     """A way to forget.
 
     Attributes:
@@ -22,6 +49,7 @@ class Method:
         retain: its own retain losses.
         block: further keys of `unlearn`.
         beside: further entries of ``forget:``.
+        rows: further forget rows: a kind of `axolotl unlearn augment`.
         published: changes of an example that are its published settings; empty without.
 
     `layer`, `reference` and `heldout`, wherever they stand, are those of the tiny model; `placed`
@@ -34,6 +62,7 @@ class Method:
     retain: Sequence[Mapping[str, Any]] = field(default_factory=lambda: RETAIN)
     block: Mapping[str, Any] = field(default_factory=dict)
     beside: Sequence[Mapping[str, Any]] = ()
+    rows: str = ""
     published: Mapping[str, Any] = field(default_factory=dict)
 
     def changes(self, value: float) -> dict[str, Any]:
@@ -55,11 +84,6 @@ class Method:
 
         parts = ("forget", "retain", "block", "beside", "published")
         return replace(self, **{part: put(getattr(self, part)) for part in parts})
-
-    def tried(self, trials: int) -> Sequence[float]:
-        """The middle ones of its strengths."""
-        first = (len(self.values) - trials) // 2
-        return self.values[first : first + trials]
 
     @property
     def alternatives(self) -> bool:
@@ -120,6 +144,7 @@ METHODS: dict[str, Method] = {
     "Unilogit": _weighed("unilogit", 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
     "Flat logits": _weighed("flat_logits", 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
     "BS-T": _weighed("bst", 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+    "BS-S": Method({"objective": "bst"}, "weight", (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), rows="self"),
     "RMU": Method(
         {"objective": "rmu", "layer": 0, "positions": "all"},
         "coefficient",
@@ -165,24 +190,46 @@ METHODS: dict[str, Method] = {
 }
 
 
+#: On the tiny model's two layers; `layers` and `rank` of your own model are others.
+APPLIED: dict[str, Applied] = {
+    "MRP": Applied(
+        ("mrp", "ORIGINAL", "--data", "DATA", "--layers", "0,1", "--merge"),
+        "directions",
+        (2, 4, 8, 16, 24, 32),
+    ),
+    "GUARD-IT": Applied(
+        ("guard-it", "ORIGINAL", "--data", "DATA", "--layer", "0"),
+        "amount",
+        (-0.3, 0.5, 1.0, 2.0, 4.0, 6.0),
+    ),
+    "SkillPack of NPO": Applied(
+        ("graft", "--base", "ORIGINAL", "--unlearned", "CHOSEN", "--next", "ORIGINAL", "--pack"),
+        "energy",
+        (0.3, 0.5, 0.7, 0.9, 0.95, 0.99),
+        after="NPO",
+    ),
+}
+
+
 def slug(name: str) -> str:
     """The name of a method in stages and files."""
     return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-").replace("--", "-")
 
 
-def chosen_methods(names: str | None) -> dict[str, Method]:
-    """Those whose names (or slugs), separated by commas, were given; all without.
+def chosen_methods(names: str | None) -> dict[str, Any]:
+    """Those whose names (or slugs), separated by commas, were given; all of `METHODS` without.
 
     Raises:
         UnlearnError: There is no such method.
     """
     if not names:
         return dict(METHODS)
-    known = {slug(name): name for name in METHODS}
+    every: dict[str, Tried] = METHODS | APPLIED
+    known = {slug(name): name for name in every}
     wanted = [slug(name.strip()) for name in names.split(",")]
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise UnlearnError(
             f"the leaderboard has no method {unknown[0]!r}; there are {', '.join(known)}."
         )
-    return {known[name]: METHODS[known[name]] for name in wanted}
+    return {known[name]: every[known[name]] for name in wanted}
