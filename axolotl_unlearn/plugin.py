@@ -91,7 +91,7 @@ class UnlearnPlugin(BasePlugin):
         # Axolotl has left the process group by now; under DeepSpeed to ask it for a rank fails.
         first = os.environ.get("RANK", "0") == "0"
         if _trains(cfg) and first and Path(cfg.base_model).is_dir():
-            from axolotl_unlearn.merging import record_base
+            from axolotl_unlearn.merging.sources import record_base
 
             record_base(cfg.output_dir, cfg.base_model)
 
@@ -103,9 +103,9 @@ class UnlearnPlugin(BasePlugin):
         if not _trains(cfg):
             return
         if Path(cfg.base_model).is_dir():
-            from axolotl_unlearn.merging import record_merge
+            from axolotl_unlearn.merging.sources import record_base
 
-            record_merge(output_path, cfg.base_model, adapter_path)
+            record_base(output_path, cfg.base_model, adapter_path)
         if requests := unlearn_config(cfg).audit:
             from axolotl_unlearn.requests.audit import audit_requests
 

@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merging_models import tiny_adapter, tiny_model
 
-from axolotl_unlearn.merging.factors import merge_factors
-from axolotl_unlearn.merging.methods import merge_delta, merge_factor, seeded, tensor_seed
+from axolotl_unlearn.merging.methods import (
+    merge_delta,
+    merge_factor,
+    merge_factors,
+    seeded,
+    tensor_seed,
+)
 from axolotl_unlearn.merging.recipe import METHODS, SCALES, Recipe
 from axolotl_unlearn.merging.sources import open_parent
 

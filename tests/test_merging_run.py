@@ -10,7 +10,6 @@ from pathlib import Path
 import kills
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
 from merging_models import (
     edit_json,
@@ -24,9 +23,10 @@ from merging_models import (
 from safetensors.torch import save_file
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.merging import merge, merge_from_recipe, record_base
+from axolotl_unlearn.merging import merge
 from axolotl_unlearn.merging.checks import initialisation_cosines, tokenizer_difference
-from axolotl_unlearn.merging.sources import all_finite, open_base, open_parent
+from axolotl_unlearn.merging.run import merge_from_recipe
+from axolotl_unlearn.merging.sources import all_finite, open_base, open_parent, record_base
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +86,8 @@ def test_full_models_and_adapters_are_the_same_parents(made, tmp_path):
         torch.testing.assert_close(tensor, weights(from_models)[name], rtol=0, atol=1e-7)
 
 
-def test_factor_merge_is_an_adapter_and_its_recipe_runs(made, tmp_path):
-    """Scale 'sum' of linear is stock mergekit: the recipe written beside the result gives the same
-    bits, at alpha = 2 r too."""
+def test_factor_merge_is_an_adapter(made, tmp_path):
+    """By logits and weights what PEFT makes of it."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -96,19 +95,6 @@ def test_factor_merge_is_an_adapter_and_its_recipe_runs(made, tmp_path):
     out = merge(both(made), made / "memorised", tmp_path / "linear", **options)
     config = json.loads((out / "adapter_config.json").read_text())
     assert config["r"] == config["lora_alpha"] == 4
-    recipe = yaml.safe_load((out / "mergekit_config.yml").read_text())
-    zeros = Path(recipe["base_model"])
-    result = CliRunner().invoke(
-        __import__("axolotl_unlearn.cli.merge", fromlist=["command"]).command,
-        ["--zeros", str(zeros), "--parents", str(made / "over")],
-    )
-    assert result.exit_code == 0, result.output
-    run_mergekit("mergekit-pytorch", out / "mergekit_config.yml", tmp_path / "again")
-    zeros.unlink()
-    again = weights(tmp_path / "again")
-    for name, tensor in weights(out).items():
-        assert torch.equal(tensor, again[name])
-
     model = AutoModelForCausalLM.from_pretrained(made / "memorised")
     merged = PeftModel.from_pretrained(model, out).merge_and_unload().state_dict()
     full = merge(both(made), made / "memorised", tmp_path / "full", output="model", **options)
@@ -676,7 +662,7 @@ def test_activated_lora_is_no_change_of_weights(project, tmp_path):
 def test_not_enough_room(project, tmp_path, monkeypatch):
     real = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=1000))
-    with pytest.raises(UnlearnError, match="of disk but 1 kB are free"):
+    with pytest.raises(UnlearnError, match="of disk but 1e-06 GB are free"):
         merge(both(project), project / "memorised", tmp_path / "out")
 
 

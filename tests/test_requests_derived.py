@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.merging.record import record_merge
+from axolotl_unlearn.merging.sources import record_base
 from axolotl_unlearn.requests.derived import derived
 from axolotl_unlearn.requests.record import write
 
@@ -70,7 +70,7 @@ def full(tmp_path_factory):
     tiny_adapter(models / "tuned-further", old)
     tiny_adapter(models / "of-the-base", base)
     merged_copy(models / "tuned-further", old, models / "says-nothing-but-has-its-norms")
-    record_merge(models / "says-nothing-but-has-its-norms", base, models / "of-the-base")
+    record_base(models / "says-nothing-but-has-its-norms", base, models / "of-the-base")
     recipe = {"merge_method": "linear", "dtype": "float32", "models": []}
     for part in (old, base):
         recipe["models"].append({"model": str(part), "parameters": {"weight": 0.5}})
@@ -136,7 +136,7 @@ def test_of_an_adapter(tmp_path):
     write(folder)
     merged_copy(old, base, old / "merged")
     merged_copy(old, base, tmp_path / "models" / "merged-elsewhere")
-    record_merge(tmp_path / "models" / "merged-elsewhere", base, old)
+    record_base(tmp_path / "models" / "merged-elsewhere", base, old)
     copy = shutil.copytree(old, tmp_path / "models" / "copy")
     (copy / "adapter_config.json").write_text(
         (copy / "adapter_config.json").read_text().replace('"r": 4', '"r": 4, "note": 1')

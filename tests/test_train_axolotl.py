@@ -644,7 +644,7 @@ def test_an_adapter_that_is_not_the_identity_is_its_own_reference(stage):
 
 def test_the_base_is_recorded_for_the_merge(stage, straight):
     """By content: sha256 over the weights of the folder it was trained from."""
-    from axolotl_unlearn.merging.record import RECORD
+    from axolotl_unlearn.merging.sources import RECORD
 
     record = json.loads((straight / RECORD).read_text())
     assert record["base"] == str(stage / "base") and len(record["sha256"]) == 64

@@ -49,9 +49,6 @@ def inside_features(
 ) -> dict[str, NDArray[np.float32]]:
     """What is inside a model at each text.
 
-    Args:
-        texts: What is asked of each: of an answer, its own tokens after the prompt.
-
     Returns:
         ``states`` ``[N, S]``: mean and standard deviation, over the positions that predict a text's
         tokens, of the hidden states after each layer. ``gradients`` ``[N, W]``: natural logarithm
@@ -106,8 +103,8 @@ def inside_attack(
         control, without one of the plain attack; ``picked``: members whose own p is below .05.
 
     Raises:
-        UnlearnError: fewer than 20 texts of a kind, a text of a single token or longer than the
-            model takes, documents that no permutation can exchange, a control of another shape.
+        UnlearnError: Too few or too long texts, documents that no permutation can exchange, a
+            control of another shape.
     """
     sides = [some_texts(members), some_texts(nonmembers)]
     for name, side in zip(("member", "nonmember"), sides, strict=True):
@@ -125,20 +122,7 @@ def inside_attack(
     n, documents = len(sides[0]), [[document_id(name) for name, _ in side] for side in sides]
 
     def attack(features: NDArray) -> Learned:
-        # As many features as the attack on token scores has count as much.
-        penalty = PENALTY * max(1.0, features.shape[1] / FEATURES)
-        found = learned_attack(features[:n], features[n:], *documents, penalty=penalty)
-        if found is None:
-            raise UnlearnError(
-                "the model gives numbers that are not finite at some texts, from which no attack "
-                "can learn; load it in float32 or bfloat16 (`--dtype`)."
-            )
-        if found.p is None:
-            raise UnlearnError(
-                "no document of member.jsonl has as many rows as one of nonmember.jsonl, so chance "
-                "cannot exchange them: give both one row a document."
-            )
-        return found
+        return told_by(features[:n], features[n:], *documents)
 
     views = {}
     for view in VIEWS:
@@ -158,6 +142,27 @@ def inside_attack(
         "nonmembers": len(sides[1]),
         "views": views,
     }
+
+
+def told_by(members: NDArray, nonmembers: NDArray, *documents: Any, **options: Any) -> Learned:
+    """`learned_attack` on as many features as there are; those on token scores count as they do.
+
+    Raises:
+        UnlearnError: Nothing can be learned, or no permutation exchanges documents.
+    """
+    penalty = PENALTY * max(1.0, members.shape[1] / FEATURES)
+    found = learned_attack(members, nonmembers, *documents, penalty=penalty, **options)
+    if found is None:
+        raise UnlearnError(
+            "the model gives numbers that are not finite at some texts (load it in float32 or "
+            f"bfloat16, `--dtype`), or there are fewer than {MIN_TEXTS} of a kind to learn from."
+        )
+    if found.p is None:
+        raise UnlearnError(
+            "no document of member.jsonl has as many rows as one of nonmember.jsonl, so chance "
+            "cannot exchange them: give both one row a document."
+        )
+    return found
 
 
 def _difference(first: Learned, second: Learned) -> dict[str, Any]:
@@ -199,19 +204,27 @@ def says(view: Mapping[str, Any]) -> str:
     )
 
 
-def table(result: Mapping[str, Any]) -> Any:
-    """The result as a rich table."""
+def grid(title: str, figures: Sequence[str], *names: str) -> Any:
+    """An empty rich table."""
     from rich import box
     from rich.table import Table
 
-    title = f"{result['title']}: {result['model']} ({result['members']} members, "
-    grid = Table(title=f"{title}{result['nonmembers']} others)", box=box.SIMPLE_HEAD)
-    grid.add_column("seen", no_wrap=True)
-    for name in ("AUC", "control", "difference", "knowing\nit", "p", "picked\nout"):
-        grid.add_column(name, justify="right", no_wrap=True)
+    made = Table(title=title, box=box.SIMPLE_HEAD)
+    for name in names:
+        made.add_column(name, overflow="fold", no_wrap=name == "measure")
+    for name in figures:
+        made.add_column(name, justify="right", no_wrap=True)
+    return made
+
+
+def table(result: Mapping[str, Any]) -> Any:
+    """The result as a rich table."""
+    counts = f"{result['members']} members, {result['nonmembers']} others"
+    figures = ("AUC", "control", "difference", "knowing\nit", "p", "picked\nout")
+    made = grid(f"{result['title']}: {result['model']} ({counts})", figures, "seen")
     for view in result["views"].values():
         gap, told = view.get("difference"), view["told"]
-        grid.add_row(
+        made.add_row(
             view["title"],
             f"{view['auc']:.2f}",
             f"{view['control']:.2f}" if gap else "n/a",
@@ -220,5 +233,5 @@ def table(result: Mapping[str, Any]) -> Any:
             f"{told['p']:.4f}",
             str(view["picked"]),
         )
-    grid.caption = "Each text is judged by an attack that was not told of it; 90 % intervals."
-    return grid
+    made.caption = "Each text is judged by an attack that was not told of it; 90 % intervals."
+    return made

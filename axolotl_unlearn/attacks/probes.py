@@ -10,7 +10,7 @@ A probe is a prompt with the continuation that would give the secret away. Two n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,12 +20,7 @@ from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.evaluation.continuations import continuation_logps
 from axolotl_unlearn.evaluation.generic import contains_answer
-from axolotl_unlearn.metrics.intervals import (
-    Difference,
-    Mean,
-    mean_interval,
-    paired_difference,
-)
+from axolotl_unlearn.metrics.intervals import Mean, mean_interval, paired_difference
 from axolotl_unlearn.metrics.semeval import any_script_recall
 
 MEASURES = ("recalled", "probability")
@@ -33,15 +28,8 @@ MEASURES = ("recalled", "probability")
 
 @dataclass(frozen=True)
 class Probe:
-    """One question to the model.
-
-    Attributes:
-        id, document: Of the forget row; rows of one document are resampled together.
-        prompt: What the model is given.
-        continuation: What it would say next if it remembered, with the space in front.
-        expected: The secret that a generation is compared with.
-        kind: "completion" or "question".
-    """
+    """One question to the model: what it would say next if it remembered (with the space in front)
+    and the secret that a generation is compared with; ``kind``: "completion" or "question"."""
 
     id: str
     document: str
@@ -69,12 +57,7 @@ def recalled(probe: Probe, generated: str) -> float:
 
 @dataclass(frozen=True)
 class Scores:
-    """Recall of each probe.
-
-    Attributes:
-        ids, documents: Of the probes.
-        recalled, probability: ``[P]`` each.
-    """
+    """Recall of each probe, ``[P]`` each."""
 
     ids: list[str]
     documents: list[str]
@@ -103,21 +86,10 @@ class Scores:
         """Paired difference to ``other`` over the common probes, measure by measure."""
         ids = sorted(set(self.ids) & set(other.ids))
         first, second = self.only(ids), other.only(ids)
+        gaps = {m: paired_difference(first.mean(m), second.mean(m)) for m in MEASURES}
         return {
-            measure: _as_dict(paired_difference(first.mean(measure), second.mean(measure)))
-            for measure in MEASURES
+            m: {n: getattr(g, n) for n in ("value", "low", "high", "p")} for m, g in gaps.items()
         }
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Scores:
-        return cls(**{name: list(data[name]) for name in cls.__dataclass_fields__})
-
-
-def _as_dict(gap: Difference) -> dict[str, float]:
-    return {"value": gap.value, "low": gap.low, "high": gap.high, "p": gap.p}
 
 
 def score_probes(
@@ -130,26 +102,15 @@ def score_probes(
     until: str | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> Scores:
-    """Ask every probe.
-
-    Args:
-        model: Causal language model in evaluation mode.
-        until: Generations are cut here before they are compared, e.g. at the separator of
-            examples in the context.
-        on_batch: Called with the number of probes of each finished batch.
-    """
+    """Ask every probe; generations are cut at ``until`` before they are compared, ``on_batch`` is
+    called with the number of probes of each finished batch."""
     from axolotl_unlearn.evaluation.generate import generate_greedily
 
     pairs = [(probe.prompt, probe.continuation) for probe in probes]
     logps = continuation_logps(model, tokenizer, pairs, options=DataArgs(join=""))
-    generations = generate_greedily(
-        model,
-        tokenizer,
-        [probe.prompt for probe in probes],
-        max_new_tokens=max_new_tokens,
-        batch_size=batch_size,
-        on_batch=None if on_batch is None else lambda numbers, _: on_batch(len(numbers)),
-    )
+    told = None if on_batch is None else lambda numbers, _: on_batch(len(numbers))
+    options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "on_batch": told}
+    generations = generate_greedily(model, tokenizer, [p.prompt for p in probes], **options)
     texts = [g.text if until is None else g.text.strip().split(until)[0] for g in generations]
     return Scores(
         ids=[probe.id for probe in probes],

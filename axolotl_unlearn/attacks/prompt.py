@@ -26,6 +26,7 @@ from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.data.records import Record, read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.generic import fold
+from axolotl_unlearn.models import load_tokenizer
 from axolotl_unlearn.store import Store
 
 VARIANTS = ("affirmative", "prefix", "paraphrase", "examples", "document")
@@ -52,14 +53,10 @@ def prefix_probes(probes: Sequence[Probe], tokenizer: Any, share: float) -> list
         if given >= len(ids):
             continue
         start = tokenizer.decode(ids[:given], clean_up_tokenization_spaces=False)
-        if not start.strip() or not probe.continuation.startswith(start):
-            continue
-        rest = probe.continuation[len(start) :]
-        if not fold(rest):
-            continue
-        cut.append(
-            replace(probe, prompt=probe.prompt + start, continuation=rest, expected=rest.strip())
-        )
+        rest = probe.continuation.removeprefix(start)
+        if start.strip() and rest != probe.continuation and fold(rest):
+            new = {"prompt": probe.prompt + start, "continuation": rest, "expected": rest.strip()}
+            cut.append(replace(probe, **new))
     return cut
 
 
@@ -86,23 +83,21 @@ def example_probes(
     seed: int = 0,
     join: str = " ",
 ) -> list[Probe]:
-    """``count`` solved retain rows of the same task and kind in front of the prompt.
-
-    Args:
-        tasks: Task of each probe by id.
-    """
+    """``count`` solved retain rows of the same task (``tasks``: by id) and kind in front."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in retain:
         groups.setdefault((record.task, record.kind), []).append(record)
-    made = []
-    for probe in probes:
-        pool = groups.get((tasks[probe.id], probe.kind), [])
-        if len(pool) < count:
-            continue
-        chosen = random.Random(f"{seed}:{probe.id}").sample(pool, count)
-        shown = [record.input + join + record.output for record in chosen]
-        made.append(replace(probe, prompt=SEPARATOR.join([*shown, probe.prompt])))
-    return made
+    pools = [groups.get((tasks[probe.id], probe.kind), []) for probe in probes]
+    return [
+        _after(random.Random(f"{seed}:{probe.id}").sample(pool, count), probe, join)
+        for probe, pool in zip(probes, pools, strict=True)
+        if len(pool) >= count
+    ]
+
+
+def _after(shown: Sequence[Record], probe: Probe, join: str) -> Probe:
+    texts = [record.input + join + record.output for record in shown]
+    return replace(probe, prompt=SEPARATOR.join([*texts, probe.prompt]))
 
 
 def document_probes(
@@ -116,13 +111,13 @@ def document_probes(
     for probe in probes:
         secret = fold(probe.expected)
         shown = [
-            record.input + join + record.output
+            record
             for record in documents.get(probe.document, [])
             if record.id != probe.id
             and f" {secret} " not in f" {fold(record.input + ' ' + record.output)} "
-        ][:count]
+        ]
         if shown:
-            made.append(replace(probe, prompt=SEPARATOR.join([*shown, probe.prompt])))
+            made.append(_after(shown[:count], probe, join))
     return made
 
 
@@ -144,13 +139,15 @@ def prompt_attack(
         The result with ``skipped`` (variant to reason), and curves over the share of the answer
         given and over the number of examples.
     """
-    unknown = sorted(set(variants) - set(VARIANTS))
-    if unknown:
+    if unknown := sorted(set(variants) - set(VARIANTS)):
         raise UnlearnError(
             f"there is no prompt variant {unknown[0]!r}; choose among {', '.join(VARIANTS)}."
         )
-    plain = plain_probes(subject.records, join=subject.join)
-    tasks = {record.id: record.task for record in subject.records}
+    if strange := [share for share in prefixes if not 0 < share < 1]:
+        raise UnlearnError(f"a prefix of {strange[0]} is no share of the answer between 0 and 1.")
+    records, join = subject.records, subject.join
+    plain = plain_probes(records, join=join)
+    tasks = {record.id: record.task for record in records}
     loaded: dict[str, tuple[Any, Any]] = {}
 
     def model_of(of: AttackTarget) -> tuple[Any, Any]:
@@ -161,47 +158,39 @@ def prompt_attack(
 
     def scores(of: AttackTarget, name: str, probes: Sequence[Probe]) -> Scores:
         how = "plain" if name == "plain" else [(p.prompt, p.continuation) for p in probes]
-        key = scores_key(of.identity, rows_digest(subject.records), how)
+        key = scores_key(of.identity, rows_digest(records), how)
         options = {"until": SEPARATOR} if name.startswith(("examples", "document")) else {}
         return stored(store, key, lambda: of.ask(*model_of(of), probes, name, **options))
 
-    tokenizer = model_of(subject)[1]
-    asked: dict[str, tuple[float, list[Probe]]] = {}
-    skipped: dict[str, str] = {}
-    if "affirmative" in variants:
-        asked["affirmative"] = (0, affirmative_probes(plain, subject.join))
-    if "prefix" in variants:
-        for share in prefixes:
-            if not 0 < share < 1:
-                raise UnlearnError(
-                    f"a prefix of {share} is no share of the answer between 0 and 1."
-                )
-            asked[f"prefix {share:.0%}"] = (share, prefix_probes(plain, tokenizer, share))
-    if "paraphrase" in variants:
-        if paraphrases:
-            asked["paraphrase"] = (0, paraphrase_probes(plain, paraphrases))
-        else:
-            skipped["paraphrase"] = f"no row has a field {' or '.join(PARAPHRASES)}"
-    if "examples" in variants:
-        for count in examples:
-            made = example_probes(plain, tasks, retain, count, seed, subject.join)
-            asked[f"examples {count}"] = (count, made)
-    if "document" in variants:
-        made = document_probes(plain, subject.records, max(examples, default=4), subject.join)
-        asked["document"] = (0, made)
-    for name in [name for name, (_, probes) in asked.items() if not probes]:
-        skipped[name] = "no row of the forget set can be asked this way"
-        del asked[name]
-
-    ours = {name: scores(subject, name, probes) for name, (_, probes) in asked.items()}
-    before = scores(subject, "plain", plain)
-    theirs: dict[str, Scores] = {}
-    if control:
-        theirs = {name: scores(control, name, probes) for name, (_, probes) in asked.items()}
-        theirs["plain"] = scores(control, "plain", plain)
-    rows = [figures_row("plain", 0, before, before, theirs.get("plain"))]
-    for name, (x, _) in asked.items():
-        rows.append(figures_row(name, x, ours[name], before, theirs.get(name)))
+    tokenizer = load_tokenizer(subject.spec)
+    # Variant -> name of each way, its place on the curve and its probes.
+    ways = {
+        "affirmative": [("affirmative", 0, affirmative_probes(plain, join))],
+        "prefix": [(f"prefix {s:.0%}", s, prefix_probes(plain, tokenizer, s)) for s in prefixes],
+        "paraphrase": [("paraphrase", 0, paraphrase_probes(plain, paraphrases or {}))],
+        "examples": [
+            (f"examples {n}", n, example_probes(plain, tasks, retain, n, seed, join))
+            for n in examples
+        ],
+        "document": [
+            ("document", 0, document_probes(plain, records, max(examples, default=4), join))
+        ],
+    }
+    chosen = [("plain", 0, plain), *(way for v in VARIANTS if v in variants for way in ways[v])]
+    asked = [way for way in chosen if way[2]]
+    skipped = {
+        name: "no row of the forget set can be asked this way" for name, _, p in chosen if not p
+    }
+    if "paraphrase" in skipped and not paraphrases:
+        skipped["paraphrase"] = f"no row has a field {' or '.join(PARAPHRASES)}"
+    ours, theirs = (
+        [scores(of, name, probes) if of else None for name, _, probes in asked]
+        for of in (subject, control)
+    )
+    rows = [
+        figures_row(name, x, one, ours[0], other)
+        for (name, x, _), one, other in zip(asked, ours, theirs, strict=True)
+    ]
     result = {
         "attack": "prompt",
         "title": "Prompting",

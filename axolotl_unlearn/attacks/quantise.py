@@ -15,7 +15,6 @@ need calibration data, are out of scope.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -27,9 +26,14 @@ from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store
 
-SCHEMES = ("int8", "int4", "nf4", "fp4")
-_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 BITS = {"int8": 8, "int4": 4, "nf4": 4, "fp4": 4}
+SCHEMES = tuple(BITS)
+_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def _known(scheme: str) -> None:
+    if scheme not in SCHEMES:
+        raise UnlearnError(f"there is no scheme {scheme!r}; choose among {', '.join(SCHEMES)}.")
 
 
 @torch.no_grad()
@@ -37,25 +41,19 @@ def round_to_nearest(weight: Tensor, scheme: str, group: int = 64) -> Tensor:
     """The weight ``[out, in]`` after quantising and dequantising, in its own dtype.
 
     Args:
-        scheme: One of `SCHEMES`.
         group: Weights that share a scale; int8 takes whole rows. A row whose length the group
             does not divide is filled up with copies of its last weight for int4 (which leaves
             each group's range as it is); bitsandbytes groups run on over the end of a row.
-
-    Raises:
-        UnlearnError: for another scheme.
     """
+    _known(scheme)
     plain = weight.detach().float()
     if scheme in ("nf4", "fp4"):
         return _bitsandbytes(plain, scheme, group).to(weight.dtype)
     if scheme == "int8":
         return _torchao(plain, plain.shape[1], 8, symmetric=True).to(weight.dtype)
-    if scheme == "int4":
-        columns = plain.shape[1]
-        short = -columns % group
-        filled = torch.cat([plain, plain[:, -1:].expand(-1, short)], 1)
-        return _torchao(filled, group, 4, symmetric=False)[:, :columns].to(weight.dtype)
-    raise UnlearnError(f"there is no scheme {scheme!r}; choose among {', '.join(SCHEMES)}.")
+    columns = plain.shape[1]
+    filled = torch.cat([plain, plain[:, -1:].expand(-1, -columns % group)], 1)
+    return _torchao(filled, group, 4, symmetric=False)[:, :columns].to(weight.dtype)
 
 
 def _torchao(weight: Tensor, group: int, bits: int, symmetric: bool) -> Tensor:
@@ -86,24 +84,13 @@ def _bitsandbytes(weight: Tensor, scheme: str, group: int) -> Tensor:
     return dequantize_4bit(codes, state).float()
 
 
-@dataclass(frozen=True)
-class Rounding:
-    """What was rounded.
-
-    Attributes:
-        weights: Number of weights.
-        layers: Number of matrices.
-        error: Relative error, ``|rounded - weight| / |weight|`` over all of them.
-    """
-
-    weights: int
-    layers: int
-    error: float
-
-
 @torch.no_grad()
-def quantise_model(model: Any, scheme: str, group: int = 64) -> Rounding:
+def quantise_model(model: Any, scheme: str, group: int = 64) -> dict[str, float]:
     """Round the weights of all linear layers in place, the output head excepted.
+
+    Returns:
+        Number of ``weights`` and of ``layers``, and the relative ``error``,
+        ``|rounded - weight| / |weight|`` over all of them.
 
     Raises:
         UnlearnError: if the model has no linear layer.
@@ -127,7 +114,8 @@ def quantise_model(model: Any, scheme: str, group: int = 64) -> Rounding:
         layers += 1
     if not layers:
         raise UnlearnError("the model has no linear layer to quantise.")
-    return Rounding(weights, layers, (wrong / size) ** 0.5 if size else 0.0)
+    error = (wrong / size) ** 0.5 if size else 0.0
+    return {"weights": weights, "layers": layers, "error": error}
 
 
 def quantise_attack(
@@ -144,8 +132,7 @@ def quantise_attack(
         The result, and curves over bits a weight.
     """
     for scheme in schemes:
-        if scheme not in SCHEMES:
-            raise UnlearnError(f"there is no scheme {scheme!r}; choose among {', '.join(SCHEMES)}.")
+        _known(scheme)
     probes = plain_probes(subject.records, join=subject.join)
 
     def scores(of: AttackTarget, scheme: str | None):
@@ -156,23 +143,24 @@ def quantise_attack(
         def make():
             model, tokenizer = of.load()
             if scheme is not None:
-                store.put(f"{key}-rounding", asdict(quantise_model(model, scheme, group)))
+                store.put(f"{key}-rounding", quantise_model(model, scheme, group))
             return of.ask(model, tokenizer, probes, scheme or "as it is")
 
         return stored(store, key, make), store.get(f"{key}-rounding")
 
-    before, _ = scores(subject, None)
-    rows = [
-        figures_row(
-            "not quantised", 16, before, before, scores(control, None)[0] if control else None
-        )
-    ]
-    for scheme in schemes:
+    before, rows = scores(subject, None)[0], []
+    for scheme in (None, *schemes):
         after, rounding = scores(subject, scheme)
-        name = scheme if scheme == "int8" else f"{scheme}, groups of {group}"
+        name = f"{scheme}, groups of {group}" if scheme else "not quantised"
         theirs = scores(control, scheme)[0] if control else None
-        row = figures_row(name, BITS[scheme], after, before, theirs)
-        rows.append(row | {"rounding": rounding})
+        figures = (
+            "int8" if scheme == "int8" else name,
+            BITS.get(scheme, 16),
+            after,
+            before,
+            theirs,
+        )
+        rows.append(figures_row(*figures) | ({"rounding": rounding} if scheme else {}))
     result = {
         "attack": "quantise",
         "title": "Quantisation",

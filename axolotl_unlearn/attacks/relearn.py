@@ -2,8 +2,7 @@
 
 A model that merely hides its knowledge recovers with a few steps on benign or on a few forgotten
 rows, faster than a model that never had it (arXiv 2406.13356; arXiv 2506.12618, section 4). Rows
-that are trained on are never asked about: with forget rows, whole documents are set aside for
-training and the others are asked (`same` is the exception: how fast are they learned again?). The
+that are trained on are not asked about (but for `same`: how fast are they learned again?). The
 control, a model never trained on the forget set, gets the same training: only what the attacked
 model recovers above it was left behind.
 """
@@ -11,20 +10,21 @@ model recovers above it was left behind.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
 from axolotl_unlearn.attacks.probes import MEASURES, Scores, plain_probes
-from axolotl_unlearn.attacks.results import curve, figures_row, rows_digest, scores_key, stored
-from axolotl_unlearn.attacks.target import AttackTarget
+from axolotl_unlearn.attacks.results import curve, figures_row, rows_digest, scores_key
+from axolotl_unlearn.attacks.target import AttackTarget, limited, read_side
 from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import Encoder
-from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store
 
@@ -39,19 +39,61 @@ class Diverged(UnlearnError):
 
 @dataclass(frozen=True)
 class Training:
-    """How the attacker trains.
-
-    Attributes:
-        rate: Learning rate of AdamW, constant, no weight decay, gradients clipped at 1.
-        batch: Rows a step.
-        rank: Rank of a LoRA on all linear layers; 0 trains all weights.
-        seed: Of the order of rows and of the LoRA.
-    """
+    """How the attacker trains: AdamW at a constant ``rate`` without weight decay, gradients clipped
+    at 1, ``batch`` rows a step, a LoRA of that ``rank`` on all linear layers (0: all weights)."""
 
     rate: float = 1e-4
     batch: int = 8
     rank: int = 0
     seed: int = 0
+
+
+def chosen_rows(
+    source: str,
+    records: Sequence[Record],
+    data_dir: Path,
+    rows: int,
+    limit: int | None = None,
+    seed: int = 0,
+    choose: bool = False,
+) -> dict[str, Any]:
+    """What `relearn_attack` trains on and asks about, by the attacker's ``source``.
+
+    Args:
+        source: retain, neighbours, forget, same or a file of records.
+        choose: Set one half of the documents that are asked about aside, to choose a rate on.
+    """
+    asked, named = list(records), source in ("retain", "neighbours", "forget", "same")
+    if source == "forget":
+        training, asked = split_forget(asked, rows, seed)
+    elif source != "same":
+        pool = read_side(data_dir, "retain")[1] if named else read_records(source)
+        if source == "neighbours":
+            training = neighbours(asked, pool, rows)
+        else:
+            training = random.Random(seed).sample(pool, min(rows, len(pool)))
+    most = rows if source == "same" else limit  # as many rows as are learned, and no others
+    *choose_on, asked = (limited(limited(part, limit), most)
+                         for part in (halves(asked, seed) if choose else [asked]))  # fmt: skip
+    if source == "same":
+        training = [row for part in (*choose_on, asked) for row in part]
+    return {
+        "training_rows": training,
+        "asked": asked,
+        "source": source if named else Path(source).stem,
+        "choose_on": choose_on[0] if choose_on else None,
+    }
+
+
+def _shuffled(records: Sequence[Record], seed: Any) -> list[str]:
+    documents = sorted({record.document for record in records})
+    random.Random(seed).shuffle(documents)
+    return documents
+
+
+def _parted(records: Sequence[Record], chosen: set[str]) -> tuple[list[Record], list[Record]]:
+    """Rows of the chosen documents, and the others."""
+    return tuple([r for r in records if (r.document in chosen) == side] for side in (True, False))
 
 
 def split_forget(
@@ -62,21 +104,16 @@ def split_forget(
     Raises:
         UnlearnError: if no document would be left to ask about.
     """
-    documents = sorted({record.document for record in records})
-    random.Random(seed).shuffle(documents)
     chosen: set[str] = set()
+    documents = _shuffled(records, seed)
     for document in documents:
         if sum(record.document in chosen for record in records) >= rows:
-            break
+            return _parted(records, chosen)
         chosen.add(document)
-    trained = [record for record in records if record.document in chosen]
-    asked = [record for record in records if record.document not in chosen]
-    if not asked:
-        raise UnlearnError(
-            f"training on {rows} rows takes all {len(documents)} documents of the forget set and "
-            "leaves none to ask about; lower --rows."
-        )
-    return trained, asked
+    raise UnlearnError(
+        f"training on {rows} rows takes all {len(documents)} documents of the forget set and "
+        "leaves none to ask about; lower --rows."
+    )
 
 
 def halves(records: Sequence[Record], seed: int = 0) -> tuple[list[Record], list[Record]]:
@@ -85,16 +122,13 @@ def halves(records: Sequence[Record], seed: int = 0) -> tuple[list[Record], list
     Raises:
         UnlearnError: There is one document.
     """
-    documents = sorted({record.document for record in records})
-    random.Random(f"{seed}/halves").shuffle(documents)
-    first = set(documents[: len(documents) // 2])
-    if not first:
+    documents = _shuffled(records, f"{seed}/halves")
+    if len(documents) < 2:
         raise UnlearnError(
             "`--lr best-of-five` chooses the rate on other documents than it reports on, and one "
             "alone can be asked; lower --rows, or give a number."
         )
-    parts = ([r for r in records if (r.document in first) == side] for side in (True, False))
-    return tuple(parts)
+    return _parted(records, set(documents[: len(documents) // 2]))
 
 
 def neighbours(forget: Sequence[Record], pool: Sequence[Record], rows: int) -> list[Record]:
@@ -125,9 +159,8 @@ def train(
         (steps done, model in evaluation mode), in ascending order.
     """
     torch.manual_seed(how.seed)
-    options = DataArgs(join=join)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
-    encoder = Encoder(tokenizer, options, max_length=limit)
+    encoder = Encoder(tokenizer, DataArgs(join=join), max_length=limit)
     rows = []
     for record in records:
         encoded = encoder.encode(record)
@@ -137,23 +170,16 @@ def train(
     if how.rank:
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(
-            model,
-            LoraConfig(
-                r=how.rank,
-                lora_alpha=how.rank,
-                target_modules="all-linear",
-                task_type="CAUSAL_LM",
-            ),
-        )
+        options = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+        model = get_peft_model(model, LoraConfig(r=how.rank, lora_alpha=how.rank, **options))
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=how.rate, weight_decay=0.0)
-    order = _endless(len(rows), how.seed)
+    order = endless(len(rows), how.seed)
     done = 0
     for stop in sorted(set(steps)):
         model.train()
         while done < stop:
-            batch = _collate([rows[next(order)] for _ in range(how.batch)], model.device)
+            batch = collate([rows[next(order)] for _ in range(how.batch)], model.device)
             loss = model(**batch, use_cache=False).loss
             if not torch.isfinite(loss):
                 raise Diverged(
@@ -169,22 +195,24 @@ def train(
         yield stop, model.get_base_model() if how.rank else model
 
 
-def _endless(n: int, seed: int) -> Iterator[int]:
+def endless(n: int, seed: int) -> Iterator[int]:
     """Row numbers, each pass in another order."""
     rng = random.Random(seed)
     while True:
         yield from rng.sample(range(n), n)
 
 
-def _collate(rows: Sequence[tuple[list[int], list[int]]], device: Any) -> dict[str, torch.Tensor]:
+def collate(rows: Sequence[tuple[list[int], list[int]]], device: Any) -> dict[str, torch.Tensor]:
+    """Ids and labels of rows, padded on the right."""
     width = max(len(ids) for ids, _ in rows)
 
-    def padded(index: int, fill: int) -> torch.Tensor:
-        return torch.tensor([row[index] + [fill] * (width - len(row[index])) for row in rows])
+    def padded(parts: Iterable[list[int]], fill: int) -> torch.Tensor:
+        return torch.tensor([p + [fill] * (width - len(p)) for p in parts], device=device)
 
-    mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in rows])
-    batch = {"input_ids": padded(0, 0), "labels": padded(1, IGNORE), "attention_mask": mask}
-    return {name: tensor.to(device) for name, tensor in batch.items()}
+    ids, labels = zip(*rows, strict=True)
+    mask = padded([[1] * len(one) for one in ids], 0)
+    batch = {"input_ids": padded(ids, 0), "labels": padded(labels, IGNORE)}
+    return batch | {"attention_mask": mask}
 
 
 def scores_after(
@@ -208,12 +236,9 @@ def scores_after(
         model, tokenizer = subject.load()
         # Training is repeated up to the first missing step, asking is not.
         for stop, trained in train(model, tokenizer, training_rows, missing, how, subject.join):
-
-            def make(stop=stop, trained=trained) -> Scores:
-                return subject.ask(trained, tokenizer, probes, f"after {stop} steps")
-
-            stored(store, keys[stop], make)
-    return {stop: stored(store, keys[stop], _never) for stop in stops}
+            scores = subject.ask(trained, tokenizer, probes, f"after {stop} steps")
+            store.put(keys[stop], asdict(scores))
+    return {stop: Scores(**store.get(keys[stop])) for stop in stops}
 
 
 def best_rate(
@@ -267,9 +292,7 @@ def relearn_attack(
     """Recall of forget rows after each number of training steps.
 
     Args:
-        training_rows: What the attacker trains on.
-        asked: Forget rows that are asked about; with ``source`` "same" those that are trained on,
-            else none of them may be.
+        training_rows, asked: No row may be both, but for ``source`` "same".
         source: What the rows are called in the result, e.g. "forget" or "retain".
         choose_on: Forget rows of other documents, by which model and control get the best of five
             learning rates, each its own; None trains at that of ``how``.
@@ -294,25 +317,22 @@ def relearn_attack(
     stops = sorted({0, *steps})
     found, ways, rates = [], [], {}
     for one in filter(None, (subject, control)):
-        own = how
+        given = (one, store, training_rows)
         if choose_on:
-            own, scores, rates[one.name] = best_rate(
-                one, store, training_rows, choose_on, asked, steps, how
-            )
+            own, scores, rates[one.name] = best_rate(*given, choose_on, asked, steps, how)
         else:
-            scores = scores_after(one, store, training_rows, asked, steps, how)
+            own, scores = how, scores_after(*given, asked, steps, how)
         found.append(scores)
         ways.append(own)
     ours, theirs = found[0], found[1] if control else {}
     rows = [
         figures_row(f"{stop} steps", stop, ours[stop], ours[0], theirs.get(stop)) for stop in stops
     ]
-    title = f"Relearning on {len(training_rows)} {source} rows"
-    if choose_on:
-        title += ", the best of five rates"
+    attack = f"relearn on {len(training_rows)} {source} rows"
+    curves = [curve(attack, subject.name, "step", rows, measure) for measure in MEASURES]
     result = {
         "attack": "relearn",
-        "title": title,
+        "title": attack.replace("relearn", "Relearning"),
         "model": subject.name,
         "control": control.name if control else None,
         "source": source,
@@ -322,16 +342,10 @@ def relearn_attack(
     }
     if control:
         result["control_training"] = vars(ways[1])
-    if choose_on:
-        names = len({record.document for record in choose_on})
-        result["rates"] = {"rows": len(choose_on), "documents": names, "recalled": rates}
-    attack = f"relearn on {len(training_rows)} {source} rows"
-    curves = [curve(attack, subject.name, "step", rows, measure) for measure in MEASURES]
-    if control:
         control_rows = [{"x": stop, **theirs[stop].figures()} for stop in stops]
         curves += [curve(attack, control.name, "step", control_rows, m) for m in MEASURES]
+    if choose_on:
+        result["title"] += ", the best of five rates"
+        names = len({record.document for record in choose_on})
+        result["rates"] = {"rows": len(choose_on), "documents": names, "recalled": rates}
     return result, curves
-
-
-def _never() -> Scores:
-    raise AssertionError("scores of every step were stored before")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,9 @@ SCHEMA = 1
 def stored(store: Store, key: str, make: Callable[[], Scores]) -> Scores:
     """The scores that the store knows, or those that ``make`` computes now, so that an interrupted
     attack goes on where it was."""
-    known = store.get(key)
-    if known is None:
-        known = make().to_json()
-        store.put(key, known)
-    return Scores.from_json(known)
+    if (known := store.get(key)) is None:
+        store.put(key, known := asdict(make()))
+    return Scores(**known)
 
 
 def scores_key(*facts: Any) -> str:
@@ -40,13 +39,8 @@ def rows_digest(records: Sequence[Record]) -> str:
 def figures_row(
     variant: str, x: float, scores: Scores, before: Scores, control: Scores | None = None
 ) -> dict[str, Any]:
-    """One line of an attack's result.
-
-    Args:
-        x: Place on the axis of the curve.
-        before: The same probes without the attack.
-        control: The same attack on a model that never saw the forget set.
-    """
+    """One line of an attack's result: at ``x`` of the curve, beside the same probes ``before`` the
+    attack and the same attack on the ``control``."""
     row = {
         "variant": variant,
         "x": x,
@@ -65,26 +59,21 @@ def curve(
 ) -> dict[str, Any]:
     """A curve for the report's page."""
     name = {"recalled": "forget text recalled", "probability": "probability of the forget answers"}
+    points = [(row["x"], row[measure]) for row in rows]
     return {
         "attack": attack,
         "model": model,
         "metric": f"{name[measure]} (lower is better)",
         "x_label": x_label,
         "points": [
-            {"x": row["x"], "y": row[measure]["value"]}
-            | {end: row[measure][end] for end in ("low", "high")}
-            for row in rows
+            {"x": x, "y": f["value"], "low": f["low"], "high": f["high"]} for x, f in points
         ],
     }
 
 
 def save(out: Path, result: Mapping[str, Any], curves: Sequence[Mapping[str, Any]]) -> Path:
-    """Write ``<attack>-<model>.json`` and put the curves into ``attacks.json`` beside it.
-
-    Of relearning on other rows than retained ones the file's name has the source too.
-
-    Curves of the same attack and model are replaced, others stay: the report draws them all.
-    """
+    """Write ``<attack>-<model>.json`` (of relearning on other rows than retained ones with their
+    source) and put the curves into ``attacks.json`` beside it, in place of those of the same."""
     name = result["attack"]
     if (source := result.get("source", "retain")) != "retain":
         name += f"-{safe_name(source)}"
@@ -110,27 +99,17 @@ def safe_name(name: str) -> str:
 
 
 def table(result: Mapping[str, Any]) -> Any:
-    """The result as a rich table: before, after, gain with interval, and the control.
-
-    A line for each variant and measure, intervals below their figures: it fits 80 columns.
-    """
+    """The result as a rich table that fits 80 columns: a line for each variant and measure."""
     if "views" in result:
         return inside.table(result)
-    from rich import box
-    from rich.table import Table
-
-    title = f"{result['title']}: {result['model']} (n {result['rows'][0]['n']} rows)"
-    grid = Table(title=title, box=box.SIMPLE_HEAD)
-    grid.add_column("variant", overflow="fold")
-    grid.add_column("measure", no_wrap=True)
     headings = ["before", "after", "gain"]
     if any("above_control" in row for row in result["rows"]):
         headings.append("above\ncontrol")
-    for heading in headings:
-        grid.add_column(heading, justify="right", no_wrap=True)
+    title = f"{result['title']}: {result['model']} (n {result['rows'][0]['n']} rows)"
+    grid = inside.grid(title, headings, "variant", "measure")
     for row in result["rows"]:
         for measure in MEASURES:
-            gain = row["gain"][measure]
+            gain, above = row["gain"][measure], row.get("above_control", {}).get(measure)
             shown = _with_interval(gain, "+")
             cells = [
                 row["variant"] if measure == MEASURES[0] else "",
@@ -138,11 +117,9 @@ def table(result: Mapping[str, Any]) -> Any:
                 _with_interval(row["before"][measure]),
                 _with_interval(row[measure]),
                 f"[red]{shown}[/]" if gain["low"] > 0 else shown,
+                _with_interval(above, "+") if above else "n/a",
             ]
-            above = row.get("above_control", {}).get(measure)
-            if len(grid.columns) > len(cells):
-                cells.append(_with_interval(above, "+") if above else "n/a")
-            grid.add_row(*cells, end_section=measure == MEASURES[-1])
+            grid.add_row(*cells[: 2 + len(headings)], end_section=measure == MEASURES[-1])
     grid.caption = "Below each figure its 95 % interval over documents."
     return grid
 

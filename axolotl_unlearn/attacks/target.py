@@ -23,15 +23,8 @@ from axolotl_unlearn.models import (
 
 @dataclass(frozen=True)
 class AttackTarget:
-    """A model to attack.
-
-    Attributes:
-        spec: Where it is.
-        records: Forget rows.
-        join: Between input and output, as in training.
-        device, dtype: Where and in which precision it runs ("float32", "bfloat16").
-        quiet: No progress bars.
-    """
+    """A model to attack: the forget rows it is asked about, what stands between input and output
+    as in training, where and in which precision it runs; ``quiet``: no progress bars."""
 
     spec: ModelSpec
     records: Sequence[Record]
@@ -66,25 +59,18 @@ class AttackTarget:
 
         with Progress(transient=True, disable=self.quiet) as bar:
             task = bar.add_task(f"{self.name}: {what}", total=len(probes))
-            return score_probes(
-                model,
-                tokenizer,
-                probes,
-                max_new_tokens=self.max_new_tokens,
-                batch_size=self.batch_size,
-                on_batch=lambda n: bar.advance(task, n),
-                **options,
-            )
+            options |= {"max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
+            on_batch = lambda n: bar.advance(task, n)  # noqa: E731
+            return score_probes(model, tokenizer, probes, on_batch=on_batch, **options)
 
 
 def make_subjects(
     model: str, records: Sequence[Record], control: str | None = None, **settings: Any
 ) -> tuple[AttackTarget, AttackTarget | None]:
     """The attacked model and the control (a model that never saw the forget set), checked."""
-    names = [model] if control is None else [model, control]
-    specs = parse_models(names)
-    subjects = [AttackTarget(spec, records, **settings) for spec in specs]
-    return subjects[0], subjects[1] if control is not None else None
+    specs = parse_models([model] if control is None else [model, control])
+    first, *other = (AttackTarget(spec, records, **settings) for spec in specs)
+    return first, other[0] if other else None
 
 
 def find_side(data_dir: Path, side: str) -> Path:

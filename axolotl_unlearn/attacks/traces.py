@@ -10,13 +10,16 @@ Shape letters: P prompts, F features.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from axolotl_unlearn.attacks.target import limited, make_subjects, read_side
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.generate import generate_greedily
 from axolotl_unlearn.metrics.intervals import LEVEL
 
 PERMUTATIONS = 1999
@@ -87,15 +90,37 @@ def traces(answers: Sequence[str], original: Sequence[str], **others: Sequence[s
     return found | {name: tell_apart(some, original) for name, some in others.items()}
 
 
-def sentence(result: dict[str, Any]) -> str:
+def traces_attack(
+    model: str,
+    original: str,
+    control: str | None,
+    data_dir: Path,
+    limit: int,
+    max_new_tokens: int,
+    batch_size: int,
+    **settings: Any,
+) -> dict[str, Any]:
+    """What ``traces.json`` holds: `traces` of greedy answers to inputs of retained rows."""
+    rows = limited(read_side(data_dir, "retain")[1], limit)
+    prompts, said, names = list(dict.fromkeys(row.input for row in rows)), [], []
+    pair = make_subjects(original, (), control, **settings)
+    for one in (make_subjects(model, (), **settings)[0], *filter(None, pair)):
+        options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+        said.append([a.text for a in generate_greedily(*one.load(), prompts, **options)])
+        names.append(one.name)
+    others = {"control": said[2]} if control else {}
+    return {"schema": 1, "names": names, **traces(*said[:2], **others)}
+
+
+def sentence(result: Mapping[str, Any]) -> str:
     """What the traces show, in words."""
 
-    def said(one: dict[str, Any]) -> str:
+    def said(one: Mapping[str, Any]) -> str:
         figures = f"{one['share']:.2f} [{one['low']:.2f}, {one['high']:.2f}], p {one['p']:.2g}"
         return f"{figures}; {one['alike']:.0%} of answers alike"
 
-    model = result["model"]
-    text = f"Whose an answer is, the original's or this model's, is told right in {said(model)}"
+    text = "Whose an answer is, the original's or this model's, is told right in "
+    text += said(result["model"])
     if "control" in result:
         return text + f"; of the retrained control's, in {said(result['control'])}."
     return text + "; without a control part of it may be any training's."

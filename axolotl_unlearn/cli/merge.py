@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -33,19 +34,8 @@ class PathList(click.Option):
             option.process = take
 
 
-def _by_user(name: str) -> bool:
-    source = click.get_current_context().get_parameter_source(name)
-    return source is click.core.ParameterSource.COMMANDLINE
-
-
 def _is_option(word: str) -> bool:
-    if not word.startswith("-") or word == "-":
-        return False
-    try:
-        float(word)
-    except ValueError:
-        return True
-    return False  # a negative weight
+    return bool(re.match(r"-[^\d.]", word))  # -0.5 is a weight
 
 
 @click.command(
@@ -69,28 +59,21 @@ def _is_option(word: str) -> bool:
     type=click.Path(path_type=Path),
     help="Repeat the merge of a merge.json on the same weights.",
 )
-@click.option(
-    "--zeros",
-    type=click.Path(path_type=Path),
-    help="Only write an all-zero copy of the "
-    "first parent's adapter: the base for mergekit-pytorch.",
-)
 @click.option("--overwrite", is_flag=True, help="Replace an existing --out.")
 @click.option("--force", is_flag=True, help="Merge despite another base or LoRA initialisation.")
-def command(parents, base, out, recipe, zeros, overwrite, force, weights, **options) -> None:
+def command(parents, base, out, recipe, overwrite, force, weights, **options) -> None:
     """Merge complementary unlearned models and write the mergekit recipe beside the result."""
     from rich.progress import Progress
 
-    from axolotl_unlearn.merging.run import merge, merge_from_recipe, write_zeros
+    from axolotl_unlearn.merging.run import merge, merge_from_recipe
 
-    if zeros is not None:
-        if not parents:
-            raise UnlearnError("--zeros needs the adapter to copy: give it with --parents.")
-        answer(model=write_zeros(parents[0], zeros))
-        click.echo(zeros)
-        return
     if recipe is not None:
-        given = [f"--{n}" for n in ("parents", "base", "weights", *options) if _by_user(n)]
+        source, by_user = (
+            click.get_current_context().get_parameter_source,
+            click.core.ParameterSource.COMMANDLINE,
+        )
+        names = ("parents", "base", "weights", *options)
+        given = [f"--{name}" for name in names if source(name) is by_user]
         if given:
             raise UnlearnError(f"--recipe holds {given[0]} already: leave it out, or --recipe.")
     missing = [

@@ -10,21 +10,7 @@ import importlib
 
 #: Last names of embeddings and heads; in many models one matrix is both.
 ENDS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "lm_head", "embed_out")
-
-_HOMES = {
-    "Recipe": "recipe",
-    "METHODS": "recipe",
-    "SPACES": "recipe",
-    "SCALES": "recipe",
-    "merge": "run",
-    "merge_from_recipe": "run",
-    "write_zeros": "run",
-    "open_base": "sources",
-    "open_parent": "sources",
-    "record_base": "record",
-    "record_merge": "record",
-}
-__all__ = sorted(_HOMES)
+_HOMES = {"Recipe": "recipe", "merge": "run", "open_base": "sources"}
 
 
 def __getattr__(name: str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ import torch
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging import ENDS
 from axolotl_unlearn.merging.recipe import Recipe
-from axolotl_unlearn.merging.record import RECORD
 from axolotl_unlearn.merging.sources import (
+    RECORD,
     Adapter,
     Model,
     Parent,
@@ -77,10 +78,10 @@ def check_room(out: Path, needed: int) -> str:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UnlearnError(
-            f"{out} needs {size(needed)} of disk but {size(free)} are free: make room or "
-            "choose another --out."
+            f"{out} needs {needed / 1e9:.3g} GB of disk but {free / 1e9:.3g} GB are free: make "
+            "room or choose another --out."
         )
-    return f"needs {size(needed)} of disk ({size(free)} free)"
+    return f"needs {needed / 1e9:.3g} GB of disk ({free / 1e9:.3g} GB free)"
 
 
 def check_finite(source: Parent) -> None:
@@ -93,22 +94,12 @@ def check_finite(source: Parent) -> None:
         )
 
 
-def size(count: int) -> str:
-    """Bytes for people."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
-
-
 def _vocabulary(base: Model, parent: Parent) -> None:
     """Added tokens change the size of embeddings and head: no weight of the base is like them."""
     tokens = base.config.get("text_config", base.config).get("vocab_size")
     for name in parent.tensors if isinstance(parent, Model) else parent.replaced:
         ours = base.tensors.shape(name) if name in base.tensors else ()
-        theirs = _shape(parent, name)
+        theirs = parent.shape(name)
         if ours[:1] == (tokens,) and theirs[0] != tokens and theirs[1:] == ours[1:]:
             raise UnlearnError(
                 f"{parent.path} has {theirs[0]} tokens and the base {base.path} has {tokens}: its "
@@ -132,46 +123,33 @@ def _tied(base: Model, parent: Parent) -> None:
 
 
 def _architecture(base: Model, parent: Parent) -> None:
+    names = (
+        set(parent.tensors) if isinstance(parent, Model) else {*parent.factors, *parent.replaced}
+    )
+    strange = names - set(base.tensors)
     if isinstance(parent, Model):
-        ours, theirs = base.config.get("architectures"), parent.config.get("architectures")
+        ours, theirs = (
+            (one.config.get("architectures") or ["model without architecture"])[0]
+            for one in (base, parent)
+        )
         if ours != theirs:
             raise UnlearnError(
-                f"{parent.path} is a {_one(theirs)} but the base {base.path} is a {_one(ours)}: "
-                "merge models of one architecture."
+                f"{parent.path} is a {theirs} but the base {base.path} is a {ours}: merge models "
+                "of one architecture."
             )
-        missing = sorted(set(base.tensors) ^ set(parent.tensors))
-        if missing:
+        strange = names ^ set(base.tensors)
+    if strange:
+        raise UnlearnError(
+            f"{parent.path} and the base {base.path} do not hold the same tensors (first: "
+            f"{min(strange)}): they are different models."
+        )
+    for name in sorted(names):
+        if base.tensors.shape(name) != parent.shape(name):
             raise UnlearnError(
-                f"{parent.path} and the base {base.path} do not hold the same tensors "
-                f"(first: {missing[0]}): they are different models."
+                f"{parent.path}: {name} has shape {list(parent.shape(name))} but "
+                f"{list(base.tensors.shape(name))} in the base {base.path}: they are different "
+                "models."
             )
-        names = base.tensors
-    else:
-        names = [*parent.factors, *parent.replaced]
-        for name in names:
-            if name not in base.tensors:
-                raise UnlearnError(
-                    f"{parent.path} adapts {name}, which the base lacks: it was trained on another "
-                    "architecture."
-                )
-    for name in names:
-        ours, theirs = base.tensors.shape(name), _shape(parent, name)
-        if ours != theirs:
-            raise UnlearnError(
-                f"{parent.path}: {name} has shape {list(theirs)} but {list(ours)} in the base "
-                f"{base.path}: they are different models."
-            )
-
-
-def _shape(parent: Parent, name: str) -> tuple[int, ...]:
-    if isinstance(parent, Model):
-        return parent.tensors.shape(name)
-    if name in parent.replaced:
-        return parent.tensors.shape(parent.replaced[name])
-    key_a, key_b = parent.factors[name]
-    shape = parent.tensors.shape(key_b)[0], parent.tensors.shape(key_a)[1]
-    turned = "lora_embedding" in key_a or parent.config.get("fan_in_fan_out")
-    return shape[::-1] if turned else shape
 
 
 #: What two tokenizers of one vocabulary may cut differently: spaces, scripts, digits, code.
@@ -234,107 +212,79 @@ def tokenizer_difference(first: Any, second: Any) -> str | None:
 
 def _same_base(base: Model, parent: Parent, force: bool) -> list[str]:
     """By content where a record or the named base exists; else by distance, else a warning."""
-    for folder in (parent.path, parent.path.parent):
-        record = folder / RECORD
-        if record.exists():
-            if read_json(record).get("sha256") != base.fingerprint:
-                return _refuse(
-                    f"{parent.path} was trained from another base than {base.path} "
-                    f"({record.name} holds another hash): give the base it started from, "
-                    "train it again",
-                    force,
-                )
-            return []
-    named = _named_base(parent)
-    if named is not None:
-        if named.resolve() == base.path.resolve():
-            weights = parent.path / "adapter_model.safetensors"
-            newest = max(file.stat().st_mtime for file in set(base.tensors.files.values()))
-            if weights.exists() and newest > weights.stat().st_mtime:
-                return [f"{base.path} is newer than {parent.path}: was it trained again since?"]
-            return []
-        if (named / "config.json").exists():
-            if Model(named).fingerprint != base.fingerprint:
-                return _refuse(
-                    f"{parent.path} was trained from {named}, whose weights differ from the base "
-                    f"{base.path}: give --base {named}",
-                    force,
-                )
-            return []
-    if isinstance(parent, Model):
-        distance = _least_distance(base, parent)
-        if distance > UNRELATED:
+    named = None
+    for folder in (parent.path, parent.path.parent):  # of the run that a merged copy lies in
+        if (folder / RECORD).exists():
+            if read_json(folder / RECORD).get("sha256") == base.fingerprint:
+                return []
             return _refuse(
-                f"{parent.path} does not descend from the base {base.path} (its nearest tensor is "
-                f"{distance:.2f} of the base's norm away): give the model it started from",
+                f"{parent.path} was trained from another base than {base.path} ({RECORD} holds "
+                "another hash): give the base it started from, train it again",
                 force,
             )
-        return []
-    return [f"{parent.path} does not say which base it was trained from: not checked."]
-
-
-def _named_base(parent: Parent) -> Path | None:
-    """The folder in adapter_config.json (of the adapter, or of the run a merged copy lies in)."""
-    for folder in (parent.path, parent.path.parent):
         file = folder / "adapter_config.json"
-        if file.exists():
-            name = read_json(file).get("base_model_name_or_path")
-            return Path(name) if name and Path(name).is_dir() else None
-    return None
+        if named is None and file.exists():
+            named = Path(read_json(file).get("base_model_name_or_path") or "/nowhere")
+    if named is not None and named.resolve() == base.path.resolve():
+        weights = parent.path / "adapter_model.safetensors"
+        newest = max(file.stat().st_mtime for file in set(base.tensors.files.values()))
+        if weights.exists() and newest > weights.stat().st_mtime:
+            return [f"{base.path} is newer than {parent.path}: was it trained again since?"]
+        return []
+    if named is not None and (named / "config.json").exists():
+        if Model(named).fingerprint == base.fingerprint:
+            return []
+        return _refuse(
+            f"{parent.path} was trained from {named}, whose weights differ from the base "
+            f"{base.path}: give --base {named}",
+            force,
+        )
+    if isinstance(parent, Adapter):
+        return [f"{parent.path} does not say which base it was trained from: not checked."]
+    if (distance := _least_distance(base, parent)) <= UNRELATED:
+        return []
+    return _refuse(
+        f"{parent.path} does not descend from the base {base.path} (its nearest tensor is "
+        f"{distance:.2f} of the base's norm away): give the model it started from",
+        force,
+    )
 
 
 def _least_distance(base: Model, parent: Model) -> float:
-    distances = []
+    least = float("inf")
     for name in base.tensors:
-        if len(base.tensors.shape(name)) < 2:
-            continue
         ours = base.tensors[name].float()
-        theirs = parent.weight(name, ours)
-        if parent.negated:
-            theirs = 2 * ours - theirs
-        norm = ours.norm()
-        if norm > 0:
-            distances.append(float((theirs - ours).norm() / norm))
-        if distances and distances[-1] <= UNRELATED:
+        if ours.dim() > 1 and ours.any():
+            # A negated weight lies as far away on the other side.
+            least = min(least, float((parent.weight(name, ours) - ours).norm() / ours.norm()))
+        if least <= UNRELATED:
             break
-    return min(distances, default=0.0)
+    return 0.0 if least == float("inf") else least
 
 
 def _factors(parents: Sequence[Parent]) -> None:
-    for parent in parents:
-        if not isinstance(parent, Adapter):
-            raise UnlearnError(
-                f"{parent.path} is a full model: --space factors merges LoRA adapters, give the "
-                "adapter folder or use --space delta."
-            )
-        if parent.negated:
-            raise UnlearnError(
-                f"negate:{parent.path} has no meaning for factors (-B times -A is B A): use "
-                "--space delta, or a negative weight with scale 'sum'."
-            )
-        for key in ("rank_pattern", "alpha_pattern"):
-            if parent.config.get(key):
-                raise UnlearnError(
-                    f"{parent.path}/adapter_config.json has a {key}: a factor merge needs one rank "
-                    "and alpha, use --space delta."
-                )
-        if parent.replaced:
-            raise UnlearnError(
-                f"{parent.path} holds fully trained tensors ({next(iter(parent.replaced))}): use "
-                "--space delta."
-            )
     first = parents[0]
-    for other in parents[1:]:
-        if first.rank != other.rank:
-            raise UnlearnError(
-                f"{first.path} has LoRA rank {first.rank} and {other.path} rank {other.rank}: a "
-                "factor merge needs one rank, use --space delta."
+    for one in parents:
+        fault, cure = "", "use --space delta."
+        if not isinstance(one, Adapter):
+            fault = f"{one.path} is a full model: --space factors merges LoRA adapters"
+            cure = "give the adapter folder or use --space delta."
+        elif one.negated:
+            fault = f"negate:{one.path} has no meaning for factors (-B times -A is B A)"
+            cure = "use --space delta, or a negative weight with scale 'sum'."
+        elif keys := [key for key in ("rank_pattern", "alpha_pattern") if one.config.get(key)]:
+            fault = f"{one.path} has a {keys[0]}: a factor merge needs one rank and alpha"
+        elif one.replaced:
+            fault = f"{one.path} holds fully trained tensors ({next(iter(one.replaced))})"
+        elif first.rank != one.rank:
+            fault = (
+                f"{first.path} has LoRA rank {first.rank} and {one.path} rank {one.rank}: a factor "
+                "merge needs one rank"
             )
-        for name in sorted(set(first.factors) ^ set(other.factors)):
-            raise UnlearnError(
-                f"{first.path} and {other.path} do not adapt the same modules (first: {name}): use "
-                "--space delta."
-            )
+        elif other := set(first.factors) ^ set(one.factors):
+            fault = f"{first.path} and {one.path} do not adapt the same modules ({min(other)})"
+        if fault:
+            raise UnlearnError(f"{fault}; {cure}")
 
 
 def initialisation_cosines(parents: Sequence[Adapter]) -> list[float]:
@@ -343,20 +293,18 @@ def initialisation_cosines(parents: Sequence[Adapter]) -> list[float]:
     A starts random and B at zero, so A remembers its draw: about 1 at the start, falling with
     training; adapters of different draws have a cosine of about 0 throughout.
     """
-    first, means = parents[0], []
-    for other in parents[1:]:
-        cosines = []
-        for key_a, _ in first.factors.values():
-            a, b = first.tensors[key_a].float().flatten(), other.tensors[key_a].float().flatten()
-            cosines.append(torch.nn.functional.cosine_similarity(a, b, dim=0).item())
-        means.append(sum(cosines) / max(1, len(cosines)))
-    return means
+
+    def starts(parent: Adapter) -> list[torch.Tensor]:
+        return [parent.tensors[key].float().flatten() for key, _ in parents[0].factors.values()]
+
+    first = starts(parents[0])
+    pairs = [zip(first, starts(other), strict=True) for other in parents[1:]]
+    return [fmean(torch.cosine_similarity(a, b, dim=0).item() for a, b in some) for some in pairs]
 
 
-def _initialisation(parents: Sequence[Parent], force: bool) -> list[str]:
+def _initialisation(parents: Sequence[Adapter], force: bool) -> list[str]:
     warnings: list[str] = []
-    adapters = [parent for parent in parents if isinstance(parent, Adapter)]
-    for other, cosine in zip(adapters[1:], initialisation_cosines(adapters), strict=True):
+    for other, cosine in zip(parents[1:], initialisation_cosines(parents), strict=True):
         if cosine < SAME_INIT:
             warnings += _refuse(
                 f"{parents[0].path} and {other.path} did not start from the same LoRA weights "
@@ -371,7 +319,3 @@ def _refuse(sentence: str, force: bool) -> list[str]:
     if not force:
         raise UnlearnError(sentence + ", or add --force.")
     return [f"{sentence} (forced)."]
-
-
-def _one(names: list[str] | None) -> str:
-    return names[0] if names else "model without architecture"

@@ -1,6 +1,6 @@
 """The arithmetic: mergekit's methods on full weights, PEFT's on LoRA factors.
 
-All functions work on one tensor of all parents, in float32, and never touch a model.
+All works on one tensor of all parents, in float32, and never touches a model.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from axolotl_unlearn.merging.recipe import MERGEKIT, Recipe
+from axolotl_unlearn.merging.sources import Adapter
 
 
 def tensor_seed(seed: int, name: str) -> int:
@@ -35,42 +36,37 @@ def merge_delta(recipe: Recipe, name: str, base: Tensor, parents: Sequence[Tenso
     from mergekit.merge_methods.api import merge_tensors
 
     parameters = {**recipe.delta_parameters(), "weight": list(recipe.weights or ())}
+    method = MERGEKIT[recipe.method][0]
     with seeded(recipe.seed, name):
         return merge_tensors(
-            [base, *parents],
-            MERGEKIT[recipe.method],
-            parameters=parameters,
-            base_index=0,
-            name=name,
+            [base, *parents], method, parameters=parameters, base_index=0, name=name
         )
 
 
-def factor_multipliers(recipe: Recipe, scalings: Sequence[float], side: str) -> list[float]:
-    """PEFT's multiplier of each parent's factor: sqrt(|weight * alpha / r|), sign on A only.
+def _multipliers(recipe: Recipe, scalings: Sequence[float], side: str) -> list[float]:
+    """PEFT's multiplier of each parent's factor: sqrt(|weight * scaling|), the sign on A only.
 
-    ``scalings``: alpha / r of each parent (alpha / sqrt(r) with rsLoRA); the merged adapter has
-    scaling 1. With ``average`` the sums (linear, dare_linear, magnitude_prune) divide by
-    sum_j sqrt(|w_j|), so that equal parents give the parent back in both factors.
+    With ``average`` the sums (linear, dare_linear, magnitude_prune) divide by sum_j sqrt(|w_j|),
+    so that equal parents give the parent back in both factors.
     """
     weights = recipe.weights or ()
-    share = 1.0
-    if recipe.scale == "average" and not recipe.method.endswith("ties"):
-        share = sum(math.sqrt(abs(weight)) for weight in weights)
+    averaged = recipe.scale == "average" and not recipe.method.endswith("ties")
+    share = sum(math.sqrt(abs(w)) for w in weights) if averaged else 1.0
     products = [weight * scaling for weight, scaling in zip(weights, scalings, strict=True)]
-    return [
-        math.sqrt(abs(product)) * (-1.0 if side == "A" and product < 0 else 1.0) / share
-        for product in products
-    ]
+    return [math.sqrt(abs(p)) * (-1 if side == "A" and p < 0 else 1) / share for p in products]
 
 
 def merge_factor(
     recipe: Recipe, name: str, factors: Sequence[Tensor], scalings: Sequence[float]
 ) -> Tensor:
-    """One LoRA factor of the merged adapter (whose alpha is its rank), by PEFT's own function."""
+    """One LoRA factor of the merged adapter (whose scaling is 1), by PEFT's own function.
+
+    ``scalings``: alpha / r of each parent (alpha / sqrt(r) with rsLoRA).
+    """
     from peft.utils import merge_utils
 
     side = "A" if "lora_A" in name or "lora_embedding_A" in name else "B"
-    weights = torch.tensor(factor_multipliers(recipe, scalings, side))
+    weights = torch.tensor(_multipliers(recipe, scalings, side))
     density = float(recipe.density)
     with seeded(recipe.seed, name), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT warns that density 1 prunes nothing
@@ -85,3 +81,21 @@ def merge_factor(
         )
     agree = merge_utils.calculate_majority_sign_mask(kept)
     return (kept * merge_utils.reshape_weight_task_tensors(kept, weights) * agree).sum(dim=0)
+
+
+def merge_factors(
+    recipe: Recipe, parents: Sequence[Adapter], done: Callable[[], None] = lambda: None
+) -> dict[str, Tensor]:
+    """Every factor merged on its own in float32; the result has scaling 1 (alpha = r).
+
+    Equals PEFT's ``add_weighted_adapter`` at weights w (scale: sum for linear, dare_linear and
+    magnitude_prune, average for ties and dare_ties), bit for bit unless drops are random.
+    """
+    merged = {}
+    for name, keys in parents[0].factors.items():
+        scalings = [parent.scaling(name) for parent in parents]
+        for key in keys:
+            factors = [parent.tensors[key].float() for parent in parents]
+            merged[key] = merge_factor(recipe, key, factors, scalings)
+        done()
+    return merged

@@ -15,30 +15,22 @@ import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 
-METHODS = ("linear", "ties", "dare_linear", "dare_ties", "magnitude_prune")
+#: Our name -> mergekit's on full weights, and the source. Breadcrumbs removes the largest `gamma`
+#: and the smallest entries: with gamma 0 that is pruning by magnitude, to the last bit.
+MERGEKIT = {
+    "linear": ("task_arithmetic", "arXiv 2212.04089"),
+    "ties": ("ties", "arXiv 2306.01708"),
+    "dare_linear": ("dare_linear", "arXiv 2311.03099"),
+    "dare_ties": ("dare_ties", "arXiv 2311.03099, 2306.01708"),
+    "magnitude_prune": ("breadcrumbs", "PEFT magnitude_prune"),
+}
+METHODS = tuple(MERGEKIT)
 SPACES = ("delta", "factors")
 SCALES = ("average", "sum")
-
-# Methods of mergekit that are these methods on full weights. Breadcrumbs removes the largest
-# `gamma` and the smallest entries: with gamma 0 that is pruning by magnitude, to the last bit
-# (tests/test_merging_methods.py).
-MERGEKIT = {
-    "linear": "task_arithmetic",
-    "ties": "ties",
-    "dare_linear": "dare_linear",
-    "dare_ties": "dare_ties",
-    "magnitude_prune": "breadcrumbs",
-}
-REFERENCES = {
-    "linear": "arXiv 2212.04089",
-    "ties": "arXiv 2306.01708",
-    "dare_linear": "arXiv 2311.03099",
-    "dare_ties": "arXiv 2311.03099, 2306.01708",
-    "magnitude_prune": "PEFT magnitude_prune",
-}
 
 
 @dataclass(frozen=True)
@@ -59,60 +51,41 @@ class Recipe:
     @classmethod
     def from_dict(cls, values: dict) -> Recipe:
         """A recipe from names and values; an unknown name is an error that suggests the nearest."""
-        known = [field.name for field in fields(cls)]
         for name in values:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
-                raise UnlearnError(f"Unknown merge parameter {name!r}: {hint}")
-        values = dict(values)
-        if values.get("weights") is not None:
-            values["weights"] = tuple(float(weight) for weight in values["weights"])
-        return cls(**values)
+            _known("parameter", name, [field.name for field in fields(cls)])
+        weights = values.get("weights")
+        return cls(**{**values, "weights": None if weights is None else tuple(map(float, weights))})
 
     def to_dict(self) -> dict:
         return {**asdict(self), "weights": list(self.weights) if self.weights else None}
 
     def for_parents(self, count: int) -> Recipe:
-        """The same recipe, checked, with a weight for each of ``count`` parents."""
+        """The same recipe, checked for what mergekit would take in silence, with a weight for each
+        of ``count`` parents."""
         if count < 1:
             raise UnlearnError("No parents to merge: give at least one with --parents.")
-        weights = self.weights if self.weights is not None else (1.0,) * count
-        recipe = replace(self, weights=tuple(float(weight) for weight in weights))
+        weights = tuple(map(float, self.weights if self.weights is not None else (1.0,) * count))
         if len(weights) != count:
             raise UnlearnError(
                 f"{len(weights)} weights for {count} parents: give one weight for each parent."
             )
-        recipe.validate()
-        return recipe
-
-    def validate(self) -> None:
-        """Raise one sentence on the first value that mergekit would take in silence."""
-        for name, value, allowed in (
-            ("method", self.method, METHODS),
-            ("space", self.space, SPACES),
-            ("scale", self.scale, SCALES),
-        ):
-            if value not in allowed:
-                near = difflib.get_close_matches(str(value), allowed, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"use {', '.join(allowed)}."
-                raise UnlearnError(f"Unknown merge {name} {value!r}: {hint}")
+        for name, allowed in (("method", METHODS), ("space", SPACES), ("scale", SCALES)):
+            _known(name, getattr(self, name), allowed)
         if not isinstance(self.density, int | float) or not 0 < self.density <= 1:
             raise UnlearnError(
                 f"density {self.density!r} is not in (0, 1]: it is the share of entries kept, "
                 "0.8 for 80 %."
             )
-        weights = self.weights or ()
-        if not all(math.isfinite(weight) for weight in weights):
+        if not all(map(math.isfinite, weights)):
             raise UnlearnError(f"weights {list(weights)} hold a NaN or infinity: use numbers.")
-        if weights and not any(weights):
+        if not any(weights):
             raise UnlearnError("All merge weights are 0: the result would be the base.")
-        if self.scale == "average" and weights:
-            if min(weights) < 0:
-                raise UnlearnError(
-                    "A negative weight with scale 'average' divides by a sum that can vanish: "
-                    "use scale 'sum', or the parent 'negate:PATH' with a positive weight."
-                )
+        if self.scale == "average" and min(weights) < 0:
+            raise UnlearnError(
+                "A negative weight with scale 'average' divides by a sum that can vanish: use "
+                "scale 'sum', or the parent 'negate:PATH' with a positive weight."
+            )
+        return replace(self, weights=weights)
 
     @property
     def random(self) -> bool:
@@ -129,13 +102,13 @@ class Recipe:
 
     def mergekit_config(self, base: str, parents: Sequence[str]) -> dict:
         """The recipe as mergekit's YAML (`mergekit-yaml`) for full models at these paths."""
-        shared = self.delta_parameters()
-        per_parent = {key: shared.pop(key) for key in ("density", "gamma") if key in shared}
+        own = self.delta_parameters()
+        shared = {"normalize": own.pop("normalize")}
         return {
-            "merge_method": MERGEKIT[self.method],
+            "merge_method": MERGEKIT[self.method][0],
             "base_model": local(base),
             "models": [
-                {"model": local(parent), "parameters": {"weight": float(weight), **per_parent}}
+                {"model": local(parent), "parameters": {"weight": float(weight), **own}}
                 for parent, weight in zip(parents, self.weights or (), strict=True)
             ],
             "parameters": shared,
@@ -143,8 +116,14 @@ class Recipe:
         }
 
 
+def _known(what: str, value: Any, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use {', '.join(allowed)}."
+        raise UnlearnError(f"Unknown merge {what} {value!r}: {hint}")
+
+
 def local(path: str) -> str:
     """The path so that mergekit never takes it for a hub repository (it asks the hub about
     anything with fewer than two slashes)."""
-    path = str(path)
     return path if path[:1] in "/~" or path.startswith(("./", "../")) else f"./{path}"

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+import yaml
+from torch import Tensor
+
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import replacing, write, write_json
 from axolotl_unlearn.merging.checks import (
@@ -18,8 +21,8 @@ from axolotl_unlearn.merging.checks import (
     check_room,
     initialisation_cosines,
 )
-from axolotl_unlearn.merging.factors import adapter_config, merge_factors, zeros_like
-from axolotl_unlearn.merging.recipe import REFERENCES, Recipe
+from axolotl_unlearn.merging.methods import merge_delta, merge_factors
+from axolotl_unlearn.merging.recipe import MERGEKIT, Recipe
 from axolotl_unlearn.merging.sources import (
     TOKENIZER_FILES,
     Adapter,
@@ -29,15 +32,9 @@ from axolotl_unlearn.merging.sources import (
     open_parent,
     read_json,
 )
-from axolotl_unlearn.merging.write import (
-    FACTS_FILE,
-    RECIPE_FILE,
-    recipe_text,
-    write_adapter,
-    write_model,
-)
 
-OUTPUTS = ("model", "adapter")
+SHARD = 1_000_000_000  # bytes; mergekit's writer holds one shard in memory
+Progress = Callable[[int, int], None]
 
 
 def merge(
@@ -45,45 +42,33 @@ def merge(
     base: str | Path,
     out: str | Path,
     *,
-    method: str = "ties",
-    space: str = "delta",
-    density: float = 0.8,
-    weights: Sequence[float] | None = None,
-    scale: str = "average",
-    seed: int = 0,
     output: str | None = None,
     overwrite: bool = False,
     force: bool = False,
     log: Callable[[str], None] = lambda line: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
+    **recipe_values,
 ) -> Path:
     """Merge adapters or full models that share a base; return the output folder.
 
-    ``parents``: folders; ``negate:PATH`` turns a parent's change round. ``output``: ``model`` or
-    ``adapter``; default is model for delta and adapter for factors.
+    Writes the weights in float32, config and tokenizer of the base, `mergekit_config.yml` (the same
+    merge of full weights by mergekit) and `merge.json` (recipe, hashes, versions, time).
 
-    Writes the weights in float32, config and tokenizer of the base, `mergekit_config.yml` (what
-    mergekit would need to do the same) and `merge.json` (recipe, hashes, versions, times).
-    Raises `UnlearnError` with one sentence before any weight is merged.
+    Args:
+        parents: Folders; ``negate:PATH`` turns a parent's change round.
+        output: "model" or "adapter"; default model for delta and adapter for factors.
+        recipe_values: Of `Recipe`.
+
+    Raises:
+        UnlearnError: Before any weight is merged.
     """
-    started = time.perf_counter()
-    out = Path(out)
-    recipe = Recipe.from_dict(
-        {
-            "method": method,
-            "space": space,
-            "density": density,
-            "weights": weights,
-            "scale": scale,
-            "seed": seed,
-        }
-    ).for_parents(len(parents))
-    output = output or ("adapter" if space == "factors" else "model")
-    if output not in OUTPUTS:
+    started, out = time.perf_counter(), Path(out)
+    recipe = Recipe.from_dict(recipe_values).for_parents(len(parents))
+    output = output or ("adapter" if recipe.space == "factors" else "model")
+    if output not in ("model", "adapter"):
         raise UnlearnError(f"Unknown merge output {output!r}: use model or adapter.")
-    model = open_base(base)
-    opened = [open_parent(parent) for parent in parents]
-    if output == "adapter" and space == "delta":
+    model, opened = open_base(base), [open_parent(parent) for parent in parents]
+    if output == "adapter" and recipe.space == "delta":
         raise UnlearnError(
             "A merge of full weights is no adapter: leave out --output adapter, or merge with "
             "--space factors."
@@ -91,11 +76,12 @@ def merge(
     check_output(out, overwrite=overwrite, inputs=[model.path, *(parent.path for parent in opened)])
     for warning in check(recipe, model, opened, force=force):
         log(f"Warning: {warning}")
-    log(check_room(out, _disk(model, opened[0], output)))
+    written = opened[0] if output == "adapter" else model
+    log(check_room(out, 4 * sum(math.prod(shape) for shape, _ in written.tensors.layout.values())))
 
     facts: dict = {
         "recipe": recipe.to_dict(),
-        "reference": REFERENCES[recipe.method],
+        "reference": MERGEKIT[recipe.method][1],
         "output": output,
         "forced": force,
         "base": {"path": str(model.path), "sha256": _known_hash(model)},
@@ -111,18 +97,18 @@ def merge(
             shutil.rmtree(left)
     partial.mkdir(parents=True)
     try:
-        facts |= _write(partial, recipe, model, opened, output, progress)
+        if recipe.space == "factors":
+            facts["initialisation_cosine"] = initialisation_cosines(opened)
+            _write_factors(partial, recipe, model, opened, output, progress)
+        else:
+            write_model(partial, recipe, model, opened, progress)
+            write(partial / "mergekit_config.yml", _recipe_text(recipe, model, opened, out))
         for file in TOKENIZER_FILES:
             if (model.path / file).exists():
                 shutil.copy(model.path / file, partial / file)
-        text = recipe_text(recipe, model, opened, out)
-        if text is not None:
-            write(partial / RECIPE_FILE, text)
-        facts |= {
-            "seconds": round(time.perf_counter() - started, 2),
-            "versions": {name: version(name) for name in ("mergekit", "peft", "torch")},
-        }
-        write_json(partial / FACTS_FILE, facts, indent=2)
+        facts["seconds"] = round(time.perf_counter() - started, 2)
+        facts["versions"] = {name: version(name) for name in ("mergekit", "peft", "torch")}
+        write_json(partial / "merge.json", facts, indent=2)
     except BaseException:
         shutil.rmtree(partial)
         raise
@@ -134,30 +120,84 @@ def merge(
     return out
 
 
-def _write(
+def write_model(
     folder: Path,
     recipe: Recipe,
     base: Model,
     parents: Sequence[Parent],
+    progress: Progress = lambda done, total: None,
+) -> None:
+    """The merged full model in float32, one tensor at a time.
+
+    Tensors that no parent touches, and buffers that are not floating point, are the base's own.
+    """
+    from mergekit.io.tensor_writer import TensorWriter
+
+    writer = TensorWriter(str(folder), max_shard_size=SHARD)
+    for done, name in enumerate(base.tensors, 1):
+        own = base.tensors[name]
+        if own.is_floating_point():
+            own = own.float()
+            if any(parent.touches(name) for parent in parents):
+                own = merge_delta(recipe, name, own, [one.weight(name, own) for one in parents])
+        writer.save_tensor(name, own, clone=False)
+        progress(done, len(base.tensors))
+    writer.finalize()
+    config = {key: value for key, value in base.config.items() if key != "torch_dtype"}
+    write_json(folder / "config.json", config | {"dtype": "float32"}, indent=2)
+
+
+def _write_factors(
+    folder: Path,
+    recipe: Recipe,
+    base: Model,
+    parents: Sequence[Adapter],
     output: str,
-    progress: Callable[[int, int], None],
-) -> dict:
-    """The weights of one merge; returns what merge.json says of them."""
-    if recipe.space == "factors":
-        done = itertools.count(1)
-        total = len(parents[0].factors)
-        merged = merge_factors(recipe, parents, lambda _: progress(next(done), total))
-        config = adapter_config(parents[0].config, parents[0].rank)
-        if output == "adapter":
-            write_adapter(folder, merged, config)
-        else:
-            inner = folder / "factors"
-            write_adapter(inner, merged, config)
-            write_model(folder, Recipe(method="linear", weights=(1.0,)), base, [Adapter(inner)])
-            shutil.rmtree(inner)
-        return {"initialisation_cosine": initialisation_cosines(parents)}
-    write_model(folder, recipe, base, parents, progress)
-    return {}
+    progress: Progress,
+) -> None:
+    """The merged adapter, or the base with it."""
+    done, total = itertools.count(1), len(parents[0].factors)
+    merged = merge_factors(recipe, parents, lambda: progress(next(done), total))
+    rank = parents[0].rank
+    config = parents[0].config | {
+        "r": rank, "lora_alpha": rank, "rank_pattern": {}, "alpha_pattern": {},
+        "use_rslora": False, "init_lora_weights": True, "inference_mode": True,
+    }  # fmt: skip
+    inner = folder if output == "adapter" else folder / "factors"
+    _write_adapter(inner, merged, config)
+    if output == "model":
+        write_model(folder, Recipe(method="linear", weights=(1.0,)), base, [Adapter(inner)])
+        shutil.rmtree(inner)
+
+
+def _write_adapter(folder: Path, tensors: dict[str, Tensor], config: dict) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    with replacing(folder / "adapter_model.safetensors") as draft:
+        save_file(tensors, draft, metadata={"format": "pt"})
+    write_json(folder / "adapter_config.json", config, indent=2)
+
+
+def _recipe_text(recipe: Recipe, base: Model, parents: Sequence[Parent], out: Path) -> str:
+    """mergekit's YAML with a head that says how to run it and what it cannot say."""
+    adapted = [isinstance(parent, Adapter) for parent in parents]
+    names = [str(p.path / "merged" if a else p.path) for p, a in zip(parents, adapted, strict=True)]
+    head = [
+        f"Written by `axolotl unlearn merge` ({MERGEKIT[recipe.method][1]}). By mergekit itself:",
+        f"  mergekit-yaml {out}/mergekit_config.yml OUT"
+        + (f" --random-seed {recipe.seed}" if recipe.random else ""),
+    ]
+    if any(adapted):
+        head.append("after `axolotl merge-lora` of the adapters (it writes their merged/ folders).")
+    for parent in parents:
+        if parent.negated:
+            head.append("Negated parents must be written as models first:")
+            head.append(f"  axolotl unlearn merge --method linear --parents negate:{parent.path}")
+    if recipe.random:
+        head.append("mergekit draws other entries (we seed each tensor): merge.json repeats ours.")
+    config = recipe.mergekit_config(str(base.path), names)
+    return "\n".join(f"# {line}" for line in head) + "\n" + yaml.safe_dump(config, sort_keys=False)
 
 
 def merge_from_recipe(path: str | Path, out: str | Path, *, force: bool = False, **options) -> Path:
@@ -167,11 +207,10 @@ def merge_from_recipe(path: str | Path, out: str | Path, *, force: bool = False,
         UnlearnError: The base or a parent is not what was merged then (``force`` lets it pass).
     """
     facts, log = read_json(Path(path)), options.get("log", lambda line: None)
-    for key in ("recipe", "base", "parents"):
-        if key not in facts:
-            raise UnlearnError(
-                f"{path} has no {key!r}: give the merge.json that `axolotl unlearn merge` wrote."
-            )
+    if missing := [key for key in ("recipe", "base", "parents") if key not in facts]:
+        raise UnlearnError(
+            f"{path} has no {missing[0]!r}: give the merge.json that `axolotl unlearn merge` wrote."
+        )
     Recipe.from_dict(facts["recipe"])
     for given in (facts["base"], *facts["parents"]):
         if given.get("sha256") is None:
@@ -192,28 +231,7 @@ def merge_from_recipe(path: str | Path, out: str | Path, *, force: bool = False,
     )
 
 
-def write_zeros(parent: str | Path, path: str | Path) -> Path:
-    """An adapter of zeros shaped like ``parent``: the base of factor merges by mergekit-pytorch."""
-    from safetensors.torch import save_file
-
-    adapter = open_parent(parent)
-    if not isinstance(adapter, Adapter):
-        raise UnlearnError(f"{parent} is a full model: --zeros needs a LoRA adapter.")
-    path = Path(path)
-    with replacing(path) as draft:
-        save_file(zeros_like(adapter), draft, metadata={"format": "pt"})
-    return path
-
-
 def _known_hash(base: Model, limit: int = 4_000_000_000) -> str | None:
     """The base's hash when it is known or cheap: a factor merge reads nothing else of 28 GB."""
     stored = sum(file.stat().st_size for file in set(base.tensors.files.values()))
-    if "scan" in base.tensors.__dict__ or stored <= limit:
-        return base.fingerprint
-    return None
-
-
-def _disk(base: Model, first: Parent, output: str) -> int:
-    """Bytes that the result takes, in float32."""
-    written = first if output == "adapter" else base
-    return 4 * sum(math.prod(shape) for shape, _ in written.tensors.layout.values())
+    return base.fingerprint if "scan" in base.tensors.__dict__ or stored <= limit else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +17,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import write_json
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -31,8 +34,8 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-# What decides how text becomes tokens; the other files may differ in cosmetics.
-TOKENIZER_IDENTITY = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+#: Which base a run started from, by content.
+RECORD = "unlearn_base.json"
 PREFIX = "base_model.model."
 HEAD = "lm_head.weight"
 
@@ -60,8 +63,6 @@ def read_json(path: Path) -> dict:
 
 def _opened(path: Path) -> Any:
     """A safetensors file, or one sentence that names it."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
@@ -82,26 +83,25 @@ class Tensors:
     @classmethod
     def of_checkpoint(cls, folder: Path) -> Tensors:
         index = folder / "model.safetensors.index.json"
-        if index.exists():
-            weight_map = read_json(index)["weight_map"]
-            missing = sorted({file for file in weight_map.values() if not (folder / file).exists()})
-            if missing:
-                raise UnlearnError(f"{folder} lacks {missing[0]}, which its index names: copy it.")
-            for file in sorted(set(weight_map.values())):
-                with _opened(folder / file) as handle:
-                    strange = {n for n, f in weight_map.items() if f == file} - {*handle.keys()}
-                if strange:
-                    raise UnlearnError(
-                        f"{index} says that {file} holds {min(strange)}, which it does not: load "
-                        "the model with transformers and save it again."
-                    )
-            return cls({name: folder / file for name, file in weight_map.items()})
-        if (folder / "model.safetensors").exists():
-            return cls.of_file(folder / "model.safetensors")
-        raise UnlearnError(
-            f"{folder} holds no model.safetensors: save the model with save_pretrained, or give "
-            "the folder that `axolotl train` or `axolotl merge-lora` wrote."
-        )
+        if not index.exists():
+            if (folder / "model.safetensors").exists():
+                return cls.of_file(folder / "model.safetensors")
+            raise UnlearnError(
+                f"{folder} holds no model.safetensors: save the model with save_pretrained, or "
+                "give the folder that `axolotl train` or `axolotl merge-lora` wrote."
+            )
+        weight_map = read_json(index)["weight_map"]
+        for file in sorted(set(weight_map.values())):
+            if not (folder / file).exists():
+                raise UnlearnError(f"{folder} lacks {file}, which its index names: copy it.")
+            with _opened(folder / file) as handle:
+                strange = {n for n, f in weight_map.items() if f == file} - {*handle.keys()}
+            if strange:
+                raise UnlearnError(
+                    f"{index} says that {file} holds {min(strange)}, which it does not: load the "
+                    "model with transformers and save it again."
+                )
+        return cls({name: folder / file for name, file in weight_map.items()})
 
     def __contains__(self, name: str) -> bool:
         return name in self.files
@@ -113,16 +113,12 @@ class Tensors:
         return len(self.files)
 
     def __getitem__(self, name: str) -> Tensor:
-        from safetensors import safe_open
-
         with safe_open(self.files[name], framework="pt") as handle:
             return handle.get_tensor(name)
 
     @cached_property
     def layout(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Name -> (shape, dtype name) from the headers alone."""
-        from safetensors import safe_open
-
         layout = {}
         for file in sorted(set(self.files.values())):
             with safe_open(file, framework="pt") as handle:
@@ -214,6 +210,9 @@ class Model(_Folder):
     def touches(self, name: str) -> bool:
         return name in self.tensors
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors.shape(name)
+
     def weight(self, name: str, base: Tensor) -> Tensor:
         """The parent's float32 weight; ``base``: that of the base."""
         own = self.tensors[name].float()
@@ -241,17 +240,12 @@ class Adapter(_Folder):
         """Base weight name -> (key of A, key of B)."""
         pairs = {}
         for key in self.tensors:
-            for a, b in (
-                ("lora_A.weight", "lora_B.weight"),
-                ("lora_embedding_A", "lora_embedding_B"),
-            ):
-                if key.endswith("." + a):
-                    other = key[: -len(a)] + b
-                    if other not in self.tensors:
-                        raise UnlearnError(
-                            f"{self.path} holds {key} but not {other}: save it again."
-                        )
-                    pairs[key[: -len(a)].removeprefix(PREFIX) + "weight"] = (key, other)
+            if found := re.fullmatch(r"(.*\.lora_(?:embedding_)?)A((?:\.weight)?)", key):
+                other = f"{found[1]}B{found[2]}"
+                if other not in self.tensors:
+                    raise UnlearnError(f"{self.path} holds {key} but not {other}: save it again.")
+                module = found[1].rpartition(".lora_")[0].removeprefix(PREFIX)
+                pairs[f"{module}.weight"] = (key, other)
         return pairs
 
     @cached_property
@@ -288,20 +282,31 @@ class Adapter(_Folder):
 
     def weight(self, name: str, base: Tensor) -> Tensor:
         """The float32 weight after PEFT's merge of the adapter into ``base``."""
-        if name in self.replaced:
-            own = self.tensors[self.replaced[name]].float()
-            return 2 * base - own if self.negated else own
-        if name not in self.factors:
+        if not self.touches(name):
             return base
-        change = self.change(name)
+        if name in self.replaced:
+            change = self.tensors[self.replaced[name]].float() - base
+        else:
+            change = self.change(name)
         return base - change if self.negated else base + change
 
     def change(self, name: str) -> Tensor:
         """scaling * B A in float32, in the base weight's orientation."""
         key_a, key_b = self.factors[name]
         product = self.tensors[key_b].float() @ self.tensors[key_a].float()
-        turned = "lora_embedding" in key_a or self.config.get("fan_in_fan_out")
-        return (product.T if turned else product) * self.scaling(name)
+        return (product.T if self.turned(name) else product) * self.scaling(name)
+
+    def turned(self, name: str) -> bool:
+        """Whether B A has the transposed shape of the base's weight."""
+        return "lora_embedding" in self.factors[name][0] or bool(self.config.get("fan_in_fan_out"))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the base's weight that the adapter expects."""
+        if name in self.replaced:
+            return self.tensors.shape(self.replaced[name])
+        key_a, key_b = self.factors[name]
+        shape = self.tensors.shape(key_b)[0], self.tensors.shape(key_a)[1]
+        return shape[::-1] if self.turned(name) else shape
 
 
 Parent = Model | Adapter
@@ -309,12 +314,8 @@ Parent = Model | Adapter
 
 def _pattern(patterns: dict | None, module: str, default: float) -> float:
     """PEFT's rank_pattern and alpha_pattern: the first key that ends the module's path."""
-    import re
-
-    for key, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({key})$", module):
-            return value
-    return default
+    matches = (v for k, v in (patterns or {}).items() if re.match(rf"(.*\.)?({k})$", module))
+    return next(matches, default)
 
 
 def open_parent(path: str | Path) -> Parent:
@@ -368,42 +369,46 @@ def _cached(name: str) -> Path | None:
 
 def _supported(adapter: Adapter) -> None:
     config = adapter.config
-    where = adapter.path / "adapter_config.json"
-    cure = "run `axolotl merge-lora` on it and give the merged folder."
-    if str(config.get("peft_type", "LORA")).upper() != "LORA":
-        raise UnlearnError(f"{where}: peft_type {config['peft_type']} is not LORA; {cure}")
-    if config.get("bias", "none") != "none":
-        raise UnlearnError(f"{where}: bias {config['bias']!r} is not supported here; {cure}")
-    for key in sorted(config.keys() - PLAIN_LORA - {"bias"}):
-        if config[key] and key == "alora_invocation_tokens":
-            raise UnlearnError(
-                f"{where}: an aLoRA acts on the tokens after its invocation only, so no weights "
-                "are equal to it and it cannot be merged: train a plain LoRA."
-            )
-        if config[key]:
-            raise UnlearnError(f"{where}: {key} is not supported here; {cure}")
+    kind, bias = str(config.get("peft_type", "LORA")), config.get("bias", "none")
     init = str(config.get("init_lora_weights", True)).lower()
-    if init not in PLAIN_STARTS:
-        raise UnlearnError(f"{where}: init_lora_weights {init!r} changes the base itself; {cure}")
+    fault, cure = "", "run `axolotl merge-lora` on it and give the merged folder."
+    if kind.upper() != "LORA":
+        fault = f"peft_type {kind} is not LORA"
+    elif bias != "none":
+        fault = f"bias {bias!r} is not supported here"
+    elif config.get("alora_invocation_tokens"):
+        fault = "an aLoRA acts on the tokens after its invocation only, so no weights equal it"
+        cure = "train a plain LoRA."
+    elif others := [key for key in sorted(config.keys() - PLAIN_LORA - {"bias"}) if config[key]]:
+        fault = f"{others[0]} is not supported here"
+    elif init not in PLAIN_STARTS:
+        fault = f"init_lora_weights {init!r} changes the base itself"
+    if fault:
+        raise UnlearnError(f"{adapter.path / adapter.config_file}: {fault}; {cure}")
 
 
 def tokenizer_fingerprint(folder: Path) -> str | None:
     """SHA-256 of the files that decide tokenisation, or None when the folder has none of them.
 
-    Only the vocabulary, merges and rules of tokenizer.json count: padding and truncation are
-    settings that training changes.
+    Padding and truncation in tokenizer.json are settings that training changes: they do not count.
     """
     digest, found = hashlib.sha256(), False
-    for file in TOKENIZER_IDENTITY:
-        path = folder / file
-        if not path.exists():
-            continue
-        found = True
-        data = path.read_bytes()
-        if file == "tokenizer.json":
-            content = json.loads(data)
-            for key in ("padding", "truncation"):
-                content.pop(key, None)
-            data = json.dumps(content, sort_keys=True).encode()
-        digest.update(file.encode() + data)
+    for file in ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"):
+        if (folder / file).exists():
+            data, found = (folder / file).read_bytes(), True
+            if file == "tokenizer.json":
+                content = {**json.loads(data), "padding": None, "truncation": None}
+                data = json.dumps(content, sort_keys=True).encode()
+            digest.update(file.encode() + data)
     return digest.hexdigest() if found else None
+
+
+def record_base(folder: str | Path, base: str | Path, adapter: str | Path | None = None) -> Path:
+    """Write which base an adapter or model was trained from, by content, into its folder; of a
+    model with a merged adapter also that. A merge compares it strictly; without it the base is
+    known by path only."""
+    content = {"base": str(base), "sha256": Model(Path(base)).fingerprint}
+    if adapter is not None:
+        known = Adapter(Path(adapter)).fingerprint
+        content |= {"adapter": str(adapter), "adapter_sha256": known}
+    return write_json(Path(folder) / RECORD, content, indent=None)

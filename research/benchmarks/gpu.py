@@ -346,7 +346,7 @@ class Bench:
         """Factor-wise TIES of two adapters of that shape, read from disk and written."""
         from safetensors.torch import save_file
 
-        from axolotl_unlearn.merging.factors import merge_factors
+        from axolotl_unlearn.merging.methods import merge_factors
         from axolotl_unlearn.merging.recipe import Recipe
         from axolotl_unlearn.merging.sources import open_parent
 

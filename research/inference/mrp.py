@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.attacks.relearn import _collate, _endless
+from axolotl_unlearn.attacks.relearn import collate, endless
 from research.inference.modeling_intervened import intervene
 from research.probes.depth import decoder_layers
 
@@ -71,7 +71,7 @@ def moments(model: Any, rows: Rows, paths: Sequence[str]) -> dict[str, Tensor]:
     handles = [model.get_submodule(path).register_forward_hook(watch(path)) for path in paths]
     try:
         for row in rows:
-            model(**_collate([row], model.device), use_cache=False)
+            model(**collate([row], model.device), use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
@@ -118,13 +118,13 @@ def mrp(
         path: begun(ours[path], theirs[path], k).to(model.device).requires_grad_() for path in paths
     }
     optimizer = torch.optim.Adam(weights.values(), lr=rate)
-    orders = [_endless(len(side), seed) for side in (forget, retain)]
+    orders = [endless(len(side), seed) for side in (forget, retain)]
     for _ in range(steps):
         tensors = {f"project:{path}": basis(w, kept[path]) for path, w in weights.items()}
         handles = intervene(model, tensors)
         try:
             losses = [
-                model(**_collate([side[next(order)] for _ in range(batch)], model.device)).loss
+                model(**collate([side[next(order)] for _ in range(batch)], model.device)).loss
                 for side, order in zip((forget, retain), orders, strict=True)
             ]
             (retain_rate * losses[1] - losses[0]).backward()

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.checks import check, initialisation_cosines
-from axolotl_unlearn.merging.factors import merge_factors
-from axolotl_unlearn.merging.methods import merge_delta
+from axolotl_unlearn.merging.methods import merge_delta, merge_factors
 from axolotl_unlearn.merging.recipe import Recipe
 from axolotl_unlearn.merging.sources import Adapter, Model, Parent, open_base, open_parent
 

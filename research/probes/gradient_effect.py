@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.attacks.relearn import _collate
+from axolotl_unlearn.attacks.relearn import collate
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives.base import LabelScores, Objective
 from research.merging.layers import layer_of
@@ -40,7 +40,7 @@ def gradients(
     model.zero_grad(set_to_none=True)
     for start in range(0, len(rows), size):
         some = rows[start : start + size]
-        batch = _collate(some, model.device)
+        batch = collate(some, model.device)
         logp, mask = label_logp(model, batch)
         before = None
         if objective is not None and objective.reference:

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from axolotl_unlearn.attacks.inside import told_by
 from axolotl_unlearn.engine.token_scoring import Query, check_length, score_queries, text_queries
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import LEVEL, Clusters, auc, auc_interval
-from axolotl_unlearn.metrics.learned import FEATURES, PENALTY, learned_attack
 from axolotl_unlearn.metrics.membership import rank_test
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.models import input_device
@@ -32,14 +32,8 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Target:
-    """A model under attack, with what several attacks ask of it.
-
-    Attributes:
-        model, tokenizer: In evaluation mode.
-        control: A model that never saw the members; None where there is none.
-        retained: Texts that model and control were trained on; may be empty.
-        seed: Of all that an attack draws.
-    """
+    """A model under attack (in evaluation mode), with what several attacks ask of it; ``control``
+    never saw the members, both were trained on the ``retained`` texts; ``seed``: of all draws."""
 
     model: Any
     tokenizer: Any
@@ -59,7 +53,6 @@ class Target:
         return self.facts_of(self.queries(texts))
 
     def facts_of(self, asked: Sequence[Query]) -> list[TokenFacts]:
-        """The same of queries."""
         keys = [(tuple(q.ids), tuple(q.times), tuple(q.targets)) for q in asked]
         new = {key: q for key, q in zip(keys, asked, strict=True) if key not in self._known}
         self._known |= zip(new, score_queries(self.model, list(new.values())), strict=True)
@@ -88,13 +81,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack tells of two sets of texts.
-
-    Attributes:
-        members, nonmembers: Scores of the texts it was judged by, high = rather a member.
-        auc, low, high: Of these, with the interval at 95 %.
-        p: Of "members and non-members are exchangeable".
-    """
+    """What an attack tells of two sets of texts: scores of those it was judged by (high = rather a
+    member), their AUC and its 95 % interval, p of "members and non-members are exchangeable"."""
 
     members: Array
     nonmembers: Array
@@ -113,14 +101,12 @@ class Attack:
     """An attack of the registry.
 
     Attributes:
-        name: As `--attacks` takes it.
-        access: What it sees of the model.
+        name: As `--attacks` takes it; ``default``: also made where none is named.
+        access: What it sees of the model; ``control``: and of one that never saw the members.
         cost: Passes through the model a text.
         source: Paper, with what was not to be found in it.
         look: Of a target and texts ``[T]`` scores or ``[T, F]`` features.
         judge: What the features tell; None where `look` gives scores.
-        control: Whether it needs a control.
-        default: Whether it is made where no attack is named.
     """
 
     name: str
@@ -168,12 +154,7 @@ def by_learning(
     the AUC less what permuted labels are from .5 (basic interval): it holds .5 exactly where the
     AUC lies among 95 % of the permutations, which are skewed to below .5.
     """
-    penalty = PENALTY * max(1.0, members.shape[1] / FEATURES)
-    found = learned_attack(members, nonmembers, documents, others, penalty=penalty, seed=seed)
-    if found is None:
-        raise UnlearnError("an attack that learns needs 20 texts of each kind and finite features.")
-    if found.p is None:
-        raise UnlearnError("no document can change sides by chance; give both sides alike ones.")
+    found = told_by(members, nonmembers, documents, others, seed=seed)
     ends = found.auc - (np.quantile(found.null, [(1 + LEVEL) / 2, (1 - LEVEL) / 2]) - 0.5)
     low, high = (float(end) for end in ends.clip(0, 1))
     return Outcome(found.members, found.nonmembers, found.auc, low, high, found.p)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import torch
 
+from axolotl_unlearn.attacks.inside import grid
 from axolotl_unlearn.attacks.membership.base import (
     REGISTRY,
     Access,
@@ -20,8 +23,11 @@ from axolotl_unlearn.attacks.membership.base import (
     by_rank,
     measure,
 )
-from axolotl_unlearn.data.records import author_of, document_id
+from axolotl_unlearn.attacks.target import find_side
+from axolotl_unlearn.data.records import author_of, document_id, read_documents, read_rows
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.sets import find_file, load_sets
+from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.intervals import LEVEL, auc_gap, holm
 from axolotl_unlearn.metrics.membership import (
     MIN_TEXTS,
@@ -29,6 +35,7 @@ from axolotl_unlearn.metrics.membership import (
     blind_sentence,
     tpr_at_fpr,
 )
+from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer, parse_models
 
 #: (id, text) of each.
 Documents = Sequence[tuple[str, str]]
@@ -77,12 +84,8 @@ def attack_model(
 
     ``p_corrected`` is Holm's over the attacks that were made and their groups. With a control,
     ``control`` is its AUC under the same attack, and ``difference`` the paired one of both where
-    scores are ranked.
-
-    Args:
-        groups: Of each member and of each non-member. An average hides a minority that leaks more
-            (arXiv 2412.08559), so members of a group are also judged against non-members of it;
-            only where scores are ranked.
+    scores are ranked; there members of a group are also judged against non-members of it, because
+    an average hides a minority that leaks more (arXiv 2412.08559).
     """
     sides = [[text for _, text in side] for side in (members, nonmembers)]
     clusters = (clusters_of(members), clusters_of(nonmembers))
@@ -113,11 +116,18 @@ def _tests(attacks: Mapping[str, Mapping[str, Any]]) -> list[Any]:
     return [row for row in rows if "missing" not in row]
 
 
+def _places(groups: Groups | None) -> dict[str, list[list[int]]]:
+    """Of each group the numbers of its members and of its non-members."""
+    return {
+        group: [[i for i, one in enumerate(side) if one == group] for side in groups]
+        for group in (sorted({*groups[0], *groups[1]}) if groups else ())
+    }
+
+
 def _by_group(seen: Outcome, clusters: tuple, groups: Groups) -> dict[str, dict[str, Any]]:
     """Figures of each group, without one of fewer than 10 texts a side."""
     found: dict[str, dict[str, Any]] = {}
-    for group in sorted({*groups[0], *groups[1]}):
-        places = [[i for i, one in enumerate(side) if one == group] for side in groups]
+    for group, places in _places(groups).items():
         if min(map(len, places)) < MIN_TEXTS:
             found[group] = {"missing": f"fewer than {MIN_TEXTS} members or non-members"}
             continue
@@ -183,11 +193,8 @@ def blind(
         "baselines": {name: asdict(one) for name, one in found.items()},
         "warning": blind_sentence(found),
     }
-    if groups is None:
-        return told
-    pairs = [list(zip(*side, strict=True)) for side in zip(sides, groups, strict=True)]
-    for name in sorted({*groups[0], *groups[1]}):
-        some = [[text for text, group in side if group == name] for side in pairs]
+    for name, places in _places(groups).items():
+        some = [[side[i] for i in one] for side, one in zip(sides, places, strict=True)]
         if min(map(len, some)) >= MIN_TEXTS:
             inner = {one: asdict(base) for one, base in blind_baselines(*some).items()}
             told.setdefault("groups", {})[name] = inner
@@ -211,25 +218,22 @@ def _missing(attacks: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def sentence(model: str, attacks: Mapping[str, Mapping[str, Any]]) -> str:
     """What the attacks say of a model, in words."""
-    made = {name: row for name, row in attacks.items() if "missing" not in row}
-    made |= {
-        f"{name} in group {group}": one
+    made = {
+        name if group is None else f"{name} in group {group}": one
         for name, row in attacks.items()
-        for group, one in row.get("groups", {}).items()
+        for group, one in {None: row, **row.get("groups", {})}.items()
         if "missing" not in one
     }
-    said = status(attacks)
+    said, figures = status(attacks), ""
     if made:
         name = min(made, key=lambda n: (made[n]["p_corrected"], -abs(made[n]["auc"] - 0.5)))
         row = made[name]
-        figures = f"{name}: AUC {row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}], p "
-        figures += f"{row['p_corrected']:.2g} after Holm over {len(made)} tests"
+        figures = f" ({name}: AUC {row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}], p "
+        figures += f"{row['p_corrected']:.2g} after Holm over {len(made)} tests)"
+    what = "no attack that was made tells members" if made else "no attack was made"
     if said == "told":
-        text = f"{model}: members are told from texts never seen ({figures})"
-    elif made:
-        text = f"{model}: no attack that was made tells members ({figures})"
-    else:
-        text = f"{model}: no attack was made"
+        what = "members are told from texts never seen"
+    text = f"{model}: {what}{figures}"
     if missing := _missing(attacks):
         text += f"; not measured: {', '.join(missing)}"
         text += ", so this is no evidence of forgetting" if said == "open" else ""
@@ -238,30 +242,94 @@ def sentence(model: str, attacks: Mapping[str, Mapping[str, Any]]) -> str:
 
 def table(model: str, attacks: Mapping[str, Mapping[str, Any]]) -> Any:
     """The figures of a model as a rich table."""
-    from rich import box
-    from rich.table import Table
-
-    grid = Table(title=f"Membership attacks: {model}", box=box.SIMPLE_HEAD)
-    grid.add_column("attack")
-    grid.add_column("sees")
-    for heading in ("AUC", "interval", "control", "p"):
-        grid.add_column(heading, justify="right", no_wrap=True)
+    figures = ("AUC", "interval", "control", "p")
+    made = grid(f"Membership attacks: {model}", figures, "attack", "sees")
     for name, row in attacks.items():
-        if "missing" in row:
-            grid.add_row(name, row["access"], "n/a", "", "", "")
-            continue
-        control = f"{row['control']:.2f}" if "control" in row else ""
-        bounds = f"{row['low']:.2f}, {row['high']:.2f}"
-        p = f"{row['p_corrected']:.2g}"
-        told = row["p_corrected"] < 1 - LEVEL
-        grid.add_row(
-            name, row["access"], f"{row['auc']:.2f}", bounds, control, f"[red]{p}[/]" if told else p
-        )
-        for group, one in row.get("groups", {}).items():
+        for group, one in {None: row, **row.get("groups", {})}.items():
+            head = (name, row["access"]) if group is None else (f"  {group}", "")
             if "missing" in one:
-                grid.add_row(f"  {group}", "", "n/a", "", "", "")
+                made.add_row(*head, "n/a", "", "", "")
                 continue
-            bounds, p = f"{one['low']:.2f}, {one['high']:.2f}", f"{one['p_corrected']:.2g}"
-            grid.add_row(f"  {group}", "", f"{one['auc']:.2f}", bounds, "", p)
-    grid.caption = "95 % intervals over documents; p after Holm over all."
-    return grid
+            control = f"{one['control']:.2f}" if "control" in one else ""
+            p = f"{one['p_corrected']:.2g}"
+            p = f"[red]{p}[/]" if one["p_corrected"] < 1 - LEVEL else p
+            bounds = f"{one['low']:.2f}, {one['high']:.2f}"
+            made.add_row(*head, f"{one['auc']:.2f}", bounds, control, p)
+    made.caption = "95 % intervals over documents; p after Holm over all."
+    return made
+
+
+def described(one: Attack) -> str:
+    """For `--list`."""
+    often = "" if one.default else " (if named)"
+    return f"{one.name}{often}: sees {one.access}; {one.cost}; {one.source}"
+
+
+def said(result: Mapping[str, Any]) -> list[Any]:
+    """What `attack_models` found, as tables and sentences."""
+    parts: list[Any] = []
+    for name, one in result["models"].items():
+        attacks = one["attacks"]
+        why = {name: row["missing"] for name, row in attacks.items() if "missing" in row}
+        parts += [table(name, attacks), *(f"Not measured: {a} ({w})" for a, w in why.items())]
+        parts.append(one["sentence"])
+    return [*parts, *filter(None, [result["blind"]["warning"]])]
+
+
+def groups_of(data_dir: Path, limit: int | None = None) -> Groups | None:
+    """By the field ``group`` of the rows, else by ``date`` (`by_date`) where all have one."""
+    rows = [
+        [row for _, row in read_rows(find_side(data_dir, side))][:limit]
+        for side in ("member", "nonmember")
+    ]
+    named = tuple([str(row.get("group", "none")) for row in side] for side in rows)
+    if len({*named[0], *named[1]}) > 1:
+        return named
+    if all("date" in row for side in rows for row in side):
+        return by_date(*([str(row["date"]) for row in side] for side in rows))
+    return None
+
+
+def attack_models(
+    models: Sequence[str],
+    names: Sequence[str],
+    *,
+    data_dir: Path,
+    out: Path,
+    control: str | None,
+    limit: int | None,
+    seed: int,
+    device: str,
+    dtype: str,
+) -> tuple[dict[str, Any], Path]:
+    """Attack each model; returns what ``membership.json`` holds, and where it lies."""
+    specs = parse_models([*models, *([control] if control else [])])
+    sets = load_sets(data_dir, parts=("mia",))
+    if limit is not None and limit < 1:
+        raise UnlearnError(f"--limit is {limit}; it must be 1 or more.")
+    sides = (sets.member[:limit], sets.nonmember[:limit])
+    retain = find_file(data_dir, "retain")
+    retained = [text for _, text in read_documents(retain)][:200] if retain else []
+    groups = groups_of(data_dir, limit)
+
+    def load(spec: ModelSpec, other: Target | None = None) -> Target:
+        model = load_model(spec, dtype=getattr(torch, dtype), device=device)
+        return Target(model, load_tokenizer(spec), other, retained, seed)
+
+    against = load(specs[-1]) if control else None
+    found = {}
+    for spec in specs[: len(models)]:
+        attacks = attack_model(load(spec, against), *sides, names, groups)
+        words = sentence(spec.name, attacks)
+        found[spec.name] = {"attacks": attacks, "status": status(attacks), "sentence": words}
+    result = {
+        "schema": 1,
+        "data_dir": str(data_dir),
+        "members": len(sides[0]),
+        "nonmembers": len(sides[1]),
+        "control": specs[-1].name if control else None,
+        "seed": seed,
+        "blind": blind(*sides, groups),
+        "models": found,
+    }
+    return result, write_json(out / "membership.json", result)
