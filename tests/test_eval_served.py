@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -75,16 +76,22 @@ def test_a_server_with_log_probs_gives_the_numbers_of_the_weights(home, results,
 
 
 @pytest.mark.slow
-def test_a_server_without_log_probs_is_measured_by_what_it_says(home, results, tmp_path):  # noqa: F811
-    """`transformers serve`: generation alone."""
-    from transformers.utils import is_serve_available
+@pytest.mark.parametrize("kind", ["transformers serve", "llama.cpp"])
+def test_a_server_without_log_probs_is_measured_by_what_it_says(home, results, tmp_path, kind):  # noqa: F811
+    """Generation alone; llama.cpp takes `echo` and gives the log-probs of what it says."""
+    original = str(home / "original")
+    if kind == "llama.cpp":
+        pytest.importorskip("xllamacpp")
+        command = (str(TESTS / "llamacpp_server.py"), original, "PORT")
+    else:
+        from transformers.utils import is_serve_available
 
-    if not is_serve_available():
-        pytest.skip("`transformers serve` needs the package openai, which Axolotl 0.19 lacks")
-    given = ("--host", "127.0.0.1", "--port", "PORT", "--device", "cpu", "--dtype", "float32")
-    command = ("-m", "transformers.cli.transformers", "serve", str(home / "original"), *given)
+        if not is_serve_available():
+            pytest.skip("`transformers serve` needs the package openai, which Axolotl 0.19 lacks")
+        given = ("--host", "127.0.0.1", "--port", "PORT", "--device", "cpu", "--dtype", "float32")
+        command = ("-m", "transformers.cli.transformers", "serve", original, *given)
     with serving(*command) as url:
-        url += f"#{home / 'original'}"
+        url += f"#{original}" if kind != "llama.cpp" else ""
         server = Served(url)
         assert not server.scores
         (found,) = run.evaluate([url], home / "data", Options(out_dir=tmp_path, **OPTIONS))
@@ -127,3 +134,17 @@ def test_nobody_there_is_one_sentence(url, monkeypatch):
     monkeypatch.setattr(served, "TRIES", 2)
     with pytest.raises(UnlearnError, match=r"127.0.0.1:9/v1/\w+ does not answer \(ConnectError\)"):
         Served(url)
+
+
+def test_vllm_that_is_not_installed_is_one_sentence(home, tmp_path):  # noqa: F811
+    """In CI it is not; where it is, the rows are those of transformers."""
+    options = Options(out_dir=tmp_path, backend="vllm", **OPTIONS)
+    if find_spec("vllm") is None:
+        with pytest.raises(UnlearnError, match="`--backend vllm` needs vLLM"):
+            run.evaluate([str(home / "original")], home / "data", options)
+        return
+    (found,) = run.evaluate([str(home / "original")], home / "data", options)
+    (local,) = run.evaluate(
+        [str(home / "original")], home / "data", Options(out_dir=tmp_path, **OPTIONS)
+    )
+    assert found["cells"] == local["cells"]

@@ -31,6 +31,7 @@ from axolotl_unlearn.errors import UnlearnError
     "--device-map", type=click.Choice(["auto"]), help="Spread a model that does not fit one device."
 )
 @click.option("--dtype", help="float32, bfloat16, float16 or auto [float32 on cpu, else auto]")
+@click.option("--backend", type=click.Choice(["vllm"]), help="What generates [transformers].")
 @click.option("--max-gen-toks", default=256, show_default=True, help="New tokens a row.")
 @click.option(
     "--mmlu-dir", help="MMLU's CSV folder (dev/, test/), or `hub`, instead of general.jsonl."

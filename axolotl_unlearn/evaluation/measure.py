@@ -63,10 +63,10 @@ def measure(
     cache: Cache,
     key: str,
     bars: ProgressBars,
-    name: str,
+    spec: ModelSpec,
 ) -> Measured:
     """Everything but the generic questions."""
-    found = Measured()
+    found, name = Measured(), spec.name
     if getattr(model, "scores", True):
         _measure_likelihoods(model, tokenizer, sets, settings, found, cache, key, bars, name)
     else:
@@ -74,7 +74,7 @@ def measure(
             f"note: {name}: this server gives no log-probs of a prompt (`echo`), so loss, attacks, "
             "extraction and utility are not measured."
         )
-    _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name)
+    _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spec)
     count_outputs(found, sets)
     return found
 
@@ -242,7 +242,8 @@ def _best(values: Sequence[float]) -> int:
     return max(range(len(values)), key=lambda i: (values[i], -i))
 
 
-def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, name) -> None:
+def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spec) -> None:
+    from axolotl_unlearn.evaluation import in_vllm
     from axolotl_unlearn.evaluation.generate import generate_greedily
     from axolotl_unlearn.evaluation.generic import contains_answer
     from axolotl_unlearn.evaluation.served import Served
@@ -265,7 +266,7 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, nam
             take(stored)
     todo = [row for row in sets.rows if row.key not in found.values]
     workers, mine = cache.workers, []
-    with bars.bar(f"{name}: rows", len(sets.rows)) as advance:
+    with bars.bar(f"{spec.name}: rows", len(sets.rows)) as advance:
         advance(len(sets.rows) - len(todo))
         todo = workers.share(todo)
         count = counting(advance, workers)
@@ -292,6 +293,9 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, nam
         prompts = [row.record.input for row in todo]
         if isinstance(model, Served):
             model.generate(prompts, settings.max_gen_toks, on_batch)
+        elif settings.backend == "vllm":
+            limit = settings.max_gen_toks
+            in_vllm.generate(spec, tokenizer, prompts, limit, settings.dtype, on_batch)
         else:
             generate_greedily(
                 model,

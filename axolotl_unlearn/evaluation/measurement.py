@@ -30,6 +30,7 @@ class Settings:
             the collapse check; default: the model called "original", else "memorised".
         resamples: bootstrap resamples for the intervals; 0 for none.
         store: folder of measurements by content; default: ``cache`` in that of the results.
+        backend: "vllm" generates by vLLM (`evaluation.in_vllm`); default: transformers.
     """
 
     device: str | None = None
@@ -48,6 +49,7 @@ class Settings:
     resamples: int = 10_000
     seed: int = 0
     store: str | None = None
+    backend: str | None = None
 
     def placed(self, device: str | None) -> Settings:
         """With device and precision as this machine has them.
@@ -85,8 +87,7 @@ class Settings:
         """What can change a score of a model; the data have a digest of their own."""
         # In float32 the batch size changes nothing; in half precision it can.
         batch = None if self.dtype == "float32" else self.batch_size
-        # None stands where the generic questions were, which now have a key of their own.
-        return [self.device, self.dtype, batch, self.max_gen_toks, self.join, None]
+        return [self.device, self.dtype, batch, self.max_gen_toks, self.join, self.backend]
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,12 @@ def evaluate(
             "--device-map spreads one model over all devices, several processes have a model "
             "each; use one of the two."
         )
+    if options.backend == "vllm":
+        if workers.count > 1:
+            raise UnlearnError("`--backend vllm` runs in one process, without `accelerate launch`.")
+        from axolotl_unlearn.evaluation.in_vllm import require
+
+        require()
     settings = Settings.read(asdict(options.placed(workers.device)))
     sets = settings.load_sets(data)
     settings = replace(settings, keep_texts=options.with_text or sets.synthetic)
@@ -163,7 +169,7 @@ def _measure_all(
             model = load(spec, settings, workers)
             if found is None:
                 found = measure(
-                    model, tokenizer, sets, settings, cache, keys[spec.name], bars, spec.name
+                    model, tokenizer, sets, settings, cache, keys[spec.name], bars, spec
                 )
                 found.seconds = time.perf_counter() - started
                 cache.save(keys[spec.name], found, settings)

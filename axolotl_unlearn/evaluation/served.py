@@ -1,8 +1,8 @@
 """A model behind an OpenAI-compatible server, asked by ``/v1/completions``: what really answers.
 
-Prompts go as text. Log-probs of a prompt need ``echo`` and ``logprobs`` (vLLM, llama-cpp-python);
-of the distribution a server tells the likeliest token at most, so that Min-K%++, entropy and the
-learned attack, which need all of it, are not measured.
+Prompts go as text. Log-probs of a prompt need ``echo`` and ``logprobs`` (vLLM, not llama.cpp's
+server); of the distribution a server tells the likeliest token at most, so that Min-K%++, entropy
+and the learned attack, which need all of it, are not measured.
 """
 
 from __future__ import annotations
@@ -59,7 +59,13 @@ class Served:
                     f"{self.url}#NAME."
                 )
             self.name = names[0]
-        self.scores = self._complete(PROBE[0], 1, echo=True, logprobs=1).get("logprobs") is not None
+        try:
+            echoed = self._complete(PROBE[0], 1, echo=True, logprobs=1).get("logprobs") or {}
+        except UnlearnError:  # some refuse `echo`
+            echoed = {}
+            self._complete(PROBE[0], 1)
+        # llama.cpp answers with log-probs of what it says alone.
+        self.scores = len(echoed.get("token_logprobs") or ()) > 1
 
     def digest(self) -> str:
         """Of address, name, and what the model says to fixed prompts: weights cannot be seen."""

@@ -331,7 +331,7 @@ def _measured(
     cache, bars = Cache(None), ProgressBars(progress)
     loaded = load(spec, settings, cache.workers)
     with bars.progress:
-        found = measure(loaded, tokenizer, sets, settings, cache, "", bars, spec.name)
+        found = measure(loaded, tokenizer, sets, settings, cache, "", bars, spec)
     documents: dict[str, list[str]] = {}
     for row in sets.forget:
         documents.setdefault(row.document, []).append(row.id)

@@ -1,0 +1,68 @@
+"""Generation by vLLM in this process: ``axolotl unlearn eval --backend vllm``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.generate import Generation, OnBatch
+from axolotl_unlearn.models import ADAPTER_CONFIG, ModelSpec
+
+#: Prompts between two stores; vLLM makes batches of its own.
+AT_ONCE = 1000
+
+
+def require() -> None:
+    """Raises UnlearnError where vLLM is not installed."""
+    if find_spec("vllm") is None:
+        raise UnlearnError(
+            "`--backend vllm` needs vLLM, which is not installed: `pip install vllm`, or leave out "
+            "`--backend` (transformers generates)."
+        )
+
+
+def generate(
+    spec: ModelSpec,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    most: int,
+    dtype: str,
+    on_batch: OnBatch,
+) -> None:
+    """Greedy continuations of raw prompts, as `evaluation.generate.generate_greedily` makes them.
+
+    The engine takes nine tenths of the memory that the device has left.
+    """
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    if not prompts:
+        return
+    given: dict[str, Any] = {"dtype": dtype, "seed": 0}
+    lora = None
+    if spec.adapter:
+        rank = json.loads(Path(spec.adapter, ADAPTER_CONFIG).read_text("utf-8"))["r"]
+        given |= {"enable_lora": True, "max_lora_rank": max(8, rank)}
+        lora = LoRARequest(spec.name, 1, spec.adapter)
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        given["gpu_memory_utilization"] = 0.9 * free / total
+    engine = LLM(spec.model, **given)
+    sampling = SamplingParams(temperature=0.0, max_tokens=most)
+    for start in range(0, len(prompts), AT_ONCE):
+        part = prompts[start : start + AT_ONCE]
+        asked = [{"prompt_token_ids": tokenizer(prompt)["input_ids"]} for prompt in part]
+        found = [one.outputs[0] for one in engine.generate(asked, sampling, lora_request=lora)]
+        on_batch(
+            list(range(start, start + len(part))),
+            [
+                Generation(one.text, len(one.token_ids), one.finish_reason == "stop")
+                for one in found
+            ],
+        )
