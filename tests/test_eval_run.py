@@ -220,7 +220,7 @@ def test_a_model_added_later_is_judged_against_the_original(home, results, tmp_p
     measure, measured = run.measure, []
 
     def noted(*given):
-        measured.append(given[-1])
+        measured.append(given[-1].name)
         return measure(*given)
 
     monkeypatch.setattr(run, "measure", noted)
@@ -368,7 +368,7 @@ def test_a_finished_model_is_not_measured_again_after_a_kill(home, results, tmp_
     measure, measured = run.measure, []
 
     def dies(*given):
-        measured.append(given[-1])
+        measured.append(given[-1].name)
         if len(measured) == 2:
             raise KeyboardInterrupt
         return measure(*given)
