@@ -195,7 +195,7 @@ APPLIED: dict[str, Applied] = {
     "MRP": Applied(
         ("mrp", "ORIGINAL", "--data", "DATA", "--layers", "0,1", "--merge"),
         "directions",
-        (2, 4, 8, 16, 24, 32),
+        (4, 8, 16, 32, 48, 64),
     ),
     "GUARD-IT": Applied(
         ("guard-it", "ORIGINAL", "--data", "DATA", "--layer", "0"),
