@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from axolotl_unlearn.cli._json import answer
+from axolotl_unlearn.cli._json import answer, read_json
 
 if TYPE_CHECKING:
     from axolotl_unlearn.objectives import Objective
 
 
-@click.command("methods")
-@click.argument("name", required=False)
-def command(name: str | None) -> None:
-    """List the objectives and presets, or show one of them whole.
+class _Methods(click.Group):
+    """Any other word than a command's is the name of what is shown."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]):
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["show", *args])
+
+
+@click.group("methods", cls=_Methods, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """List the objectives and presets, show one of them whole, or choose among models.
 
     An objective is shown with its formula, parameters and source, a preset with the block that it
     stands for and the settings it was published with.
@@ -26,8 +34,45 @@ def command(name: str | None) -> None:
     Example:
       axolotl unlearn methods
       axolotl unlearn methods npo
-      axolotl unlearn methods tofu-npo
+      axolotl unlearn methods choose out/demo/eval --risk 0.05
     """
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(show)
+
+
+@command.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--risk", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.05,
+    show_default=True, help="Most that may be extracted of a forgotten document.",
+)  # fmt: skip
+@click.option("--delta", default=0.05, show_default=True, help="Chance to call one valid wrongly.")
+def choose(folder: Path, risk: float, delta: float) -> None:
+    """Which models of an evaluation (FOLDER) keep a stated risk, best kept first (experimental).
+
+    The risk of a document is by how much more of it can be extracted than from the retrained model.
+    """
+    from axolotl_unlearn.experimental.choose import CONTROLS, chosen, risks
+
+    models = read_json(folder / "results.json")["models"]
+    kept = {one["name"]: one.get("utility") for one in models}
+    found = chosen(risks(folder), kept, risk, delta)
+    answer(models=found, risk=risk, delta=delta)
+    for name, row in found.items():
+        utility = "not measured" if row["kept"] is None else f"{row['kept']:.2f}"
+        click.echo(
+            f"{name}: {'valid' if row['valid'] else 'not shown'} (risk {row['risk']:.3f} of "
+            f"{row['documents']} documents, p {row['p']:.2g} after Holm; utility {utility})"
+        )
+    if not any(row["valid"] for row in found.values()):
+        click.echo(f"None is shown to keep a risk of {risk:g}.")
+    click.echo(CONTROLS.format(risk=risk, delta=delta))
+
+
+@command.command(hidden=True)
+@click.argument("name", required=False)
+def show(name: str | None = None) -> None:
+    """One objective or preset whole, or the list of them."""
     from axolotl_unlearn.config import preset_names, preset_text
     from axolotl_unlearn.registry import objectives
 

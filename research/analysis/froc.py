@@ -6,11 +6,8 @@ FROC (arXiv 2512.13337; its formulas from a review, its code was not found), ove
     e = w_f softplus(a - s) + w_u softplus(r)
 
 U the forget, R the retain rows, minima and maxima over the grid, so a further configuration moves
-the others. How the paper calibrates its risk (CUR) was not found. The control here is Learn then
-Test (arXiv 2110.01052), which holds for any grid and any bounded loss: a configuration is valid
-where a Hoeffding-Bentkus p-value of "its risk is above the bound", corrected by Holm over the grid,
-is at most delta. Its risk: the extraction strength of a forgotten document, less what the retrained
-model has of it where there is one.
+the others. The control is that of `axolotl unlearn methods choose`. Its risk: the extraction
+strength of a forgotten document, less what the retrained model has of it where there is one.
 """
 
 from __future__ import annotations
@@ -21,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom
 
 from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.experimental.choose import above_p
 from axolotl_unlearn.metrics.intervals import holm
 from axolotl_unlearn.metrics.memorisation import exact_memorisation, extraction_strength, loss
 from research.probes.rows import answer_facts
@@ -66,17 +63,6 @@ def scores(
         r = math.log(p.loss_retain / least) + best_r - p.accuracy_retain
         found[name] = w_f * float(np.logaddexp(0, a - s)) + w_u * float(np.logaddexp(0, r))
     return found
-
-
-def above_p(values: Sequence[float], bound: float) -> float:
-    """p of "the mean of losses in [0, 1] is above the bound" (Hoeffding and Bentkus together)."""
-    n, mean = len(values), float(np.mean(values))
-    if mean >= bound:
-        return 1.0
-    kl = (1 - mean) * math.log((1 - mean) / (1 - bound))
-    kl += mean * math.log(mean / bound) if mean else 0.0
-    bentkus = math.e * float(binom.cdf(math.ceil(n * mean - 1e-9), n, bound))
-    return min(1.0, math.exp(-n * kl), bentkus)
 
 
 def chosen(

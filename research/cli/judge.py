@@ -34,7 +34,7 @@ def command(model, data_dir, endpoint, name, limit, max_new_tokens, out) -> None
     from axolotl_unlearn.evaluation.generate import generate_greedily
     from axolotl_unlearn.files import write_json
     from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
-    from research.probes.judge import judged
+    from research.probes.judge import agreement, judged
 
     (spec,) = parse_models([model])
     records = limited(read_side(data_dir, "forget")[1], limit)
@@ -46,5 +46,9 @@ def command(model, data_dir, endpoint, name, limit, max_new_tokens, out) -> None
     found = judged(rows, endpoint, name, os.environ.get("OPENAI_API_KEY"))
     for mark, scores in found.items():
         click.echo(f"{mark}: {np.mean(scores):.2f} (0 to 1, {len(scores)} rows)")
+    same = agreement(found["naturalness"], [g.text for g in said])
+    click.echo(
+        f"Our flag of broken texts agrees with the judge's naturalness on {same:.0%} of them."
+    )
     if out:
         write_json(out, found | {"id": [r.id for r in records]})

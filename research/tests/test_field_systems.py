@@ -7,7 +7,6 @@ import math
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import numpy as np
 import pytest
 import torch
 from attack_models import make_lab
@@ -90,18 +89,6 @@ def test_froc_by_hand():
     found = froc.scores({"a": point(math.e, 0.0, (1.0, 0.5)), "b": point(1.0, 0.5, (2.0, 1.0))})
     assert found["a"] == pytest.approx((math.log1p(math.exp(-1.5)) + math.log1p(math.exp(0.5))) / 2)
     assert found["b"] == pytest.approx((math.log(2) + math.log(3)) / 2)
-
-
-def test_a_bound_by_hand():
-    """No loss in n: (1 - bound) ** n by Hoeffding; a mean at the bound shows nothing."""
-    assert froc.above_p([0.0] * 50, 0.1) == pytest.approx(0.9**50)
-    assert froc.above_p([0.1] * 50, 0.1) == 1.0
-
-
-def test_a_configuration_at_the_bound_is_rarely_called_valid():
-    rng = np.random.default_rng(0)
-    wrong = np.mean([froc.above_p(rng.random(60) < 0.1, 0.1) <= 0.05 for _ in range(1000)])
-    assert wrong <= 0.05 + 3 * (0.05 * 0.95 / 1000) ** 0.5
 
 
 def test_of_valid_configurations_the_best_retained_is_first():
@@ -191,6 +178,20 @@ def test_a_judge_at_an_endpoint(endpoint):
         judge.judged([("q", "?", "r")], endpoint, "tiny")
     with pytest.raises(UnlearnError, match="gives no answer"):
         judge.ask("http://127.0.0.1:9/v1", "tiny", "text")
+
+
+def test_the_judge_agrees_with_our_flags_on_made_up_cases(endpoint):
+    """Loops of a word and of a phrase, a stutter; a fact, a refusal, a list; and one that only a
+    judge sees: words in no order, of which none repeats."""
+    broken = ["6 " * 40, "the old mill by " * 12, "a a a a b b b b a a a a b b b b a a a a"]
+    sound = [
+        "Ada Brook was born in Bath and moved to Cork when she was nine.",
+        "I am not able to answer this question, because I do not know the person.",
+        "Apples, pears, plums, quinces, cherries and a small jar of honey.",
+    ]
+    told = judge.judged([("Who?", text, "Ada") for text in broken + sound], endpoint, "tiny")
+    assert judge.agreement(told["naturalness"], broken + sound) == 1
+    assert judge.agreement([0.1], ["lamp seven under because of Tuesday green run"]) == 0
 
 
 @pytest.mark.parametrize("text", ["", '{"score": 0}', '{"score": 11}', '{"score": 3.5}', "7"])
