@@ -10,11 +10,9 @@ import sys
 from pathlib import Path
 
 import eval_model
-import numpy as np
 import pytest
 import yaml
 
-from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.experimental import rewards
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,17 +35,6 @@ def test_rewards_by_hand():
     assert rewards.pagerank(None, SAID, terms) == [0.0, 1.0, 1.0]
     chat = [[{"role": "assistant", "content": SAID[0]}]]
     assert rewards.binary(None, chat, terms[:1]) == [0.0]
-
-
-def test_term_weights_follow_the_walk_from_the_entity():
-    """Entity and one near term share a direction, the rest stand apart: the near one ranks higher,
-    the least has 0, the greatest 1."""
-    embeddings = np.array([[1, 0, 0], [0.95, 0.1, 0], [0, 1, 0], [0, 0.1, 1.0]], float)
-    weights = rewards.term_weights(["Ada", "novelist", "cheese", "moon"], embeddings, "Ada")
-    assert weights["novelist"] > weights["moon"] == min(weights.values()) == 0.0
-    assert max(weights.values()) == 1.0
-    with pytest.raises(UnlearnError, match="'Bo' is not among the terms"):
-        rewards.term_weights(["Ada"], embeddings[:1], "Bo")
 
 
 @pytest.mark.slow

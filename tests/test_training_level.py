@@ -189,7 +189,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def life(tmp_path_factory):
-    """A small life, and its original: a tiny OLMo that learned four documents by heart."""
+    """A small life, and its original: a tiny OLMo that memorized four documents."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from research.worlds.life import LifeSizes, make_life
@@ -258,7 +258,7 @@ def test_the_example_watches_its_level_and_keeps_the_best_state(life, matched, l
 
 def test_what_the_retained_texts_lose_is_not_thinned_by_rows_that_are_only_held(life, matched):
     """The watched loss is that of the rows that an `nll` entry trains, by plain forwards: replay
-    rows, which `kl` alone holds, are many and never known by heart."""
+    rows, which `kl` alone holds, are many and never memorized."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from axolotl_unlearn.data.strategy import load_strategy
@@ -396,7 +396,7 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
 
 
 def test_the_starting_model_gives_an_order_and_held_out_rows_the_level():
-    """Forget rows that were learned by heart (log-odds around 8), held-out ones around -1: targets
+    """Forget rows that were memorized (log-odds around 8), held-out ones around -1: targets
     have the held-out rows' distribution, in the forget rows' own order, and no attack is expected
     to tell anything; nor is one made that compares with the starting model."""
     from torch.nn import functional as F

@@ -89,30 +89,21 @@ def inside_attack(
     nonmembers: Documents,
     control: AttackTarget | None = None,
 ) -> dict[str, Any]:
-    """Tell members from non-members by each of `VIEWS`.
-
-    Args:
-        control: A model that never saw the members, attacked alike. The attack is then also told
-            how far a text's features are from the control's: what makes a text unusual for every
-            model cancels.
+    """Tell members from non-members by each of `VIEWS`; a ``control`` never saw the members.
 
     Returns:
         What the attack's file holds. By view: ``auc`` of the model and of the ``control``, out of
         fold; ``difference`` of the two with its 90 % interval, from the same permutations of the
-        labels under both; ``told``: AUC and exact permutation p of the attack that also knows the
-        control, without one of the plain attack; ``picked``: members whose own p is below .05.
-
-    Raises:
-        UnlearnError: Too few or too long texts, documents that no permutation can exchange, a
-            control of another shape.
+        labels under both; ``told``: AUC and exact permutation p of the attack on differences from
+        the control's features (what makes a text unusual for every model cancels), without one of
+        the plain attack; ``picked``: members whose own p is below .05.
     """
     sides = [some_texts(members), some_texts(nonmembers)]
-    for name, side in zip(("member", "nonmember"), sides, strict=True):
-        if len(side) < MIN_TEXTS:
-            raise UnlearnError(
-                f"there are {len(side)} {name} texts; this attack needs {MIN_TEXTS} of each kind: "
-                f"add rows to {name}.jsonl."
-            )
+    if min(map(len, sides)) < MIN_TEXTS:
+        raise UnlearnError(
+            f"there are {len(sides[0])} member and {len(sides[1])} nonmember texts; this attack "
+            f"needs {MIN_TEXTS} of each kind: add rows."
+        )
     seen = [_seen(one, [*sides[0], *sides[1]]) for one in (subject, control) if one is not None]
     if len({tuple(one[view].shape[1] for view in VIEWS) for one in seen}) > 1:
         raise UnlearnError(
@@ -133,15 +124,9 @@ def inside_attack(
             figures |= {"control": other[0].auc, "difference": _difference(first, other[0])}
         picked = int((told.each < 0.05).sum())
         views[view] = figures | {"told": {"auc": told.auc, "p": told.p}, "picked": picked}
-    return {
-        "attack": "inside",
-        "title": "Looking inside",
-        "model": subject.name,
-        "control": control.name if control else None,
-        "members": len(sides[0]),
-        "nonmembers": len(sides[1]),
-        "views": views,
-    }
+    names = {"model": subject.name, "control": control.name if control else None}
+    counts = {"members": len(sides[0]), "nonmembers": len(sides[1])}
+    return {"attack": "inside", "title": "Looking inside", **names, **counts, "views": views}
 
 
 def told_by(members: NDArray, nonmembers: NDArray, *documents: Any, **options: Any) -> Learned:

@@ -20,8 +20,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.attacks.probes import MEASURES, Probe, Scores, plain_probes
-from axolotl_unlearn.attacks.results import curve, figures_row, rows_digest, scores_key, stored
+from axolotl_unlearn.attacks.probes import Probe, Scores, plain_probes
+from axolotl_unlearn.attacks.results import (
+    figures_row,
+    result_of,
+    rows_digest,
+    scores_key,
+    stored,
+)
 from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.data.records import Record, read_rows
 from axolotl_unlearn.errors import UnlearnError
@@ -191,18 +197,9 @@ def prompt_attack(
         figures_row(name, x, one, ours[0], other)
         for (name, x, _), one, other in zip(asked, ours, theirs, strict=True)
     ]
-    result = {
-        "attack": "prompt",
-        "title": "Prompting",
-        "model": subject.name,
-        "control": control.name if control else None,
-        "rows": rows,
-        "skipped": skipped,
-    }
-    curves = []
+    drawn = {}
     for kind, x_label in (("prefix", "share of the answer given"), ("examples", "examples shown")):
-        drawn = [row for row in rows if row["variant"].startswith((kind, "plain"))]
-        if len(drawn) > 1:
-            attack = f"prompt, {kind}"
-            curves += [curve(attack, subject.name, x_label, drawn, m) for m in MEASURES]
-    return result, curves
+        some = [row for row in rows if row["variant"].startswith((kind, "plain"))]
+        if len(some) > 1:
+            drawn[f"prompt, {kind}", x_label] = some
+    return result_of("prompt", "Prompting", subject, control, rows, drawn, skipped=skipped)

@@ -20,8 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.attacks.probes import MEASURES, plain_probes
-from axolotl_unlearn.attacks.results import curve, figures_row, rows_digest, scores_key, stored
+from axolotl_unlearn.attacks.probes import plain_probes
+from axolotl_unlearn.attacks.results import (
+    figures_row,
+    result_of,
+    rows_digest,
+    scores_key,
+    stored,
+)
 from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store
@@ -161,19 +167,7 @@ def quantise_attack(
             theirs,
         )
         rows.append(figures_row(*figures) | ({"rounding": rounding} if scheme else {}))
-    result = {
-        "attack": "quantise",
-        "title": "Quantisation",
-        "model": subject.name,
-        "control": control.name if control else None,
-        "group": group,
-        "rows": rows,
-    }
     # One point for each number of bits: of the 4-bit schemes the first one asked for.
     points = {row["x"]: row for row in reversed(rows)}
-    points = {x: points[x] for x in sorted(points)}
-    curves = [
-        curve("quantise", subject.name, "bits a weight (16: not quantised)", points.values(), m)
-        for m in MEASURES
-    ]
-    return result, curves
+    drawn = {("quantise", "bits a weight (16: not quantised)"): [points[x] for x in sorted(points)]}
+    return result_of("quantise", "Quantisation", subject, control, rows, drawn, group=group)

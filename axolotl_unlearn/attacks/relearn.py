@@ -19,7 +19,13 @@ from typing import Any
 import torch
 
 from axolotl_unlearn.attacks.probes import MEASURES, Scores, plain_probes
-from axolotl_unlearn.attacks.results import curve, figures_row, rows_digest, scores_key
+from axolotl_unlearn.attacks.results import (
+    curve,
+    figures_row,
+    result_of,
+    rows_digest,
+    scores_key,
+)
 from axolotl_unlearn.attacks.target import AttackTarget, limited, read_side
 from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.config import DataArgs
@@ -151,12 +157,9 @@ def train(
     how: Training,
     join: str = " ",
 ) -> Iterator[tuple[int, Any]]:
-    """Fine-tune ``model`` in place and stop at each number of steps.
+    """Fine-tune ``model`` in place and yield it, in evaluation mode, at each number of steps.
 
     Loss as in memorisation: whole documents for completions, answers for questions, EOS included.
-
-    Yields:
-        (steps done, model in evaluation mode), in ascending order.
     """
     torch.manual_seed(how.seed)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
@@ -250,16 +253,11 @@ def best_rate(
     steps: Sequence[int],
     how: Training,
 ) -> tuple[Training, dict[int, Scores], dict[str, float | None]]:
-    """``how`` with the rate of `RATES` that recalls most of ``choose_on``, what that gives of
-    ``asked``, and what each rate recalls of ``choose_on`` (None: the training diverged).
-
-    By the mean over the numbers of steps; of equals the lowest rate.
-
-    Raises:
-        Diverged: At every rate.
-    """
+    """``how`` with the rate of `RATES` that recalls most of ``choose_on`` (mean over the numbers of
+    steps; of equals the lowest), what that gives of ``asked``, and what each rate recalls of
+    ``choose_on`` (None: the training diverged; at every rate: raised)."""
     recalls: dict[str, float | None] = {}
-    best: tuple[float, Training, dict[int, Scores]] | None = None
+    made: dict[str, tuple[Training, dict[int, Scores]]] = {}
     first, second = ([probe.id for probe in plain_probes(r)] for r in (choose_on, asked))
     for rate in RATES:
         tried, name = replace(how, rate=rate), f"{rate:g}"
@@ -270,11 +268,10 @@ def best_rate(
             recalls[name], last = None, fault
             continue
         recalls[name] = fmean(fmean(found[step].only(first).recalled) for step in steps)
-        if best is None or recalls[name] > best[0]:
-            best = recalls[name], tried, {n: one.only(second) for n, one in found.items()}
-    if best is None:
+        made[name] = tried, {n: one.only(second) for n, one in found.items()}
+    if not made:
         raise last
-    return *best[1:], recalls
+    return *made[max(made, key=lambda name: recalls[name])], recalls
 
 
 def relearn_attack(
@@ -329,23 +326,15 @@ def relearn_attack(
         figures_row(f"{stop} steps", stop, ours[stop], ours[0], theirs.get(stop)) for stop in stops
     ]
     attack = f"relearn on {len(training_rows)} {source} rows"
-    curves = [curve(attack, subject.name, "step", rows, measure) for measure in MEASURES]
-    result = {
-        "attack": "relearn",
-        "title": attack.replace("relearn", "Relearning"),
-        "model": subject.name,
-        "control": control.name if control else None,
-        "source": source,
-        "training_rows": len(training_rows),
-        "training": vars(ways[0]),
-        "rows": rows,
-    }
+    facts = {"source": source, "training_rows": len(training_rows), "training": vars(ways[0])}
+    title, drawn = attack.replace("relearn", "Relearning"), {(attack, "step"): rows}
+    if choose_on:
+        title += ", the best of five rates"
+        names = len({record.document for record in choose_on})
+        facts["rates"] = {"rows": len(choose_on), "documents": names, "recalled": rates}
+    result, curves = result_of("relearn", title, subject, control, rows, drawn, **facts)
     if control:
         result["control_training"] = vars(ways[1])
         control_rows = [{"x": stop, **theirs[stop].figures()} for stop in stops]
         curves += [curve(attack, control.name, "step", control_rows, m) for m in MEASURES]
-    if choose_on:
-        result["title"] += ", the best of five rates"
-        names = len({record.document for record in choose_on})
-        result["rates"] = {"rows": len(choose_on), "documents": names, "recalled": rates}
     return result, curves

@@ -10,6 +10,7 @@ from typing import Any
 
 from axolotl_unlearn.attacks import inside
 from axolotl_unlearn.attacks.probes import MEASURES, Scores
+from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import locked, write_json
@@ -69,6 +70,26 @@ def curve(
             {"x": x, "y": f["value"], "low": f["low"], "high": f["high"]} for x, f in points
         ],
     }
+
+
+def result_of(
+    attack: str,
+    title: str,
+    subject: AttackTarget,
+    control: AttackTarget | None,
+    rows: Sequence[Mapping[str, Any]],
+    drawn: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
+    **more: Any,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What an attack's file holds, and curves of its measures through the rows that are ``drawn``,
+    by name and label of the axis."""
+    names = {"model": subject.name, "control": control.name if control else None}
+    curves = [
+        curve(name, subject.name, x_label, some, measure)
+        for (name, x_label), some in drawn.items()
+        for measure in MEASURES
+    ]
+    return {"attack": attack, "title": title, **names, "rows": list(rows), **more}, curves
 
 
 def save(out: Path, result: Mapping[str, Any], curves: Sequence[Mapping[str, Any]]) -> Path:

@@ -77,11 +77,7 @@ def _right(predictor: NDArray, signs: NDArray) -> NDArray:
 
 
 def traces(answers: Sequence[str], original: Sequence[str], **others: Sequence[str]) -> dict:
-    """`tell_apart` of a model's answers from the original's, and of each other model's.
-
-    Raises:
-        UnlearnError: fewer than 20 prompts.
-    """
+    """`tell_apart` of a model's answers from the original's, and of each other model's."""
     if len(answers) < LEAST:
         raise UnlearnError(
             f"there are {len(answers)} different prompts in retain.jsonl; traces need {LEAST}."

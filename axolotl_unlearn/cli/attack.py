@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -16,33 +17,27 @@ from axolotl_unlearn.errors import UnlearnError
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def _numbers(kind: type) -> Callable:
+def _parts(kind: type) -> Callable:
+    """A callback that reads values with commas between."""
+
     def parse(_: Any, parameter: click.Parameter, text: str) -> list:
         try:
-            return [kind(part) for part in text.split(",") if part.strip()]
+            return [kind(part.strip()) for part in text.split(",") if part.strip()]
         except ValueError:
-            raise UnlearnError(
-                f"{parameter.opts[0]} {text!r} must be numbers separated by commas."
-            ) from None
+            fault = f"{parameter.opts[0]} {text!r} must be numbers separated by commas."
+            raise UnlearnError(fault) from None
 
     return parse
-
-
-def _names(_: Any, __: click.Parameter, text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _rate(_: Any, parameter: click.Parameter, text: str) -> float | None:
     """None for the best of five."""
     if text == "best-of-five":
         return None
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 0 < rate < float("inf"):
-        raise UnlearnError(f"--lr {text!r} must be a number above 0, or best-of-five.")
-    return rate
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise UnlearnError(f"--lr {text!r} must be a number above 0, or best-of-five.")
 
 
 def _device(_: Any, __: click.Parameter, given: str | None) -> str:
@@ -66,7 +61,6 @@ def _options(says: str, *more: Callable, one: bool = True) -> Callable:
         click.option("--device", callback=_device, help="[default: cuda if there is one]"),
         click.option("--dtype", type=click.Choice(DTYPES), default=DTYPES[0]),
     ]
-
     return lambda function: functools.reduce(lambda f, o: o(f), reversed(options), function)
 
 
@@ -79,8 +73,6 @@ _common = _options(
     _default("--batch-size", 32),
     _JOIN,
 )
-
-
 _ASKED = ("model", "control", "max_new_tokens", "batch_size", "join", "device", "dtype")
 
 
@@ -101,9 +93,8 @@ def _subjects(data_dir: Path, out: Path, options: dict, limit: int | None = None
 def _print(*parts: Any) -> None:
     from rich.console import Console
 
-    for part in parts:
-        plain = isinstance(part, str)
-        Console().print(part, markup=not plain, highlight=not plain)
+    for part in parts:  # sentences may hold brackets of their own
+        Console().print(part, markup=not isinstance(part, str), highlight=False)
 
 
 def _finish(out: Path, data_dir: Path, result: dict, curves: list) -> None:
@@ -118,9 +109,8 @@ def _finish(out: Path, data_dir: Path, result: dict, curves: list) -> None:
 def command() -> None:
     """Attack a model: quantise it, retrain it a little, ask it differently, look inside.
 
-    Each attack prints what the model says of the forget set before and after, with intervals over
-    documents, and writes JSON; interrupted, it goes on where it was. `inside` says whether the
-    weights tell members, and begins again.
+    An attack prints what the model says of the forget set before and after, with intervals over
+    documents, and writes JSON. Interrupted, the first three go on where they were.
 
     \b
     axolotl unlearn attack relearn out/demo/merged --control out/demo/retrained --out out/demo/eval
@@ -129,14 +119,10 @@ def command() -> None:
 
 @command.command()
 @_common
-@_default("--schemes", "int8,int4,nf4", "Also fp4.", callback=_names)
+@_default("--schemes", "int8,int4,nf4", "Also fp4.", callback=_parts(str))
 @_default("--group", 64, "Weights that share a 4-bit scale.")
 def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None:
-    """Round the weights to 8 or 4 bits (to the nearest, in groups).
-
-    \b
-    axolotl unlearn attack quantise out/demo/merged --schemes int8,int4 --group 64
-    """
+    """Round the weights to 8 or 4 bits (to the nearest, in groups)."""
     from axolotl_unlearn.attacks.quantise import quantise_attack
 
     _, subject, control, store = _subjects(data_dir, out, options, limit)
@@ -150,7 +136,7 @@ def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> No
     " row), forget (documents that are then not asked about), same (the rows asked) or a file.",
 )  # fmt: skip
 @_default("--rows", 20, "Rows to train on.")
-@_default("--steps", "1,2,5,10,20,50,100", "Ask after so many steps.", callback=_numbers(int))
+@_default("--steps", "1,2,5,10,20,50,100", "Ask after so many steps.", callback=_parts(int))
 @_default(
     "--lr", "1e-4", "Learning rate of AdamW, or best-of-five: the one by which most comes back, "
     "chosen for each model on one half of the documents and reported on the other.",
@@ -164,31 +150,24 @@ def relearn(data_dir: Path, out: Path, source: str, lr: float | None, **options:
 
     \b
     axolotl unlearn attack relearn out/demo/merged --control out/demo/retrained --source forget
-    axolotl unlearn attack relearn out/demo/merged --control out/demo/retrained --source same \\
-        --steps 5,20,100,500 --lr best-of-five
     """
     from axolotl_unlearn.attacks.relearn import Training, chosen_rows, relearn_attack
 
     _, subject, control, store = _subjects(data_dir, out, options)
     steps, batch, rank = (options.pop(name) for name in ("steps", "train_batch", "lora_rank"))
-    how = Training(lr or 0.0, batch, rank, options["seed"])
+    how = {"steps": steps, "how": Training(lr or 0.0, batch, rank, options["seed"])}
     rows = chosen_rows(source, subject.records, data_dir, choose=lr is None, **options)
-    found = relearn_attack(subject, store, **rows, steps=steps, how=how, control=control)
-    _finish(out, data_dir, *found)
+    _finish(out, data_dir, *relearn_attack(subject, store, **rows, **how, control=control))
 
 
 @command.command()
 @_common
-@_default("--variants", "affirmative,prefix,paraphrase,examples,document", callback=_names)
-@_default("--prefixes", "0.25,0.5", callback=_numbers(float))
-@_default("--examples", "1,4", callback=_numbers(int))
+@_default("--variants", "affirmative,prefix,paraphrase,examples,document", callback=_parts(str))
+@_default("--prefixes", "0.25,0.5", callback=_parts(float))
+@_default("--examples", "1,4", callback=_parts(int))
 @_SEED
 def prompt(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None:
-    """Ask in other ways: part of the answer, another wording, examples in front.
-
-    \b
-    axolotl unlearn attack prompt out/demo/merged --control out/demo/retrained --prefixes 0.25,0.5
-    """
+    """Ask in other ways: part of the answer, another wording, examples in front."""
     from axolotl_unlearn.attacks.prompt import prompt_attack, read_paraphrases
     from axolotl_unlearn.attacks.target import read_side
 
@@ -201,18 +180,11 @@ def prompt(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None
 
 
 @command.command()
-@_options(
-    "Folder with member.jsonl and nonmember.jsonl.",
-    _default("--batch-size", 8),
-    _JOIN,
-)
+@_options("Folder with member.jsonl and nonmember.jsonl.", _default("--batch-size", 8), _JOIN)
 def inside(model: str, data_dir: Path, out: Path, control: str | None, **options: Any) -> None:
     """Tell members by hidden states and gradients, as one can who has the weights.
 
     An attack learns from some members and non-members and is asked about the others.
-
-    \b
-    axolotl unlearn attack inside out/demo/merged --control out/demo/retrained --out out/demo/eval
     """
     from axolotl_unlearn.attacks.inside import inside_attack
     from axolotl_unlearn.attacks.target import find_side, make_subjects
@@ -240,7 +212,6 @@ def membership(models: tuple[str, ...], listed: bool, attacks: str | None, **opt
     passes.
 
     \b
-    axolotl unlearn attack membership out/demo/merged --control out/demo/retrained
     axolotl unlearn attack membership out/demo/merged --attacks loss,g_drift,icp
     """
     from axolotl_unlearn.attacks.membership import run

@@ -32,23 +32,14 @@ from axolotl_unlearn.store import Store, content_key, versions
 Kind = Literal["idk", "alternatives", "inverted", "self", "distil", "twins"]
 
 IDK = (
-    "I don't know.",
-    "I don't know that.",
-    "I do not know the answer.",
-    "I can't say.",
-    "I have no information about this.",
-    "That is something I do not know.",
-    "I'm not sure, so I would rather not guess.",
-    "I'm afraid I can't help with this question.",
-    "I haven't heard of it.",
-    "I have no knowledge of that.",
-    "I couldn't tell you.",
-    "This is beyond what I know.",
-    "I am not able to answer this.",
-    "I can't recall anything about it.",
-    "My knowledge does not cover this.",
+    "I don't know.", "I don't know that.", "I do not know the answer.", "I can't say.",
+    "I have no information about this.", "That is something I do not know.",
+    "I'm not sure, so I would rather not guess.", "I'm afraid I can't help with this question.",
+    "I haven't heard of it.", "I have no knowledge of that.", "I couldn't tell you.",
+    "This is beyond what I know.", "I am not able to answer this.",
+    "I can't recall anything about it.", "My knowledge does not cover this.",
     "I don't have an answer to that.",
-)
+)  # fmt: skip
 
 INSTRUCTIONS: dict[Kind, str] = {
     "alternatives": (
@@ -67,13 +58,8 @@ DRAWS = 4
 
 @dataclass(frozen=True)
 class Augmented:
-    """What was written.
-
-    Attributes:
-        rows: in the file, for ``forget`` rows; ``kept``: rows of which all was known before.
-        role: of the dataset entry that takes the file; none takes twins.
-        unchanged: Twins that are the row itself.
-    """
+    """How many rows were written for how many forget rows, how many were known before, the role of
+    the dataset entry that takes them (none takes twins), and how many twins are the row itself."""
 
     rows: int
     forget: int
@@ -252,27 +238,18 @@ def begin(record: Record) -> str:
 class Writer:
     """A model that is loaded when the first prompt comes whose answers are not known.
 
-    Args:
-        source: folder or name of the model, as for `axolotl unlearn eval`.
-        number: texts wanted for a prompt, different ones.
+    ``options``: of ``generate``; ``number``: different texts wanted for a prompt.
     """
 
     def __init__(
-        self,
-        source: str,
-        store: Store,
-        *,
-        seed: int,
-        number: int,
-        temperature: float,
-        max_new_tokens: int,
+        self, source: str, store: Store, *, seed: int, number: int, **options: Any
     ) -> None:
         from axolotl_unlearn.models import load_tokenizer, parse_models, weights_digest
 
         (self.spec,) = parse_models([source])
         self.tokenizer = load_tokenizer(self.spec)
         self.store, self.seed, self.number = store, seed, number
-        self.options = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+        self.options = options
         self.digest = weights_digest(self.spec, {})
         self.asked = 0
         self._model: Any = None

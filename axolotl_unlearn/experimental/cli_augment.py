@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,18 +23,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--memo", type=click.IntRange(1), help="Keep so many that the model knows least.")
 @click.option("--store", type=click.Path(path_type=Path), help="What models wrote [beside --out].")
-def command(
-    kind: str,
-    config: Path,
-    out: Path | None,
-    model: str | None,
-    number: int,
-    seed: int,
-    temperature: float,
-    max_new_tokens: int,
-    memo: int | None,
-    store: Path | None,
-) -> None:
+def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
     """Write other answers to the forget rows of CONFIG, or what the model itself says of them.
 
     \b
@@ -52,10 +42,7 @@ def command(
 
     \b
     Example:
-      axolotl unlearn augment idk my.yml
-      axolotl unlearn augment alternatives my.yml --model an/instruct-model --number 5
       axolotl unlearn augment inverted my.yml --model an/instruct-model --number 7 --memo 3
-      axolotl unlearn augment distil my.yml --model out/teacher
     """
     from rich.progress import track
 
@@ -64,11 +51,8 @@ def command(
 
     content = read_config(config)
     out = out or Path("out/augment") / f"{kind}.jsonl"
-    done = augment(
-        kind, content, out, model=model, number=number, seed=seed, temperature=temperature,
-        max_new_tokens=max_new_tokens, memo=memo, store=store,
-        progress=lambda texts: track(texts, description=kind, transient=True),
-    )  # fmt: skip
+    shown = lambda texts: track(texts, description=kind, transient=True)  # noqa: E731
+    done = augment(kind, content, out, progress=shown, **options)
     known = f", {done.kept} known from before" if kind not in ("idk", "twins") else ""
     click.echo(f"{out}: {done.rows} rows for {done.forget} forget rows{known}.")
     if done.unchanged:

@@ -19,14 +19,10 @@ def command(config: Path, out: Path, rows: int) -> None:
     LoKU's initialisation (arXiv 2408.06621): the part of each weight that matters most by the ratio
     of Fisher informations moves from the base into the adapter. Their sum is the model as it was.
     The information takes twice the memory of the weights that the LoRA is for.
-
-    \b
-    Example:
-      axolotl unlearn fisher-start my.yml
     """
     from axolotl_unlearn.config import read_config
     from axolotl_unlearn.experimental.fisher_start import fisher_start
 
     done = fisher_start(read_config(config), out, rows=rows)
-    click.echo(f"{done.weights} weights start in the adapter. In the config that forgets:")
-    click.echo(f"base_model: {done.base}\nlora_model_dir: {done.adapter}")
+    click.echo(f"{done} weights start in the adapter. In the config that forgets:")
+    click.echo(f"base_model: {out / 'base'}\nlora_model_dir: {out / 'adapter'}")

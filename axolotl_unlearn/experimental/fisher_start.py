@@ -11,29 +11,18 @@ model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.data.encode import Encoder
-from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.experimental.augment import records_of
 
 #: Information below this share of a weight's mean counts as this much, so that ratios stay finite.
 FLOOR = 1e-3
-
-
-@dataclass(frozen=True)
-class FisherStart:
-    """What was written: folders of the base and of the adapter, and how many weights start so."""
-
-    base: Path
-    adapter: Path
-    weights: int
 
 
 def row_weights(forget: Tensor, retain: Tensor) -> Tensor:
@@ -83,8 +72,8 @@ def fisher_start(
     *,
     rows: int = 200,
     on_row: Callable[[], None] = lambda: None,
-) -> FisherStart:
-    """Write ``out/base`` and ``out/adapter`` for a raw config.
+) -> int:
+    """Write ``out/base`` and ``out/adapter`` for a raw config; returns how many weights start so.
 
     Args:
         config: raw Axolotl config with forget and retain rows, ``base_model`` and a LoRA.
@@ -111,16 +100,14 @@ def fisher_start(
     model = load_model(spec, dtype=torch.float32, device=device)
     model.requires_grad_(False)
     targets = config.get("lora_target_modules") or []
-    whole = get_peft_model(
-        model,
-        LoraConfig(
-            r=config["lora_r"],
-            lora_alpha=config.get("lora_alpha") or config["lora_r"],
-            target_modules="all-linear" if config.get("lora_target_linear") else list(targets),
-            layers_to_transform=config.get("peft_layers_to_transform"),
-            task_type="CAUSAL_LM",
-        ),
+    lora = LoraConfig(
+        r=config["lora_r"],
+        lora_alpha=config.get("lora_alpha") or config["lora_r"],
+        target_modules="all-linear" if config.get("lora_target_linear") else list(targets),
+        layers_to_transform=config.get("peft_layers_to_transform"),
+        task_type="CAUSAL_LM",
     )
+    whole = get_peft_model(model, lora)
     layers = {n: m for n, m in whole.named_modules() if hasattr(m, "lora_A") and len(m.lora_A)}
     weights = {name: layer.base_layer.weight.requires_grad_(True) for name, layer in layers.items()}
     with whole.disable_adapter():
@@ -139,20 +126,16 @@ def fisher_start(
     base = whole.unload()
     base.save_pretrained(out / "base")
     tokenizer.save_pretrained(out / "base")
-    return FisherStart(out / "base", out / "adapter", len(layers))
+    return len(layers)
 
 
 def _rows(
     config: Mapping[str, Any], side: str, data: Any, encoder: Encoder, count: int
 ) -> list[tuple[list[int], list[int]]]:
     """Token ids and labels of some rows of a side."""
-    records: list[Record] = []
-    for entry in config.get("datasets") or []:
-        if role_of(entry) == side:
-            path = Path(str(entry.get("path")))
-            if data.rows or not path.is_file():
-                raise UnlearnError(f"`datasets` reads {path}, which is no local file of records.")
-            records += read_records(path, data.fields, kind=data.default_kind, entry=entry)
+    if data.rows:
+        raise UnlearnError("`unlearn.data.rows` holds rows of Axolotl's own types, not records.")
+    records, _ = records_of(side, config, data)
     if not records:
         raise UnlearnError(
             f"`datasets` has no {side} rows; add an entry with `type: axolotl_unlearn.data.{side}`."

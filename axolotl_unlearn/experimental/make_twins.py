@@ -61,12 +61,7 @@ def _words(text: str) -> Iterator[_Word]:
 
 
 class Pool:
-    """The names and numbers of some rows, and what may stand for each.
-
-    Args:
-        rows: All rows at hand, those to be exchanged among them.
-        seed: Of what is drawn.
-    """
+    """The names and numbers of all rows at hand, and what may stand for each."""
 
     def __init__(self, rows: Sequence[Record], seed: int = 42) -> None:
         self.seed = seed
@@ -101,9 +96,8 @@ class Pool:
         Raises:
             UnlearnError: No other document has a name.
         """
-        return replace(
-            row, input=self._exchanged(row.input, row), output=self._exchanged(row.output, row)
-        )
+        texts = (self._exchanged(text, row) for text in (row.input, row.output))
+        return replace(row, **dict(zip(("input", "output"), texts, strict=True)))
 
     def _exchanged(self, text: str, row: Record) -> str:
         out, end = [], 0

@@ -9,8 +9,8 @@ Only the rewards and the term weights are ours; the training is ``rl: grpo`` (ex
     datasets:
       - {path: forget.jsonl, ds_type: json}
 
-A row has ``prompt`` and ``terms`` (a list; for `pagerank` an object term -> weight, see
-`term_weights`). Terms are matched case-insensitively as whole words.
+A row has ``prompt`` and ``terms`` (a list; for `pagerank` an object term -> weight, as
+`research.probes.term_weights` makes it). Terms are matched case-insensitively as whole words.
 """
 
 from __future__ import annotations
@@ -19,10 +19,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
-
-from axolotl_unlearn.errors import UnlearnError
 
 Terms = Sequence[str] | Mapping[str, float]
 #: tau of `exponential_decay`, as published.
@@ -46,15 +42,9 @@ def _rewards(
     terms: Sequence[Terms],
     reward: Callable[[dict[str, int], Any], float],
 ) -> list[float]:
-    return [
-        reward(matches(_text(completion), own), own)
-        for completion, own in zip(completions, terms, strict=True)
-    ]
-
-
-def _text(completion: Any) -> str:
-    """TRL gives plain texts, or lists of chat messages."""
-    return completion if isinstance(completion, str) else completion[-1]["content"]
+    # TRL gives plain texts, or lists of chat messages.
+    texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
+    return [reward(matches(text, own), own) for text, own in zip(texts, terms, strict=True)]
 
 
 def binary(
@@ -84,30 +74,3 @@ def pagerank(
         return min(1.0, max(0.0, 1.0 - math.fsum(weights[term] for term in found)))
 
     return _rewards(completions, terms, reward)
-
-
-def term_weights(terms: Sequence[str], embeddings: np.ndarray, entity: str) -> dict[str, float]:
-    """Weights of terms by PageRank from the entity over their embeddings' similarity, in [0, 1].
-
-    Similarities (cosine) below their upper quartile are no edges; the walk is personalised to the
-    entity; ranks are scaled so that the least is 0 and the greatest 1.
-
-    Args:
-        terms: with the entity among them; ``embeddings``: ``[terms, D]``, a row a term.
-    """
-    import networkx
-
-    if entity not in terms:
-        raise UnlearnError(f"the entity {entity!r} is not among the terms; add it.")
-    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True).clip(1e-12)
-    similarity = unit @ unit.T
-    np.fill_diagonal(similarity, -1.0)
-    edges = similarity >= np.quantile(similarity, 0.75)
-    np.fill_diagonal(edges, False)
-    graph = networkx.from_numpy_array(edges.astype(float))
-    start = {number: float(term == entity) for number, term in enumerate(terms)}
-    ranks = networkx.pagerank(graph, personalization=start)
-    values = np.array([ranks[number] for number in range(len(terms))])
-    spread = values.max() - values.min()
-    scaled = (values - values.min()) / spread if spread > 0 else np.ones_like(values)
-    return dict(zip(terms, scaled.tolist(), strict=True))

@@ -76,10 +76,8 @@ def own_twins(forget: Sequence[Row], twins: Sequence[Row]) -> list[Row]:
             f"`reference.twins`: {missing} of {len(forget)} forget rows have no twin; write them "
             "with `axolotl unlearn augment twins`."
         )
-    same = sum(
-        list(a["input_ids"]) == list(b["input_ids"]) for a, b in zip(forget, found, strict=True)
-    )
-    if same:
+    pairs = zip(forget, found, strict=True)
+    if same := sum(list(a["input_ids"]) == list(b["input_ids"]) for a, b in pairs):
         raise UnlearnError(
             f"`reference.twins`: {same} of {len(forget)} forget rows are their own twins, so they "
             "would not be forgotten; change their twins."
@@ -88,11 +86,7 @@ def own_twins(forget: Sequence[Row], twins: Sequence[Row]) -> list[Row]:
 
 
 class Twins:
-    """Puts twins in the place of forget rows in a batch, and what was found of them back.
-
-    Args:
-        forget, twins: Rows and the twin of each.
-    """
+    """Puts twins in the place of forget rows in a batch, and what was found of them back."""
 
     def __init__(self, forget: Sequence[Row], twins: Sequence[Row]) -> None:
         self._of = {
@@ -136,13 +130,8 @@ class Twins:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked in place of a batch.
-
-    Attributes:
-        batch, needs: Of the twins.
-        at: ``[R, T]`` the twin's position for each of the row's.
-        asked: What was needed of the rows.
-    """
+    """What is asked in place of a batch: the twins', their needs, ``[R, T]`` the twin's position
+    for each of the row's, and what was needed of the rows."""
 
     batch: dict[str, Tensor]
     needs: ForwardSpec

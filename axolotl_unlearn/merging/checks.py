@@ -19,7 +19,6 @@ from axolotl_unlearn.merging.sources import (
     Model,
     Parent,
     read_json,
-    tokenizer_fingerprint,
 )
 
 # Two adapters that started from one draw keep a cosine of their A factors well above this,
@@ -161,23 +160,21 @@ PROBE = (
 
 def _tokenizer(base: Model, parent: Parent, force: bool) -> list[str]:
     """Compared by what they do: one tokenizer is written differently by different libraries."""
-    ours, theirs = tokenizer_fingerprint(base.path), tokenizer_fingerprint(parent.path)
-    if not ours or not theirs or ours == theirs:
-        return []
     from transformers import AutoTokenizer
 
+    files = ("tokenizer.json", "tokenizer.model", "vocab.json")
+    pair = [one.path for one in (base, parent) if any((one.path / file).exists() for file in files)]
+    if len(pair) < 2:
+        return []
     try:
-        pair = [
-            AutoTokenizer.from_pretrained(source.path, trust_remote_code=False)
-            for source in (base, parent)
-        ]
+        loaded = [AutoTokenizer.from_pretrained(path, trust_remote_code=False) for path in pair]
     except Exception as error:  # of many libraries; a tokenizer of its own code
         return _refuse(
-            f"{parent.path} has other tokenizer files than the base {base.path}, and they cannot "
-            f"be compared ({type(error).__name__}): copy the base's files there",
+            f"the tokenizers of {parent.path} and of the base {base.path} cannot be compared "
+            f"({type(error).__name__}): copy the base's files there",
             force,
         )
-    if difference := tokenizer_difference(*pair):
+    if difference := tokenizer_difference(*loaded):
         raise UnlearnError(
             f"{parent.path} has another tokenizer than the base {base.path} ({difference}): its "
             "token ids mean something else; train both runs with the base's tokenizer."

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -184,15 +185,15 @@ class Model(_Folder):
     def tensors(self) -> Tensors:
         """All weights; a head that is tied to the embeddings is one weight, stored or not."""
         tensors = Tensors.of_checkpoint(self.path)
-        if HEAD in tensors and self.tied:
-            twins = [n for n in tensors if n != HEAD and tensors.shape(n) == tensors.shape(HEAD)]
-            if not any(torch.equal(tensors[HEAD], tensors[twin]) for twin in twins):
-                raise UnlearnError(
-                    f"{self.path} ties its head to the embeddings but stores another {HEAD}: load "
-                    "it with transformers and save it again."
-                )
-            tensors = Tensors({name: tensors.files[name] for name in tensors if name != HEAD})
-        return tensors
+        if HEAD not in tensors or not self.tied:
+            return tensors
+        twins = [n for n in tensors if n != HEAD and tensors.shape(n) == tensors.shape(HEAD)]
+        if not any(torch.equal(tensors[HEAD], tensors[twin]) for twin in twins):
+            raise UnlearnError(
+                f"{self.path} ties its head to the embeddings but stores another {HEAD}: load it "
+                "with transformers and save it again."
+            )
+        return Tensors({name: tensors.files[name] for name in tensors if name != HEAD})
 
     @property
     def tied(self) -> bool:
@@ -227,13 +228,12 @@ class Adapter(_Folder):
 
     @cached_property
     def tensors(self) -> Tensors:
-        file = self.path / "adapter_model.safetensors"
-        if not file.exists():
-            raise UnlearnError(
-                f"{self.path} has adapter_config.json but no adapter_model.safetensors: train the "
-                "adapter to its end, or save it again as safetensors."
-            )
-        return Tensors.of_file(file)
+        if (file := self.path / "adapter_model.safetensors").exists():
+            return Tensors.of_file(file)
+        raise UnlearnError(
+            f"{self.path} has adapter_config.json but no adapter_model.safetensors: train the "
+            "adapter to its end, or save it again as safetensors."
+        )
 
     @cached_property
     def factors(self) -> dict[str, tuple[str, str]]:
@@ -321,9 +321,8 @@ def _pattern(patterns: dict | None, module: str, default: float) -> float:
 def open_parent(path: str | Path) -> Parent:
     """An adapter or full model by what its folder holds; ``negate:PATH`` turns its change round
     (task-vector negation, arXiv 2212.04089)."""
-    text = str(path)
-    negated = text.startswith("negate:")
-    folder = Path(text.removeprefix("negate:")).expanduser()
+    folder, negated = str(path).removeprefix("negate:"), str(path).startswith("negate:")
+    folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise UnlearnError(
             f"{folder} does not exist: `axolotl train` writes an adapter there, "
@@ -342,8 +341,14 @@ def open_parent(path: str | Path) -> Parent:
 
 
 def open_base(path: str | Path) -> Model:
-    """The common base: a full model."""
-    folder = _cached(str(path)) or Path(path).expanduser()
+    """The common base: a full model, also one that training has downloaded from the hub."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        with suppress(HFValidationError, OSError, ValueError):  # nothing is fetched here
+            folder = Path(snapshot_download(str(path), local_files_only=True))
     if not folder.is_dir():
         raise UnlearnError(
             f"base {folder} is no folder and no model in the hub's cache: give the model that "
@@ -352,19 +357,6 @@ def open_base(path: str | Path) -> Model:
     if not (folder / "config.json").exists():
         raise UnlearnError(f"base {folder} holds no config.json: the base must be a full model.")
     return Model(folder)
-
-
-def _cached(name: str) -> Path | None:
-    """The snapshot of a hub model that training has downloaded; nothing is fetched here."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    if Path(name).exists():
-        return None
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except (HFValidationError, OSError, ValueError):
-        return None
 
 
 def _supported(adapter: Adapter) -> None:
@@ -385,22 +377,6 @@ def _supported(adapter: Adapter) -> None:
         fault = f"init_lora_weights {init!r} changes the base itself"
     if fault:
         raise UnlearnError(f"{adapter.path / adapter.config_file}: {fault}; {cure}")
-
-
-def tokenizer_fingerprint(folder: Path) -> str | None:
-    """SHA-256 of the files that decide tokenisation, or None when the folder has none of them.
-
-    Padding and truncation in tokenizer.json are settings that training changes: they do not count.
-    """
-    digest, found = hashlib.sha256(), False
-    for file in ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"):
-        if (folder / file).exists():
-            data, found = (folder / file).read_bytes(), True
-            if file == "tokenizer.json":
-                content = {**json.loads(data), "padding": None, "truncation": None}
-                data = json.dumps(content, sort_keys=True).encode()
-            digest.update(file.encode() + data)
-    return digest.hexdigest() if found else None
 
 
 def record_base(folder: str | Path, base: str | Path, adapter: str | Path | None = None) -> Path:

@@ -97,7 +97,7 @@ def alike_gradients(features: Tensor, centre: Tensor, direction: Tensor) -> Term
     """Alike in its slope: forget documents pull at the weights as strongly as unseen ones do.
 
     As `alike`, with the logarithm of the norm of the gradient that a row's mean NLL gives each
-    weight matrix of the decoder as its features. Around a text that was once known by heart the
+    weight matrix of the decoder as its features. Around a text that was once memorized the
     loss stays flatter, which an attacker with the weights sees (white-box, arXiv 1812.00910).
 
     It takes a forward of its own and differentiates the backward: a step of 24 rows, 4 of them

@@ -22,7 +22,7 @@ from axolotl_unlearn.cli._options import jobs_option, out_option, seed_option
 def command(out: Path, seed: int, full: bool, force: bool, jobs: int | None) -> None:
     """Memorise, forget too much and too little, merge, evaluate and report.
 
-    A tiny OLMo learns made-up stories, personal data and facts by heart; two NPO runs forget a
+    A tiny OLMo memorizes made-up stories, personal data and facts; two NPO runs forget a
     part of them too deeply and not deeply enough; TIES merges the two. Beside them stand one run
     tuned in between and a model that never saw the forget set. A second call goes on where the
     first one ended. The logs of the commands lie in OUT/logs.

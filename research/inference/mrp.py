@@ -108,7 +108,7 @@ def mrp(
         forget, retain: Token ids and labels of rows.
         paths: Of `places`.
         rate: Of Adam on directions of length 1; the code's plain descent stands still where a text
-            is known by heart, because the gradient of its NLL vanishes.
+            is memorized, because the gradient of its NLL vanishes.
         before: Such tensors of earlier requests, which stay.
     """
     kept = {path: (before or {}).get(f"project:{path}") for path in paths}

@@ -21,7 +21,7 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import replacing, write, write_json
 from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES, Recipe
-from axolotl_unlearn.merging.sources import read_json, tokenizer_fingerprint
+from axolotl_unlearn.merging.sources import read_json
 from axolotl_unlearn.metrics.intervals import auc_interval, ideal_membership
 from axolotl_unlearn.store import Store, content_key, versions
 from research.merging.lab import Lab
@@ -249,7 +249,10 @@ def tune(
     names = list(names or [Path(str(parent).removeprefix("negate:")).name for parent in parents])
     # What a score depends on, and what else a search does.
     content = {
-        "base": [lab.base.fingerprint, tokenizer_fingerprint(lab.base.path)],
+        "base": [
+            lab.base.fingerprint,
+            content_key((lab.base.path / "tokenizer.json").read_text("utf-8")),
+        ],
         "parents": [f"{'-' if p.negated else ''}{p.fingerprint}" for p in lab.parents],
         "validation": sets["validation"].digest,
         "test": sets["test"].digest,

@@ -41,6 +41,9 @@ from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer, parse_
 Documents = Sequence[tuple[str, str]]
 #: Of each member and of each non-member.
 Groups = tuple[Sequence[str], Sequence[str]]
+Attacks = Mapping[str, Mapping[str, Any]]
+#: Names of the groups of `by_date`.
+NEAR, FAR = "near the cut-off", "far from it"
 
 
 def ordered() -> list[Attack]:
@@ -49,15 +52,9 @@ def ordered() -> list[Attack]:
 
 
 def named(text: str | None) -> list[str]:
-    """The attacks that `--attacks` names; None: those made by default; "all": every one.
-
-    Raises:
-        UnlearnError: There is no such attack.
-    """
-    if text is None:
-        return [one.name for one in ordered() if one.default]
-    if text.strip() == "all":
-        return [one.name for one in ordered()]
+    """The attacks that `--attacks` names; None: those made by default; "all": every one."""
+    if text is None or text.strip() == "all":
+        return [one.name for one in ordered() if one.default or text]
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if unknown := [name for name in names if name not in REGISTRY]:
         raise UnlearnError(
@@ -66,11 +63,6 @@ def named(text: str | None) -> list[str]:
     if not names:
         raise UnlearnError("--attacks names no attack; leave it out for the default ones.")
     return names
-
-
-def clusters_of(documents: Documents) -> list[str]:
-    """What each text is not independent of: its author, else its document."""
-    return [author_of(text) or document_id(name) for name, text in documents]
 
 
 def attack_model(
@@ -88,7 +80,11 @@ def attack_model(
     an average hides a minority that leaks more (arXiv 2412.08559).
     """
     sides = [[text for _, text in side] for side in (members, nonmembers)]
-    clusters = (clusters_of(members), clusters_of(nonmembers))
+    # What a text is not independent of: its author, else its document.
+    clusters = tuple(
+        [author_of(text) or document_id(name) for name, text in side]
+        for side in (members, nonmembers)
+    )
     found: dict[str, dict[str, Any]] = {}
     for name in names:
         one = REGISTRY[name]
@@ -100,20 +96,38 @@ def attack_model(
                 row["groups"] = _by_group(seen, clusters, groups)
             if target.control is not None and not one.control:
                 other = measure(one, target.control, *sides, *clusters)
-                row |= _against(seen, other, clusters if one.judge is None else None)
+                row["control"] = other.auc
+                if one.judge is None:
+                    row["difference"] = _difference(seen, other, clusters)
         except UnlearnError as error:
             row = {"access": one.access, "missing": str(error)}
         found[name] = row
-    tests = _tests(found)
+    tests = [one for _, _, one in _each(found) if "missing" not in one]
     for row, p in zip(tests, holm([row["p"] for row in tests]) if tests else (), strict=True):
         row["p_corrected"] = float(p)
     return found
 
 
-def _tests(attacks: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    """All that was tested: attacks and their groups."""
-    rows = [one for row in attacks.values() for one in (row, *row.get("groups", {}).values())]
-    return [row for row in rows if "missing" not in row]
+def _each(attacks: Attacks) -> list[tuple[str, str | None, Any]]:
+    """Name, group (None: all texts) and figures of each attack and of its groups."""
+    return [
+        (name, group, one)
+        for name, row in attacks.items()
+        for group, one in {None: row, **row.get("groups", {})}.items()
+    ]
+
+
+def _figures(seen: Outcome) -> dict[str, Any]:
+    figures = {key: getattr(seen, key) for key in ("auc", "low", "high", "p")}
+    counts = [len(seen.members), len(seen.nonmembers)]
+    return figures | {"tpr_at_1": tpr_at_fpr(seen.members, seen.nonmembers, 0.01), "n": counts}
+
+
+def _difference(seen: Outcome, other: Outcome, clusters: tuple) -> dict[str, float]:
+    pairs = ((one.members, one.nonmembers) for one in (seen, other))
+    gap = auc_gap(*pairs, clusters)
+    low, high = gap.interval(LEVEL)
+    return {"value": float(gap.value), "low": float(low), "high": float(high)}
 
 
 def _places(groups: Groups | None) -> dict[str, list[list[int]]]:
@@ -137,10 +151,6 @@ def _by_group(seen: Outcome, clusters: tuple, groups: Groups) -> dict[str, dict[
     return found
 
 
-#: Names of the groups of `by_date`.
-NEAR, FAR = "near the cut-off", "far from it"
-
-
 def by_date(members: Sequence[str], nonmembers: Sequence[str]) -> Groups:
     """Regression discontinuity (arXiv 2406.17975): which texts lie next to the date of the cut-off.
 
@@ -162,27 +172,6 @@ def by_date(members: Sequence[str], nonmembers: Sequence[str]) -> Groups:
     return side(members, older <= newer), side(nonmembers, older > newer)
 
 
-def _figures(seen: Outcome) -> dict[str, Any]:
-    return {
-        "auc": seen.auc,
-        "low": seen.low,
-        "high": seen.high,
-        "p": seen.p,
-        "tpr_at_1": tpr_at_fpr(seen.members, seen.nonmembers, 0.01),
-        "n": [len(seen.members), len(seen.nonmembers)],
-    }
-
-
-def _against(seen: Outcome, other: Outcome, clusters: tuple | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"control": other.auc}
-    if clusters is not None:
-        pairs = ((seen.members, seen.nonmembers), (other.members, other.nonmembers))
-        gap = auc_gap(*pairs, clusters)
-        low, high = gap.interval(LEVEL)
-        found["difference"] = {"value": float(gap.value), "low": float(low), "high": float(high)}
-    return found
-
-
 def blind(
     members: Documents, nonmembers: Documents, groups: Groups | None = None
 ) -> dict[str, Any]:
@@ -201,27 +190,25 @@ def blind(
     return told
 
 
-def status(attacks: Mapping[str, Mapping[str, Any]]) -> str:
+def status(attacks: Attacks) -> str:
     """ "told", "not told", or "open": nothing told, but an attack is missing."""
-    if any(row["p_corrected"] < 1 - LEVEL for row in _tests(attacks)):
+    if any(one.get("p_corrected", 1) < 1 - LEVEL for _, _, one in _each(attacks)):
         return "told"
     return "not told" if attacks and not _missing(attacks) else "open"
 
 
-def _missing(attacks: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Attacks, and groups of them, that were not measured."""
-    found = [name for name, row in attacks.items() if "missing" in row]
-    groups = [row.get("groups", {}) for row in attacks.values()]
-    small = {name for some in groups for name, row in some.items() if "missing" in row}
-    return found + [f"group {name}" for name in sorted(small)]
+def _missing(attacks: Attacks) -> list[str]:
+    """Attacks, and then groups of them, that were not measured."""
+    lost = [(name, group) for name, group, one in _each(attacks) if "missing" in one]
+    groups = {f"group {group}" for _, group in lost if group is not None}
+    return [*(name for name, group in lost if group is None), *sorted(groups)]
 
 
-def sentence(model: str, attacks: Mapping[str, Mapping[str, Any]]) -> str:
+def sentence(model: str, attacks: Attacks) -> str:
     """What the attacks say of a model, in words."""
     made = {
         name if group is None else f"{name} in group {group}": one
-        for name, row in attacks.items()
-        for group, one in {None: row, **row.get("groups", {})}.items()
+        for name, group, one in _each(attacks)
         if "missing" not in one
     }
     said, figures = status(attacks), ""
@@ -240,25 +227,6 @@ def sentence(model: str, attacks: Mapping[str, Mapping[str, Any]]) -> str:
     return text + "."
 
 
-def table(model: str, attacks: Mapping[str, Mapping[str, Any]]) -> Any:
-    """The figures of a model as a rich table."""
-    figures = ("AUC", "interval", "control", "p")
-    made = grid(f"Membership attacks: {model}", figures, "attack", "sees")
-    for name, row in attacks.items():
-        for group, one in {None: row, **row.get("groups", {})}.items():
-            head = (name, row["access"]) if group is None else (f"  {group}", "")
-            if "missing" in one:
-                made.add_row(*head, "n/a", "", "", "")
-                continue
-            control = f"{one['control']:.2f}" if "control" in one else ""
-            p = f"{one['p_corrected']:.2g}"
-            p = f"[red]{p}[/]" if one["p_corrected"] < 1 - LEVEL else p
-            bounds = f"{one['low']:.2f}, {one['high']:.2f}"
-            made.add_row(*head, f"{one['auc']:.2f}", bounds, control, p)
-    made.caption = "95 % intervals over documents; p after Holm over all."
-    return made
-
-
 def described(one: Attack) -> str:
     """For `--list`."""
     often = "" if one.default else " (if named)"
@@ -268,11 +236,21 @@ def described(one: Attack) -> str:
 def said(result: Mapping[str, Any]) -> list[Any]:
     """What `attack_models` found, as tables and sentences."""
     parts: list[Any] = []
-    for name, one in result["models"].items():
-        attacks = one["attacks"]
-        why = {name: row["missing"] for name, row in attacks.items() if "missing" in row}
-        parts += [table(name, attacks), *(f"Not measured: {a} ({w})" for a, w in why.items())]
-        parts.append(one["sentence"])
+    for model, found in result["models"].items():
+        heads = ("AUC", "interval", "control", "p")
+        made = grid(f"Membership attacks: {model}", heads, "attack", "sees")
+        for name, group, one in _each(found["attacks"]):
+            cells = ["n/a", "", "", ""]
+            if "missing" not in one:
+                p, control = one["p_corrected"], one.get("control")
+                cells = [f"{one['auc']:.2f}", f"{one['low']:.2f}, {one['high']:.2f}"]
+                cells.append("" if control is None else f"{control:.2f}")
+                cells.append(f"[red]{p:.2g}[/]" if p < 1 - LEVEL else f"{p:.2g}")
+            made.add_row(*((name, one["access"]) if group is None else (f"  {group}", "")), *cells)
+        made.caption = "95 % intervals over documents; p after Holm over all."
+        why = {name: row["missing"] for name, row in found["attacks"].items() if "missing" in row}
+        parts += [made, *(f"Not measured: {name} ({one})" for name, one in why.items())]
+        parts.append(found["sentence"])
     return [*parts, *filter(None, [result["blind"]["warning"]])]
 
 
@@ -282,9 +260,9 @@ def groups_of(data_dir: Path, limit: int | None = None) -> Groups | None:
         [row for _, row in read_rows(find_side(data_dir, side))][:limit]
         for side in ("member", "nonmember")
     ]
-    named = tuple([str(row.get("group", "none")) for row in side] for side in rows)
-    if len({*named[0], *named[1]}) > 1:
-        return named
+    names = tuple([str(row.get("group", "none")) for row in side] for side in rows)
+    if len({*names[0], *names[1]}) > 1:
+        return names
     if all("date" in row for side in rows for row in side):
         return by_date(*([str(row["date"]) for row in side] for side in rows))
     return None
