@@ -17,6 +17,7 @@ from data_tokenizers import byte_tokenizer
 from requests_folder import finished_request
 
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import record
@@ -347,7 +348,10 @@ def test_the_recipe_and_its_checks(home, made):
     folder = made.request.folder
     recipe = yaml.safe_load((folder / "forget.yml").read_text())
     assert recipe["base_model"] == str(home / "tuned") and "sample_packing" not in recipe
-    assert recipe["unlearn"]["forget"][0]["reference"] == {"model": str(folder / "work/teacher")}
+    assert recipe["unlearn"]["teacher"] == {"model": str(folder / "work/teacher")}
+    preset = {"preset": "never-seen", "teacher": str(folder / "work/teacher"), "heldout": "h"}
+    given, whole = map(parse_unlearn, (recipe["unlearn"], preset))
+    assert (given.forget, given.pairing) == (whole.forget, whole.pairing)
     assert "adapter" not in recipe and recipe["unlearn"]["level"]["per_document"]
     teacher = yaml.safe_load((folder / "teacher.yml").read_text())
     assert teacher["base_model"] == str(home / "base") and teacher["num_epochs"] == 3
@@ -522,14 +526,14 @@ def test_a_lora_goes_on_from_its_adapter_and_is_forgotten_in_it(home, tmp_path):
     recipe = yaml.safe_load(request.path("forget.yml").read_text())
     assert (recipe["base_model"], recipe["lora_model_dir"]) == (str(home / "base"), str(adapter))
     teacher = str(request.path("work", "teacher"))
-    assert recipe["unlearn"]["forget"][0]["reference"] == {"adapter": teacher}
+    assert recipe["unlearn"]["teacher"] == {"adapter": teacher}
     assert request.after == f"{home / 'base'}+{request.path('model')}"
     options = Options(model=home / "tuned", steps=7, learning_rate=0.5)
     merged = new_request(path, tmp_path / "requests" / "b", ADA_ROWS, options).request
     recipe = yaml.safe_load(merged.path("forget.yml").read_text())
     assert not [key for key in recipe if key.startswith(("lora", "adapter"))]
     teacher = {"adapter": str(merged.path("work", "teacher")), "model": str(home / "base")}
-    assert recipe["unlearn"]["forget"][0]["reference"] == teacher
+    assert recipe["unlearn"]["teacher"] == teacher
     assert (recipe["max_steps"], recipe["learning_rate"]) == (7, 0.5)
     assert merged.after == str(merged.path("model"))
 
@@ -645,7 +649,8 @@ def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path):
     path.write_text(yaml.safe_dump(settings))
     request = new_request(path, tmp_path / "r", ADA_ROWS).request
     assert any("no held-out rows" in limit for limit in request.facts["limits"])
-    assert "level" not in yaml.safe_load(request.path("forget.yml").read_text())["unlearn"]
+    block = yaml.safe_load(request.path("forget.yml").read_text())["unlearn"]
+    assert "level" not in block and [e["objective"] for e in block["forget"]] == ["match", "nckd"]
     assert not request.path("eval-data", "member.jsonl").exists()
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs
     from axolotl_unlearn.data.records import Record
 
+#: Rows from which `alike` and its kin, which compare distributions, have something to compare.
+ALIKE_FROM = 20
 _KIND_NAMES = {number: name for name, number in KINDS.items()}
 
 
@@ -57,8 +59,11 @@ class RowCounts:
 
         Such a preset names kinds and tasks that data need not have. Tasks that no row of the side
         has are left out; an entry that is then for no row is left out if another one of its
-        objective has rows, and is else for all kinds.
+        objective has rows, and is else for all kinds. Without `ALIKE_FROM` rows `alike` and its kin
+        are left out.
         """
+        from axolotl_unlearn.objectives import OBJECTIVES
+
         if args.teacher is None:
             return args
         changed = {}
@@ -80,9 +85,15 @@ class RowCounts:
             for entry in met:
                 if not self.of_entry(side, entry) and entry.objective in busy:
                     continue
-                lifted = {} if self.of_entry(side, entry) else {"kinds": None}
+                fits = (
+                    entry
+                    if self.of_entry(side, entry)
+                    else entry.model_copy(update={"kinds": None})
+                )
                 busy.add(entry.objective)
-                changed[side].append(entry.model_copy(update=lifted))
+                if OBJECTIVES[entry.objective].crowd and self.of_entry(side, fits) < ALIKE_FROM:
+                    continue
+                changed[side].append(fits)
         return args.model_copy(update=changed)
 
     def faults(self, args: UnlearnArgs) -> list[str]:

@@ -49,8 +49,9 @@ LEAST_TAUGHT = 32
 #: What is free on disk has to hold this many models: teacher, model under work, result.
 MODELS = 3
 
-#: Share of retained rows that the forgetting run may cost, and of the fine-tuning's learning rate.
-SAID, RATE = 0.05, 0.5
+#: What the forgetting run may cost: nats a retained token and share of the retained rows; and its
+#: share of the fine-tuning's learning rate.
+LOST, SAID, RATE = 0.1, 0.05, 0.5
 
 ADAPTER = "adapter_config.json"
 PLUGIN = "axolotl_unlearn.UnlearnPlugin"
@@ -393,7 +394,7 @@ def forget_config(
     out: Path,
     options: Options,
 ) -> dict[str, Any]:
-    """`match` and `nckd` on the request's rows, from the model as it stands.
+    """`preset: never-seen` on the request's rows, from the model as it stands.
 
     At half the learning rate of the fine-tuning: at the whole of it retained answers were lost.
     """
@@ -413,25 +414,26 @@ def forget_config(
         reference["model"] = str(config["base_model"])
     retain = [{"objective": "nll"}, {"objective": "kl", "direction": "reverse"}]
     block: dict[str, Any] = {
-        "forget": [
-            {"objective": "match", "reference": reference},
-            {"objective": "nckd", "reference": reference},
-        ],
         # A chosen answer was preferred, not learned by heart: it is held where it is.
         "retain": retain[1:] if config.get("rl") else retain,
-        "pairing": {"retain_per_forget": 2},
         "data": {"rows": [dict(kind) for kind in types]},
     }
     if facts["counts"]["heldout"]:
-        block["level"] = {
+        block |= {
+            "preset": "never-seen",
+            "teacher": reference,
             "heldout": str(out / "data" / "heldout.jsonl"),
-            "per_document": True,
-            "certainty": True,
-            "said": SAID,
-            "every": max(1, min(30, options.steps // 5)),
+            "level": {
+                "per_document": True,
+                "retain": LOST,
+                "said": SAID,
+                "every": max(1, min(30, options.steps // 5)),
+                **({"minutes": options.minutes} if options.minutes else {}),
+            },
         }
-        if options.minutes:
-            block["level"]["minutes"] = options.minutes
+    else:
+        block["forget"] = [{"objective": o, "reference": reference} for o in ("match", "nckd")]
+        block["pairing"] = {"retain_per_forget": 2}
     batch = min(8, facts["counts"]["forget"])
     made |= {
         "base_model": before["model"],

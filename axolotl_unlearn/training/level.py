@@ -274,6 +274,7 @@ def level_callback(
     step = max(1, len(retain) // RETAIN_ROWS)
     unseen = [heldout[i] for i in range(len(heldout))]
     kept = [rows[int(i)] for i in retain[::step]]
+    some = max(1, len(unseen) // RETAIN_ROWS)  # one number is made of what they tell
     rule = Stopping(
         args.margin, args.retain, args.patience, args.said, *_kept(kept, kept_by), stale=args.stale
     )
@@ -293,7 +294,9 @@ def level_callback(
         minutes=args.minutes,
         certainty=args.certainty,
         order_only=order_only,
-        rest=[_rest(row, instead) for row in unseen] if args.certainty else None,
+        rest=[None if i % some else _rest(row, instead) for i, row in enumerate(unseen)]
+        if args.certainty
+        else None,
         crowds=crowds or {},
     )
 
@@ -395,7 +398,8 @@ class LevelCallback(TrainerCallback):
         minutes: The run ends after this time.
         certainty: Also bring the entropy of forget rows to that of held-out ones.
         rest: For each held-out row what the reference is unsure of besides the label (`_rest`):
-            the temperature begins where that is as much as the policy is. Else it begins at 1.
+            the temperature begins where that is as much as the policy is; None of rows that were
+            not asked. Else it begins at 1.
         crowds: Get the features of all judged rows at each such look.
         order_only: The teacher is the starting model, which knows the forget rows (or their twins'
             unchanged words): it tells which tokens are harder than others, and no level.
