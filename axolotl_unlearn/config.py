@@ -298,11 +298,11 @@ class DataArgs(Strict):
         description="forget rows that fine-tuning by `rows` drops (longer than `sequence_len`, "
         "without labels) are left out and counted in the log; false: they are an error",
     )
-    retain_rows: int | None = Field(
+    retain_rows: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
         None,
-        gt=0,
         description="of a retain side that does not fit: draw so many rows while the files are "
-        "read once; a run needs (forget rows) x `retain_per_forget` x epochs",
+        "read once; auto: as many as the run reads. Axolotl's `streaming` and "
+        "`pretraining_dataset` are taken for it",
     )
     labels: LabelArgs = Field(default_factory=LabelArgs)
     fields: FieldArgs = Field(default_factory=FieldArgs)
@@ -835,6 +835,29 @@ class UnlearnPluginArgs(BaseModel):
         return self
 
 
+def _load_once(text: str) -> Any:
+    """YAML of which no block has a key twice: the last one would count."""
+    loader = yaml.SafeLoader(text)
+    root, seen = loader.get_single_node(), set()
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+            continue
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key, value in node.value:
+            if names.count(key.value) > 1 and key.value != "<<":
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
+                )
+            waiting.append(value)
+    return None if root is None else loader.construct_document(root)
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """The keys of a config file.
 
@@ -844,7 +867,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UnlearnError(f"{path} does not exist; give the path of an Axolotl config.")
     try:
-        cfg = yaml.safe_load(path.read_text("utf-8"))
+        cfg = _load_once(path.read_text("utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""

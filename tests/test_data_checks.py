@@ -23,7 +23,7 @@ from axolotl_unlearn.checks.preflight import (
     summary,
 )
 from axolotl_unlearn.columns import SIDES, task_number
-from axolotl_unlearn.config import parse_unlearn
+from axolotl_unlearn.config import parse_unlearn, read_config
 from axolotl_unlearn.data.checks import check_columns, check_files, check_records, names_of_rows
 from axolotl_unlearn.errors import UnlearnError
 
@@ -388,7 +388,10 @@ def test_evaluations_that_never_come_are_said(settings, says):
         ({"lr_scheduler": ["linear"]}, "`lr_scheduler: .*`: input should be a valid string"),
         ({"lr_scheduler": "cosin"}, "`lr_scheduler: cosin` is no schedule; did you mean 'cosine'"),
         ({"lr_scheduler": "rex"}, None),
-        ({"lr_scheduler": "cosine_with_min_lr"}, "cannot be made \\(One of min_lr"),
+        ({"lr_scheduler": "cosine_with_min_lr"}, "needs `min_lr` or `min_lr_rate`"),
+        ({"lr_scheduler": "warmup_stable_decay"}, "needs `num_decay_steps`"),
+        ({"lr_scheduler": "constant", "lr_scheduler_kwargs": {"power": 2}}, "it takes none"),
+        ({"lr_scheduler": "polynomial", "lr_scheduler_kwargs": {"lr_end": "1e-7"}}, "is a text"),
         (
             {"lr_scheduler": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
             None,
@@ -681,6 +684,18 @@ def test_a_key_that_axolotl_would_ignore(key, says):
     (fault,) = config_faults(cfg | {key: 1})
     assert f"`{key}`" in fault and says in fault
     assert config_faults(cfg | {"x-datasets": 1}) == []  # where YAML anchors stand
+
+
+def test_a_key_that_stands_twice_in_a_config(tmp_path):
+    """YAML takes the last one: the first `datasets:`, with the forget rows, was not read."""
+    file = tmp_path / "my.yml"
+    file.write_text(
+        "a: &one {b: 1}\nc: {<<: *one, b: 2}\ndatasets: []\nunlearn: {}\ndatasets: []\n"
+    )
+    with pytest.raises(
+        UnlearnError, match="line 3: not valid YAML .the key 'datasets' stands twic"
+    ):
+        read_config(file)
 
 
 def test_phases_are_told(tmp_path):

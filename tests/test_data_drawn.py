@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import tracemalloc
 from collections import Counter
@@ -10,9 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from axolotl_unlearn.checks.estimate import outlook
-from axolotl_unlearn.checks.preflight import PLUGIN, check_config, prepare, prepare_data
-from axolotl_unlearn.config import read_config
+from axolotl_unlearn.checks.preflight import PLUGIN, check, check_config, prepare, prepare_data
 from axolotl_unlearn.data.drawn import draw_retain
 from axolotl_unlearn.errors import UnlearnError
 
@@ -61,15 +60,19 @@ def test_every_row_of_all_files_is_drawn_equally_often(tmp_path):
     assert len(found) == 20 and all(abs(count - 400) < 90 for count in found.values())
 
 
-def test_a_run_and_check_see_the_drawn_rows_alone(tmp_path):
+def test_a_run_and_check_see_the_drawn_rows_alone(tmp_path, monkeypatch):
     """The same rows in each run, and the list of what `clean` removes has them."""
     entry = rows_file(tmp_path / "retain.jsonl", "retain", 5000)
     cfg = config(tmp_path, [entry], retain_rows=40)
     file = tmp_path / "config.yml"
     file.write_text(yaml.safe_dump(cfg), "utf-8")
-    faults, lines = check_config(file)
-    assert faults == [] and any("40" in line for line in lines)
-    assert outlook(read_config(file))[0]["plan"]
+    opened, before = [], builtins.open
+    monkeypatch.setattr(Path, "open", lambda self, *how, **more: (
+        opened.append(self.name), before(self, *how, **more))[1])  # fmt: skip
+    faults, lines, facts = check(file, full=True)
+    monkeypatch.undo()
+    assert opened.count("retain.jsonl") == 1, "the file that does not fit was read twice"
+    assert faults == [] and any("40" in line for line in lines) and facts["plan"]
     assert not (tmp_path / "prepared").exists()
     prepare(cfg)
     prepare_data(cfg)
@@ -129,3 +132,44 @@ def test_a_faulty_row_is_named_by_its_source(tmp_path):
     file.write_text(yaml.safe_dump(config(tmp_path, [entry], retain_rows=4)), "utf-8")
     (fault,) = check_config(file)[0]
     assert f"the rows drawn from {tmp_path / 'retain.jsonl'}" in fault
+
+
+def test_streams_of_axolotl_are_the_retain_side(tmp_path):
+    """`streaming` and `pretraining_dataset` were refused. 3 forget rows, 2 epochs, 2 beside each:
+    12 retain rows are read, so 12 are drawn."""
+    corpus = tmp_path / "corpus.jsonl"
+    rows = ({"text": f"Text number {n} of a corpus."} for n in range(200))
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    entry = rows_file(tmp_path / "retain.jsonl", "retain", 200)
+    for given in (
+        {"streaming": True, "datasets": [rows_file(tmp_path / "f.jsonl", "forget", 3), entry]},
+        {"pretraining_dataset": [{"path": "json", "data_files": str(corpus)}]},
+    ):
+        cfg = config(tmp_path, []) | {"num_epochs": 2} | given
+        cfg["unlearn"]["pairing"] = {"retain_per_forget": 2}
+        file = tmp_path / "config.yml"
+        file.write_text(yaml.safe_dump(cfg), "utf-8")
+        faults, lines, _ = check(file, full=False)
+        assert faults == [] and any("12 rows" in line for line in lines), lines
+        prepare(cfg)
+        prepare_data(cfg)
+        assert not {"streaming", "pretraining_dataset"} & set(cfg)
+        (own,) = (one for one in cfg["datasets"] if one["type"] == KIND + "retain")
+        assert len(Path(own["path"]).read_text("utf-8").splitlines()) == 12
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"pairing": {"epoch_over": "longest"}}, "no epoch is over the longer side"),
+        ({"data": {"rows": {"type": "alpaca"}}}, "add `{type: pretrain}` there"),
+    ],
+)
+def test_streams_that_cannot_be_counted_or_read(tmp_path, change, says):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "a"}\n', "utf-8")
+    cfg = config(tmp_path, []) | {"pretraining_dataset": [{"path": str(corpus)}]}
+    cfg["unlearn"] |= change
+    file = tmp_path / "config.yml"
+    file.write_text(yaml.safe_dump(cfg), "utf-8")
+    assert any(says in fault for fault in check(file, full=False)[0])

@@ -182,6 +182,10 @@ def bad(**changes) -> str:
         ("\n\n", "has no rows"),
         (lines(ROWS[:1]) + "{'id': 1}\n", "line 2: not valid JSON"),
         (lines(ROWS[:1]) + '{"id": "x", "inp\n', "line 2: not valid JSON"),
+        (
+            lines(ROWS[:1]) + '{"id": "x", "output": "a", "output": "b"}\n',
+            "line 2.*'output' stands",
+        ),
         (lines(ROWS[:1]) + "3\n", "line 2: a record must be an object.*int"),
         (
             bad(output=None, outputs="x"),

@@ -12,7 +12,7 @@ from conftest import random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 from transformers import get_scheduler
 
-from axolotl_unlearn.checks.preflight import _setting_faults
+from axolotl_unlearn.checks.preflight import setting_faults
 from axolotl_unlearn.config import FlattenArgs, parse_unlearn
 from axolotl_unlearn.engine.entries import make_entries, unit_counts
 from axolotl_unlearn.engine.step import step_loss
@@ -210,8 +210,8 @@ SHARDED = {"fsdp_config": {"x": 1}, "adapter": "lora"}
 def test_faults_beside_other_settings(cfg, block, says):
     """Each is found before anything is loaded, and not without its cause."""
     args = parse_unlearn(block if {"phases", "preset"} & set(block) else SIDES | block)
-    assert any(says in fault for fault in _setting_faults(cfg, args))
-    assert not _setting_faults({"adapter": "lora"}, parse_unlearn(SIDES | {"surgery": "gu"}))
+    assert any(says in fault for fault in setting_faults(cfg, args))
+    assert not setting_faults({"adapter": "lora"}, parse_unlearn(SIDES | {"surgery": "gu"}))
 
 
 @pytest.mark.parametrize("start", [{}, {"adapter": "lora", "lora_model_dir": "."}])
@@ -220,7 +220,7 @@ def test_faults_beside_other_settings(cfg, block, says):
                                  {"deepspeed": "zero3.json"}])  # fmt: skip
 def test_full_fine_tuning_in_parts_is_taken(start, reference, way):
     args = parse_unlearn(SIDES | {"reference": reference})
-    assert not _setting_faults(way | start, args)
+    assert not setting_faults(way | start, args)
 
 
 # -- surgery -------------------------------------------------------------------------------------

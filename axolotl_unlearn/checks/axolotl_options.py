@@ -133,6 +133,8 @@ class Shapes(BaseModel):
     output_dir: str | None = None
     dataset_prepared_path: str | None = None
     lr_scheduler: str | None = None
+    lr_scheduler_kwargs: dict | None = None
+    pretraining_dataset: list[dict] | None = None
     plugins: list[str] | None = None
     unfrozen_parameters: list[str] | None = None
     gradient_checkpointing_kwargs: dict | None = None

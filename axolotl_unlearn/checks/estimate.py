@@ -17,7 +17,6 @@ from axolotl_unlearn.columns import IGNORE, ROLES, pair_number
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.data.coverage import RowCounts
-from axolotl_unlearn.data.drawn import passing_draw
 from axolotl_unlearn.data.records import Record, read_records, short
 from axolotl_unlearn.data.suppression import LEARNED, allowed, content_of
 from axolotl_unlearn.data.typed import read_sources
@@ -33,11 +32,6 @@ _MOMENTS = 8
 
 def outlook(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Facts about a config without faults, JSON-like; and faults that only tokens show."""
-    with passing_draw(cfg) as (drawn, _):
-        return _outlook(drawn)
-
-
-def _outlook(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     args = parse_unlearn(cfg.get("unlearn") or {})
     if not args.trains:
         return {}, []

@@ -23,8 +23,14 @@ from axolotl_unlearn import versions
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs, parse_unlearn, read_config
-from axolotl_unlearn.data.checks import KEYS, Checked, check_entries, check_records, role_of
+from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
 from axolotl_unlearn.data.coverage import RowCounts
+from axolotl_unlearn.data.drawn import (
+    draw_retain,
+    passing_draw,
+    rows_to_draw,
+    streams_as_retain_side,
+)
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
@@ -74,8 +80,7 @@ def config_faults(cfg: dict) -> list[str]:
     if found:
         return found
     args = None
-    block = cfg.get("unlearn")
-    entries = cfg.get("datasets")
+    block, entries = cfg.get("unlearn"), cfg.get("datasets")
     roles = {role_of(entry) for entry in entries} if isinstance(entries, list) else set()
     if block is None:
         if roles & set(ROLES):
@@ -107,135 +112,117 @@ def config_faults(cfg: dict) -> list[str]:
     numbers = axolotl_options.number_faults(cfg)
     found += numbers + _schedule_faults(cfg, args) + _tracker_faults(cfg)
     found += [] if numbers else _best_model_faults(cfg) + _beta_faults(cfg)
-    return found + _setting_faults(cfg, args) + _model_faults(cfg)
+    found += setting_faults(cfg, args) if args is not None and args.trains else []
+    return found + _model_faults(cfg)
 
 
-def _setting_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
-    if args is None or not args.trains:
-        return []
-    if not args.forget:
-        found = ["`unlearn.forget` is empty: nothing would be forgotten; add an objective."]
-    else:
-        found = []
-    if args.retain and args.pairing.retain_per_forget == 0:
-        found.append(
-            "`unlearn.pairing.retain_per_forget` is 0 although `unlearn.retain` has objectives; "
-            "set it to 1 or more."
-        )
-    if args.audit and not versions.merges_call_us():
-        found.append(
-            "`unlearn.audit` needs Axolotl 0.21, whose `merge-lora` calls plugins; remove it and "
-            "run `axolotl unlearn audit` after the merge."
-        )
-    found += axolotl_options.refused(cfg, bool(args.data.rows))
-    if args.phases:
-        found += [
-            f"`{key}` does not go with `unlearn.phases`, whose `steps` or `epochs` say how long "
-            "the run is; remove it."
-            for key in ("max_steps", "num_epochs")
-            if cfg.get(key)
-        ]
-    if cfg.get("deepspeed") and any(phase.fresh_optimizer for phase in args.phases):
-        found.append(
-            "`fresh_optimizer` of a phase cannot empty DeepSpeed's own optimizer; use DDP or FSDP."
-        )
-    asks = {
-        "`leave_out` of a phase": any(phase.leave_out for phase in args.phases),
-        "`unlearn.attribution`": args.attribution,
-    }
-    if any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
-        found += [
-            f"{key} asks the model about single rows, which FSDP and DeepSpeed do not allow; "
-            "train on one device or with DDP."
-            for key, asked in asks.items()
-            if asked
-        ]
-    if args.by_side and any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
-        found.append(
-            f"`unlearn.{args.by_side}` needs both gradients whole on each process; use "
-            "DDP instead of FSDP or DeepSpeed."
-        )
-    spread = args.by_side or next(
-        (f"`{key}`" for key in ("fsdp", "fsdp_config", "deepspeed") if cfg.get(key)), None
-    )
-    if args.pairing.max_tokens and spread:
-        found.append(
-            f"`unlearn.pairing.max_tokens` does not go with {spread}, which counts on one forward "
-            "a micro-batch: remove it and lower `micro_batch_size`."
-        )
-    optimizer = str(cfg.get("optimizer") or "")
-    if args.surgery == "gu" and re.search("adam.*(8bit|4bit|fp8)", optimizer):
-        found.append(
-            f"`unlearn.surgery: gu` needs the optimizer's second moments in full, which "
-            f"`optimizer: {optimizer}` does not keep: use adamw_torch or paged_adamw_32bit."
-        )
+def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
+    """What the block and Axolotl's settings ask of each other and of the model."""
+    found = axolotl_options.refused(cfg, bool(args.data.rows)) + _together(cfg, args)
+    return found + _reference_faults(cfg, args) + _level_faults(cfg, args) + _layers(cfg, args)
+
+
+def _told(*faults: tuple[Any, str]) -> list[str]:
+    """The sentences whose condition holds."""
+    return [sentence for holds, sentence in faults if holds]
+
+
+def _sharding(cfg: dict) -> str | None:
+    """The key that asks for FSDP or DeepSpeed."""
+    return next((key for key in ("fsdp", "fsdp_config", "deepspeed") if cfg.get(key)), None)
+
+
+def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
+    """Settings of Axolotl and of the block that do not go together."""
+    sharding, optimizer = _sharding(cfg), str(cfg.get("optimizer") or "")
+    spread = args.by_side or (f"`{sharding}`" if sharding else None)
     checkpointing = cfg.get("gradient_checkpointing_kwargs") or {}
-    if args.saliency and cfg.get("weight_decay"):
-        found.append(
-            "`unlearn.saliency` keeps weights as they are, but `weight_decay` would move them; set "
-            "it to 0."
-        )
-    if args.by_side and cfg.get("gradient_checkpointing") and checkpointing.get("use_reentrant"):
-        found.append(
-            f"`unlearn.{args.by_side}` takes two gradients from one graph; set "
-            "`gradient_checkpointing_kwargs: {use_reentrant: false}`."
-        )
-    references = args.references()
-    modes = {reference.mode for reference in references if not reference.is_teacher}
-    if "adapter_off" in modes and (not cfg.get("adapter") or cfg.get("lora_model_dir")):
-        found.append(
-            "`unlearn.reference: adapter_off` needs a fresh adapter; use `auto` or `frozen_copy`."
-        )
-    patterns = cfg.get("unfrozen_parameters")
+    alone = "asks the model about single rows, which FSDP and DeepSpeed do not allow; train on one "
+    length = [key for key in ("max_steps", "num_epochs") if args.phases and cfg.get(key)]
+    patterns = cfg.get("unfrozen_parameters") or ()
     # Axolotl compares from the start of a name, and those under an adapter begin with `base_model`.
     own = r"\^?base_model\b.*(lora_|modules_to_save|trainable_tokens)"
-    if cfg.get("adapter") and not all(re.match(own, str(one)) for one in patterns or ()):
-        found.append(
-            "`unfrozen_parameters` trains weights outside of the adapter, which its folder does "
-            "not hold, or none: remove it or `adapter`, or name the module in "
-            "`lora_modules_to_save`."
-        )
-    sharded = cfg.get("fsdp_config") or cfg.get("fsdp") or _stage(cfg.get("deepspeed")) == 3
+    return _told(
+        (not args.forget,
+         "`unlearn.forget` is empty: nothing would be forgotten; add an objective."),
+        (args.retain and args.pairing.retain_per_forget == 0,
+         "`unlearn.pairing.retain_per_forget` is 0 although `unlearn.retain` has objectives; set "
+         "it to 1 or more."),
+        (args.audit and not versions.merges_call_us(),
+         "`unlearn.audit` needs Axolotl 0.21, whose `merge-lora` calls plugins; remove it and run "
+         "`axolotl unlearn request audit` after the merge."),
+        *((True, f"`{key}` does not go with `unlearn.phases`, whose `steps` or `epochs` say how "
+           "long the run is; remove it.") for key in length),
+        (cfg.get("deepspeed") and any(phase.fresh_optimizer for phase in args.phases),
+         "`fresh_optimizer` of a phase cannot empty DeepSpeed's own optimizer; use DDP or FSDP."),
+        (sharding and any(phase.leave_out for phase in args.phases),
+         f"`leave_out` of a phase {alone}device or with DDP."),
+        (sharding and args.attribution, f"`unlearn.attribution` {alone}device or with DDP."),
+        (sharding and args.by_side,
+         f"`unlearn.{args.by_side}` needs both gradients whole on each process; use DDP instead of "
+         "FSDP or DeepSpeed."),
+        (spread and args.pairing.max_tokens,
+         f"`unlearn.pairing.max_tokens` does not go with {spread}, which counts on one forward a "
+         "micro-batch: remove it and lower `micro_batch_size`."),
+        (args.surgery == "gu" and re.search("adam.*(8bit|4bit|fp8)", optimizer),
+         "`unlearn.surgery: gu` needs the optimizer's second moments in full, which `optimizer: "
+         f"{optimizer}` does not keep: use adamw_torch or paged_adamw_32bit."),
+        (args.saliency and cfg.get("weight_decay"),
+         "`unlearn.saliency` keeps weights as they are, but `weight_decay` would move them; set it "
+         "to 0."),
+        (args.by_side and cfg.get("gradient_checkpointing") and checkpointing.get("use_reentrant"),
+         f"`unlearn.{args.by_side}` takes two gradients from one graph; set "
+         "`gradient_checkpointing_kwargs: {use_reentrant: false}`."),
+        (cfg.get("adapter") and not all(re.match(own, str(one)) for one in patterns),
+         "`unfrozen_parameters` trains weights outside of the adapter, which its folder does not "
+         "hold, or none: remove it or `adapter`, or name the module in `lora_modules_to_save`."),
+    )  # fmt: skip
+
+
+def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
+    """References that cannot be kept as they are asked for, or are not there."""
+    references = args.references()
+    modes = {reference.mode for reference in references if not reference.is_teacher}
     fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")
-    if sharded and "frozen_copy" in modes:
-        found.append(
-            "`reference: frozen_copy` swaps whole weights in, which no process has under FSDP or "
-            "ZeRO-3; use `auto`, which asks the starting model before the first step."
-        )
-    if sharded and modes and not fresh and cfg.get("fsdp_config") and cfg.get("fsdp_version") != 2:
-        found.append(
-            "the starting model of full fine-tuning or of a starting adapter can be asked in its "
-            "parts under FSDP2 only; set `fsdp_version: 2`, or give `reference: {model: BASE}`."
-        )
-    for reference in references:
-        if sharded and reference.twins:
-            found.append(
-                "`reference: {twins: ...}` asks the starting model before training, which FSDP and "
-                "ZeRO-3 do not allow; train on one device or with DDP."
-            )
-        if reference.twins and not os.path.isfile(reference.twins):
-            found.append(
-                f"`reference.twins: {reference.twins}` is no file; write it with `axolotl unlearn "
-                "augment twins`."
-            )
-        if sharded and reference.adapter and not reference.model:
-            found.append(
-                f"`reference: {{adapter: {reference.adapter}}}` cannot be switched in under FSDP "
-                "or ZeRO-3; give `{model: BASE, adapter: PATH}`, which is loaded beside the policy."
-            )
-        for key in ("model", "adapter"):
-            path = getattr(reference, key)
-            if path and _is_local(path) and not os.path.exists(path):
-                found.append(f"`reference.{key}: {path}` does not exist; check the path.")
+    sharded = cfg.get("fsdp_config") or cfg.get("fsdp") or _stage(cfg.get("deepspeed")) == 3
+    found = _told(
+        ("adapter_off" in modes and not fresh,
+         "`unlearn.reference: adapter_off` needs a fresh adapter; use `auto` or `frozen_copy`."),
+        (sharded and "frozen_copy" in modes,
+         "`reference: frozen_copy` swaps whole weights in, which no process has under FSDP or "
+         "ZeRO-3; use `auto`, which asks the starting model before the first step."),
+        (modes and not fresh and cfg.get("fsdp_config") and cfg.get("fsdp_version") != 2,
+         "the starting model of full fine-tuning or of a starting adapter can be asked in its "
+         "parts under FSDP2 only; set `fsdp_version: 2`, or give `reference: {model: BASE}`."),
+    )  # fmt: skip
+    for one in references:
+        found += _told(
+            (sharded and one.twins,
+             "`reference: {twins: ...}` asks the starting model before training, which FSDP and "
+             "ZeRO-3 do not allow; train on one device or with DDP."),
+            (one.twins and not os.path.isfile(one.twins),
+             f"`reference.twins: {one.twins}` is no file; write it with `axolotl unlearn augment "
+             "twins`."),
+            (sharded and one.adapter and not one.model,
+             f"`reference: {{adapter: {one.adapter}}}` cannot be switched in under FSDP or ZeRO-3; "
+             "give `{model: BASE, adapter: PATH}`, which is loaded beside the policy."),
+            *((path and _is_local(path) and not os.path.exists(path),
+               f"`reference.{key}: {path}` does not exist; check the path.")
+              for key, path in (("model", one.model), ("adapter", one.adapter))),
+        )  # fmt: skip
+    return found
+
+
+def _layers(cfg: dict, args: UnlearnArgs) -> list[str]:
+    """What layers and embeddings of a model that is a folder do not allow."""
     layers = cfg.get("peft_layers_to_transform")
     known = isinstance(layers, list) and layers and all(isinstance(n, int) for n in layers)
-    if cfg.get("adapter") and known:
-        found += untrained_faults(args, min(layers))
+    found = untrained_faults(args, min(layers)) if cfg.get("adapter") and known else []
     known = _config_of_folder(cfg)
     count = known.get("num_hidden_layers")
     found += tied_faults(cfg) if known.get("tie_word_embeddings") else []
     found += hidden_faults(args, known.get("model_type"))
-    return found + _level_faults(cfg, args) + (layer_faults(args, count) if count else [])
+    return found + (layer_faults(args, count) if count else [])
 
 
 def _stage(deepspeed: Any) -> int | None:
@@ -350,20 +337,6 @@ def _beta_faults(cfg: dict) -> list[str]:
     ]
 
 
-#: Schedules that need no options.
-_SCHEDULES = {
-    "constant",
-    "constant_with_warmup",
-    "cosine",
-    "cosine_with_restarts",
-    "inverse_sqrt",
-    "linear",
-    "one_cycle",
-    "polynomial",
-    "rex",
-}
-
-
 @contextmanager
 def _silent_imports() -> Iterator[None]:
     """Libraries log when they are imported; what is said here is said of the config."""
@@ -375,25 +348,43 @@ def _silent_imports() -> Iterator[None]:
         logging.disable(before)
 
 
+#: The options of each schedule. What it does not know ends in an error, or is dropped.
+_MIN_LR = ("num_cycles", "min_lr", "min_lr_rate")
+_SCHEDULES = {
+    "constant": (),
+    "constant_with_warmup": (),
+    "cosine": ("num_cycles",),
+    "cosine_warmup_with_min_lr": (*_MIN_LR, "warmup_lr_rate"),
+    "cosine_with_min_lr": _MIN_LR,
+    "cosine_with_restarts": ("num_cycles",),
+    "greedy": ("mode", "factor", "patience", "threshold", "threshold_mode", "cooldown", "warmup",
+               "min_lr", "max_lr", "eps", "smooth", "window_size", "reset_start"),
+    "inverse_sqrt": ("timescale",),
+    "linear": (),
+    "one_cycle": ("pct_start", "anneal_strategy", "div_factor", "final_div_factor", "three_phase"),
+    "polynomial": ("lr_end", "power"),
+    "reduce_lr_on_plateau": ("mode", "factor", "patience", "threshold", "threshold_mode",
+                             "cooldown", "min_lr", "eps"),
+    "rex": (),
+    "warmup_stable_decay": ("num_decay_steps", "num_stable_steps", "warmup_type", "decay_type",
+                            "min_lr_ratio", "num_cycles"),
+}  # fmt: skip
+_IN_WORDS = ("anneal_strategy", "mode", "threshold_mode", "warmup_type", "decay_type")
+
+
 def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
-    """A schedule that cannot be made, or would not do what it says; it was found after loading."""
-    name, options = cfg.get("lr_scheduler"), cfg.get("lr_scheduler_kwargs")
+    """A schedule that cannot be made, or would not do what it says; found without torch."""
+    name, options = cfg.get("lr_scheduler"), cfg.get("lr_scheduler_kwargs") or {}
     phased = args is not None and bool(args.phases)
     cure = "use `lr_scheduler: linear`, `cosine` or `constant`"
+    measured = name in ("reduce_lr_on_plateau", "greedy")
     if phased and cfg.get("jagged_restart_steps"):
         return [f"`jagged_restart_steps` does not go with `unlearn.phases`: remove it, or {cure}."]
-    if name is None or (name in _SCHEDULES and not options and not phased):
+    if name is None:
         return []
-    with _silent_imports():  # seconds, and what libraries say of themselves
-        import torch
-        from transformers import get_scheduler
-        from transformers.trainer_utils import SchedulerType
-
-    names = [kind.value for kind in SchedulerType] + ["one_cycle", "rex"]
-    measured = name in ("reduce_lr_on_plateau", "greedy")
-    if name not in names:
-        near = difflib.get_close_matches(str(name), names, n=1)
-        says = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}."
+    if name not in _SCHEDULES:
+        near = difflib.get_close_matches(str(name), _SCHEDULES, n=1)
+        says = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_SCHEDULES)}."
         return [f"`lr_scheduler: {name}` is no schedule; {says}"]
     if phased and (measured or name in ("one_cycle", "rex")):
         return [f"`lr_scheduler: {name}` cannot begin anew in each of `unlearn.phases`; {cure}."]
@@ -402,17 +393,23 @@ def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             f"`lr_scheduler: {name}` changes the learning rate when the run evaluates, which this "
             f"one never does; give `test_datasets:` with `eval_steps:`, or {cure}."
         ]
-    if name in ("one_cycle", "rex"):
-        return []
-    stand_in = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    try:
-        get_scheduler(name, stand_in, 1, 10, options)
-    except (TypeError, ValueError, AttributeError) as error:
-        return [
-            f"`lr_scheduler: {name}` with `lr_scheduler_kwargs: {options or {}}` cannot be made "
-            f"({error}); correct them."
-        ]
-    return []
+    known = _SCHEDULES[name]
+    where, least = f"`lr_scheduler_kwargs` of `{name}`", set(options) & {"min_lr", "min_lr_rate"}
+    found = [
+        f"{where}: there is no option {key!r}; it takes {', '.join(known) or 'none'}."
+        for key in options
+        if key not in known
+    ]
+    found += [
+        f"{where}: {key} is a text, {short(value)}; write a number (1e-5 as 1.0e-5)."
+        for key, value in options.items()
+        if isinstance(value, str) and key not in _IN_WORDS
+    ]
+    if "min_lr_rate" in known and len(least) != 1:
+        found.append(f"{where} needs `min_lr` or `min_lr_rate`, one of them.")
+    if name == "warmup_stable_decay" and "num_decay_steps" not in options:
+        found.append(f"{where} needs `num_decay_steps`.")
+    return found
 
 
 def layer_faults(args: UnlearnArgs, count: int) -> list[str]:
@@ -486,53 +483,42 @@ def _config_of_folder(cfg: dict) -> dict[str, Any]:
 
 
 def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
-    found = []
+    """What `match` aims at, and what compares with held-out rows."""
+    level, names = args.level, dict.fromkeys(entry.objective for entry in args.forget)
     matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
-    before = [s.is_teacher or (s.mode == "cached" or s.twins) and args.level for s in matched]
-    if not all(before):
-        found.append(
-            "`match` would aim at the starting model's own level, so nothing would be forgotten: "
-            "give a teacher (`reference: {model: PATH}`), or `reference: cached` (or `{twins: "
-            "FILE}`) and held-out rows in `unlearn.level`."
-        )
-    if args.level is None:
-        found += [
+    before = [s.is_teacher or (s.mode == "cached" or s.twins) and level for s in matched]
+    found = _told(
+        (not all(before),
+         "`match` would aim at the starting model's own level, so nothing would be forgotten: give "
+         "a teacher (`reference: {model: PATH}`), or `reference: cached` (or `{twins: FILE}`) and "
+         "held-out rows in `unlearn.level`."),
+    )  # fmt: skip
+    if level is None:
+        return found + [
             f"`{name}` compares with held-out rows: give `unlearn.level: {{heldout: FILE}}`."
-            for name in dict.fromkeys(entry.objective for entry in args.forget)
+            for name in names
             if objectives()[name].crowd
         ]
-        return found
-    if len(set(matched)) > 1:
-        found.append("`unlearn.level` reads one reference: give all `match` entries the same.")
-    if not os.path.isfile(args.level.heldout):
-        found.append(
-            f"`unlearn.level.heldout: {args.level.heldout}` is no file; give rows of the same "
-            "kinds as the forget rows that the model never saw."
-        )
-    if not any(entry.objective == "match" for entry in args.forget):
-        found.append(
-            "`unlearn.level` is what `match` aims at, but no forget objective is `match`: add one "
-            "or remove the block."
-        )
-    if args.level.certainty and not any(entry.objective == "nckd" for entry in args.forget):
-        found.append(
-            "`unlearn.level.certainty` sets the temperature of `nckd`, but no forget objective is "
-            "`nckd`: add one or remove the key."
-        )
-    if any(entry.objective == "alike_gradients" for entry in args.forget):
-        named = [f"{key}: {cfg[key]}" for key in ATTENTION if cfg.get(key)]
-        found += [
-            f"`alike_gradients` needs second derivatives, which `{one}` has none of: use "
-            "`attn_implementation: sdpa` or `eager`."
-            for one in named
-            if not one.endswith((": sdpa", ": eager"))
-        ]
-    if any(cfg.get(key) for key in ("fsdp", "fsdp_config", "deepspeed")):
-        found.append(
-            "`unlearn.level` scores whole rows under the policy, which FSDP and DeepSpeed do not "
-            "allow; train on one device or with DDP."
-        )
-    return found
+    named = [f"{key}: {cfg[key]}" for key in ATTENTION if cfg.get(key)]
+    return found + _told(
+        (len(set(matched)) > 1,
+         "`unlearn.level` reads one reference: give all `match` entries the same."),
+        (not os.path.isfile(level.heldout),
+         f"`unlearn.level.heldout: {level.heldout}` is no file; give rows of the same kinds as the "
+         "forget rows that the model never saw."),
+        (not matched,
+         "`unlearn.level` is what `match` aims at, but no forget objective is `match`: add one or "
+         "remove the block."),
+        (level.certainty and "nckd" not in names,
+         "`unlearn.level.certainty` sets the temperature of `nckd`, but no forget objective is "
+         "`nckd`: add one or remove the key."),
+        *(("alike_gradients" in names and not one.endswith((": sdpa", ": eager")),
+           f"`alike_gradients` needs second derivatives, which `{one}` has none of: use "
+           "`attn_implementation: sdpa` or `eager`.") for one in named),
+        (_sharding(cfg),
+         "`unlearn.level` scores whole rows under the policy, which FSDP and DeepSpeed do not "
+         "allow; train on one device or with DDP."),
+    )  # fmt: skip
 
 
 def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
@@ -580,7 +566,10 @@ def prepare(cfg: dict) -> None:
     Raises:
         UnlearnError: All of `config_faults`.
     """
-    found = config_faults(cfg)
+    found = axolotl_options.shape_faults(cfg)
+    if not found:
+        streams_as_retain_side(cfg)
+        found = config_faults(cfg)
     if found:
         raise UnlearnError(" ".join(found))
     _cpu_settings(cfg)
@@ -620,11 +609,10 @@ def prepare_data(cfg: dict) -> None:
     block = cfg.get("unlearn")
     if block and block.get("demo_data"):
         make_demo_data(block["demo_data"])
-    if block and (count := parse_unlearn(block).data.retain_rows):
-        from axolotl_unlearn.data.drawn import draw_retain
-
+    args = parse_unlearn(block) if block else None
+    if args and args.data.retain_rows:
         folder = Path(cfg["dataset_prepared_path"]).parent
-        for drawn, source in draw_retain(cfg, folder, count):
+        for drawn, source in draw_retain(cfg, folder, rows_to_draw(cfg, args)):
             LOG.warning("%s: its drawn rows are in %s.", source, drawn)
             declare(cfg.get("output_dir") or "model-out", drawn, "texts", retained=[source])
     checked = check_records(cfg)
@@ -690,35 +678,53 @@ def _cpu_settings(cfg: dict[str, Any]) -> None:
 
 
 def check_config(path: Path) -> tuple[list[str], list[str]]:
-    """Faults of a config file, and lines that say what the run would do.
+    """Faults of a config file, and lines that say what the run would do; see `check`."""
+    return check(path, full=False)[:2]
+
+
+def check(path: Path, full: bool) -> tuple[list[str], list[str], dict[str, Any]]:
+    """Faults of a config file; without one, lines that say what the run would do, and facts.
+
+    Args:
+        full: Also what tokens, Axolotl's own checks and the heads of weight files show.
 
     Raises:
-        UnlearnError: If the file cannot be read at all.
+        UnlearnError: The file cannot be read at all.
     """
     cfg = read_config(path)
-    if not cfg.get("unlearn") and "memorise" not in map(role_of, _entries(cfg)):
-        return [f"{path} has no `unlearn:` block; add one, e.g. `unlearn: {{preset: ...}}`."], []
+    entries = cfg["datasets"] if isinstance(cfg.get("datasets"), list) else []
+    if not cfg.get("unlearn") and "memorise" not in map(role_of, entries):
+        return (
+            [f"{path} has no `unlearn:` block; add one, e.g. `unlearn: {{preset: ...}}`."],
+            [],
+            {},
+        )
     block = cfg.get("unlearn")
     if isinstance(block, dict) and block.get("demo_data"):
         make_demo_data(block["demo_data"])
-    from axolotl_unlearn.data.drawn import passing_draw
-
-    found = config_faults(cfg)
+    if not axolotl_options.shape_faults(cfg):
+        streams_as_retain_side(cfg)
+    found, lines, facts = config_faults(cfg), [], {}
     try:
         with passing_draw(cfg) as (drawn, named):
             checked = check_records(drawn)
+            found += map(named, checked.faults)
+            if not found:
+                unread = [f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg)]
+                lines = summary(cfg, checked.counts) + _told(
+                    (unread, "  note: no option of Axolotl, read by other plugins at most: "
+                     + ", ".join(unread)),
+                )  # fmt: skip
+                lines += [f"  note: {named(one)}" for one in checked.notes]
+            if full and not found:
+                from axolotl_unlearn.checks import estimate
+
+                facts, found = estimate.outlook(drawn)
+                found = [*map(named, found), *axolotl_faults(copy.deepcopy(drawn))]
+                lines += estimate.lines(facts)
     except UnlearnError as error:
-        checked, named = Checked([str(error)]), str
-    found += map(named, checked.faults)
-    unread = ", ".join(f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg))
-    note = [f"  note: no option of Axolotl, read by other plugins at most: {unread}"] * bool(unread)
-    note += [f"  note: {named(one)}" for one in checked.notes]
-    return found, [] if found else summary(cfg, checked.counts) + note
-
-
-def _entries(cfg: dict) -> list:
-    entries = cfg.get("datasets")
-    return entries if isinstance(entries, list) else []
+        found.append(str(error))
+    return found, lines, facts
 
 
 def axolotl_faults(cfg: dict) -> list[str]:
@@ -728,7 +734,7 @@ def axolotl_faults(cfg: dict) -> list[str]:
     from axolotl.utils.dict import DictDefault
     from pydantic import ValidationError
 
-    cfg = DictDefault(copy.deepcopy(cfg))
+    cfg = DictDefault(cfg)
     capabilities, environment = gpu_capabilities()
     try:
         with _silent_imports():  # what it logs is said when it trains

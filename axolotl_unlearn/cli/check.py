@@ -32,18 +32,10 @@ def command(config: Path, full: bool | None) -> None:
     Example:
       axolotl unlearn check examples/npo_over.yml
     """
-    from axolotl_unlearn.checks.preflight import axolotl_faults, check_config
-    from axolotl_unlearn.config import read_config
+    from axolotl_unlearn.checks.preflight import check
 
-    faults, summary = check_config(config)
-    facts = {}
-    if not faults and ("axolotl.cli.main" in sys.modules if full is None else full):
-        from axolotl_unlearn.checks.estimate import lines, outlook
-
-        cfg = read_config(config)
-        facts, faults = outlook(cfg)
-        faults += axolotl_faults(cfg)
-        summary += lines(facts)
+    full = "axolotl.cli.main" in sys.modules if full is None else full
+    faults, summary, facts = check(config, full)
     answer(ready=not faults, faults=faults, **facts)
     for line in summary:
         click.echo(line)

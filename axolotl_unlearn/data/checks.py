@@ -52,6 +52,7 @@ ENTRY_KEYS = (
     "shards",
     "shards_idx",
     "preprocess_shards",
+    "field",
 )
 
 
@@ -118,6 +119,12 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
                 faults += [] if foreign_ok else [_type_fault(where, entry)]
             else:
                 faults += _key_faults(where, entry)
+                if entry.get("field") and args is not None and args.data.rows:
+                    faults.append(
+                        f"`{where}.field` (or `pretraining_dataset`) does nothing beside "
+                        "`unlearn.data.rows`: add `{type: pretrain}` there, and give each row of "
+                        'the corpus as `{"dataset": NUMBER, "row": {...}}`.'
+                    )
                 if not isinstance(entry.get("path"), str) or not entry["path"]:
                     faults.append(f"`{where}.path` is missing; name the file of the {role} rows.")
         if key == "datasets" and not roles and not foreign_ok:

@@ -133,8 +133,11 @@ class Encoder:
             for prompt, text in zip(prompts, self._completions(texts, prompts), strict=True):
                 yield Encoded(prompt, text + end, text + end)
 
-    def fitted(self, record: Record, whole: Encoded) -> Encoded:
+    def fitted(self, record: Record, whole: Encoded, cut: bool = False) -> Encoded:
         """What `tokens` has found, with BOS, in ``max_length`` tokens.
+
+        Args:
+            cut: a completion that is too long loses its end.
 
         Raises:
             AnswerTooLong: BOS and completion exceed it.
@@ -143,6 +146,8 @@ class Encoder:
         bos = [] if self.options.chat_template else self.bos
         prompt, completion = whole.prompt, whole.completion
         room = self.max_length - len(bos) - len(completion)
+        if room < 0 and cut:
+            return Encoded(bos, completion[:room], whole.answer[:room], len(whole.prompt) - room)
         if room < 0:
             needed = self.max_length - room
             raise AnswerTooLong(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.config import parse_unlearn
-from axolotl_unlearn.data.checks import ENTRY_KEYS, KEYS
+from axolotl_unlearn.data.checks import ENTRY_KEYS, KEYS, role_of
 
 LOG = logging.getLogger(__name__)
 
@@ -110,11 +110,14 @@ def content_key(cfg: dict[str, Any]) -> str:
     for package in ("axolotl-unlearn", "axolotl", "transformers", "tokenizers"):
         digest.update(f"{package} {importlib.metadata.version(package)}\n".encode())
     files = sorted(Path(__file__).parent.glob("*.py"))
+    block = cfg.get("unlearn")
+    data = parse_unlearn(block).data if block else None
     for key in KEYS:
         for entry in cfg.get(key) or []:
             known = {name: entry[name] for name in ENTRY_KEYS if entry.get(name) is not None}
             digest.update(f"{key} {sorted(known.items())}\n".encode())
-            files += _data_files(entry)
+            if not (data and data.retain_rows and role_of(entry) == "retain"):
+                files += _data_files(entry)  # drawn rows are in a file named by its content
     for key in SETTINGS:
         digest.update(f"{key} {cfg.get(key)!r}\n".encode())
     for key in ("base_model", "tokenizer_config"):
@@ -124,8 +127,6 @@ def content_key(cfg: dict[str, Any]) -> str:
     jinja = str(cfg.get("chat_template_jinja") or "")
     if len(jinja) < 4096 and Path(jinja).is_file():
         files.append(Path(jinja))
-    block = cfg.get("unlearn")
-    data = parse_unlearn(block).data if block else None
     digest.update(data.model_dump_json().encode() if data else b"")
     if data and data.suppression and Path(data.suppression).is_file():
         files.append(Path(data.suppression))

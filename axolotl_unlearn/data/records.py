@@ -138,8 +138,27 @@ def read_records(
     Raises:
         UnlearnError: The first fault of the file.
     """
-    rows = read_rows(path, entry)
+    rows = as_prompts(read_rows(path, entry), fields, entry)
     return list(records_from_rows(rows, str(path), fields, unique=unique, kind=kind))
+
+
+def as_prompts(
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    fields: FieldNames | None,
+    entry: Mapping[str, Any] | None,
+) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """Plain texts, of an entry that names their ``field``, as answers without a prompt."""
+    if not (entry and entry.get("field")):
+        return rows
+    names, text = fields or Fields(), entry["field"]
+    kept = (names.id, names.task, names.document)
+    return (
+        (
+            place,
+            {k: row[k] for k in kept if k in row} | {names.input: "", names.output: row.get(text)},
+        )
+        for place, row in rows
+    )
 
 
 def records_from_rows(
@@ -539,7 +558,12 @@ def read_text(path: Path) -> str:
 def _parse(text: str, path: Path, cure: str = "correct that line", line: int = 0) -> Any:
     """One JSON value; ``line`` is its place where the text is a line of the file."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
+    except _Twice as error:
+        raise UnlearnError(
+            f"{path}, {f'line {line}' if line else 'a record'}: the key {short(error)} stands "
+            "twice in one object, and only the last one would be read; remove one of them."
+        ) from None
     except json.JSONDecodeError as error:
         number, reason = line or error.lineno, error.msg
     except RecursionError:
@@ -547,6 +571,18 @@ def _parse(text: str, path: Path, cure: str = "correct that line", line: int = 0
     except ValueError:  # Python refuses to read it, so that nobody waits for minutes
         number, reason = line or 1, "a number of thousands of digits"
     raise UnlearnError(f"{path}, line {number}: not valid JSON ({reason}); {cure}.")
+
+
+class _Twice(ValueError):
+    """A key of one JSON object."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for name in names if names.count(name) > 1))
+    return found
 
 
 def _line_rows(text: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

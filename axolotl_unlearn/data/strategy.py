@@ -18,7 +18,7 @@ from datasets import Dataset
 
 from axolotl_unlearn.columns import KINDS, ROLES, Kind, pair_number, task_number
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
-from axolotl_unlearn.data.records import Record, read_records, records_from_rows
+from axolotl_unlearn.data.records import Record, as_prompts, read_records, records_from_rows
 from axolotl_unlearn.data.table import FEATURES, MEMORISE_FEATURES, RowTable
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
 
@@ -60,6 +60,8 @@ class RecordStrategy(DatasetWrappingStrategy):
         self.kind = kind
         self.path = path
         self.source = source
+        #: Texts of a corpus to keep: what does not fit may go, as in pretraining.
+        self._texts = role == "retain" and bool((entry or {}).get("field"))
 
     def wrap_dataset(
         self,
@@ -81,6 +83,7 @@ class RecordStrategy(DatasetWrappingStrategy):
             )
         else:
             rows = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
+            rows = as_prompts(rows, self.fields, self.entry)
             records = list(
                 records_from_rows(rows, self.source, self.fields, unique=unique, kind=self.kind)
             )
@@ -118,6 +121,7 @@ class RecordStrategy(DatasetWrappingStrategy):
         """
         limit = self.encoder.max_length
         whole = [(lost, r.id) for lost, r in cut if self._labelled(r) == "document"]
+        whole = [] if self._texts else whole
         does = "memorised" if self.role == "memorise" else f"used to {self.role}"
         if whole and not self.encoder.options.cut_documents:
             lost, name = max(whole)
@@ -130,12 +134,13 @@ class RecordStrategy(DatasetWrappingStrategy):
             )
         if cut:
             LOG.warning(
-                "%s: %d of %d rows lost %d tokens on their left to fit into %d, %d of them with "
+                "%s: %d of %d rows lost %d tokens on their %s to fit into %d, %d of them with "
                 "labels (not %s); raise sequence_len to keep them whole.",
                 self.source,
                 len(cut),
                 rows,
                 sum(lost for lost, _ in cut),
+                "right" if self._texts else "left",
                 limit,
                 sum(lost for lost, _ in whole),
                 does,
@@ -148,7 +153,7 @@ class RecordStrategy(DatasetWrappingStrategy):
         tokens = zip(records, self.encoder.tokens(records), strict=True)
         for number, (record, whole) in enumerate(tokens):
             try:
-                encoded = self.encoder.fitted(record, whole)
+                encoded = self.encoder.fitted(record, whole, cut=self._texts)
             except AnswerTooLong as error:
                 too_long.append((error.needed, record.id))
                 continue
