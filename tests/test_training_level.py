@@ -501,7 +501,7 @@ def test_the_temperature_follows_the_entropies():
     from axolotl_unlearn.engine.needs import ForwardResult
     from axolotl_unlearn.metrics.memorisation import TokenFacts
     from axolotl_unlearn.reference.level import COLDEST, Level
-    from axolotl_unlearn.training.level import LevelCallback, ScoredRows, TemperedReference
+    from axolotl_unlearn.training.level import LevelCallback, LevelledReference, ScoredRows
 
     level = Level()
     level.sharpen(1.6, 0.9)
@@ -512,7 +512,7 @@ def test_the_temperature_follows_the_entropies():
 
     found = ForwardResult(torch.zeros(1, 2), logits=lambda states: 3 * states)
     reference = SimpleNamespace(look_up=lambda *_: found)
-    colder = TemperedReference(reference, level).look_up(None, None, {}, None)
+    colder = LevelledReference(reference, level, tempered=True).look_up(None, None, {}, None)
     assert_close(colder.logits(torch.ones(2)), torch.full((2,), 3 / COLDEST))
 
     def facts(logp, entropy):

@@ -531,6 +531,12 @@ def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
             "was forgotten: on a development seed AUCs of 0.74 (loss) to 0.89 (learned) remained, "
             "with a teacher 0.50 and 0.65 (research/notebook/never-seen.md)."
         )
+    elif matched and all(e.objective != "alike_gradients" for e in args.forget):
+        found.append(
+            "an attacker with the weights can still tell by gradients what was forgotten: on a "
+            "development seed G-Drift had an AUC of 0.69 [0.55, 0.86], beside a retrained model "
+            "0.49 (docs/never-seen.md)."
+        )
     start = Path(str(cfg.get("base_model"))) / "merge.json"
     if args.teacher and args.original is None and os.path.isfile(start):
         found.append(

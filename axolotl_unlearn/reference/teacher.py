@@ -188,19 +188,13 @@ class TeacherAdapter(Teacher):
                 f"`reference.adapter: {self.path}` is not the folder of an adapter "
                 "(adapter_config.json is missing)."
             )
-        named, ours = (
-            json.loads(file.read_text("utf-8")).get("base_model_name_or_path"),
-            _name(policy),
-        )
+        named = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
+        ours = getattr(policy.config, "_name_or_path", None)
         if named and ours and Path(named).resolve() != Path(ours).resolve():
             raise UnlearnError(
                 f"the adapter {self.path} was trained on {named}, not on base_model {ours}: give "
                 f"`reference: {{model: {named}, adapter: {self.path}}}`."
             )
-
-
-def _name(model: nn.Module) -> str | None:
-    return getattr(getattr(model, "config", None), "_name_or_path", None)
 
 
 def require_same_tokenizer(path: str, tokenizer: Any, **options: Any) -> None:
@@ -252,13 +246,3 @@ def require_same_hidden_size(teacher: nn.Module, policy: nn.Module) -> None:
             "objectives on hidden states (hidden_mse, adaptive_rmu) need a teacher of the same "
             "hidden size; use another one, or `reference: auto` for them."
         )
-
-
-__all__ = [
-    "Teacher",
-    "TeacherAdapter",
-    "TeacherModel",
-    "require_same_hidden_size",
-    "require_same_tokenizer",
-    "require_same_vocabulary",
-]

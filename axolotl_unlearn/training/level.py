@@ -66,33 +66,25 @@ KEYED = ("input_ids", "attention_mask", "labels")
 ASKED = (*KEYED, "role", "kind", "task")
 
 
-class CalibratedReference:
-    """A reference whose label log-probs are read in the policy's scale."""
+class LevelledReference:
+    """A reference whose label log-probs, or with ``tempered`` whose distributions, are read in the
+    policy's scale."""
 
-    def __init__(self, reference: Any, level: Level) -> None:
-        self.reference, self.level = reference, level
+    def __init__(self, reference: Any, level: Level, tempered: bool) -> None:
+        self.reference, self.level, self.tempered = reference, level, tempered
 
     def look_up(self, model: Any, unwrapped: Any, batch: dict[str, Tensor], needs: Any) -> Any:
-        """As the reference, with the rows' labels at the level to aim at."""
+        """As the reference, with the rows' labels at the level to aim at, or its logits divided by
+        the temperature."""
         found = self.reference.look_up(model, unwrapped, batch, needs)
+        if self.tempered:
+            return replace(found, logits=lambda x: found.logits(x) / self.level.temperature)
         logp = found.logp.clone()
         for row in needs.labels.any(-1).nonzero()[:, 0].tolist():
             where = needs.labels[row]
             group = (int(batch["kind"][row]), int(batch["task"][row]))
             logp[row, where] = self.level.aim(logp[row, where], group)
         return replace(found, logp=logp)
-
-
-class TemperedReference:
-    """A reference whose distributions are at the level's temperature."""
-
-    def __init__(self, reference: Any, level: Level) -> None:
-        self.reference, self.level = reference, level
-
-    def look_up(self, model: Any, unwrapped: Any, batch: dict[str, Tensor], needs: Any) -> Any:
-        """As the reference, its logits divided by the temperature."""
-        found = self.reference.look_up(model, unwrapped, batch, needs)
-        return replace(found, logits=lambda states: found.logits(states) / self.level.temperature)
 
 
 def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
@@ -200,9 +192,8 @@ def learned_auc(
 ) -> float | None:
     """AUC of the learned attack on the rows of ``groups``, at least .5; None with too few of them.
 
-    It sees the whole distribution and so what the others do not: a label at its level between
-    neighbours that are surer, or flatter, than those of an unseen text. Features are centred in
-    each group, without a look at the sides. Below .5 it has learnt nothing.
+    It sees what the others do not: a label at its level between neighbours that are surer, or
+    flatter, than those of an unseen text. Features are centred in each group, over both sides.
     """
     sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for group in groups:
@@ -260,12 +251,11 @@ def level_callback(
     """The callback of a run; ``teacher`` has been asked about all rows.
 
     Args:
-        instead: Entries that teach what is said instead of a label (`nckd`), and their references.
-        kept_by: Entries that hold retained rows to another model than the start (a start in weight
-            space), and their references.
-        trained: Entries that train retained rows word by word (`nll`). What these rows lose is
-            watched, not diluted by others that are only held; all retained rows if there are none.
-        crowds: What `alike` and its kin compare with, by what they see, if there are such entries.
+        instead: `nckd` entries and their references.
+        kept_by: Entries that hold retained rows to another model than the start, and theirs.
+        trained: `nll` entries. What their rows lose is watched, not diluted by others that are only
+            held; all retained rows if there are none.
+        crowds: Of `alike` and its kin, by what they see.
     """
     roles = np.asarray(rows["role"][:])
     forget = [rows[i] for i in _drawn(rows, np.flatnonzero(roles == ROLES["forget"]), args)]
@@ -382,25 +372,15 @@ def agreed(mine: T) -> T:
 
 @dataclass(eq=False)
 class LevelCallback(TrainerCallback):
-    """Fits, watches, corrects, stops, and brings the best state back.
+    """Fits, watches, corrects, stops, and brings the best state back; options as in `LevelArgs`.
 
     Args:
-        forget, heldout, retain: Rows to watch.
         teacher: Label log-probs of the teacher, for ``(forget, heldout)``.
-        level: What `CalibratedReference` reads.
-        every: Steps between two watches; None as in `looks_every`.
-        settle: Share of the steps before targets are corrected, crowds are shown anything and
-            the run may end.
+        level: What `LevelledReference` reads.
         stopping: The rule; None trains to the last step and keeps it.
         out: Folder for ``level.json``, what was seen at each look.
-        log: Gets what the attacks tell.
-        per_document: No document may be told by itself (`unlearn.level.per_document`).
-        minutes: The run ends after this time.
-        certainty: Also bring the entropy of forget rows to that of held-out ones.
-        rest: For each held-out row what the reference is unsure of besides the label (`_rest`):
-            the temperature begins where that is as much as the policy is; None of rows that were
-            not asked. Else it begins at 1.
-        crowds: Get the features of all judged rows at each such look.
+        rest: For each held-out row what the reference is unsure of besides the label (`_rest`; None
+            if not asked): the temperature begins where that is as much as the policy is.
         order_only: The teacher is the starting model, which knows the forget rows (or their twins'
             unchanged words): it tells which tokens are harder than others, and no level.
     """
@@ -435,11 +415,8 @@ class LevelCallback(TrainerCallback):
             )
 
     def fit(self, heldout: Sequence[Tensor]) -> None:
-        """The level as the policy stands, from its label log-probs of the held-out rows.
-
-        What has an order alone takes their quantiles over: the distribution on forget rows is laid
-        on that on held-out ones.
-        """
+        """The level as the policy stands, from its label log-probs of the held-out rows; of an
+        order alone, the distribution on forget rows is laid on that on held-out ones."""
         known = self.heldout.by_group(self.teacher[1])
         if self.order_only:
             known = self.forget.by_group(self.teacher[0])
@@ -494,10 +471,8 @@ class LevelCallback(TrainerCallback):
             )
 
     def expected(self) -> dict[str, float]:
-        """AUC of each attack if every document were at its level: .5 only on average.
-
-        Some documents are harder than others for a model that saw neither, and the teacher knows.
-        """
+        """AUC of each attack if every document were at its level: the teacher knows which are
+        harder than others for a model that saw neither."""
         if self.order_only:
             return {}
         sides = []
@@ -598,11 +573,8 @@ class LevelCallback(TrainerCallback):
                 if p.requires_grad
             }
         if stop and settled and not last:
-            why = (
-                "nothing better came"
-                if self.stopping.stalled
-                else "no attack tells forget documents"
-            )
+            stalled = self.stopping.stalled
+            why = "nothing better came" if stalled else "no attack tells forget documents"
             LOG.info("step %d: %s; done.", step, why)
             control.should_training_stop = True
         if late:

@@ -35,16 +35,9 @@ NOT_THE_TEACHERS = (
 
 @dataclass(frozen=True)
 class TeacherCost:
-    """What a teacher cost, beside the run that made the model.
-
-    Attributes:
-        rows: Rows of the sample, of ``available`` retained ones.
-        passes: Passes over the sample.
-        read: Rows read in all, and ``original_read``: by the run that made the model.
-        seconds: Wall clock of the training command.
-        base: The model from before.
-        adapter: Whether the teacher is an adapter of the base.
-    """
+    """What a teacher cost: ``rows`` of the ``available`` retained ones, ``passes`` over them, rows
+    ``read`` in all (and by the run that made the model), seconds of wall clock; and whether it is
+    an ``adapter`` of ``base``."""
 
     rows: int
     available: int
@@ -56,15 +49,12 @@ class TeacherCost:
     adapter: bool
 
 
-def retained_rows(config: dict[str, Any], forget: Sequence[Path], retain: Sequence[Path]) -> tuple[
-    list[Record], int
-]:  # fmt: skip
+def retained_rows(
+    config: dict[str, Any], forget: Sequence[Path], retain: Sequence[Path]
+) -> tuple[list[Record], int]:
     """The rows to teach from, each once, none of them in the forget set; and rows read originally.
 
-    Args:
-        config: Axolotl config of the run that made the model.
-        forget: Files of the forget set.
-        retain: Files of retained rows; default: the datasets of ``config`` without the forget set.
+    They are those of ``retain``, or the datasets of ``config`` without the forget set.
 
     Raises:
         UnlearnError: A row of ``retain`` is to be forgotten, or no row is left.
@@ -91,17 +81,15 @@ def retained_rows(config: dict[str, Any], forget: Sequence[Path], retain: Sequen
     gone = [row for path in forget for row in _records(path, data)]
     texts = {(row.input, row.output) for row in gone}
     documents = {row.document for row in gone if not is_made_up(row.id)}
-    named = [row for row in found.values() if not is_made_up(row.id)]
-    seen = [row for row in found.values() if (row.input, row.output) in texts] + [
-        row for row in named if row.document in documents
-    ]
+    seen, left = [], []
+    for text, row in found.items():
+        named = not is_made_up(row.id) and row.document in documents
+        (seen if text in texts or named else left).append(row)
     if retain and seen:
         raise UnlearnError(
             f"{len({r.id for r in seen})} rows of --retain belong to documents that are to be "
             f"forgotten (the first is {seen[0].id}): a teacher must not see them; remove them."
         )
-    lost = {id(row) for row in seen}
-    left = [row for row in found.values() if id(row) not in lost]
     if not left:
         raise UnlearnError("no retained row is left to teach from; give some with --retain.")
     return left, int(read * float(config.get("num_epochs") or 1))
@@ -190,12 +178,8 @@ def make_teacher(
     seed: int | None = None,
     bf16: bool | None = None,
 ) -> TeacherCost:
-    """Train the teacher with ``axolotl train`` and write ``out/teacher.json``.
-
-    Args:
-        config_path: Config of the run that made the model.
-        rows: About how many retained rows it reads; default all.
-        bf16: Instead of the config's.
+    """Train the teacher with ``axolotl train`` and write ``out/teacher.json``; ``rows``: about how
+    many retained ones it reads, default all.
 
     Raises:
         UnlearnError: The config, the rows or the training.

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from axolotl_unlearn.reference.crowd import HeldoutDistribution
     from axolotl_unlearn.reference.level import Level
     from axolotl_unlearn.training.guard import CollapseWatch
-    from axolotl_unlearn.training.level import CalibratedReference, LevelCallback, TemperedReference
+    from axolotl_unlearn.training.level import LevelCallback, LevelledReference
 
 #: Folder of a checkpoint with the reference's log-probs of the rows so far.
 REMEMBERED = "remembered"
@@ -96,7 +96,7 @@ class UnlearnTrainer(GradientSteps):
         }
         self.level = self._make_level()
         self.heldout: Dataset | None = None
-        self._levelled: dict[tuple[int, str], CalibratedReference | TemperedReference] = {}
+        self._levelled: dict[tuple[int, str], LevelledReference] = {}
         self.crowds = self._make_crowds()
         if "gradients" in self.crowds:
             refuse_without_second_derivative(self.accelerator.unwrap_model(self.model))
@@ -366,7 +366,7 @@ class UnlearnTrainer(GradientSteps):
 
     def _reference_of(
         self, entry: Entry
-    ) -> Reference | CalibratedReference | TemperedReference | HeldoutDistribution | None:
+    ) -> Reference | LevelledReference | HeldoutDistribution | None:
         if entry.objective.crowd:
             return self.crowds[entry.objective.sees]
         if self._source(entry) is None:
@@ -376,10 +376,10 @@ class UnlearnTrainer(GradientSteps):
             return reference
         if name == "nckd" and not self.unlearn_args.level.certainty:
             return reference
-        from axolotl_unlearn.training.level import CalibratedReference, TemperedReference
+        from axolotl_unlearn.training.level import LevelledReference
 
-        kind = CalibratedReference if name == "match" else TemperedReference
-        return self._levelled.setdefault((id(reference), name), kind(reference, self.level))
+        levelled = LevelledReference(reference, self.level, tempered=name == "nckd")
+        return self._levelled.setdefault((id(reference), name), levelled)
 
     def _watch_level(self) -> LevelCallback:
         from axolotl_unlearn.training.level import level_callback, refuse_unmatched
