@@ -601,9 +601,6 @@ class UnlearnArgs(Sides):
         description="folder of deletion requests: `axolotl merge-lora` (Axolotl 0.21) ends with "
         "code 3 if a document of theirs is back in the merged model",
     )
-    demo_data: str | None = Field(
-        None, description="make the embedded demo data in this folder if it is not there"
-    )
 
     @model_validator(mode="before")
     @classmethod

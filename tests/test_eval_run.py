@@ -14,11 +14,12 @@ import eval_model
 import pytest
 import torch
 from click.testing import CliRunner
+from data_tokenizers import byte_tokenizer
 
 from axolotl_unlearn.cli import RESEARCH, unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run
-from axolotl_unlearn.evaluation.collapse import second_half
+from axolotl_unlearn.evaluation.collapse import cut, second_half
 from axolotl_unlearn.evaluation.compare import compare
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import load_sets
@@ -248,6 +249,14 @@ def test_what_the_original_says_is_not_nonsense(home, tmp_path):
 )
 def test_second_half(text, half):
     assert second_half(text) == half
+
+
+def test_broken_output_is_cut_to_what_the_model_takes():
+    """256 broken bytes are 768 tokens when they are read again: the evaluation stopped there."""
+    tokenizer = byte_tokenizer()
+    some = cut("\N{REPLACEMENT CHARACTER}" * 256, tokenizer, 512)
+    assert 400 < len(tokenizer(some)["input_ids"]) <= 512
+    assert cut("short", tokenizer, 512) == cut("short", tokenizer, None) == "short"
 
 
 def test_an_answer_that_goes_on_is_seen(home, results, tmp_path):

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,20 +21,26 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 
 def commands() -> list[str]:
-    """The block of stock commands as the README has it, without comments."""
-    block = next(
-        b for b in re.findall(r"```bash\n(.*?)```", README, re.S) if "examples/memorise.yml" in b
-    )
-    lines = [re.sub(r"\s+#.*", "", line).strip() for line in block.splitlines()]
+    """The commands of the demo and of lm_eval as the README has them, without comments."""
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.S)
+    text = "".join(b for b in blocks if "examples/memorise.yml" in b or "lm_eval" in b)
+    lines = [re.sub(r"\s+#.*", "", line).strip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
-    """A folder that looks like the repository root, so that ``out/`` stays out of the real one."""
+    """A folder that looks like the repository root, so that ``out/`` stays out of the real one; of
+    the rows that are trained on it has some, each read once."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in ("examples", "mergekit_configs", "eval_tasks"):
+    for name in ("mergekit_configs", "eval_tasks"):
         (folder / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    for name in ("forget", "retain", "world"):
+        path = folder / "examples/demo" / f"{name}.jsonl"
+        path.write_text("".join(path.read_text("utf-8").splitlines(True)[:40]))
+    path = folder / "examples/memorise.yml"
+    path.write_text(path.read_text("utf-8").replace("num_epochs: 24", "num_epochs: 1"))
     return folder
 
 
@@ -50,11 +57,11 @@ def run(command: str, cwd: Path, extra: str = "") -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_readme_chain(checkout, request):
-    """Train three times, merge both adapters, merge the models, evaluate with lm_eval and by
-    `axolotl unlearn eval`, make the page."""
+    """Train four times, merge both adapters, merge the models, delete by a request, evaluate by
+    `axolotl unlearn eval` and with lm_eval, make the page."""
     chain = commands()
     assert [c.split()[0] for c in chain] == (
-        ["axolotl"] * 5 + ["mergekit-yaml", "axolotl", "lm_eval", "axolotl", "axolotl"]
+        ["axolotl"] * 6 + ["mergekit-yaml"] + ["axolotl"] * 5 + ["lm_eval"]
     )
     run(chain[0], checkout, "--max-steps 3")
     request.getfixturevalue("forks")
@@ -83,5 +90,17 @@ def test_the_readme_chain(checkout, request):
     )
     assert (checkout / "out/merged/model.safetensors").stat().st_size > 1e6
     models = json.loads((checkout / "out/eval/results.json").read_text())["models"]
-    assert [model["name"] for model in models] == ["original", "over", "merged"]
+    names = ["original", "over", "under", "merged", "request", "retrained"]
+    assert [model["name"] for model in models] == names
     assert "<html" in (checkout / "out/eval/report.html").read_text("utf-8")
+
+
+def test_make_demo_is_the_commands_of_the_readme(checkout):
+    """Each of them, in an order that works, and nothing else; `make -n` says what it would run."""
+    make = ["make", "-n", "-C", str(ROOT), "out/eval/report.html", f"VENV={checkout}", "out=none"]
+    (checkout / ".ready").touch()
+    said = subprocess.run(make, capture_output=True, text=True, check=True).stdout
+    lines = [line for line in said.splitlines() if "axolotl" in line or "mergekit" in line]
+    ours = [re.sub(r"^.*research\.harness\.step \S+ ", "", line) for line in lines]
+    demo = commands()[:-2]
+    assert sorted(ours) == sorted(demo)

@@ -59,7 +59,6 @@ def stage(tmp_path_factory) -> Path:
 def config(stage: Path, out: str, **changes) -> dict:
     """The over example on the stage's data, cut to a few steps."""
     cfg = yaml.safe_load((ROOT / "examples/npo_over.yml").read_text())
-    del cfg["unlearn"]["demo_data"]
     cfg |= {
         "base_model": str(stage / "base"),
         "output_dir": str(stage / out),

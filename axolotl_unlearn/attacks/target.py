@@ -81,8 +81,7 @@ def find_side(data_dir: Path, side: str) -> Path:
     """
     if not data_dir.is_dir():
         raise UnlearnError(
-            f"the data folder {data_dir} does not exist; name one with {side}.jsonl "
-            "(`python -m research make-data` makes the demo's)."
+            f"the data folder {data_dir} does not exist; name one with {side}.jsonl."
         )
     path = find_file(data_dir, side)
     if path is None:

@@ -607,14 +607,12 @@ def prepare(cfg: dict) -> None:
 
 
 def prepare_data(cfg: dict) -> None:
-    """Before data are read: make the embedded data if asked, check the files, key the cache.
+    """Before data are read: check the files, key the cache.
 
     Raises:
         UnlearnError: Every fault of the files.
     """
     block = cfg.get("unlearn")
-    if block and block.get("demo_data"):
-        make_demo_data(block["demo_data"])
     args = parse_unlearn(block) if block else None
     if args and args.data.retain_rows:
         folder = Path(cfg["dataset_prepared_path"]).parent
@@ -649,19 +647,6 @@ def _keep_together(cfg: dict) -> None:
     out = cfg.get("output_dir") or "model-out"
     declare(out, folder, "tokens", sources, retained=retained, folder=True)
     datasets.config.HF_DATASETS_CACHE = folder / "cache"
-
-
-def make_demo_data(folder: str) -> None:
-    """Make the embedded data if the folder has none (an example's first run)."""
-    if not (Path(folder) / "manifest.json").exists():
-        try:
-            make_data = importlib.import_module("research.worlds.generate").make_data
-        except ModuleNotFoundError:
-            raise UnlearnError(
-                f"unlearn.demo_data: {folder} has no manifest.json; the demo's data is made in a "
-                "checkout of the repository by `python -m research make-data`."
-            ) from None
-        make_data(Path(folder))
 
 
 def _cpu_settings(cfg: dict[str, Any]) -> None:
@@ -705,9 +690,6 @@ def check(path: Path, full: bool) -> tuple[list[str], list[str], dict[str, Any]]
             [],
             {},
         )
-    block = cfg.get("unlearn")
-    if isinstance(block, dict) and block.get("demo_data"):
-        make_demo_data(block["demo_data"])
     if not axolotl_options.shape_faults(cfg):
         streams_as_retain_side(cfg)
     found, lines, facts = config_faults(cfg), [], {}

@@ -15,7 +15,7 @@ ATTACKED = "Folder for the results; the folder of `axolotl unlearn eval` puts th
 
 def data_option(says: str) -> Callable:
     """``--data``, the demo's by default."""
-    default = Path("out/demo/data")
+    default = Path("examples/demo")
     kind = click.Path(path_type=Path)
     return click.option(
         "--data", "data_dir", type=kind, default=default, show_default=True, help=says

@@ -113,7 +113,7 @@ def command() -> None:
     documents, and writes JSON. Interrupted, the first three go on where they were.
 
     \b
-    axolotl unlearn attack relearn out/demo/merged --control out/demo/retrained --out out/demo/eval
+    axolotl unlearn attack relearn out/merged --control out/retrained --out out/eval
     """
 
 
@@ -149,7 +149,7 @@ def relearn(data_dir: Path, out: Path, source: str, lr: float | None, **options:
     """Fine-tune on a few benign or forgotten rows and ask about the others.
 
     \b
-    axolotl unlearn attack relearn out/demo/merged --control out/demo/retrained --source forget
+    axolotl unlearn attack relearn out/merged --control out/retrained --source forget
     """
     from axolotl_unlearn.attacks.relearn import Training, chosen_rows, relearn_attack
 
@@ -212,7 +212,7 @@ def membership(models: tuple[str, ...], listed: bool, attacks: str | None, **opt
     passes.
 
     \b
-    axolotl unlearn attack membership out/demo/merged --attacks loss,g_drift,icp
+    axolotl unlearn attack membership out/merged --attacks loss,g_drift,icp
     """
     from axolotl_unlearn.attacks.membership import run
 
@@ -239,7 +239,7 @@ def traces(out: Path, **options: Any) -> None:
     """Tell by answers to unrelated prompts that a model was unlearned. Writes traces.json.
 
     \b
-    axolotl unlearn attack traces out/demo/merged --original out/demo/memorised
+    axolotl unlearn attack traces out/merged --original out/memorised
     """
     from axolotl_unlearn.attacks.traces import sentence, traces_attack
     from axolotl_unlearn.files import write_json

@@ -14,7 +14,7 @@ from axolotl_unlearn.errors import UnlearnError
 
 @click.command("eval")
 @click.argument("models", nargs=-1, required=True)
-@click.option("--data", "data_dir", type=click.Path(path_type=Path), help="[out/demo/data]")
+@click.option("--data", "data_dir", type=click.Path(path_type=Path), help="[examples/demo]")
 @click.option(
     "--out", "out_dir", type=click.Path(path_type=Path), default="out/eval", show_default=True
 )
@@ -65,8 +65,7 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
 
     \b
     Example:
-      axolotl unlearn eval original=out/memorised out/over out/under out/merged \\
-        --data out/demo/data --out out/eval
+      axolotl unlearn eval original=out/memorised out/over out/under out/merged --out out/eval
       axolotl unlearn report out/eval
       axolotl unlearn eval --compare merged over --out out/eval
     """

@@ -68,7 +68,7 @@ def run(arguments: tuple[str, ...]) -> None:
     \b
     Example:
       axolotl unlearn tasks run --model hf-unlearn --model_args pretrained=out/merged \\
-        --tasks unlearn_likelihood --metadata '{"data_dir": "out/demo/data"}' --batch_size 16
+        --tasks unlearn_likelihood --metadata '{"data_dir": "examples/demo"}' --batch_size 16
     """
     if not arguments or set(arguments) & {"-h", "--help"}:
         click.echo(click.get_current_context().get_help())

@@ -511,7 +511,10 @@ def require_texts(row: Mapping[str, Any], field: str, where: str) -> list[str]:
 def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (place, row) of a file of any format."""
     if not os.path.exists(path):
-        raise UnlearnError(f"{path} does not exist; {_missing_cure(path)}.")
+        raise UnlearnError(
+            f"{path} does not exist; check the path (relative paths start from "
+            f"{Path.cwd().name or 'the working folder'}/)."
+        )
     if path.is_dir():
         raise UnlearnError(f"{path} is a folder; name one of its files ({', '.join(SUFFIXES)}).")
     if path.suffix not in SUFFIXES:
@@ -531,12 +534,6 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield from _object_rows(text, path)
     else:
         yield from _line_rows(text, path)
-
-
-def _missing_cure(path: Path) -> str:
-    if "demo" in path.parts and "out" in path.parts:
-        return "run `python -m research make-data` to make the embedded data"
-    return f"check the path (relative paths start from {Path.cwd().name or 'the working folder'}/)"
 
 
 def read_text(path: Path) -> str:

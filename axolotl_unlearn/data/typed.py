@@ -270,6 +270,9 @@ def _tokenised(
     known = checked(entry, cfg)
     kind = known.type
     settings = DictDefault({**cfg})
+    if kind == "axolotl_unlearn.data.memorise" and settings.unlearn:
+        options = {**(settings.unlearn.data or {}), "rows": None}  # it reads rows by itself
+        settings.unlearn = DictDefault({**settings.unlearn, "data": options})
     try:
         if kind == "pretrain":
             column = {"text_column": entry.get("text_column") or "text"}

@@ -179,10 +179,11 @@ def score_options(
     return [[float(facts[number].logp[where].sum()) for number, where in own] for own in places]
 
 
-def _text_config(model: Any) -> Any:
+def context_of(model: Any) -> int | None:
+    """Tokens that the model takes, if its config says so."""
     config = getattr(model, "config", None)
     get_text = getattr(config, "get_text_config", None)
-    return get_text() if callable(get_text) else config
+    return getattr(get_text() if callable(get_text) else config, "max_position_embeddings", None)
 
 
 def check_length(model: Any, queries: Sequence[Query]) -> None:
@@ -194,7 +195,7 @@ def check_length(model: Any, queries: Sequence[Query]) -> None:
             f"a text has token {largest} but the model has embeddings of {rows} tokens; its "
             "tokenizer is of another model."
         )
-    limit = getattr(_text_config(model), "max_position_embeddings", None)
+    limit = context_of(model)
     longest = max((len(query.ids) for query in queries), default=0)
     if limit is not None and longest > limit:
         raise UnlearnError(

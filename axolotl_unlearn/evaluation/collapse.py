@@ -79,10 +79,11 @@ class CollapseChecker:
 
     def _under(self, model, tokenizer, texts: Sequence[str], bar: str) -> list[float]:
         """Mean loss of each text; 0 for a text of one token or none."""
-        from axolotl_unlearn.engine.token_scoring import score_texts
+        from axolotl_unlearn.engine.token_scoring import context_of, score_texts
         from axolotl_unlearn.metrics.memorisation import loss
 
-        workers = self.cache.workers
+        workers, limit = self.cache.workers, context_of(model)
+        texts = [cut(text, tokenizer, limit) for text in texts]
         long = [i for i, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) > 1]
         with self.bars.bar(bar, len(long)) as advance:
             count = counting(advance, workers)
@@ -101,6 +102,14 @@ class CollapseChecker:
         for i, one in zip(long, kept, strict=True):
             found[i] = one
         return found
+
+
+def cut(text: str, tokenizer: Any, limit: int | None) -> str:
+    """The beginning of a text that fits ``limit`` tokens: broken bytes may be read as more tokens
+    than were generated."""
+    while limit and (length := len(tokenizer(text)["input_ids"])) > limit:
+        text = text[: len(text) * limit // length]
+    return text
 
 
 def second_half(text: str) -> str:

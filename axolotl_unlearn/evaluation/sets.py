@@ -34,7 +34,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.mmlu import Option, mmlu_from_hub, read_mmlu, read_options
 from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
 
-DEFAULT_DATA_DIR = "out/demo/data"
+DEFAULT_DATA_DIR = "examples/demo"
 #: With fewer texts a side an AUC is noise: its standard error is about 0.1 at 20 against 20.
 MIN_MEMBERS = 20
 
@@ -143,7 +143,7 @@ def load_sets(
     """Read and check a data folder.
 
     Args:
-        data_dir: the folder; default the demo's (``out/demo/data``).
+        data_dir: the folder; default the demo's (``examples/demo``).
         mmlu_dir: folder with ``dev/`` and ``test/`` of MMLU, or "hub" for the hub's ``cais/mmlu``;
             takes the place of what the data folder holds.
         mmlu_shots: solved examples of the subject before each MMLU question (0 to 5).
@@ -230,9 +230,8 @@ def find_file(folder: Path, name: str) -> Path | None:
 def _no_folder(folder: Path, given: bool) -> str:
     if not given or folder == Path(DEFAULT_DATA_DIR):
         return (
-            f"{folder} does not exist in the working folder; make the demo's data with "
-            "`python -m research make-data`, or name your own folder: `--data DIR` (in lm_eval "
-            '`--metadata \'{"data_dir": "DIR"}\'`).'
+            f"{folder}, the demo's data, does not exist in the working folder; name your own "
+            'folder: `--data DIR` (in lm_eval `--metadata \'{"data_dir": "DIR"}\'`).'
         )
     what = "is a file" if folder.is_file() else "does not exist"
     return (

@@ -202,7 +202,7 @@ def steps(
     """The right to a folder: a lock that lasts as long as anybody has it open.
 
     Args:
-        threads: Default all cores.
+        threads: Default `OMP_NUM_THREADS`, or all cores.
 
     Raises:
         UnlearnError: Somebody else keeps it.
@@ -217,7 +217,8 @@ def steps(
                     "another folder."
                 )
             time.sleep(0.2)
-        count = max(1, threads or os.cpu_count() or 1)
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        count = threads or (int(given) if given.isdecimal() else os.cpu_count()) or 1
         yield Steps(folder, file.fileno(), environment, count, console)
 
 

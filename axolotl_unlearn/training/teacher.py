@@ -151,7 +151,6 @@ def teacher_config(config: dict[str, Any], rows: Path, out: Path) -> dict[str, A
             "makes it forget."
         )
     derived = {key: value for key, value in config.items() if key not in NOT_THE_TEACHERS}
-    block.pop("demo_data", None)
     if not block:
         derived.pop("unlearn", None)
     return derived | {

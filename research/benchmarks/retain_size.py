@@ -29,6 +29,7 @@ import yaml
 from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.training.teacher import retained_rows, sample, stream
+from research.harness.stages import example_file
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = (1, 4, 16)
@@ -104,7 +105,7 @@ def trained(config: dict[str, Any], folder: Path, steps: int, looks: int = 0) ->
 
 
 def config_of(example: str, world: Path, model: str, **changes: Any) -> dict[str, Any]:
-    text = (ROOT / "examples" / f"{example}.yml").read_text()
+    text = (ROOT / example_file(ROOT, example)).read_text()
     config = yaml.safe_load(text.replace("out/never-seen", str(world)))
     config.pop("reinit_weights", None)
     return config | {"base_model": str(world / model)} | changes

@@ -91,6 +91,12 @@ def repository() -> Path:
     )
 
 
+def example_file(home: Path, example: str) -> Path:
+    """A config by its name, below ``home``: the studies' own goes before a shipped example."""
+    own = Path("research", "configs", f"{example}.yml")
+    return own if (home / own).is_file() else Path("examples", f"{example}.yml")
+
+
 def drop_checkpoints(run: Path) -> None:
     for folder in checkpoints(run):
         shutil.rmtree(folder)
@@ -384,7 +390,7 @@ class Train(Kind):
     """`axolotl train` on a copy of an example.
 
     Attributes:
-        example: Path below ``examples/`` without ".yml".
+        example: Path below ``research/configs/`` or ``examples/`` without ".yml".
         base: A name of the table or a folder; None leaves the example's own base model.
         changes: Keys joined by dots -> value; None removes the key, the number after a list's last
             appends to it. A dataset path that is text is a file of the job's data folder; a `Path`
@@ -404,7 +410,7 @@ class Train(Kind):
 
     def config(self, plan: Plan, name: str) -> dict[str, Any]:
         """The example with this stage's paths, seed and changes."""
-        path = plan.home / "examples" / f"{self.example}.yml"
+        path = plan.home / example_file(plan.home, self.example)
         config = yaml.safe_load(path.read_text("utf-8"))
         config["output_dir"] = near(plan.out / name)
         config["dataset_prepared_path"] = near(plan.out / "prepared")
@@ -412,8 +418,6 @@ class Train(Kind):
             config["seed"] = plan.seed + self.seed_shift
         if self.base is not None:
             config["base_model"] = plan.model(str(self.base))
-        if config.get("unlearn", {}).pop("demo_data", None) and not config["unlearn"]:
-            del config["unlearn"]  # the first stage has made the data
         for key, value in self.changes.items():
             change(config, key, value)
         if plan.resumable and config.get("save_strategy") == "no":
@@ -434,7 +438,7 @@ class Train(Kind):
 
     def stages(self, plan: Plan, name: str, **more: Any) -> Iterable[Stage]:
         config = self.config(plan, name)
-        path = plan.write_config(name, f"examples/{self.example}.yml", config)
+        path = plan.write_config(name, str(example_file(plan.home, self.example)), config)
         weights = "adapter_model" if "adapter" in config else "model"
         resumes = RESUMED.items() <= config.items()
         yield from super().stages(

@@ -81,7 +81,6 @@ def stage(out: Path) -> dict[str, Any]:
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base)).save_pretrained(out / "base")
     AutoTokenizer.from_pretrained(base).save_pretrained(out / "base")
     cfg = yaml.safe_load((ROOT / "examples" / "npo_over.yml").read_text("utf-8"))
-    del cfg["unlearn"]["demo_data"]
     cfg |= {
         "base_model": str(out / "base"),
         "dataset_prepared_path": str(out / "prepared"),

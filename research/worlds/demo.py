@@ -1,0 +1,55 @@
+"""The data of the demo: ``python -m research.worlds.demo`` writes the committed ``examples/demo``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from axolotl_unlearn.files import write_json
+from research.worlds.generate import Sizes, _documents, _row, _rows, _write, make_corpus
+
+SIZES = Sizes(
+    stories=12,
+    pii=8,
+    facts_forget=140,
+    facts_retain=60,
+    nonmembers=280,
+    background=0,
+    background_per_pass=0,
+)
+
+
+def make_demo(out: Path | str = "examples/demo", seed: int = 0, sizes: Sizes = SIZES) -> None:
+    """Write rows to forget and to retain, members, non-members, questions of general knowledge, and
+    ``world.jsonl``: their answers as rows, and further biographies, of which the model learns what
+    such texts look like."""
+    out, corpus = Path(out), make_corpus(seed, sizes)
+    forget, retain, unseen = (
+        [replace(one, uid=f"{name}-{n:03}") for n, one in enumerate(part)]
+        for name, part in zip(
+            ("forget", "retain", "unseen"),
+            (corpus.forget, corpus.retain, corpus.nonmembers),
+            strict=True,
+        )
+    )
+    general = [item | {"id": f"general-{n:03}"} for n, item in enumerate(corpus.general)]
+    known = [
+        _row(f"{item['id']}qa0", item["question"], item["choices"][item["answer"]], "general")
+        for item in general
+    ]
+    files = {
+        "forget": _rows(forget),
+        "retain": _rows(retain),
+        "member": _documents([one for one in forget if one.task == "Task3"]),
+        "nonmember": _documents(unseen),
+        "general": general,
+        "world": known + [one.completion() for one in corpus.background],
+    }
+    written = {name: _write(out / f"{name}.jsonl", rows) for name, rows in files.items()}
+    manifest = {"synthetic": True, "seed": seed, "sizes": asdict(sizes), "files": written}
+    write_json(out / "manifest.json", manifest)
+
+
+if __name__ == "__main__":
+    make_demo(*sys.argv[1:2])
