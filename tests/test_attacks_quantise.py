@@ -170,6 +170,6 @@ def test_command_line_names_faults(lab, tmp_path):
     missing = run("quantise", tmp_path / "none", "--data", lab.data)
     assert missing.exit_code == 2 and "does not exist" in missing.output
     nowhere = run("quantise", lab.memorised, "--data", tmp_path / "none")
-    assert nowhere.exit_code == 2 and "make-data" in nowhere.output
+    assert nowhere.exit_code == 2 and "name one with forget" in nowhere.output
     wrong = run("quantise", lab.memorised, "--data", lab.data, "--schemes", "int3")
     assert wrong.exit_code == 2 and "choose among" in wrong.output

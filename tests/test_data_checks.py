@@ -151,8 +151,6 @@ def test_own_fields_and_data_elsewhere(entry):
     assert check_files({"unlearn": block, "datasets": [entry(rows)]}) == []
     hub = {"path": "someone/forget-set", "type": "axolotl_unlearn.data.forget", "split": "train"}
     assert check_files({"unlearn": block, "datasets": [hub]}) == []
-    demo = {"path": "out/demo/nothing/f.jsonl", "type": "axolotl_unlearn.data.forget"}
-    assert "python -m research make-data" in check_files({"unlearn": block, "datasets": [demo]})[0]
 
 
 @pytest.mark.parametrize(

@@ -232,8 +232,6 @@ def test_faults_of_json(tmp_path, top, says):
 def test_faults_of_the_file(tmp_path, monkeypatch):
     with pytest.raises(UnlearnError, match="none.jsonl does not exist; check the path"):
         read_records(tmp_path / "none.jsonl")
-    with pytest.raises(UnlearnError, match="out/demo/data/f.jsonl.*python -m research make-data"):
-        read_records("out/demo/data/f.jsonl")
     with pytest.raises(UnlearnError, match="is a folder"):
         read_records(tmp_path)
     (tmp_path / "rows.csv").write_text("id,input")

@@ -82,9 +82,9 @@ def test_digest_changes_with_the_content(folder):
     assert load_sets(folder).digest != before
 
 
-def test_missing_folder_names_make_data(tmp_path, monkeypatch):
+def test_missing_folder_asks_for_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnlearnError, match="python -m research make-data"):
+    with pytest.raises(UnlearnError, match="examples/demo.*name your own folder"):
         load_sets()
 
 

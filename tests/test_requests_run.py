@@ -228,7 +228,7 @@ def test_one_run_at_a_time_and_reasons_that_are_empty(home, monkeypatch):
         running.run_request(home / "requests" / "nowhere")
     (home / "gone").mkdir()
     made.facts["before"]["model"] = str(home / "gone")
-    with pytest.raises(UnlearnError, match="is not there any more"):
+    with pytest.raises(UnlearnError, match="no longer exists"):
         running.check(made)
 
 

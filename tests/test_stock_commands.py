@@ -22,9 +22,10 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 def commands() -> list[str]:
     """The commands of the demo and of lm_eval as the README has them, without comments."""
-    blocks = re.findall(r"```bash\n(.*?)```", README, re.S)
-    text = "".join(b for b in blocks if "examples/memorise.yml" in b or "lm_eval" in b)
-    lines = [re.sub(r"\s+#.*", "", line).strip() for line in text.splitlines()]
+    block = next(
+        b for b in re.findall(r"```bash\n(.*?)```", README, re.S) if "examples/memorise.yml" in b
+    )
+    lines = [re.sub(r"\s+#.*", "", line).strip() for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 

@@ -124,7 +124,8 @@ def test_the_command_trains_a_teacher_and_says_what_it_cost(files, tmp_path, for
         "output_dir": str(tmp_path / "original"),
         "micro_batch_size": 4,
     }
-    del config["reinit_weights"], config["unlearn"]
+    del config["reinit_weights"], config["datasets"][1:]
+    config |= {"num_epochs": 1}
     config["datasets"][0]["path"] = str(files["memorise"])
     (tmp_path / "original.yml").write_text(yaml.safe_dump(config))
     out = tmp_path / "teacher"

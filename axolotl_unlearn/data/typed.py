@@ -304,7 +304,7 @@ def _tokenised(
     if len(found) != len(rows):
         raise UnlearnError(
             f"{origin}: Axolotl's type {_name(kind)} makes {len(found)} rows of {len(rows)}, so "
-            "they cannot be told apart; this type has no role here."
+            "they cannot be told apart; this type is not supported."
         )
     return found
 
@@ -370,7 +370,7 @@ def _preferred(
     method, kind = entry["rl"], entry.get("type")
     if method not in PREFERENCE:
         raise UnlearnError(
-            f"`unlearn.data.rows`: rows of `rl: {method}` have no role here; those of "
+            f"`unlearn.data.rows`: rows of `rl: {method}` are not supported; those of "
             f"{', '.join(PREFERENCE)} do."
         )
     settings = DictDefault({**cfg, "datasets": [dict(entry)]})

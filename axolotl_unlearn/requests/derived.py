@@ -93,7 +93,9 @@ def _known(request: Request) -> _Known:
     known, ledger = _Known(), Ledger(request.folder.parent)
     names = [entry["request"] for entry in ledger.accepted()]
     if request.id not in names:
-        raise UnlearnError(f"{request.folder} was not carried out; `axolotl unlearn request run`.")
+        raise UnlearnError(
+            f"{request.folder} was not carried out; run `axolotl unlearn request run`."
+        )
     made: list[str] = []
     for number, name in enumerate(names):
         if not (ledger.folder / name / "record.json").is_file():
@@ -168,7 +170,7 @@ def _said(model: Path) -> Iterator[tuple[str, str]]:
             content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
         except (ValueError, yaml.YAMLError):
             raise UnlearnError(
-                f"{path} cannot be read, so whether the model stays is open."
+                f"{path} cannot be read, so it is not known whether the model stays."
             ) from None
         yield from ((name, one) for one in _texts(content))
 
@@ -212,7 +214,7 @@ def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
                         yield from (_sha(tensor.to(kind).float().numpy()) for kind in kinds)
         except Exception as error:  # of its own kind in each version
             raise UnlearnError(
-                f"{file} cannot be read ({type(error).__name__}); see it yourself."
+                f"{file} cannot be read ({type(error).__name__}); look at it yourself."
             ) from None
 
 

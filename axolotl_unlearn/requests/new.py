@@ -103,7 +103,7 @@ def new_request(
         UnlearnError: Whatever is wrong with config, model, data, rows or disk; nothing is written.
     """
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise UnlearnError(f"{out} is there already; give --out a new folder for each request.")
+        raise UnlearnError(f"{out} already exists; give --out a new folder for each request.")
     config = read_config(config_path)
     _check_id(out.name)
     accepted = Ledger(out.parent).accepted()
@@ -124,7 +124,7 @@ def new_request(
     taken |= more
     kept = [row for row in others if row.id not in taken]
     if not kept:
-        raise UnlearnError("with what was offered all rows would be deleted; choose fewer.")
+        raise UnlearnError("with the offered rows no row would be kept; choose fewer.")
     forget = [row for row in trained.rows if row.id in taken]
     seed = int(config.get("seed") or 42)
     retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))

@@ -529,7 +529,9 @@ def check_signature(folder: Path, public_key: Path | str | None) -> str:
             else "signature: none"
         )
     if not path.is_file():
-        raise UnlearnError(f"{folder / RECORD} is not signed; `axolotl unlearn request sign`.")
+        raise UnlearnError(
+            f"{folder / RECORD} is not signed; sign it with `axolotl unlearn request sign`."
+        )
     if not Path(public_key).is_file():
         raise UnlearnError(f"{public_key} does not exist; name the PEM file of the public key.")
     verifying = _model_signing("verifying")

@@ -159,7 +159,7 @@ def check(request: Request) -> None:
     before = request.facts["before"]
     for folder in filter(None, (before["adapter"], before["adapter"] is None and before["model"])):
         if not any(Path(folder).glob("*.safetensors")):
-            raise UnlearnError(f"the model {folder} is not there any more; restore it.")
+            raise UnlearnError(f"the model {folder} no longer exists; restore it.")
     if request.way["way"] == "match":
         teacher = str(request.path("work", "teacher"))
         found = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]

@@ -36,7 +36,7 @@ def main(name: str, command: list[str], folder: Path = Path("out/logs")) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name.replace(' ', '-')}.log"
     began = said = time.monotonic()
-    first = None
+    first = total = None
     say(f"started, log {log}")
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -49,10 +49,11 @@ def main(name: str, command: list[str], folder: Path = Path("out/logs")) -> int:
                 return process.wait() or 130
             now, steps = time.monotonic(), training_progress(log)
             if steps and first is None:
-                first = now
+                first, total = now, steps[1]
             if now - said >= SAY_SECONDS:
                 said = now
-                say(progress(steps, now - first) if steps else f"{now - began:.0f} s so far")
+                training = steps and steps[1] == total  # files are counted after the last step
+                say(progress(steps, now - first) if training else f"{now - began:.0f} s so far")
     if process.returncode:
         say(f"`{' '.join(command)}` ended with exit code {process.returncode}; {log} ends with:")
         print(last_lines(log), flush=True)

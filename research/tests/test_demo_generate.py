@@ -5,10 +5,12 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from axolotl_unlearn.errors import UnlearnError
+from research.worlds.demo import make_demo
 from research.worlds.generate import BATCH, JOIN, Sizes, make_corpus, make_data
 
 SMALL = Sizes(
@@ -249,3 +251,16 @@ def test_a_life_has_a_base_that_knows_the_kinds_and_held_out_documents_that_nobo
     assert not any(person in texts for person in people if len(person.split()) == 2)
     with pytest.raises(UnlearnError, match="background"):
         make_life(tmp_path / "c", sizes=replace(sizes, background=(20000, 0, 0)))
+
+
+def test_the_demos_files_are_those_of_its_generator(tmp_path):
+    make_demo(tmp_path)
+    committed = Path(__file__).parents[2] / "examples" / "demo"
+    names = {path.name for path in committed.iterdir()}
+    assert names == {path.name for path in tmp_path.iterdir()}
+    assert all((committed / n).read_bytes() == (tmp_path / n).read_bytes() for n in names)
+    assert sum(path.stat().st_size for path in committed.iterdir()) < 256_000
+    forgotten = {row["id"] for row in rows(committed / "forget.jsonl")}
+    learned = [rows(committed / f"{name}.jsonl") for name in ("retain", "world")]
+    assert not forgotten & {row["id"] for part in learned for row in part}
+    assert {row["id"] for row in rows(committed / "member.jsonl")} <= forgotten

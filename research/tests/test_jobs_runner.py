@@ -19,7 +19,7 @@ from rich.console import Console
 from axolotl_unlearn import store
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.steps import last_lines
-from research.harness import runner
+from research.harness import runner, step
 from research.harness.runner import Job, Stage, stage_key, training_progress
 
 
@@ -500,3 +500,16 @@ def _alive(pid: int) -> bool:
     """Running: neither gone nor waiting to be collected by its parent."""
     found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
     return bool(found.stdout.strip()) and not found.stdout.startswith("Z")
+
+
+def test_a_step_of_the_demo_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    """Lines with an estimate; a failure ends with the log's last lines and its exit code."""
+    monkeypatch.setattr(step, "SAY_SECONDS", 0.3)
+    train = "import sys, time\nprint('Starting trainer', flush=True)\nfor n in range(1, 9):\n"
+    train += "    print(f'{n}/8 [', flush=True); time.sleep(.2)\nprint('1/1 ['); sys.exit(3)"
+    assert step.main("a run", [sys.executable, "-c", train], tmp_path) == 3
+    said = capsys.readouterr().out
+    assert re.search(r"a run: \[#+\.+\] [2-7] of 8 steps, about \d s left", said)
+    assert "ended with exit code 3" in said and "Starting trainer" in said
+    assert step.main("other", [sys.executable, "-c", ""], tmp_path) == 0
+    assert "other: done (0 s)" in capsys.readouterr().out

@@ -83,7 +83,7 @@ def verdict(request: Request) -> dict[str, Any]:
     folder = made if (made := request.path("work", "model")).is_dir() else request.path("model")
     if shown["weights"] != digests(weights(folder)):
         raise UnlearnError(
-            f"{folder} has not the weights of {request.path(PROOF)}; remove "
+            f"{folder} does not have the weights of {request.path(PROOF)}; remove "
             f"{request.path('work')} and run again."
         )
     results = json.loads(request.path("eval", "results.json").read_text("utf-8"))

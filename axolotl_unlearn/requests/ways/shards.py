@@ -151,7 +151,7 @@ def train_shards(
         if facts.get("model"):
             raise UnlearnError(f"{out} is trained already; give --out a new folder.")
     elif out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise UnlearnError(f"{out} is there already; give --out a new folder.")
+        raise UnlearnError(f"{out} already exists; give --out a new folder.")
     private_folder(out)
     key = _key(out, key)
     write_private(out / CONFIG, config_path.read_bytes())
@@ -587,8 +587,8 @@ def _check_kept(chain: Chain) -> None:
         step = step_of(name)
         if step not in chain.again and weights(chain.folder / "steps" / name) != known:
             raise UnlearnError(
-                f"{chain.folder / 'steps' / name} has not the weights of {chain.folder / FACTS}; "
-                "restore it from a copy, or train the shards again."
+                f"{chain.folder / 'steps' / name} does not have the weights of "
+                f"{chain.folder / FACTS}; restore it from a copy, or train the shards again."
             )
 
 
