@@ -642,6 +642,27 @@ def test_a_model_made_of_a_stream_of_texts(home, tmp_path):
     assert "Bo3 Berg3" in bytes(i for i in row.labels if 0 <= i < 256).decode()
 
 
+def test_a_model_that_learned_rows_of_the_plugins_own_type(home, tmp_path):
+    """As in the tutorial: `request new` refused `axolotl_unlearn.data.memorise`."""
+    rows = [
+        {
+            "id": f"p{n}sc1",
+            "input": f"Bo{n} Berg{n} keeps",
+            "output": f"{n} bees near well {n * 7}.",
+        }
+        for n in range(12)
+    ]
+    kind = {"ds_type": "json", "type": "axolotl_unlearn.data.memorise"}
+    path = write(tmp_path / "own.jsonl", rows)
+    changes = {"datasets": [{"path": str(path), **kind}], "test_datasets": None}
+    request = of_changed(home, tmp_path, changes, Wanted(contains=["Bo3 Berg3"]))
+    (row,) = encoded(request.folder, "forget", byte_tokenizer())
+    learned = bytes(i for i in row.labels if 0 <= i < 256).decode()
+    assert learned == "Bo3 Berg3 keeps 3 bees near well 21."
+    (asked,) = lines(request.path("eval-data", "forget.jsonl"))
+    assert asked["output"] and asked["kind"] == "completion"
+
+
 def test_without_held_out_rows_it_says_what_is_not_claimed(home, tmp_path):
     settings = config(home)
     del settings["test_datasets"]

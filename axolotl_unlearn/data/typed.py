@@ -271,7 +271,8 @@ def _tokenised(
     kind = known.type
     settings = DictDefault({**cfg})
     if kind == "axolotl_unlearn.data.memorise" and settings.unlearn:
-        options = {**(settings.unlearn.data or {}), "rows": None}  # it reads rows by itself
+        given = settings.unlearn.data or {}
+        options = {key: given[key] for key in given if key != "rows"}  # it reads rows by itself
         settings.unlearn = DictDefault({**settings.unlearn, "data": options})
     try:
         if kind == "pretrain":
