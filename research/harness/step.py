@@ -48,12 +48,12 @@ def main(name: str, command: list[str], folder: Path = Path("out/logs")) -> int:
             except KeyboardInterrupt:  # the command has it too
                 return process.wait() or 130
             now, steps = time.monotonic(), training_progress(log)
-            if steps and first is None:
+            if steps and steps[1] != total:
                 first, total = now, steps[1]
             if now - said >= SAY_SECONDS:
                 said = now
-                training = steps and steps[1] == total  # files are counted after the last step
-                say(progress(steps, now - first) if training else f"{now - began:.0f} s so far")
+                counted = steps and total > 1  # a single file is no progress
+                say(progress(steps, now - first) if counted else f"{now - began:.0f} s so far")
     if process.returncode:
         say(f"`{' '.join(command)}` ended with exit code {process.returncode}; {log} ends with:")
         print(last_lines(log), flush=True)
