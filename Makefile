@@ -54,7 +54,7 @@ $(VENV)/.ready: pyproject.toml $(wildcard constraints/*.txt)
 
 # The demo is a row of the README's own commands, each a file to make: `make -j2` runs side by side
 # what may, and a second call goes on where the first one ended.
-STEP := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= python -m research.harness.step
+STEP := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.harness.step
 DEMO := $(wildcard examples/demo/*.jsonl) | $(VENV)/.ready
 
 demo: setup  ## memorise, forget twice, merge, delete exactly, evaluate, report (tiny model, five minutes)
