@@ -69,10 +69,10 @@ out/retrained/model.safetensors: examples/retrain.yml $(DEMO)
 
 out/deletion/demo/request.json: out/memorised/model.safetensors
 	@rm -rf out/deletion
-	@$(STEP) request axolotl unlearn request new examples/memorise.yml --rows examples/demo/forget.jsonl --out out/deletion/demo
+	@$(STEP) request axolotl-unlearn request new examples/memorise.yml --rows examples/demo/forget.jsonl --out out/deletion/demo
 
 out/deletion/demo/record.json: out/deletion/demo/request.json
-	@$(STEP) delete axolotl unlearn request run out/deletion/demo --way retrain
+	@$(STEP) delete axolotl-unlearn request run out/deletion/demo --way retrain
 
 out/over/adapter_model.safetensors out/under/adapter_model.safetensors: out/%/adapter_model.safetensors: examples/npo_%.yml out/memorised/model.safetensors
 	@$(STEP) forget-$* axolotl train examples/npo_$*.yml
@@ -84,8 +84,8 @@ out/merged/model.safetensors: mergekit_configs/ties.yml out/over/merged/model.sa
 	@$(STEP) merge mergekit-yaml mergekit_configs/ties.yml out/merged
 
 out/eval/report.html: out/deletion/demo/record.json out/merged/model.safetensors out/retrained/model.safetensors
-	@$(subst NUM_THREADS=1,NUM_THREADS=2,$(STEP)) score axolotl unlearn eval original=out/memorised over=out/over/merged under=out/under/merged merged=out/merged request=out/deletion/demo/model retrained=out/retrained --max-gen-toks 64 --out out/eval
-	@axolotl unlearn report out/eval
+	@$(subst NUM_THREADS=1,NUM_THREADS=2,$(STEP)) score axolotl-unlearn eval original=out/memorised over=out/over/merged under=out/under/merged merged=out/merged request=out/deletion/demo/model retrained=out/retrained --max-gen-toks 64 --out out/eval
+	@axolotl-unlearn report out/eval
 
 never-seen: setup  ## forget towards a level, judged against a model that never saw it (SEED=n, OUT=dir, FULL=1)
 	python -m research never-seen --out $(if $(filter file,$(origin OUT)),out/never-seen,$(OUT)) --seed $(SEED) $(if $(FULL),--full)

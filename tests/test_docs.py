@@ -59,11 +59,11 @@ def test_sections_that_links_name_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_options_of_commands_exist(page):
-    """Every --option of an `axolotl unlearn` command line, whether in a block or in a sentence."""
+    """Every --option of an `axolotl unlearn` command line, in a block or a sentence."""
     from axolotl_unlearn.cli import unlearn
 
     joined = text(page).replace("\\\n", " ")
-    lines = re.findall(r"axolotl unlearn ([a-z][a-z-]+)([^`\n]*)", joined)
+    lines = re.findall(r"axolotl[ -]unlearn ([a-z][a-z-]+)([^`\n]*)", joined)
     unknown = []
     for name, rest in lines:
         command = unlearn.get_command(None, name)

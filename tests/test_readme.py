@@ -15,8 +15,8 @@ from test_stock_commands import commands as stock
 
 #: What the commands that run here are given besides, so that they take seconds.
 SMOKE = {
-    "axolotl unlearn request new": "--steps 2",
-    "axolotl unlearn request run": "--way retrain",
+    "axolotl-unlearn request new": "--steps 2",
+    "axolotl-unlearn request run": "--way retrain",
     "axolotl-unlearn init": "",
     "axolotl-unlearn check": "",
     "axolotl train unlearn.yml": "--max-steps 2 --launcher python",

@@ -59,22 +59,22 @@ def run(command: str, cwd: Path, extra: str = "") -> str:
 @pytest.mark.timeout(1200)
 def test_the_readme_chain(checkout, request):
     """Train four times, merge both adapters, merge the models, delete by a request, evaluate by
-    `axolotl unlearn eval` and with lm_eval, make the page."""
+    `axolotl-unlearn eval` and with lm_eval, make the page."""
     chain = commands()
     assert [c.split()[0] for c in chain] == (
-        ["axolotl"] * 6 + ["mergekit-yaml"] + ["axolotl"] * 5 + ["lm_eval"]
+        ["axolotl"] * 6 + ["mergekit-yaml"] + ["axolotl-unlearn"] * 5 + ["lm_eval"]
     )
     run(chain[0], checkout, "--max-steps 3")
     request.getfixturevalue("forks")
     for command in chain[1:]:
         if command.startswith("axolotl train"):  # else it is replaced by `accelerate launch`
             run(command, checkout, "--max-steps 3 --launcher python")
-        elif command.startswith("axolotl unlearn tasks register"):
+        elif command.startswith("axolotl-unlearn tasks register"):
             continue  # changes the installed lm-eval; tested with it in test_eval_*
         elif command.startswith("lm_eval"):
             short = "--limit 2 --gen_kwargs max_gen_toks=8 --output_path out/lm"
             run(command, checkout, f"--include_path eval_tasks {short}")  # not registered here
-        elif command.startswith("axolotl unlearn eval"):
+        elif command.startswith("axolotl-unlearn eval"):
             run(
                 command,
                 checkout,
