@@ -431,9 +431,6 @@ class LevelArgs(Strict):
         1, ge=0, le=1, description="share of the retained rows that may no longer be said in full"
     )
     patience: int = Field(2, gt=0, description="looks in a row that must be within all three")
-    stale: int = Field(
-        4, gt=0, description="looks in a row without a better state that end the run as well"
-    )
     per_document: bool = Field(
         False,
         description="for few documents: end only when none of them is told by itself, and take an "

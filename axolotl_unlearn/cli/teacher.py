@@ -19,7 +19,6 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--passes", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/teacher"))
 @click.option("--start", is_flag=True, help="Also the start, halfway to the teacher: OUT-start.")
-@click.option("--seed", type=int, help="[CONFIG's]")
 @click.option("--bf16/--no-bf16", default=None, help="[CONFIG's]")
 def command(
     config: Path,
@@ -29,7 +28,6 @@ def command(
     passes: int,
     out: Path,
     start: bool,
-    seed: int | None,
     bf16: bool | None,
 ) -> None:
     """Make the teacher of `match`: CONFIG's base, tuned briefly on retained rows.
@@ -47,7 +45,7 @@ def command(
 
     original = original_of(config) if start else None
     cost = make_teacher(
-        config, out, forget=forget, retain=retain, rows=rows, passes=passes, seed=seed, bf16=bf16
+        config, out, forget=forget, retain=retain, rows=rows, passes=passes, bf16=bf16
     )
     share = f" ({cost.read / cost.original_read:.1%} of the run that made the model)"
     answer(model=out, **vars(cost))

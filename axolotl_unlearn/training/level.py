@@ -265,10 +265,7 @@ def level_callback(
     unseen = [heldout[i] for i in range(len(heldout))]
     kept = [rows[int(i)] for i in retain[::step]]
     some = max(1, len(unseen) // RETAIN_ROWS)  # one number is made of what they tell
-    rule = Stopping(
-        args.margin, args.retain, args.patience, args.said, *_kept(kept, kept_by), stale=args.stale
-    )
-    stopping = rule if args.stop else None
+    rule = Stopping(args.margin, args.retain, args.patience, args.said, *_kept(kept, kept_by))
     return LevelCallback(
         ScoredRows(forget, tokenizer),
         ScoredRows(unseen, tokenizer),
@@ -277,7 +274,7 @@ def level_callback(
         level,
         every=args.every,
         settle=args.settle,
-        stopping=stopping,
+        stopping=rule if args.stop else None,
         out=out,
         log=log,
         per_document=args.per_document,

@@ -174,7 +174,6 @@ def make_teacher(
     retain: Sequence[Path] = (),
     rows: int | None = None,
     passes: int = 1,
-    seed: int | None = None,
     bf16: bool | None = None,
 ) -> TeacherCost:
     """Train the teacher with ``axolotl train`` and write ``out/teacher.json``; ``rows``: about how
@@ -186,7 +185,7 @@ def make_teacher(
     config = read_config(config_path)
     if not config.get("base_model"):
         raise UnlearnError(f"{config_path} names no `base_model`; give an Axolotl config.")
-    seed = int(config.get("seed") or 42) if seed is None else seed
+    seed = int(config.get("seed") or 42)
     available, original_read = retained_rows(config, forget, retain)
     chosen = sample(available, rows, seed)
     shutil.rmtree(out, ignore_errors=True)
