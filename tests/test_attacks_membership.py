@@ -243,6 +243,10 @@ def test_the_command_tells_members_of_what_was_trained_on_them(place):
     for name in ("loss", "reference", "g_drift", "iam", "icp", "binoculars", "transfer"):
         assert rows[name]["auc"] > 0.7 and rows[name]["p_corrected"] < 0.05, (name, rows[name])
     assert rows["loss"]["control"] < 0.65 and rows["loss"]["difference"]["low"] > 0
+    # Document by document, for the audit: those that were trained on lie on the known side.
+    told = found["models"]["original"]["documents"]
+    assert len(told) == found["members"] and min(one["p"] for one in told.values()) < 0.1
+    assert sum(one["side"] == "under" for one in told.values()) > len(told) / 2
     assert "control" not in rows["reference"] and rows["dataset_inference"]["p"] < 0.1
     assert found["blind"]["baselines"] and found["models"]["original"]["sentence"] in " ".join(
         outcome.output.split()

@@ -14,7 +14,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.compare import compare, compare_measured, sentence
 from axolotl_unlearn.evaluation.measurement import Measured
 from axolotl_unlearn.evaluation.sets import EvaluationSets
-from axolotl_unlearn.metrics.intervals import Difference
+from axolotl_unlearn.metrics.intervals import Difference, smallest_difference
 
 
 def make_sets(documents: int = 8) -> EvaluationSets:
@@ -68,6 +68,12 @@ def test_differences_by_hand():
     assert (gaps["mia_auc"].low, gaps["mia_auc"].high) == pytest.approx((-room, room))
     text = sentence("a", "b", gaps)
     assert text.startswith("a is higher in aggregate") and "task_aggregate" in text
+
+
+def test_the_smallest_difference_is_that_of_the_interval():
+    """A half width of 1.96 standard errors; (1.96 + 0.842) of them are found in four of five."""
+    assert smallest_difference(-0.1, 0.1) == pytest.approx(0.1 * (1.95996 + 0.84162) / 1.95996)
+    assert smallest_difference(-0.1, 0.1, 14) > smallest_difference(-0.1, 0.1)
 
 
 def test_the_reverse_comparison_is_the_mirror_image():

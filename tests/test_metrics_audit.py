@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from verdict_fixture import entry, results
 
 from axolotl_unlearn.metrics.audit import READINGS, Evidence, audit, summary_of
 
@@ -66,6 +67,35 @@ def test_nothing_to_test_is_no_error():
     empty = Evidence({}, {})
     (line,) = audit(empty, {"a": ["a1sc1"]})
     assert line["reading"] == "not measured" and line["rows"][0]["answer_said"] is None
+
+
+def test_attacks_on_membership_tell_documents_that_the_list_did_not(tmp_path):
+    """Of p .01, .03 and .9 Benjamini-Hochberg keeps .03 * 3 / 2 = .045; who stands in the list
+    with a worse reading stays there. The audit did not read membership.json."""
+    from axolotl_unlearn.report import find_inputs
+
+    lines = [
+        {"model": model, **line}
+        for model in ("one", "two")
+        for line in audit(evidence(said=(True, False)), DOCUMENTS)
+    ]
+    told = {"a": 0.01, "b": 0.03, "c": 0.9}
+    documents = {name: {"p": p, "side": "under"} for name, p in told.items()}
+    attacks = {"loss": {"auc": 0.5, "low": 0.4, "high": 0.6, "p": 0.5}}
+    models = {"models": {"one": {"attacks": attacks, "documents": documents}}}
+    (tmp_path / "membership.json").write_text(json.dumps(models), "utf-8")
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "audit.jsonl").write_text(text, "utf-8")
+    found = find_inputs(results(entry()), tmp_path)["extras"]["audit"]
+    one, two = ([line for line in found if line["model"] == m] for m in ("one", "two"))
+    assert two == lines[4:] and len(one) == 4
+    assert by_name(one)["b"]["attacks_q"] == pytest.approx(0.045)
+    readings = {line["document"]: line["reading"] for line in one}
+    assert readings == {"a": "still said", "b": "still known", "c": "not told", "d": "not measured"}
+    documents["a"]["p"] = "no"
+    (tmp_path / "membership.json").write_text(json.dumps(models), "utf-8")
+    spoiled = find_inputs(results(entry()), tmp_path)["extras"]["audit"]
+    assert "attacks_p" not in spoiled[0]
 
 
 @pytest.mark.parametrize("retrained", [False, True])

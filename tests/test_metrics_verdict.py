@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -710,7 +712,9 @@ def test_removing_or_spoiling_a_part_of_an_attacks_file_never_makes_a_bad_model_
 
 
 def test_attacks_on_membership_are_corrected_together_and_read_from_the_folder(tmp_path):
-    """.006 of eight tests is .048; of nine it is no finding. What is missing is no good news."""
+    """.0026 of 19 tests is .0494, of 20 no finding: the verdict's own eleven (five scores by rank
+    and by tail, the learned attack) and those of the file are one family. Corrected by itself the
+    file told with nine, too. What is missing is no good news."""
     from axolotl_unlearn.report.inputs import attack_results
 
     def row(p):
@@ -723,10 +727,21 @@ def test_attacks_on_membership_are_corrected_together_and_read_from_the_folder(t
 
     for count, status_ in ((8, "told by an attack"), (9, "good")):
         some = {f"a{i}": row(1.0) for i in range(count - 1)}
-        assert found(some | {"icp": row(0.006)}).status == status_
-    assert found({"icp": row(0.006) | {"control": 0.7}}).status == "good"  # the control is told too
+        assert found(some | {"icp": row(0.0026)}).status == status_
+    assert (
+        found({"icp": row(0.0026) | {"control": 0.7}}).status == "good"
+    )  # the control is told too
     grouped = row(1.0) | {"groups": {"rare": row(0.0001)}}
     assert "icp in group rare tells" in found({"icp": grouped}).sentence
+    # An attack of the verdict's own: .00023 by eleven tests, and by the file's three hundred not.
+    own = entry(-0.18, n=200)
+    assert judge(own).status == "under-forgets"
+    many = {
+        "attack": "membership",
+        "model": "model",
+        "tried": {f"a{i}": row(1.0) for i in range(300)},
+    }
+    assert judge(own, attacks=[many]).findings[3].p > judge(own).findings[3].p
     missing = found({"icp": row(1.0), "iam": {"missing": "give --control"}})
     assert missing.status == "not measured" and "iam could not be made" in missing.sentence
     assert found({}).status == found(None).status == "not measured"
@@ -800,3 +815,24 @@ def test_the_finding_that_is_shown_is_the_one_that_decided():
     recited = Finding("recited", "Recitation", "fail", says="1 of 9 comes out word by word")
     for status, shown in (("recites", recited), ("recognisable", told)):
         assert Verdict(status, [told, recited], {}, None).worst is shown
+
+
+def test_the_worked_example_of_the_page_is_as_it_appears(capsys):
+    """Its table, its code with what that prints, and what would be without the recited document."""
+    from rich.console import Console
+
+    from axolotl_unlearn.report import table
+
+    root = Path(__file__).parents[1]
+    text = (root / "docs" / "verdict.md").read_text("utf-8")
+    text = text.replace('"examples/', f'"{root}/examples/')
+    shown, code, printed = re.findall(r"```(?:text|python)\n(.*?)```", text, re.S)
+    Console(width=80).print(table(root / "examples" / "verdict"))
+    assert [x.rstrip() for x in capsys.readouterr().out.strip().splitlines()] == shown.splitlines()
+    exec(code, {})
+    assert capsys.readouterr().out == printed
+    data = json.loads((root / "examples" / "verdict" / "results.json").read_text("utf-8"))
+    data["models"][2]["extraction"]["strength"][8] = 0.1
+    verdict = judged(data)["unlearned"]
+    assert (verdict.status, verdict.outcome) == ("not enough texts", "not shown")
+    assert "about 162" in verdict.sentence and "about 162" in text

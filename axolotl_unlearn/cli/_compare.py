@@ -23,12 +23,17 @@ def show_difference(
     result = compare(first, second, data_dir=data_dir, out_dir=out_dir, resamples=resamples)
     answer(**result)
     grid = Table(title=f"{result['first']} - {result['second']} (same rows, documents resampled)")
-    for heading in ("score", "difference", "95 % interval", "p"):
+    for heading in ("score", "difference", "95 % interval", "p", "smallest"):
         grid.add_column(heading, justify="left" if heading == "score" else "right")
     for metric, gap in result["differences"].items():
         bold = "bold" if gap["low"] > 0 or gap["high"] < 0 else ""
         bounds = rf"\[{gap['low']:+.3f}, {gap['high']:+.3f}]"
-        grid.add_row(metric, f"{gap['value']:+.3f}", bounds, f"{gap['p']:.4f}", style=bold)
+        figures = (f"{gap['value']:+.3f}", bounds, f"{gap['p']:.4f}", f"{gap['smallest']:.3f}")
+        grid.add_row(metric, *figures, style=bold)
+    grid.caption = (
+        "p after Holm over all scores. smallest: the difference that these rows would show in four "
+        "of five data sets."
+    )
     console = Console()
     console.print(grid)
     console.print(result["sentence"], markup=False, highlight=False)

@@ -18,6 +18,7 @@ from axolotl_unlearn.metrics.intervals import (
     RESAMPLES,
     Difference,
     semeval_differences,
+    smallest_difference,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def compare(
         resamples: Default: as in that evaluation.
 
     Returns:
-        ``{"first", "second", "resamples", "differences": {metric: {"value", "low", "high", "p"}},
+        ``{"first", "second", "resamples", "differences": {metric: {"value", "low", "high", "p",
+        "smallest"}}, ``smallest`` the difference that these rows find in four of five data sets,
         "sentence"}``.
 
     Raises:
@@ -109,7 +111,13 @@ def compare(
         "second": names[1],
         "resamples": resamples,
         "differences": {
-            metric: {"value": gap.value, "low": gap.low, "high": gap.high, "p": gap.p}
+            metric: {
+                "value": gap.value,
+                "low": gap.low,
+                "high": gap.high,
+                "p": gap.p,
+                "smallest": smallest_difference(gap.low, gap.high, len(gaps)),
+            }
             for metric, gap in gaps.items()
         },
         "sentence": sentence(*names, gaps),

@@ -187,14 +187,42 @@ def audit(
         else:
             line["reading"] = "not told"
         found.append(line)
+    return sorted(found, key=_badness)
 
-    def badness(line: dict[str, Any]) -> tuple:
-        p = 1.0 if line["p"] is None else line["p"]
-        strength = line["extraction_strength"] or 0.0
-        said = line["answers_said"] or 0
-        return (READINGS.index(line["reading"]), -said, p, -strength, line["document"])
 
-    return sorted(found, key=badness)
+def _badness(line: Mapping[str, Any]) -> tuple:
+    p = 1.0 if line["p"] is None else line["p"]
+    strength = line["extraction_strength"] or 0.0
+    said = line["answers_said"] or 0
+    return (READINGS.index(line["reading"]), -said, p, -strength, line["document"])
+
+
+def with_attacks(
+    lines: Sequence[Mapping[str, Any]],
+    told: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    rate: float = 1 - LEVEL,
+) -> list[dict[str, Any]]:
+    """Lines of audit.jsonl and what `attack membership` says of each document, worst first.
+
+    A document is told by either; each list has its own correction (Benjamini and Hochberg).
+
+    Args:
+        told: ``{model: {document: {"p", "side"}}}`` of membership.json.
+    """
+    found = []
+    for model in dict.fromkeys(line["model"] for line in lines):
+        mine = [dict(line) for line in lines if line["model"] == model]
+        tested = [line for line in mine if line["document"] in told.get(model, {})]
+        ones = [told[model][line["document"]] for line in tested]
+        q = false_discovery_control([one["p"] for one in ones], method="bh") if ones else ()
+        for line, one, corrected in zip(tested, ones, q, strict=True):
+            line |= {"attacks_p": one["p"], "attacks_q": float(corrected)}
+            if corrected <= rate:
+                line["told"] = True
+                if line["reading"] in ("not told", "not said", "not measured"):
+                    line["reading"] = "still known" if one["side"] == "under" else "pushed away"
+        found += sorted(mine, key=_badness)
+    return found
 
 
 def summary_of(

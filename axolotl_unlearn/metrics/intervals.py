@@ -894,6 +894,13 @@ def holm(p_values: Sequence[float]) -> Array:
     return corrected
 
 
+def smallest_difference(low: float, high: float, tests: int = 1, power: float = 0.8) -> float:
+    """Smallest difference that data with this 95 % interval find with this power, two-sided at
+    .05 / tests: ``(z_{1 - .05 / (2 tests)} + z_power)`` standard errors."""
+    z = norm.ppf(1 - (1 - LEVEL) / (2 * tests)) + norm.ppf(power)
+    return float(z * (high - low) / (2 * norm.ppf((1 + LEVEL) / 2)))
+
+
 @dataclass(frozen=True)
 class Ideal:
     """What a model that forgot perfectly scores with so many texts.

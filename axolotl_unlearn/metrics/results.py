@@ -396,6 +396,13 @@ class Member(Part):
         return self
 
 
+class Known(Part):
+    """What attacks on membership tell of one document."""
+
+    p: Unit
+    side: Literal["under", "over"]
+
+
 class Attack(Part):
     """A file of `axolotl unlearn attack`: rows, views, or attacks on membership."""
 
@@ -404,6 +411,7 @@ class Attack(Part):
     rows: tuple[Tried, ...] = ()
     views: dict[str, View] = Field(default_factory=dict)
     tried: dict[str, Member] = Field(default_factory=dict)
+    documents: dict[str, Known] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _all_there(self) -> Attack:

@@ -21,6 +21,7 @@ class Judged:
         tone: good, warn, bad or plain (no candidate).
         headline: the verdict in a few words.
         damning: the figure that speaks most against it, in a few words; "" where none does.
+        smallest: the AUC difference that its texts show in four of five data sets.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Judged:
     damning: str
     aggregate: float | None = None
     auc: float | None = None
+    smallest: float | None = None
 
     @property
     def candidate(self) -> bool:
@@ -78,7 +80,8 @@ def judged_of(
             one = verdict.attacks[verdict.strongest]
             damning = f"closest attack: {name_of(verdict.strongest)}, AUC {one['auc']:.2f}"
         words = (verdict.status, tone, verdict.headline, damning)
-        found.append(Judged(model.name, *words, model.aggregate, model.mia_auc))
+        smallest = verdict.power and verdict.power["smallest_difference"]
+        found.append(Judged(model.name, *words, model.aggregate, model.mia_auc, smallest))
     return found
 
 

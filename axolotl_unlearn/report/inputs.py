@@ -9,6 +9,7 @@ from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.audit import with_attacks
 from axolotl_unlearn.metrics.results import Results, load_results, whole
 
 
@@ -43,10 +44,14 @@ def find_inputs(
     place = Path(attacks) if attacks else beside
     if attacked := attack_results(place):
         extras["attack_results"] = attacked
+        told = {one["model"]: one["documents"] for one in attacked
+                if one.get("documents") and whole(one)}  # fmt: skip
+        if told and "audit" in extras:
+            extras["audit"] = with_attacks(extras["audit"], told)
         extras["attack_sentences"] = {
             f"{one['attack']} on {one['model']}": one.get("sentence") or sentence(one)
             for one in attacked
-            if whole(one)
+            if whole(one) and ("tried" not in one or one["sentence"])
         }
     elif attacks:
         raise UnlearnError(
@@ -88,8 +93,8 @@ def attack_results(folder: Path, but: Iterable[Path] = ()) -> list[dict[str, Any
             return [*attacks, shared | {"tried": {}}]
         for name, one in models.items():
             one = one if isinstance(one, dict) else {}
-            attacks.append(shared | {"model": name, "tried": one.get("attacks"),
-                                     "sentence": one.get("sentence", "")})  # fmt: skip
+            parts = {"tried": one.get("attacks"), "documents": one.get("documents")}
+            attacks.append(shared | parts | {"model": name, "sentence": one.get("sentence", "")})
     return attacks
 
 

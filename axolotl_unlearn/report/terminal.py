@@ -13,7 +13,7 @@ from rich.text import Text
 from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model, Results, load_results
 from axolotl_unlearn.metrics.verdict import show
-from axolotl_unlearn.report.answer import Judged, answer_of
+from axolotl_unlearn.report.answer import Answer, Judged, answer_of
 from axolotl_unlearn.report.inputs import attack_results, folder_of
 from axolotl_unlearn.report.results import (
     best,
@@ -53,7 +53,7 @@ def table(
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=0,
-        caption=caption(results),
+        caption=caption(results, answer),
         caption_justify="left",
     )
     # Fits 80 columns with nothing cut: numbers never wrap, names and words do.
@@ -121,7 +121,7 @@ def _reading(
     return text
 
 
-def caption(results: Results) -> str:
+def caption(results: Results, answer: Answer) -> str:
     """Conventions and n, so that a number can be compared with another one."""
     lines = [
         "Aggregate = mean of Task Aggregate, MIA score and utility (SemEval-2025 Task 4). "
@@ -136,6 +136,11 @@ def caption(results: Results) -> str:
         lines.append(
             f"With this n even a perfect model is expected to get a MIA score of only "
             f"{ideal_membership(*pair).expected:.2f}."
+        )
+    if least := [one.smallest for one in answer.models if one.smallest]:
+        lines.append(
+            f"These texts show an AUC that differs by {max(least):.2f} and more (in four of five "
+            "data sets)."
         )
     warning = membership_warning(results)
     if warning:

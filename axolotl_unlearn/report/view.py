@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from axolotl_unlearn.metrics.intervals import holm
+from axolotl_unlearn.metrics.intervals import holm, smallest_difference
 from axolotl_unlearn.metrics.results import Model, Results
 from axolotl_unlearn.metrics.semeval import score_title
 from axolotl_unlearn.metrics.verdict import name_of, show
@@ -133,7 +133,7 @@ class View:
         notes = [("", note) for note in self.results.notes]
         return _section(
             "Scores",
-            " ".join(caption(self.results).splitlines()),
+            " ".join(caption(self.results, self.answer).splitlines()),
             _table("Scores of all models", head, rows, "scores"),
             _list(notes),
         )
@@ -282,12 +282,17 @@ class View:
             )
         others = [m for m in self.models if m.part == "candidate" and m.distance]
         found: dict[str, dict[str, Any]] = {}
+        least: dict[str, float] = {}
         tested = 0
         for model in others:
             gaps = {m: model.distance[m] for m in (*HEADLINES, *CELLS) if m in model.distance}
             pairs = {m: (one.value, one.p) for m, one in gaps.items()}
             pairs = {m: pair for m, pair in pairs.items() if None not in pair}
             tested = max(tested, len(pairs))
+            for metric in pairs:
+                if ends := gaps[metric].interval:
+                    seen = smallest_difference(*ends, len(pairs))
+                    least[metric] = max(least.get(metric, 0.0), seen)
             corrected = holm([p for _, p in pairs.values()]) if pairs else ()
             for (metric, (value, _)), p in zip(pairs.items(), corrected, strict=True):
                 if p < 0.05:
@@ -297,6 +302,7 @@ class View:
         rows = []
         for metric in (m for m in (*HEADLINES, *CELLS) if m in found):
             cells = [_cell(score_title(metric)), _cell(show(value_of(self.retrained, metric)))]
+            cells.append(_cell(show(least.get(metric))))
             for model in others:
                 value, p = found[metric].get(model.name, (None, 1.0))
                 differs = value is not None
@@ -304,11 +310,15 @@ class View:
             rows.append({"cells": cells})
         note = (
             f"Only scores that differ from the retrained model's are listed, of {tested} tested: "
-            "paired by document, p corrected for their number (Holm)."
+            "paired by document, p corrected for their number (Holm). Smallest: the difference "
+            "that these rows would show in four of five data sets."
         )
         if not rows:
-            return _section(title, "", _text(f"None of {tested} scores differs in any model."))
-        head = [_cell("Score"), _cell("retrained"), *map(self.name, others)]
+            shown = [f"{score_title(m)} {least[m]:.2f}" for m in HEADLINES if m in least]
+            says = f"None of {tested} scores differs in any model. Differences that these rows "
+            says += f"would show in four of five data sets: {', '.join(shown)}."
+            return _section(title, "", _text(says))
+        head = [_cell("Score"), _cell("retrained"), _cell("Smallest"), *map(self.name, others)]
         return _section(title, note, _table("Distances", head, rows, "dense"))
 
     def attacks(self) -> dict[str, Any]:
@@ -333,6 +343,8 @@ class View:
             figures = [lab.attacks.get(attack) for lab in labs]
             cells = [_with_interval(f.auc, f.interval) if f else _cell("n/a") for f in figures]
             rows.append({"cells": [_cell(attack_title(attack)), *cells]})
+        widest = [one.interval for lab in labs for one in lab.attacks.values() if one.interval]
+        least = max((smallest_difference(*ends, len(rows)) for ends in widest), default=None)
         learned = [m.learned for m in models]
         if any(one is not None and one.p is not None for one in learned):
             cells = [
@@ -361,7 +373,8 @@ class View:
             "Membership",
             "AUC of each way to recognise members, ideal 0.5; then the share of members found when "
             "1 % of non-members are accused. Blind baselines never ask a model: where they "
-            "separate the sets, the figures above them mean nothing.",
+            "separate the sets, the figures above them mean nothing."
+            + (f" The smallest AUC difference that they all show: {show(least)}." if least else ""),
             _table("Membership attacks", [_cell("Attack"), *map(self.name, models)], rows, "dense"),
         )
 

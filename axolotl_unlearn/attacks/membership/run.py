@@ -28,11 +28,12 @@ from axolotl_unlearn.data.records import author_of, document_id, read_documents,
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import find_file, load_sets
 from axolotl_unlearn.files import write_json
-from axolotl_unlearn.metrics.intervals import LEVEL, auc_gap, holm
+from axolotl_unlearn.metrics.intervals import LEVEL, auc_gap, holm, smallest_difference
 from axolotl_unlearn.metrics.membership import (
     MIN_TEXTS,
     blind_baselines,
     blind_sentence,
+    told_documents,
     tpr_at_fpr,
 )
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer, parse_models
@@ -71,13 +72,15 @@ def attack_model(
     nonmembers: Documents,
     names: Sequence[str],
     groups: Groups | None = None,
+    scores: dict[str, Any] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Each attack's figures by name; ``{"missing": why}`` where it could not be made.
 
     ``p_corrected`` is Holm's over the attacks that were made and their groups. With a control,
     ``control`` is its AUC under the same attack, and ``difference`` the paired one of both where
     scores are ranked; there members of a group are also judged against non-members of it, because
-    an average hides a minority that leaks more (arXiv 2412.08559).
+    an average hides a minority that leaks more (arXiv 2412.08559). ``scores`` takes those of the
+    attacks that rank, (members, non-members) each, minus the control's.
     """
     sides = [[text for _, text in side] for side in (members, nonmembers)]
     # What a text is not independent of: its author, else its document.
@@ -94,11 +97,15 @@ def attack_model(
             row |= _figures(seen)
             if groups is not None and one.judge is None:
                 row["groups"] = _by_group(seen, clusters, groups)
+            pair = (seen.members, seen.nonmembers)
             if target.control is not None and not one.control:
                 other = measure(one, target.control, *sides, *clusters)
                 row["control"] = other.auc
                 if one.judge is None:
                     row["difference"] = _difference(seen, other, clusters)
+                    pair = (pair[0] - other.members, pair[1] - other.nonmembers)
+            if scores is not None and one.judge is None:
+                scores[name] = pair
         except UnlearnError as error:
             row = {"access": one.access, "missing": str(error)}
         found[name] = row
@@ -128,6 +135,23 @@ def _difference(seen: Outcome, other: Outcome, clusters: tuple) -> dict[str, flo
     gap = auc_gap(*pairs, clusters)
     low, high = gap.interval(LEVEL)
     return {"value": float(gap.value), "low": float(low), "high": float(high)}
+
+
+def by_document(
+    members: Documents, scores: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> dict[str, dict[str, Any]]:
+    """p and side of each member document by all attacks that rank (`told_documents`); of several
+    texts of a document the smallest p times their number."""
+    if not scores:
+        return {}
+    one = told_documents(*({name: pair[i] for name, pair in scores.items()} for i in (0, 1)))
+    names = [document_id(name) for name, _ in members]
+    found: dict[str, dict[str, Any]] = {}
+    for i, name in enumerate(names):
+        p = min(1.0, float(one.p[i]) * names.count(name))
+        if name not in found or p < found[name]["p"]:
+            found[name] = {"p": p, "side": one.side[i]}
+    return found
 
 
 def _places(groups: Groups | None) -> dict[str, list[list[int]]]:
@@ -237,17 +261,22 @@ def said(result: Mapping[str, Any]) -> list[Any]:
     """What `attack_models` found, as tables and sentences."""
     parts: list[Any] = []
     for model, found in result["models"].items():
-        heads = ("AUC", "interval", "control", "p")
+        heads = ("AUC", "interval", "control", "p", "smallest")
         made = grid(f"Membership attacks: {model}", heads, "attack", "sees")
+        count = sum("missing" not in one for *_, one in _each(found["attacks"]))
         for name, group, one in _each(found["attacks"]):
-            cells = ["n/a", "", "", ""]
+            cells = ["n/a", "", "", "", ""]
             if "missing" not in one:
                 p, control = one["p_corrected"], one.get("control")
                 cells = [f"{one['auc']:.2f}", f"{one['low']:.2f}, {one['high']:.2f}"]
                 cells.append("" if control is None else f"{control:.2f}")
                 cells.append(f"[red]{p:.2g}[/]" if p < 1 - LEVEL else f"{p:.2g}")
+                cells.append(f"{smallest_difference(one['low'], one['high'], count):.2f}")
             made.add_row(*((name, one["access"]) if group is None else (f"  {group}", "")), *cells)
-        made.caption = "95 % intervals over documents; p after Holm over all."
+        made.caption = (
+            "95 % intervals over documents; p after Holm over all; smallest: the difference from "
+            "0.5 that these texts would show in four of five data sets."
+        )
         why = {name: row["missing"] for name, row in found["attacks"].items() if "missing" in row}
         parts += [made, *(f"Not measured: {name} ({one})" for name, one in why.items())]
         parts.append(found["sentence"])
@@ -297,9 +326,11 @@ def attack_models(
     against = load(specs[-1]) if control else None
     found = {}
     for spec in specs[: len(models)]:
-        attacks = attack_model(load(spec, against), *sides, names, groups)
+        scores: dict[str, Any] = {}
+        attacks = attack_model(load(spec, against), *sides, names, groups, scores)
         words = sentence(spec.name, attacks)
         found[spec.name] = {"attacks": attacks, "status": status(attacks), "sentence": words}
+        found[spec.name]["documents"] = by_document(sides[0], scores)
     result = {
         "schema": 1,
         "data_dir": str(data_dir),
@@ -310,4 +341,4 @@ def attack_models(
         "blind": blind(*sides, groups),
         "models": found,
     }
-    return result, write_json(out / "membership.json", result)
+    return result, write_json(out / "membership.json", result, private=True)

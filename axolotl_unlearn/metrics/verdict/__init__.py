@@ -4,8 +4,9 @@ Every criterion has three outcomes: "pass" (the whole interval is on the good si
 "fail" (the whole interval is on the bad side) and "open" (the texts do not suffice to say, or what
 is asked was not measured). A model is good when every criterion passes, so neither few texts nor
 missing figures make a model look good. What an attack tells is tested on its own: significant after
-Holm's correction over all attacks means told, however small the difference. Where texts come in
-clusters (rows of a document, documents of an author), clusters are what is independent.
+Holm's correction over all attacks, those of `attack membership` along, means told, however small
+the difference. Where texts come in clusters (rows of a document, documents of an author), clusters
+are what is independent.
 
 With a retrained model in the results it is the judge: every attack's AUC is compared with its
 AUC on the same texts (paired), and a test of equivalence has to show that the difference is
@@ -193,7 +194,8 @@ def judge(
     )
     if retrained is not None and retrained.name == model.name:
         retrained = None
-    found = _attack.Membership(model, retrained)
+    tried = _attack.Tried(model, attacks)
+    found = _attack.Membership(model, retrained, [p for p, _ in tried.tests.values()])
     findings = [
         finding
         for finding in (
@@ -208,7 +210,7 @@ def judge(
             _attack.nearer(model, original, retrained),
             _attack.comes_back(model, attacks),
             _attack.inside(model, attacks),
-            _attack.members(model, attacks),
+            tried.finding(found.tried),
             _criteria.side(model, original, retrained, "retain"),
             _criteria.outputs(model, retrained),
             _criteria.silence(model, retrained),

@@ -40,9 +40,11 @@ class Membership:
         told: By attack, as `Verdict.attacks`.
         power: As `Verdict.power`.
         lacks: What cannot be read of the scores, in words; "" where all is there.
+        tried: p-values of the tests of `Tried`, corrected together with those here.
     """
 
-    def __init__(self, model: Model, retrained: Model | None) -> None:
+    def __init__(self, model: Model, retrained: Model | None, tried: Sequence[float] = ()) -> None:
+        self.tried = holm(tried) if tried else ()
         self.told: dict[str, dict[str, Any]] = {}
         self.power: dict[str, Any] | None = None
         self.lacks = _lacks(model, retrained)
@@ -60,9 +62,9 @@ class Membership:
             mine["reference"] = ratio
             theirs.pop("reference", None)
         if "loss" in mine:
-            self._test(model, mine, theirs)
+            self._test(model, mine, theirs, list(tried))
 
-    def _test(self, model: Model, mine: Scores, theirs: Scores) -> None:
+    def _test(self, model: Model, mine: Scores, theirs: Scores, tried: list[float]) -> None:
         clusters = clusters_of(model)
         tests: dict[str, tuple[float, Tail]] = {}
         for name, pair in mine.items():
@@ -79,7 +81,9 @@ class Membership:
         p_values = [p for rank, tail in tests.values() for p in (rank, tail.p)]
         learned = model.learned
         learned_p = learned.p if learned is not None and learned.auc is not None else None
-        corrected = holm(p_values if learned_p is None else [*p_values, learned_p])
+        own = p_values if learned_p is None else [*p_values, learned_p]
+        corrected = holm([*own, *tried])
+        self.tried = corrected[len(own) :]
         for i, (name, (p, tail)) in enumerate(tests.items()):
             pair = mine[name]
             same = membership.auc_equivalence(pair, theirs.get(name), clusters=clusters)
@@ -110,7 +114,7 @@ class Membership:
             self.told["learned"] = {
                 "auc": learned.auc,
                 "p": learned_p,
-                "p_corrected": float(corrected[-1]),
+                "p_corrected": float(corrected[len(own) - 1]),
                 "by": "permutation",
                 "side": self.told["loss"]["side"],
             } | dict.fromkeys(("low", "high", "tail", "difference", "intraclass"))
@@ -493,39 +497,52 @@ def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None
     )
 
 
-def members(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """Of `axolotl unlearn attack membership`: told where any attack tells after Holm over all of
-    them and their groups, open where one was not measured.
+class Tried:
+    """The tests of `axolotl unlearn attack membership` on a model, each attack and each group.
 
-    Beside a control the paired difference of both AUCs is tested; attacks that learn have none and
-    count only where the control is told less.
+    Attributes:
+        tests: Title -> (p-value before any correction, its figures). Beside a control the paired
+            difference of both AUCs is tested; attacks that learn have none and count only where
+            the control is told less.
+        absent: What could not be made.
     """
-    mine, half = _tried("tried", model, attacks)
-    if half or not mine:
-        return half
-    tests, absent = {}, []
-    for name, row in ((n, r) for one in mine for n, r in one["tried"].items()):
-        groups = {f"{name} in group {group}": one for group, one in row.get("groups", {}).items()}
-        for title, one in {name: row, **groups}.items():
-            if "missing" in one:
-                absent.append(title)
-            else:
-                tests[title] = (_told_by(one), one)
-    if not tests:
-        return missing(*KINDS["tried"], "no attack of the registry could be made")
-    corrected = holm([p for p, _ in tests.values()])
-    best = int(corrected.argmin())
-    (name, (_, row)), p = list(tests.items())[best], float(corrected[best])
-    figures = f"AUC {row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}], p {p_value(p)}"
-    figures += f" after Holm over {len(tests)} tests"
-    ends = (row["auc"], row["low"], row["high"])
-    if p < THRESHOLDS["alpha"].value:
-        says = f"{name} tells members from texts it never saw ({figures})"
-        return Finding(*KINDS["tried"], "fail", says, *ends, p=p)
-    if absent:
-        return missing(*KINDS["tried"], f"{', '.join(absent)} could not be made")
-    says = f"no attack of the registry tells its members ({name}: {figures})"
-    return Finding(*KINDS["tried"], "pass", says, *ends, p=p)
+
+    def __init__(self, model: Model, attacks: Sequence[Mapping[str, Any]]) -> None:
+        files, self.half = _tried("tried", model, attacks)
+        self.made = bool(files)
+        self.tests: dict[str, tuple[float, Mapping[str, Any]]] = {}
+        self.absent: list[str] = []
+        rows = () if self.half else [pair for one in files for pair in one["tried"].items()]
+        for name, row in rows:
+            groups = {f"{name} in group {g}": one for g, one in row.get("groups", {}).items()}
+            for title, one in {name: row, **groups}.items():
+                if "missing" in one:
+                    self.absent.append(title)
+                else:
+                    self.tests[title] = (_told_by(one), one)
+
+    def finding(self, corrected: Sequence[float]) -> Finding | None:
+        """Told where any attack tells, open where one was not measured.
+
+        Args:
+            corrected: p-values of the tests in order.
+        """
+        if self.half or not self.made:
+            return self.half
+        if not self.tests:
+            return missing(*KINDS["tried"], "no attack of the registry could be made")
+        best = int(np.argmin(corrected))
+        (name, (_, row)), p = list(self.tests.items())[best], float(corrected[best])
+        figures = f"AUC {row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}], p {p_value(p)}"
+        figures += " after Holm over all attacks"
+        ends = (row["auc"], row["low"], row["high"])
+        if p < THRESHOLDS["alpha"].value:
+            says = f"{name} tells members from texts it never saw ({figures})"
+            return Finding(*KINDS["tried"], "fail", says, *ends, p=p)
+        if self.absent:
+            return missing(*KINDS["tried"], f"{', '.join(self.absent)} could not be made")
+        says = f"no attack of the registry tells its members ({name}: {figures})"
+        return Finding(*KINDS["tried"], "pass", says, *ends, p=p)
 
 
 def _told_by(row: Mapping[str, Any]) -> float:
