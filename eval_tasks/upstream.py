@@ -10,8 +10,8 @@ versions), the headings of its README template, `lm_eval validate`, and tests/te
 task, with the data of ``--data`` or of the hub. What cannot run is skipped and says why. Exit code
 1 if a check failed.
 
-The tasks still import axolotl_unlearn: a pull request would carry evaluation/tofu.py, muse.py and
-the metrics that they use into the folder.
+The tasks still import axolotl_unlearn: a pull request would carry evaluation/lm_tasks.py and the
+metrics that they use into the folder.
 """
 
 from __future__ import annotations

@@ -11,8 +11,11 @@ import yaml
 from eval_model import TOKENIZER, documents_of, made_up_rows, write_folder
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation import tasks
+from axolotl_unlearn.evaluation import lm_tasks, tasks
 from axolotl_unlearn.metrics.semeval import CELLS
+from eval_tasks.muse import utils as muse
+from eval_tasks.semeval_unlearn import utils as semeval
+from eval_tasks.unlearn_likelihood import utils as likelihood
 
 
 class _Names(yaml.SafeLoader):
@@ -37,9 +40,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 LEAVES = {
-    "semeval_unlearn_tasks": (tasks.tasks_documents, tasks.score_task_row, ["in 1003."]),
-    "semeval_unlearn_mia": (tasks.mia_documents, tasks.score_document, [(-3.0, False)]),
-    "semeval_unlearn_mmlu": (tasks.mmlu_documents, tasks.score_option, [(-1.0, False)] * 4),
+    "semeval_unlearn_tasks": (semeval.tasks_documents, semeval.score_task_row, ["in 1003."]),
+    "semeval_unlearn_mia": (semeval.mia_documents, semeval.score_document, [(-3.0, False)]),
+    "semeval_unlearn_mmlu": (semeval.mmlu_documents, semeval.score_option, [(-1.0, False)] * 4),
 }
 
 
@@ -63,7 +66,8 @@ def test_yaml_and_package_agree(name):
     functions = {config["custom_dataset"], config["process_results"]}
     functions |= {metric["aggregation"] for metric in config["metric_list"]}
     for function in functions:
-        assert hasattr(tasks, function.removeprefix("utils."))
+        utils = likelihood if name == "unlearn_likelihood" else semeval
+        assert hasattr(utils, function.removeprefix("utils."))
 
 
 def test_generation_settings_are_the_official_ones():
@@ -75,24 +79,24 @@ def test_aggregation_by_hand():
     """Rows of two cells: forget 1, 0 (mean .5, cell .5) and retain 1 (cell 1): harmonic 2/3.
     AUC of members 1, 3 and non-members 2: one of two pairs right: .5; score 1."""
     pairs = [(CELLS[0], 1.0), (CELLS[6], 1.0), (CELLS[0], 0.0)]
-    assert tasks.harmonic_mean_of_cells(pairs) == pytest.approx(2 / 3)
-    assert tasks.cells_with_rows(pairs) == 2
-    assert tasks.forget_cell([None, 1.0, None, 0.0]) == 0.5
-    assert math.isnan(tasks.forget_cell([None])) and math.isnan(tasks.mean_of_present([]))
+    assert semeval.harmonic_mean_of_cells(pairs) == pytest.approx(2 / 3)
+    assert semeval.cells_with_rows(pairs) == 2
+    assert lm_tasks.forget_cell([None, 1.0, None, 0.0]) == 0.5
+    assert math.isnan(lm_tasks.forget_cell([None])) and math.isnan(lm_tasks.mean_of_present([]))
     losses = [(True, 1.0), (False, 2.0), (True, 3.0)]
-    assert tasks.auc_of_pairs(losses) == 0.5 and tasks.mia_score_of_pairs(losses) == 1.0
-    assert math.isnan(tasks.auc_of_pairs([(True, 1.0)]))
+    assert semeval.auc_of_pairs(losses) == 0.5 and semeval.mia_score_of_pairs(losses) == 1.0
+    assert math.isnan(semeval.auc_of_pairs([(True, 1.0)]))
 
 
 def test_ties_between_options_go_to_the_first():
-    assert tasks.best_option([-2.0, -1.0, -1.0]) == 1
+    assert semeval.best_option([-2.0, -1.0, -1.0]) == 1
 
 
 def test_documents_are_split_after_their_first_token(folder):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    rows = tasks.mia_documents(data_dir=str(folder), tokenizer=str(TOKENIZER))["test"]
+    rows = semeval.mia_documents(data_dir=str(folder), tokenizer=str(TOKENIZER))["test"]
     assert [row["member"] for row in rows][:4] == [True, False, True, False]
     for row in rows:
         ids = tokenizer(row["context"] + row["rest"])["input_ids"]
@@ -107,7 +111,7 @@ def test_a_first_character_of_several_tokens():
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     text = "漢字 are written here"
     ids = tokenizer(text)["input_ids"]
-    context, rest, tokens = tasks.first_token_splitter(tokenizer)(text, "d")
+    context, rest, tokens = lm_tasks.first_token_splitter(tokenizer)(text, "d")
     first = tokenizer(context)["input_ids"]
     assert context + rest == text and len(first) > 1
     assert first == ids[: len(first)] and tokens == len(ids) - len(first)
@@ -118,7 +122,7 @@ def test_a_tokenizer_with_bos_scores_all_of_the_text():
         def __call__(self, text, add_special_tokens=True):
             return {"input_ids": [1] * add_special_tokens + [ord(c) for c in text]}
 
-    assert tasks.first_token_splitter(Bos())("abc", "d") == ("", "abc", 3)
+    assert lm_tasks.first_token_splitter(Bos())("abc", "d") == ("", "abc", 3)
 
 
 def test_a_document_of_one_token_is_refused():
@@ -127,31 +131,29 @@ def test_a_document_of_one_token_is_refused():
             return {"input_ids": [5]}
 
     with pytest.raises(UnlearnError, match="'d' is a single token"):
-        tasks.first_token_splitter(Whole())("abc", "d")
+        lm_tasks.first_token_splitter(Whole())("abc", "d")
 
 
 def test_without_a_tokenizer_the_cure_is_said(folder):
     with pytest.raises(UnlearnError, match="needs the tokenizer: run with `--model_args"):
-        tasks.mia_documents(data_dir=str(folder))
+        semeval.mia_documents(data_dir=str(folder))
 
 
 def test_without_utility_the_leaf_is_nan_not_zero(folder, caplog):
     (folder / "general.jsonl").unlink()
-    (row,) = tasks.mmlu_documents(data_dir=str(folder))["test"]
-    scores = tasks.score_option(row, [(-1.0, True)])
+    (row,) = semeval.mmlu_documents(data_dir=str(folder))["test"]
+    scores = semeval.score_option(row, [(-1.0, True)])
     assert scores["mmlu"] is None and scores["aggregate"] is None
-    assert math.isnan(tasks.mean_of_present([scores["mmlu"]]))
-    assert math.isnan(tasks.above_gate([scores["above_gate"]]))
+    assert math.isnan(lm_tasks.mean_of_present([scores["mmlu"]]))
+    assert math.isnan(semeval.above_gate([scores["above_gate"]]))
     assert "general.jsonl" in caplog.text
 
 
 def test_figures_of_single_tokens_are_nan_with_other_models(caplog):
     """Said once; what other tasks measured in the same run is kept."""
-    from axolotl_unlearn.evaluation import muse
-
-    tasks.warn_once.cache_clear()
+    lm_tasks.warn_once.cache_clear()
     for _ in range(2):
-        row = tasks.score_likelihood({"side": "forget", "answer": "x"}, [(-1.0, True)])
+        row = likelihood.score_likelihood({"side": "forget", "answer": "x"}, [(-1.0, True)])
         doc = {"forget": True, "retrained_auc": 0.5}
         leak = muse.score_privleak(doc, [(-1.0, True)])["privleak"]
     assert set(row.values()) == {None} and len(row) == 16
@@ -164,17 +166,17 @@ def test_figures_of_single_tokens_are_nan_with_other_models(caplog):
 def test_an_auc_of_too_few_is_nan(caplog):
     """`--limit` leaves two of either side where 20 are needed."""
     pairs = [(True, 1.0, 20), (False, 2.0, 20)] * 2
-    assert math.isnan(tasks.auc_of_pairs(pairs)) and math.isnan(tasks.mia_score_of_pairs(pairs))
+    assert math.isnan(semeval.auc_of_pairs(pairs)) and math.isnan(semeval.mia_score_of_pairs(pairs))
     assert "needs 20 of each; raise --limit" in caplog.text
-    assert tasks.auc_of_pairs([(m, v, 2) for m, v, _ in pairs]) == 1.0
+    assert semeval.auc_of_pairs([(m, v, 2) for m, v, _ in pairs]) == 1.0
 
 
 def test_gate_and_standard_error_by_hand():
     """.75 of .4 is .3: .5 passes, .25 does not. Values 0, 1: sd .707, over sqrt(2): .5."""
-    assert tasks.above_gate([(1.0, 0.4), (0.0, 0.4)]) == 1.0
-    assert tasks.above_gate([(1.0, 0.4), *[(0.0, 0.4)] * 3]) == 0.0
-    assert tasks.standard_error([0.0, None, 1.0]) == pytest.approx(0.5)
-    assert math.isnan(tasks.standard_error([1.0, None]))
+    assert semeval.above_gate([(1.0, 0.4), (0.0, 0.4)]) == 1.0
+    assert semeval.above_gate([(1.0, 0.4), *[(0.0, 0.4)] * 3]) == 0.0
+    assert lm_tasks.standard_error([0.0, None, 1.0]) == pytest.approx(0.5)
+    assert math.isnan(lm_tasks.standard_error([1.0, None]))
 
 
 def test_register_and_remove(tmp_path):
@@ -230,7 +232,7 @@ def test_what_the_chat_template_does_to_each_task(folder, tmp_path, caplog):
     """Membership and verbatim texts stand as they are; answers follow a turn without a space."""
     from lm_eval.tasks import TaskManager, get_task_dict
 
-    muse = tmp_path / "muse"
+    corpus = tmp_path / "muse"
     for name, row in {
         "verbmem/forget": {"prompt": "Ada was", "gt": "born"},
         "privleak/forget": {"text": "Ada was born"},
@@ -238,13 +240,13 @@ def test_what_the_chat_template_does_to_each_task(folder, tmp_path, caplog):
         "knowmem/forget_qa": {"question": "Who?", "answer": "Ada"},
         "knowmem/forget_qa_icl": {"question": "Where?", "answer": "Here"},
     }.items():
-        (muse / name).parent.mkdir(parents=True, exist_ok=True)
-        (muse / f"{name}.json").write_text(json.dumps([row]))
-    tasks.warn_once.cache_clear()
+        (corpus / name).parent.mkdir(parents=True, exist_ok=True)
+        (corpus / f"{name}.json").write_text(json.dumps([row]))
+    lm_tasks.warn_once.cache_clear()
     asked = {}
     for data, names in (
         (folder, ["semeval_unlearn", "unlearn_likelihood"]),
-        (muse, ["muse_verbmem", "muse_knowmem_forget", "muse_privleak"]),
+        (corpus, ["muse_verbmem", "muse_knowmem_forget", "muse_privleak"]),
     ):
         manager = TaskManager(
             include_path=str(tasks.task_folder()),

@@ -15,7 +15,7 @@ import torch
 from scipy.stats import ks_2samp
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics import tofu
+from eval_tasks.tofu import utils as tofu
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL = ROOT.parent / "shared" / "tofu"
@@ -246,14 +246,14 @@ def test_in_a_chat_template_the_answer_follows_without_a_space(home):
     ],
 )
 def test_bad_input_is_one_sentence(home, metadata, names):
-    from axolotl_unlearn.evaluation.tofu import tofu_documents
+    from eval_tasks.tofu.utils import tofu_documents
 
     with pytest.raises(UnlearnError, match=names):
         tofu_documents(**{"data_dir": str(home / "data"), **metadata})
 
 
 def test_a_row_without_a_field_is_named(home, tmp_path):
-    from axolotl_unlearn.evaluation.tofu import read_set
+    from eval_tasks.tofu.utils import read_set
 
     (tmp_path / "x.jsonl").write_text('{"question": "q", "answer": "a"}\n{"question": "q"}\n')
     with pytest.raises(UnlearnError, match="x.jsonl, line 2: field 'answer' is missing"):
@@ -286,8 +286,8 @@ ODD_FILES = {
 @pytest.mark.parametrize("name", ODD_FILES)
 def test_files_as_they_come(tmp_path, name):
     """TOFU's and MUSE's files are read, or refused by file and line, as every other file."""
-    from axolotl_unlearn.evaluation.muse import read_part
-    from axolotl_unlearn.evaluation.tofu import read_set
+    from eval_tasks.muse.utils import read_part
+    from eval_tasks.tofu.utils import read_set
 
     change, refusal = ODD_FILES[name]
     fields = ("question", "answer", "paraphrased_answer", "perturbed_answer")
@@ -315,7 +315,7 @@ def test_the_benchmark_compares_equal_values(home, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
-    from axolotl_unlearn.evaluation.tofu import tofu_documents
+    from eval_tasks.tofu.utils import tofu_documents
     from research.benchmarks import tofu as ways
 
     held = str(home / "data" / "held.jsonl")
@@ -375,12 +375,12 @@ def test_lm_evals_own_words_reach_the_user(words, says):
 
 def test_what_may_quote_a_row_is_not_shown(home, monkeypatch):
     """An error in the middle of the scores is not lm-eval speaking of the command."""
-    from axolotl_unlearn.evaluation.tofu import Tofu
+    from axolotl_unlearn.metrics import memorisation
 
-    def fail(_, doc, __):
-        raise ValueError(doc["answer"])
+    def fail(answer):
+        raise ValueError(answer)
 
-    monkeypatch.setattr(Tofu, "process_results", fail)
+    monkeypatch.setattr(memorisation, "compressed_bytes", fail)
     metadata = {"data_dir": str(home / "data"), "split": "forget01", "max_rows": 1}
     model = f"pretrained={home / 'model'},dtype=float32"
     given = ["--tasks", "tofu", "--model_args", model, "--metadata", json.dumps(metadata)]
@@ -555,7 +555,7 @@ def test_requests_are_built_without_a_model(home, muse):
 
 
 def test_muse_bad_input_is_one_sentence(muse, tmp_path):
-    from axolotl_unlearn.evaluation.muse import read_part
+    from eval_tasks.muse.utils import read_part
 
     with pytest.raises(UnlearnError, match="verbmem, knowmem and privleak"):
         read_part("verbmem", "retain", ("prompt",), data_dir=str(muse))

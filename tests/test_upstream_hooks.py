@@ -86,7 +86,7 @@ OURS = (
     "axolotl_unlearn.data.strategy.TypedStrategy",
     "axolotl_unlearn.evaluation.lm.UnlearnLM",
     "axolotl_unlearn.evaluation.lm_tasks.UnlearnTask",
-    "axolotl_unlearn.evaluation.tofu.Tofu",
+    "eval_tasks.tofu.utils.Tofu",
 )
 UPSTREAM = ("axolotl.", "transformers.", "lm_eval.")
 

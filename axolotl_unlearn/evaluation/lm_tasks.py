@@ -6,19 +6,142 @@ Only lm-eval imports this module.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+import logging
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
-from axolotl_unlearn.evaluation.tasks import (
-    forget_cell,
-    mean_of_present,
-    standard_error,
-    warn_once,
-)
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.sets import EvaluationSets, load_sets
+from axolotl_unlearn.evaluation.tasks import GROUP
+from axolotl_unlearn.metrics import semeval
+from axolotl_unlearn.metrics.memorisation import TokenFacts
+
+#: What ``--metadata`` may hold for us; the model's arguments are merged into it by lm-eval.
+_OPTIONS = ("data_dir", "mmlu_dir", "mmlu_shots", "min_members")
+
+logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Log a warning the first time only: a task says it of every row."""
+    logger.warning("%s", message)
+
+
+def sets_of(metadata: dict[str, Any], part: str) -> EvaluationSets:
+    options = {k: metadata[k] for k in _OPTIONS if metadata.get(k) is not None}
+    sets = load_sets(**options, parts=(part,))
+    for note in sets.notes:
+        if part != "mmlu":
+            logger.warning("%s", note)
+    return sets
+
+
+def drop_cached_requests() -> None:
+    """What `lm_eval --cache_requests` kept of our tasks: it knows requests by the task's name, so
+    that another data folder would get the scores of the first (lm-evaluation-harness#4123)."""
+    from lm_eval.caching.cache import FILE_SUFFIX, PATH
+
+    for name in (GROUP, "unlearn_likelihood", "muse_", "tofu-"):
+        for path in Path(PATH).glob(f"requests-{name}*{FILE_SUFFIX}"):
+            path.unlink(missing_ok=True)
+
+
+def dataset(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    from datasets import Dataset
+
+    drop_cached_requests()
+    return {"test": Dataset.from_list(rows)}
+
+
+def tokenizer_of(metadata: dict[str, Any]):
+    from transformers import AutoTokenizer
+
+    name = metadata.get("tokenizer") or metadata.get("pretrained")
+    if not name:
+        raise UnlearnError(
+            "this task counts tokens and needs the tokenizer: run with `--model_args "
+            'pretrained=...`, or give it in `--metadata \'{"tokenizer": "..."}\'`.'
+        )
+    keys = ("revision", "subfolder", "trust_remote_code", "gguf_file")
+    options = {key: metadata[key] for key in keys if metadata.get(key)}
+    return AutoTokenizer.from_pretrained(str(name), **options)
+
+
+def first_token_splitter(tokenizer) -> Callable[[str, str], tuple[str, str, int]]:
+    """A function (text, name) -> (first token's text, the rest, number of tokens in the rest).
+
+    A tokenizer that puts a BOS before plain text gives ("", text, all tokens): lm-eval then
+    scores the text after the BOS. Where the first token is only part of a character, the split
+    moves behind the first token that ends one.
+    """
+
+    def encode(text: str) -> list[int]:
+        return tokenizer(text)["input_ids"]
+
+    def split(text: str, name: str) -> tuple[str, str, int]:
+        ids = encode(text)
+        if len(ids) < 2:
+            raise UnlearnError(
+                f"document {name!r} is a single token; nothing can be predicted of it: remove it."
+            )
+        plain = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) == len(plain) + 1 and ids[1:] == plain:
+            return "", text, len(plain)
+        for end in range(1, len(text)):
+            if text[end - 1].isspace():  # lm-eval moves white space at the end to the rest
+                continue
+            first = encode(text[:end])
+            if first == ids[: len(first)] and len(first) < len(ids):
+                return text[:end], text[end:], len(ids) - len(first)
+        raise UnlearnError(
+            f"document {name!r} cannot be split after its first token with this tokenizer; remove "
+            "it."
+        )
+
+    return split
+
+
+def facts_of(result: Any, what: str) -> TokenFacts | None:
+    """The facts of each token, which `hf-unlearn` gives; None (said once) from other models."""
+    facts = getattr(result, "facts", None)
+    if facts is None:
+        warn_once(
+            f"{what} are NaN: they need the facts of each token; run `axolotl unlearn tasks run "
+            "--model hf-unlearn`."
+        )
+    return facts
+
+
+def or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def mean_of_present(values: Sequence[float | None]) -> float:
+    """Mean of the values that apply; NaN of none."""
+    return or_nan(semeval.mean([value for value in values if value is not None]))
+
+
+def standard_error(values: Sequence[float | None]) -> float:
+    """Of the mean of the values that apply, taken as independent; NaN of fewer than two."""
+    present = [value for value in values if value is not None]
+    if len(present) < 2:
+        return math.nan
+    return statistics.stdev(present) / math.sqrt(len(present))
+
+
+def forget_cell(values: Sequence[float | None]) -> float:
+    """1 - mean."""
+    return 1.0 - mean_of_present(values)
+
 
 #: Aggregations that are means of rows (or 1 minus them): lm-eval knows standard errors of its own.
 MEANS = (mean_of_present, forget_cell)

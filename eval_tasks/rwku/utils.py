@@ -15,8 +15,7 @@ from typing import Any
 
 from axolotl_unlearn.data.records import read_rows, require_text
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.lm_tasks import UnlearnTask  # noqa: F401
-from axolotl_unlearn.evaluation.tasks import mean_of_present  # noqa: F401
+from axolotl_unlearn.evaluation.lm_tasks import UnlearnTask, mean_of_present  # noqa: F401
 
 HUB = "jinzhuoran/RWKU"
 BLANK = "Please complete the blank in the following question.\nQuestion: {}\n"

@@ -1,8 +1,44 @@
-"""Functions that the YAML file of this folder names; the work is done in the package."""
+"""How likely the answers of both sides are: what the YAML file of this folder names."""
 
-from axolotl_unlearn.evaluation.lm_tasks import UnlearnTask  # noqa: F401
-from axolotl_unlearn.evaluation.tasks import (  # noqa: F401
-    likelihood_documents,
-    mean_of_present,
-    score_likelihood,
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from axolotl_unlearn.evaluation.lm_tasks import (
+    UnlearnTask,  # noqa: F401
+    dataset,
+    facts_of,
+    mean_of_present,  # noqa: F401
+    sets_of,
 )
+from axolotl_unlearn.metrics.memorisation import all_likelihood_metrics
+
+Docs = dict[str, Any]
+#: For either side.
+LIKELIHOOD_METRICS = ("loss", "probability", "exact_memorisation", "extraction_strength",
+                      "extraction_strength_one_over_n", "zlib_ratio", "min_k_0.2",
+                      "min_k_plus_0.2")  # fmt: skip
+
+
+def likelihood_documents(**metadata: Any) -> Docs:
+    """Answers of the forget and retain rows after their prompts, the two sides in turn."""
+    sets = sets_of(metadata, "tasks")
+    return dataset(
+        [
+            {"side": r.side, "context": r.record.input, "answer": f" {r.record.output}"}
+            for r in sets.rows
+        ]
+    )
+
+
+def score_likelihood(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any]:
+    """All likelihood metrics of one answer, under names of its side; None for the other side, and
+    without the facts of each token."""
+    facts = facts_of(results[0], "unlearn_likelihood: its figures")
+    values = {} if facts is None else all_likelihood_metrics(facts, doc["answer"], ks=(0.2,))
+    return {
+        f"{side}_{name}": values.get(name) if side == doc["side"] else None
+        for side in ("forget", "retain")
+        for name in LIKELIHOOD_METRICS
+    }

@@ -26,10 +26,10 @@ import torch
 
 from axolotl_unlearn.data.records import document_id, read_records
 from axolotl_unlearn.engine.token_scoring import Query, encode_continuation, score_queries
-from axolotl_unlearn.evaluation.tofu import TEMPLATE, read_set
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.intervals import auc, auc_interval, intraclass_correlation
 from axolotl_unlearn.metrics.membership import attack_scores, auc_equivalence
+from eval_tasks.tofu.utils import TEMPLATE, read_set
 
 RESULTS = Path("research/results/row-scores.json")
 #: Rows of an author in TOFU, one after the other.

@@ -24,9 +24,10 @@ import numpy as np
 import torch
 
 from axolotl_unlearn.engine.token_scoring import Query, encode_continuation, score_queries
-from axolotl_unlearn.evaluation.tofu import tofu_documents
-from axolotl_unlearn.metrics import memorisation, tofu
+from axolotl_unlearn.metrics import memorisation
 from axolotl_unlearn.metrics.memorisation import TokenFacts
+from eval_tasks.tofu import utils as tofu
+from eval_tasks.tofu.utils import tofu_documents
 from research.benchmarks.evaluation import TOKENIZER, timed
 from research.benchmarks.models import Shape, olmo
 

@@ -21,9 +21,9 @@ from typing import Any
 from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.tofu import PARTS
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.learned import MIN_TEXTS
+from eval_tasks.tofu.utils import PARTS
 from research.analysis.attacked import FOLDS
 from research.analysis.never_seen import attacks_of
 from research.analysis.seeds import markdown

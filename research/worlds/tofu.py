@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.tofu import PARTS, TEMPLATE, read_set
 from axolotl_unlearn.files import write_lines
+from eval_tasks.tofu.utils import PARTS, TEMPLATE, read_set
 
 QUESTION = ("question", "answer")
 FULL = (*QUESTION, "paraphrased_answer", "perturbed_answer")
