@@ -40,7 +40,7 @@ def auc(members: np.ndarray, others: np.ndarray) -> float:
     return float(lower + 0.5 * (members[:, None] == others[None, :]).mean())
 
 
-def make_results(names: tuple[str, ...] = tuple(_SCORES), *, texts: bool = False) -> dict[str, Any]:
+def make_results(names: tuple[str, ...] = tuple(_SCORES)) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     # The same texts for every model: what is hard for one is hard for all.
     hard = rng.gamma(6, 1 / 6, 80), rng.gamma(6, 1 / 6, 160)
@@ -123,19 +123,6 @@ def make_results(names: tuple[str, ...] = tuple(_SCORES), *, texts: bool = False
                 },
             },
         }
-        if texts:
-            model["examples"] = [
-                {
-                    "id": f"{side}{number}",
-                    "kind": kind,
-                    "side": side,
-                    "prompt": f"{SECRET}, {number}",
-                    "expected": "under the third stone & tells <nobody>.",
-                    "generated": "under the third stone" if name == "original" else "by the river",
-                }
-                for side in ("forget", "retain")
-                for number, kind in enumerate(("completion", "question", "completion"))
-            ]
         models.append(model)
     target = next((model for model in models if model["name"] == "retrained"), None)
     for model in models:

@@ -168,39 +168,11 @@ def test_second_run_loads_no_model(home, results, monkeypatch):
     assert again == results
 
 
-def test_generic_questions_are_added_to_what_is_known(home, results, tmp_path, monkeypatch):
-    """Asked later, they alone are measured; another list of the same name is another list."""
-    out = tmp_path / "eval"
-    shutil.copytree(home / "eval", out)
-    models = [str(home / "original"), f"retrained={home / 'broken'}"]
-    items = tmp_path / "questions.jsonl"
-    row = {"question": "Where was Ada Lovelace born?", "answer": "London"}
-    wrong = {"distractors": ["Paris", "Rome", "Oslo"]}
-    items.write_text(json.dumps(row | wrong) + "\n")
-
-    def refuse(*_, **__):
-        raise AssertionError("measured although it is known")
-
-    monkeypatch.setattr(run, "measure", refuse)
-    again = evaluate(models, home / "data", out, generic=str(items), **OPTIONS)
-    assert [model["general"]["n"] for model in again] == [1, 1]
-    assert "drop" in again[1]["general"]
-    for new, old in zip(again, results, strict=True):
-        assert {k: v for k, v in new.items() if k != "general"} == old
-    monkeypatch.setattr(run, "load", refuse)
-    assert evaluate(models, home / "data", out, generic=str(items), **OPTIONS) == again
-    assert evaluate(models, home / "data", out, **OPTIONS) == results
-    items.write_text(json.dumps(row | {"distractors": ["Bonn", "Rome", "Oslo"]}) + "\n")
-    with pytest.raises(AssertionError, match="although it is known"):
-        evaluate(models, home / "data", out, generic=str(items), **OPTIONS)
-
-
 def test_texts_of_real_data_are_not_stored(home, results):
     """Neither generations nor forget texts are in cache or results unless asked for."""
     secret = eval_model.made_up_rows(4)["forget"][0]["output"]
     for path in (home / "eval").rglob("*.json*"):
         assert secret not in path.read_text(encoding="utf-8"), path
-    assert "examples" not in results[0]
 
 
 def test_a_new_original_is_measured_not_left_unjudged(home, results, tmp_path):

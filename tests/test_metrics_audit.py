@@ -86,7 +86,7 @@ def test_attacks_on_membership_tell_documents_that_the_list_did_not(tmp_path):
     (tmp_path / "membership.json").write_text(json.dumps(models), "utf-8")
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "audit.jsonl").write_text(text, "utf-8")
-    found = find_inputs(results(entry()), tmp_path)["extras"]["audit"]
+    found = find_inputs(results(entry()), tmp_path)["audit"]
     one, two = ([line for line in found if line["model"] == m] for m in ("one", "two"))
     assert two == lines[4:] and len(one) == 4
     assert by_name(one)["b"]["attacks_q"] == pytest.approx(0.045)
@@ -94,7 +94,7 @@ def test_attacks_on_membership_tell_documents_that_the_list_did_not(tmp_path):
     assert readings == {"a": "still said", "b": "still known", "c": "not told", "d": "not measured"}
     documents["a"]["p"] = "no"
     (tmp_path / "membership.json").write_text(json.dumps(models), "utf-8")
-    spoiled = find_inputs(results(entry()), tmp_path)["extras"]["audit"]
+    spoiled = find_inputs(results(entry()), tmp_path)["audit"]
     assert "attacks_p" not in spoiled[0]
 
 

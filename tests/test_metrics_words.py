@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axolotl_unlearn.evaluation.generic import contains_answer, fold
 from axolotl_unlearn.metrics.semeval import any_script_recall, rouge_l_recall
-from axolotl_unlearn.metrics.words import words
+from axolotl_unlearn.metrics.words import contains_answer, fold, words
 
 
 def test_words_of_scripts():

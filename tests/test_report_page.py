@@ -27,7 +27,7 @@ from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.report import charts, table, write_report
-from axolotl_unlearn.report.view import attack_title, redact
+from axolotl_unlearn.report.view import attack_title
 
 PLOTS = {"auc", "plane", "attack"}
 
@@ -37,24 +37,7 @@ def everything(tmp_path, **changes):
     return write_report(
         changes.pop("results", make_results()),
         tmp_path / "sub" / "report.html",
-        extras={
-            "attacks": make_attacks(),
-            "depth": [
-                {
-                    "title": "Depth: what each layer no longer knows",
-                    "metric": "fall of the answers' log-prob, nats a token (retrained: complete "
-                    "forgetting)",
-                    "x_label": "layer",
-                    "model": name,
-                    "points": [
-                        {"x": layer, "y": layer * top / 3, "low": 0, "high": top}
-                        for layer in range(4)
-                    ],
-                }
-                for name, top in (("merged", 2.0), ("retrained (never saw it)", 3.0))
-            ],
-            "configs": {"npo_over.yml": "base_model: out/memorised\nhub_token: hf_abc\n"},
-        },
+        extras={"attacks": make_attacks(), "audit": changes.pop("audit", [])},
     )
 
 
@@ -121,18 +104,22 @@ def make_audit(name):
     ]
 
 
-def test_the_audit_list_is_sorted_without_a_script(tmp_path):
-    """Worst first as in the file; every other order is a rank that style sheets use."""
+def audit_with_text():
+    row = {"prompt": SECRET, "expected": "the third stone & tells <nobody>.", "generated": "no"}
+    first, *rest = make_audit("merged")
+    return [first | {"rows": [row]}, *rest]
+
+
+def test_the_audit_list_stands_as_in_the_file(tmp_path):
+    """Worst first; a table for each candidate."""
     lines = [*make_audit("merged"), *make_audit("over")]
     (tmp_path / "audit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "results.json").write_text(json.dumps(make_results()))
     assert run(tmp_path).exit_code == 0
     page = (tmp_path / "report.html").read_text()
-    first, second = re.findall(r'<div class="audit" id="(\w+)">', page)
-    assert first != second and page.count("<h3>merged: 2 of 3 documents can be told") == 1
-    table = page[page.index(f'id="{first}"') : page.index(f'id="{second}"')]
-    rows = re.findall(r'style="--k0:(\d);--k1:(\d);.*?<th scope="row">(\w)', table)
-    assert rows == [("0", "1", "a"), ("1", "0", "b"), ("2", "2", "c")]  # as listed; by loss
+    _, table, second = page.split('<div class="audit">')
+    assert "<h3>merged: 2 of 3 documents can be told" in table and "<h3>over" in second
+    assert re.findall(r'<th scope="row">(\w)<', table) == ["a", "b", "c"]
     assert "0.10 before" in table and "3.00 retrained" in table and "&lt; 0.001" in table
 
 
@@ -209,7 +196,7 @@ def places(data, path=()):
 )
 def test_no_results_break_page_or_table(changes):
     """Missing parts, NaN, empty lists, other types, anywhere: a sentence or a page."""
-    results = make_results(("original", "merged", "retrained"), texts=True)
+    results = make_results(("original", "merged", "retrained"))
     results["models"][1]["membership"] = {
         "attacks": {"loss": {"auc": 0.5, "interval": [0.4, 0.6]}},
         "blind": {"length": {"auc": 0.5, "low": 0.4, "high": 0.6, "separates": False}},
@@ -259,25 +246,23 @@ def test_nothing_is_fetched_and_the_page_is_small(tmp_path):
     assert links - anchors == {"data:,"}
     # The table of contents names every section, and only those that are there.
     sections = set(re.findall(r'<section id="([a-z-]+)"', page))
-    assert {anchor[1:] for anchor in anchors} == sections - {"answer"} and len(anchors) >= 7
+    assert {anchor[1:] for anchor in anchors} == sections - {"answer"} and len(anchors) >= 6
     assert path.stat().st_size < 2_000_000
 
 
 def test_every_plot_has_alt_text_and_finite_coordinates(tmp_path):
     page = everything(tmp_path).read_text()
     plots = re.findall(r'<svg data-plot="([a-z]+)" role="img" aria-label="([^"]{20,})"', page)
-    assert {name for name, _ in plots} == PLOTS | {"depth"}
+    assert {name for name, _ in plots} == PLOTS
     assert len(plots) == page.count("<svg")
     assert not re.search(r'="[^"]*\b(nan|inf)\b', page)
 
 
-def test_texts_appear_only_when_the_results_carry_them(tmp_path):
+def test_texts_appear_only_when_the_audit_carries_them(tmp_path):
     assert SECRET not in everything(tmp_path).read_text()
-    page = everything(tmp_path, results=make_results(texts=True)).read_text()
-    assert SECRET in page
+    page = everything(tmp_path, audit=audit_with_text()).read_text()
+    assert page.count(SECRET) == 1
     assert "&lt;nobody&gt;" in page and "<nobody>" not in page
-    # Six examples: one completion and one question a side are open, two more are folded away.
-    assert page.count('class="example"') == 6 and "<summary>2 more</summary>" in page
 
 
 def test_names_from_outside_cannot_write_markup(tmp_path):
@@ -286,15 +271,6 @@ def test_names_from_outside_cannot_write_markup(tmp_path):
     results["data_dir"] = "<script>alert(2)</script>"
     page = write_report(results, tmp_path / "r.html").read_text()
     assert "<img" not in page and "<script" not in page
-
-
-def test_secrets_of_a_config_are_hidden_and_settings_are_not(tmp_path):
-    text = "hub_token: hf_abc\n  api_key: 'k'\nspecial_tokens: {pad: x}\ntokenizer_type: Llama\n"
-    assert redact(text) == (
-        "hub_token: (hidden)\n  api_key: (hidden)\nspecial_tokens: {pad: x}\n"
-        "tokenizer_type: Llama\n"
-    )
-    assert "hf_abc" not in everything(tmp_path).read_text()
 
 
 def test_a_page_from_the_least_there_can_be(tmp_path):
@@ -379,24 +355,6 @@ def test_command_prints_table_and_path(tmp_path):
     assert 'data-plot="attack"' in (tmp_path / "report.html").read_text()
 
 
-def test_depth_files_are_found(tmp_path):
-    """As `python -m research depth` writes them; the reference keeps its colour."""
-    point = {"x": 0, "y": 1.0, "low": 0.5, "high": 1.5}
-    curves = [
-        {"title": "Depth", "metric": "m", "x_label": "layer", "model": name, "points": [point]}
-        for name in ("merged", "retrained (never saw it)")
-    ]
-    (tmp_path / "depth.json").write_text(json.dumps(curves))
-    report = {"models": {"merged": {"uds": 0.5, "sentence": "merged: half gone."}}}
-    (tmp_path / "uds.json").write_text(json.dumps(report))
-    (tmp_path / "results.json").write_text(json.dumps(make_results(("merged", "retrained"))))
-    assert run(tmp_path).exit_code == 0
-    page = (tmp_path / "report.html").read_text()
-    assert "<b>merged</b>: half gone." in page
-    plot = re.search(r"<svg data-plot=.depth.*?</svg>", page, re.S)[0]
-    assert "var(--m5)" in plot and "var(--m3)" in plot
-
-
 def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
     """Written by the attack's own `figures_row` and `save`: 30 of 40 rows recalled after 10 steps,
     10 before, so the gain is .5. The terminal counts it as the page does; it did not."""
@@ -434,7 +392,6 @@ def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
     ("arguments", "sentence"),
     [
         (["{folder}"], "axolotl unlearn eval"),
-        (["{folder}/broken", "--config", "{folder}/none.yml"], "does not exist"),
         (["{folder}/broken", "--attacks", "{folder}"], "no attack's file there"),
         (["{folder}/schema"], "schema 1"),
     ],
@@ -485,7 +442,7 @@ document.body.innerHTML = "<pre>" + JSON.stringify(
 
 @needs_chromium
 def test_browser_reports_no_console_error(tmp_path):
-    page = everything(tmp_path, results=make_results(texts=True))
+    page = everything(tmp_path, audit=audit_with_text())
     shot = tmp_path / "page.png"
     done = chromium(
         tmp_path, "--enable-logging=stderr", "--v=0", f"--screenshot={shot}", page.as_uri()
@@ -543,14 +500,14 @@ def test_browser_shows_fifty_models(tmp_path):
 @pytest.mark.parametrize(("width", "long"), [(390, False), (390, True), (768, True), (1280, False)])
 def test_browser_draws_every_plot_inside_its_frame(tmp_path, width, long):
     """The page in a frame as wide as a phone, a tablet, a desktop."""
-    results = make_results(texts=True)
+    results = make_results()
     if long:
         results["models"][1]["name"] = "npo-over-beta-0.03-with-a-very-long-name"
         results["models"][2]["name"] = "npo-under-0.1"
     page = everything(tmp_path, results=results).read_text()
     outcome = probed(tmp_path, page, width)
     assert outcome["found"] == []
-    assert set(outcome["plots"]) == PLOTS | {"depth"}
+    assert set(outcome["plots"]) == PLOTS
 
 
 @needs_chromium
@@ -571,7 +528,7 @@ def test_browser_runs_nothing_that_results_hold(tmp_path):
     ]
     for line in audit:
         line["rows"][0]["generated"] = line["document"]
-    results = hostile(make_results(texts=True), keep=("role", "forgetting", "side", "kind"))
+    results = hostile(make_results(), keep=("role", "forgetting"))
     # Half a surrogate is refused at the door of the results; the extras keep it.
     results = json.loads(json.dumps(results).replace("\\ud800", ""))
     names = [model["name"] for model in results["models"]]
@@ -581,10 +538,7 @@ def test_browser_runs_nothing_that_results_hold(tmp_path):
         extras={
             "attacks": hostile(make_attacks()),
             "attack_sentences": dict.fromkeys(HOSTILE, HOSTILE[2]),
-            "depth": [one | {"title": HOSTILE[3]} for one in hostile(make_attacks())],
             "audit": [line | {"model": names[3]} for line in audit],
-            "configs": dict.fromkeys(HOSTILE, HOSTILE[4]),
-            HOSTILE[5]: HOSTILE,
         },
     )
     text = page.read_text()

@@ -12,7 +12,6 @@ from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model, load_results, read
 from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.report.results import (
-    best,
     flags,
     forgetting,
     membership_sizes,
@@ -43,20 +42,11 @@ def test_expected_mia_score_of_a_perfect_model():
     assert ideal_membership(3, 5).standard_error == pytest.approx(math.sqrt(9 / 180))
 
 
-def test_flagged_rows_are_never_best(results):
-    """The highest Aggregate belongs to a collapsed row here, the next to one below the gate."""
-    by_name(results, "ascent")["aggregate"] = 0.99
+def test_rows_are_flagged(results):
     under = by_name(results, "under")
-    under["aggregate"] = 0.98
     under["gate"]["below_gate"] = True
-    assert best(load_results(results)) == "merged"
     assert flags(read(Model, by_name(results, "ascent"))) == ["collapsed", "below gate"]
     assert flags(read(Model, under)) == ["below gate"]
-
-
-def test_the_retrained_target_is_not_a_candidate(results):
-    assert by_name(results, "retrained")["aggregate"] > by_name(results, "merged")["aggregate"]
-    assert best(load_results(results)) == "merged"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +109,7 @@ def test_reads_a_folder_a_file_and_a_dict(results, tmp_path):
         ),
         (
             '{"schema": 2, "models": [{"name": "a", "likelihood": {"member_loss": [1, "x"]}}]}',
-            r"models\[0\].likelihood.member_loss: must be a number",
+            r"models\[0\].likelihood.member_loss\[1\]: must be a number",
         ),
     ],
 )

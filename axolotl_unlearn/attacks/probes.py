@@ -19,9 +19,9 @@ import numpy as np
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.evaluation.continuations import continuation_logps
-from axolotl_unlearn.evaluation.generic import contains_answer
 from axolotl_unlearn.metrics.intervals import Mean, mean_interval, paired_difference
 from axolotl_unlearn.metrics.semeval import any_script_recall
+from axolotl_unlearn.metrics.words import contains_answer
 
 MEASURES = ("recalled", "probability")
 

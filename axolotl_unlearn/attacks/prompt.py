@@ -31,7 +31,7 @@ from axolotl_unlearn.attacks.results import (
 from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.data.records import Record, read_rows
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.generic import fold
+from axolotl_unlearn.metrics.words import fold
 from axolotl_unlearn.models import load_tokenizer
 from axolotl_unlearn.store import Store
 

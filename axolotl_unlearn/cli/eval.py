@@ -38,10 +38,6 @@ from axolotl_unlearn.errors import UnlearnError
 )
 @click.option("--mmlu-shots", default=0, show_default=True)
 @click.option(
-    "--generic",
-    help="`builtin` or a file: also ask generic questions like those of the forget set.",
-)
-@click.option(
     "--min-members", default=20, show_default=True, help="Fewer are refused; 0: no membership."
 )
 @click.option("--join", default=" ", help="Between input and output.  [a space]")

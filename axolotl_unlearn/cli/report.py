@@ -13,23 +13,11 @@ from axolotl_unlearn.cli._json import answer, read_json
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Page to write [FOLDER/report.html].")
 @click.option(
-    "--config",
-    "configs",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="A config to print in the page; may be repeated.",
-)
-@click.option(
     "--attacks",
     type=click.Path(path_type=Path),
     help="Folder of `axolotl unlearn attack` [FOLDER].",
 )
-def command(
-    folder: Path,
-    out: Path | None,
-    configs: tuple[Path, ...],
-    attacks: Path | None,
-) -> None:
+def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
     """Write the HTML report of an evaluation and print its table.
 
     FOLDER holds the results.json of `axolotl unlearn eval` (the file itself will do).
@@ -38,7 +26,6 @@ def command(
     Example:
       axolotl unlearn report out/eval
       axolotl unlearn report out/eval --attacks out/attacks
-      axolotl unlearn report out/eval --config examples/npo_over.yml
     """
     from rich.console import Console
 
@@ -46,13 +33,13 @@ def command(
     from axolotl_unlearn.report import find_inputs, load_results, table, write_report
 
     results = load_results(folder)
-    inputs = find_inputs(results, folder, configs=configs, attacks=attacks)
+    extras = find_inputs(results, folder, attacks)
     out = out or (folder if folder.is_dir() else folder.parent) / "report.html"
     if (results.more.get("settings") or {}).get("keep_texts"):
         declare(out.parent, out, "texts")
-    page = write_report(results, out, **inputs)
+    page = write_report(results, out, extras=extras)
     file = folder / "results.json" if folder.is_dir() else folder
     answer(page=page, file=file, **read_json(file))
     console = Console()
-    console.print(table(results, inputs["extras"].get("attack_results", ())))
+    console.print(table(results, extras.get("attack_results", ())))
     console.print(f"Report: {page}", soft_wrap=True)

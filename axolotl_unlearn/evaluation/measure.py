@@ -1,4 +1,4 @@
-"""From a model to what it did: likelihoods, generated rows, generic questions."""
+"""From a model to what it did: likelihoods, generated rows."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def measure(
     bars: ProgressBars,
     spec: ModelSpec,
 ) -> Measured:
-    """Everything but the generic questions."""
+    """All that is known of a model."""
     found, name = Measured(), spec.name
     if getattr(model, "scores", True):
         _measure_likelihoods(model, tokenizer, sets, settings, found, cache, key, bars, name)
@@ -245,9 +245,9 @@ def _best(values: Sequence[float]) -> int:
 def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spec) -> None:
     from axolotl_unlearn.evaluation import in_vllm
     from axolotl_unlearn.evaluation.generate import generate_greedily
-    from axolotl_unlearn.evaluation.generic import contains_answer
     from axolotl_unlearn.evaluation.served import Served
     from axolotl_unlearn.metrics.semeval import row_score
+    from axolotl_unlearn.metrics.words import contains_answer
 
     rows: dict[str, Row] = {row.key: row for row in sets.rows}
 
@@ -308,13 +308,3 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spe
         for part in workers.gather(mine):
             for stored in part:
                 take(stored)
-
-
-def ask(model, tokenizer, questions, settings, workers, bars, name) -> dict[str, Any]:
-    from axolotl_unlearn.evaluation.generic import score_generic, summary
-
-    def answers(part) -> list[dict[str, Any]]:
-        return score_generic(model, tokenizer, part, settings.batch_size)
-
-    with bars.bar(f"{name}: generic", len(questions)):
-        return summary(workers.map(answers, questions))

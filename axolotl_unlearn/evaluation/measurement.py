@@ -22,8 +22,6 @@ class Settings:
         keep_texts: store generated texts.
         device_map: "auto" for a model that does not fit one device: spread over all there are.
         mmlu_dir: MMLU's CSV folder, or "hub", for utility instead of general.jsonl.
-        generic: "builtin" or a file: also ask generic questions with the patterns of the forget
-            questions (`evaluation.generic`), and report the drop from the original.
         min_members: refuse fewer members or non-members; 0 measures no membership.
         limit: only the first rows of each part, interleaved over the cells (to try out).
         original: name of the model before unlearning, for the utility gate and as reference of
@@ -42,7 +40,6 @@ class Settings:
     device_map: str | None = None
     mmlu_dir: str | None = None
     mmlu_shots: int = 0
-    generic: str | None = None
     min_members: int = MIN_MEMBERS
     limit: int | None = None
     original: str | None = None
@@ -124,7 +121,6 @@ class Measured:
             and its scored tokens.
         attacks: membership attacks by name, one number a document, members first; low = member.
         features: of each document, members first, for the learned attack (`metrics.learned`).
-        generic: answers to generic questions, where they were asked; cached by itself.
     """
 
     values: dict[str, float] = field(default_factory=dict)
@@ -143,11 +139,10 @@ class Measured:
     text_tokens: list[int] = field(default_factory=list)
     attacks: dict[str, list[float]] = field(default_factory=dict)
     features: list[list[float]] = field(default_factory=list)
-    generic: dict[str, Any] | None = None
     seconds: float = 0.0
 
     def stored(self, keep_texts: bool) -> dict[str, Any]:
-        data = {name: value for name, value in vars(self).items() if name != "generic"}
+        data = dict(vars(self))
         if not keep_texts:
             data["texts"] = {}
         return data
@@ -155,9 +150,9 @@ class Measured:
 
 def count_outputs(found: Measured, sets: EvaluationSets) -> None:
     """What is kept of all texts instead of them; an earlier version's cache has it not yet."""
-    from axolotl_unlearn.evaluation.generic import contains_answer
     from axolotl_unlearn.metrics.fluency import reference_figures
     from axolotl_unlearn.metrics.semeval import any_script_recall
+    from axolotl_unlearn.metrics.words import contains_answer
 
     # An interrupted run of real data has no texts of the rows before.
     if found.outputs or len(found.texts) < len(sets.rows):

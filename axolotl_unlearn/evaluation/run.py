@@ -7,8 +7,6 @@ Scores, losses and ids are stored; generated texts only of made-up data or with 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,7 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.collapse import CollapseChecker, collapse_key
-from axolotl_unlearn.evaluation.measure import ProgressBars, ask, load, measure
+from axolotl_unlearn.evaluation.measure import ProgressBars, load, measure
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, find_file
 from axolotl_unlearn.evaluation.summary import (
@@ -118,7 +116,6 @@ def evaluate(
                         is_original=before is not None and spec.name == before.name,
                         collapse=collapse[spec.name],
                         blind=blind,
-                        with_text=settings.keep_texts,
                         **resampling,
                     )
                 )
@@ -147,7 +144,7 @@ def _measure_all(
     """What each model did, and its collapse report, from the cache where they are known."""
     measured: dict[str, Measured] = {}
     collapse: dict[str, dict[str, Any] | None] = {}
-    workers, questions = cache.workers, _questions(settings.generic, sets)
+    workers = cache.workers
     keys = {name: cache.key(digest, sets, settings) for name, digest in weights.items()}
     unjudged = [s for s in specs if cache.get(collapse_key(keys, s, before)) is None]
     judge = CollapseChecker(before, sets, settings, cache, keys, bars)
@@ -161,23 +158,16 @@ def _measure_all(
             reference = spec is before and unjudged and not found.outputs
             if reference or cache.get(collapse_key(keys, spec, before)) is None:
                 found = None
-        asked = _generic_key(keys[spec.name], questions)
-        known = cache.get(asked) if questions else None
-        if found is None or (questions and known is None):
+        if found is None:
             started = time.perf_counter()
             tokenizer = None if spec.served else load_tokenizer(spec)
             model = load(spec, settings, workers)
-            if found is None:
-                found = measure(
-                    model, tokenizer, sets, settings, cache, keys[spec.name], bars, spec
-                )
-                found.seconds = time.perf_counter() - started
-                cache.save(keys[spec.name], found, settings)
-            if questions and known is None and not spec.served:
-                known = ask(model, tokenizer, questions, settings, workers, bars, spec.name)
-                cache.put(asked, known)
+            found = measure(
+                model, tokenizer, sets, settings, cache, keys[spec.name], bars, spec
+            )
+            found.seconds = time.perf_counter() - started
+            cache.save(keys[spec.name], found, settings)
             del model
-        found.generic = known
         measured[spec.name] = found
         collapse[spec.name] = judge.report(spec, found, measured[before.name] if before else None)
         if not settings.keep_texts:
@@ -192,21 +182,6 @@ def _original_of(specs: Sequence[ModelSpec], name: str | None) -> ModelSpec | No
             raise UnlearnError(f"--original {name!r} is none of the models ({', '.join(by_name)}).")
         return by_name[name]
     return by_name.get("original") or by_name.get("memorised")
-
-
-def _questions(generic: str | None, sets: EvaluationSets) -> list[Any]:
-    """The generic questions whose answers are not in the forget set; none unless asked for."""
-    from axolotl_unlearn.evaluation.generic import builtin_items, outside, read_items
-
-    if generic is None:
-        return []
-    items = builtin_items() if generic == "builtin" else read_items(generic)
-    return outside(items, [text for r in sets.forget for text in (r.input, r.output)])
-
-
-def _generic_key(key: str, questions: Sequence[Any]) -> str:
-    content = json.dumps([asdict(item) for item in questions]).encode()
-    return f"{key}-generic-{hashlib.sha256(content).hexdigest()[:16]}"
 
 
 def _blind(sets: EvaluationSets, cache: Cache, seed: int) -> dict[str, Any] | None:

@@ -11,7 +11,6 @@ import numpy as np
 
 from axolotl_unlearn.data.records import author_of, document_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.generic import drop
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
@@ -53,7 +52,6 @@ def summarise(
     blind: Mapping[str, Baseline] | None = None,
     resamples: int = 10_000,
     seed: int = 0,
-    with_text: bool = False,
 ) -> dict[str, Any]:
     """One entry of ``models`` in results.json."""
     rows = [row for row in sets.rows if row.key in found.values]
@@ -112,12 +110,6 @@ def summarise(
         result["membership"] = _membership(found, sets, blind)
     if found.options and sets.utility_source == "general" and any(o.subject for o in sets.utility):
         result["utility_groups"] = _utility_groups(found, sets)
-    if found.generic is not None:
-        result["general"] = {k: v for k, v in found.generic.items() if k != "items"}
-        if original is not None and original.generic is not None and not is_original:
-            result["general"]["drop"] = drop(original.generic, found.generic)
-    if with_text:
-        result["examples"] = _examples(found, sets)
     return result
 
 
@@ -499,24 +491,3 @@ def add_audits(
             task = tasks.get(line["document"], "")
             lines.append({"model": result["name"], "task": task, **line})
     return lines
-
-
-def _examples(found: Measured, sets: EvaluationSets, per_cell: int = 2) -> list[dict[str, Any]]:
-    """The first rows of each cell with what the model wrote."""
-    counts = dict.fromkeys(semeval.CELLS, 0)
-    examples = []
-    for row in sets.rows:
-        if row.key not in found.texts or counts[row.cell] == per_cell:
-            continue
-        counts[row.cell] += 1
-        examples.append(
-            {
-                "id": row.record.id,
-                "kind": row.record.kind,
-                "side": row.side,
-                "prompt": row.record.input,
-                "expected": row.record.output,
-                "generated": found.texts[row.key],
-            }
-        )
-    return examples

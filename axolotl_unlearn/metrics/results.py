@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -46,44 +47,14 @@ def _number(value: Any) -> float | None:
         raise ValueError("must be a number that a float can hold") from None
 
 
-def _share(value: Any) -> float | None:
-    found = _number(value)
-    if found is not None and not -1e-9 <= found <= 1 + 1e-9:
+def _share(value: float | None) -> float | None:
+    if value is not None and not -1e-9 <= value <= 1 + 1e-9:
         raise ValueError("must be between 0 and 1")
-    return found
+    return value
 
 
-def _present_number(value: Any) -> float:
-    found = _number(value)
-    if found is None:
-        raise ValueError("must be a finite number")
-    return found
-
-
-def _present_share(value: Any) -> float:
-    return _present_number(_share(value))
-
-
-def _count(value: Any) -> int | None:
-    found = _number(value)
-    if found is not None and (found < 0 or found != int(found)):
-        raise ValueError("must be a count")
-    return None if found is None else int(found)
-
-
-def _numbers(values: Any) -> tuple[float | None, ...]:
-    if not isinstance(values, (list, tuple)):
-        raise ValueError("must be a list of numbers")
-    return tuple(map(_number, values))
-
-
-def _interval(pair: Any) -> tuple[float, float] | None:
-    if pair is None:
-        return None
-    low_high = _numbers(pair)
-    if len(low_high) != 2:
-        raise ValueError("must be two numbers, low and high")
-    return None if None in low_high else (min(low_high), max(low_high))
+def _ordered(pair: tuple[float | None, float | None] | None) -> tuple[float, float] | None:
+    return None if pair is None or None in pair else (min(pair), max(pair))
 
 
 def _present(parts: Any) -> Any:
@@ -94,12 +65,12 @@ def _present(parts: Any) -> Any:
 
 
 Number = Annotated[float | None, BeforeValidator(_number)]
-Share = Annotated[float | None, BeforeValidator(_share)]
-Finite = Annotated[float, BeforeValidator(_present_number)]
-Unit = Annotated[float, BeforeValidator(_present_share)]
-Count = Annotated[int | None, BeforeValidator(_count)]
-Numbers = Annotated[tuple[float | None, ...], BeforeValidator(_numbers)]
-Interval = Annotated[tuple[float, float] | None, BeforeValidator(_interval)]
+Share = Annotated[Number, AfterValidator(_share)]
+Finite = Annotated[float, BeforeValidator(_number)]
+Unit = Annotated[Finite, AfterValidator(_share)]
+Count = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_number)]
+Numbers = tuple[Number, ...]
+Interval = Annotated[tuple[Number, Number] | None, AfterValidator(_ordered)]
 Names = tuple[str, ...]
 P = TypeVar("P")
 Named = Annotated[dict[str, P], BeforeValidator(_present)]
@@ -113,9 +84,7 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: Any) -> Any:
-        if isinstance(data, Mapping):
-            return {name: value for name, value in data.items() if value is not None}
-        return data
+        return _present(data)
 
     @property
     def more(self) -> Mapping[str, Any]:

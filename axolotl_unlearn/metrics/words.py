@@ -52,6 +52,24 @@ def without_accents(text: str) -> str:
     return unicodedata.normalize("NFC", "".join(kept))
 
 
+def fold(text: str) -> str:
+    """Lower case, no accents, punctuation as spaces, no article: "the Thames," -> "thames".
+
+    Where a script has no spaces every character is a word.
+    """
+    found = words(without_accents(text).casefold().replace("ł", "l").replace("ø", "o"))
+    return " ".join(found[1:] if len(found) > 1 and found[0] in ("a", "an", "the") else found)
+
+
+def contains_answer(generated: str, answer: str) -> bool:
+    """Whether the generation says the answer, in whole words, whatever comes before or after it.
+
+    The official exact match is 0 for a model that says the answer and goes on.
+    """
+    secret = fold(answer)
+    return bool(secret) and f" {secret} " in f" {fold(generated)} "
+
+
 class AnyScript:
     """Tokenizer for rouge-score: its own words where a text is ASCII, all scripts elsewhere."""
 

@@ -1,4 +1,4 @@
-"""What belongs beside results.json in a report: the audit, attacks, depth, configs."""
+"""What belongs beside results.json in a report: the audit and attacks."""
 
 from __future__ import annotations
 
@@ -16,42 +16,27 @@ from axolotl_unlearn.metrics.results import Results, load_results, whole
 def find_inputs(
     results: Results | Mapping[str, Any],
     folder: str | Path,
-    *,
-    configs: Iterable[str | Path] = (),
     attacks: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments for `write_report`, found beside the models and the results.
-
-    Of a job in its ``eval``, else in the folder: audit.jsonl; depth.json with uds.json; (or in
-    `attacks`) attacks.json with one file an attack.
-    """
+    """``extras`` of `write_report`: audit.jsonl of the folder; of `attacks` (default: the
+    folder, of a job its ``eval``) attacks.json and one file an attack."""
     from axolotl_unlearn.attacks.results import sentence
 
     home = folder_of(folder)
     extras: dict[str, Any] = {}
-    beside = home / "eval" if "job" in load_results(results).more else home
-    if (beside / "depth.json").is_file():
-        extras["depth"] = _json(beside / "depth.json")
-        if (beside / "uds.json").is_file():
-            found_depth = _json(beside / "uds.json").get("models") or {}
-            extras["depth_sentences"] = {
-                name: figures["sentence"]
-                for name, figures in found_depth.items()
-                if "sentence" in figures
-            }
     if (home / "audit.jsonl").is_file():
         extras["audit"] = read_json_lines(home / "audit.jsonl")
-    place = Path(attacks) if attacks else beside
+    place = Path(attacks or (home / "eval" if "job" in load_results(results).more else home))
     if attacked := attack_results(place):
         extras["attack_results"] = attacked
-        told = {one["model"]: one["documents"] for one in attacked
-                if one.get("documents") and whole(one)}  # fmt: skip
+        good = [one for one in attacked if whole(one)]
+        told = {one["model"]: one["documents"] for one in good if one.get("documents")}
         if told and "audit" in extras:
             extras["audit"] = with_attacks(extras["audit"], told)
         extras["attack_sentences"] = {
             f"{one['attack']} on {one['model']}": one.get("sentence") or sentence(one)
-            for one in attacked
-            if whole(one) and ("tried" not in one or one["sentence"])
+            for one in good
+            if "tried" not in one or one["sentence"]
         }
     elif attacks:
         raise UnlearnError(
@@ -60,14 +45,7 @@ def find_inputs(
         )
     if (place / "attacks.json").is_file():
         extras["attacks"] = _json(place / "attacks.json")
-    texts = {}
-    for path in map(Path, configs):
-        if not path.is_file():
-            raise UnlearnError(f"--config {path} does not exist.")
-        texts[path.name] = path.read_text(encoding="utf-8")
-    if texts:
-        extras["configs"] = texts
-    return {"extras": extras}
+    return extras
 
 
 def folder_of(results: str | Path) -> Path:

@@ -22,11 +22,9 @@ def write_report(
     Args:
         results: the dict of results.json, its path, or its folder.
         out_html: file to write; missing folders are made.
-        extras: `attacks` and `depth` (lists of curves, see `View`), `attack_sentences` and
-            `depth_sentences` ({model: text}), `configs` ({file name: text}); whatever else is
-            printed as JSON under "How this was made".
+        extras: As `find_inputs` gives them.
 
-    Texts appear only where `results` carries `examples`; this function never reads the data.
+    Texts appear only where the audit carries them; this function never reads the data.
     """
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup

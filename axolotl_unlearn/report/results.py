@@ -7,7 +7,6 @@ The judgement of a model is made in `metrics.verdict`, the file is checked in `m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from axolotl_unlearn.metrics.membership import forgetting as name_interval
@@ -23,11 +22,6 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
-
-
-def known(values: Sequence[float | None]) -> list[float]:
-    """Those that were measured."""
-    return [value for value in values if value is not None]
 
 
 def value_of(model: Model, metric: str) -> float | None:
@@ -48,19 +42,6 @@ def flags(model: Model) -> list[str]:
     if model.gate is not None and model.gate.below_gate:
         found.append("below gate")
     return found
-
-
-def best(results: Results) -> str | None:
-    """Name of the row with the highest Aggregate among unflagged candidates, if there is one.
-
-    The original and the retrained model are what candidates are read against, never candidates.
-    """
-    rows = [
-        (model.aggregate, model.name)
-        for model in results.models
-        if model.part == "candidate" and not flags(model) and model.aggregate is not None
-    ]
-    return max(rows)[1] if rows else None
 
 
 def membership_sizes(model: Model) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.report.answer import Answer, Judged, answer_of
 from axolotl_unlearn.report.inputs import attack_results, folder_of
 from axolotl_unlearn.report.results import (
-    best,
+    HEADLINES,
     cell_count,
     flags,
     forgetting,
@@ -38,15 +38,11 @@ def table(
     Args:
         attacks: Results of `axolotl unlearn attack`; default: those in the results' folder.
 
-    Collapsed rows and rows below the utility gate are red and never best; the best of the others
-    is bold. The caption states the conventions and n.
+    Collapsed rows and rows below the utility gate are red; the model to use is bold. The caption
+    states the conventions and n.
     """
-    if attacks is None:
-        on_disk = isinstance(results, (str, Path))
-        attacks = attack_results(folder_of(results)) if on_disk else []
+    answer = _answer(results, attacks)
     results = load_results(results)
-    winner = best(results)
-    answer = answer_of(results, attacks)
     color = {"good": "green", "bad": "yellow"}.get(answer.tone, "")
     out = Table(
         title=Text(answer.sentence, style=f"bold {color}"),
@@ -63,16 +59,20 @@ def table(
     out.add_column("Reading", min_width=13)
     for model, judged in zip(results.models, answer.models, strict=True):
         marks = flags(model)
-        style = "red" if marks else "bold" if model.name == winner else ""
+        style = "red" if marks else "bold" if model.name == answer.best else ""
         out.add_row(
             Text(model.name, style=style),
-            *(
-                _cell(model, metric, style)
-                for metric in ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
-            ),
-            _reading(model, marks, model.name == winner, judged),
+            *(_cell(model, metric, style) for metric in HEADLINES),
+            _reading(model, marks, model.name == answer.best, judged),
         )
     return out
+
+
+def _answer(results: Any, attacks: Sequence[Mapping[str, Any]] | None) -> Answer:
+    if attacks is None:
+        on_disk = isinstance(results, (str, Path))
+        attacks = attack_results(folder_of(results)) if on_disk else []
+    return answer_of(results, attacks)
 
 
 def reasons(
@@ -81,10 +81,7 @@ def reasons(
 ) -> str:
     """A line for each candidate that is not good: what speaks most against it; "" for one alone,
     of which the table's title says it."""
-    if attacks is None:
-        on_disk = isinstance(results, (str, Path))
-        attacks = attack_results(folder_of(results)) if on_disk else []
-    candidates = answer_of(results, attacks).candidates
+    candidates = _answer(results, attacks).candidates
     if len(candidates) < 2:
         return ""
     bad = [one for one in candidates if one.tone != "good" and one.damning]
@@ -99,12 +96,7 @@ def _cell(model: Model, metric: str, style: str) -> Text:
     return text
 
 
-def _reading(
-    model: Model,
-    marks: list[str],
-    is_best: bool,
-    judged: Judged,
-) -> Text:
+def _reading(model: Model, marks: list[str], is_best: bool, judged: Judged) -> Text:
     """What the row is, in a few words: its flags, its verdict, or its part in the comparison."""
     if marks:
         return Text(", ".join(mark.upper() for mark in marks), style="bold red")
@@ -112,13 +104,9 @@ def _reading(
         "target": f"target, {FORGETTING_WORDS.get(forgetting(model), 'no AUC')}",
         "before": "before unlearning",
     }
-    good = judged.tone == "good"
-    style = "green" if good else "yellow" if judged.candidate else "dim"
+    style = {"good": "green", "plain": "dim"}.get(judged.tone, "yellow")
     text = Text(words.get(judged.kind, judged.kind), style=style)
-    if is_best:
-        # The highest Aggregate is only called best when it is good as well.
-        text.append(f", {'best' if good else 'highest'}", style="bold")
-    return text
+    return text.append(", best", style="bold") if is_best else text
 
 
 def caption(results: Results, answer: Answer) -> str:

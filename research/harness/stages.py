@@ -271,9 +271,8 @@ class Plan:
         """Write the HTML page of a finished job and return its path."""
         from axolotl_unlearn.report import find_inputs, write_report
 
-        configs = sorted((self.out / "configs").glob("*.yml"))
-        inputs = find_inputs(results, self.out, configs=configs)
-        return write_report(results, self.out / "report.html", **inputs)
+        extras = find_inputs(results, self.out)
+        return write_report(results, self.out / "report.html", extras=extras)
 
     def show(self) -> dict[str, Any]:
         """Run or resume, write the page, print the scores and where they lie; the results."""

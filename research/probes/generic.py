@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.continuations import continuation_logps
 from axolotl_unlearn.metrics.intervals import Mean, mean_interval, paired_difference
-from axolotl_unlearn.metrics.words import without_accents, words
+from axolotl_unlearn.metrics.words import fold
 
 #: What is measured, as keys of an item's result.
 MEASURES = ("generation", "option", "probability")
@@ -51,10 +50,8 @@ class Item:
 
 
 def builtin_items() -> list[Item]:
-    """The questions of this package."""
-    path = resources.files("axolotl_unlearn.evaluation") / "generic_questions.jsonl"
-    with resources.as_file(path) as file:
-        return read_items(file)
+    """Our own questions."""
+    return read_items(Path(__file__).with_name("generic_questions.jsonl"))
 
 
 def read_items(path: str | os.PathLike[str]) -> list[Item]:
@@ -128,24 +125,6 @@ def _names(question: str) -> list[str]:
     """Runs of capitalised words after the first word, folded: "George Washington"."""
     rest = question.split(" ", 1)[-1]
     return [fold(m) for m in re.findall(r"[^\W\d_a-z]\w*(?:[ -][^\W\d_a-z]\w*)*", rest)]
-
-
-def fold(text: str) -> str:
-    """Lower case, no accents, punctuation as spaces, no article: "the Thames," -> "thames".
-
-    Where a script has no spaces every character is a word.
-    """
-    found = words(without_accents(text).casefold().replace("ł", "l").replace("ø", "o"))
-    return " ".join(found[1:] if len(found) > 1 and found[0] in ("a", "an", "the") else found)
-
-
-def contains_answer(generated: str, answer: str) -> bool:
-    """Whether the generation says the answer, in whole words, whatever comes before or after it.
-
-    The official exact match is 0 for a model that says the answer and goes on.
-    """
-    secret = fold(answer)
-    return bool(secret) and f" {secret} " in f" {fold(generated)} "
 
 
 def is_correct(generated: str, item: Item) -> bool:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.continuations import continuation_logps
-from axolotl_unlearn.evaluation.generic import (
+from research.probes.generic import (
     Item,
     builtin_items,
     drop,
