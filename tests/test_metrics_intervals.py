@@ -18,13 +18,14 @@ from sklearn.metrics import roc_auc_score
 from axolotl_unlearn.metrics.intervals import (
     Area,
     Mean,
+    _between,
+    _placements,
     auc,
     auc_difference,
     auc_gap,
     auc_interval,
     auc_margin_p,
     cluster_bootstrap,
-    delong,
     harmonic_mean,
     holm,
     ideal_membership,
@@ -336,6 +337,12 @@ def test_auc_does_not_depend_on_order(members, others, random):
     random.shuffle(others)
     assert auc(members, others) == pytest.approx(value, abs=1e-12)
     assert auc_interval(members, others) == pytest.approx(bounds, abs=1e-9)
+
+
+def delong(members, nonmembers):
+    """``[1]`` AUC and ``[1, 1]`` variance."""
+    parts = _placements(*(np.atleast_2d(np.asarray(side, float)) for side in (members, nonmembers)))
+    return parts[0].mean(1), np.array([[_between(parts[0][0], parts[1][0], None)[0]]])
 
 
 def delong_by_pairs(members, others) -> tuple[float, float]:

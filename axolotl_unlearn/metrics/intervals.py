@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -73,13 +74,14 @@ class Area:
             _check(values, clusters, side + "s")
 
     @property
+    def texts(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Scores of members and of non-members."""
+        return (self.members, self.nonmembers)
+
+    @property
     def clusters(self) -> Clusters:
         """Documents of members and of non-members."""
         return (self.member_clusters, self.nonmember_clusters)
-
-
-def _texts(area: Area) -> tuple[Sequence[float], Sequence[float]]:
-    return (area.members, area.nonmembers)
 
 
 def _check(values: Sequence[float], clusters: Sequence[Hashable], name: str) -> None:
@@ -293,20 +295,25 @@ def semeval_draws(
     for name, score in scores.items():
         if isinstance(score, Mean) and _all_alike(score):
             draws[name] = _unseen_draws(score, name, n, seed)
-    for side in ("forget", "retain"):
-        parts = [draws[c] for c in cells if c.startswith(side)]
-        if parts:
-            draws[side] = harmonic_mean(np.stack(parts, -1))
-    if cells:
-        draws["task_aggregate"] = harmonic_mean(np.stack([draws[c] for c in cells], -1))
-    if membership is not None:
-        draws["mia_score"] = mia_score(draws["mia_auc"])
     if utility is not None and not isinstance(utility, Mean):
         draws["utility"] = np.full(n, float(utility))
-    parts = ("task_aggregate", "mia_score", "utility")
-    if all(part in draws for part in parts):
-        draws["aggregate"] = sum(draws[part] for part in parts) / 3
-    return draws
+    return _with_composites(draws, cells)
+
+
+_PARTS = ("task_aggregate", "mia_score", "utility")
+
+
+def _with_composites(found: dict[str, Any], cells: Iterable[str]) -> dict[str, Any]:
+    """Scores, or their draws, and what is computed from them."""
+    sides = {side: [c for c in cells if c.startswith(side)] for side in ("forget", "retain")}
+    for name, parts in {**sides, "task_aggregate": list(cells)}.items():
+        if parts:
+            found[name] = harmonic_mean(np.stack([found[c] for c in parts], -1))
+    if "mia_auc" in found:
+        found["mia_score"] = mia_score(found["mia_auc"])
+    if all(part in found for part in _PARTS):
+        found["aggregate"] = sum(found[part] for part in _PARTS) / 3
+    return found
 
 
 def _all_alike(score: Mean) -> bool:
@@ -421,16 +428,16 @@ def semeval_intervals(
         elif name in ("mia_auc", "mia_score"):
             if min(len(membership.members), len(membership.nonmembers)) > 1:
                 make = auc_interval if name == "mia_auc" else mia_score_interval
-                found[name] = make(*_texts(membership), level, membership.clusters)
+                found[name] = make(*membership.texts, level, membership.clusters)
         else:
             parts = {
                 c: s for c, s in cells.items() if name == "task_aggregate" or c.startswith(name)
             }
             found[name] = interval(values, level, _effective_documents(parts, draws))
     found = {name: bounds for name, bounds in found.items() if all(map(math.isfinite, bounds))}
-    if {"task_aggregate", "mia_score", "utility"} <= set(found):
+    if set(_PARTS) <= set(found):
         points = semeval_points(cells, membership, utility)
-        wider = mia_score_interval(*_texts(membership), (1 + level) / 2, membership.clusters)
+        wider = mia_score_interval(*membership.texts, (1 + level) / 2, membership.clusters)
         found["aggregate"] = _aggregate_interval(points, found, wider[1] == 1)
     return found
 
@@ -447,8 +454,7 @@ def _aggregate_interval(
     Args:
         chance: May the AUC be .5? Asked at half the error, for one side of it has all of it.
     """
-    parts = ("task_aggregate", "mia_score", "utility")
-    low, high = ([abs(bounds[part][end] - points[part]) for part in parts] for end in (0, 1))
+    low, high = ([abs(bounds[part][end] - points[part]) for part in _PARTS] for end in (0, 1))
     up = math.hypot(*high)
     if chance:
         up = math.hypot(high[0], high[2]) + 1 - points["mia_score"]
@@ -587,7 +593,7 @@ def semeval_differences(
                 means[0][name], means[1][name], value, gap[~np.isnan(gap)], level, n, seed
             )
         elif name == "mia_auc":
-            pairs = [_texts(parts[1]) for parts in (first, second)]
+            pairs = [parts[1].texts for parts in (first, second)]
             if min(map(len, pairs[0])) > 1:
                 found[name] = auc_difference(*pairs, level, first[1].clusters)
         else:
@@ -610,21 +616,11 @@ def semeval_points(
 ) -> dict[str, float]:
     """The scores themselves, by the names of `semeval_draws`."""
     found = {name: point(score) for name, score in cells.items()}
-    for side in ("forget", "retain"):
-        parts = [value for name, value in found.items() if name.startswith(side)]
-        if parts:
-            found[side] = float(harmonic_mean(parts))
-    if cells:
-        found["task_aggregate"] = float(harmonic_mean([found[name] for name in cells]))
     if membership is not None:
         found["mia_auc"] = point(membership)
-        found["mia_score"] = float(mia_score(found["mia_auc"]))
     if utility is not None:
         found["utility"] = point(utility) if isinstance(utility, Mean) else float(utility)
-    parts = ("task_aggregate", "mia_score", "utility")
-    if all(part in found for part in parts):
-        found["aggregate"] = sum(found[part] for part in parts) / 3
-    return found
+    return {name: float(value) for name, value in _with_composites(found, cells).items()}
 
 
 def _mean_difference(
@@ -658,31 +654,18 @@ def auc(members: ArrayLike, nonmembers: ArrayLike) -> float:
     return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
 
 
-def delong(members: ArrayLike, nonmembers: ArrayLike) -> tuple[Array, Array]:
-    """AUCs of K attacks on the same texts and their covariance.
-
-    DeLong, DeLong and Clarke-Pearson 1988, with midranks (Sun and Xu 2014, IEEE SPL 21): each
-    member's share of non-members below it, ``V10 [K, N]``, each non-member's share of members
-    above it, ``V01 [K, M]``; covariance ``cov(V10) / N + cov(V01) / M``.
+def _placements(members: Array, nonmembers: Array) -> tuple[Array, Array]:
+    """Each member's share of non-members below it, ``V10 [K, N]``, and each non-member's share of
+    members above it, ``V01 [K, M]`` (DeLong, DeLong and Clarke-Pearson 1988; midranks: Sun and Xu
+    2014, IEEE SPL 21).
 
     Args:
-        members: ``[K, N]`` or ``[N]`` scores, higher for members.
-        nonmembers: ``[K, M]`` or ``[M]``.
-
-    Returns:
-        ``[K]`` AUCs and their ``[K, K]`` covariance.
+        members: ``[K, N]`` scores of K attacks on the same texts, higher for members.
+        nonmembers: ``[K, M]``.
 
     Raises:
-        ValueError: with fewer than 2 members or non-members.
+        ValueError: With fewer than 2 members or non-members.
     """
-    v10, v01 = _placements(np.atleast_2d(members), np.atleast_2d(nonmembers))
-    n, m = v10.shape[1], v01.shape[1]
-    covariance = np.cov(v10).reshape(len(v10), -1) / n + np.cov(v01).reshape(len(v01), -1) / m
-    return v10.mean(1), covariance
-
-
-def _placements(members: Array, nonmembers: Array) -> tuple[Array, Array]:
-    """``V10 [K, N]`` and ``V01 [K, M]`` of `delong`."""
     n, m = members.shape[1], nonmembers.shape[1]
     if n < 2 or m < 2:
         raise ValueError(f"{n} members and {m} non-members: a variance needs two of each.")
@@ -713,12 +696,8 @@ def auc_interval(
         return (bound, 1.0) if value else (0.0, 1 - bound)
     if not error or not math.isfinite(error):
         return (0.0, 1.0)
-    ends = logit(value) + np.array([-1, 1]) * _quantile((1 + level) / 2, df) * error
+    ends = logit(value) + np.array([-1, 1]) * t.ppf((1 + level) / 2, df) * error
     return (float(expit(ends[0])), float(expit(ends[1])))
-
-
-def _quantile(share: float, df: float) -> float:
-    return float(norm.ppf(share) if df == math.inf else t.ppf(share, df))
 
 
 def auc_margin_p(
@@ -736,7 +715,7 @@ def auc_margin_p(
     if not error or not math.isfinite(error):
         return 1.0
     gaps = [logit(value) - logit(target - margin), logit(target + margin) - logit(value)]
-    return float(t.sf(min(gaps) / error, df) if df < math.inf else norm.sf(min(gaps) / error))
+    return float(t.sf(min(gaps) / error, df))
 
 
 def _logit_error(
