@@ -162,9 +162,7 @@ def _measure_all(
             started = time.perf_counter()
             tokenizer = None if spec.served else load_tokenizer(spec)
             model = load(spec, settings, workers)
-            found = measure(
-                model, tokenizer, sets, settings, cache, keys[spec.name], bars, spec
-            )
+            found = measure(model, tokenizer, sets, settings, cache, keys[spec.name], bars, spec)
             found.seconds = time.perf_counter() - started
             cache.save(keys[spec.name], found, settings)
             del model
