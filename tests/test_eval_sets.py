@@ -251,11 +251,6 @@ def test_mmlu_faults(tmp_path):
         read_mmlu(home)
 
 
-def test_mmlu_from_the_hub_offline_says_so(folder):
-    with pytest.raises(UnlearnError, match="cannot be loaded from the hub"):
-        load_sets(folder, mmlu_dir="hub")
-
-
 def test_only_the_embedded_data_count_as_made_up(folder):
     """Neither a manifest of another forget file, nor one that does not say so (demo-real's)."""
     import hashlib

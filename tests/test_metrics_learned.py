@@ -7,8 +7,8 @@ import pytest
 
 from axolotl_unlearn.metrics.intervals import auc
 from axolotl_unlearn.metrics.learned import learned_attack, text_features
-from axolotl_unlearn.metrics.membership import priv_leak
 from axolotl_unlearn.metrics.memorisation import TokenFacts
+from eval_tasks.muse.utils import priv_leak
 
 
 def text(rng, known: bool) -> TokenFacts:

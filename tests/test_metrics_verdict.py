@@ -26,11 +26,9 @@ from axolotl_unlearn.metrics.verdict import (
     STATUSES,
     THRESHOLDS,
     bars,
-    broken,
     judge,
     judged,
     strongest_gain,
-    unstopped_answers,
     wrecks,
 )
 
@@ -233,18 +231,6 @@ def test_answers_that_exact_match_does_not_see_have_the_retrained_models_floor(
     assert status(model, original, retrained) == expected
 
 
-def test_answers_said_are_read_at_the_limit():
-    """.02 exact and .07 contained: .05, the limit; .06 is below it."""
-
-    def answers(exact, contained, side="forget"):
-        share = {"n": 100, "exact": exact, "contained": contained}
-        return read(Model, {"name": "m", "answers": {side: share}})
-
-    assert unstopped_answers(answers(0.0, 0.05), "forget") == 0.05
-    assert unstopped_answers(answers(0.02, 0.06), "forget") is None
-    assert unstopped_answers(read(Model, {"name": "m"}), "forget") is None
-
-
 @pytest.mark.parametrize(
     ("kind", "share", "target", "expected"),
     [
@@ -264,9 +250,6 @@ def test_broken_or_nonsensical_answers_on_the_forget_set_are_not_good(
     if target:
         retrained["collapse"]["forget"] = outputs(**{"broken": 0.0, kind: target})
     assert status(model, original, retrained) == expected
-    pair = read(Model, model), retrained and read(Model, retrained)
-    over = None if share in (0.06, 0.09) or target == 0.14 else share
-    assert broken(*pair) == over
 
 
 def attack(*rows, model="model"):
@@ -380,20 +363,6 @@ def test_side_is_harmonic_and_skips_missing_cells():
     assert model.side("forget") == pytest.approx(2 / 3) and model.side("retain") is None
     none = read(Model, {"name": "m", "cells": {**cells, "forget_task3_knowledge": 0}})
     assert none.side("forget") == 0
-
-
-def test_what_has_no_valid_test_judges_nothing():
-    model = entry()
-    model["likelihood"]["attacks"]["learned"] = {
-        "member": spread(200, -1),
-        "nonmember": spread(200),
-    }
-    model["likelihood"]["attacks"]["min_k_40"] = {
-        "member": spread(200, 2),
-        "nonmember": spread(200),
-    }
-    assert judge(model).good
-    assert set(judge(model).attacks) == {"loss", *ATTACKS, "learned"}
 
 
 @pytest.mark.parametrize(("p", "expected"), [(0.004, "under-forgets"), (0.005, "good")])

@@ -33,9 +33,7 @@ from axolotl_unlearn.errors import UnlearnError
 @click.option("--dtype", help="float32, bfloat16, float16 or auto [float32 on cpu, else auto]")
 @click.option("--backend", type=click.Choice(["vllm"]), help="What generates [transformers].")
 @click.option("--max-gen-toks", default=256, show_default=True, help="New tokens a row.")
-@click.option(
-    "--mmlu-dir", help="MMLU's CSV folder (dev/, test/), or `hub`, instead of general.jsonl."
-)
+@click.option("--mmlu-dir", help="MMLU's CSV folder (dev/, test/) instead of general.jsonl.")
 @click.option("--mmlu-shots", default=0, show_default=True)
 @click.option(
     "--min-members", default=20, show_default=True, help="Fewer are refused; 0: no membership."

@@ -169,7 +169,6 @@ def _measure_likelihoods(
             {
                 "loss": loss(one),
                 "min_k_20": -min_k(one, 0.2),
-                "min_k_40": -min_k(one, 0.4),
                 **({} if served else whole(one)),
                 # As of an answer whose prompt is the first half.
                 "extraction": extraction_strength(one[len(one) // 2 :]),
@@ -213,7 +212,7 @@ def _measure_likelihoods(
     losses = [one["loss"] for one in each]
     found.attacks = {
         attack: [one[attack] for one in each]
-        for attack in ("min_k_20", "min_k_plus_20", "min_k_40", "entropy")
+        for attack in ("min_k_20", "min_k_plus_20", "entropy")
         if attack in (each or [{}])[0]
     }
     found.features = [one["features"] for one in each if "features" in one]

@@ -21,7 +21,7 @@ class Settings:
         join: what stands between input and output.
         keep_texts: store generated texts.
         device_map: "auto" for a model that does not fit one device: spread over all there are.
-        mmlu_dir: MMLU's CSV folder, or "hub", for utility instead of general.jsonl.
+        mmlu_dir: MMLU's CSV folder, for utility instead of general.jsonl.
         min_members: refuse fewer members or non-members; 0 measures no membership.
         limit: only the first rows of each part, interleaved over the cells (to try out).
         original: name of the model before unlearning, for the utility gate and as reference of

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from axolotl_unlearn.data.records import read_rows, read_text
 from axolotl_unlearn.errors import UnlearnError
@@ -124,30 +123,3 @@ def _mmlu_question(row: Sequence[str]) -> str:
     lines = [row[0].strip()]
     lines += [f"{letter}. {text}" for letter, text in zip(LETTERS, row[1:5], strict=True)]
     return "\n".join([*lines, "Answer:"])
-
-
-def mmlu_from_hub(shots: int) -> list[Option]:
-    from datasets import load_dataset
-
-    try:
-        data = load_dataset("cais/mmlu", "all")
-    except Exception as error:  # the hub answers with many kinds of errors
-        raise UnlearnError(
-            "MMLU cannot be loaded from the hub (offline?); give the folder of its original CSV "
-            f"files as `mmlu_dir`, or put a general.jsonl into the data folder ({error})."
-        ) from error
-
-    def as_row(row: Mapping[str, Any]) -> list[str]:
-        return [row["question"], *row["choices"], LETTERS[row["answer"]]]
-
-    subjects: dict[str, list[list[str]]] = {}
-    for row in data["test"]:
-        subjects.setdefault(row["subject"], []).append(as_row(row))
-    solved: dict[str, list[list[str]]] = {}
-    for row in data["dev"]:
-        solved.setdefault(row["subject"], []).append(as_row(row))
-    return [
-        option
-        for subject in sorted(subjects)
-        for option in _mmlu_options(subject, subjects[subject], solved[subject][:shots])
-    ]

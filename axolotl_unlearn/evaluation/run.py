@@ -26,7 +26,6 @@ from axolotl_unlearn.evaluation.summary import (
     add_audits,
     add_distances,
     add_learned,
-    add_priv_leak,
     add_reference,
     summarise,
 )
@@ -122,7 +121,6 @@ def evaluate(
                 advance(1)
             add_distances(results, measured, sets, **resampling)
             add_reference(results)
-            add_priv_leak(results)
             learned = add_learned(results, measured, sets)
             lines = add_audits(
                 results, measured, sets, learned=learned, with_text=settings.keep_texts

@@ -31,7 +31,7 @@ from axolotl_unlearn.data.records import (
     read_rows,
 )
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.mmlu import Option, mmlu_from_hub, read_mmlu, read_options
+from axolotl_unlearn.evaluation.mmlu import Option, read_mmlu, read_options
 from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
 
 DEFAULT_DATA_DIR = "examples/demo"
@@ -144,7 +144,7 @@ def load_sets(
 
     Args:
         data_dir: the folder; default the demo's (``examples/demo``).
-        mmlu_dir: folder with ``dev/`` and ``test/`` of MMLU, or "hub" for the hub's ``cais/mmlu``;
+        mmlu_dir: folder with ``dev/`` and ``test/`` of MMLU;
             takes the place of what the data folder holds.
         mmlu_shots: solved examples of the subject before each MMLU question (0 to 5).
         min_members: refuse fewer members or non-members than this.
@@ -304,8 +304,6 @@ def _check_distinct(member, nonmember, folder: Path) -> None:
 
 
 def _utility(folder: Path, mmlu_dir, shots: int) -> tuple[list[Option], str]:
-    if mmlu_dir == "hub":
-        return mmlu_from_hub(shots), "mmlu"
     if mmlu_dir is not None:
         return read_mmlu(Path(mmlu_dir), shots), "mmlu"
     path = find_file(folder, "general")

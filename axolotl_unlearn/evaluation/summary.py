@@ -28,12 +28,10 @@ from axolotl_unlearn.metrics.membership import (
     Baseline,
     blind_sentence,
     forgetting,
-    priv_leak,
     share_interval,
     tpr_at_fpr,
 )
 from axolotl_unlearn.metrics.memorisation import compressed_bytes
-from axolotl_unlearn.metrics.results import Model, read
 from axolotl_unlearn.metrics.verdict import THRESHOLDS
 from axolotl_unlearn.models import ModelSpec
 
@@ -332,16 +330,6 @@ def attack_losses(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, 
     return {name: {"member": pair[0], "nonmember": pair[1]} for name, pair in losses.items()}
 
 
-def add_priv_leak(results: list[dict[str, Any]]) -> None:
-    """``priv_leak`` of MUSE (arXiv 2407.06460) of each model, where there is a retrained one."""
-    target = next((one for one in results if one["role"] == "retrained"), None)
-    for result in results:
-        models = (read(Model, one) for one in (result, target or result))
-        sides = [model.attack("min_k_40") for model in models]
-        if target is not None and result is not target and None not in sides:
-            result["priv_leak"] = priv_leak(*(auc(*side) for side in sides))
-
-
 def add_reference(results: list[dict[str, Any]]) -> None:
     """The attack "reference": loss minus that of a model of the role "reference".
 
@@ -418,7 +406,6 @@ def told_by_learned(found: Learned, sets: EvaluationSets) -> dict[str, float]:
 def evidence(found: Measured, sets: EvaluationSets) -> Evidence:
     """What `metrics.audit` needs to know of a model."""
     losses = attack_losses(found, sets) if found.member_loss else {}
-    losses.pop("min_k_40", None)
     losses["loss"] = {"member": found.member_loss, "nonmember": found.nonmember_loss}
     names = [document_id(name) for name, _ in sets.member] if found.member_loss else []
     split = len(names)

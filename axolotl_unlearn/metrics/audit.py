@@ -20,11 +20,7 @@ from scipy.stats import false_discovery_control
 
 from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.metrics.membership import Documents, told_documents
-from axolotl_unlearn.metrics.verdict.criteria import (
-    RECITED_TOKENS,
-    THRESHOLDS,
-    chance_strength,
-)
+from axolotl_unlearn.metrics.verdict.criteria import RECITED_TOKENS, recites
 
 #: Worst first.
 READINGS = (
@@ -87,25 +83,22 @@ class Evidence:
         }
 
 
-def recites(
+def recited(
     model: Evidence, retrained: Evidence | None, document: str, rows: Sequence[str]
 ) -> bool | None:
-    """Does half a text more come out word for word than of the retrained model, or of any held-out
-    text? None where there is neither. The same rule as the verdict's (`criteria.recited`)."""
-    limit = THRESHOLDS["recited"].value - 1e-9
+    """By the rule of the verdict (`criteria.recites`); None with neither a retrained model nor
+    held-out texts of which none comes out whole."""
     if retrained is None and not 0 <= max(model.held, default=math.nan) < 1:
         return None
-    floor = chance_strength(model.held)
-    found = False
-    for row in rows:
-        if model.tokens.get(row, 0) >= RECITED_TOKENS and row in model.extraction:
-            base = floor if retrained is None else retrained.extraction.get(row, 0.0)
-            found |= model.extraction[row] - base >= limit
+    base = None if retrained is None else [retrained.extraction.get(row, 0.0) for row in rows]
+    found = [
+        recites(model.extraction[row], model.tokens.get(row, 0), base and base[i], model.held)
+        for i, row in enumerate(rows)
+        if row in model.extraction
+    ]
     strength, tokens = model.halves.get(document, (0.0, 0))
-    if tokens >= 2 * RECITED_TOKENS:
-        base = floor if retrained is None else retrained.halves.get(document, (0.0, 0))[0]
-        found |= strength - base >= limit
-    return bool(found)
+    half = None if retrained is None else retrained.halves.get(document, (0.0, 0))[0]
+    return any(found) or recites(strength, tokens, half, model.held, 2 * RECITED_TOKENS)
 
 
 def audit(
@@ -132,7 +125,7 @@ def audit(
         (after Benjamini and Hochberg) of membership, ``told``; ``before`` and ``retrained``: the
         same figures of those models; ``reading``:
 
-            recited       half of a text and more comes out word for word (see `recites`)
+            recited       half of a text and more comes out word for word (see `recited`)
             still said    more answers are said than by the retrained model (at all, without one)
             still known   told from texts that were never seen, as if known
             pushed away   told, as something that was pushed away
@@ -175,7 +168,7 @@ def audit(
             line |= {"p": float(p_values[i]), "q": float(q[i]), "told": told}
             side = tests.side[i] if told else None
         floor = (target or {}).get("answers_said") or 0
-        line["recited"] = recites(model, retrained, name, rows)
+        line["recited"] = recited(model, retrained, name, rows)
         if line["recited"]:
             line["reading"] = "recited"
         elif (figures["answers_said"] or 0) > floor:

@@ -226,16 +226,6 @@ def attack_scores(
     return {name: np.asarray(values, float) for name, values in found.items()}
 
 
-def priv_leak(unlearned: float, retrained: float) -> float:
-    """PrivLeak of MUSE (arXiv 2407.06460, section 3.4) from two AUCs of Min-K% 40.
-
-    MUSE's AUC is that of the non-members, 1 minus ours: ``100 (AUC_u - AUC_r) / AUC_r``. Near 0
-    is good, -100 leaks (under-forgetting), positive is over-forgetting.
-    """
-    ours, theirs = 1 - unlearned, 1 - retrained
-    return 100 * (ours - theirs) / theirs if theirs else float("nan")
-
-
 #: Orders of clusters that are drawn where texts come in clusters.
 PERMUTATIONS = 1999
 

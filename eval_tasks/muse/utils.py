@@ -25,12 +25,11 @@ from axolotl_unlearn.evaluation.lm_tasks import (
     tokenizer_of,
 )
 from axolotl_unlearn.metrics import memorisation
-from axolotl_unlearn.metrics.membership import priv_leak
 from axolotl_unlearn.metrics.semeval import mia_auc
 
 HUB = "muse-bench/MUSE-{corpus}"
 CORPORA = ("News", "Books")
-#: AUC of the retrained model as MUSE's code has it, in its sense (see `membership.priv_leak`).
+#: AUC of the retrained model as MUSE's code has it, in its sense (see `priv_leak`).
 RETRAINED_AUC = {"News": 0.4772, "Books": 0.5393}
 MIN_K = 0.4
 #: Tokens generated after the start of a text, and of its end that are compared.
@@ -166,6 +165,16 @@ def auc_members(rows: Sequence[tuple[bool, float, float]]) -> float:
     if not all(sides.values()) or None in (*sides[True], *sides[False]):
         return math.nan
     return mia_auc(sides[True], sides[False])
+
+
+def priv_leak(unlearned: float, retrained: float) -> float:
+    """PrivLeak of MUSE (arXiv 2407.06460, section 3.4) from two AUCs of Min-K% 40.
+
+    MUSE's AUC is that of the non-members, 1 minus ours: ``100 (AUC_u - AUC_r) / AUC_r``. Near 0
+    is good, -100 leaks (under-forgetting), positive is over-forgetting.
+    """
+    ours, theirs = 1 - unlearned, 1 - retrained
+    return 100 * (ours - theirs) / theirs if theirs else float("nan")
 
 
 def privleak(rows: Sequence[tuple[bool, float, float]]) -> float:

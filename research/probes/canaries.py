@@ -17,7 +17,6 @@ from axolotl_unlearn.evaluation.sets import find_file
 from axolotl_unlearn.files import declare, write_json, write_lines
 from axolotl_unlearn.metrics.membership import MARGIN
 from axolotl_unlearn.metrics.results import Model, load_results
-from axolotl_unlearn.metrics.verdict import UNJUDGED
 from research.probes.canaries_metrics import Certificate, certify
 from research.worlds import generate
 
@@ -138,7 +137,7 @@ def judge_canaries(
         raise UnlearnError(f"no document of {key} is in the data of {path}; was it limited?")
     found = {}
     for model in results.models:
-        scores = {n: pair for n, pair in model.scores.items() if n not in UNJUDGED}
+        scores = model.scores
         planted, twins = (
             {name: sides[side][[pair[side] for pair in pairs]] for name, sides in scores.items()}
             for side in (0, 1)

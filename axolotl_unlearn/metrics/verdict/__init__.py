@@ -57,47 +57,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from axolotl_unlearn.metrics.results import Model, Results, load_results, read, whole
+from axolotl_unlearn.metrics.results import Model, Results, load_results, read, whole  # noqa: F401
 from axolotl_unlearn.metrics.verdict import attacks as _attack
 from axolotl_unlearn.metrics.verdict import criteria as _criteria
-from axolotl_unlearn.metrics.verdict.attacks import (
+from axolotl_unlearn.metrics.verdict.attacks import (  # noqa: F401
     NEEDED,
-    UNJUDGED,
     strongest,
     strongest_gain,
     wrecks,
 )
-from axolotl_unlearn.metrics.verdict.criteria import (
-    THRESHOLDS,
-    Finding,
-    bars,
-    broken,
-    show,
-    unstopped_answers,
+from axolotl_unlearn.metrics.verdict.criteria import THRESHOLDS, Finding, bars, show  # noqa: F401
+from axolotl_unlearn.metrics.verdict.words import (  # noqa: F401
+    HEADLINES,
+    STATUSES,
+    name_of,
+    sentence_of,
 )
-from axolotl_unlearn.metrics.verdict.words import HEADLINES, STATUSES, name_of, sentence_of
-
-__all__ = [
-    "CRITERIA",
-    "HEADLINES",
-    "NEEDED",
-    "STATUSES",
-    "THRESHOLDS",
-    "UNJUDGED",
-    "Finding",
-    "Verdict",
-    "bars",
-    "broken",
-    "judge",
-    "judged",
-    "name_of",
-    "show",
-    "strongest",
-    "strongest_gain",
-    "unstopped_answers",
-    "whole",
-    "wrecks",
-]
 
 
 @dataclass(frozen=True)
@@ -221,7 +196,7 @@ def judge(
     ]
     status = _status(model, findings, found.told)
     attacked = any(finding.id in ("attack", "inside", "members") for finding in findings)
-    sentence = sentence_of(status, model, original, retrained, findings, found.told, attacked)
+    sentence = sentence_of(status, model, original, retrained, findings, attacked)
     return Verdict(status, findings, found.told, found.power, found.against, sentence)
 
 

@@ -26,9 +26,6 @@ from axolotl_unlearn.metrics.results import Model, Scores, whole
 from axolotl_unlearn.metrics.verdict.criteria import THRESHOLDS, Finding, missing, show
 from axolotl_unlearn.metrics.verdict.words import name_of, p_value
 
-#: Scores that no rank test judges: Min-K% 40 is there for PrivLeak; those of the learned attack, in
-#: results of earlier versions, depend on each other through its training folds.
-UNJUDGED = ("min_k_40", "learned")
 #: Scores that every model is judged by; without one of them nothing is shown.
 NEEDED = ("loss", "zlib", "min_k_20", "min_k_plus_20", "entropy")
 
@@ -141,11 +138,7 @@ def clusters_of(model: Model) -> Clusters:
 
 def _judged(model: Model) -> Scores:
     """Scores that vary; those that are all equal order nothing."""
-    return {
-        name: pair
-        for name, pair in model.scores.items()
-        if name not in UNJUDGED and np.ptp(np.concatenate(pair)) > 0
-    }
+    return {name: pair for name, pair in model.scores.items() if np.ptp(np.concatenate(pair)) > 0}
 
 
 def _paired(model: Model, retrained: Model) -> bool:
@@ -166,7 +159,7 @@ def _lacks(model: Model, retrained: Model | None) -> str:
         judged = _judged(one)
         if gone := [name_of(name) for name in NEEDED if name not in judged]:
             return f"{whose} scores by {', '.join(gone)} are missing, not finite or all equal"
-        half = [n for n in one.likelihood.attacks if n not in UNJUDGED and n not in judged]
+        half = [n for n in one.likelihood.attacks if n not in judged]
         if half:
             names = ", ".join(map(name_of, half))
             return f"{whose} scores by {names} are not finite, all equal or of other texts"
@@ -213,16 +206,11 @@ def _power(mine: Scores, theirs: Scores, tests: int, clusters: Clusters) -> dict
     if "loss" in theirs:
         error = auc_gap(mine["loss"], theirs["loss"], clusters).error
         z = norm.ppf(1 - THRESHOLDS["alpha"].value / (2 * tests)) + norm.ppf(power)
-        smallest = min(1.0, float(z * error))
+        least = min(1.0, float(z * error))
     else:
-        smallest = membership.detectable(*groups, tests, power)
-    return {
-        "members": n,
-        "nonmembers": m,
-        "clusters": groups,
-        "tests": tests,
-        "smallest_difference": smallest,
-    }
+        least = membership.detectable(*groups, tests, power)
+    sizes = {"members": n, "nonmembers": m, "clusters": groups, "tests": tests}
+    return sizes | {"smallest_difference": least}
 
 
 def strongest(told: Mapping[str, dict[str, Any]]) -> str | None:
@@ -261,16 +249,10 @@ def tells_members(told: Mapping[str, dict[str, Any]], against: str) -> Finding:
         )
     if not tells:
         says = f"none of {len(told)} attacks tells members from texts it never saw"
-    return Finding(
-        "told",
-        "Attacks",
-        "fail" if tells else "pass",
-        f"{says} (p {p_value(attack['p_corrected'])}, corrected)",
-        attack["auc"],
-        attack["low"],
-        attack["high"],
-        p=attack["p_corrected"],
-    )
+    p = attack["p_corrected"]
+    says += f" (p {p_value(p)}, corrected)"
+    ends = (attack["auc"], attack["low"], attack["high"])
+    return Finding("told", "Attacks", "fail" if tells else "pass", says, *ends, p=p)
 
 
 def as_if_never_seen(told: Mapping[str, dict[str, Any]], against: str) -> Finding:
@@ -301,18 +283,8 @@ def as_if_never_seen(told: Mapping[str, dict[str, Any]], against: str) -> Findin
             f"these texts do not show that every AUC is within {margin:.2g} of {target} ({where}); "
             f"about {needed} of each kind would"
         )
-    return Finding(
-        "same",
-        "As if never seen",
-        "pass" if passed else "open",
-        says,
-        gap["value"],
-        gap["low"],
-        gap["high"],
-        margin,
-        gap["p"],
-        needed,
-    )
+    figures = (gap["value"], gap["low"], gap["high"], margin, gap["p"], needed)
+    return Finding("same", "As if never seen", "pass" if passed else "open", says, *figures)
 
 
 def nearer(model: Model, original: Model | None, retrained: Model | None) -> Finding | None:
@@ -364,7 +336,7 @@ def strongest_gain(
     figures = [row["above_control" if controlled else "gain"]["recalled"] for row in attacked]
     p_values = [_p_of(one) if one["value"] > 0 else 1.0 for one in figures]
     corrected = holm(p_values)
-    place = min(range(len(attacked)), key=lambda i: (corrected[i], -figures[i]["value"]))
+    place = min(range(len(figures)), key=lambda i: (corrected[i], -figures[i]["value"]))
     return attacked[place], dict(figures[place]), float(corrected[place]), controlled
 
 
@@ -485,16 +457,11 @@ def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None
             f"its weights tell no members ({view['title']}: AUC {area:.2f}, p {p_value(p)}), but "
         )
         says += "no control was given to show it"
-    return Finding(
-        *KINDS["views"],
-        "fail" if told else "pass" if same else "open",
-        says,
-        area if told or not gap else gap["value"],
-        None if told else gap.get("low"),
-        None if told else gap.get("high"),
-        None if told else membership.MARGIN,
-        p,
-    )
+    outcome = "fail" if told else "pass" if same else "open"
+    if told or not gap:
+        return Finding(*KINDS["views"], outcome, says, area, p=p)
+    figures = (gap["value"], gap.get("low"), gap.get("high"), membership.MARGIN, p)
+    return Finding(*KINDS["views"], outcome, says, *figures)
 
 
 class Tried:

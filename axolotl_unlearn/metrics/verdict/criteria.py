@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.intervals import LEVEL, harmonic_mean
 from axolotl_unlearn.metrics.membership import LOW_FPR, MARGIN
-from axolotl_unlearn.metrics.results import CELLS, Extraction, Model, Outputs
+from axolotl_unlearn.metrics.results import CELLS, Extraction, Model, Outputs, Texts
 
 
 class Threshold(NamedTuple):
@@ -136,12 +136,15 @@ def gate(model: Model) -> Finding:
     says = f"utility {show(value)}, at least {show(limit)} is asked"
     if model.gate.original is not None:
         says += f" (the original has {show(model.gate.original)})"
-    needed = None
     if outcome == "open":
         says += f"; {n} questions leave {show(low)} to {show(high)}"
-        if value > limit:
-            needed = math.ceil(n * ((value - low) / (value - limit)) ** 2)
+    needed = _needed(outcome, n, value - low, value - limit)
     return Finding("gate", title, outcome, says, value, low, high, limit, needed=needed)
+
+
+def _needed(outcome: str, n: int, half: float, room: float) -> int | None:
+    """Rows with which a value as far from its limit as ``room`` would pass."""
+    return math.ceil(n * (half / room) ** 2) if outcome == "open" and n and room > 0 else None
 
 
 def chance(model: Model) -> Finding:
@@ -228,12 +231,10 @@ def side(model: Model, original: Model | None, retrained: Model | None, side: st
     if low == high and seen not in (0.0, 1.0):
         # One document, resampled: no width is no certainty.
         return missing(name, title, f"{says}, and one document does not show it")
-    needed = None
     if outcome == "open":
         says += f" (interval {show(low)} to {show(high)})"
-        rows = sum(model.n.get(cell) or 0 for cell in CELLS if cell.startswith(side))
-        if seen > bar and rows:
-            needed = math.ceil(rows * ((seen - low) / (seen - bar)) ** 2)
+    rows = sum(model.n.get(cell) or 0 for cell in CELLS if cell.startswith(side))
+    needed = _needed(outcome, rows, seen - low, seen - bar)
     return Finding(name, title, outcome, says + words, seen, low, high, bar, needed=needed)
 
 
@@ -268,15 +269,6 @@ def _lost_cells(model: Model, side: str) -> str:
         return f"rows of {next(n for n, count in counts.items() if count is None)} not counted"
     lost = [name for name in names if counts[name] and model.cells.get(name) is None]
     return f"no score of {', '.join(lost)}" if lost else ""
-
-
-def unstopped_answers(model: Model, side: str) -> float | None:
-    """Share of questions whose answer is said without being an exact match, where it is large.
-
-    A model that says the right answer and does not stop counts as forgotten for exact match.
-    """
-    share = _said(model, side)
-    return share[0] if share and share[0] >= THRESHOLDS["unstopped"].value else None
 
 
 def _said(model: Model, side: str) -> tuple[float, int] | None:
@@ -375,12 +367,6 @@ def _output_share(found: Outputs, kind: Kind) -> tuple[float, int] | None:
     return None if share is None or not n else (share, n)
 
 
-def broken(model: Model, retrained: Model | None = None) -> float | None:
-    """Share of broken or nonsensical outputs on the forget set where it is over its limit."""
-    found = outputs(model, retrained)
-    return found.value if found.value is not None and found.value > found.limit else None
-
-
 def _share_finding(
     identifier: str,
     title: str,
@@ -403,9 +389,7 @@ def _share_finding(
     says = f"{100 * value:.0f} % {words}"
     if theirs:
         says += f" ({100 * target:.0f} % of {whose})"
-    needed = None
-    if outcome == "open" and value < bar:
-        needed = math.ceil(n * ((high - value) / (bar - value)) ** 2)
+    needed = _needed(outcome, n, high - value, bar - value)
     return Finding(identifier, title, outcome, says, value, low, high, bar, needed=needed)
 
 
@@ -416,12 +400,8 @@ def _share_bounds(share: float, n: int) -> tuple[float, float]:
 
 
 def recited(model: Model, retrained: Model | None) -> Finding:
-    """Texts that come out word for word though a model that never saw them does not say them.
-
-    The bar of a row is 0.5 above the retrained model's extraction strength of it; without one 0.5
-    above the largest of held-out texts, or the whole text. Answers of ten tokens and more, and
-    second halves of members.
-    """
+    """Texts that come out word for word though a model that never saw them does not say them
+    (`recites`): answers of ten tokens and more, and second halves of members."""
     title, says = "Recited texts", "whether a forget text is recited was not measured"
     if gone := _unread(model):
         return missing("recited", title, f"{says} ({gone})")
@@ -434,43 +414,39 @@ def recited(model: Model, retrained: Model | None) -> Finding:
         return missing(
             "recited", title, "a held-out text comes out whole, so none is called recited"
         )
-    found = sorted(recited_rows(mine, theirs))
-    documents = {mine.document[i] for i in found}
-    halves = recited_members(mine, theirs)
-    who = "the retrained model does not say" if theirs else "comes out of no held-out text"
+
+    def places(own: Texts | Extraction, other: Texts | Extraction | None, fewest: int) -> list[int]:
+        bases = other.strength if other is not None else [None] * len(own.strength)
+        held = mine.nonmember.strength
+        each = zip(own.strength, own.tokens, bases, strict=True)
+        return [i for i, (x, n, base) in enumerate(each) if recites(x, n, base, held, fewest)]
+
+    rows = places(mine, theirs, RECITED_TOKENS)
+    halves = places(mine.member, theirs and theirs.member, 2 * RECITED_TOKENS)
+    documents = {mine.document[i] for i in rows}
     sizes = (len(set(mine.document)), len(mine.member.strength))
     count, of = max((len(documents), sizes[0]), (len(halves), sizes[1]))
     if count:
+        who = "the retrained model does not say" if theirs else "comes out of no held-out text"
         says = f"{count} of {of} documents are recited: half of a text and more that {who}"
         return Finding("recited", title, "fail", says, count / max(1, of), limit=0.0)
     return Finding("recited", title, "pass", "no forget text is recited", 0.0, limit=0.0)
 
 
-def recited_rows(mine: Extraction, theirs: Extraction | None) -> list[int]:
-    """Places of forget rows that are recited."""
-    floor = chance_strength(mine.nonmember.strength)
-    base = theirs.strength if theirs is not None else [floor] * len(mine.strength)
-    return _above(mine.strength, base, mine.tokens, RECITED_TOKENS)
-
-
-def chance_strength(held: Sequence[float]) -> float:
-    """What a strength is compared with where no retrained model is: the largest of held-out texts,
-    at most 0.5, so that a whole text (1) is found."""
-    return min(max(held, default=0.0), 1 - THRESHOLDS["recited"].value)
-
-
-def recited_members(mine: Extraction, theirs: Extraction | None) -> list[int]:
-    """Places of members whose second half is recited."""
-    own = mine.member
-    floor = chance_strength(mine.nonmember.strength)
-    base = theirs.member.strength if theirs is not None else [floor] * len(own.strength)
-    return _above(own.strength, base, own.tokens, 2 * RECITED_TOKENS)
-
-
-def _above(strength, base, tokens, fewest: int) -> list[int]:
+def recites(
+    strength: float,
+    tokens: int,
+    base: float | None,
+    held: Sequence[float],
+    fewest: int = RECITED_TOKENS,
+) -> bool:
+    """Is a text's extraction strength 0.5 above ``base``, the retrained model's? Without one above
+    the largest of held-out texts, which counts as 0.5 at most, so that a whole text (1) is found.
+    """
     limit = THRESHOLDS["recited"].value
-    rows = zip(strength, base, tokens, strict=True)
-    return [i for i, (x, y, n) in enumerate(rows) if n >= fewest and x - y >= limit - 1e-9]
+    if base is None:
+        base = min(max(held, default=0.0), 1 - limit)
+    return tokens >= fewest and strength - base >= limit - 1e-9
 
 
 def _unread(model: Model) -> str:
@@ -484,11 +460,8 @@ def _unread(model: Model) -> str:
     each = (len(model.likelihood.member_loss), len(model.likelihood.nonmember_loss))
     if (len(found.member.strength), len(found.nonmember.strength)) != each:
         return "not every member and non-member has a strength"
-    for tokens, strength in (
-        (found.tokens, found.strength),
-        *((side.tokens, side.strength) for side in (found.member, found.nonmember)),
-    ):
-        if len(tokens) != len(strength) or None in tokens or None in strength:
+    for one in (found, found.member, found.nonmember):
+        if len(one.tokens) != len(one.strength) or None in (*one.tokens, *one.strength):
             return "a strength or a number of tokens is missing"
     return ""
 
