@@ -196,7 +196,7 @@ def make_attacks() -> list[dict[str, Any]]:
 
 def make_many(count: int) -> dict[str, Any]:
     """As many models as a sweep has, with scores of their own."""
-    results = make_results(texts=True)
+    results = make_results()
     some = [model for model in results["models"] if model["name"] in ("over", "under", "merged")]
     models = [m for m in results["models"] if m["name"] in ("original", "retrained")]
     rng = np.random.default_rng(0)

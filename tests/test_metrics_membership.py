@@ -222,12 +222,11 @@ def test_detectable_by_hand():
 
 
 def test_documents_by_hand():
-    """One attack, held out 1..9. A member at 20 is the strangest of a pool of 10: p 1/10, and by
-    the attack alone, two-sided, 2/10. A member at 5.1: median 5.05, 5 is as near, p 1."""
+    """One attack, held out 1..9. A member at 20 is the strangest of a pool of 10: p 1/10. A
+    member at 5.1: median 5.05, 5 is as near, p 1."""
     found = told_documents({"loss": [20.0, 5.1]}, {"loss": np.arange(1.0, 10)})
     assert found.p.tolist() == pytest.approx([0.1, 1.0])
-    assert found.by_attack["loss"].tolist() == pytest.approx([0.2, 1.0])
-    assert found.smallest_p == 0.1 and found.side[0] == "under"
+    assert found.side[0] == "under"
 
 
 def test_document_p_values_are_uniform_without_a_difference_and_find_one():
@@ -241,7 +240,7 @@ def test_document_p_values_are_uniform_without_a_difference_and_find_one():
         found = told_documents(
             {n: s[:60] for n, s in scores.items()}, {n: s[60:] for n, s in scores.items()}
         )
-        small.append(found.share)
+        small.append((found.p <= 0.05).mean())
         assert not found.told.any() or found.p.min() <= 0.05
     assert np.mean(small) < 0.06
     scores = {n: np.r_[s[:20] + 9, s[20:]] for n, s in scores.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,19 +56,13 @@ def compare(
 ) -> dict[str, Any]:
     """Compare two models that `evaluate` has measured, from its cache; no model is loaded.
 
-    Settings are those of that evaluation. A model that its results name is compared as it was
-    then, whatever lies in its folder now.
-
-    Args:
-        first, second: As for `evaluate`: names in its results, or paths.
-        data_dir: Default: the data of that evaluation.
-        out_dir: Folder of that evaluation.
-        resamples: Default: as in that evaluation.
+    Settings, data and resamples are those of that evaluation unless given. A model that its results
+    name is compared as it was then, whatever lies in its folder now; others are named by path.
 
     Returns:
         ``{"first", "second", "resamples", "differences": {metric: {"value", "low", "high", "p",
-        "smallest"}}, ``smallest`` the difference that these rows find in four of five data sets,
-        "sentence"}``.
+        "smallest"}}, "sentence"}``, ``smallest`` the difference that these rows find in four of
+        five data sets.
 
     Raises:
         UnlearnError: if one of them was not evaluated in this way.
@@ -89,10 +84,9 @@ def compare(
     cache = Cache(Path(settings.store or Path(out_dir) / "cache"))
     names, found = [], []
     for model in (first, second):
-        if weights := known.get(model, {}).get("weights"):
-            name = model
-        else:
-            stored = known.get(model)
+        stored = known.get(model, {})
+        name, weights = model, stored.get("weights")
+        if not weights:
             (spec,) = parse_models([f"{model}={stored['model']}" if stored else model])
             name, weights = spec.name, cache.weights(spec)
         measured = cache.load(cache.key(weights, sets, settings), sets, settings)
@@ -106,22 +100,12 @@ def compare(
         found.append(measured)
     resamples = resamples or settings.resamples or RESAMPLES
     gaps = compare_measured(*found, sets, resamples=resamples, seed=settings.seed)
-    return {
-        "first": names[0],
-        "second": names[1],
-        "resamples": resamples,
-        "differences": {
-            metric: {
-                "value": gap.value,
-                "low": gap.low,
-                "high": gap.high,
-                "p": gap.p,
-                "smallest": smallest_difference(gap.low, gap.high, len(gaps)),
-            }
-            for metric, gap in gaps.items()
-        },
-        "sentence": sentence(*names, gaps),
+    figures = {
+        metric: asdict(gap) | {"smallest": smallest_difference(gap.low, gap.high, len(gaps))}
+        for metric, gap in gaps.items()
     }
+    said = {"first": names[0], "second": names[1], "resamples": resamples}
+    return said | {"differences": figures, "sentence": sentence(*names, gaps)}
 
 
 def sentence(

@@ -337,21 +337,14 @@ def add_reference(results: list[dict[str, Any]]) -> None:
     model the judgement takes that one instead.
     """
     reference = next((one for one in results if one["role"] == "reference"), None)
-    for result in results:
-        scored = [one and one["likelihood"]["member_loss"] for one in (result, reference)]
-        if result is reference or not all(scored):
-            continue  # the same sets: in one evaluation all models have the same texts
-        result["likelihood"]["attacks"]["reference"] = {
-            side: [
-                a - b
-                for a, b in zip(
-                    result["likelihood"][f"{side}_loss"],
-                    reference["likelihood"][f"{side}_loss"],
-                    strict=True,
-                )
-            ]
+    for own in (one["likelihood"] for one in results if reference and one is not reference):
+        pairs = {
+            side: list(zip(own[name], reference["likelihood"][name], strict=True))
             for side in ("member", "nonmember")
+            if own[name := f"{side}_loss"] and reference["likelihood"][name]
         }
+        if pairs:  # in one evaluation all models have the same texts
+            own["attacks"]["reference"] = {s: [a - b for a, b in p] for s, p in pairs.items()}
 
 
 def add_learned(
@@ -410,20 +403,17 @@ def evidence(found: Measured, sets: EvaluationSets) -> Evidence:
     names = [document_id(name) for name, _ in sets.member] if found.member_loss else []
     split = len(names)
     whole = len(found.extraction) == len(sets.forget) == len(found.answer_tokens)
-    halves = list(zip(found.text_extraction, found.text_tokens, strict=True))
+    ids = [record.id for record in sets.forget] if whole else []
+    halves = zip(found.text_extraction[:split], found.text_tokens[:split], strict=True)
     return Evidence(
         members={
             attack: dict(zip(names, [-x for x in sides["member"]], strict=True))
             for attack, sides in losses.items()
         },
         nonmembers={attack: [-x for x in sides["nonmember"]] for attack, sides in losses.items()},
-        extraction={r.id: x for r, x in zip(sets.forget, found.extraction, strict=True)}
-        if whole
-        else {},
-        tokens={r.id: n for r, n in zip(sets.forget, found.answer_tokens, strict=True)}
-        if whole
-        else {},
-        halves=dict(zip(names, halves[:split], strict=True)) if halves else {},
+        extraction=dict(zip(ids, found.extraction, strict=False)),
+        tokens=dict(zip(ids, found.answer_tokens, strict=False)),
+        halves=dict(zip(names, halves, strict=False)),
         held=found.text_extraction[split:],
         said={
             row.record.id: found.contained[row.key]

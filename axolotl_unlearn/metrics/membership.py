@@ -119,18 +119,17 @@ def blind_baselines(
     """
     texts, n = [*members, *nonmembers], len(members)
     raw = [text.encode("utf-8", errors="replace") for text in texts]
-    scores: dict[str, NDArray] = {
+    scores = {
         "length": np.array([float(len(text)) for text in texts]),
         "zlib": np.array([len(zlib.compress(r, 9)) / max(1, len(r)) for r in raw]),
+        **_trained_scores(texts, n, folds, repeats, seed),
     }
-    trained = _trained_scores(texts, n, folds, repeats, seed)
-    each = 1 - (1 - level) / (len(scores) + len(trained))
     found = {}
-    for name, score in {**scores, **trained}.items():
-        value = auc(score[:n], score[n:])
-        low, high = auc_interval(score[:n], score[n:], each)
-        separates = low > 0.5 or (high < 0.5 and name in scores)
-        found[name] = Baseline(value, low, high, bool(separates))
+    for name, score in scores.items():
+        sides = (score[:n], score[n:])
+        low, high = auc_interval(*sides, 1 - (1 - level) / len(scores))
+        separates = low > 0.5 or (high < 0.5 and name in ("length", "zlib"))
+        found[name] = Baseline(auc(*sides), low, high, bool(separates))
     return found
 
 
@@ -180,20 +179,12 @@ def blind_sentence(baselines: Mapping[str, Baseline]) -> str | None:
     if not found:
         return None
     name, worst = max(found.items(), key=lambda item: abs(item[1].auc - 0.5))
-    what = {
-        "length": "their length",
-        "zlib": "how well they compress",
-        "bag_of_words": "their words",
-        "words_tfidf": "their words",
-    }[name]
+    what = {"length": "their length", "zlib": "how well they compress"}.get(name, "their words")
     return (
         f"The membership figure means nothing here: without any model, {what} alone tells members "
         f"from non-members (AUC {worst.auc:.2f} [{worst.low:.2f}, {worst.high:.2f}]). "
         "Take non-members from the same source as the members."
     )
-
-
-# --- can an attack tell? -------------------------------------------------------------------------
 
 
 def attack_scores(
@@ -209,20 +200,17 @@ def attack_scores(
         reference: Token facts under a model that never saw the members (the retrained one, or any
             other); without it there is no attack "reference".
     """
+    pairs = list(zip(facts, texts, strict=True))
     found = {
         "loss": [-memorisation.loss(one) for one in facts],
-        "zlib": [
-            -memorisation.zlib_ratio(one, text) for one, text in zip(facts, texts, strict=True)
-        ],
+        "zlib": [-memorisation.zlib_ratio(one, text) for one, text in pairs],
         "min_k_20": [memorisation.min_k(one, 0.2) for one in facts],
         "min_k_plus_20": [memorisation.min_k_plus(one, 0.2) for one in facts],
         "entropy": [-memorisation.entropy(one) for one in facts],
     }
     if reference is not None:
-        found["reference"] = [
-            -memorisation.reference_difference(one, other)
-            for one, other in zip(facts, reference, strict=True)
-        ]
+        both = zip(facts, reference, strict=True)
+        found["reference"] = [-memorisation.reference_difference(*one) for one in both]
     return {name: np.asarray(values, float) for name, values in found.items()}
 
 
@@ -393,10 +381,13 @@ def auc_equivalence(
             room = 1 - (1 - level) ** (1 / min(independent))
             low, high, p = value - room, value + room, 1.0 if room >= margin else 1 - level
     half = max(high - value, value - low)
-    needed = None
-    if abs(value) < margin and half < 0.5:
-        needed = math.ceil(min(sizes) * (half / (margin - abs(value))) ** 2)
+    needed = None if half >= 0.5 else _needed(value, half, min(sizes), margin)
     return Equivalence(float(value), float(low), float(high), margin, float(p), needed)
+
+
+def _needed(value: float, half: float, texts: int, margin: float) -> int | None:
+    room = margin - abs(value)
+    return math.ceil(texts * (half / room) ** 2) if room > 0 else None
 
 
 def trained_equivalence(
@@ -413,9 +404,7 @@ def trained_equivalence(
     """
     half = float(norm.ppf(level)) * spread
     p = float(norm.sf((margin - abs(value)) / max(spread, 1e-12)))
-    needed = None
-    if abs(value) < margin:
-        needed = math.ceil(texts * (half / (margin - abs(value))) ** 2)
+    needed = _needed(value, half, texts, margin)
     return Equivalence(float(value), value - half, value + half, margin, p, needed)
 
 
@@ -435,23 +424,14 @@ class Documents:
 
     Attributes:
         p: ``[N]``, all attacks together, two-sided, exact.
-        by_attack: ``[N]`` two-sided p-value of each attack by itself.
         side: ``[N]`` "under" (as if known) or "over" (as if pushed away), by the attack with the
             smallest p-value.
         told: ``[N]`` after Benjamini and Hochberg's correction over the documents.
-        smallest_p: No p-value can be smaller with so many non-members.
     """
 
     p: NDArray[np.float64]
-    by_attack: dict[str, NDArray[np.float64]]
     side: list[str]
     told: NDArray[np.bool_]
-    smallest_p: float
-
-    @property
-    def share(self) -> float:
-        """Share of documents that are told at .05 without a correction; about .05 by chance."""
-        return float((self.p <= 1 - LEVEL).mean())
 
 
 def told_documents(
@@ -475,31 +455,28 @@ def told_documents(
             model then cancels.
         rate: Share of false accusations among the documents that are told.
     """
-    names = list(members)
-    inside = np.stack([np.asarray(members[name], float) for name in names])  # [K, N]
-    held = np.stack([np.asarray(nonmembers[name], float) for name in names])  # [K, M]
+    inside = np.stack([np.asarray(scores, float) for scores in members.values()])  # [K, N]
+    held = np.stack([np.asarray(nonmembers[name], float) for name in members])  # [K, M]
     n, m = inside.shape[1], held.shape[1]
     # Some members at a time, so that memory does not grow with members times non-members.
     parts = np.array_split(inside, max(1, min(n, n * m // _PLACES)), axis=1)
     found = [_strangeness(part, held) for part in parts]
-    p, single, signed = (np.concatenate(one, -1) for one in zip(*found, strict=True))
+    p, signed = (np.concatenate(one, -1) for one in zip(*found, strict=True))
     strongest = np.abs(signed).argmax(0)
     side = ["under" if signed[a, i] > 0 else "over" for i, a in enumerate(strongest)]
     told = false_discovery_control(p, method="bh") <= rate if n else np.zeros(0, bool)
-    by_attack = dict(zip(names, single, strict=True))
-    return Documents(p, by_attack, side, told, 1 / (m + 1))
+    return Documents(p, side, told)
 
 
 #: Members times non-members that are compared at once.
 _PLACES = 4_000_000
 
 
-def _strangeness(inside: NDArray, held: NDArray) -> tuple[NDArray, NDArray, NDArray]:
-    """``[K, N]`` and ``[K, M]`` scores to p ``[N]``, that of each attack ``[K, N]``, and how far
-    each member is from its pool's median ``[K, N]``."""
+def _strangeness(inside: NDArray, held: NDArray) -> tuple[NDArray, NDArray]:
+    """``[K, N]`` and ``[K, M]`` scores to p ``[N]`` and how far each member is from its pool's
+    median ``[K, N]``."""
     (k, n), m = inside.shape, held.shape[1]
-    signed, single = np.empty((k, n)), np.empty((k, n))
-    strange = np.zeros((n, m + 1))
+    signed, strange = np.empty((k, n)), np.zeros((n, m + 1))
     for a in range(k):
         pool = np.concatenate([np.broadcast_to(held[a], (n, m)), inside[a][:, None]], 1)
         pool -= np.median(pool, 1, keepdims=True)
@@ -507,6 +484,4 @@ def _strangeness(inside: NDArray, held: NDArray) -> tuple[NDArray, NDArray, NDAr
         pool /= np.where(scale > 0, scale, 1.0)
         signed[a] = pool[:, -1]
         np.maximum(strange, np.abs(pool), out=strange)
-        ends = [(s * pool >= s * pool[:, -1:]).sum(1) for s in (1, -1)]
-        single[a] = np.minimum(1.0, 2 * np.minimum(*ends) / (m + 1))
-    return (strange >= strange[:, -1:] - 1e-12).sum(1) / (m + 1), single, signed
+    return (strange >= strange[:, -1:] - 1e-12).sum(1) / (m + 1), signed

@@ -247,7 +247,7 @@ def single_tests(repeats: int, seed: int = 1) -> list[dict[str, Any]]:
             hits["all attacks, Holm"] += min(intervals.holm(tests)) < 0.05
             documents = membership.told_documents(members, others)
             hits["any document told"] += bool(documents.told.any())
-            hits["documents with p <= .05 (share)"] += documents.share
+            hits["documents with p <= .05 (share)"] += (documents.p <= 0.05).mean()
             hits["before: recognisable"] += _recognisable_before(*pair)
             low, high = membership.auc_interval(*pair)
             hits["before: called balanced"] += low <= 0.5 <= high
