@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from platform import python_version
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
@@ -34,6 +35,7 @@ from axolotl_unlearn.evaluation.workers import Workers
 from axolotl_unlearn.files import declare, write_json, write_lines
 from axolotl_unlearn.metrics.results import SCHEMA, load_results
 from axolotl_unlearn.models import ModelSpec, load_tokenizer, parse_models
+from axolotl_unlearn.store import versions
 
 
 def evaluate(
@@ -105,26 +107,22 @@ def evaluate(
             advance(1)
             results = []
             for spec in specs:
-                results.append(
-                    {"weights": weights[spec.name]}
-                    | summarise(
-                        spec,
-                        measured[spec.name],
-                        sets,
-                        original=measured[before.name] if before else None,
-                        is_original=before is not None and spec.name == before.name,
-                        collapse=collapse[spec.name],
-                        blind=blind,
-                        **resampling,
-                    )
+                found = summarise(
+                    spec,
+                    measured[spec.name],
+                    sets,
+                    original=measured[before.name] if before else None,
+                    is_original=spec is before,
+                    collapse=collapse[spec.name],
+                    blind=blind,
+                    **resampling,
                 )
+                results.append({"weights": weights[spec.name]} | found)
                 advance(1)
             add_distances(results, measured, sets, **resampling)
             add_reference(results)
-            learned = add_learned(results, measured, sets)
-            lines = add_audits(
-                results, measured, sets, learned=learned, with_text=settings.keep_texts
-            )
+            told = add_learned(results, measured, sets)
+            lines = add_audits(results, measured, sets, learned=told, with_text=settings.keep_texts)
     write_lines(out / AUDIT_FILE, lines, private=True)
     _write(out / "results.json", results, sets, settings)
     return results
@@ -204,21 +202,8 @@ def _write(path: Path, models: list[dict], sets: EvaluationSets, settings: Setti
         "notes": sets.notes,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": asdict(settings),
-        "versions": _versions(),
+        "versions": {"python": python_version(), "task": TASK_VERSION, **versions()},
         "models": models,
     }
     load_results(results)  # what is read with types is written so
     write_json(path, results, private=True, ensure_ascii=False, allow_nan=False)
-
-
-def _versions() -> dict[str, str]:
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": platform.python_version(), "task": TASK_VERSION}
-    for package in ("axolotl-unlearn", "torch", "transformers", "peft", "rouge-score", "lm_eval"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

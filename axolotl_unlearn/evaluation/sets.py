@@ -16,10 +16,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from axolotl_unlearn.data.records import (
     SUFFIXES,
@@ -93,15 +93,14 @@ class EvaluationSets:
         if limit < 1:
             raise UnlearnError(f"--limit is {limit}; it must be 1 or more.")
         rows, documents = self.rows[:limit], self.documents[:limit]
-        return EvaluationSets(
-            folder=self.folder,
-            forget=[row.record for row in rows if row.side == "forget"],
-            retain=[row.record for row in rows if row.side == "retain"],
-            member=[(name, text) for side, name, text in documents if side == "member"],
-            nonmember=[(name, text) for side, name, text in documents if side == "nonmember"],
+        return replace(
+            self,
+            **{s: [r.record for r in rows if r.side == s] for s in ("forget", "retain")},
+            **{
+                s: [(n, x) for side, n, x in documents if side == s]
+                for s in ("member", "nonmember")
+            },
             utility=self.utility[:limit],
-            utility_source=self.utility_source,
-            synthetic=self.synthetic,
             notes=[*self.notes, f"limited to {limit} rows of each part: scores are rough"],
         )
 
@@ -157,40 +156,29 @@ def load_sets(
     if not folder.is_dir():
         raise UnlearnError(_no_folder(folder, given=data_dir is not None))
     notes: list[str] = []
-    forget: list[Record] = []
-    retain: list[Record] = []
+    sides: dict[str, list[Any]] = {"forget": [], "retain": [], "member": [], "nonmember": []}
     if "tasks" in parts:
-        forget, forget_path = _records(folder, "forget", notes)
-        retain, retain_path = _records(folder, "retain", notes)
-        check_disjoint(forget, retain, str(forget_path), str(retain_path))
-    member: list[tuple[str, str]] = []
-    nonmember: list[tuple[str, str]] = []
+        sides |= {side: _records(folder, side, notes) for side in ("forget", "retain")}
+        paths = [str(_need(folder, side)) for side in ("forget", "retain")]
+        check_disjoint(sides["forget"], sides["retain"], *paths)
     if "mia" in parts:
-        member = _documents(folder, "member", min_members)
-        nonmember = _documents(folder, "nonmember", min_members)
-        _check_distinct(member, nonmember, folder)
-    utility: list[Option] = []
-    source = ""
-    if "mmlu" in parts:
-        utility, source = _utility(folder, mmlu_dir, mmlu_shots)
-        if not utility:
-            notes.append(no_utility(folder))
+        sides |= {s: _documents(folder, s, min_members) for s in ("member", "nonmember")}
+        _check_distinct(sides["member"], sides["nonmember"], folder)
+    utility, source = _utility(folder, mmlu_dir, mmlu_shots) if "mmlu" in parts else ([], "")
+    if "mmlu" in parts and not utility:
+        notes.append(no_utility(folder))
     sets = EvaluationSets(
         folder=folder,
-        forget=forget,
-        retain=retain,
-        member=member,
-        nonmember=nonmember,
+        **sides,
         utility=utility,
         utility_source=source,
         synthetic=_is_generated(folder),
         notes=notes,
     )
     if "tasks" in parts:
-        notes += _lonely("forget", forget) + _lonely("retain", retain)
+        notes += _lonely("forget", sets.forget) + _lonely("retain", sets.retain)
         present = {row.cell for row in sets.rows}
-        absent = [name for name in CELLS if name not in present]
-        if absent:
+        if absent := [name for name in CELLS if name not in present]:
             notes.append(
                 f"no rows for {', '.join(absent)}: n/a; the harmonic mean runs over "
                 f"{len(present)} of 12 cells"
@@ -244,16 +232,14 @@ def _need(folder: Path, name: str) -> Path:
     path = find_file(folder, name)
     if path is None:
         needed = {
-            "forget": "records with id, input, output, task",
-            "retain": "records with id, input, output, task",
             "member": "documents that the model memorised (id, document)",
             "nonmember": "documents it has never seen (id, document)",
-        }[name]
+        }.get(name, "records with id, input, output, task")
         raise UnlearnError(f"{folder} has no {name}.jsonl (.json, .parquet): {needed}.")
     return path
 
 
-def _records(folder: Path, side: str, notes: list[str]) -> tuple[list[Record], Path]:
+def _records(folder: Path, side: str, notes: list[str]) -> list[Record]:
     path = _need(folder, side)
     records = read_records(path)
     places = list(read_rows(path))
@@ -272,7 +258,7 @@ def _records(folder: Path, side: str, notes: list[str]) -> tuple[list[Record], P
                 f"{path}, {place}: task {record.task!r} is none of Task1, Task2, Task3, which "
                 "the official cells are made of; rename it."
             )
-    return records, path
+    return records
 
 
 def _documents(folder: Path, name: str, least: int) -> list[tuple[str, str]]:
