@@ -517,42 +517,31 @@ class Difference:
 
 
 def paired_difference(
-    first: Mean | Area | Array,
-    second: Mean | Area | Array,
-    *,
-    value: float | None = None,
-    documents: tuple[int, int] | None = None,
-    level: float = LEVEL,
-    n: int = RESAMPLES,
-    seed: int = 0,
+    first: Mean, second: Mean, *, level: float = LEVEL, n: int = RESAMPLES, seed: int = 0
 ) -> Difference:
-    """Difference of two models that were scored on the same documents, with its interval.
-
-    Args:
-        first, second: Scores with the same documents, or draws ``[B]`` that `semeval_draws` or
-            `cluster_bootstrap` made from the same documents with the same seed.
-        value: The difference itself; needed with draws, whose mean is not the score.
-        documents: With draws: how many documents the smallest part of the score has, and how many
-            there are in all. The interval is that of the smallest part (see `interval`); no
-            p-value is smaller than the ``2 ** (1 - G)`` that the signs of all G can give.
+    """Difference of the means of two models over the same documents, with its interval.
 
     Raises:
         ValueError: if the documents differ: then nothing is paired.
     """
-    if isinstance(first, (Mean, Area)) and isinstance(second, (Mean, Area)):
-        sides = [dict(_sides("", score)) for score in (first, second)]
-        if {k: sorted(map(repr, v)) for k, v in sides[0].items()} != {
-            k: sorted(map(repr, v)) for k, v in sides[1].items()
-        }:
-            raise ValueError("the two scores are not over the same documents: evaluate both again.")
-        value = point(first) - point(second)
-        draws = [cluster_bootstrap({"": score}, n=n, seed=seed)[""] for score in (first, second)]
-        if isinstance(first, Mean):
-            return _mean_difference(first, second, value, draws[0] - draws[1], level, n, seed)
-        first, second = draws
-    elif value is None:
-        raise ValueError("draws do not hold the score itself: give the difference as `value`.")
-    gap = np.asarray(first) - np.asarray(second)
+    if sorted(map(repr, first.clusters)) != sorted(map(repr, second.clusters)):
+        raise ValueError("the two scores are not over the same documents: evaluate both again.")
+    draws = [cluster_bootstrap({"": score}, n=n, seed=seed)[""] for score in (first, second)]
+    value = point(first) - point(second)
+    return _mean_difference(first, second, value, draws[0] - draws[1], level, n, seed)
+
+
+def draws_difference(
+    gap: Array, value: float, documents: tuple[int, int] | None = None, level: float = LEVEL
+) -> Difference:
+    """Difference of two scores from draws ``[B]`` of it over the same documents.
+
+    Args:
+        value: The difference itself, which the mean of its draws is not.
+        documents: How many the smallest part of the score has, and how many there are in all. The
+            interval is that of the smallest part (see `interval`); no p-value is smaller than the
+            ``2 ** (1 - G)`` that the signs of all G can give.
+    """
     gap = gap[~np.isnan(gap)]
     low, high = interval(gap, level, documents and documents[0])
     p = min(1.0, 2 * min((gap <= 0).mean(), (gap >= 0).mean())) if len(gap) else math.nan
@@ -586,9 +575,8 @@ def semeval_differences(
     for name in both[0]:
         if name not in both[1] or not all(name in values for values in points):
             continue
-        value = points[0][name] - points[1][name]
+        value, gap = points[0][name] - points[1][name], both[0][name] - both[1][name]
         if name in means[0] and name in means[1]:
-            gap = both[0][name] - both[1][name]
             found[name] = _mean_difference(
                 means[0][name], means[1][name], value, gap[~np.isnan(gap)], level, n, seed
             )
@@ -597,13 +585,7 @@ def semeval_differences(
             if min(map(len, pairs[0])) > 1:
                 found[name] = auc_difference(*pairs, level, first[1].clusters)
         else:
-            found[name] = paired_difference(
-                both[0][name],
-                both[1][name],
-                value=value,
-                documents=_documents_of(name, *first),
-                level=level,
-            )
+            found[name] = draws_difference(gap, value, _documents_of(name, *first), level)
     corrected = holm([gap.p for gap in found.values()])
     return {
         name: replace(gap, p=float(p))
