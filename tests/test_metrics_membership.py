@@ -269,8 +269,6 @@ def test_documents_take_memory_of_some_at_a_time(monkeypatch):
     np.testing.assert_array_equal(parts.p, whole.p)
     np.testing.assert_array_equal(parts.told, whole.told)
     assert parts.side == whole.side
-    for name in sides[0]:
-        np.testing.assert_array_equal(parts.by_attack[name], whole.by_attack[name])
 
 
 def test_attack_scores_are_the_metrics_with_high_for_members():

@@ -56,10 +56,11 @@ def sentence_of(
     by_id = {finding.id: finding for finding in findings}
     sides = f"orgotten {show(model.side('forget'))} and kept {show(model.side('retain'))} of 1"
     if status in ("collapsed", "below gate"):
-        finding = by_id["collapse" if status == "collapsed" else "gate"]
+        collapsed = status == "collapsed"
+        finding = by_id["collapse" if collapsed else "gate"]
         return (
-            f"{_capital(HEADLINES[status])}: {finding.says}, so its Aggregate of "
-            f"{show(model.aggregate)} does not count."
+            f"{'Collapsed' if collapsed else 'Below the utility gate'}: {finding.says}, so its "
+            f"Aggregate of {show(model.aggregate)} does not count."
         )
     if status == "before":
         return (
