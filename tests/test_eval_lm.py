@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.memorisation import all_likelihood_metrics, loss
+from axolotl_unlearn.metrics.memorisation import loss
+from eval_tasks.unlearn_likelihood.utils import all_likelihood_metrics
 
 pytestmark = pytest.mark.slow
 

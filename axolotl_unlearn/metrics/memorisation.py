@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-#: Share of the lowest tokens that Min-K% looks at: .2 in its paper, .4 in OpenUnlearning and MUSE.
-MIN_K = (0.1, 0.2, 0.4)
 
 
 @dataclass(frozen=True)
@@ -143,21 +140,3 @@ def reference_difference(facts: TokenFacts, reference: TokenFacts) -> float:
     Different tokenizers are compared a text, not a token: use the same one.
     """
     return loss(facts) - loss(reference)
-
-
-def all_likelihood_metrics(
-    facts: TokenFacts, text: str, ks: Iterable[float] = MIN_K
-) -> dict[str, float]:
-    """Every metric that one text and one model give, by name."""
-    values = {
-        "loss": loss(facts),
-        "probability": probability(facts),
-        "exact_memorisation": exact_memorisation(facts),
-        "extraction_strength": extraction_strength(facts),
-        "extraction_strength_one_over_n": extraction_strength(facts, "one_over_n"),
-        "zlib_ratio": zlib_ratio(facts, text),
-    }
-    for k in ks:
-        values[f"min_k_{k:g}"] = min_k(facts, k)
-        values[f"min_k_plus_{k:g}"] = min_k_plus(facts, k)
-    return values

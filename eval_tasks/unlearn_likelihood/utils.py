@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from axolotl_unlearn.evaluation.lm_tasks import (
@@ -12,9 +12,12 @@ from axolotl_unlearn.evaluation.lm_tasks import (
     mean_of_present,  # noqa: F401
     sets_of,
 )
-from axolotl_unlearn.metrics.memorisation import all_likelihood_metrics
+from axolotl_unlearn.metrics import memorisation
+from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 Docs = dict[str, Any]
+#: Share of the lowest tokens that Min-K% looks at: .2 in its paper, .4 in OpenUnlearning and MUSE.
+MIN_K = (0.1, 0.2, 0.4)
 #: For either side.
 LIKELIHOOD_METRICS = ("loss", "probability", "exact_memorisation", "extraction_strength",
                       "extraction_strength_one_over_n", "zlib_ratio", "min_k_0.2",
@@ -42,3 +45,21 @@ def score_likelihood(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, A
         for side in ("forget", "retain")
         for name in LIKELIHOOD_METRICS
     }
+
+
+def all_likelihood_metrics(
+    facts: TokenFacts, text: str, ks: Iterable[float] = MIN_K
+) -> dict[str, float]:
+    """Every metric that one text and one model give, by name."""
+    values = {
+        "loss": memorisation.loss(facts),
+        "probability": memorisation.probability(facts),
+        "exact_memorisation": memorisation.exact_memorisation(facts),
+        "extraction_strength": memorisation.extraction_strength(facts),
+        "extraction_strength_one_over_n": memorisation.extraction_strength(facts, "one_over_n"),
+        "zlib_ratio": memorisation.zlib_ratio(facts, text),
+    }
+    for k in ks:
+        values[f"min_k_{k:g}"] = memorisation.min_k(facts, k)
+        values[f"min_k_plus_{k:g}"] = memorisation.min_k_plus(facts, k)
+    return values

@@ -27,7 +27,8 @@ import torch
 from axolotl_unlearn.engine.token_scoring import score_texts
 from axolotl_unlearn.evaluation.generate import generate_greedily
 from axolotl_unlearn.evaluation.sets import load_sets
-from axolotl_unlearn.metrics.memorisation import all_likelihood_metrics, loss
+from axolotl_unlearn.metrics.memorisation import loss
+from eval_tasks.unlearn_likelihood.utils import all_likelihood_metrics
 from research.benchmarks.models import ROOT
 
 TOKENIZER = ROOT / "examples" / "tiny-olmo"

@@ -28,6 +28,7 @@ from axolotl_unlearn.metrics import memorisation
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from eval_tasks.tofu import utils as tofu
 from eval_tasks.tofu.utils import tofu_documents
+from eval_tasks.unlearn_likelihood.utils import all_likelihood_metrics
 from research.benchmarks.evaluation import TOKENIZER, timed
 from research.benchmarks.models import Shape, olmo
 
@@ -53,9 +54,7 @@ def mean(facts: TokenFacts) -> float:
 
 
 def attack(name: str) -> Callable[[Row, Facts], float]:
-    return lambda row, found: memorisation.all_likelihood_metrics(
-        found[0], row["answer"], ks=(0.4,)
-    )[name]
+    return lambda row, found: all_likelihood_metrics(found[0], row["answer"], ks=(0.4,))[name]
 
 
 def ratio(row: Row, found: Facts) -> float:
