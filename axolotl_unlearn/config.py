@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -31,6 +32,11 @@ class Strict(BaseModel):
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, (dict, str, int, ObjectiveArgs)) else value
+
+
+def _text_is(key: str) -> BeforeValidator:
+    """A text stands for a block with this key alone."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
 class ReferenceArgs(Strict):
@@ -68,18 +74,8 @@ class ReferenceArgs(Strict):
         return bool(self.model or self.adapter)
 
 
-def _as_reference(value: Any) -> Any:
-    return {"mode": value} if isinstance(value, str) else value
-
-
-Source = Annotated[ReferenceArgs, BeforeValidator(_as_reference)]
-
-
-def _as_model(value: Any) -> Any:
-    return {"model": value} if isinstance(value, str) else value
-
-
-Elsewhere = Annotated[ReferenceArgs, BeforeValidator(_as_model)]
+Source = Annotated[ReferenceArgs, _text_is("mode")]
+Elsewhere = Annotated[ReferenceArgs, _text_is("model")]
 
 
 class AnnealArgs(Strict):
@@ -90,10 +86,6 @@ class AnnealArgs(Strict):
 
     def __str__(self) -> str:
         return f"{self.schedule} to {self.to:g}"
-
-
-def _as_anneal(value: Any) -> Any:
-    return {"schedule": value} if isinstance(value, str) else value
 
 
 class RiseArgs(Strict):
@@ -158,7 +150,7 @@ class ObjectiveArgs(BaseModel):
 
     objective: str = Field(description="name in the registry; see `axolotl unlearn methods`")
     weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="factor in the total loss")
-    anneal: Annotated[AnnealArgs | None, BeforeValidator(_as_anneal)] = Field(
+    anneal: Annotated[AnnealArgs | None, _text_is("schedule")] = Field(
         None, description="linear or cosine: lead the weight to 0 (or `to`) by the last step"
     )
     constraint: ConstraintArgs | None = Field(
@@ -216,7 +208,13 @@ class ObjectiveArgs(BaseModel):
                     f"objective {self.objective} has no parameter {key!r}{nearest(key, names)}; "
                     f"it takes {', '.join(known.parameters) or 'none'}"
                 )
-        fields = {name: (p.annotation, p.default) for name, p in _typed_parameters(known).items()}
+        # Evaluated annotations: the modules postpone them.
+        signature = inspect.signature(known.function, eval_str=True)
+        fields = {
+            name: (p.annotation, p.default)
+            for name, p in signature.parameters.items()
+            if p.kind is p.KEYWORD_ONLY
+        }
         model = create_model(f"{self.objective}_parameters", __base__=Strict, **fields)
         try:
             validated = model(**self.parameters)
@@ -243,14 +241,6 @@ class ObjectiveArgs(BaseModel):
                 "`divide_by_length` would do nothing; remove it"
             )
         return self
-
-
-def _typed_parameters(objective) -> dict[str, Any]:
-    """Parameters with evaluated annotations (the modules use postponed evaluation)."""
-    import inspect
-
-    signature = inspect.signature(objective.function, eval_str=True)
-    return {k: p for k, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
 class LabelArgs(Strict):
@@ -322,6 +312,12 @@ class DataArgs(Strict):
         for number, entry in enumerate(self.rows):
             if not entry.get("type") and not entry.get("rl"):
                 raise ValueError(f"rows[{number}] has no `type` (chat_template, alpaca ...)")
+            if str(entry.get("type")).startswith("sharegpt"):
+                raise ValueError(
+                    "Axolotl no longer reads rows of `type: sharegpt`; give `type: chat_template` "
+                    "with `field_messages: conversations` and `message_property_mappings: {role: "
+                    "from, content: value}`"
+                )
         shaped = {
             "join", "template", "chat_template", "eos", "labels", "max_length", "cut_documents"
         }  # fmt: skip
@@ -696,7 +692,8 @@ def _filled(preset: Any, given: dict[str, Any]) -> Any:
     """``preset`` with what is given in its places; a key whose place stays empty is left out."""
     if isinstance(preset, str) and preset.startswith("$"):
         value = given.get(preset[1:])
-        return value if preset == "$heldout" else _as_model(value)
+        as_model = isinstance(value, str) and preset != "$heldout"
+        return {"model": value} if as_model else value
     if isinstance(preset, dict):
         filled = {key: _filled(value, given) for key, value in preset.items()}
         return {key: value for key, value in filled.items() if value is not None}
@@ -775,27 +772,16 @@ def nearest(name: str, known: Any) -> str:
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
-def _model_at(location: tuple) -> type[BaseModel]:
-    """The model in which an unknown key was found, for the names it might have meant."""
-    models = {
-        "reference": ReferenceArgs,
-        "anneal": AnnealArgs,
-        "constraint": ConstraintArgs,
-        "rise": RiseArgs,
-        "phases": PhaseArgs,
-        "data": DataArgs,
-        "pairing": PairingArgs,
-        "level": LevelArgs,
-        "saliency": SaliencyArgs,
-        "flatten": FlattenArgs,
-        "watch": WatchArgs,
-        "labels": LabelArgs,
-        "fields": FieldArgs,
-    }
-    for part in reversed(location[:-1]):
-        if part in models:
-            return models[part]
-    return UnlearnArgs
+def _keys_at(location: tuple) -> list[str]:
+    """The keys of the block in which an unknown one was found, which it might have meant."""
+    known: Any = UnlearnArgs
+    for part in location[:-1]:
+        if isinstance(part, str) and part in known.model_fields:
+            found = [known.model_fields[part].annotation]
+            while found and not (isinstance(found[0], type) and issubclass(found[0], BaseModel)):
+                found = [*get_args(found[0]), *found[1:]]
+            known = found[0] if found else known
+    return list(known.model_fields)
 
 
 def _sentence(error: ValidationError, where: str) -> str:
@@ -804,7 +790,7 @@ def _sentence(error: ValidationError, where: str) -> str:
         location = tuple(fault["loc"])
         path = ".".join([where, *map(str, location)])
         if fault["type"] == "extra_forbidden":
-            hint = nearest(location[-1], _model_at(location).model_fields)
+            hint = nearest(location[-1], _keys_at(location))
             faults.append(f"`{path}` is not a key of the block{hint}")
         else:
             message = fault["msg"].removeprefix("Value error, ")

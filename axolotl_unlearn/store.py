@@ -10,12 +10,9 @@ import hashlib
 import json
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from axolotl_unlearn.files import write_json
-
-if TYPE_CHECKING:
-    pass
 
 #: Whose version can change a result of a command.
 PACKAGES = ("axolotl-unlearn", "axolotl", "torch", "transformers", "peft", "mergekit", "lm_eval")

@@ -72,6 +72,25 @@ def test_init_reads_rows_of_other_formats(home, tmp_path):
     assert checked.exit_code == 0 and "ready" in checked.output, checked.output
 
 
+def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):
+    """The config, from which `request new` finds the rows of a person."""
+    data, out = tmp_path / "rows.jsonl", tmp_path / "finetune.yml"
+    rows = [
+        {"instruction": f"Who is {name}?", "input": "", "output": f"{name} keeps bees.", "id": name}
+        for name in ("Ada", "Bo", "Cy")
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = ("--data", data, "--output-dir", home / "model", "--out", out)
+    done = run("init", "--kind", "request", "--base-model", home / "model", *more)
+    assert done.exit_code == 0 and f"axolotl train {out}" in done.output, done.output
+    assert "type: alpaca}" in out.read_text() and "$" not in out.read_text()
+    out.write_text(out.read_text().replace("adapter: lora ", "# adapter: lora "))
+    made = run("request", "new", out, "--where", "id=Ada", "--out", tmp_path / "requests" / "1")
+    assert made.exit_code == 0 and "1 row to forget" in made.output, made.output
+    missing = run("init", "--kind", "request", "--base-model", "m", "--out", tmp_path / "b.yml")
+    assert missing.exit_code == 2 and "--data" in missing.output
+
+
 def test_init_of_match_says_what_is_missing(home, tmp_path):
     rows = ["--forget", home / "forget.jsonl", "--retain", home / "retain.jsonl"]
     done = run("init", "--kind", "match", "--base-model", "m", *rows, "--out", tmp_path / "a.yml")

@@ -121,7 +121,6 @@ def test_ids_kinds_and_tasks():
         "question",
         "question",
     ]
-    assert [r.kind_number for r in EXPECTED] == [0, 1, 1]
     assert [task_number(t) for t in ("Task1", "task_3", "2", 2, "")] == [1, 3, 2, 2, 0]
 
 

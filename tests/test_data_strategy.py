@@ -371,8 +371,11 @@ def test_missing_block_is_an_error(tmp_path, config, role):
             {"eval_sequence_len": 32, "test_datasets": [{}]},
             "64 tokens but `eval_sequence_len` is 32",
         ),
-        ({"min_sample_len": 5}, "`min_sample_len: 5` would drop short rows"),
-        ({"dataset_exact_deduplication": True}, "`dataset_exact_deduplication` would drop rows"),
+        ({"min_sample_len": 5}, "`min_sample_len: 5` would drop rows"),
+        (
+            {"dataset_exact_deduplication": True},
+            "`dataset_exact_deduplication: True` would drop rows",
+        ),
         ({"sequence_len": None}, "`sequence_len` is not set"),
     ],
 )

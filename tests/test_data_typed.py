@@ -488,8 +488,8 @@ def test_an_entry_that_does_not_read_the_rows(base):
     wrong = said({"type": "completion"}, ALPACA[0])
     assert "'completion' cannot read these rows (KeyError: field 'text' is missing)" in wrong
     assert "Name her" not in wrong
-    old = said({"type": "sharegpt"}, CHATS[0])
-    assert "no longer reads `type: sharegpt`; give `type: chat_template` with" in old
+    with pytest.raises(UnlearnError, match="no longer reads rows of `type: sharegpt`; give"):
+        parse_unlearn({"forget": {"objective": "npo"}, "data": {"rows": {"type": "sharegpt"}}})
     assert "'alpakka'" in said({"type": "alpakka"}, ALPACA[0])
     assert "did you mean 'field_messages'?" in said(
         {"type": "chat_template", "field_mesages": "m"}, CHATS[0]

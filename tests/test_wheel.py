@@ -61,7 +61,7 @@ def place(built, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_init_check_train_and_eval_away_from_a_checkout(place):
+def test_every_step_away_from_a_checkout(place):
     import torch
     from conftest import tiny_llama
     from transformers import AutoTokenizer
@@ -87,3 +87,14 @@ def test_init_check_train_and_eval_away_from_a_checkout(place):
     run(*evaluate, cwd=place)
     results = json.loads((place / "out/eval/results.json").read_text())
     assert [model["name"] for model in results["models"]] == ["base", "unlearned"]
+    assert "Report: " in run(ours, "report", "out/eval", cwd=place)
+    assert (place / "out/eval/report.html").stat().st_size > 10_000
+    names = ("Ada", "Bo", "Cy")
+    rows = [{"id": n, "instruction": f"{n}?", "input": "", "output": f"{n} dives."} for n in names]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tuned = ("--base-model", "base", "--data", "rows.jsonl", "--output-dir", "out/unlearned")
+    run(ours, "init", "--kind", "request", *tuned, cwd=place)
+    said = run(ours, "request", "new", "finetune.yml", "--where", "id=Ada", "--out", "requests/1",
+               cwd=place)  # fmt: skip
+    assert "1 row to forget, 2 of 2 others to keep" in said
+    assert "1 rows" in run(ours, "request", "list", cwd=place)

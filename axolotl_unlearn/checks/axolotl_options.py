@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from axolotl_unlearn import versions
 from axolotl_unlearn.data.records import short
@@ -34,97 +34,57 @@ Written by `python -m axolotl_unlearn.checks.axolotl_options` from
 |---|---|---|
 """
 
-Positive = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float | None, Field(ge=0, le=1)]
-PositiveShare = Annotated[float | None, Field(gt=0, le=1)]
-BelowOne = Annotated[float | None, Field(ge=0, lt=1)]
-Count = Annotated[int | None, Field(ge=1)]
-Whole = Annotated[int | None, Field(ge=0)]
-
-
-class Numbers(BaseModel):
-    """Numbers that Axolotl takes as they are, with the ranges in which they mean something."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    learning_rate: Positive = None
-    embedding_lr: Positive = None
-    embedding_lr_scale: Positive = None
-    lr_div_factor: Positive = None
-    loraplus_lr_ratio: Positive = None
-    loraplus_lr_embedding: Positive = None
-    weight_decay: NotNegative = None
-    max_grad_norm: NotNegative = None
-    adam_beta1: BelowOne = None
-    adam_beta2: BelowOne = None
-    adam_beta3: BelowOne = None
-    adam_epsilon: Positive = None
-    adam_epsilon2: Positive = None
-    dion_lr: Positive = None
-    dion_momentum: BelowOne = None
-    dion_rank_fraction: PositiveShare = None
-    dion_rank_multiple_of: Count = None
-    qgalore_rank: Count = None
-    qgalore_update_proj_gap: Count = None
-    qgalore_scale: Positive = None
-    qgalore_proj_bits: Count = None
-    qgalore_proj_group_size: Count = None
-    qgalore_cos_threshold: Share = None
-    qgalore_gamma_proj: Count = None
-    qgalore_queue_size: Count = None
-    warmup_ratio: Share = None
-    warmup_steps: Whole = None
-    cosine_min_lr_ratio: Share = None
-    cosine_constant_lr_ratio: Share = None
-    jagged_restart_steps: Count = None
-    jagged_restart_warmup_steps: Count = None
-    jagged_restart_anneal_steps: Count = None
-    num_epochs: Positive = None
-    max_steps: Count = None
-    micro_batch_size: Count = None
-    eval_batch_size: Count = None
-    gradient_accumulation_steps: Count = None
-    batch_size: Count = None
-    sequence_len: Annotated[int | None, Field(ge=2)] = None
-    eval_sequence_len: Annotated[int | None, Field(ge=2)] = None
-    min_sample_len: Whole = None
-    pad_to_multiple_of: Count = None
-    lora_r: Count = None
-    lora_alpha: Positive = None
-    lora_dropout: BelowOne = None
-    peft_layers_to_transform: list[Annotated[int, Field(ge=0)]] | None = None
-    save_steps: Positive = None
-    eval_steps: Positive = None
-    saves_per_epoch: Count = None
-    evals_per_epoch: Count = None
-    save_total_limit: Count = None
-    early_stopping_patience: Count = None
-    loss_watchdog_threshold: Positive = None
-    loss_watchdog_patience: Count = None
-    logging_steps: Count = None
-    dataset_num_proc: Whole = None
-    dataset_processes: Whole = None
-    dataloader_num_workers: Whole = None
-    dataloader_prefetch_factor: Count = None
-    torch_empty_cache_steps: Count = None
-    ddp_timeout: Count = None
-    ddp_bucket_cap_mb: Count = None
-    fsdp_version: Annotated[int | None, Field(ge=1, le=2)] = None
-    dp_shard_size: Count = None
-    dp_replicate_size: Count = None
-    tiled_mlp_num_shards: Count = None
-    scaling_softmax_factor: Positive = None
-    profiler_steps: Count = None
-    profiler_steps_start: Whole = None
-    seed: Whole = None
-    val_set_size: NotNegative = None
+#: Numbers that Axolotl takes as they are, by the range in which they mean something.
+_RANGES = {
+    Annotated[float, Field(gt=0, allow_inf_nan=False)]: """
+        learning_rate embedding_lr embedding_lr_scale lr_div_factor loraplus_lr_ratio
+        loraplus_lr_embedding adam_epsilon adam_epsilon2 dion_lr qgalore_scale num_epochs
+        lora_alpha save_steps eval_steps loss_watchdog_threshold scaling_softmax_factor
+    """,
+    Annotated[float, Field(ge=0, allow_inf_nan=False)]: """
+        weight_decay max_grad_norm val_set_size
+    """,
+    Annotated[float, Field(ge=0, lt=1)]: """
+        adam_beta1 adam_beta2 adam_beta3 dion_momentum lora_dropout
+    """,
+    Annotated[float, Field(gt=0, le=1)]: """
+        dion_rank_fraction
+    """,
+    Annotated[int, Field(ge=1)]: """
+        dion_rank_multiple_of qgalore_rank qgalore_update_proj_gap qgalore_proj_bits
+        qgalore_proj_group_size qgalore_gamma_proj qgalore_queue_size jagged_restart_steps
+        jagged_restart_warmup_steps jagged_restart_anneal_steps max_steps micro_batch_size
+        eval_batch_size gradient_accumulation_steps batch_size pad_to_multiple_of lora_r
+        saves_per_epoch evals_per_epoch save_total_limit early_stopping_patience
+        loss_watchdog_patience logging_steps dataloader_prefetch_factor torch_empty_cache_steps
+        ddp_timeout ddp_bucket_cap_mb dp_shard_size dp_replicate_size tiled_mlp_num_shards
+        profiler_steps
+    """,
+    Annotated[float, Field(ge=0, le=1)]: """
+        qgalore_cos_threshold warmup_ratio cosine_min_lr_ratio cosine_constant_lr_ratio
+    """,
+    Annotated[int, Field(ge=0)]: """
+        warmup_steps min_sample_len dataset_num_proc dataset_processes dataloader_num_workers
+        profiler_steps_start seed
+    """,
+    Annotated[int, Field(ge=2)]: """
+        sequence_len eval_sequence_len
+    """,
+    list[Annotated[int, Field(ge=0)]]: """
+        peft_layers_to_transform
+    """,
+    Annotated[int, Field(ge=1, le=2)]: """
+        fsdp_version
+    """,
+}
+Numbers = create_model(
+    "Numbers",
+    **{key: (kind | None, None) for kind, keys in _RANGES.items() for key in keys.split()},
+)
 
 
 class Shapes(BaseModel):
     """Keys of Axolotl that are looked into before Axolotl checks them."""
-
-    model_config = ConfigDict(extra="ignore")
 
     base_model: str | None = None
     base_model_config: str | None = None

@@ -15,7 +15,7 @@ from typing import Any
 
 from axolotl_unlearn.columns import IGNORE, ROLES, pair_number
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
-from axolotl_unlearn.data.checks import role_of
+from axolotl_unlearn.data.checks import records_of, role_of
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.records import Record, read_records, short
 from axolotl_unlearn.data.suppression import LEARNED, allowed, content_of
@@ -63,16 +63,15 @@ def _has_tokenizer(cfg: dict[str, Any]) -> bool:
 
 
 def _records(cfg: dict[str, Any], args: UnlearnArgs, side: str) -> Iterator[Record]:
+    """Rows of a side that are in local files, without those that a request suppresses."""
+    listed = args.data.suppression if side in LEARNED else None
     for entry in _files(cfg, side):
-        path, data = entry["path"], args.data
-        listed = data.suppression if side in LEARNED else None
-        if data.rows:
-            rows = read_sources(path, data, entry)
-            left = allowed(rows, listed, path, lambda one: one.row)
+        if args.data.rows:
+            rows = read_sources(entry["path"], args.data, entry)
+            left = allowed(rows, listed, entry["path"], lambda one: one.row)
             yield from (one.record for one in left)
         else:
-            rows = read_records(path, data.fields, kind=data.default_kind, entry=entry)
-            yield from allowed(rows, listed, path, content_of)
+            yield from allowed(records_of(entry, args.data), listed, entry["path"], content_of)
 
 
 # --- tokens --------------------------------------------------------------------------------------

@@ -25,12 +25,6 @@ from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs, parse_unlearn, read_config
 from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
 from axolotl_unlearn.data.coverage import RowCounts
-from axolotl_unlearn.data.drawn import (
-    draw_retain,
-    passing_draw,
-    rows_to_draw,
-    streams_as_retain_side,
-)
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
@@ -566,6 +560,13 @@ def _is_local(path: str) -> bool:
     return path.startswith((".", "/", "~", "out/", "examples/")) or path.count("/") > 1
 
 
+def _take_streams(cfg: dict) -> None:
+    if cfg.get("streaming") or cfg.get("pretraining_dataset"):
+        from axolotl_unlearn.data.drawn import streams_as_retain_side
+
+        streams_as_retain_side(cfg)
+
+
 def prepare(cfg: dict) -> None:
     """Check a raw config and set what unlearning relies on, in place; the data are not read.
 
@@ -574,7 +575,7 @@ def prepare(cfg: dict) -> None:
     """
     found = axolotl_options.shape_faults(cfg)
     if not found:
-        streams_as_retain_side(cfg)
+        _take_streams(cfg)
         found = config_faults(cfg)
     if found:
         raise UnlearnError(" ".join(found))
@@ -615,6 +616,8 @@ def prepare_data(cfg: dict) -> None:
     block = cfg.get("unlearn")
     args = parse_unlearn(block) if block else None
     if args and args.data.retain_rows:
+        from axolotl_unlearn.data.drawn import draw_retain, rows_to_draw
+
         folder = Path(cfg["dataset_prepared_path"]).parent
         for drawn, source in draw_retain(cfg, folder, rows_to_draw(cfg, args)):
             LOG.warning("%s: its drawn rows are in %s.", source, drawn)
@@ -682,6 +685,8 @@ def check(path: Path, full: bool) -> tuple[list[str], list[str], dict[str, Any]]
     Raises:
         UnlearnError: The file cannot be read at all.
     """
+    from axolotl_unlearn.data.drawn import passing_draw
+
     cfg = read_config(path)
     entries = cfg["datasets"] if isinstance(cfg.get("datasets"), list) else []
     if not cfg.get("unlearn") and "memorise" not in map(role_of, entries):
@@ -691,7 +696,7 @@ def check(path: Path, full: bool) -> tuple[list[str], list[str], dict[str, Any]]
             {},
         )
     if not axolotl_options.shape_faults(cfg):
-        streams_as_retain_side(cfg)
+        _take_streams(cfg)
     found, lines, facts = config_faults(cfg), [], {}
     try:
         with passing_draw(cfg) as (drawn, named):

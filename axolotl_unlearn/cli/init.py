@@ -13,46 +13,56 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+#: Kind -> options that it needs.
+_NEEDS = {
+    "npo": ("forget", "retain"),
+    "match": ("forget", "retain", "heldout", "teacher"),
+    "request": ("data",),
+}
 
 
 @click.command("init")
 @click.option(
-    "--kind", type=click.Choice(["npo", "match"]), default="npo", show_default=True,
-    help="npo: away from the text; match: to the level of a model that never saw it.",
+    "--kind", type=click.Choice(list(_NEEDS)), default="npo", show_default=True,
+    help="npo: away from the text; match: to the level of a model that never saw it; request: a "
+    "fine-tuning run whose rows can be deleted later.",
 )  # fmt: skip
-@click.option("--base-model", required=True, help="The fine-tuned model that is to forget.")
-@click.option("--forget", required=True, type=_FILE, help="Rows to forget, JSON lines.")
-@click.option("--retain", required=True, type=_FILE, help="Rows to keep.")
+@click.option("--base-model", required=True, help="The model that is to forget, or to be tuned.")
+@click.option("--forget", type=_FILE, help="npo, match: rows to forget, JSON lines.")
+@click.option("--retain", type=_FILE, help="npo, match: rows to keep.")
 @click.option("--heldout", type=_FILE, help="match: rows that the model never saw.")
 @click.option("--teacher", help="match: a model that never saw the rows to forget.")
-@click.option("--output-dir", default="out/unlearned", show_default=True)
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("unlearn.yml"),
-    show_default=True,
-)  # fmt: skip
-def command(kind: str, out: Path, **given) -> None:
+@click.option("--data", type=_FILE, help="request: the rows of the fine-tuning run.")
+@click.option("--output-dir", help="[out/unlearned; request: out/finetuned]")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="[unlearn.yml]")
+def command(kind: str, out: Path | None, **given) -> None:
     """Write a commented config that `axolotl-unlearn check` and `axolotl train` take.
 
     \b
     Example:
       axolotl-unlearn init --base-model out/finetuned --forget forget.jsonl --retain retain.jsonl
+      axolotl-unlearn init --kind request --base-model BASE --data rows.jsonl --out finetune.yml
     """
-    if out.exists():
-        raise UnlearnError(f"{out} exists; name another file with --out.")
-    if kind == "match" and not (given["heldout"] and given["teacher"]):
-        raise UnlearnError(
-            "--kind match needs --heldout FILE and --teacher MODEL; `axolotl-unlearn teacher "
-            "--help` says how a teacher is made."
-        )
-    template = resources.files("axolotl_unlearn") / "templates" / f"{kind}.yml"
-    text = Template(template.read_text("utf-8")).substitute(given, config=out)
     from axolotl_unlearn.data.records import row_type
 
-    types = {row_type(given[side]) for side in ("forget", "retain")}
-    if types != {None} and len(types) == 1:  # else `check` names the rows that are not read
-        text = text.replace(
-            "\nunlearn:\n", f"\nunlearn:\n  data: {{rows: {{type: {types.pop()}}}}}\n", 1
-        )
+    out = out or Path("finetune.yml" if kind == "request" else "unlearn.yml")
+    if out.exists():
+        raise UnlearnError(f"{out} exists; name another file with --out.")
+    if missing := [f"--{name}" for name in _NEEDS[kind] if not given[name]]:
+        how = "; `axolotl-unlearn teacher --help` says how a teacher is made" * (kind == "match")
+        raise UnlearnError(f"--kind {kind} needs {' and '.join(missing)}{how}.")
+    template = resources.files("axolotl_unlearn") / "templates" / f"{kind}.yml"
+    given["output_dir"] = given["output_dir"] or (
+        "out/finetuned" if kind == "request" else "out/unlearned"
+    )
+    sides = [given[name] for name in ("forget", "retain", "data") if given[name]]
+    types = {row_type(path) for path in sides}
+    own = types.pop() if len(types) == 1 else None
+    text = template.read_text("utf-8")
+    text = Template(text).substitute(given, config=out, type=own or "completion")
+    if own and kind != "request":  # else `check` names the rows that are not read
+        text = text.replace("\nunlearn:\n", f"\nunlearn:\n  data: {{rows: {{type: {own}}}}}\n", 1)
     write(out, text)
     answer(config=out)
-    click.echo(f"{out} is written. Next: axolotl-unlearn check {out}")
+    ways = {"request": f"axolotl train {out}"}
+    click.echo(f"{out} is written. Next: {ways.get(kind, f'axolotl-unlearn check {out}')}")

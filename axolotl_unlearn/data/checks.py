@@ -9,18 +9,19 @@ from __future__ import annotations
 import difflib
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from axolotl_unlearn.columns import ROLES, SIDES
+from axolotl_unlearn.config import DataArgs, UnlearnArgs, unlearn_config
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.records import (
     SUFFIXES,
-    Fields,
     Record,
     check_disjoint,
     is_ambiguous,
@@ -29,9 +30,6 @@ from axolotl_unlearn.data.records import (
     short,
 )
 from axolotl_unlearn.errors import UnlearnError
-
-if TYPE_CHECKING:
-    from axolotl_unlearn.config import DataArgs, UnlearnArgs
 
 PREFIX = "axolotl_unlearn.data."
 #: The dataset types, by what their rows are for.
@@ -137,6 +135,23 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
     return faults
 
 
+def records_of(
+    entry: Mapping[str, Any], data: DataArgs | None, *, unique: bool = True
+) -> list[Record]:
+    """The rows of an entry of ``datasets`` that is a local file.
+
+    Raises:
+        UnlearnError: The first fault of the file.
+    """
+    if data is not None and data.rows:
+        from axolotl_unlearn.data.typed import read_sources
+
+        return [one.record for one in read_sources(entry["path"], data, entry)]
+    data = data or DataArgs()
+    kind = data.default_kind
+    return read_records(entry["path"], data.fields, unique=unique, kind=kind, entry=entry)
+
+
 def check_records(cfg: dict[str, Any]) -> Checked:
     """Read the local files: faulty rows, rows on both sides, rows and entries that do not meet."""
     args = _block(cfg)
@@ -145,8 +160,6 @@ def check_records(cfg: dict[str, Any]) -> Checked:
         data = _data(cfg) if args is None else args.data
     except ValidationError:
         return checked  # how to read them is not known; the faults of the block come first
-    fields = Fields() if data is None else data.fields
-    kind = "completion" if data is None else data.default_kind
     for key in KEYS:
         entries = cfg.get(key) or []
         sets: dict[str, list[tuple[str, list[Record]]]] = defaultdict(list)
@@ -155,24 +168,18 @@ def check_records(cfg: dict[str, Any]) -> Checked:
             role, path = role_of(entry), entry.get("path") if isinstance(entry, dict) else None
             if role is None or not isinstance(path, str) or not path:
                 continue
-            if not _is_file_name(path):
+            # A local file, or a path that was meant to be one.
+            if not (os.path.isfile(path) or (Path(path).suffix in SUFFIXES and "://" not in path)):
                 unread.add(role)
                 continue
             try:
-                if data is not None and data.rows:
-                    from axolotl_unlearn.data.typed import read_sources
-
-                    records = [one.record for one in read_sources(path, data, entry)]
-                else:
-                    unique = role in SIDES
-                    records = read_records(path, fields, unique=unique, kind=kind, entry=entry)
+                sets[role].append((path, records_of(entry, data, unique=role in SIDES)))
             except UnlearnError as error:
                 checked.faults.append(str(error))
                 unread.add(role)
             else:
-                sets[role].append((path, records))
                 if data is not None and not data.rows:
-                    checked.notes += _notes_on(path, role, records, data)
+                    checked.notes += _notes_on(path, role, sets[role][-1][1], data)
         checked.faults += _overlaps(sets)
         if not unread & {"forget", "alternative"}:
             checked.faults += _unmatched(sets)
@@ -251,29 +258,16 @@ def check_columns(args: UnlearnArgs, rows: Any) -> tuple[UnlearnArgs, list[str]]
 
 def names_of_rows(cfg: dict[str, Any], side: str, numbers: Iterable[int]) -> list[str]:
     """What to call the rows with these places in their file: ids where one file has the side."""
-    numbers = list(numbers)
     entries = [e for e in cfg.get("datasets") or [] if role_of(e) == side]
-    paths = [entry["path"] for entry in entries]
     args = _block(cfg)
     names: list[str] = []
-    if args is not None and len(paths) == 1 and os.path.isfile(paths[0]) and numbers:
-        try:
-            if args.data.rows:
-                from axolotl_unlearn.data.typed import read_sources
-
-                names = [one.id for one in read_sources(paths[0], args.data, entries[0])]
-            else:
-                fields = args.data.fields
-                rows = read_records(paths[0], fields, unique=False, entry=entries[0])
-                names = [row.id for row in rows]
-        except UnlearnError:
-            pass  # the file has changed since
+    if args is not None and len(entries) == 1 and os.path.isfile(entries[0]["path"]):
+        with suppress(UnlearnError):  # the file has changed since
+            names = [row.id for row in records_of(entries[0], args.data, unique=False)]
     return [short(names[n]) if 0 <= n < len(names) else f"row {n}" for n in numbers]
 
 
 def _block(cfg: dict[str, Any]) -> UnlearnArgs | None:
-    from axolotl_unlearn.config import unlearn_config
-
     try:
         return unlearn_config(cfg)
     except UnlearnError:
@@ -286,8 +280,6 @@ def _data(cfg: dict[str, Any]) -> DataArgs | None:
     Raises:
         ValidationError: It has faults itself.
     """
-    from axolotl_unlearn.config import DataArgs
-
     block = cfg.get("unlearn")
     given = block.get("data") if isinstance(block, dict) else None
     return None if given is None else DataArgs.model_validate(given)
@@ -361,11 +353,6 @@ _WANTED = {
 }
 
 
-def _is_file_name(path: str) -> bool:
-    """A local file, or a path that was meant to be one."""
-    return os.path.isfile(path) or (Path(path).suffix in SUFFIXES and "://" not in path)
-
-
 def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
     faults = []
     for role in SIDES:
@@ -392,30 +379,22 @@ def _unmatched(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
     if not (sets["forget"] and sets["alternative"]):
         return []  # reported elsewhere
     forget = {record.id: record for _, records in sets["forget"] for record in records}
-    faults, answered = [], set()
+    answered = set()
     for path, records in sets["alternative"]:
         for number, record in enumerate(records, start=1):
             own = forget.get(record.id)
+            says = f"alternative {number} of {path} ({record.id!r})"
             if own is None:
-                faults.append(
-                    f"alternative {number} of {path} ({record.id!r}) answers no forget row; give "
-                    "it the `id` of one (or leave out all ids and keep their order)."
-                )
-                break
+                return [
+                    f"{says} answers no forget row; give it the `id` of one (or leave out all ids "
+                    "and keep their order)."
+                ]
             if own.output == record.output:
-                faults.append(
-                    f"alternative {number} of {path} ({record.id!r}) gives the very answer that "
-                    "is to be forgotten; write another."
-                )
-                break
+                return [f"{says} gives the very answer that is to be forgotten; write another."]
             answered.add(record.id)
-        else:
-            continue
-        return faults
     without = [record_id for record_id in forget if record_id not in answered]
-    if without:
-        faults.append(
-            f"{len(without)} of {len(forget)} forget rows have no alternative, the first is "
-            f"{without[0]!r}; add one for each (`axolotl unlearn augment`)."
-        )
-    return faults
+    return [
+        f"{len(without)} of {len(forget)} forget rows have no alternative, the first is {one!r}; "
+        "add one for each (`axolotl unlearn augment`)."
+        for one in without[:1]
+    ]

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from axolotl_unlearn.columns import KINDS, ROLES, SIDES, Kind, Role, task_number
+from axolotl_unlearn.registry import objectives
 
 if TYPE_CHECKING:
     from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs
@@ -62,8 +63,6 @@ class RowCounts:
         objective has rows, and is else for all kinds. Without `ALIKE_FROM` rows `alike` and its kin
         are left out.
         """
-        from axolotl_unlearn.objectives import OBJECTIVES
-
         if args.teacher is None:
             return args
         changed = {}
@@ -91,7 +90,7 @@ class RowCounts:
                     else entry.model_copy(update={"kinds": None})
                 )
                 busy.add(entry.objective)
-                if OBJECTIVES[entry.objective].crowd and self.of_entry(side, fits) < ALIKE_FROM:
+                if objectives()[entry.objective].crowd and self.of_entry(side, fits) < ALIKE_FROM:
                     continue
                 changed[side].append(fits)
         return args.model_copy(update=changed)

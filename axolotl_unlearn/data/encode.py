@@ -17,9 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from axolotl_unlearn.columns import IGNORE, Kind
+from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.records import Record, short
 from axolotl_unlearn.errors import UnlearnError
 
@@ -27,18 +28,6 @@ from axolotl_unlearn.errors import UnlearnError
 _AT_ONCE = 1000
 #: Distinct texts of which the tokens are kept: a memorisation stream repeats its rows.
 _MOST_KNOWN = 10_000
-
-
-class DataOptions(Protocol):
-    """The part of `axolotl_unlearn.config.DataArgs` that shapes tokens."""
-
-    join: str
-    template: str | None
-    chat_template: bool
-    eos: bool
-    max_length: int | None
-    cut_documents: bool
-    labels: Any
 
 
 class AnswerTooLong(UnlearnError):
@@ -83,7 +72,7 @@ class Encoder:
     def __init__(
         self,
         tokenizer: Any,
-        options: DataOptions,
+        options: DataArgs,
         max_length: int,
         cfg: Mapping[str, Any] | None = None,
     ) -> None:

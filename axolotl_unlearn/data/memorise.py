@@ -5,16 +5,6 @@ label on every token unless `unlearn.data.labels` is given. It needs no plugin a
 block.
 """
 
-from __future__ import annotations
+from axolotl_unlearn.data import loader
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from axolotl_unlearn.data.strategy import RecordStrategy
-
-
-def load(tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> RecordStrategy:
-    """Called by Axolotl; see `axolotl_unlearn.data.strategy.load_strategy`."""
-    from axolotl_unlearn.data.strategy import load_strategy
-
-    return load_strategy("memorise", tokenizer, cfg, ds_cfg)
+load = loader("memorise")

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from axolotl_unlearn.columns import KINDS, Kind, task_number
+from axolotl_unlearn.config import FieldArgs as Fields
 from axolotl_unlearn.errors import UnlearnError
 
 #: File name endings that can be read.
@@ -40,27 +41,6 @@ _SUFFIX = re.compile(r"(?:(?<![^\W\d_])|(?<=-[0-9a-f]{12}))(sc|qa)\d+$")
 _LIKE_SUFFIX = re.compile(r"(sc|qa)\d+$")
 
 
-class FieldNames(Protocol):
-    """What `Fields` and `axolotl_unlearn.config.FieldArgs` have in common."""
-
-    id: str
-    input: str
-    output: str
-    task: str
-    document: str
-
-
-@dataclass(frozen=True)
-class Fields:
-    """Names of the fields in a file."""
-
-    id: str = "id"
-    input: str = "input"
-    output: str = "output"
-    task: str = "task"
-    document: str = "document"
-
-
 @dataclass(frozen=True)
 class Record:
     """One row: a prompt and what the model answered it with when it memorised it."""
@@ -80,11 +60,6 @@ class Record:
         The row's field ``document``, else its id without ``sc1`` or ``qa0``.
         """
         return self.source or document_id(self.id)
-
-    @property
-    def kind_number(self) -> int:
-        """0 completion, 1 question."""
-        return KINDS[self.kind]
 
     @property
     def task_number(self) -> int:
@@ -115,7 +90,7 @@ def is_ambiguous(record_id: str) -> bool:
 
 def read_records(
     path: str | os.PathLike[str],
-    fields: FieldNames | None = None,
+    fields: Fields | None = None,
     *,
     unique: bool = True,
     kind: Kind = "completion",
@@ -144,7 +119,7 @@ def read_records(
 
 def as_prompts(
     rows: Iterable[tuple[str, Mapping[str, Any]]],
-    fields: FieldNames | None,
+    fields: Fields | None,
     entry: Mapping[str, Any] | None,
 ) -> Iterable[tuple[str, Mapping[str, Any]]]:
     """Plain texts, of an entry that names their ``field``, as answers without a prompt."""
@@ -164,7 +139,7 @@ def as_prompts(
 def records_from_rows(
     rows: Iterable[tuple[str, Mapping[str, Any]]],
     source: str,
-    fields: FieldNames | None = None,
+    fields: Fields | None = None,
     *,
     unique: bool = True,
     kind: Kind = "completion",
@@ -175,23 +150,15 @@ def records_from_rows(
     if not rows:
         raise UnlearnError(f"{source} has no rows; it needs at least one record.")
     present = {key for _, row in rows for key in row}
-    optional = {
-        name: default
-        for name, default in (("id", Fields.id), ("task", Fields.task))
-        if getattr(fields, name) == default and default not in present
-    }
+    optional = {n for n in ("id", "task") if getattr(fields, n) == n and n not in present}
     places: dict[str, str] = {}
     for number, (place, row) in enumerate(rows):
         where = f"{source}, {place}"
         record_id = (
             f"row{number}" if "id" in optional else _text(row, "id", fields, where, number_ok=True)
         )
-        if unique and record_id in places:
-            raise UnlearnError(
-                f"{where}: the id {short(record_id)} is already that of {places[record_id]}; "
-                "give every row its own id."
-            )
-        places[record_id] = place
+        if unique:
+            _own_id(places, record_id, source, place)
         output = _text(row, "output", fields, where)
         if not output.strip():
             raise UnlearnError(
@@ -200,19 +167,30 @@ def records_from_rows(
             )
         task = "" if "task" in optional else _text(row, "task", fields, where, number_ok=True)
         prompt = _text(row, "input", fields, where)
+        if row.get("kind") not in (None, *KINDS):
+            raise UnlearnError(f"{where}: field 'kind' must be 'completion' or 'question'.")
         _refuse_unread(row, fields, where)
         yield Record(
             id=record_id,
             input=prompt,
             output=output,
             task=task,
-            kind=_explicit_kind(row, where) or kind_of(record_id) or kind,
+            kind=row.get("kind") or kind_of(record_id) or kind,
             source=_source(row.get(fields.document)),
             author=_source(row.get("author")),
         )
 
 
-def _refuse_unread(row: Mapping[str, Any], fields: FieldNames, where: str) -> None:
+def _own_id(places: dict[str, str], name: str, source: str, place: str) -> None:
+    if name in places:
+        raise UnlearnError(
+            f"{source}, {place}: the id {short(name)} is already that of {places[name]}; give "
+            "every row its own id."
+        )
+    places[name] = place
+
+
+def _refuse_unread(row: Mapping[str, Any], fields: Fields, where: str) -> None:
     """Refuse a row of which a part of the prompt would be left out.
 
     Raises:
@@ -296,9 +274,8 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
         if name is not None:
             text = row[name]
         elif "input" in row and "output" in row:
-            text = _join(
-                _text(row, "input", Fields(), where), _text(row, "output", Fields(), where), join
-            )
+            prompt, text = (_text(row, field, Fields(), where) for field in ("input", "output"))
+            text = prompt + join + text if prompt else text
         else:
             raise UnlearnError(
                 f"{where}: there is no field 'document'{_nearest('document', row)}; a document "
@@ -310,12 +287,7 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
         record_id = (
             _text(row, "id", Fields(), where, number_ok=True) if "id" in row else f"row{number}"
         )
-        if record_id in places:
-            raise UnlearnError(
-                f"{where}: the id {short(record_id)} is already that of {places[record_id]}; "
-                "give every document its own id."
-            )
-        places[record_id] = place
+        _own_id(places, record_id, str(path), place)
         prompt = row.get("prompt")
         prompt = prompt if isinstance(prompt, str) else ""
         author = _source(row.get("author"))
@@ -352,19 +324,8 @@ def check_disjoint(
             )
 
 
-def _join(prompt: str, completion: str, join: str) -> str:
-    return prompt + join + completion if prompt else completion
-
-
-def _explicit_kind(row: Mapping[str, Any], where: str) -> Kind | None:
-    kind = row.get("kind")
-    if kind is not None and kind not in tuple(KINDS):
-        raise UnlearnError(f"{where}: field 'kind' must be 'completion' or 'question'.")
-    return kind
-
-
 def _text(
-    row: Mapping[str, Any], name: str, fields: FieldNames, where: str, number_ok: bool = False
+    row: Mapping[str, Any], name: str, fields: Fields, where: str, number_ok: bool = False
 ) -> str:
     """The field as text; ids and tasks may be whole numbers."""
     field = getattr(fields, name)
@@ -473,31 +434,11 @@ def read_json_lines(path: str | os.PathLike[str], *, cut: bool = False) -> list[
     return rows
 
 
-def require_text(row: Mapping[str, Any], field: str, where: str) -> str:
-    """The text of a field.
-
-    Raises:
-        UnlearnError: It is missing, of another type (a number, null) or empty.
-    """
-    value = row.get(field)
-    if field not in row:
-        raise UnlearnError(f"{where}: field {field!r} is missing{_nearest(field, row)}; add it.")
-    if not isinstance(value, str):
-        raise UnlearnError(
-            f"{where}: field {field!r} is of type {type(value).__name__} but must be a text; put "
-            "it in quotation marks."
-        )
-    if not value.strip():
-        raise UnlearnError(f"{where}: field {field!r} is empty; fill it or remove the row.")
-    _require_unicode(value, field, where)
-    return value
-
-
 def require_texts(row: Mapping[str, Any], field: str, where: str) -> list[str]:
     """The texts of a field; one text that stands there without a list counts as one.
 
     Raises:
-        UnlearnError: It is missing, or one of them is no text or empty.
+        UnlearnError: It is missing, or one of them is no text (a number, null) or empty.
     """
     value = row.get(field)
     texts = [value] if isinstance(value, str) else value
@@ -505,7 +446,21 @@ def require_texts(row: Mapping[str, Any], field: str, where: str) -> list[str]:
         raise UnlearnError(f"{where}: field {field!r} is missing{_nearest(field, row)}; add it.")
     if not isinstance(texts, (list, tuple)) or not texts:
         raise UnlearnError(f"{where}: field {field!r} must be a list of texts, at least one.")
-    return [require_text({field: text}, field, where) for text in texts]
+    for text in texts:
+        if not isinstance(text, str):
+            raise UnlearnError(
+                f"{where}: field {field!r} is of type {type(text).__name__} but must be a text; "
+                "put it in quotation marks."
+            )
+        if not text.strip():
+            raise UnlearnError(f"{where}: field {field!r} is empty; fill it or remove the row.")
+        _require_unicode(text, field, where)
+    return list(texts)
+
+
+def require_text(row: Mapping[str, Any], field: str, where: str) -> str:
+    """The one text of a field; raises as `require_texts`."""
+    return require_texts({**row, field: [row[field]]} if field in row else row, field, where)[0]
 
 
 def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

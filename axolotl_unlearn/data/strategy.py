@@ -1,106 +1,91 @@
-"""What the dataset types `forget`, `retain` and `memorise` have in common.
+"""What the dataset types `forget`, `retain`, `alternative` and `memorise` have in common.
 
-Axolotl (0.19) resolves ``type: axolotl_unlearn.data.forget`` to that module's
-``load(tokenizer, cfg, ds_cfg)`` and lets the strategy wrap the dataset it has read. A local file is
-read again here with `read_records`: Hugging Face ``datasets`` takes column-oriented JSON for one
-row of structs and replaces bytes that are not UTF-8, both without a word.
+Axolotl resolves ``type: axolotl_unlearn.data.forget`` to that module's ``load(tokenizer, cfg,
+ds_cfg)`` and lets the strategy wrap the dataset it has read. A local file is read again here: by
+Hugging Face ``datasets`` column-oriented JSON would be one row of structs, and bytes that are not
+UTF-8 would be replaced, both without a word.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from axolotl.prompt_tokenizers import DatasetWrappingStrategy
 from datasets import Dataset
 
-from axolotl_unlearn.columns import KINDS, ROLES, Kind, pair_number, task_number
+from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number, task_number
+from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
 from axolotl_unlearn.data.records import Record, as_prompts, read_records, records_from_rows
 from axolotl_unlearn.data.table import FEATURES, MEMORISE_FEATURES, RowTable
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
-
-if TYPE_CHECKING:
-    from axolotl_unlearn.config import DataArgs
 
 LOG = logging.getLogger(__name__)
 
 Role = Literal["forget", "retain", "alternative", "memorise"]
 
 
-class RecordStrategy(DatasetWrappingStrategy):
-    """Turns a file of records into tokenised rows, one for one.
-
-    Args:
-        role: Side of the rows.
-        encoder: Tokenizer, options, maximum length.
-        fields: Names of the fields.
-        path: The file, if it is a local one.
-        entry: The entry of ``datasets``, which may take a part of it.
-        source: Its name in messages.
-        kind: That of rows which do not tell.
-    """
+class _RoleStrategy(DatasetWrappingStrategy):
+    """Rows of one entry of ``datasets`` under a role, read from its file where that is here."""
 
     def __init__(
-        self,
-        role: Role,
-        encoder: Encoder,
-        fields: Any,
-        path: Path | None,
-        source: str,
-        kind: Kind = "completion",
-        entry: Mapping[str, Any] | None = None,
+        self, role: Role, tokenizer: Any, cfg: Any, data: DataArgs, entry: Mapping[str, Any]
     ) -> None:
-        self.role = role
-        self.entry = entry
-        self.encoder = encoder
-        self.fields = fields
-        self.kind = kind
-        self.path = path
-        self.source = source
-        #: Texts of a corpus to keep: what does not fit may go, as in pretraining.
-        self._texts = role == "retain" and bool((entry or {}).get("field"))
+        self.role, self.tokenizer, self.cfg, self.data, self.entry = (
+            role, tokenizer, cfg, data, entry,
+        )  # fmt: skip
+        name = entry.get("path")
+        self.path = Path(name) if name and Path(name).is_file() else None
+        self.source = str(name or f"{role} rows")
 
-    def wrap_dataset(
-        self,
-        dataset: Any,
-        process_count: int | None = None,
-        keep_in_memory: bool | None = False,
-        **_: Any,
-    ) -> Dataset:
-        """Rows in file order.
+    def wrap_dataset(self, dataset: Any, *_: Any, **__: Any) -> Dataset:
+        """Token rows in file order.
 
         Raises:
-            UnlearnError: A fault of the records, or answers that do not fit.
+            UnlearnError: A fault of the rows, or of what would not be learned or forgotten.
         """
-        # A memorisation stream repeats its rows; a forget row may have several alternatives.
-        unique = self.role in ("forget", "retain")
-        if self.path is not None:
-            records = read_records(
-                self.path, self.fields, unique=unique, kind=self.kind, entry=self.entry
-            )
-        else:
-            rows = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
-            rows = as_prompts(rows, self.fields, self.entry)
-            records = list(
-                records_from_rows(rows, self.source, self.fields, unique=unique, kind=self.kind)
-            )
-        if listed := self.encoder.options.suppression:
-            from axolotl_unlearn.data.suppression import LEARNED, allowed, content_of
+        raise NotImplementedError
 
-            if self.role in LEARNED:
-                records = allowed(records, listed, self.source, content_of)
+    def _allowed(self, rows: list, content: Callable[[Any], Any] | None = None) -> list:
+        """Without those that a deletion request suppresses."""
+        if not self.data.suppression:
+            return rows
+        from axolotl_unlearn.data.suppression import LEARNED, allowed, content_of
+
+        listed = self.data.suppression if self.role in LEARNED else None
+        return allowed(rows, listed, self.source, content or content_of)
+
+
+def _numbered(dataset: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    return ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
+
+
+class RecordStrategy(_RoleStrategy):
+    """Turns a file of records into tokenised rows, one for one."""
+
+    def __init__(self, *given: Any, max_length: int) -> None:
+        super().__init__(*given)
+        self.encoder = Encoder(self.tokenizer, self.data, max_length, self.cfg)
+        #: Texts of a corpus to keep: what does not fit may go, as in pretraining.
+        self._texts = self.role == "retain" and bool(self.entry.get("field"))
+
+    def wrap_dataset(self, dataset: Any, *_: Any, **__: Any) -> Dataset:
+        # A memorisation stream repeats its rows; a forget row may have several alternatives.
+        unique, fields, kind = self.role in SIDES, self.data.fields, self.data.default_kind
+        if self.path is not None:
+            records = read_records(self.path, fields, unique=unique, kind=kind, entry=self.entry)
+        else:
+            rows = as_prompts(_numbered(dataset), fields, self.entry)
+            records = list(records_from_rows(rows, self.source, fields, unique=unique, kind=kind))
+        records = self._allowed(records)
         table, cuts = self._encode(records)
         LOG.info(
             "%s: %d %s rows, %d tokens, longest %d",
-            self.source,
-            table.rows,
-            self.role,
-            table.tokens,
-            table.longest,
-        )
+            self.source, table.rows, self.role, table.tokens, table.longest,
+        )  # fmt: skip
         self._tell_cuts(cuts, len(records))
         return table.dataset()
 
@@ -109,21 +94,19 @@ class RecordStrategy(DatasetWrappingStrategy):
         alternative it is the answer."""
         if self.role == "alternative":
             return "answer"
-        options = self.encoder.options
-        said = options.chat_template or record.kind in options.labels.model_fields_set
+        said = self.data.chat_template or record.kind in self.data.labels.model_fields_set
         return self.encoder.labelled(record.kind) if said or self.role != "memorise" else "document"
 
     def _tell_cuts(self, cut: list[tuple[int, Record]], rows: int) -> None:
-        """Count tokens lost on the left; those with labels are an error unless they are asked for.
+        """Count tokens lost; those with labels are an error unless they are asked for.
 
         Raises:
             UnlearnError: Rows that are labelled whole do not fit.
         """
         limit = self.encoder.max_length
         whole = [(lost, r.id) for lost, r in cut if self._labelled(r) == "document"]
-        whole = [] if self._texts else whole
         does = "memorised" if self.role == "memorise" else f"used to {self.role}"
-        if whole and not self.encoder.options.cut_documents:
+        if whole and not self.data.cut_documents and not self._texts:
             lost, name = max(whole)
             raise UnlearnError(
                 f"{self.source}: {len(whole)} rows that are labelled whole do not fit into {limit} "
@@ -136,15 +119,9 @@ class RecordStrategy(DatasetWrappingStrategy):
             LOG.warning(
                 "%s: %d of %d rows lost %d tokens on their %s to fit into %d, %d of them with "
                 "labels (not %s); raise sequence_len to keep them whole.",
-                self.source,
-                len(cut),
-                rows,
-                sum(lost for lost, _ in cut),
-                "right" if self._texts else "left",
-                limit,
-                sum(lost for lost, _ in whole),
-                does,
-            )
+                self.source, len(cut), rows, sum(lost for lost, _ in cut),
+                "right" if self._texts else "left", limit, sum(lost for lost, _ in whole), does,
+            )  # fmt: skip
 
     def _encode(self, records: list[Record]) -> tuple[RowTable, list[tuple[int, Record]]]:
         """Token rows, and the records that were cut with the number of tokens that they lost."""
@@ -157,8 +134,7 @@ class RecordStrategy(DatasetWrappingStrategy):
             except AnswerTooLong as error:
                 too_long.append((error.needed, record.id))
                 continue
-            input_ids = encoded.input_ids
-            if len(input_ids) < 2:
+            if len(encoded.input_ids) < 2:
                 raise UnlearnError(
                     f"{self.source}: row {record.id!r} is a single token, so nothing can be "
                     "predicted; set `unlearn.data.eos: true` or remove the row."
@@ -166,10 +142,10 @@ class RecordStrategy(DatasetWrappingStrategy):
             if encoded.truncated:
                 cuts.append((encoded.truncated, record))
             table.add(
-                input_ids,
+                encoded.input_ids,
                 self.encoder.labels(encoded, self._labelled(record)),
                 role=ROLES.get(self.role),
-                kind=record.kind_number,
+                kind=KINDS[record.kind],
                 task=record.task_number,
                 row=number,
                 pair=pair_number(record.id),
@@ -185,50 +161,18 @@ class RecordStrategy(DatasetWrappingStrategy):
         return table, cuts
 
 
-class TypedStrategy(DatasetWrappingStrategy):
-    """Gives rows of any Axolotl type a role (`axolotl_unlearn.data.typed`).
-
-    Args:
-        role: Side of the rows.
-        tokenizer, cfg: As Axolotl's own strategies get them.
-        data: ``unlearn.data``, with ``rows``.
-        path: The file, if it is a local one.
-        entry: The entry of ``datasets``, which may take a part of it.
-        source: Its name in messages.
-    """
-
-    def __init__(
-        self,
-        role: Role,
-        tokenizer: Any,
-        cfg: Any,
-        data: DataArgs,
-        path: Path | None,
-        source: str,
-        entry: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.entry = entry
-        self.role, self.tokenizer, self.cfg, self.data = role, tokenizer, cfg, data
-        self.path, self.source = path, source
+class TypedStrategy(_RoleStrategy):
+    """Gives rows of any Axolotl type a role (`axolotl_unlearn.data.typed`)."""
 
     def wrap_dataset(self, dataset: Any, *_: Any, **__: Any) -> Dataset:
-        """Rows in file order; several for a text that its strategy cuts.
-
-        Raises:
-            UnlearnError: A fault of the rows, or rows to forget that were never learned.
-        """
         from axolotl_unlearn.data import typed
 
+        # A row gives several token rows where its type cuts a text.
         if self.path is not None:
             given = typed.read_sources(self.path, self.data, self.entry)
         else:
-            rows = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
-            given = typed.sources(rows, self.source, self.data)
-        if listed := self.data.suppression:
-            from axolotl_unlearn.data.suppression import LEARNED, allowed
-
-            if self.role in LEARNED:
-                given = allowed(given, listed, self.source, lambda one: one.row)
+            given = typed.sources(_numbered(dataset), self.source, self.data)
+        given = self._allowed(given, lambda one: one.row)
         every = self.role != "retain" and not self.data.leave_out_dropped
         rows = typed.encode(given, self.data, self.tokenizer, self.cfg, self.source, every)
         if not rows:
@@ -252,16 +196,12 @@ class TypedStrategy(DatasetWrappingStrategy):
         return table.dataset()
 
 
-def load_strategy(
-    role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None
-) -> RecordStrategy | TypedStrategy:
+def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> _RoleStrategy:
     """The strategy for a ``datasets`` entry.
 
     Raises:
         UnlearnError: No ``unlearn:`` block reached us, or a setting of Axolotl would drop rows.
     """
-    from axolotl_unlearn.config import DataArgs, unlearn_config
-
     show_as_sentences()
     args = unlearn_config(cfg)
     if args is None and role != "memorise":
@@ -273,26 +213,17 @@ def load_strategy(
     data = DataArgs() if args is None else args.data
     if data.eos == "retain":
         data = data.model_copy(update={"eos": role != "forget"})
-    entry = ds_cfg or {}
-    name = entry.get("path")
-    path = Path(name) if name and Path(name).is_file() else None
-    source = str(name or f"{role} rows")
+    given = (role, tokenizer, cfg, data, ds_cfg or {})
     if data.rows:
         if role == "memorise":
             raise UnlearnError(
                 "`unlearn.data.rows` does not go with axolotl_unlearn.data.memorise: fine-tune "
                 "with the rows' own type."
             )
-        return TypedStrategy(role, tokenizer, cfg, data, path, source, entry)
+        return TypedStrategy(*given)
     max_length = data.max_length or cfg.get("sequence_len")
     if max_length is None:
         raise UnlearnError("`sequence_len` is not set; set it to the longest row in tokens.")
-    _refuse_dropping(cfg, max_length)
-    encoder = Encoder(tokenizer, data, max_length, cfg)
-    return RecordStrategy(role, encoder, data.fields, path, source, data.default_kind, entry)
-
-
-def _refuse_dropping(cfg: Any, max_length: int) -> None:
     for key in ("sequence_len", "eval_sequence_len"):
         limit = cfg.get(key) if key == "sequence_len" or cfg.get("test_datasets") else None
         if limit and max_length > limit:
@@ -300,12 +231,8 @@ def _refuse_dropping(cfg: Any, max_length: int) -> None:
                 f"rows may have {max_length} tokens but `{key}` is {limit}, so Axolotl would drop "
                 f"the longer ones; set `unlearn.data.max_length: {limit}` or raise `{key}`."
             )
-    if (cfg.get("min_sample_len") or 0) > 2:
-        raise UnlearnError(
-            f"`min_sample_len: {cfg.get('min_sample_len')}` would drop short rows; remove it."
-        )
-    if cfg.get("dataset_exact_deduplication"):
-        raise UnlearnError(
-            "`dataset_exact_deduplication` would drop rows (a memorisation stream repeats them on "
-            "purpose); remove it."
-        )
+    drops = {"min_sample_len": (cfg.get("min_sample_len") or 0) > 2,
+             "dataset_exact_deduplication": cfg.get("dataset_exact_deduplication")}  # fmt: skip
+    for key in (key for key, does in drops.items() if does):
+        raise UnlearnError(f"`{key}: {cfg.get(key)}` would drop rows; remove it.")
+    return RecordStrategy(*given, max_length=max_length)

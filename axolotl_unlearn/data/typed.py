@@ -346,12 +346,6 @@ def checked(entry: Mapping[str, Any], cfg: Any) -> Any:
         raise UnlearnError(
             f"`unlearn.data.rows`: {strange[0]!r} is no key of an Axolotl dataset; {cure}"
         )
-    if str(given.get("type")).startswith("sharegpt"):
-        raise UnlearnError(
-            "`unlearn.data.rows`: Axolotl no longer reads `type: sharegpt`; give `type: "
-            "chat_template` with `field_messages: conversations` and `message_property_mappings: "
-            "{role: from, content: value}`."
-        )
     known = DictDefault(SFTDataset(**given).model_dump(exclude_none=True))
     whole = DictDefault({**cfg, "datasets": [known]})
     normalize_cfg_datasets(whole)

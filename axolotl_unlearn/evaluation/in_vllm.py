@@ -22,8 +22,8 @@ def require() -> None:
     """Raises UnlearnError where vLLM is not installed."""
     if find_spec("vllm") is None:
         raise UnlearnError(
-            "`--backend vllm` needs vLLM, which is not installed: `pip install vllm`, or leave out "
-            "`--backend` (transformers generates)."
+            "`--backend vllm` needs vLLM, which is not installed: `pip install "
+            "'axolotl-unlearn[vllm]'`, or leave out `--backend` (transformers generates)."
         )
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import jobs_option, out_option, seed_option
+from axolotl_unlearn.cli._options import out_option
+from research.cli._options import jobs_option, seed_option
 
 
 @click.command()

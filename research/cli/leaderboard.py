@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import jobs_option
+from research.cli._options import jobs_option
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._options import jobs_option, out_option, seed_option
+from axolotl_unlearn.cli._options import out_option
+from research.cli._options import jobs_option, seed_option
 
 
 @click.command("never-seen")

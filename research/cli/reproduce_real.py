@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import FOLDER, as_typed
+from axolotl_unlearn.cli._options import FOLDER
+from research.cli._options import as_typed
 
 
 @click.command()
