@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,12 +35,15 @@ def page(statement: Statement, *, evaluation: bool = False) -> str:
         evaluation: link to the evaluation's own page, eval/report.html.
     """
     from jinja2 import Environment, PackageLoader
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     from axolotl_unlearn.report import page as report
 
     css = (Path(report.__file__).parent / "page.css").read_text(encoding="utf-8")
     templates = Environment(loader=PackageLoader(__package__, "."), autoescape=True)
+    templates.filters["says"] = lambda text: Markup(
+        re.sub("`([^`]*)`", r"<code>\1</code>", escape(text[:1].upper() + text[1:]))
+    )
     shown = templates.get_template("report.html.j2").render(
         record=statement["predicate"],
         subjects=statement["subject"],
