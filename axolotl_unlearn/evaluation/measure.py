@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -189,8 +190,10 @@ def _measure_likelihoods(
         asked = [(option.context, option.continuations) for option in questions]
         score = model.options if served else partial(score_options, model, tokenizer)
         sums = workers.map(score, asked)
+        # The first of equals.
         return [
-            int(_best(row) == option.answer) for row, option in zip(sums, questions, strict=True)
+            int(row.index(max(row)) == question.answer)
+            for row, question in zip(sums, questions, strict=True)
         ]
 
     def extraction(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -220,7 +223,7 @@ def _measure_likelihoods(
     found.text_tokens = [one["tokens"] for one in each]
     found.member_loss = losses[: len(sets.member)]
     found.nonmember_loss = losses[len(sets.member) :]
-    if not all(map(_finite, losses)):
+    if not all(map(math.isfinite, losses)):
         raise UnlearnError(
             f"model {name!r}: the loss of a document is not finite; its weights are broken."
         )
@@ -231,14 +234,6 @@ def _measure_likelihoods(
         rows = in_parts(sets.forget, extraction, cache, f"{key}-extraction")
     found.extraction = [one["strength"] for one in rows]
     found.answer_tokens = [one["tokens"] for one in rows]
-
-
-def _finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
-
-
-def _best(values: Sequence[float]) -> int:
-    return max(range(len(values)), key=lambda i: (values[i], -i))
 
 
 def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spec) -> None:

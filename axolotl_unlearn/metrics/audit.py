@@ -162,11 +162,10 @@ def audit(
             ],
         }
         side = None
-        if name in place and tests is not None:
+        if tests is not None and name in place:
             i = place[name]
-            told = bool(q[i] <= rate)
-            line |= {"p": float(p_values[i]), "q": float(q[i]), "told": told}
-            side = tests.side[i] if told else None
+            line |= {"p": float(p_values[i]), "q": float(q[i]), "told": bool(q[i] <= rate)}
+            side = tests.side[i] if line["told"] else None
         floor = (target or {}).get("answers_said") or 0
         line["recited"] = recited(model, retrained, name, rows)
         if line["recited"]:

@@ -40,15 +40,7 @@ What `Verdict.to_json` gives:
                 so many texts find in four of five data sets, or null
     against     "retrained" or "chance": what AUCs are compared with
 
-and what the audit (`metrics.audit`) puts beside it:
-
-    models[i].audit    {documents, tested, told, expected, below_alpha, rate, smallest_p, readings,
-                file}; the lines themselves, one a document and candidate, worst first, are in
-                audit.jsonl beside results.json: model, task, document, loss, rank (share of
-                non-members with a lower loss), min_k_plus_20, extraction_strength (largest of its
-                rows), answer_said, answers, answers_said, p, q, told, before and retrained (the
-                same figures of those models), rows ({id, extraction_strength, answer_said}),
-                reading (one of `audit.READINGS`); texts only of made-up data or with --with-text
+``models[i].audit`` and audit.jsonl are described in `metrics.audit`.
 """
 
 from __future__ import annotations
