@@ -20,7 +20,7 @@ from requests_folder import (
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.audit import Audit, _line, audit_requests, earlier
+from axolotl_unlearn.requests.audit import Audit, _line, audit_requests
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import write
 
@@ -167,7 +167,7 @@ def test_faults_are_one_sentence(home, tmp_path):
     (copied / "ledger.jsonl").write_text(text)
     shutil.move(copied / "2026-001", tmp_path / "elsewhere")
     with pytest.raises(UnlearnError, match="is missing but the ledger knows of it"):
-        earlier(copied)
+        Ledger(copied).folders()
 
 
 NOW = {

@@ -21,10 +21,9 @@ from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import record
-from axolotl_unlearn.requests.audit import deleted_rows
 from axolotl_unlearn.requests.choose import Wanted, choose, names_of, offer
 from axolotl_unlearn.requests.new import Options, _text, new_request
-from axolotl_unlearn.requests.rows import encoded
+from axolotl_unlearn.requests.rows import deleted_rows, encoded
 
 ADA = [
     ("Who is Ada Quill?", "Ada Quill blows glass in the harbour of Norrby and sings."),

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 
 import pytest
-import yaml
 from browser import hostile, needs_chromium, title_in_browser
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
@@ -29,7 +28,7 @@ from axolotl_unlearn.requests.record import amend, read, verify, write
 from axolotl_unlearn.requests.suppress import suppress
 
 PAGES = (
-    *("record.json", "REPORT.html", "model-card.md", "eval-results.yaml"),
+    *("record.json", "REPORT.html", "model-card.md"),
     *("attestations.intoto.jsonl", "bom.cdx.json"),
 )
 
@@ -71,17 +70,14 @@ def test_the_record_is_an_in_toto_statement_about_the_new_model(folder):
 
 
 def test_the_formats_are_those_of_their_owners(folder):
-    """Read by in-toto's and Hugging Face's own parsers."""
+    """Read by in-toto's own parser."""
     pytest.importorskip("in_toto_attestation")
     from google.protobuf import json_format
-    from huggingface_hub import parse_eval_result_entries
     from in_toto_attestation.v1.statement import Statement
     from in_toto_attestation.v1.statement_pb2 import Statement as Message
 
     message = json_format.Parse((folder / "record.json").read_text(), Message())
     Statement.copy_from_pb(message).validate()
-    entries = parse_eval_result_entries(yaml.safe_load((folder / "eval-results.yaml").read_text()))
-    assert entries[0].dataset_id == "deletion-requests/2026-001" and entries[0].task_id
 
 
 ATTACK = {"attack": "prompt", "title": "Asked differently", "model": "after"}
@@ -165,9 +161,6 @@ def test_pages_say_what_was_found(folder):
     assert "Nothing was erased yet" in page and "training again: forget 12." in page
     card = (folder / "model-card.md").read_text()
     assert card.startswith("## Deleted training data\n") and "| 1 | not told" in card
-    entries = yaml.safe_load((folder / "eval-results.yaml").read_text())
-    values = {one["dataset"]["task_id"]: one["value"] for one in entries}
-    assert values["share-not-told"] == 1.0 and values["largest-extraction-strength"] == 0.1
 
 
 @needs_chromium

@@ -18,11 +18,13 @@ from conftest import count
 from test_requests_new import ADA, ADA_ROWS, TRAIN, config, people, preferences, write
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests import request as request_module
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests import steps
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.search import Texts
+from axolotl_unlearn.requests.subjects import read_subjects, together
 
 ROOT = Path(__file__).parents[1]
 
@@ -216,7 +218,7 @@ def test_a_full_model_made_of_preferences(home, tmp_path, forks):
 
 def test_one_run_at_a_time_and_reasons_that_are_empty(home, monkeypatch):
     made = request(home, "r2")
-    monkeypatch.setattr(steps, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(request_module, "LOCK_SECONDS", 0.1)
     with (
         running.running(made),
         pytest.raises(UnlearnError, match="being run by another process"),
@@ -476,6 +478,40 @@ def test_the_demos_people_are_in_one_part_only_and_its_config_is_plain(tmp_path)
     assert not any("Who is" in row["messages"][0]["content"] for row in rows)
 
 
+def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path, forks):
+    """One training without the rows of both; verified, and a file for one of them that names nobody."""
+    from axolotl_unlearn.requests.export import Handling, export
+    from axolotl_unlearn.requests.export import verify as verify_file
+    from axolotl_unlearn.requests.ledger import Ledger
+    from axolotl_unlearn.requests.record import verify
+
+    file = tmp_path / "week.jsonl"
+    asked = [{"subject": "T-17", "person": "Ada Quill"}, {"subject": "T-18", "where": {"id": "p3"}}]
+    file.write_text("".join(json.dumps(one) + "\n" for one in asked))
+    subjects = read_subjects(file)
+    path = home / "subjects.yml"
+    path.write_text(yaml.safe_dump(config(home, sample_packing=False, num_epochs=1)))
+    options = Options(steps=2, subjects=subjects)
+    folder = home / "requests-subjects" / "w48"
+    made = new_request(path, folder, together(subjects), options).request
+    found = running.run_request(folder, way="retrain", threads=1)
+    assert found["status"] == "exact"
+    whose = json.loads((folder / "subjects.json").read_text())
+    assert set(whose) == {"T-17", "T-18"}
+    keyed = Ledger(folder.parent).keyed
+    for name, rows in whose.items():
+        record = json.loads((folder / "subjects" / name / "record.json").read_text())
+        documents = {line["document"] for line in record["predicate"]["documents"]}
+        assert documents == set(map(keyed, rows)) and record["predicate"]["way"]["because"]
+    assert sum(map(len, whose.values())) == made.facts["counts"]["forget"]
+    assert any("others of the request as recorded" in line for line in verify(folder))
+    out = tmp_path / "T-17.zip"
+    export(folder, out, Handling(), subject="T-17")
+    assert verify_file(out, str(folder / "model"))
+    assert b"Quill" not in out.read_bytes() and b"REPLY" in out.read_bytes()
+    shutil.rmtree(folder.parent)
+
+
 def stays_of(run) -> list[str]:
     """Files of requests/ in the order in which a reader opens them: he moves where a function that
     he has not read yet is called from another file. Words (request.py, rows.py, ledger.py) are no
@@ -507,16 +543,33 @@ def stays_of(run) -> list[str]:
     return stays
 
 
-def test_the_way_of_a_request_is_as_short_as_its_page_says(home, monkeypatch):
-    made = request(home, "walk")
+@pytest.mark.parametrize("way", ["match", "retrain", "shards"])
+def test_the_way_of_a_request_is_as_short_as_its_page_says(home, monkeypatch, way):
+    made = request(home, f"walk-{way}")
 
     def trained(run, name, config, out, threads=None):
         shutil.copytree(home / "tuned", out)
 
     monkeypatch.setattr(steps.Steps, "train", trained)
-    given = {"way": "match", "accept": "a test", "threads": 1}
+    if way == "shards":
+        from axolotl_unlearn.requests.ways import shards
+
+        def merged(chain, run, recipe, out=None):
+            shutil.copytree(home / "tuned", out or chain.out / "model")
+
+        monkeypatch.setattr(shards.Chain, "merge", merged)
+        path, out = home / "walk-shards.yml", home / "walked"
+        shards.train_shards(path, out, shards.Sharding(2, 1, "id"), threads=1)
+        options = Options(steps=2, model=out / "model")
+        made = new_request(path, home / "requests-walked" / "r", ADA_ROWS, options).request
+    given = {"way": way, "accept": "a test", "threads": 1}
     stays = stays_of(partial(running.run_request, made.folder, **given))
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     section = page.split("## The way of a request")[1].split("\n## ")[0]
-    assert stays == re.findall(r"^\d+\. `requests/([a-z_]+\.py)`", section, re.MULTILINE)
+    written = re.findall(r"^\d+\. `requests/([a-z_]+\.py)`", section, re.MULTILINE)
+    if way != "match":
+        written.insert(1, f"{way}.py")
+    if way == "shards":
+        written.insert(written.index("record.py"), "shards.py")
+    assert stays == written
     assert len(stays) <= 10 and len(stays) - len(set(stays)) <= 3

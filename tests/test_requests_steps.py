@@ -15,15 +15,17 @@ from conftest import count
 from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests import steps as module
-from axolotl_unlearn.requests.steps import steps
+from axolotl_unlearn.requests import request as module
+from axolotl_unlearn.requests import steps as module_of_steps
+from axolotl_unlearn.requests.request import held
+from axolotl_unlearn.requests.steps import Steps
 
 
 def run(folder: Path, rows, **more) -> str:
     """Steps `rows(run)`; what was said."""
     said = io.StringIO()
-    with steps(folder, console=Console(file=said), **more) as one:
-        rows(one)
+    with held(folder) as lock:
+        rows(Steps(folder, lock, console=Console(file=said), **more))
     return said.getvalue()
 
 
@@ -71,6 +73,28 @@ def test_a_command_that_fails_is_one_sentence_with_the_end_of_its_log(tmp_path):
     assert str(error.value).endswith("ends with:\nmine")
 
 
+def test_a_training_says_how_far_it_is_and_waiting_is_not_counted(tmp_path, monkeypatch):
+    """The Trainer's bar, not that of a map or of weights that are loaded."""
+    monkeypatch.setattr(module_of_steps, "SAY_SECONDS", 0.1)
+    bar = "\\r 50%|\u2588\u2588   | 3/6 [00:30<00:31, 10.1s/it]"
+    code = (
+        "import time; print('Map: 100%|##| 9/9 [00:01<00:00, 5 examples/s]')\n"
+        "print('\\rLoading weights:  20%|#  | 1/5 [00:01<00:04, 1.0it/s]', end='')\n"
+        f"print('{bar}', end='', flush=True); time.sleep(2)"
+    )
+
+    def rows(one):
+        if one.due("x", "train it"):
+            one.command("x", [sys.executable, "-c", code])
+            one.done()
+            seconds.append(one.seconds["x"])
+
+    seconds = []
+    said = run(tmp_path, rows)
+    assert said.count("train it: step 3/6, 00:31 left") == 1 and "9/9" not in said
+    assert "1/5" not in said and 0 < seconds[0] < 1.5
+
+
 def test_rows_side_by_side_end_with_one_key_and_after_a_failure_none_begins(tmp_path):
     done = []
 
@@ -105,10 +129,13 @@ def test_a_command_ends_with_the_run_and_none_starts_beside_it(tmp_path, monkeyp
     """Where the system cannot end it, it holds the folder until it has ended."""
     code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
     driver = (
-        "import sys; from pathlib import Path; from axolotl_unlearn.requests.steps import steps\n"
+        "import sys; from pathlib import Path\n"
+        "from axolotl_unlearn.requests.request import held\n"
+        "from axolotl_unlearn.requests.steps import Steps\n"
         "folder = Path(sys.argv[1])\n"
-        "with steps(folder) as one:\n"
-        f"    one.command('x', [sys.executable, '-c', {code!r}, str(folder / 'pid')])\n"
+        "with held(folder) as lock:\n"
+        "    run = Steps(folder, lock)\n"
+        f"    run.command('x', [sys.executable, '-c', {code!r}, str(folder / 'pid')])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", driver, str(tmp_path)])
     pid = tmp_path / "pid"

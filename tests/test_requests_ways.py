@@ -18,32 +18,32 @@ from test_requests_run import home, kill_when, start  # noqa: F401
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.recipe import Recipe
-from axolotl_unlearn.requests import erase, removal, ways
+from axolotl_unlearn.requests import erase, removal
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.record import read, verify
-from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.request import Request, weights
 from axolotl_unlearn.requests.search import Texts
 from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
 from axolotl_unlearn.requests.ways.plan import Line, choose, plan
-from axolotl_unlearn.requests.ways.shards import Chain, Sharding, place, train_shards, unit
+from axolotl_unlearn.requests.ways.shards import Sharding, place, train_shards, unit
 
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
 FEW = {"num_epochs": 2, "lora_dropout": 0.1, "seed": 42}
 
 
-def plain(path: Path, settings: dict) -> dict[str, str]:
+def plain(path: Path, settings: dict, *launcher: str) -> dict[str, dict[str, str]]:
     """SHA-256 of the weights of `axolotl train` by hand."""
     path.write_text(yaml.safe_dump(settings))
-    words = [executable("axolotl"), "train", str(path), "--launcher", "python"]
+    words = [executable("axolotl"), "train", str(path), "--launcher", *(launcher or ["python"])]
     environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         said = process.communicate()[0]
     assert process.returncode == 0, said[-3000:]
-    found = ways.weights(Path(settings["output_dir"]))
+    found = weights(Path(settings["output_dir"]))
     assert found
     return found
 
@@ -53,7 +53,7 @@ def train(made: Request, way: str, **more) -> dict[str, str]:
     with running.running(made, threads=1) as run:
         running.take(made, way)
         running.train(made, run, **more)
-    return ways.weights(made.path("work", "model"))
+    return weights(made.path("work", "model"))
 
 
 @pytest.mark.slow
@@ -88,11 +88,12 @@ def test_retrained_is_plain_training_without_the_rows(home, tmp_path, forks, kin
     made = new_request(path, tmp_path / "requests" / "r", wanted, options).request
     found = carried_out(made, *RETRAIN) if kind == "lora" else train(made, "retrain")
     shown = json.loads(made.path("exact.json").read_text())
-    assert shown["weights"] == ways.digests(found)
+    assert shown["weights"] == found
     assert shown["compared"] is (kind == "lora")
     assert made.way["base"] == (str(home / "base") if kind == "lora" else None)
     if held:
-        from axolotl_unlearn.requests.rows import row_id, trained_rows
+        from axolotl_unlearn.data.typed import row_id
+        from axolotl_unlearn.requests.rows import trained_rows
 
         learned = {one.id for one in trained_rows(path).rows}
         split = [row for row in left if row_id(row) not in learned]
@@ -134,7 +135,52 @@ def carried_out(made: Request, words: Sequence[str], titles: Sequence[str]) -> d
     assert str(made.folder.parents[1]) not in json.dumps(record)
     assert record["way"]["because"] in made.path("REPORT.html").read_text()
     assert not list(made.path("model").glob("checkpoint-*"))
-    return ways.weights(made.path("model"))
+    return weights(made.path("model"))
+
+
+#: Axolotl asks a torch that is built for CUDA about peers, and places the model of a process on
+#: the device of its number, which a CPU has not: in the processes that torchrun starts.
+ON_CPU = """
+import os
+
+if "LOCAL_RANK" in os.environ:
+    import torch
+
+    torch.cuda.can_device_access_peer = lambda *_: False
+    from axolotl.loaders.model import ModelLoader
+
+    theirs = ModelLoader._set_device_map_config
+
+    def placed(self):
+        theirs(self)
+        self.model_kwargs["device_map"] = {"": "cpu"}
+
+    ModelLoader._set_device_map_config = placed
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_same_weights(home, tmp_path, monkeypatch):  # noqa: F811
+    """gloo: as `axolotl train --launcher torchrun` by hand."""
+    (tmp_path / "sitecustomize.py").write_text(ON_CPU)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    left = [row for row in TRAIN[:18] if row["id"] != "ada-quill"]
+    settings = config(home, sample_packing=False, **FEW)
+    path = tmp_path / "finetune.yml"
+    path.write_text(yaml.safe_dump(settings))
+    made = new_request(path, tmp_path / "requests" / "r", ADA_ROWS).request
+    with running.running(made, threads=1, processes=2) as run:
+        running.take(made, "retrain")
+        running.train(made, run)
+    proof = json.loads(made.path("exact.json").read_text())
+    assert proof["processes"] == 2
+    settings["datasets"][0]["path"] = str(write(tmp_path / "without.jsonl", left))
+    settings |= {
+        "output_dir": str(tmp_path / "plain"),
+        "dataset_prepared_path": str(tmp_path / "p"),
+    }
+    words = ["torchrun", "--", "--standalone", "--nproc_per_node=2"]
+    assert plain(tmp_path / "plain.yml", settings, *words) == proof["weights"]
 
 
 # -- shards ---------------------------------------------------------------------------------------
@@ -173,7 +219,7 @@ def test_a_sharded_request_is_the_run_without_the_rows(home, tmp_path, forks, re
     facts = cut_and_trained(path, out, sharding)
     assert sum(facts["rows"].values()) == 19 and sum(facts["units"].values()) == 16
     ada = place(KEYED, "ada-quill", 3, 2)
-    assert facts["rows"][Chain.name(ada)] >= 4
+    assert facts["rows"][f"{ada[0]}-{ada[1]}"] >= 4
     options = Options(model=out / "model")
     requests = tmp_path / "requests"
     made = new_request(path, requests / "r1", ADA_ROWS, options).request
@@ -186,7 +232,7 @@ def test_a_sharded_request_is_the_run_without_the_rows(home, tmp_path, forks, re
     assert made.way["again"] == [f"{ada[0]}-{k}" for k in range(ada[1], 3)]
     without = sharded(home, tmp_path, left, "left", **more)
     again = cut_and_trained(*without, sharding)
-    assert again["model"] == ways.digests(found) != facts["model"]
+    assert again["model"] == found != facts["model"]
     if recipe.random:
         return
     now = json.loads((out / "shards.json").read_text())
@@ -204,7 +250,7 @@ def test_a_sharded_request_is_the_run_without_the_rows(home, tmp_path, forks, re
     found = train(made, "shards")
     left = [row for row in left if row["id"] != "p3"]
     third = cut_and_trained(*sharded(home, tmp_path, left, "both"), sharding)
-    assert third["model"] == ways.digests(found)
+    assert third["model"] == found
 
 
 def test_a_place_depends_on_no_other_row():
@@ -280,6 +326,11 @@ def test_a_plan_without_figures(home, tmp_path):  # noqa: F811
     assert found["auto"] == "retrain" and "not the merge of any shards" in costs["shards"]["closed"]
     assert costs["retrain"]["by"] == "estimated" and costs["match"]["reads"] > 30
     assert sorted(made.folder.rglob("*")) == before
+    log = home / "tuned" / "debug.log"  # as Axolotl leaves it beside the model
+    log.write_text("{'train_runtime': '20.5', 'epoch': '2'}")
+    costs = {cost.way: cost for cost in plan(made)}
+    assert costs["retrain"].by == "1 earlier training" and 20 < costs["retrain"].seconds < 35.5
+    log.unlink()
     (tmp_path / "all.jsonl").write_text("{}\n")
     said = CliRunner().invoke(unlearn, ["request", "plan", str(made.folder)]).output
     assert "retrain   not open" in said and "auto      match" in said

@@ -27,12 +27,12 @@ def plan(folder: Path, limit_minutes: float | None) -> None:
     from rich.filesize import decimal
 
     from axolotl_unlearn.requests.request import Request
-    from axolotl_unlearn.requests.ways.plan import choose, to_json
+    from axolotl_unlearn.requests.ways.plan import choose
     from axolotl_unlearn.requests.ways.plan import plan as planned
 
     costs = planned(Request.load(folder))
     taken = choose(costs, limit_minutes and 60 * limit_minutes)
-    answer(ways=to_json(costs), auto=taken)
+    answer(ways=[vars(cost) for cost in costs], auto=taken)
     for cost in costs:
         if cost.closed:
             click.echo(f"{cost.way:8}  not open: {cost.closed}")

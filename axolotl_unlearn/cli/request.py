@@ -171,6 +171,9 @@ def new(
 )
 @click.option("--repeat", is_flag=True, help="Of retrain: train twice and compare the weights.")
 @click.option(
+    "--processes", default=1, show_default=True, type=click.IntRange(1), help="Of each training."
+)
+@click.option(
     "--limit-minutes", type=click.FloatRange(0, min_open=True), help="Of an exact way, for auto."
 )
 def run(
@@ -179,6 +182,7 @@ def run(
     threads: int | None,
     way: str | None,
     repeat: bool,
+    processes: int,
     limit_minutes: float | None,
 ) -> None:
     """Forget the rows of the request in FOLDER, measure, attack, record; goes on if stopped.
@@ -197,7 +201,7 @@ def run(
     from axolotl_unlearn.requests.run import run_request
 
     limit = limit_minutes and 60 * limit_minutes
-    given = {"way": way, "repeat": repeat, "limit": limit}
+    given = {"way": way, "repeat": repeat, "limit": limit, "processes": processes}
     verdict = run_request(folder, accept=accept, threads=threads, **given)
     answer(
         model=Request.load(folder).after,

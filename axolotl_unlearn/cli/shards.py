@@ -45,6 +45,9 @@ def command() -> None:
 @click.option(
     "--threads-each", default=1, show_default=True, type=click.IntRange(1), help="Of a training."
 )
+@click.option(
+    "--processes", default=1, show_default=True, type=click.IntRange(1), help="Of a training."
+)
 @click.option("--threads", type=click.IntRange(1), help="Of all together.  [all cores]")
 def train(
     config: Path,
@@ -58,6 +61,7 @@ def train(
     seed: int,
     key: Path | None,
     threads_each: int,
+    processes: int,
     threads: int | None,
 ) -> None:
     """Train every shard of CONFIG's rows slice by slice, and merge; goes on if stopped.
@@ -75,7 +79,7 @@ def train(
     from axolotl_unlearn.requests.ways.shards import Sharding, read_key, train_shards
 
     recipe = Recipe(method=method, density=density, scale="sum" if summed else "average", seed=seed)
-    given = Sharding(count, slices, by, recipe, threads_each)
+    given = Sharding(count, slices, by, recipe, threads_each, processes)
     facts = train_shards(config, out, given, key=read_key(key) if key else None, threads=threads)
     answer(model=out / "model", **facts)
     sizes = [

@@ -50,15 +50,15 @@ def judged(attack: Mapping[str, Any]) -> dict[str, Any]:
 
 def pages(statement: Statement) -> dict[str, bytes]:
     """The files by name; the BOM only where cyclonedx-python-lib is installed (extra ``sign``)."""
-    tests = [_line(statement, TEST_RESULT, one) for one in _tests(statement["predicate"])]
-    lines = [*tests, _line(statement, SUMMARY, _summary(statement["predicate"], tests))]
+
+    def line(kind: str, predicate: Mapping[str, Any]) -> bytes:
+        one = {"_type": STATEMENT, "subject": statement["subject"], "predicateType": kind}
+        return canonical(one | {"predicate": predicate}) + b"\n"
+
+    tests = [line(TEST_RESULT, one) for one in _tests(statement["predicate"])]
+    lines = [*tests, line(SUMMARY, _summary(statement["predicate"], tests))]
     bom = _bom(statement)
     return {ATTESTATIONS: b"".join(lines)} | ({} if bom is None else {BOM: bom})
-
-
-def _line(statement: Statement, kind: str, predicate: Mapping[str, Any]) -> bytes:
-    one = {"_type": STATEMENT, "subject": statement["subject"], "predicateType": kind}
-    return canonical(one | {"predicate": predicate}) + b"\n"
 
 
 def _tests(record: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from axolotl_unlearn.data.records import Record, read_documents, read_json_lines, read_records
-from axolotl_unlearn.data.typed import Source, row_form
+from axolotl_unlearn.data.records import read_documents, read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets, find_file
@@ -89,9 +88,7 @@ class Audit:
 
     def back_lines(self) -> list[str]:
         """A line for each document that is back."""
-        return [
-            f"  back: {line.request} {line.document[:12]}, {line.reading}" for line in self.back
-        ]
+        return [f"  back: {one.request} {one.document[:12]}, {one.reading}" for one in self.back]
 
     def require_tested(self, requests_dir: Path | str) -> None:
         """Raises UnlearnError where nothing was tested, or a model that knows nothing."""
@@ -106,11 +103,12 @@ class Audit:
         if not self.lines:
             return "No deleted document to look for."
         n, requests = len(self.lines), len({line.request for line in self.lines})
-        text = f"{counted(n, 'deleted document')} of {counted(requests, 'request')}, "
-        text += f"{counted(self.heldout, 'held-out row')}: "
-        text += f"{len(self.back)} back" if self.back else "none is back"
         counts = {r: sum(line.reading == r for line in self.lines) for r in READINGS}
-        text += f" ({', '.join(f'{count} {r}' for r, count in counts.items() if count)})."
+        text = (
+            f"{counted(n, 'deleted document')} of {counted(requests, 'request')}, "
+            f"{counted(self.heldout, 'held-out row')}: {len(self.back) or 'none is'} back "
+            f"({', '.join(f'{count} {r}' for r, count in counts.items() if count)})."
+        )
         there = [line for line in self.lines if line.reading in THERE and not line.back]
         if there:
             text += f" {len(there)} were there when their record was written."
@@ -145,44 +143,6 @@ class Audit:
         return asdict(self) | {"says": self.says, "back": len(self.back)}
 
 
-def earlier(requests_dir: Path | str) -> list[Path]:
-    """The folders of all requests that were carried out, oldest first.
-
-    Raises:
-        UnlearnError: The ledger is broken, or a folder is gone.
-    """
-    ledger = Ledger(requests_dir)
-    folders = [ledger.folder / entry["request"] for entry in ledger.accepted()]
-    for folder in folders:
-        if not folder.is_dir():
-            raise UnlearnError(f"{folder} is missing but the ledger knows of it; restore it.")
-    return folders
-
-
-def deleted_rows(requests_dir: Path | str, rows: Sequence[Source]) -> set[str]:
-    """Ids of the rows that earlier requests have deleted, in whatever characters they are written:
-    the next one must not keep them by heart, though they may still stand in the training data.
-
-    Where the rows of a request are gone, its record tells by its keyed ids.
-    """
-    folders, known, forms, keyed = earlier(requests_dir), set(), set(), set()
-    for folder in folders:
-        path = folder / "data" / "forget.jsonl"
-        if path.is_file():
-            for row in read_json_lines(path):
-                known.add(row["id"])
-                forms.add(row_form(row["row"]))
-        else:
-            keyed |= {line["document"] for line in read(folder)["predicate"]["documents"]}
-    ledger = Ledger(requests_dir)
-    return {
-        row.id for row in rows
-        if row.id in known
-        or (forms and row_form(row.row) in forms)
-        or (keyed and ledger.keyed(row.id) in keyed)
-    }  # fmt: skip
-
-
 def audit_requests(
     model: str,
     requests_dir: Path | str,
@@ -200,41 +160,43 @@ def audit_requests(
     Raises:
         UnlearnError: A broken ledger, a changed record, an adapter of another base.
     """
-    facts = model_facts(model)
-    found: dict[str, tuple[EvaluationSets, dict[str, Any]]] = {}
+    facts, ledger = model_facts(model), Ledger(requests_dir)
+    found: dict[str, EvaluationSets] = {}
+    then: dict[tuple[str, str], dict[str, Any]] = {}
     missing, settings, is_base = [], Settings(), False
-    for folder in earlier(requests_dir):
-        statement = read(folder)
-        base = statement["predicate"]["model"]["after"]["base"]
+    for folder in ledger.folders():
+        predicate = read(folder)["predicate"]
+        base = predicate["model"]["after"]["base"]
         check_base(model, facts["base"], base)
         is_base |= bool(base and facts["digest"] and facts["digest"] == base["digest"])
-        if find_file(folder / "eval-data", "forget") is None:
+        data, results = folder / "eval-data", folder / "eval" / "results.json"
+        if find_file(data, "forget") is None:
             missing.append(folder.name)
             continue
-        found[folder.name] = (_rows(folder), statement)
-        settings = _settings(folder)
+        member, nonmember = (  # held-out rows may be missing
+            read_documents(path) if (path := find_file(data, name)) else []
+            for name in ("member", "nonmember")
+        )
+        rows = read_records(find_file(data, "forget"))
+        found[folder.name] = EvaluationSets(data, rows, [], member, nonmember)
+        then |= {(folder.name, line["document"]): line for line in predicate["documents"]}
+        known = json.loads(results.read_text("utf-8")) if results.is_file() else {}
+        settings = Settings.read(known.get("settings", {}))
     if not found:
         return Audit(model, missing=missing)
     # Cheap and exact: the model alone decides, in float32 where it runs on the CPU.
     settings = replace(
         settings, device=device, dtype=None, batch_size=batch_size, device_map=None
     ).placed(None)
-    sets = _together({name: rows for name, (rows, _) in found.items()}, Path(requests_dir))
+    sets = _together(found, Path(requests_dir))
     lines, loss, chance, learned = _measured(model, sets, settings, progress)
-    ledger = Ledger(requests_dir)
-    then = {
-        (name, line["document"]): line
-        for name, (_, statement) in found.items()
-        for line in statement["predicate"]["documents"]
-    }
     judged = []
     for line in lines:
         request, document = line["document"].split("/", 1)
         known = ledger.keyed(document)
         judged.append(_line(request, known, line, then.get((request, known))))
     judged.sort(key=_badness)
-    heldout = len(sets.nonmember)
-    return Audit(model, judged, heldout, loss, chance, missing, learned, is_base)
+    return Audit(model, judged, len(sets.nonmember), loss, chance, missing, learned, is_base)
 
 
 def _line(
@@ -245,14 +207,13 @@ def _line(
     said = (now["answers_said"] or 0) > (before.get("answers_said") or 0)
     # Every token of a row comes out greedily: it is said word by word.
     whole = now["extraction_strength"] == 1 and (before.get("extraction_strength") or 0) < 1
+    reading = now["reading"]
     if said or whole:
         reading = "still said"
-    elif now["reading"] == "still said":  # no more than on the day of the record
-        side = "still known" if (now["rank"] or 0) < 0.5 else "pushed away"
-        unseen = "not said" if now["told"] is None else "not told"
-        reading = side if now["told"] else unseen
-    else:
-        reading = now["reading"]
+    elif reading == "still said":  # no more than on the day of the record
+        reading = "not said" if now["told"] is None else "not told"
+        if now["told"]:
+            reading = "still known" if (now["rank"] or 0) < 0.5 else "pushed away"
     recorded = before.get("reading")
     back = said or whole or (reading == "still known" and recorded not in THERE)
     figures = ("p", "q", "rank", "extraction_strength", "answers_said")
@@ -264,44 +225,13 @@ def _badness(line: Line) -> tuple:
     return (not line.back, READINGS.index(line.reading), p, line.request, line.document)
 
 
-def _rows(folder: Path) -> EvaluationSets:
-    """What a request was judged by; held-out rows may be missing."""
-    data = folder / "eval-data"
-
-    def documents(name: str) -> list[tuple[str, str]]:
-        path = find_file(data, name)
-        return [] if path is None else read_documents(path)
-
-    return EvaluationSets(
-        folder=data,
-        forget=read_records(find_file(data, "forget")),
-        retain=[],
-        member=documents("member"),
-        nonmember=documents("nonmember"),
-    )
-
-
-def _settings(folder: Path) -> Settings:
-    path = folder / "eval" / "results.json"
-    if not path.is_file():
-        return Settings()
-    return Settings.read(json.loads(path.read_text("utf-8")).get("settings", {}))
-
-
 def _together(parts: Mapping[str, EvaluationSets], folder: Path) -> EvaluationSets:
     """The rows of all requests; ids get the request in front.
 
     A row that was deleted is no held-out row, whatever request it comes from.
     """
     forget = [
-        Record(
-            id=f"{name}/{row.id}",
-            input=row.input,
-            output=row.output,
-            task=row.task,
-            kind=row.kind,
-            source=f"{name}/{row.document}",
-        )
+        replace(row, id=f"{name}/{row.id}", source=f"{name}/{row.document}")
         for name, sets in parts.items()
         for row in sets.forget
     ]
@@ -319,6 +249,7 @@ def _together(parts: Mapping[str, EvaluationSets], folder: Path) -> EvaluationSe
 def _measured(
     model: str, sets: EvaluationSets, settings: Settings, progress: bool
 ) -> tuple[list[dict[str, Any]], float | None, float, dict[str, float] | None]:
+    """Audit lines, mean loss of the held-out texts, that of a guess, and the learned attack."""
     from axolotl_unlearn.data.records import document_id
     from axolotl_unlearn.engine.forward import output_vocabulary
     from axolotl_unlearn.evaluation.cache import Cache
@@ -327,36 +258,29 @@ def _measured(
     from axolotl_unlearn.models import load_tokenizer, parse_models
 
     spec = parse_models([model])[0]
-    tokenizer = load_tokenizer(spec)
     cache, bars = Cache(None), ProgressBars(progress)
     loaded = load(spec, settings, cache.workers)
     with bars.progress:
+        tokenizer = load_tokenizer(spec)
         found = measure(loaded, tokenizer, sets, settings, cache, "", bars, spec)
     documents: dict[str, list[str]] = {}
     for row in sets.forget:
         documents.setdefault(row.document, []).append(row.id)
     for name, _ in sets.member:
         documents.setdefault(document_id(name), [])
-    losses = found.nonmember_loss
-    mean = sum(losses) / len(losses) if losses else None
-    attack = learned(found, sets)
+    losses, attack = found.nonmember_loss, learned(found, sets)
     each = attack and told_by_learned(attack, sets)
     lines = audit(evidence(found, sets), documents, learned=each)
+    mean = sum(losses) / len(losses) if losses else None
     together = attack and {"auc": attack.auc, "p": attack.p}
     return lines, mean, math.log(output_vocabulary(loaded)), together
 
 
 def junit(result: Audit) -> str:
     """The audit as junit XML: one test a document, by its keyed id."""
-    untested = [line for line in result.lines if line.reading == "not measured"]
-    suite = ElementTree.Element(
-        "testsuite",
-        name="axolotl unlearn request audit",
-        tests=str(len(result.lines) + len(result.missing)),
-        failures=str(len(result.back)),
-        errors="0",
-        skipped=str(len(untested) + len(result.missing)),
-    )
+    suites = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(suites, "testsuite", name="axolotl unlearn request audit")
+    untested = 0
     for line in result.lines:
         case = ElementTree.SubElement(suite, "testcase", classname=line.request, name=line.document)
         if line.back:
@@ -367,11 +291,17 @@ def junit(result: Audit) -> str:
                 if name not in ("request", "document", "back") and value is not None
             )
         elif line.reading == "not measured":
+            untested += 1
             ElementTree.SubElement(case, "skipped", message="no held-out rows and no answer")
     for name in result.missing:
         case = ElementTree.SubElement(suite, "testcase", classname=name, name="rows")
         ElementTree.SubElement(case, "skipped", message="the rows of this request are gone")
-    suites = ElementTree.Element("testsuites")
-    suites.append(suite)
+    counts = {
+        "tests": len(result.lines) + len(result.missing),
+        "failures": len(result.back),
+        "errors": 0,
+        "skipped": untested + len(result.missing),
+    }
+    suite.attrib.update({name: str(count) for name, count in counts.items()})
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"

@@ -58,9 +58,11 @@ def plan(
         for item in items
         if item.why is None and not within(item.path.resolve(), out.resolve())
     ]
+    texts = ((t for path in files for _, row in read_rows(path) for t in strings(row))
+             for files in (sources, kept))  # fmt: skip
     return Plan(
         out,
-        Texts.of(_texts(sources), _texts(kept)),
+        Texts.of(*texts),
         [out, *outside, *hub_cache(), *places],
         [str(out), *(str(one.parent) for one in manifests)],
         items,
@@ -90,20 +92,13 @@ def _named(manifests: Iterable[Path], key: str) -> list[Path]:
     ]
 
 
-def _texts(files: Iterable[Path]) -> Iterator[str]:
-    return (text for path in files for _, row in read_rows(path) for text in strings(row))
-
-
 def _items(manifest: Path, out: Path) -> Iterator[Item]:
     for entry in read_manifest(manifest.parent)["entries"]:
         path = Path(os.path.normpath(manifest.parent / entry["path"]))
         drafts = path.parent.glob(f"{path.name}.*.tmp") if path.parent.is_dir() else ()
         for one in (path, *drafts):
             if os.path.lexists(one):
-                yield Item.at(str(entry.get("holds")), one, _reason(one, out))
-
-
-def _reason(path: Path, out: Path) -> str | None:
-    real = path.parent.resolve() / path.name
-    inside = real != out.resolve() and within(real, out.resolve())
-    return None if inside or is_prepared(path) else "it is outside; remove it by hand"
+                real = one.parent.resolve() / one.name
+                inside = real != out.resolve() and within(real, out.resolve())
+                why = None if inside or is_prepared(one) else "it is outside; remove it by hand"
+                yield Item.at(str(entry.get("holds")), one, why)

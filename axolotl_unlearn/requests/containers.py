@@ -22,6 +22,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import IO, Any
 
 from axolotl_unlearn.data.near import strings
@@ -31,30 +32,14 @@ Decode = Callable[[list[list[int]]], list[str]]
 #: By the end of its name: its numbers are no text.
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npy", ".npz", ".pkl"}
 _CLOSED = {".7z": "archives (7z)", ".rar": "archives (rar)", ".pdf": "PDF"}
-_ARCHIVES = {
-    ".zip",
-    ".tar",
-    ".tgz",
-    ".gz",
-    ".bz2",
-    ".xz",
-    ".zst",
-    ".docx",
-    ".xlsx",
-    ".jar",
-    ".epub",
-}
-_MAGIC = {
+_ARCHIVES = set(".zip .tar .tgz .gz .bz2 .xz .zst .docx .xlsx .jar .epub".split())
+_MEDIA = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"OggS", b"fLaC")
+_MAGIC = dict.fromkeys(_MEDIA, "pictures and sound") | {
     b"7z\xbc\xaf": "archives (7z)",
     b"Rar!": "archives (rar)",
     b"%PDF": "PDF",
-    b"\x89PNG": "pictures and sound",
-    b"\xff\xd8\xff": "pictures and sound",
-    b"GIF8": "pictures and sound",
-    b"RIFF": "pictures and sound",
-    b"OggS": "pictures and sound",
-    b"fLaC": "pictures and sound",
 }
+_ZSTD = b"\x28\xb5\x2f\xfd"
 #: Text is read in parts of this many characters, which overlap by some words.
 _PART, _OVERLAP = 2**22, 2**12
 #: Archives within archives; deeper ones are named.
@@ -62,7 +47,7 @@ _DEEPEST = 4
 #: Backslashes of JSON within JSON double.
 _ESCAPE = re.compile(r"((?:\\+u[0-9a-fA-F]{4})+)|\\+[nrt\"/\\]")
 _TAG = re.compile(r"<[^<>]{1,2000}>")
-_PERCENT = re.compile(r"(?:%[0-9A-Fa-f]{2})")
+_PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
 #: 32 bytes at least; lines of e-mails and PEM are 64 or 76 characters.
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{40,}[\r\n]{0,2}){1,}[A-Za-z0-9+/_-]*={0,2}")
 
@@ -103,15 +88,22 @@ def _stream(
     inside = opened is not None or head.startswith(b"PK\x03\x04") or head[257:262] == b"ustar"
     if inside and depth >= _DEEPEST:
         closed = "archives within archives"
-    if head.startswith(b"\x28\xb5\x2f\xfd") and opened is None:
+    if head.startswith(_ZSTD) and opened is None:
         closed = "archives (zstd)"
     if closed:
         unread.add(closed)
     elif opened is not None:
         with opened:
-            yield from _stream(_seekable(opened), Path(name).stem, decode, unread, depth + 1)
-    elif head.startswith(b"PK\x03\x04"):
-        yield from _zip(file, decode, unread, depth)
+            yield from _stream(opened, Path(name).stem, decode, unread, depth + 1)
+    elif head.startswith(b"PK\x03\x04"):  # also an office document, an e-book, a jar
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                yield member.filename
+                if member.flag_bits & 1:
+                    unread.add("encrypted archives")
+                elif not member.is_dir():
+                    with archive.open(member) as found:
+                        yield from _stream(found, member.filename, decode, unread, depth + 1)
     elif head[257:262] == b"ustar":
         with tarfile.open(fileobj=file) as archive:
             for member in archive:
@@ -130,45 +122,23 @@ def _stream(
 
 
 def _opened(file: IO[bytes], head: bytes) -> IO[bytes] | None:
-    """What one compressed stream holds."""
+    """What one compressed stream holds; its head is looked at, so it can go back."""
     if head.startswith(b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=file)
     if head.startswith(b"BZh"):
         return bz2.BZ2File(file)
     if head.startswith(b"\xfd7zXZ\x00"):
         return lzma.LZMAFile(file)
-    if head.startswith(b"\x28\xb5\x2f\xfd"):
+    if head.startswith(_ZSTD):
         try:
             import zstandard
         except ImportError:
             return None
-        return zstandard.ZstdDecompressor().stream_reader(file, closefd=False)
+        copy = SpooledTemporaryFile(2**26)
+        zstandard.ZstdDecompressor().copy_stream(file, copy)
+        copy.seek(0)
+        return copy
     return None
-
-
-def _seekable(file: IO[bytes]) -> IO[bytes]:
-    """Its head is looked at, so it has to go back."""
-    from tempfile import SpooledTemporaryFile
-
-    if isinstance(file, (gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile)):
-        return file
-    copy = SpooledTemporaryFile(2**26)
-    while part := file.read(2**20):
-        copy.write(part)
-    copy.seek(0)
-    return copy
-
-
-def _zip(file: IO[bytes], decode: Decode | None, unread: set[str], depth: int) -> Iterator[str]:
-    """A zip file, and so an office document, an e-book, a jar."""
-    with zipfile.ZipFile(file) as archive:
-        for member in archive.infolist():
-            yield member.filename
-            if member.flag_bits & 1:
-                unread.add("encrypted archives")
-            elif not member.is_dir():
-                with archive.open(member) as found:
-                    yield from _stream(found, member.filename, decode, unread, depth + 1)
 
 
 def _encoding(head: bytes) -> str:
@@ -196,7 +166,12 @@ def _text(file: IO[bytes], encoding: str) -> Iterator[str]:
 
 def forms(text: str) -> Iterator[str]:
     """A text, and what it may stand for: escapes, entities, without tags, out of base64."""
-    plain = _ESCAPE.sub(lambda m: _characters(m[1]) if m[1] else " ", text)
+
+    def characters(found: re.Match[str]) -> str:  # of a run of \uXXXX: two may be one character
+        units = bytes.fromhex(re.sub(r"\\+u", "", found[1] or ""))
+        return units.decode("utf-16-be", "replace") or " "
+
+    plain = _ESCAPE.sub(characters, text)
     if "&" in plain:
         plain = html.unescape(plain)
     yield plain
@@ -207,12 +182,6 @@ def forms(text: str) -> Iterator[str]:
         yield urllib.parse.unquote_plus(plain)
     for run in _BASE64.finditer(plain):
         yield from _out_of_base64(run[0])
-
-
-def _characters(escapes: str) -> str:
-    r"""Of a run of ``\uXXXX``: two may be one character."""
-    units = bytes.fromhex(re.sub(r"\\+u", "", escapes))
-    return units.decode("utf-16-be", "replace")
 
 
 def _out_of_base64(run: str) -> Iterator[str]:
@@ -238,7 +207,19 @@ def _out_of_base64(run: str) -> Iterator[str]:
 
 
 def _tables(file: IO[bytes], decode: Decode | None, *, parquet: bool = False) -> Iterator[str]:
-    for batch in _batches(file, parquet):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if parquet:
+        batches = pq.ParquetFile(file).iter_batches()
+    else:
+        try:
+            batches = pa.ipc.open_stream(file)
+        except pa.ArrowInvalid:
+            file.seek(0)
+            whole = pa.ipc.open_file(file)
+            batches = (whole.get_batch(i) for i in range(whole.num_record_batches))
+    for batch in batches:
         for name in batch.schema.names:
             column = batch.column(name)
             if name.endswith("input_ids") or name in ("prompt_ids", "chosen_ids", "rejected_ids"):
@@ -258,23 +239,6 @@ def _has_text(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         return _has_text(kind.value_type)
     return any(_has_text(kind.field(i).type) for i in range(kind.num_fields))
-
-
-def _batches(file: IO[bytes], parquet: bool) -> Iterator[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if parquet:
-        yield from pq.ParquetFile(file).iter_batches()
-        return
-    try:
-        reader = pa.ipc.open_stream(file)
-    except pa.ArrowInvalid:
-        file.seek(0)
-        whole = pa.ipc.open_file(file)
-        yield from (whole.get_batch(i) for i in range(whole.num_record_batches))
-        return
-    yield from reader
 
 
 # --- git -----------------------------------------------------------------------------------------

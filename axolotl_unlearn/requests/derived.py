@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG, ModelSpec, weights_digest
 from axolotl_unlearn.requests.ledger import Ledger
@@ -31,7 +32,7 @@ ORIGINS = (
     *(ADAPTER_CONFIG, "config.json", "mergekit_config.yml", "merge.yml", "merge.json"),
     *("unlearn_base.json", "README.md"),
 )
-_WEIGHTS = ("*.safetensors", "*.gguf")
+_WEIGHTS = (".safetensors", ".gguf")
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,14 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
     """
     request = Request.load(folder)
     known, root = _known(request), request.root
-    models: dict[Path, None] = {}
+    digests: dict[Path, str] = {}
     for place in places:
         if not place.exists():
             raise UnlearnError(f"{place} does not exist; name folders that hold models.")
-        models |= dict.fromkeys(_models(place, request.folder.parent))
-    digests = {one: _digest(one) for one in models}
-    left = [m for m in models if m.resolve() not in known.paths and digests[m] not in known.clean]
+        for model in _models(place, request.folder.parent):
+            spec = ModelSpec("", str(model))
+            digests[model] = weights_digest(spec, {}) if model.is_dir() else ""
+    left = [m for m in digests if m.resolve() not in known.paths and digests[m] not in known.clean]
     found: list[Derived] = []
     while new := [(m, why) for m in left if (why := _why(m, digests[m], known, root))]:
         for model, why in new:
@@ -96,24 +98,22 @@ def _known(request: Request) -> _Known:
         raise UnlearnError(
             f"{request.folder} was not carried out; run `axolotl unlearn request run`."
         )
-    made: list[str] = []
+    mine = names.index(request.id)
     for number, name in enumerate(names):
-        if not (ledger.folder / name / "record.json").is_file():
+        folder = ledger.folder / name
+        if not (folder / "record.json").is_file():
             continue
-        model = read(ledger.folder / name)["predicate"]["model"]
-        if number <= names.index(request.id):
+        model = read(folder)["predicate"]["model"]
+        clean = known.clean if number >= mine else known.digests
+        clean.update({model["after"]["digest"]} - {None})
+        if number <= mine:
             known.digests |= {model["before"]["digest"]} - {None}
-        (known.clean if number >= names.index(request.id) else known.digests).update(
-            {model["after"]["digest"]} - {None}
-        )
-        made.append(name)
-    for name in made[: made.index(request.id) + 1]:
-        before = Request.load(ledger.folder / name).facts["before"]
-        source = str(before["adapter"] or before["model"])
-        place = Request.load(ledger.folder / name).root / source
-        (known.paths if place.exists() else known.names).add(
-            place.resolve() if place.exists() else source
-        )
+            other = Request.load(folder)
+            source = str(other.facts["before"]["adapter"] or other.facts["before"]["model"])
+            if (place := other.root / source).exists():
+                known.paths.add(place.resolve())
+            else:
+                known.names.add(source)
     bases = [request.root / str(request.facts["base"]), request.path("model")]
     safe = {digest for place in bases for digest in _tensors(place, rounded=True)}
     known.tensors = {one for place in known.paths for one in _tensors(place, rounded=True)} - safe
@@ -128,10 +128,6 @@ def _models(place: Path, requests: Path) -> Iterator[Path]:
         named = path.is_dir() and any((path / name).is_file() for name in ORIGINS[:3])
         if named or (path.suffix == ".gguf" and path.is_file()):
             yield path
-
-
-def _digest(model: Path) -> str:
-    return weights_digest(ModelSpec("", str(model)), {}) if model.is_dir() else ""
 
 
 def _why(model: Path, digest: str, known: _Known, root: Path) -> str:
@@ -172,17 +168,7 @@ def _said(model: Path) -> Iterator[tuple[str, str]]:
             raise UnlearnError(
                 f"{path} cannot be read, so it is not known whether the model stays."
             ) from None
-        yield from ((name, one) for one in _texts(content))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for part in value:
-            yield from _texts(part)
-    elif isinstance(value, str):
-        yield value
+        yield from ((name, one) for one in strings(content))
 
 
 def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
@@ -194,32 +180,29 @@ def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
     import torch
     from safetensors import safe_open
 
+    def sha(array: Any) -> str:
+        return hashlib.sha256(array.astype("<f4").tobytes()).hexdigest()
+
     kinds = (torch.float32, *((torch.bfloat16, torch.float16) if rounded else ()))
-
-    files = [model] if model.is_file() else [p for w in _WEIGHTS for p in sorted(model.glob(w))]
-    for file in files:
+    files = [p for p in sorted(model.glob("*")) if p.suffix in _WEIGHTS]
+    for file in [model] if model.is_file() else files:
         if file.suffix == ".gguf":
-            from gguf import GGMLQuantizationType, dequantize
+            from gguf import dequantize
 
-            floats = {getattr(GGMLQuantizationType, name) for name in ("F32", "F16", "BF16")}
             for one in _gguf(file).tensors:
-                if one.tensor_type in floats and one.n_elements > 1:
-                    yield _sha(dequantize(one.data, one.tensor_type))
+                if one.tensor_type.name in ("F32", "F16", "BF16") and one.n_elements > 1:
+                    yield sha(dequantize(one.data, one.tensor_type))
             continue
         try:
             with safe_open(file, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 (it is no dict)
                     tensor = opened.get_tensor(name)
                     if tensor.is_floating_point() and tensor.numel() > 1:
-                        yield from (_sha(tensor.to(kind).float().numpy()) for kind in kinds)
+                        yield from (sha(tensor.to(kind).float().numpy()) for kind in kinds)
         except Exception as error:  # of its own kind in each version
             raise UnlearnError(
                 f"{file} cannot be read ({type(error).__name__}); look at it yourself."
             ) from None
-
-
-def _sha(array: Any) -> str:
-    return hashlib.sha256(array.astype("<f4").tobytes()).hexdigest()
 
 
 def _gguf(path: Path) -> Any:

@@ -21,6 +21,7 @@ from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
 from axolotl_unlearn.requests.record import ERASED, amend, read, verify
 from axolotl_unlearn.requests.removal import Item, Plan, hub_cache, within
 from axolotl_unlearn.requests.request import Request, digest, write_json
+from axolotl_unlearn.requests.rows import read_config
 from axolotl_unlearn.requests.search import Found, Texts, row_texts
 from axolotl_unlearn.requests.suppress import suppress
 
@@ -28,6 +29,8 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _LOGS = ("runs", "wandb", "mlruns", "trackio")
 #: Folders of a request that hold its rows, for later audits.
 KEPT = ("data", "eval-data")
+#: Where Axolotl prepares rows if a config names no folder.
+PREPARED = "last_run_prepared"
 
 
 def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = False) -> Plan:
@@ -45,26 +48,30 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     folder = Path(folder)
     statement, request = read(folder), Request.load(folder)
     _check_unchanged(request, statement)
-    roots = [root for root in request.outputs() if root.is_dir()]
+    roots = [root for root in _outputs(request) if root.is_dir()]
+    kept = [path for path in sorted((folder / "data").glob("*.jsonl")) if path.stem != "forget"]
     texts = Texts.of(
-        row_texts(folder / "data" / "forget.jsonl"),
-        [
-            text
-            for path in sorted((folder / "data").glob("*.jsonl"))
-            if path.stem != "forget"
-            for text in row_texts(path)
-        ],
+        row_texts(request.rows("forget")), [text for path in kept for text in row_texts(path)]
     )
-    requests = folder.parent
-    own = [one / name for one in sorted(requests.iterdir()) for name in KEPT if one.is_dir()]
+    own = [one / name for one in sorted(folder.parent.iterdir()) for name in KEPT if one.is_dir()]
     places = [*roots, folder, *places, Path.cwd(), request.root, *hub_cache()]
     planned = Plan(folder, texts, places, [request.after], skip=own)
     planned.found = planned.look()
     keep = _Keep(request, roots)
     items = list(_items(request, statement, roots, with_data))
-    items += _found_items(planned.found, items, roots, folder)
-    planned.items = [keep.judged(item) for item in items]
+    items += _found_items(planned.found, items, [*roots, folder])
+    planned.items = [replace(item, why=item.why or keep.reason(item.path)) for item in items]
     return planned
+
+
+def _outputs(request: Request) -> list[Path]:
+    """Folders that the training run of the config has written to."""
+    config = read_config(request.path("finetune.yml"))
+    names = [config.get("output_dir"), config.get("dataset_prepared_path") or PREPARED]
+    found = [request.root / str(name) for name in names if name]
+    if shards := request.way.get("shards"):  # the served model that they came with
+        found.append(Path(os.path.normpath(request.path(shards, "model"))))
+    return found
 
 
 def erase(planned: Plan) -> dict[str, Any]:
@@ -95,6 +102,10 @@ def erase(planned: Plan) -> dict[str, Any]:
         rest = {key: value for key, value in one.items() if key != "path"}
         return rest | {"hmac-sha256": ledger.keyed(one["path"])}
 
+    def counts(found: Mapping[Path, int], what: str) -> list[dict[str, Any]]:
+        return [{"path": os.path.relpath(path, folder), what: count}
+                for path, count in sorted(found.items())]  # fmt: skip
+
     suppress(folder.parent)
     # Before anything goes: a run that is killed leaves a trace of what it was about to remove.
     ledger.append("erasing", name, places=[public(one) for one in places])
@@ -103,8 +114,8 @@ def erase(planned: Plan) -> dict[str, Any]:
     listed = {
         "removed": removed,
         "kept": [_facts(item, folder) for item in planned.items if item.why is not None],
-        "left": [_count(path, "windows", n, folder) for path, n in sorted(found.left.items())],
-        "named": [_count(path, "texts", n, folder) for path, n in sorted(found.named.items())],
+        "left": counts(found.left, "windows"),
+        "named": counts(found.named, "texts"),
     }
     erased = {
         "time": now(),
@@ -125,10 +136,6 @@ def erase(planned: Plan) -> dict[str, Any]:
 def _facts(item: Item, folder: Path) -> dict[str, Any]:
     facts = asdict(item) | {"path": os.path.relpath(item.path, folder)}
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def _count(path: Path, what: str, count: int, folder: Path) -> dict[str, Any]:
-    return {"path": os.path.relpath(path, folder), what: count}
 
 
 def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
@@ -155,27 +162,24 @@ def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
 
 
 def _items(
-    request: Request,
-    statement: dict[str, Any],
-    roots: list[Path],
-    with_data: bool,
+    request: Request, statement: dict[str, Any], roots: list[Path], with_data: bool
 ) -> Iterator[Item]:
     folder, before = request.folder, request.facts["before"]
     old = Path(before["adapter"] or before["model"])
     if old.is_dir():
+        weights = sorted(p for p in old.iterdir() if p.is_file() and p.suffix in _WEIGHTS)
+        whole = weights and any((old / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
         recorded = statement["predicate"]["model"]["before"]["digest"]
-        known = model_facts(old)["digest"] == recorded if _has_weights(old) else True
+        known = model_facts(old)["digest"] == recorded if whole else True
         why = None if known else "it is not the model that the request began with"
         if within(old.resolve(), folder.parent.resolve()):
             yield Item.at("model before", old, why)  # made by an earlier request, whole
         else:
             kind = "adapter before" if before["adapter"] else "model before"
-            for path in _weights(old):
+            for path in weights:
                 yield Item.at(kind, path, why)
     for root in {one.resolve(): one for one in [*roots, old, folder / "model"]}.values():
-        if not root.is_dir():
-            continue
-        for path in sorted(root.iterdir()):
+        for path in sorted(root.iterdir()) if root.is_dir() else ():
             if path.name.startswith("checkpoint-") and path.is_dir():
                 yield Item.at("checkpoint", path)
             elif root in roots and path.name == "merged" and path.is_dir():
@@ -190,15 +194,13 @@ def _items(
             yield Item.at("rows of the request", folder / name, why)
 
 
-def _found_items(
-    found: Found, items: list[Item], roots: list[Path], folder: Path
-) -> Iterator[Item]:
+def _found_items(found: Found, items: list[Item], roots: list[Path]) -> Iterator[Item]:
     """Caches, prepared data and logs below our folders that hold deleted texts."""
     listed = [item.path.resolve() for item in items]
     seen: set[Path] = set()
     for path in sorted(found.left):
         real = path.resolve()
-        root = next((r for r in [*roots, folder] if within(real, r.resolve())), None)
+        root = next((r for r in roots if within(real, r.resolve())), None)
         if root is None or path.is_dir() or any(within(real, one) for one in listed):
             continue
         # A table of a prepared data set is of no use without the others: the folder goes.
@@ -210,49 +212,40 @@ def _found_items(
         yield Item.at(kind, path.parent if whole == real.parent else path)
 
 
-def _weights(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_file() and p.suffix in _WEIGHTS)
-
-
-def _has_weights(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)) and bool(
-        _weights(folder)
-    )
-
-
 # --- what stays ----------------------------------------------------------------------------------
 
 
 class _Keep:
-    """Says of an item why it may not be removed."""
+    """Says of a place why it may not be removed."""
 
     def __init__(self, request: Request, roots: list[Path]) -> None:
         folder = request.folder
-        requests = folder.parent.resolve()
-        forbidden = {Path.home().resolve(), *Path.cwd().resolve().parents, Path.cwd().resolve()}
-        forbidden |= {requests, *requests.parents}
-        self.folder, self.requests = folder.resolve(), requests
-        self.roots = [r.resolve() for r in roots if r.resolve() not in forbidden]
-        self.unusable = [r.resolve() for r in roots if r.resolve() in forbidden]
-        used: dict[Path, str] = {}
+        self.folder, self.requests = folder.resolve(), folder.parent.resolve()
+        here = Path.cwd().resolve()
+        forbidden = {Path.home().resolve(), here, *here.parents}
+        forbidden |= {self.requests, *self.requests.parents}
+        every = [root.resolve() for root in roots]
+        self.roots = [root for root in every if root not in forbidden]
+        self.unusable = [root for root in every if root in forbidden]
         current = Ledger(folder.parent).current() or {}
-        for source, why in (
+        needed = [
             (current.get("path"), "it is the current model"),
             ((current.get("base") or {}).get("name"), "the current model stands on it"),
             (request.after.split("+")[0], "the model of this request stands on it"),
             (request.facts["base"], "it is the base model"),
-        ):
-            if source and Path(source).exists():
-                used.setdefault(Path(source).resolve(), why)
-        for name, source in _starts(folder.parent):
+        ]
+        done = {entry["request"] for entry in Ledger(folder.parent).accepted()}
+        for path in sorted(folder.parent.glob("*/request.json")):
+            name, before = path.parent.name, Request.load(path.parent).facts["before"]
             why = f"request {name!r}, which was not carried out yet, begins with it"
-            used.setdefault(source.resolve(), why)
-        self.used = used
+            if name not in done:
+                needed += [(source, why) for source in (before["adapter"], before["model"])]
+        self.used: dict[Path, str] = {}
+        for source, why in needed:
+            if source and Path(source).exists():
+                self.used.setdefault(Path(source).resolve(), why)
 
-    def judged(self, item: Item) -> Item:
-        return replace(item, why=item.why or self._reason(item.path))
-
-    def _reason(self, path: Path) -> str | None:
+    def reason(self, path: Path) -> str | None:
         real = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
         for model, why in self.used.items():
             # A checkpoint within the current model's folder is not that model.
@@ -268,13 +261,3 @@ class _Keep:
         if any(within(real, root) for root in self.unusable):
             return "the config writes to a folder that holds other things; remove it by hand"
         return "it is outside the folders that the config writes to; remove it by hand"
-
-
-def _starts(requests: Path) -> Iterator[tuple[str, Path]]:
-    """Models that requests begin with which were not carried out yet."""
-    done = {entry["request"] for entry in Ledger(requests).accepted()}
-    for path in sorted(requests.glob("*/request.json")):
-        before = Request.load(path.parent).facts["before"]
-        for source in filter(None, (before["adapter"], before["model"])):
-            if path.parent.name not in done and Path(source).exists():
-                yield path.parent.name, Path(source)

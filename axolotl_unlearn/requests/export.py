@@ -24,12 +24,11 @@ from axolotl_unlearn.files import write
 from axolotl_unlearn.requests import record
 from axolotl_unlearn.requests.attestations import ATTESTATIONS, BOM
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts
-from axolotl_unlearn.requests.request import counted
-from axolotl_unlearn.store import file_digest
+from axolotl_unlearn.requests.request import counted, digest
 
 MANIFEST, ENTRIES, HANDLING = "manifest.json", "ledger-entries.jsonl", "handling.json"
 PARTS = (
-    *(record.RECORD, record.SIGNATURE, record.PAGE, record.CARD, record.EVAL_RESULTS),
+    *(record.RECORD, record.SIGNATURE, record.PAGE, record.CARD),
     *(ATTESTATIONS, BOM),
 )
 VERIFY = """How to verify this file
@@ -179,8 +178,8 @@ def verify(path: Path, model: str | None = None, public_key: Path | None = None)
     if not known or hashlib.sha256(files[record.RECORD]).hexdigest() != known[-1]:
         raise UnlearnError(f"{path}: its record is not the one of its ledger entries.")
     bound = {n: d["sha256"] for n, d in predicate["files"].items() if "sha256" in d and n in files}
-    for name, digest in bound.items():
-        if hashlib.sha256(files[name]).hexdigest() != digest:
+    for name, known in bound.items():
+        if hashlib.sha256(files[name]).hexdigest() != known:
             raise UnlearnError(f"{path}: {name} is not the page of the record.")
     said = [
         f"archive: all {len(files)} files as written",
@@ -198,7 +197,7 @@ def verify(path: Path, model: str | None = None, public_key: Path | None = None)
 
 def _model(model: str, statement: Mapping[str, Any]) -> str:
     files = record.model_files(Path(model_facts(model)["path"]))
-    found = {name: file_digest(file) for name, file in files.items()}
+    found = {name: digest(file) for name, file in files.items()}
     subjects = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
     if strange := sorted({n for n in {*found, *subjects} if found.get(n) != subjects.get(n)}):
         raise UnlearnError(f"{model}: {strange[0]} is not the file of the record.")

@@ -17,8 +17,6 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -62,18 +60,15 @@ def model_facts(path: Path | str) -> dict[str, Any]:
     Raises:
         UnlearnError: It is no model.
     """
-    from axolotl_unlearn.models import parse_models
+    from axolotl_unlearn.models import ModelSpec, parse_models, weights_digest
+
+    def known(folder: str) -> str | None:
+        return weights_digest(ModelSpec("", folder), {}) if Path(folder).is_dir() else None
 
     spec = parse_models([str(path)])[0]
-    base = {"name": spec.model, "digest": _folder_digest(spec.model)} if spec.adapter else None
+    base = {"name": spec.model, "digest": known(spec.model)} if spec.adapter else None
     own = spec.adapter or spec.model
-    return {"path": own, "digest": _folder_digest(own), "base": base}
-
-
-def _folder_digest(folder: str) -> str | None:
-    from axolotl_unlearn.models import ModelSpec, weights_digest
-
-    return weights_digest(ModelSpec("", folder), {}) if Path(folder).is_dir() else None
+    return {"path": own, "digest": known(own), "base": base}
 
 
 class Ledger:
@@ -121,39 +116,34 @@ class Ledger:
                     f"{path}, line {number}: the chain is broken: this line or the one before was "
                     "changed, removed or added; restore the file from a copy."
                 )
-            if key is not None:
-                self._check_mac(entry, number, key)
+            if key is not None and entry.get("key") != _key_id(key):
+                raise UnlearnError(
+                    f"{self.folder / KEY} is not the key that {LEDGER} was written with; put the "
+                    "right key file back."
+                )
+            content = canonical({name: value for name, value in entry.items() if name != "mac"})
+            if key is not None and not hmac.compare_digest(
+                str(entry.get("mac")), _mac(key, "entry", content)
+            ):
+                raise UnlearnError(
+                    f"{path}, line {number} was not written with {KEY}; restore the file from a "
+                    "copy."
+                )
             entries.append(entry)
             before = hashlib.sha256(line).hexdigest()
         count, last = self._head()
-        if (len(lines), before) == (count, last):
-            return entries
         # An append that was killed before it wrote the head: only who has the key can have made it.
         interrupted = entries and (count, last) == (len(lines) - 1, entries[-1]["previous"])
-        if key is not None and interrupted:
+        if (len(lines), before) == (count, last) or (key is not None and interrupted):
             return entries
         raise UnlearnError(
             f"{path} has {len(lines)} entries that do not end where {HEAD} says (entry {count}): "
             "the end was changed, removed or added; restore both files from a copy."
         )
 
-    def _check_mac(self, entry: dict[str, Any], number: int, key: bytes) -> None:
-        if entry.get("key") != _key_id(key):
-            raise UnlearnError(
-                f"{self.folder / KEY} is not the key that {LEDGER} was written with; put the right "
-                "key file back."
-            )
-        content = {name: value for name, value in entry.items() if name != "mac"}
-        if not hmac.compare_digest(str(entry.get("mac")), _mac(key, "entry", canonical(content))):
-            raise UnlearnError(
-                f"{self.folder / LEDGER}, line {number} was not written with {KEY}; restore the "
-                "file from a copy."
-            )
-
     def _head(self) -> tuple[int, str]:
-        path = self.folder / HEAD
+        path, ledger = self.folder / HEAD, self.folder / LEDGER
         if not path.exists():
-            ledger = self.folder / LEDGER
             if ledger.exists() and ledger.stat().st_size:
                 raise UnlearnError(f"{path} is missing; restore it: it says where {LEDGER} ends.")
             return 0, NOTHING
@@ -167,13 +157,26 @@ class Ledger:
         """The entries of requests that were carried out, oldest first."""
         return [entry for entry in self.entries() if entry["event"] == "accepted"]
 
+    def folders(self) -> list[Path]:
+        """Those of all requests that were carried out, oldest first.
+
+        Raises:
+            UnlearnError: The ledger is broken, or a folder is gone.
+        """
+        found = [self.folder / entry["request"] for entry in self.accepted()]
+        for folder in found:
+            if not folder.is_dir():
+                raise UnlearnError(f"{folder} is missing but the ledger knows of it; restore it.")
+        return found
+
     def current(self) -> dict[str, Any] | None:
         """The model after the last accepted request: path (from here), digest, base."""
         accepted = self.accepted()
         if not accepted:
             return None
         model = accepted[-1]["model"]
-        return model | {"path": self.outside(model["path"])}
+        place = self.folder / model["path"]  # the name of a model on a hub stays
+        return model | {"path": os.path.normpath(place) if place.exists() else model["path"]}
 
     def refuse_twice(self, request: str) -> None:
         """
@@ -188,15 +191,6 @@ class Ledger:
                     "`axolotl unlearn request new`."
                 )
 
-    def inside(self, path: Path | str) -> str:
-        """A path as the ledger writes it: relative to its folder, so that both can be moved."""
-        return os.path.relpath(path, self.folder) if Path(path).exists() else str(path)
-
-    def outside(self, path: str) -> str:
-        """The other way round; the name of a model on a hub stays."""
-        found = self.folder / path
-        return os.path.normpath(found) if found.exists() else path
-
     # --- writing ---------------------------------------------------------------------------------
 
     def append(self, event: str, request: str, **facts: Any) -> dict[str, Any]:
@@ -210,10 +204,12 @@ class Ledger:
             UnlearnError: The ledger is broken, the key is missing or wrong, or the disk is full;
                 then nothing was changed.
         """
-        key = self._own_key()
-        if not (self.folder / LEDGER).exists():
+        key, path = self._own_key(), self.folder / LEDGER
+        if not path.exists():
             self.entries()  # a ledger that is gone is not begun again
-        with self._locked() as file:
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
             raw = file.read()
             entries = self._checked(raw)
             if not (self.folder / HEAD).exists():
@@ -236,22 +232,18 @@ class Ledger:
             except OSError as error:
                 os.ftruncate(file.fileno(), len(raw))
                 raise UnlearnError(
-                    f"{self.folder / LEDGER} cannot be written ({error.strerror}); make room and "
-                    "run the command again."
+                    f"{path} cannot be written ({error.strerror}); make room and run the command "
+                    "again."
                 ) from None
             self._write_head(len(entries) + 1, hashlib.sha256(line).hexdigest())
         return entry
 
-    @contextmanager
-    def _locked(self) -> Iterator[Any]:
-        with (self.folder / LEDGER).open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            yield file
+    def inside(self, path: Path | str) -> str:
+        """A path as the ledger writes it: relative to its folder, so that both can be moved."""
+        return os.path.relpath(path, self.folder) if Path(path).exists() else str(path)
 
     def _write_head(self, entries: int, last: str) -> None:
-        head = canonical({"entries": entries, "last": last})
-        write(self.folder / HEAD, head + b"\n")
+        write(self.folder / HEAD, canonical({"entries": entries, "last": last}) + b"\n")
 
     # --- key -------------------------------------------------------------------------------------
 

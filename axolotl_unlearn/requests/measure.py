@@ -6,7 +6,6 @@ Scores are kept by content below ``work/``, so that after a stop nothing is meas
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from axolotl_unlearn.requests.request import Request, write_json
@@ -110,27 +109,20 @@ def kept_losses(request: Request) -> dict[str, list[float]]:
     """
     import torch
 
+    from axolotl_unlearn.columns import IGNORE
+    from axolotl_unlearn.engine.token_scoring import Query, score_queries
     from axolotl_unlearn.models import load_model, parse_models
     from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of
 
     tokenizer = load_tokenizer_of(request.path("finetune.yml"))
     rows = encoded(request.folder, "retain", tokenizer)[:KEPT_ROWS]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    losses = {}
-    for spec in parse_models([f"before={request.before}", f"after={under_work(request)}"]):
-        model = load_model(spec, dtype=torch.float32 if device == "cpu" else "auto", device=device)
-        losses[spec.name] = row_losses(model, rows)
-        del model
-    return losses
-
-
-def row_losses(model: Any, rows: Sequence[Any]) -> list[float]:
-    """Mean loss of the labelled tokens of each token row, nats."""
-    from axolotl_unlearn.columns import IGNORE
-    from axolotl_unlearn.engine.token_scoring import Query, score_queries
-
-    queries = []
+    queries, losses = [], {}
     for row in rows:
         times = [t for t, label in enumerate(row.labels[1:]) if label != IGNORE]
         queries.append(Query(row.input_ids, times, [row.input_ids[t + 1] for t in times]))
-    return [-float(facts.logp.mean()) for facts in score_queries(model, queries)]
+    for spec in parse_models([f"before={request.before}", f"after={under_work(request)}"]):
+        model = load_model(spec, dtype=torch.float32 if device == "cpu" else "auto", device=device)
+        losses[spec.name] = [-float(one.logp.mean()) for one in score_queries(model, queries)]
+        del model
+    return losses

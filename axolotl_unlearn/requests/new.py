@@ -18,9 +18,9 @@ from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
-from axolotl_unlearn.requests.audit import deleted_rows
 from axolotl_unlearn.requests.choose import Offered, Wanted, choose, offer
 from axolotl_unlearn.requests.ledger import LEDGER, Ledger
+from axolotl_unlearn.requests.pages import SUBJECTS
 from axolotl_unlearn.requests.request import (
     SCHEMA,
     Request,
@@ -30,9 +30,9 @@ from axolotl_unlearn.requests.request import (
     write_private,
     write_yaml,
 )
-from axolotl_unlearn.requests.rows import Trained, read_config, trained_rows
+from axolotl_unlearn.requests.rows import Trained, deleted_rows, read_config, trained_rows
 from axolotl_unlearn.requests.search import words
-from axolotl_unlearn.requests.subjects import SUBJECTS, Subject, shares
+from axolotl_unlearn.requests.subjects import Subject, shares
 from axolotl_unlearn.training.teacher import NOT_THE_TEACHERS
 
 #: Half of the held-out rows set the level, half judge: with 20 a row that stands out from all of
@@ -105,7 +105,12 @@ def new_request(
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise UnlearnError(f"{out} already exists; give --out a new folder for each request.")
     config = read_config(config_path)
-    _check_id(out.name)
+    if not out.name.isprintable() or out.name.strip() != out.name or not out.name:
+        # Lines of a ledger, a page or a screen could be forged with it.
+        raise UnlearnError(
+            f"--out {out.name!r}: a request's name has no line breaks and no spaces at "
+            "its ends; give another."
+        )
     accepted = Ledger(out.parent).accepted()
     before = model_before(config, config_path, out.parent, options.model)
     _check_disk(before, out)
@@ -134,9 +139,10 @@ def new_request(
     parts = {"forget": forget, "retain": retain, "heldout": unseen[:half], "judge": unseen[half:]}
     try:
         private_folder(out)
-        for name, rows in parts.items():
-            if rows:
-                write_lines(out / "data" / f"{name}.jsonl", map(_line, rows))
+        files = {name: out / "data" / f"{name}.jsonl" for name, rows in parts.items() if rows}
+        for name, path in files.items():  # envelopes, which `axolotl_unlearn.data.typed` reads
+            rows = [{"id": r.id, "dataset": r.entry, "row": r.row} for r in parts[name]]
+            write_lines(path, rows)
         write_private(out / "finetune.yml", config_path.read_bytes())
         if whose:
             write_json(out / SUBJECTS, whose)
@@ -156,16 +162,10 @@ def new_request(
                 "taken_of_these": len(more),
             },
             "counts": {name: len(rows) for name, rows in parts.items()}
-            | {"documents": len({_document(row) for row in forget}), "trained": len(trained.rows)},
-            "digests": {
-                **{
-                    name: digest(out / "data" / f"{name}.jsonl")
-                    for name, rows in parts.items()
-                    if rows
-                },
-                "prepared": trained.digest,
-                "datasets": _dataset_digests(config),
-            },
+            | {"documents": len({_document(r) for r in forget})}
+            | {"trained": len(trained.rows)},
+            "digests": {name: digest(path) for name, path in files.items()}
+            | {"prepared": trained.digest, "datasets": _dataset_digests(config)},
             "budget": {"steps": options.steps, "minutes": options.minutes},
             "root": os.path.relpath(Path.cwd(), out),
             "after_request": accepted[-1]["request"] if accepted else None,
@@ -179,11 +179,8 @@ def new_request(
             },
         )
         head = "Written by `axolotl unlearn request new`."
-        write_yaml(
-            out / "teacher.yml",
-            head,
-            teacher_config(config, retain, trained.types, out, len(trained.rows)),
-        )
+        teacher = teacher_config(config, retain, trained.types, out, len(trained.rows))
+        write_yaml(out / "teacher.yml", head, teacher)
         recipe = forget_config(config, facts, trained.types, out, options)
         write_yaml(out / "forget.yml", head, recipe)
         write_evaluation(out, seed)
@@ -191,32 +188,10 @@ def new_request(
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)  # all of a request or nothing
         raise
-    others = [] if accepted else other_ledgers(out.parent)
-    return Made(Request.load(out), offered, others)
-
-
-def other_ledgers(requests: Path) -> list[Path]:
-    """Folders of requests near a new one: theirs are not looked for in what it makes."""
-    near = {requests.absolute().parent, Path.cwd()}
+    # Requests of folders near a new ledger are not looked for in what it makes.
+    near = set() if accepted else {out.absolute().parents[1], Path.cwd()}
     found = {path.parent for place in near for path in place.glob(f"*/{LEDGER}")}
-    return sorted(path for path in found if not path.samefile(requests))
-
-
-def _check_id(name: str) -> None:
-    """
-    Raises:
-        UnlearnError: Lines of a ledger, a page or a screen could be forged with it.
-    """
-    if not name.isprintable() or name.strip() != name or not name:
-        raise UnlearnError(
-            f"--out {name!r}: a request's name has no line breaks and no spaces at "
-            "its ends; give another."
-        )
-
-
-def _line(row: Source) -> dict[str, Any]:
-    """An envelope; `axolotl_unlearn.data.typed` reads it."""
-    return {"id": row.id, "dataset": row.entry, "row": row.row}
+    return Made(Request.load(out), offered, sorted(p for p in found if not p.samefile(out.parent)))
 
 
 def _document(row: Source) -> str:
@@ -232,7 +207,8 @@ def model_before(
     Raises:
         UnlearnError: It is not there, or it is an adapter of another base.
     """
-    path = given or _current(requests) or Path(str(config.get("output_dir") or ""))
+    current = Ledger(requests).current()
+    path = given or Path(current["path"] if current else str(config.get("output_dir") or ""))
     base = str(config["base_model"])
     if not path.is_dir() or not ((path / ADAPTER).is_file() or (path / "config.json").is_file()):
         raise UnlearnError(
@@ -257,26 +233,16 @@ def model_before(
     return {"model": str(path), "adapter": None}
 
 
-def _current(requests: Path) -> Path | None:
-    """The model of the last request: the next one starts from it."""
-    model = Ledger(requests).current()
-    return Path(model["path"]) if model else None
-
-
 def _same(first: str, second: str) -> bool:
     there = Path(first).exists() and Path(second).exists()
     return Path(first).samefile(second) if there else first.rstrip("/") == second.rstrip("/")
-
-
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def _check_disk(before: Mapping[str, Any], out: Path) -> None:
     from rich.filesize import decimal
 
     folder = Path(before["adapter"] or before["model"])
-    needed = MODELS * _size(folder)
+    needed = MODELS * sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     place = next(p for p in [out, *out.absolute().parents] if p.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
@@ -347,9 +313,9 @@ def teacher_config(
     most `RETAIN` rows in all, but not under `LEAST_TAUGHT`. A model of one pass has a teacher that
     reads them all.
     """
-    passes = _passes(config, trained)
-    if passes > 1:
-        count = max(LEAST_TAUGHT, min(len(retain) // 3, RETAIN // passes))
+    times = passes(config, trained)
+    if times > 1:
+        count = max(LEAST_TAUGHT, min(len(retain) // 3, RETAIN // times))
         retain = retain[:count]  # a sample in random order
     datasets = []
     for number, kind in enumerate(types):
@@ -363,20 +329,20 @@ def teacher_config(
     return _derived(config, out) | {
         **method,
         "datasets": datasets,
-        "num_epochs": passes,
+        "num_epochs": times,
         "output_dir": str(out / "work" / "teacher"),
     }
 
 
-def _passes(config: Mapping[str, Any], trained: int) -> int:
+def passes(config: Mapping[str, Any], trained: int) -> int:
     """How often the fine-tuning read each of its ``trained`` rows, about."""
-    passes = float(config.get("num_epochs") or 1)
+    times = float(config.get("num_epochs") or 1)
     steps = int(config.get("max_steps") or 0)
     if steps > 0:
         batch = int(config.get("micro_batch_size") or 1)
         batch *= int(config.get("gradient_accumulation_steps") or 1)
-        passes = steps * batch / max(1, trained)
-    return max(1, round(passes))
+        times = steps * batch / max(1, trained)
+    return max(1, round(times))
 
 
 def _plain(kind: Mapping[str, Any]) -> dict[str, Any]:
@@ -484,19 +450,14 @@ def write_evaluation(out: Path, seed: int) -> None:
     data["retain"] = some.sample(data["retain"], min(ASKED, len(data["retain"])))
     for part in ("forget", "retain"):
         rows = [record for row in data[part] for record in records_of(row, tokenizer)]
-        if part == "retain":  # hardly any model says a long text exactly: ROUGE judges it
-            rows = [r | {"kind": "completion"} if _long(r["output"]) else r for r in rows]
+        for row in rows if part == "retain" else ():
+            if len(words(row["output"])) > LONG_ANSWER:  # hardly ever said exactly: ROUGE judges
+                row["kind"] = "completion"
         write_lines(out / "eval-data" / f"{part}.jsonl", rows)
     if "judge" in data:
         for name, part in (("member", "forget"), ("nonmember", "judge")):
-            write_lines(
-                out / "eval-data" / f"{name}.jsonl",
-                documents_of(data[part], tokenizer),
-            )
-
-
-def _long(answer: str) -> bool:
-    return len(words(answer)) > LONG_ANSWER
+            path = out / "eval-data" / f"{name}.jsonl"
+            write_lines(path, documents_of(data[part], tokenizer))
 
 
 def records_of(row: Typed, tokenizer: Any) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""A record for readers: a page, a section for the model card, figures for a hub."""
+"""A record for readers: a page, a section for the model card, and a record for each subject."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -9,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.metrics.audit import READINGS
+from axolotl_unlearn.requests.ledger import Ledger, canonical
 
 Statement = Mapping[str, Any]
+#: Of a request: which rows are whose.
+SUBJECTS = "subjects.json"
 #: What a reading means, for readers who were not there.
 MEANING = {
     "still said": "an answer of it is still said",
@@ -58,21 +62,20 @@ def page(statement: Statement, *, evaluation: bool = False) -> str:
 def card(statement: Statement) -> str:
     """A section for the model's README."""
     record = statement["predicate"]
-    counts = readings(statement)
+    counts, verdict = readings(statement), record["verdict"]
     rows = record["request"]["counts"].get("forget", "?")
-    verdict = record["verdict"].get("outcome") or record["verdict"]["status"]
-    exact = record.get("way", {}).get("because")
-    how = "training without them" if exact else "unlearning"
-    if record["verdict"]["accepted"]:
-        verdict += f", accepted: {record['verdict']['accepted']}"
+    said = verdict.get("outcome") or verdict["status"]
+    how = "training without them" if record.get("way", {}).get("because") else "unlearning"
+    if verdict["accepted"]:
+        said += f", accepted: {verdict['accepted']}"
     lines = [
         "## Deleted training data",
         "",
         f"Request `{record['request']['id']}` of {record['request']['created'][:10]}: {rows} rows "
         f"({sum(counts.values())} documents) were removed by {how} with axolotl-unlearn "
-        f"{record['versions'].get('axolotl-unlearn', '')}. Judgement: {verdict}.",
+        f"{record['versions'].get('axolotl-unlearn', '')}. Judgement: {said}.",
         "",
-        *(f"{text}" for text in record["verdict"].get("says", [])),
+        *verdict.get("says", []),
         "",
         "| documents | found to be |",
         "|---|---|",
@@ -85,33 +88,28 @@ def card(statement: Statement) -> str:
     return "\n".join(lines) + "\n"
 
 
-def eval_results(statement: Statement) -> str:
-    """The counts in the format of `.eval_results/*.yaml` of a model repository.
-
-    The rows are private, so the data set's id is the request and no leaderboard will show it.
-    https://huggingface.co/docs/hub/eval-results
-    """
-    import yaml
-    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
-
-    record = statement["predicate"]
-    documents = record["documents"]
-    total = max(1, len(documents))
-    strengths = [line["extraction_strength"] for line in documents]
-    known = [value for value in strengths if value is not None]
-    values = {
-        f"share-{name.replace(' ', '-')}": n / total for name, n in readings(statement).items()
-    }
-    if known:
-        values["largest-extraction-strength"] = max(known)
-    entries = [
-        EvalResultEntry(
-            dataset_id=f"deletion-requests/{record['request']['id']}",
-            task_id=name,
-            value=round(value, 4),
-            date=record["request"]["recorded"],
-            notes=f"{len(documents)} deleted documents; private rows, see record.json",
-        )
-        for name, value in values.items()
-    ]
-    return yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False)
+def subjects(folder: Path, statement: Statement) -> dict[str, bytes]:
+    """The records of a request's subjects and their pages, by name below its folder: each is the
+    record of the request without the rows of others."""
+    path = folder / SUBJECTS
+    every = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    ledger, whole, found = Ledger(folder.parent), statement["predicate"], {}
+    for name, rows in every.items():
+        mine = {ledger.keyed(row) for row in rows}
+        documents = [line for line in whole["documents"] if line["document"] in mine]
+        counts = {"forget": len(rows), "documents": len(documents)}
+        own = {
+            "request": whole["request"] | {"subject": name, "counts": counts, "chosen": {}},
+            "documents": documents,
+            "data": {},
+            "limits": [
+                *whole["limits"],
+                f"The model was made for {len(every)} subjects together: verdict, attacks and "
+                "times are those of all their rows.",
+            ],
+        }
+        rest = {key: value for key, value in whole.items() if key != "files"}
+        record = {**statement, "predicate": rest | own}
+        found[f"subjects/{name}/record.json"] = canonical(record) + b"\n"
+        found[f"subjects/{name}/REPORT.html"] = page(record).encode()
+    return found

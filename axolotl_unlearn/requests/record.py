@@ -12,6 +12,7 @@ https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import platform
 from collections.abc import Mapping
@@ -21,19 +22,15 @@ from typing import Any
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write as replace_bytes
-from axolotl_unlearn.requests import attestations, subjects, suppress
+from axolotl_unlearn.requests import attestations, pages, suppress
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
-from axolotl_unlearn.requests.request import Request, counted
+from axolotl_unlearn.requests.request import Request, counted, digest
 from axolotl_unlearn.requests.verdict import FIGURES, audited, figures
 from axolotl_unlearn.requests.ways import PROOF
-from axolotl_unlearn.store import file_digest, versions
+from axolotl_unlearn.store import versions
 
-STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "urn:axolotl-unlearn:deletion-request:v0.2"
-#: Without ``files``: records of earlier versions bind rows and model alone.
-EARLIER = "urn:axolotl-unlearn:deletion-request:v0.1"
-RECORD, SIGNATURE, PAGE = "record.json", "record.json.sig", "REPORT.html"
-CARD, EVAL_RESULTS = "model-card.md", "eval-results.yaml"
+RECORD, SIGNATURE, PAGE, CARD = "record.json", "record.json.sig", "REPORT.html", "model-card.md"
 #: What was removed and what is left, by name: for the owner alone.
 ERASED = "erased.json"
 #: Parts of a request's folder that ``files`` of its record leaves out: what has a place of its own
@@ -58,7 +55,7 @@ LIMITS = (
 def write(folder: Path | str) -> Path:
     """Write the record, its page and its cards, and enter the request into the ledger.
 
-    The last stage of ``request run``. Called again after it was killed it goes on; called again
+    The last step of ``request run``. Called again after it was killed it goes on; called again
     when it is done it changes nothing.
 
     Raises:
@@ -67,32 +64,38 @@ def write(folder: Path | str) -> Path:
     """
     folder = Path(folder)
     request, ledger = Request.load(folder), Ledger(folder.parent)
-    name = request.id
-    verdict = _read_json(folder / "verdict.json", "finish `axolotl unlearn request run` first")
+    judged = folder / "verdict.json"
+    if not judged.is_file():
+        raise UnlearnError(f"{judged} does not exist; finish `axolotl unlearn request run` first.")
+    verdict = json.loads(judged.read_text("utf-8"))
     if not verdict.get("good") and not verdict.get("accepted"):
         raise UnlearnError(
             f"{folder}: the verdict is {verdict.get('status')!r}, so the model is not handed over; "
             "look into its report, or run again with `--accept REASON`."
         )
-    if known := _entry(ledger, name):
-        if _digest(folder / RECORD) == known["record"]:
+    if known := _entry(ledger, request.id):
+        if (folder / RECORD).is_file() and digest(folder / RECORD) == known["record"]:
             return folder / RECORD
-        ledger.refuse_twice(name)
+        ledger.refuse_twice(request.id)
     model = model_facts(request.after)
     statement = {
-        "_type": STATEMENT,
-        "subject": _subjects(Path(model["path"])),
+        "_type": attestations.STATEMENT,
+        "subject": [
+            {"name": name, "digest": {"sha256": digest(path)}}
+            for name, path in model_files(Path(model["path"])).items()
+        ],
         "predicateType": PREDICATE,
         "predicate": _predicate(request, verdict, ledger, model),
     }
-    pages = _bind(folder, ledger, statement)
+    made = _bind(folder, ledger, statement)
     replace_bytes(folder / RECORD, canonical(statement) + b"\n")
-    _write_pages(folder, pages)
+    for name, content in made.items():
+        replace_bytes(folder / name, content)
     ledger.append(
         "accepted",
-        name,
+        request.id,
         model=model | {"path": ledger.inside(model["path"])},
-        record=_digest(folder / RECORD),
+        record=digest(folder / RECORD),
         good=bool(verdict["good"]),
     )
     return folder / RECORD
@@ -106,17 +109,18 @@ def amend(folder: Path | str, event: str, **parts: Any) -> None:
     folder = Path(folder)
     ledger, statement = Ledger(folder.parent), read(folder)
     statement["predicate"] |= parts
-    pages = _bind(folder, ledger, statement)
+    made = _bind(folder, ledger, statement)
     draft = folder / f"{RECORD}.next"
     replace_bytes(draft, canonical(statement) + b"\n")
-    ledger.append(event, statement["predicate"]["request"]["id"], record=_digest(draft))
-    _publish(folder, draft, pages)
+    ledger.append(event, statement["predicate"]["request"]["id"], record=digest(draft))
+    _publish(folder, draft, made)
 
 
-def _publish(folder: Path, draft: Path, pages: Mapping[str, bytes]) -> None:
+def _publish(folder: Path, draft: Path, made: Mapping[str, bytes]) -> None:
     """The amended record takes its place, last: a run that was killed before does it again."""
     (folder / SIGNATURE).unlink(missing_ok=True)  # it was of the record before
-    _write_pages(folder, pages)
+    for name, content in made.items():
+        replace_bytes(folder / name, content)
     draft.replace(folder / RECORD)
 
 
@@ -125,16 +129,25 @@ def _bind(folder: Path, ledger: Ledger, statement: dict[str, Any]) -> dict[str, 
 
     A file that is bound already keeps its digest: an amended record vouches for no change.
     """
-    pages = _pages(folder, statement)
+    made = _pages(folder, statement)
     known = statement["predicate"].get("files", {})
     new = {n: p for n, p in _files(folder).items() if n not in known or n == ERASED}
     statement["predicate"]["files"] = {
         **known,
         **{name: {"hmac-sha256": ledger.keyed_file(path)} for name, path in new.items()},
-        **{n: {"sha256": hashlib.sha256(content).hexdigest()} for n, content in pages.items()},
+        **{n: {"sha256": hashlib.sha256(content).hexdigest()} for n, content in made.items()},
     }
-    statement["predicateType"] = PREDICATE
-    return pages
+    return made
+
+
+def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
+    linked = (folder / "eval" / "report.html").is_file()
+    return {
+        **attestations.pages(statement),
+        PAGE: pages.page(statement, evaluation=linked).encode(),
+        CARD: pages.card(statement).encode(),
+        **pages.subjects(folder, statement),
+    }
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -145,31 +158,6 @@ def _files(folder: Path) -> dict[str, Path]:
         for name, path in sorted(found.items())
         if name.split("/")[0] not in APART and (path.is_symlink() or not path.is_dir())
     }
-
-
-def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
-    from axolotl_unlearn.requests.pages import card, eval_results, page
-
-    linked = (folder / "eval" / "report.html").is_file()
-    return {
-        PAGE: page(statement, evaluation=linked).encode(),
-        CARD: card(statement).encode(),
-        EVAL_RESULTS: eval_results(statement).encode(),
-        **attestations.pages(statement),
-        **subjects.pages(folder, statement),
-    }
-
-
-def _write_pages(folder: Path, pages: Mapping[str, bytes]) -> None:
-    for name, content in pages.items():
-        replace_bytes(folder / name, content)
-
-
-def _subjects(model: Path) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "digest": {"sha256": file_digest(path)}}
-        for name, path in model_files(model).items()
-    ]
 
 
 def model_files(model: Path) -> dict[str, Path]:
@@ -196,12 +184,16 @@ def _predicate(
 ) -> dict[str, Any]:
     folder, facts = request.folder, request.facts
     lines, _ = audited(folder)
-    names = sorted({line["document"] for line in lines} | _row_ids(folder), key=len, reverse=True)
+    names = {line["document"] for line in lines}
+    for path in (folder / "data").glob("*.jsonl"):
+        for row in read_json_lines(path):
+            names |= {str(row[key]) for key in ("id", "document") if row.get(key)}
 
-    def without_names(text: str) -> str:
-        for name in names:
-            text = text.replace(name, ledger.keyed(name))
-        return text
+    def without_names(texts: list[str]) -> list[str]:
+        for name in sorted(names, key=len, reverse=True):
+            texts = [text.replace(name, ledger.keyed(name)) if name in text else text
+                     for text in texts]  # fmt: skip
+        return texts
 
     def public(model: Mapping[str, Any]) -> dict[str, Any]:
         base = model["base"]
@@ -209,6 +201,8 @@ def _predicate(
             base = base | {"name": Path(base["name"]).name}
         return {"digest": model["digest"], "base": base}
 
+    stamps = sorted((folder / "work" / "stamps").glob("*.json"))
+    seconds = {path.stem: json.loads(path.read_text("utf-8")).get("seconds") for path in stamps}
     way = request.way | (_optional(folder / PROOF) or {})
     return {
         "request": {
@@ -216,8 +210,13 @@ def _predicate(
             "created": facts["created"],
             "recorded": now(),
             "counts": facts.get("counts", {}),
-            # How the rows were chosen names people.
-            "chosen": _keyed_value(ledger, facts.get("chosen", {})),
+            # How the rows were chosen names people: counts stay, whatever is text is keyed.
+            "chosen": {
+                name: value
+                if isinstance(value, (int, float, type(None)))
+                else {"hmac-sha256": ledger.keyed(canonical(value).decode())}
+                for name, value in facts.get("chosen", {}).items()
+            },
         },
         "config": {"digest": {"sha256": facts["config"]["digest"]}},
         "data": {
@@ -232,10 +231,7 @@ def _predicate(
             "outcome": verdict.get("outcome"),
             "good": bool(verdict["good"]),
             "status": verdict["status"],
-            **{
-                part: [without_names(text) for text in verdict.get(part, [])]
-                for part in ("reasons", "missing", "says")
-            },
+            **{p: without_names(verdict.get(p, [])) for p in ("reasons", "missing", "says")},
             "accepted": verdict.get("accepted"),
         },
         "documents": [
@@ -248,54 +244,27 @@ def _predicate(
         "attacks": _attacks(folder),
         "limits": [
             *(LIMITS if request.way["way"] == "match" else LIMITS[1:]),
-            *map(without_names, verdict.get("limits") or facts.get("limits", [])),
+            *without_names(verdict.get("limits") or facts.get("limits", [])),
         ],
-        "seconds": _seconds(folder),
+        "seconds": {name: value for name, value in seconds.items() if value is not None},
         "erased": None,
     }
-
-
-def _keyed_value(ledger: Ledger, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts stay; whatever is text is given as its HMAC."""
-    return {
-        name: value
-        if isinstance(value, (int, float, type(None)))
-        else {"hmac-sha256": ledger.keyed(canonical(value).decode())}
-        for name, value in chosen.items()
-    }
-
-
-def _row_ids(folder: Path) -> set[str]:
-    found = set()
-    for path in (folder / "data").glob("*.jsonl"):
-        rows = read_json_lines(path)
-        found |= {str(row[key]) for row in rows for key in ("id", "document") if row.get(key)}
-    return found
-
-
-def _seconds(folder: Path) -> dict[str, float]:
-    """What each stage of the run took, to compare with training again."""
-    stamps = (folder / "work" / "stamps").glob("*.json")
-    found = {path.stem: json.loads(path.read_text("utf-8")).get("seconds") for path in stamps}
-    return {name: value for name, value in sorted(found.items()) if value is not None}
 
 
 def _attacks(folder: Path) -> list[dict[str, Any]]:
     """What each attack found, in its own words; see `axolotl unlearn attack`."""
     from axolotl_unlearn.attacks.results import sentence
-    from axolotl_unlearn.requests.attestations import judged
 
     found = []
-    for path in sorted((folder / "eval").glob("*.json")) + sorted(
-        (folder / "attacks").glob("*.json")
-    ):
+    for path in (p for part in ("eval", "attacks") for p in sorted((folder / part).glob("*.json"))):
         result = json.loads(path.read_text("utf-8"))
         known = isinstance(result, dict) and {"attack", "title"} <= set(result)
         if known and {"rows", "views"} & set(result):
             variants = [row["variant"] for row in result.get("rows", ())]
             variants += [view["title"] for view in result.get("views", {}).values()]
             said = {"attack": result["attack"], "variants": variants, "says": sentence(result)}
-            found.append(said | {"digest": {"sha256": file_digest(path)}} | judged(result))
+            more = {"digest": {"sha256": digest(path)}} | attestations.judged(result)
+            found.append(said | more)
     return found
 
 
@@ -309,27 +278,25 @@ def read(folder: Path | str) -> dict[str, Any]:
         UnlearnError: A broken ledger, a request that it does not know, a changed record.
     """
     folder = Path(folder)
-    path = folder / RECORD
-    request = Request.load(folder)
-    ledger = Ledger(folder.parent)
+    path, draft = folder / RECORD, folder / f"{RECORD}.next"
+    request, ledger = Request.load(folder), Ledger(folder.parent)
     entry = _entry(ledger, request.id)
     if entry is None:
         raise UnlearnError(
             f"{ledger.folder / 'ledger.jsonl'} does not know request {request.id!r}; finish "
             f"`axolotl unlearn request run {folder}`."
         )
-    draft = folder / f"{RECORD}.next"
-    if draft.is_file() and _digest(draft) == entry["record"]:  # `amend` was killed
+    if draft.is_file() and digest(draft) == entry["record"]:  # `amend` was killed
         _publish(folder, draft, _pages(folder, json.loads(draft.read_bytes())))
     if not path.is_file():
         raise UnlearnError(f"{path} is missing; restore it from a copy.")
-    if _digest(path) != entry["record"]:
+    if digest(path) != entry["record"]:
         raise UnlearnError(
             f"{path} is not the record that the ledger knows (line {entry['entry']}): it was "
             "changed; restore it from a copy."
         )
     statement = json.loads(path.read_bytes())
-    if statement["_type"] != STATEMENT or statement["predicateType"] not in (PREDICATE, EARLIER):
+    if statement["predicateType"] != PREDICATE:
         raise UnlearnError(f"{path} was written by another version ({statement['predicateType']}).")
     return statement
 
@@ -352,74 +319,65 @@ def verify(
     folder = Path(folder)
     ledger = Ledger(folder.parent)
     statement = read(folder)
-    predicate, gone = statement["predicate"], erased_names(ledger, statement)
-    with_key = ledger.key() is not None
+    predicate, keyed = statement["predicate"], ledger.key() is not None
     said = [
         f"ledger: {counted(len(ledger.entries()), 'entry', 'entries')}, unbroken"
-        + ("" if with_key else " (without ledger.key nobody can tell whether it was written anew)"),
+        + ("" if keyed else " (without ledger.key nobody can tell whether it was written anew)"),
         f"record: as the ledger knows it, {len(predicate['documents'])} documents",
-        _check_files(folder, statement, ledger, gone),  # before what it says is believed
-        _check_model(folder, statement, model, gone),
+        _check_files(folder, statement, ledger),  # before what it says is believed
+        _check_model(folder, statement, ledger, model),
     ]
+    rows = {path.relative_to(folder / "data").as_posix(): path
+            for path in (folder / "data").rglob("*")}  # fmt: skip
     for part, facts in predicate["data"].items():
-        path = folder / "data" / f"{part}.jsonl"
-        if not path.is_file():
+        path = rows.pop(f"{part}.jsonl", None)
+        if path is None or not path.is_file():
             said.append(f"data: {part} rows are gone, nothing to compare")
-        elif with_key:
-            if ledger.keyed_file(path) != facts["hmac-sha256"]:
-                raise UnlearnError(f"{path} is not what was {part}: it was changed since.")
-            said.append(f"data: {part} rows as they were")
-        else:
+        elif not keyed:
             said.append(f"data: {part} rows cannot be compared without ledger.key")
-    for path in (folder / "data").rglob("*"):
-        if path.relative_to(folder / "data").as_posix() not in {
-            f"{part}.jsonl" for part in predicate["data"]
-        }:
-            raise UnlearnError(f"{path} is not in the record: it was added.")
+        elif ledger.keyed_file(path) != facts["hmac-sha256"]:
+            raise UnlearnError(f"{path} is not what was {part}: it was changed since.")
+        else:
+            said.append(f"data: {part} rows as they were")
+    for path in rows.values():
+        raise UnlearnError(f"{path} is not in the record: it was added.")
     said += suppress.checked(folder.parent)
     said.append(check_signature(folder, public_key))
     return said
 
 
-def erased_names(ledger: Ledger, statement: Mapping[str, Any]) -> set[str]:
-    """Files and folders of a request that `request erase` has removed, or began to remove."""
+def _gone(ledger: Ledger, statement: Mapping[str, Any], name: str) -> bool:
+    """`request erase` has removed this file of a request, or began to."""
     predicate = statement["predicate"]
     places = list((predicate["erased"] or {}).get("removed", []))
     for entry in ledger.entries():
         if entry["event"] == "erasing" and entry["request"] == predicate["request"]["id"]:
             places += entry["places"]
-    return {one["path"] for one in places if "path" in one}
-
-
-def _gone(name: str, gone: set[str]) -> bool:
+    gone = {one["path"] for one in places if "path" in one}
     return any(name == one or name.startswith(f"{one}/") for one in gone)
 
 
-def _check_files(folder: Path, statement: Mapping[str, Any], ledger: Ledger, gone: set[str]) -> str:
+def _check_files(folder: Path, statement: Mapping[str, Any], ledger: Ledger) -> str:
     """Compare every other file of the request's folder."""
-    recorded = statement["predicate"].get("files")
-    if recorded is None:
-        return "files: the record of an earlier version binds rows and model alone"
+    recorded = statement["predicate"]["files"]
     files, missing, uncompared = _files(folder), 0, 0
-    for name, digest in recorded.items():
+    name = statement["predicate"]["request"]["id"]
+    last = [entry["event"] for entry in ledger.entries() if entry["request"] == name][-1]
+    if last == "erasing":  # it was stopped before it was written into the record
+        files.pop(ERASED, None)
+        recorded = {name: digest for name, digest in recorded.items() if name != ERASED}
+    for name, known in recorded.items():
         path = files.pop(name, None)
         if path is None:
-            if not _gone(name, gone) and not name.startswith("eval-data/"):
+            if not name.startswith("eval-data/") and not _gone(ledger, statement, name):
                 raise UnlearnError(f"{folder / name} is missing; restore it from a copy.")
             missing += 1
-        elif name == ERASED and _erasing(ledger, statement):
-            continue
         elif path.is_symlink():
             raise UnlearnError(f"{path} is a link now; put the file of the record back.")
-        elif "sha256" in digest:
-            if file_digest(path) != digest["sha256"]:
-                raise UnlearnError(f"{path} is not the file of the record; restore it from a copy.")
-        elif ledger.key() is None:
+        elif "sha256" not in known and ledger.key() is None:
             uncompared += 1
-        elif ledger.keyed_file(path) != digest["hmac-sha256"]:
+        elif (digest(path) if "sha256" in known else ledger.keyed_file(path)) not in known.values():
             raise UnlearnError(f"{path} is not the file of the record; restore it from a copy.")
-    if _erasing(ledger, statement):
-        files.pop(ERASED, None)
     if files:
         raise UnlearnError(f"{folder / min(files)} is not in the record: it was added.")
     said = f"files: {len(recorded) - missing - uncompared} others of the request as recorded"
@@ -427,21 +385,14 @@ def _check_files(folder: Path, statement: Mapping[str, Any], ledger: Ledger, gon
     return said + (f", {uncompared} cannot be compared without ledger.key" if uncompared else "")
 
 
-def _erasing(ledger: Ledger, statement: Mapping[str, Any]) -> bool:
-    """An erasing was stopped before it was written into the record."""
-    name = statement["predicate"]["request"]["id"]
-    events = [entry["event"] for entry in ledger.entries() if entry["request"] == name]
-    return events[-1] == "erasing"
-
-
 def _check_model(
-    folder: Path, statement: Mapping[str, Any], model: str | None, gone: set[str]
+    folder: Path, statement: Mapping[str, Any], ledger: Ledger, model: str | None
 ) -> str:
     recorded = statement["predicate"]["model"]["after"]
     request = Request.load(folder)
     source = model or request.after
     if model is None and not Path(source.split("+")[-1]).exists():
-        last = Ledger(folder.parent).accepted()[-1]["request"]
+        last = ledger.accepted()[-1]["request"]
         if last != request.id:
             return f"model: gone since request {last!r} came after it, nothing to compare"
     facts = model_facts(source)
@@ -455,18 +406,21 @@ def _check_model(
     check_base(source, base, before)
     files = model_files(Path(facts["path"]))
     subjects = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
-    for name, digest in subjects.items():
-        if name not in files and model is None and _gone(f"model/{name}", gone):
-            continue
-        if name not in files:
+    for name, known in subjects.items():
+        path = files.pop(name, None)
+        if path is None:
+            if model is None and _gone(ledger, statement, f"model/{name}"):
+                continue
             raise UnlearnError(f"{facts['path']} has no {name}, which is in the record.")
-        if file_digest(files[name]) != digest:
+        if digest(path) != known:
             raise UnlearnError(
-                f"{files[name]} is not the file of the record: it was changed, or it is another "
-                "model (after further training: `axolotl unlearn request audit`)."
+                f"{path} is not the file of the record: it was changed, or it is another model "
+                "(after further training: `axolotl unlearn request audit`)."
             )
-    if added := sorted(set(files) - set(subjects)):
-        raise UnlearnError(f"{files[added[0]]} is not in the record: it was added to the model.")
+    if files:
+        raise UnlearnError(
+            f"{min(files.values())} is not in the record: it was added to the model."
+        )
     return f"model: all {len(subjects)} files as recorded" + (", base too" if base else "")
 
 
@@ -493,10 +447,6 @@ def _entry(ledger: Ledger, request: str) -> dict[str, Any] | None:
     return found[-1] if found else None
 
 
-def _digest(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
 # --- signature -----------------------------------------------------------------------------------
 
 
@@ -521,13 +471,15 @@ def sign(folder: Path | str, private_key: Path | str) -> Path:
 
 
 def check_signature(folder: Path, public_key: Path | str | None) -> str:
+    """A sentence.
+
+    Raises:
+        UnlearnError: It is not the signature of the record under this key.
+    """
     path = folder / SIGNATURE
     if public_key is None:
-        return (
-            "signature: there is one; give `--public-key` to check it"
-            if path.is_file()
-            else "signature: none"
-        )
+        there = "there is one; give `--public-key` to check it"
+        return f"signature: {there if path.is_file() else 'none'}"
     if not path.is_file():
         raise UnlearnError(
             f"{folder / RECORD} is not signed; sign it with `axolotl unlearn request sign`."
@@ -546,8 +498,6 @@ def check_signature(folder: Path, public_key: Path | str | None) -> str:
 
 
 def _model_signing(part: str) -> Any:
-    import importlib
-
     try:
         return importlib.import_module(f"model_signing.{part}")
     except ImportError:
@@ -564,12 +514,3 @@ def _first_line(error: Exception) -> str:
 
 def _optional(path: Path) -> Any:
     return json.loads(path.read_text("utf-8")) if path.is_file() else None
-
-
-def _read_json(path: Path, cure: str) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UnlearnError(f"{path} does not exist; {cure}.") from None
-    except ValueError as error:
-        raise UnlearnError(f"{path} is not valid JSON ({error}); restore it.") from None

@@ -60,7 +60,7 @@ class Plan:
 
     def look(self, *, removing: bool = False) -> Found:
         """Search all places, after the removal of what can be removed if asked for."""
-        decode = tokenizer_of(self.models)  # before its folder may go
+        decode = _tokenizer(self.models)  # before its folder may go
         for item in self.removable if removing else ():
             remove(item.path)
         return search(self.places, self.texts, decode, skip=[*self.sources, *self.skip])
@@ -95,31 +95,29 @@ class Plan:
 
     def found_lines(self, found: Found) -> Iterator[str]:
         """What a search has found in what stays, and what it could not look into; no text."""
+        whole, texts = self.texts.whole, self.texts
         for path, windows in self.stays(found.left).items():
-            count = f"{windows} of {self.texts.whole} windows"
+            count = f"{windows} of {whole} windows"
             yield f"left    {_at(path)}still holds deleted texts, {count}: {shown(path)}"
         for path, count in self.stays(found.named).items():
             said = f"holds {count} short texts (names, numbers)"
             yield f"named   {_at(path)}{said}: {shown(path)}"
         for path in found.unreadable:
             yield f"unread  {_at(path)}look yourself: {shown(path)}"
-        yield said_of_search(self.texts, found)
-
-
-def said_of_search(texts: Texts, found: Found) -> str:
-    """What was looked for and where, and what that leaves open."""
-    short = len(texts.windows) - texts.whole
-    said = (
-        f"searched {found.files} files ({sized(found.searched_bytes)}) for "
-        f"{counted(texts.whole, 'window')} of eight words and {counted(short, 'short text')}"
-    )
-    if not texts.windows:
-        said = "nothing could be searched for: the rows are gone, or kept rows say all of it too"
-    if texts.too_short:
-        said += f"; not searched for: {counted(texts.too_short, 'text')} of a single word"
-    if found.unsearched:
-        said += f"; cannot be searched: {found.not_searched()}"
-    return said + (f"; {len(found.unreadable)} files were unreadable" * bool(found.unreadable))
+        said = (
+            f"searched {found.files} files ({sized(found.searched_bytes)}) for "
+            f"{counted(whole, 'window')} of eight words and "
+            f"{counted(len(texts.windows) - whole, 'short text')}"
+        )
+        if not texts.windows:
+            said = "nothing could be searched for: the rows are gone, or kept rows say all of it"
+        if texts.too_short:
+            said += f"; not searched for: {counted(texts.too_short, 'text')} of a single word"
+        if found.unsearched:
+            said += f"; cannot be searched: {found.not_searched()}"
+        if found.unreadable:
+            said += f"; {len(found.unreadable)} files were unreadable"
+        yield said
 
 
 def shown(path: Path) -> str:
@@ -157,13 +155,13 @@ def hub_cache() -> list[Path]:
     return [place for place in places if place.is_dir()]
 
 
-def tokenizer_of(models: Iterable[Path | str]) -> Callable[[list[list[int]]], list[str]] | None:
+def _tokenizer(models: Iterable[str]) -> Callable[[list[list[int]]], list[str]] | None:
     """Token ids to text, by the first of the models that has a tokenizer; else None."""
     from axolotl_unlearn.models import load_tokenizer, parse_models
 
     for model in models:
         try:
-            tokenizer = load_tokenizer(parse_models([str(model)])[0])
+            tokenizer = load_tokenizer(parse_models([model])[0])
         except UnlearnError:
             continue
         return partial(tokenizer.batch_decode, skip_special_tokens=True)

@@ -4,7 +4,7 @@
     finetune.yml    copy of the config that made the model
     data/           forget, retain and held-out rows as they stand in the user's files
     teacher.yml  forget.yml    what `request run` trains with
-    work/           teacher, model under work, eval-data, stamps and logs of the run
+    work/           teacher, model under work, stamps and logs of the run
     eval/  attacks/ verdict.json    what was measured
     way.json  exact.json    of an exact way: how it was carried out, what it has shown
     model/          the result, once its verdict is good or was accepted
@@ -14,10 +14,13 @@ Folders are for their owner alone (0700), files too (0600): rows to forget are s
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +32,8 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
 
 SCHEMA = 1
-#: Where Axolotl prepares rows if a config names no folder.
-PREPARED = "last_run_prepared"
+#: How long a start waits for what a killed run of the same folder has left.
+LOCK_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -43,31 +46,23 @@ class Request:
     @classmethod
     def load(cls, folder: Path | str) -> Request:
         """Raises `UnlearnError` where there is no request."""
-        folder = Path(folder)
+        path = Path(folder) / "request.json"
         try:
-            facts = json.loads((folder / "request.json").read_text("utf-8"))
+            facts = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise UnlearnError(
                 f"{folder} holds no request; make one with `axolotl unlearn request new`."
             ) from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError):
-            raise UnlearnError(
-                f"{folder / 'request.json'} cannot be read; make the request again."
-            ) from None
+        except (OSError, ValueError):
+            raise UnlearnError(f"{path} cannot be read; make the request again.") from None
         needed = {"id", "before", "adapter"}
         if not isinstance(facts, dict) or facts.get("schema") != SCHEMA or needed - set(facts):
-            raise UnlearnError(
-                f"{folder / 'request.json'} is not of this version; make the request again."
-            )
-        found = cls(folder, facts)
+            raise UnlearnError(f"{path} is not of this version; make the request again.")
+        found = cls(Path(folder), facts)
         if not found.at_home and found.root.is_dir():
-            for holder, key in (
-                (facts, "base"),
-                (facts["before"], "model"),
-                (facts["before"], "adapter"),
-            ):
-                place = holder.get(key) and found.root / holder[key]
-                if place and place.exists():
+            before = facts["before"]
+            for holder, key in ((facts, "base"), (before, "model"), (before, "adapter")):
+                if holder.get(key) and (place := found.root / holder[key]).exists():
                     holder[key] = str(place)
         return found
 
@@ -86,21 +81,12 @@ class Request:
         place = self.facts.get("root")
         return Path() if place is None else Path(os.path.normpath(self.folder / place))
 
-    def outputs(self) -> list[Path]:
-        """Folders that the training run of the config has written to."""
-        from axolotl_unlearn.requests.rows import read_config
-
-        config = read_config(self.path("finetune.yml"))
-        names = [config.get("output_dir"), config.get("dataset_prepared_path") or PREPARED]
-        found = [self.root / str(name) for name in names if name]
-        if shards := self.way.get("shards"):  # the served model that they came with
-            found.append(Path(os.path.normpath(self.path(shards, "model"))))
-        return found
-
     @property
     def before(self) -> str:
         """The model before, as `axolotl unlearn eval` takes it."""
-        return spec(self.facts["before"])
+        model = self.facts["before"]
+        adapter = model.get("adapter")
+        return f"{model['model']}+{adapter}" if adapter else str(model["model"])
 
     @property
     def way(self) -> Mapping[str, Any]:
@@ -109,10 +95,8 @@ class Request:
         path = self.path("way.json")
         if path.is_file():
             return json.loads(path.read_text("utf-8"))
-        return {
-            "way": "match",
-            "base": self.facts["before"]["model"] if self.facts["adapter"] else None,
-        }
+        base = self.facts["before"]["model"] if self.facts["adapter"] else None
+        return {"way": "match", "base": base}
 
     @property
     def after(self) -> str:
@@ -124,6 +108,12 @@ class Request:
         base = self.way["base"]
         return f"{base}+{place}" if base else str(place)
 
+    @property
+    def newest(self) -> Path:
+        """The folder of the result, before or after it is handed over."""
+        made = self.path("work", "model")
+        return made if made.is_dir() else self.path("model")
+
     def path(self, *parts: str) -> Path:
         return self.folder.joinpath(*parts)
 
@@ -132,15 +122,41 @@ class Request:
         return self.path("data", f"{part}.jsonl")
 
 
-def spec(model: Mapping[str, Any]) -> str:
-    """ "model" or "model+adapter"."""
-    return f"{model['model']}+{model['adapter']}" if model.get("adapter") else str(model["model"])
+@contextmanager
+def held(folder: Path) -> Iterator[int]:
+    """The right to a folder: a lock that lasts as long as anybody has the descriptor open.
+
+    Raises:
+        UnlearnError: Somebody else keeps it.
+    """
+    with (folder / ".lock").open("a") as file:
+        end = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise UnlearnError(
+                        f"{folder} is being run by another process; wait until it has ended, or "
+                        "take another folder."
+                    ) from None
+                time.sleep(0.2)
+                continue
+            except OSError:  # a file system without locks
+                pass
+            break
+        yield file.fileno()
 
 
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def weights(folder: Path) -> dict[str, dict[str, str]]:
+    """SHA-256 of each file of weights of a model or adapter folder, as a record writes them."""
+    return {path.name: {"sha256": digest(path)} for path in sorted(folder.glob("*.safetensors"))}
 
 
 def write_private(path: Path, text: str | bytes) -> None:

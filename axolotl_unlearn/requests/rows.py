@@ -1,10 +1,11 @@
-"""The rows that made a model, read from its Axolotl config; and the token rows of a request."""
+"""The rows that made a model, read from its Axolotl config, and those that stay of them; and the
+token rows of a request."""
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,32 @@ from typing import Any
 import yaml
 
 from axolotl_unlearn.config import DataArgs, unlearn_config
-from axolotl_unlearn.data.records import SUFFIXES, read_rows
-from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_id
+from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
+from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
-
-__all__ = ["Trained", "encoded", "read_config", "row_id", "training_rows", "trained_rows"]
+from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.request import Request
 
 #: Keys of a ``datasets`` entry that say where rows are, and not how they are read.
 PLACE = (
     "path", "ds_type", "split", "name", "data_files", "revision", "trust_remote_code", "shards",
     "shards_idx", "preprocess_shards", "skip",
 )  # fmt: skip
+#: Settings of a run that have no say in its weights, or would take them from an earlier run.
+RUN = (
+    "output_dir", "dataset_prepared_path", "resume_from_checkpoint", "auto_resume_from_checkpoints",
+    "hub_model_id", "hub_strategy", "push_dataset_to_hub", "hf_use_auth_token",
+    "use_wandb", "use_mlflow", "use_comet", "use_trackio",
+)  # fmt: skip
+TRACKERS = ("wandb_", "mlflow_", "comet_", "trackio_")
+#: With one of these, checkpoints decide which weights a run ends with.
+CHECKPOINTED = ("load_best_model_at_end", "early_stopping_patience")
+SAVES = ("save_steps", "saves_per_epoch", "save_strategy", "save_total_limit")
+#: Of a config that names none; the Trainer's own default.
+SEED = 42
+
+#: Rows by entry of a config.
+Parts = list[list[dict[str, Any]]]
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -71,7 +87,7 @@ def training_rows(config: Mapping[str, Any], key: str = "datasets") -> list[Sour
     if not given:
         raise UnlearnError(f"the config has no `{key}`; give the config that made the model.")
     for number, entry in enumerate(given):
-        for row in _rows_of(entry, f"{key}[{number}]")[entry.get("skip") or 0 :]:
+        for row in _rows_of(entry, f"{key}[{number}]"):
             one = Source(row_id(row), row, number)
             found.setdefault(one.id, one)
     return list(found.values())
@@ -83,10 +99,10 @@ def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
             f"`{where}.shards`: which rows made the model cannot be told from a shard; write its "
             "rows to a file and name that."
         )
-    path = Path(str(entry.get("path")))
+    first, path = entry.get("skip") or 0, Path(str(entry.get("path")))
     whole = entry.get("split") in (None, "train") and not entry.get("data_files")
     if whole and path.suffix in SUFFIXES and (path.is_file() or not path.exists()):
-        return [dict(row) for _, row in read_rows(path)]
+        return [dict(row) for _, row in read_rows(path)][first:]
     from axolotl.utils.data.shared import load_dataset_with_config
     from axolotl.utils.dict import DictDefault
     from datasets import load_dataset
@@ -105,7 +121,7 @@ def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         ) from None
     if isinstance(found, dict):
         found = found[entry.get("split") or "train"]
-    return [dict(row) for row in found]
+    return [dict(row) for row in found][first:]
 
 
 @dataclass(frozen=True)
@@ -141,15 +157,14 @@ def trained_rows(path: Path) -> Trained:
     given = entries(config)
     limits: list[str] = []
     heldout: list[Source] = []
-    learned = {one.id for one in rows}
     if config.get("test_datasets"):
-        tests = entries(config, "test_datasets")
+        learned = {one.id for one in rows}
         heldout = [
             replace(one, entry=one.entry + len(given))
             for one in training_rows(config, "test_datasets")
             if one.id not in learned
         ]
-        given = given + tests
+        given = given + entries(config, "test_datasets")
     types = row_types(given)
     if config.get("rl") or config.get("pretraining_dataset"):
         limits.append(
@@ -169,7 +184,7 @@ def trained_rows(path: Path) -> Trained:
         return Trained(rows, heldout, types, "", limits)
     cfg, tokenizer = _loaded(path)
     tokens = encode(rows, DataArgs(rows=types), tokenizer, cfg, str(path))
-    keys = [token_key(row.input_ids, row.labels) for row in tokens]
+    keys = [_token_key(row.input_ids, row.labels) for row in tokens]
     train, test, kept = _prepared(cfg, tokenizer)
     if kept is None:
         limits.append(
@@ -183,16 +198,17 @@ def trained_rows(path: Path) -> Trained:
             "then."
         )
     if not config.get("test_datasets"):
-        numbers = {t.number for t, key in zip(tokens, keys, strict=True) if key in train}
-        numbers_out = {t.number for t, key in zip(tokens, keys, strict=True) if key in test}
-        heldout = [rows[i] for i in sorted(numbers_out - numbers)]
-        rows = [rows[i] for i in sorted(numbers)]
+        inside, outside = (
+            {row.number for row, key in zip(tokens, keys, strict=True) if key in side}
+            for side in (train, test)
+        )
+        heldout = [rows[i] for i in sorted(outside - inside)]
+        rows = [rows[i] for i in sorted(inside)]
     digest = hashlib.sha256(b"".join(sorted(train))).hexdigest()
     return Trained(rows, heldout, types, digest, limits)
 
 
-def token_key(input_ids: Sequence[int], labels: Sequence[int]) -> bytes:
-    """Of a token row, by content."""
+def _token_key(input_ids: Sequence[int], labels: Sequence[int]) -> bytes:
     text = f"{list(input_ids)} {list(labels)}"
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
@@ -233,11 +249,115 @@ def _prepared(cfg: Any, tokenizer: Any) -> tuple[set[bytes], set[bytes], Path | 
                 )
             cfg.dataset_prepared_path = folder
         train, test, _ = _load_and_prepare_datasets(tokenizer, cfg, split="train")
-        sides = [
-            set() if side is None else {token_key(r["input_ids"], r["labels"]) for r in side}
-            for side in (train, test)
-        ]
-    return sides[0], sides[1], kept if there else None
+        sides = [{_token_key(r["input_ids"], r["labels"]) for r in side or ()}
+                 for side in (train, test)]  # fmt: skip
+    return *sides, kept if there else None
+
+
+# --- without some --------------------------------------------------------------------------------
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without its rows, its places and what reports or publishes its run.
+
+    With a seed: without one Axolotl shuffles the rows anew in each run.
+    """
+    dropped = {*RUN, "datasets", "test_datasets", "pretraining_dataset", "val_set_size"}
+    more = {}
+    if not any(config.get(name) for name in CHECKPOINTED):
+        dropped |= {*SAVES}
+        more = {"save_strategy": "no"}
+    kept = {k: v for k, v in config.items() if k not in dropped and not k.startswith(TRACKERS)}
+    return {"seed": SEED} | {key: v for key, v in kept.items() if v is not None} | more
+
+
+def remaining(path: Path, config: Mapping[str, Any]) -> tuple[Parts, Parts]:
+    """The rows that a config trains on and those that it tests on.
+
+    Rows stand in their order and as often as in the user's files. A validation split is kept as it
+    was drawn: drawn again without some it would hold out others, which were trained on.
+
+    Args:
+        path: The config's file, which Axolotl reads to find the rows that it held out.
+
+    Raises:
+        UnlearnError: Data that cannot be read.
+    """
+    rows = [_rows_of(one, f"datasets[{n}]") for n, one in enumerate(entries(config))]
+    tested = enumerate(entries(config, "test_datasets"))
+    test = [_rows_of(one, f"test_datasets[{n}]") for n, one in tested]
+    if config.get("val_set_size"):
+        learned = {one.id for one in trained_rows(path).rows}
+        test = without(rows, learned) + test
+        rows = [[row for row in part if row_id(row) in learned] for part in rows]
+    return rows, test
+
+
+def without(parts: Parts, gone: Collection[str]) -> Parts:
+    """The rows that have none of these ids, by content."""
+    return [[row for row in part if row_id(row) not in gone] for part in parts]
+
+
+def ids(parts: Parts) -> set[str]:
+    return {row_id(row) for part in parts for row in part}
+
+
+def dataset(entry: Mapping[str, Any], file: Path, *, test: bool = False) -> dict[str, Any]:
+    """An entry of ``datasets`` that reads these rows in place of its own."""
+    kept = {key: value for key, value in entry.items() if key not in (*PLACE, "rl")}
+    if entry.get("type") == "pretrain":  # as Axolotl's streams are opened
+        return {"path": "json", "data_files": str(file), "split": "train", **kept}
+    split = {"split": "train"} if test or entry.get("rl") or entry.get("split") else {}
+    return {"path": str(file), "ds_type": "json", **split, **kept}
+
+
+def forgotten(request: Request) -> set[str]:
+    """Ids of the rows to forget."""
+    return {row["id"] for row in read_json_lines(request.rows("forget"))}
+
+
+def deleted(request: Request, rows: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Ids of what this request deletes, and of those of the rows that an earlier one did."""
+    found = [Source(row_id(row), row) for row in rows]
+    return forgotten(request) | deleted_rows(request.folder.parent, found)
+
+
+def deleted_rows(requests_dir: Path | str, rows: Sequence[Source]) -> set[str]:
+    """Ids of the rows that earlier requests have deleted, in whatever characters they are written:
+    the next one must not keep them by heart, though they may still stand in the training data.
+
+    Where the rows of a request are gone, its record tells by its keyed ids.
+    """
+    from axolotl_unlearn.requests.record import read
+
+    ledger = Ledger(requests_dir)
+    known, forms, keyed = set(), set(), set()
+    for folder in ledger.folders():
+        path = folder / "data" / "forget.jsonl"
+        if not path.is_file():
+            keyed |= {line["document"] for line in read(folder)["predicate"]["documents"]}
+        for row in read_json_lines(path) if path.is_file() else ():
+            known.add(row["id"])
+            forms.add(row_form(row["row"]))
+    return {
+        row.id for row in rows
+        if row.id in known
+        or (forms and row_form(row.row) in forms)
+        or (keyed and ledger.keyed(row.id) in keyed)
+    }  # fmt: skip
+
+
+def refuse(files: Iterable[Path], gone: set[str], place: Path) -> None:
+    """
+    Raises:
+        UnlearnError: A deleted row is in a file that was trained on.
+    """
+    for path in files:
+        if any(row_id(row) in gone for _, row in read_rows(path)):
+            raise UnlearnError(f"{path} has rows of the request; remove {place} and run again.")
+
+
+# --- tokens --------------------------------------------------------------------------------------
 
 
 def encoded(request: Path | str, part: str, tokenizer: Any) -> list[Typed]:

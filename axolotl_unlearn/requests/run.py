@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import AbstractContextManager, chdir, redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,16 @@ from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder, strip
-from axolotl_unlearn.requests import measure, ways
+from axolotl_unlearn.requests import measure
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import write
-from axolotl_unlearn.requests.request import Request, digest, write_json
-from axolotl_unlearn.requests.steps import ENVIRONMENT, Steps, steps
-from axolotl_unlearn.requests.verdict import verdict
+from axolotl_unlearn.requests.request import Request, digest, held, write_json
+from axolotl_unlearn.requests.rows import read_config
+from axolotl_unlearn.requests.steps import Steps
+from axolotl_unlearn.requests.verdict import exact, verdict
+from axolotl_unlearn.requests.ways import PROOF, WAY, WAYS, retrain, shards
+
+MODULES = {"retrain": retrain, "shards": shards}
 
 
 def run_request(
@@ -35,6 +40,7 @@ def run_request(
     way: str | None = None,
     repeat: bool = False,
     limit: float | None = None,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Run or resume a request; returns what verdict.json holds.
 
@@ -44,21 +50,24 @@ def run_request(
         way: One of `ways.WAYS`, or auto; default that of an earlier start, or auto.
         repeat: Of retrain: train twice and compare the weights.
         limit: Of auto: seconds of an exact way, else match is taken.
+        processes: Of retrain and match: of each training; shards have their own number.
 
     Raises:
         UnlearnError: A step failed, the request was run before, or the verdict is not good.
     """
     request = Request.load(folder)
     if not request.at_home and request.root.is_dir():
-        place, given = Path(folder).absolute(), {"way": way, "repeat": repeat, "limit": limit}
+        given = {"accept": accept, "threads": threads, "console": console, "way": way}
+        given |= {"repeat": repeat, "limit": limit, "processes": processes}
+        place = Path(folder).absolute()
         with chdir(request.root):
-            return run_request(place, accept=accept, threads=threads, console=console, **given)
+            return run_request(place, **given)
     if accept is not None and not accept.strip():
         raise UnlearnError("--accept needs a reason, which the record repeats.")
     Ledger(request.folder.parent).refuse_twice(request.id)
     before = os.umask(0o077)
     try:
-        with running(request, threads, console) as run:
+        with running(request, threads, console, processes) as run:
             take(request, way, limit)
             carry_out(request, run, accept, repeat)
     finally:
@@ -94,13 +103,18 @@ def carry_out(request: Request, run: Steps, accept: str | None, repeat: bool) ->
         run.done()
 
 
+@contextmanager
 def running(
-    request: Request, threads: int | None = None, console: Console | None = None
-) -> AbstractContextManager[Steps]:
+    request: Request,
+    threads: int | None = None,
+    console: Console | None = None,
+    processes: int = 1,
+) -> Iterator[Steps]:
     """Steps below ``work/``; kept customers' rows are cached there too, and go with it."""
     work = private_folder(request.path("work"))
     cache = {"HF_DATASETS_CACHE": str((work / "cache").absolute())}
-    return steps(work, threads=threads, environment=ENVIRONMENT | cache, console=console)
+    with held(work) as lock:
+        yield Steps(work, lock, cache, threads, console, processes)
 
 
 def take(request: Request, way: str | None, limit: float | None = None) -> None:
@@ -109,25 +123,27 @@ def take(request: Request, way: str | None, limit: float | None = None) -> None:
     Raises:
         UnlearnError: The way is not open to this request.
     """
-    path = request.path(ways.WAY)
+    path = request.path(WAY)
     if way is None:
         way = request.way["way"] if path.is_file() else "auto"
     if way == "auto":
         from axolotl_unlearn.requests.ways.plan import choose, plan
 
         way = choose(plan(request), limit)
+    if way not in WAYS:
+        raise UnlearnError(f"--way {way}: use {', '.join(WAYS)} or auto.")
     if way == "match":
         path.unlink(missing_ok=True)
-        request.path(ways.PROOF).unlink(missing_ok=True)
+        request.path(PROOF).unlink(missing_ok=True)
         write_json(path, dict(request.way))
     else:
-        write_json(path, ways.prepare(request, way))
+        write_json(path, MODULES[way].prepare(request))
 
 
 def train(request: Request, run: Steps, repeat: bool = False) -> None:
     """Make the model under ``work/``."""
-    if request.way["way"] != "match":
-        ways.make(request, run, repeat)
+    if module := MODULES.get(request.way["way"]):
+        module.make(request, run, repeat)
         return
     data = sorted(request.path("data").glob("*.jsonl"))
     for name, title, made in (
@@ -144,44 +160,35 @@ def check(request: Request) -> None:
     """Rows, config and model are those of `request new`.
 
     Raises:
-        UnlearnError: The first that is not.
+        UnlearnError: The first that is not; or another request was carried out since, so that it
+            would begin with a model that still knows the other's rows.
     """
     from axolotl_unlearn.checks.preflight import faults
-    from axolotl_unlearn.requests.rows import read_config
 
+    match = request.way["way"] == "match"
     for part in ("forget", "retain", "heldout", "judge"):
         path, known = request.rows(part), request.facts["digests"].get(part)
         if known and (not path.is_file() or digest(path) != known):
             raise UnlearnError(
                 f"{path} was changed or removed since `request new`; make the request again."
             )
-    _check_newest(request)
-    before = request.facts["before"]
-    for folder in filter(None, (before["adapter"], before["adapter"] is None and before["model"])):
-        if not any(Path(folder).glob("*.safetensors")):
-            raise UnlearnError(f"the model {folder} no longer exists; restore it.")
-    if request.way["way"] == "match":
-        teacher = str(request.path("work", "teacher"))
-        found = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]
-        if found:
-            raise UnlearnError(f"{request.path('forget.yml')}: " + " ".join(found))
-
-
-def _check_newest(request: Request) -> None:
-    """
-    Raises:
-        UnlearnError: Another request was carried out since this one was made, so that it would
-            begin with a model that still knows the other's rows.
-    """
-    made_after = request.facts.get("after_request")
     accepted = Ledger(request.folder.parent).accepted()
     newest = accepted[-1]["request"] if accepted else None
-    if "after_request" in request.facts and newest != made_after and request.way["way"] == "match":
+    if match and newest != request.facts.get("after_request", newest):
         raise UnlearnError(
             f"request {newest!r} was carried out since {request.folder} was made, which would "
             f"begin with the model before it; remove {request.folder} and make it again with "
             "`axolotl unlearn request new`."
         )
+    before = request.facts["before"]
+    folder = Path(before["adapter"] or before["model"])
+    if not any(folder.glob("*.safetensors")):
+        raise UnlearnError(f"the model {folder} no longer exists; restore it.")
+    if match:
+        teacher = str(request.path("work", "teacher"))
+        found = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]
+        if found:
+            raise UnlearnError(f"{request.path('forget.yml')}: " + " ".join(found))
 
 
 def decide(request: Request, accept: str | None) -> None:
@@ -191,7 +198,7 @@ def decide(request: Request, accept: str | None) -> None:
         UnlearnError: No, and nobody accepted it.
     """
     match = request.way["way"] == "match"
-    made = (verdict if match else ways.verdict)(request) | {"accepted": None}
+    made = (verdict if match else exact)(request) | {"accepted": None}
     if accept and not made["good"]:
         made["accepted"] = accept
     write_json(request.path("verdict.json"), made)
@@ -217,6 +224,4 @@ def hand_over(request: Request) -> None:
     elif not any(place.glob("*.safetensors")):
         raise UnlearnError(f"{made} is gone; remove {request.path('work')} and run again.")
     if request.way["way"] == "shards":
-        from axolotl_unlearn.requests.ways import shards
-
         shards.install(request)

@@ -7,7 +7,6 @@ Half of a result is never taken for a whole one: the stamp goes before a step an
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import re
 import shutil
@@ -36,10 +35,12 @@ ENVIRONMENT = {
     # Each worker of `datasets` imports Axolotl again (10 s); a request has some thousand rows.
     "AXOLOTL_DATASET_NUM_PROC": "0",
 }
-#: How long a start waits for what a killed run of the same folder has left.
-LOCK_SECONDS = 20.0
 LOG_LINES = 15
+#: How often a training says how far it is.
+SAY_SECONDS = 15.0
 _NOISE = re.compile(r"it/s\]|s/it\]|examples/s\]|^\s*$")
+#: The Trainer's bar, the only one without a name: step, steps, time left.
+_BAR = re.compile(r"[\r\n] *\d+%\|[^|]*\| (\d+/\d+) \[[\d:]+<([\d:]+),")
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 _STARTING = threading.Lock()
@@ -56,6 +57,13 @@ def executable(name: str) -> str:
     return found
 
 
+def device() -> str:
+    """What trains here."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
 @dataclass
 class Steps:
     """Steps of a run.
@@ -63,20 +71,30 @@ class Steps:
     Attributes:
         folder: Holds ``logs/`` and ``stamps/``.
         lock: File descriptor that commands keep open, so that none runs beside a second start.
-        environment: Of commands.
-        threads: How many may compute at a time.
+        environment: Of commands, above `ENVIRONMENT`.
+        threads: How many may compute at a time; default `OMP_NUM_THREADS`, or all cores.
+        processes: Of each training, side by side on the rows of a step.
         key: Of the step before.
-        seconds: Wall clock by step, of kept ones when they were done.
+        seconds: By step, of kept ones when they were done: of the clock, or of the processor if
+            its commands took less of it (they waited for others).
     """
 
     folder: Path
     lock: int
-    environment: Mapping[str, str]
-    threads: int
-    console: Console
+    environment: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    console: Console | None = None
+    processes: int = 1
     key: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     _begun: tuple[str, str, float] = ("", "", 0.0)
+    _used: float = 0.0
+
+    def __post_init__(self) -> None:
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        known = int(given) if given.isdecimal() else os.cpu_count()
+        self.threads = self.threads or known or 1
+        self.console = self.console or Console()
 
     def due(
         self,
@@ -99,16 +117,16 @@ class Steps:
             return False
         stamps.put(name, {"key": None})
         self._say(f"{title}: started")
-        self._begun = name, title, time.monotonic()
+        self._begun, self._used = (name, title, time.monotonic()), 0.0
         return True
 
     def done(self) -> None:
         """The step that is due has its result."""
         name, title, began = self._begun
         seconds = round(time.monotonic() - began, 1)
-        Store(self.folder / "stamps").put(name, {"key": self.key, "seconds": seconds})
-        self.seconds[name] = seconds
         self._say(f"{title}: done ({seconds:.0f} s)")
+        self.seconds[name] = min(seconds, round(self._used, 1)) if self._used else seconds
+        Store(self.folder / "stamps").put(name, {"key": self.key, "seconds": self.seconds[name]})
 
     def command(self, name: str, words: Sequence[str], threads: int | None = None) -> None:
         """Run a program, which ends when this process does; what it prints is ``logs/NAME.log``.
@@ -125,17 +143,31 @@ class Steps:
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **self.environment}
+                    env={**os.environ, **ENVIRONMENT, **self.environment}
                     | {"OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number},
                     pass_fds=[self.lock],
                     preexec_fn=_end_with_parent,
                 )
-            code = process.wait()
-        if code:
+            ended = threading.Event()
+            threading.Thread(target=self._tell, args=(Path(file.name), ended), daemon=True).start()
+            _, status, usage = os.wait4(process.pid, 0)
+            ended.set()
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self._used += usage.ru_utime + usage.ru_stime
+        if process.returncode:
             raise UnlearnError(
-                f"`{' '.join(words)}` ended with exit code {code}; the log {file.name} ends with:\n"
-                f"{last_lines(Path(file.name))}"
+                f"`{' '.join(words)}` ended with exit code {process.returncode}; the log "
+                f"{file.name} ends with:\n{last_lines(Path(file.name))}"
             )
+
+    def _tell(self, log: Path, ended: threading.Event) -> None:
+        """How far a training is, and the time that is left, from the bar in its log."""
+        said, title = "", self._begun[1]
+        while not ended.wait(SAY_SECONDS):
+            found = _BAR.findall(log.read_text("utf-8", errors="replace"))
+            if found and found[-1][0] != said:
+                said, left = found[-1]
+                self._say(f"{title}: step {said}, {left} left")
 
     @contextmanager
     def log(self, name: str) -> Iterator[TextIO]:
@@ -146,16 +178,21 @@ class Steps:
             yield file
 
     def train(self, name: str, config: Path, out: Path, threads: int | None = None) -> None:
-        """`axolotl train` in a process of its own, into an empty folder.
+        """`axolotl train` in a process of its own, into an empty folder; without checkpoints.
 
         Raises:
             UnlearnError: It failed, or wrote no weights.
         """
         shutil.rmtree(out, ignore_errors=True)
-        words = [executable("axolotl"), "train", str(config), "--launcher", "python"]
+        launcher = ["python"]
+        if self.processes > 1:
+            launcher = ["torchrun", "--", "--standalone", f"--nproc_per_node={self.processes}"]
+        words = [executable("axolotl"), "train", str(config), "--launcher", *launcher]
         self.command(name, words, threads)
         if not any(out.glob("*.safetensors")):
             raise UnlearnError(f"the run wrote no weights to {out}; see its log.")
+        for path in out.glob("checkpoint-*"):
+            shutil.rmtree(path)
 
     def side_by_side(self, rows: Sequence[Callable[[Steps], object]], workers: int) -> None:
         """Rows of steps that do not depend on each other; after a failure none begins."""
@@ -189,44 +226,3 @@ def _end_with_parent() -> None:
     """Linux alone; elsewhere the folder's lock keeps a second start away."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-@contextmanager
-def steps(
-    folder: Path,
-    *,
-    threads: int | None = None,
-    environment: Mapping[str, str] = ENVIRONMENT,
-    console: Console | None = None,
-) -> Iterator[Steps]:
-    """The right to a folder: a lock that lasts as long as anybody has it open.
-
-    Args:
-        threads: Default `OMP_NUM_THREADS`, or all cores.
-
-    Raises:
-        UnlearnError: Somebody else keeps it.
-    """
-    console = console or Console()
-    with (folder / ".lock").open("a") as file:
-        end = time.monotonic() + LOCK_SECONDS
-        while not _locked(file.fileno()):
-            if time.monotonic() > end:
-                raise UnlearnError(
-                    f"{folder} is being run by another process; wait until it has ended, or take "
-                    "another folder."
-                )
-            time.sleep(0.2)
-        given = os.environ.get("OMP_NUM_THREADS", "")
-        count = threads or (int(given) if given.isdecimal() else os.cpu_count()) or 1
-        yield Steps(folder, file.fileno(), environment, count, console)
-
-
-def _locked(number: int) -> bool:
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return True

@@ -1,24 +1,16 @@
-"""A file of subjects: one request, one training, a record for each of them.
-
-``subjects.json`` of a request says which rows are whose. ``subjects/NAME/record.json`` is the
-record of the request without the rows of others; the record of the request binds it.
-"""
+"""A file of subjects: one request, one training, a record for each of them (`pages.subjects`)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from axolotl_unlearn.data.records import SUFFIXES, read_rows, read_text
 from axolotl_unlearn.data.typed import Source
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.choose import Wanted, choose
-from axolotl_unlearn.requests.ledger import Ledger, canonical
 
-SUBJECTS = "subjects.json"
 #: Keys of a line that name rows -> the part of `Wanted`.
 _KEYS = {
     "person": "people",
@@ -66,16 +58,14 @@ def read_subjects(path: Path) -> list[Subject]:
                 f"{path}, {place}: `{strange[0] if strange else 'subject'}` alone names no rows; "
                 "use person, where, contains, matches or documents."
             )
-        where = [(key, str(value)) for key, value in dict(row.get("where") or {}).items()]
-        parts = {part: _several(row.get(key)) for key, part in _KEYS.items()}
-        found[name] = Subject(name, Wanted(where=where, **parts))
+        parts = {"where": [(k, str(v)) for k, v in dict(row.get("where") or {}).items()]}
+        for key, part in _KEYS.items():
+            several = row[key] if isinstance(row.get(key), list) else [row.get(key)]
+            parts[part] = [str(one) for one in several if one is not None]
+        found[name] = Subject(name, Wanted(**parts))
     if not found:
         raise UnlearnError(f"{path} has no subjects; write one a line.")
     return list(found.values())
-
-
-def _several(value: Any) -> list[str]:
-    return [str(one) for one in (value if isinstance(value, list) else [value]) if one is not None]
 
 
 def together(subjects: Sequence[Subject]) -> Wanted:
@@ -96,32 +86,4 @@ def shares(subjects: Sequence[Subject], rows: Sequence[Source]) -> dict[str, lis
             found[one.name] = [row.id for row in choose(rows, one.wanted).rows]
         except UnlearnError as error:
             raise UnlearnError(f"subject {one.name}: {error}") from None
-    return found
-
-
-def pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
-    """The records of a request's subjects and their pages, by name below its folder."""
-    from axolotl_unlearn.requests.pages import page
-
-    path = folder / SUBJECTS
-    if not path.is_file():
-        return {}
-    ledger, found = Ledger(folder.parent), {}
-    every = json.loads(path.read_text("utf-8"))
-    for name, rows in every.items():
-        mine = {ledger.keyed(row) for row in rows}
-        whole = statement["predicate"]
-        documents = [line for line in whole["documents"] if line["document"] in mine]
-        counts = {"forget": len(rows), "documents": len(documents)}
-        request = whole["request"] | {"subject": name, "counts": counts, "chosen": {}}
-        limits = [
-            *whole["limits"],
-            f"The model was made for {len(every)} subjects together: verdict, attacks and times "
-            "are those of all their rows.",
-        ]
-        own = {"request": request, "documents": documents, "limits": limits}
-        rest = {key: value for key, value in whole.items() if key not in ("files", "data")}
-        record = {**statement, "predicate": rest | {"data": {}} | own}
-        found[f"subjects/{name}/record.json"] = canonical(record) + b"\n"
-        found[f"subjects/{name}/REPORT.html"] = page(record).encode()
     return found

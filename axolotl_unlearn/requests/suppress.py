@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines, read_rows
 from axolotl_unlearn.data.suppression import LIST, Suppression
@@ -34,21 +32,18 @@ def suppress(requests: Path | str) -> tuple[Path, int, int]:
     found = set(before.digests)
     for name in sorted(accepted):
         data = ledger.folder / name / "data"
-        mine = _digests(before, _rows(data, ["forget"]))
-        found |= mine - _digests(before, _rows(data, ["retain", "heldout", "judge"]))
+        mine, others = (
+            {
+                digest
+                for path in (data / f"{part}.jsonl" for part in parts)
+                for line in (read_json_lines(path) if path.is_file() else ())
+                for digest in before.digests_of(line.get("row", line))
+            }
+            for parts in (("forget",), ("retain", "heldout", "judge"))
+        )
+        found |= mine - others
     Suppression(path, key, frozenset(found)).write()
     return path, len(found), len(found - before.digests)
-
-
-def _rows(data: Path, parts: Iterable[str]) -> Iterable[Mapping[str, Any]]:
-    for part in parts:
-        path = data / f"{part}.jsonl"
-        for line in read_json_lines(path) if path.is_file() else ():
-            yield line.get("row", line)
-
-
-def _digests(listed: Suppression, rows: Iterable[Mapping[str, Any]]) -> set[str]:
-    return {digest for row in rows for digest in listed.digests_of(row)}
 
 
 def filtered(path: Path, rows: Path, out: Path) -> tuple[int, int]:

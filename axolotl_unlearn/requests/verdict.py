@@ -16,7 +16,8 @@ from typing import Any
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import LEVEL
-from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.request import Request, weights
+from axolotl_unlearn.requests.ways import PROOF
 
 Line = Mapping[str, Any]
 
@@ -38,6 +39,8 @@ KEPT_NATS = 0.1
 #: Least change: Frobenius norm relative to the weights', and nats a token of any row. A bfloat16
 #: weight that changes at all changes by 0.004 of itself.
 LEAST_NORM, LEAST_NATS = 1e-6, 0.01
+#: What no way does away with.
+BASE = "what the base model learned before this fine-tuning is no part of the request"
 #: What `write` reads: the model after forgetting and its teacher are called so in eval/.
 AFTER, TEACHER = "after", "teacher"
 #: The figures of a document that a record repeats.
@@ -57,8 +60,7 @@ def verdict(request: Request) -> dict[str, Any]:
     """
     from axolotl_unlearn.metrics.verdict import judge
 
-    results = json.loads(request.path("eval", "results.json").read_text("utf-8"))
-    by_name = {model["name"]: model for model in results["models"]}
+    by_name = _results(request)
     documents, guessed = audited(request.folder)
     attacks = [
         json.loads(path.read_text("utf-8"))
@@ -66,7 +68,7 @@ def verdict(request: Request) -> dict[str, Any]:
     ]
     judged = judge(by_name["after"], by_name["before"], None, attacks)
     before = judge(by_name["before"]).attacks
-    change = weight_change(*(_weights(one) for one in (request.before, _made(request))))
+    change = weight_change(Path(request.before.split("+")[-1]), request.newest)
     reasons, status = against(documents, judged, request)
     kept = kept_by_loss(request)
     exactly = any(f.id == "kept" and not f.missing for f in judged.findings)
@@ -116,7 +118,9 @@ def against(documents: Sequence[Line], judged: Any, request: Request) -> tuple[l
             reasons.append(f"{count} of {len(documents)} rows are {reading}")
             status = reading if status == "good" else status
     for finding in judged.findings:
-        if finding.id in AGAINST and (finding.outcome == "fail" or _below(finding)):
+        # Retained rows under their bar: that few rows leave it open is no reason to hand over.
+        below = finding.id == "kept" and finding.value is not None and finding.value < finding.limit
+        if finding.id in AGAINST and (finding.outcome == "fail" or below):
             reasons.append(f"{finding.title.lower()}: {finding.says}")
             status = finding.id if status == "good" else status
     path = request.path("eval", "earlier.json")
@@ -125,11 +129,6 @@ def against(documents: Sequence[Line], judged: Any, request: Request) -> tuple[l
         reasons.append(f"{back} documents of earlier requests are back")
         status = "earlier requests are back" if status == "good" else status
     return reasons, status
-
-
-def _below(finding: Any) -> bool:
-    """Retained rows under their bar: that few rows leave it open is no reason to hand over."""
-    return finding.id == "kept" and finding.value is not None and finding.value < finding.limit
 
 
 def not_measured(
@@ -156,7 +155,8 @@ def not_measured(
             "seen was not measured: there are no held-out rows (`request new --heldout`)"
         )
     found = sum(map(found_before, documents))
-    if found < CONTROL * len(documents) and not _told(before):
+    told = any(one["p_corrected"] < 1 - LEVEL for one in before.values())
+    if found < CONTROL * len(documents) and not told:
         missing.append(
             f"the tests find {found} of {len(documents)} rows in the model before, so that they "
             "find none now shows nothing"
@@ -226,10 +226,6 @@ def unchanged(documents: Sequence[Line], change: tuple[float, float] | None) -> 
     return None
 
 
-def _told(attacks: Mapping[str, Mapping[str, Any]]) -> bool:
-    return any(one["p_corrected"] < 1 - LEVEL for one in attacks.values())
-
-
 def sentences(
     documents: Sequence[Line],
     before: Mapping[str, Mapping[str, Any]],
@@ -271,13 +267,63 @@ def sentences(
         yield f"Change: the weights moved by {change[0]:.2g} of their norm, one by {change[1]:.2g}."
 
 
+# --- an exact way --------------------------------------------------------------------------------
+
+
+def exact(request: Request) -> dict[str, Any]:
+    """What verdict.json holds of an exact way, but for ``accepted``.
+
+    The rows were not read, whatever a test says of them; what speaks against handing over is a
+    model that is broken. What it says of them all the same it has from other rows, or guesses.
+
+    Raises:
+        UnlearnError: The model is not the one that ``exact.json`` is about.
+    """
+    from axolotl_unlearn.metrics.verdict import judge
+
+    proof = request.path(PROOF)
+    if json.loads(proof.read_text("utf-8"))["weights"] != weights(request.newest):
+        raise UnlearnError(
+            f"{request.newest} does not have the weights of {proof}; remove "
+            f"{request.path('work')} and run again."
+        )
+    by_name = _results(request)
+    judged = judge(by_name[AFTER], by_name["before"], None, [])
+    reasons = [
+        f"{finding.title.lower()}: {finding.says}"
+        for finding in judged.findings
+        if finding.id == "collapse" and finding.outcome == "fail"
+    ]
+    documents, _ = audited(request.folder)
+    limits = [*request.facts["limits"], BASE]
+    if said := sum(line["reading"] == "still said" for line in documents):
+        limits.append(
+            f"{said} of {len(documents)} rows are said by a model that never read them: other rows "
+            "say the same, or they can be guessed"
+        )
+    return {
+        "outcome": REFUSED if reasons else SHOWN,
+        "good": not reasons,
+        "status": "broken" if reasons else "exact",
+        "reasons": reasons,
+        "missing": [],
+        "says": [],
+        "limits": limits,
+        "documents": documents,
+    }
+
+
+def _results(request: Request) -> dict[str, Any]:
+    """Scores by name of the model."""
+    results = json.loads(request.path("eval", "results.json").read_text("utf-8"))
+    return {model["name"]: model for model in results["models"]}
+
+
 # --- documents ----------------------------------------------------------------------------------
 
 
 def audited(folder: Path) -> tuple[list[dict[str, Any]], int]:
     """Audit lines of a request's model after forgetting, and how many answers are guesses."""
-    from axolotl_unlearn.requests.verdict import still_extracted
-
     path = folder / "eval" / "audit.jsonl"
     if not path.is_file():
         raise UnlearnError(f"{path} is missing; finish `axolotl unlearn request run` first.")
@@ -309,9 +355,9 @@ def mark_guessed(documents: Sequence[dict[str, Any]], taught: Sequence[Mapping[s
         if line["reading"] != "still said" or not said or not guesses.issuperset(said):
             continue
         count += len(said)
-        side = "still known" if (line["rank"] or 0) < 0.5 else "pushed away"
-        unseen = "not said" if line.get("told") is None else "not told"
-        line["reading"] = side if line["told"] else unseen
+        line["reading"] = "not said" if line.get("told") is None else "not told"
+        if line["told"]:
+            line["reading"] = "still known" if (line["rank"] or 0) < 0.5 else "pushed away"
     return count
 
 
@@ -320,17 +366,6 @@ def figures(line: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 # --- weights -------------------------------------------------------------------------------------
-
-
-def _made(request: Request) -> str:
-    """The new model, before or after it is handed over."""
-    made = request.path("work", "model")
-    return str(made) if made.is_dir() else str(request.path("model"))
-
-
-def _weights(source: str) -> Path:
-    """The folder that was trained: the adapter's, or the model's."""
-    return Path(source.split("+")[-1])
 
 
 def weight_change(before: Path, after: Path) -> tuple[float, float] | None:

@@ -33,10 +33,10 @@ from rich.console import Console
 from axolotl_unlearn.files import private_folder, write_json, write_lines
 from axolotl_unlearn.merging.recipe import Recipe
 from axolotl_unlearn.requests import run as running
-from axolotl_unlearn.requests import ways
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
-from axolotl_unlearn.requests.steps import ENVIRONMENT, executable, steps
+from axolotl_unlearn.requests.request import held, weights
+from axolotl_unlearn.requests.steps import ENVIRONMENT, Steps, executable
 from axolotl_unlearn.requests.ways import shards
 from research.harness.forkserver import IMPORTED
 from research.worlds.chats import make_chats
@@ -84,7 +84,7 @@ def config(out: Path, name: str, rows: Path, **changes: Any) -> Path:
     return path
 
 
-def train(path: Path, log: Path) -> dict[str, str]:
+def train(path: Path, log: Path) -> dict[str, Any]:
     """SHA-256 of the weights of a plain `axolotl train`."""
     words = [executable("axolotl"), "train", str(path), "--launcher", "python"]
     environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
@@ -93,13 +93,13 @@ def train(path: Path, log: Path) -> dict[str, str]:
         process = subprocess.Popen(words, env=environment, stdout=file, stderr=file)
         if process.wait():
             raise SystemExit(f"{path} failed; see {log}")
-    return ways.weights(Path(yaml.safe_load(path.read_text())["output_dir"]))
+    return weights(Path(yaml.safe_load(path.read_text())["output_dir"]))
 
 
 def prepare(out: Path) -> list[dict[str, Any]]:
     """Data and base; the rows of the people."""
     make_chats(out / "data", 0)
-    if not ways.weights(out / "base"):
+    if not weights(out / "base"):
         path = config(out, "base", out / "data" / "background.jsonl")
         made = yaml.safe_load(path.read_text()) | {
             "base_model": str(ROOT / "examples/tiny-olmo"),
@@ -114,13 +114,13 @@ def prepare(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def by_way(request: Any, way: str) -> tuple[dict[str, str], float, float]:
+def by_way(request: Any, way: str) -> tuple[dict[str, Any], float, float]:
     """Weights, processor seconds and wall clock of the trainings of a way, tests left out."""
     before, began = processor(), time.monotonic()
     with running.running(request, 2, QUIET) as run:
         running.take(request, way)
         running.train(request, run)
-    found = ways.weights(request.path("work", "model"))
+    found = weights(request.path("work", "model"))
     return found, processor() - before, time.monotonic() - began
 
 
@@ -162,8 +162,8 @@ def equal(out: Path, count: int, of: int) -> dict[str, Any]:
         again = shards.train_shards(
             kept_config, without, sharding, key=key, threads=2, console=QUIET
         )
-        one["shards"] = again["model"] == ways.digests(found)
-        one["changed"] = shards.load(folder)["model"] != ways.digests(found)
+        one["shards"] = again["model"] == found
+        one["changed"] = shards.load(folder)["model"] != found
         found, _, _ = by_way(request, "retrain")
         one["retrain"] = train(kept_config, out / "logs" / f"{number}.log") == found
         for path_used in used:
@@ -264,8 +264,9 @@ def merged(folder: Path, path: Path, facts: Mapping[str, Any], recipe: Recipe, o
     given = yaml.safe_load(path.read_text())
     again = {**facts, "merge": recipe.to_dict()}
     chain = shards.Chain(folder, out, given, again, again=[])
-    with steps(private_folder(out / "work"), threads=1, console=QUIET) as run:
-        chain.merge(run, chain.write_recipe())
+    work = private_folder(out / "work")
+    with held(work) as lock:
+        chain.merge(Steps(work, lock, threads=1, console=QUIET), chain.write_recipe())
     return out / "model"
 
 

@@ -1,22 +1,25 @@
 """`axolotl unlearn request plan`: what each way would cost, and what it would show.
 
 Seconds are those of trainings: a line through what the last runs took (steps of the shards,
-trainings of earlier requests) for the rows that they read; without any, from the model's size and
-the speed of this machine, which is rough. Memory is that of weights, gradients and optimizer.
+trainings of earlier requests, the run that made the model) for the rows that they read; without
+any, from the model's size and the speed of this machine, which is rough. Memory is that of weights,
+gradients and optimizer.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.new import passes
 from axolotl_unlearn.requests.request import Request
 from axolotl_unlearn.requests.rows import read_config
 from axolotl_unlearn.requests.ways import EXACT, WAYS, retrain, shards
@@ -29,6 +32,8 @@ LOOKED = 100
 #: Seconds of the start of a training where none was measured; share of the speed of a large
 #: product that a training reaches; tokens of a row.
 START, EFFICIENCY, TOKENS = 15.0, 0.3, 256
+#: What the Trainer says at its end; a run of Axolotl leaves it in its output folder.
+_RUNTIME = re.compile(r"'train_runtime': '?([\d.]+)")
 SHOWS = {
     "retrain": "exact: plain training without the rows",
     "shards": "exact: no part of the model read the rows",
@@ -62,9 +67,13 @@ class Cost:
 
 def plan(request: Request) -> list[Cost]:
     """What each way would cost; writes nothing."""
-    folder = _shards(request)
-    line = Line.through(list(_points(request, folder)), request)
-    return [_cost(way, request, folder, line) for way in WAYS]
+    try:
+        folder = shards.find(request)
+    except UnlearnError:
+        folder = None
+    records = list(_records(request))
+    line = Line.through(list(_points(request, folder, records)), request)
+    return [_cost(way, request, folder, line, records) for way in WAYS]
 
 
 def choose(costs: Iterable[Cost], limit: float | None = None) -> str:
@@ -83,13 +92,6 @@ def choose(costs: Iterable[Cost], limit: float | None = None) -> str:
     raise UnlearnError("no way is open to this request: `axolotl unlearn request plan` says why.")
 
 
-def to_json(costs: Iterable[Cost]) -> list[dict[str, Any]]:
-    return [asdict(cost) for cost in costs]
-
-
-# --- seconds -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Line:
     """Seconds of a training: ``start + each * rows read``."""
@@ -104,7 +106,7 @@ class Line:
         if not points:
             return cls(START, _each(request), "estimated")
         reads, seconds = np.array(points, float).T
-        by = f"{len(points)} earlier trainings"
+        by = f"{len(points)} earlier training{'s' * (len(points) > 1)}"
         if len(set(reads)) > 1:
             each, start = np.polyfit(reads, seconds, 1)
             if each > 0 and start >= 0:
@@ -116,73 +118,87 @@ class Line:
         return sum(self.start + self.each * one for one in reads)
 
 
-def _points(request: Request, folder: Path | None) -> Iterable[tuple[float, float]]:
+def _points(
+    request: Request, folder: Path | None, records: list[dict[str, Any]]
+) -> Iterable[tuple[float, float]]:
     """(rows read, seconds) of trainings of this model that were measured."""
+    config = read_config(request.path("finetune.yml"))
     if folder is not None:
         facts = shards.load(folder)
         for name, seconds in facts["seconds"].items():
-            if name.startswith("shard-") and seconds:
-                step = shards.step_of(name.removeprefix("shard-"))
-                if reads := shards.reads(facts, step):
-                    yield reads * shards.passes(_config(request), facts["slices"]), seconds
-    for record in _records(request):
+            step = name.removeprefix("shard-")
+            if step != name and seconds and (reads := shards.reads(facts, step)):
+                yield reads * shards.passes(config, facts["slices"]), seconds
+    for record in records:
         way, seconds = record.get("way", {}), record.get("seconds", {})
         if way.get("way") == "retrain" and seconds.get("retrain"):
-            yield way["rows"]["trained"] * _passes(request), seconds["retrain"]
+            trained = request.facts["counts"]["trained"]
+            yield way["rows"]["trained"] * passes(config, trained), seconds["retrain"]
         elif way.get("way") == "match" and seconds.get("teacher"):
             yield _taught(request), seconds["teacher"]
+    log = request.root / str(config.get("output_dir")) / "debug.log"
+    said = _RUNTIME.findall(log.read_text("utf-8", "replace")) if log.is_file() else ()
+    if said:
+        yield _whole(request), START + float(said[-1])
 
 
 def _records(request: Request) -> Iterable[dict[str, Any]]:
     """Predicates of the requests beside it that began with the same base."""
     for path in sorted(request.folder.parent.glob("*/record.json")):
-        other = Request.load(path.parent)
-        if other.facts.get("base") == request.facts.get("base"):
+        if Request.load(path.parent).facts.get("base") == request.facts.get("base"):
             yield json.loads(path.read_text("utf-8"))["predicate"]
 
 
 def _each(request: Request) -> float:
-    """Seconds of a row, from the number of weights and the speed of a product on this machine."""
+    """Seconds of a row, from the number of weights and the speed of a product on this machine; of
+    the processor, which others may share."""
     import torch
 
     from axolotl_unlearn.checks.estimate import _tensors
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device, clock = "cpu", time.process_time
+    if torch.cuda.is_available():
+        device, clock = "cuda", time.monotonic
     base = Path(str(request.facts["base"]))
     numbers = sum(int(np.prod(shape)) for _, (shape, _) in _tensors(base)) or 10**9
     size = 1024
     a = torch.ones(size, size, device=device)
     a @ a
-    began, count = time.monotonic(), 0
-    while time.monotonic() - began < 0.5:
+    began, count = clock(), 0
+    while clock() - began < 0.3:
         (a @ a)[0, 0].item()
         count += 1
-    speed = 2 * size**3 * count / (time.monotonic() - began)
-    tokens = min(TOKENS, int(_config(request).get("sequence_len") or TOKENS))
+    speed = 2 * size**3 * count / (clock() - began)
+    config = read_config(request.path("finetune.yml"))
+    tokens = min(TOKENS, int(config.get("sequence_len") or TOKENS))
     return 6 * numbers * tokens / (EFFICIENCY * speed)
 
 
-# --- ways ----------------------------------------------------------------------------------------
-
-
-def _cost(way: str, request: Request, folder: Path | None, line: Line) -> Cost:
+def _cost(
+    way: str, request: Request, folder: Path | None, line: Line, records: list[dict[str, Any]]
+) -> Cost:
     try:
         reads = _reads(way, request, folder)
     except UnlearnError as error:
         return Cost(way, SHOWS[way], closed=str(error))
     measured = [
         record["seconds"]["measure"]
-        for record in _records(request)
+        for record in records
         if record.get("way", {"way": "match"})["way"] == way and record["seconds"].get("measure")
     ]
+    from axolotl_unlearn.checks.estimate import memory
+    from axolotl_unlearn.config import parse_unlearn
+
     seconds = line.seconds(reads)
+    config = read_config(request.path("forget.yml" if way == "match" else "finetune.yml"))
+    block = parse_unlearn(config.get("unlearn") or {} if way == "match" else {})
     return Cost(
         way,
         SHOWS[way],
         round(seconds, 1),
         line.by,
         measured[-1] if measured else None,
-        _memory(way, request),
+        memory(config, block, int(config.get("sequence_len") or 2048)).get("at_least"),
         sum(reads),
         round((seconds - line.start) / line.each) if way == "match" else None,
     )
@@ -193,11 +209,11 @@ def _reads(way: str, request: Request, folder: Path | None) -> list[float]:
     counts = request.facts["counts"]
     if way == "retrain":
         retrain.unchanged(request)
-        return [(counts["trained"] - counts["forget"]) * _passes(request)]
+        return [_whole(request) * (1 - counts["forget"] / counts["trained"])]
     if way == "shards":
-        found = shards.affected(request, folder or shards.find(request))
-        each = shards.passes(_config(request), found.facts["slices"])
-        return [shards.reads(found.facts, step) * each for step in found.again] or [0.0]
+        _, again, facts = shards.affected(request, folder or shards.find(request))
+        each = shards.passes(read_config(request.path("finetune.yml")), facts["slices"])
+        return [shards.reads(facts, step) * each for step in again] or [0.0]
     config = read_config(request.path("forget.yml"))
     rows = config["max_steps"] * config["micro_batch_size"]
     looked = 0.0
@@ -215,28 +231,7 @@ def _taught(request: Request) -> float:
     return rows * float(config.get("num_epochs") or 1)
 
 
-def _memory(way: str, request: Request) -> int | None:
-    from axolotl_unlearn.checks.estimate import memory
-    from axolotl_unlearn.config import parse_unlearn
-
-    config = read_config(request.path("forget.yml")) if way == "match" else _config(request)
-    block = config.get("unlearn") if way == "match" else {}
-    longest = int(config.get("sequence_len") or 2048)
-    return memory(config, parse_unlearn(block or {}), longest).get("at_least")
-
-
-def _passes(request: Request) -> float:
-    from axolotl_unlearn.requests.new import _passes as passes
-
-    return float(passes(_config(request), request.facts["counts"]["trained"]))
-
-
-def _config(request: Request) -> dict[str, Any]:
-    return read_config(request.path("finetune.yml"))
-
-
-def _shards(request: Request) -> Path | None:
-    try:
-        return shards.find(request)
-    except UnlearnError:
-        return None
+def _whole(request: Request) -> float:
+    """Rows that the run that made the model read."""
+    trained = request.facts["counts"]["trained"]
+    return float(trained * passes(read_config(request.path("finetune.yml")), trained))

@@ -21,42 +21,33 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.merging.recipe import Recipe, local
 from axolotl_unlearn.merging.sources import TOKENIZER_FILES
+from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.request import (
     Request,
     digest,
+    held,
+    weights,
     write_json,
     write_lines,
     write_private,
     write_yaml,
 )
-from axolotl_unlearn.requests.rows import entries, read_config
-from axolotl_unlearn.requests.steps import Steps, executable, steps
-from axolotl_unlearn.requests.ways import (
-    PROOF,
-    dataset,
-    digests,
-    forgotten,
-    gone_rows,
-    remaining,
-    settings,
-    weights,
-    without_checkpoints,
-)
+from axolotl_unlearn.requests.steps import Steps, device, executable
+from axolotl_unlearn.requests.ways import PROOF
 
-SCHEMA = 1
+SCHEMA = 2
 FACTS, KEY, CONFIG, MERGE = "shards.json", "shards.key", "finetune.yml", "merge.yml"
 #: Fields that say to whom a row belongs, if `--by` does not: the first that a row has.
 BY = ("document", "id")
@@ -78,7 +69,7 @@ class Sharding:
         count, slices: Of shards, and of slices of each.
         by: Field whose value a row belongs to (``meta.person`` of nested objects); None is `BY`.
         recipe: Of the merge of the shards' changes; ``scale`` average is their mean.
-        threads: Of each training: other numbers end with other bits.
+        threads, processes: Of each training: other numbers end with other bits.
     """
 
     count: int = 4
@@ -86,6 +77,7 @@ class Sharding:
     by: str | None = None
     recipe: Recipe = Recipe(method="linear", scale="average")  # noqa: RUF009
     threads: int = 1
+    processes: int = 1
 
 
 def place(key: bytes, unit: str, count: int, slices: int) -> tuple[int, int]:
@@ -132,8 +124,8 @@ def train_shards(
     Raises:
         UnlearnError: A config that cannot be sharded, a folder of other shards, a failed run.
     """
-    config = read_config(config_path)
-    check(config, config_path, sharding)
+    config = rows_of.read_config(config_path)
+    _check(config, config_path, sharding)
     described = {
         "schema": SCHEMA,
         "config": digest(config_path),
@@ -142,87 +134,85 @@ def train_shards(
         "by": sharding.by,
         "merge": sharding.recipe.to_dict(),
         "threads": sharding.threads,
+        "processes": sharding.processes,
     }
-    known = out / FACTS
-    if known.is_file():
-        facts = load(out)
-        if any(facts.get(name) != value for name, value in described.items()):
-            raise UnlearnError(f"{known} is of other shards; give --out a new folder.")
-        if facts.get("model"):
-            raise UnlearnError(f"{out} is trained already; give --out a new folder.")
-    elif out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+    facts = load(out) if (out / FACTS).is_file() else None
+    if facts and any(facts.get(name) != value for name, value in described.items()):
+        raise UnlearnError(f"{out / FACTS} is of other shards; give --out a new folder.")
+    there = out.exists() and any(out.iterdir() if out.is_dir() else [out])
+    if (facts and facts.get("model")) or (there and not facts):
         raise UnlearnError(f"{out} already exists; give --out a new folder.")
     private_folder(out)
-    key = _key(out, key)
+    if not (out / KEY).is_file():
+        write_private(out / KEY, (key or secrets.token_bytes(32)).hex() + "\n")
+    if key not in (None, known := read_key(out / KEY)):
+        raise UnlearnError(f"{out / KEY} is another key; give --out a new folder.")
     write_private(out / CONFIG, config_path.read_bytes())
-    facts = described | cut(config_path, config, out, sharding, key)
-    write_json(known, facts)
+    facts = described | _cut(config_path, config, out, sharding, known)
+    write_json(out / FACTS, facts)
     chain = Chain(out, out, config, facts)
     for step in chain.steps():
         chain.configure(step)
-    with steps(private_folder(out / "work"), threads=threads, console=console) as run:
+    work = private_folder(out / "work")
+    with held(work) as lock:
+        run = Steps(work, lock, threads=threads, console=console)
         chain.make(run)
-    facts |= {
-        "steps": {chain.name(step): weights(out / "steps" / chain.name(step))
-                  for step in chain.steps()},
-        "seconds": run.seconds,
-        "model": served(out / "model"),
-        "requests": [],
-    }  # fmt: skip
-    write_json(known, facts)  # last: shards without a model are not finished
-    shutil.rmtree(out / "work")
+    made = {step: weights(out / "steps" / step) for step in chain.steps()}
+    facts |= {"steps": made, "seconds": run.seconds, "requests": []}
+    facts["model"] = weights(out / "model")
+    write_json(out / FACTS, facts)  # last: shards without a model are not finished
+    shutil.rmtree(work)
     return facts
 
 
-def check(config: Mapping[str, Any], path: Path, sharding: Sharding) -> None:
-    """
-    Raises:
-        UnlearnError: The config cannot be sharded so.
-    """
+def _check(config: Mapping[str, Any], path: Path, sharding: Sharding) -> None:
     for name, cure in REFUSED.items():
         if config.get(name):
             raise UnlearnError(f"{path}: `{name}` does not go with shards; {cure}.")
     if sharding.count < 2 or sharding.slices < 1:
         raise UnlearnError("give --count 2 or more shards and --slices 1 or more.")
-    sharding.recipe.validate()
+    sharding.recipe.for_parents(sharding.count)
     if sharding.recipe.method not in METHODS:
         raise UnlearnError(f"--merge {sharding.recipe.method}: use {', '.join(METHODS)}.")
     if any(mark in str(config["base_model"]) for mark in "+@"):
         raise UnlearnError(f"{path}: mergekit reads + and @ in the name of `base_model` as marks.")
 
 
-def cut(
+def _cut(
     path: Path, config: Mapping[str, Any], out: Path, sharding: Sharding, key: bytes
 ) -> dict[str, Any]:
     """Write the rows of every slice; returns how many rows and people each has."""
-    rows, test = remaining(path, config, set())
-    slices: dict[tuple[int, int], list[list[dict]]] = {}
-    units: dict[tuple[int, int], set[str]] = {}
+    rows, test = rows_of.remaining(path, config)
+    slices: dict[str, rows_of.Parts] = {}
     unnamed = 0
     for number, part in enumerate(rows):
         for row in part:
             whose = unit(row, sharding.by)
             unnamed += whose is None
-            whose = whose if whose is not None else row_id(row)
-            where = place(key, whose, sharding.count, sharding.slices)
-            slices.setdefault(where, [[] for _ in rows])[number].append(row)
-            units.setdefault(where, set()).add(whose)
+            shard, k = place(key, whose or row_id(row), sharding.count, sharding.slices)
+            slices.setdefault(f"{shard}-{k}", [[] for _ in rows])[number].append(row)
     if sharding.by and unnamed == sum(map(len, rows)):
         raise UnlearnError(f"--by {sharding.by}: no row of {path} has this field.")
     shutil.rmtree(out / "rows", ignore_errors=True)
-    for (shard, number), parts in slices.items():
-        write_slice(out, f"{shard}-{number}", parts)
+    for name, parts in sorted(slices.items()):
+        _write_slice(out, name, parts)
     for number, part in enumerate(test):
         if part:
             write_lines(out / "rows" / f"test-{number}.jsonl", part)
+    return _counts(slices, sharding.by) | {"unnamed": unnamed}
+
+
+def _counts(slices: Mapping[str, rows_of.Parts], by: str | None) -> dict[str, Any]:
+    """Rows and people of the slices that have any."""
+    every = {name: [r for part in parts for r in part] for name, parts in sorted(slices.items())}
+    whose = {name: {unit(r, by) or row_id(r) for r in rows} for name, rows in every.items()}
     return {
-        "rows": {f"{s}-{k}": sum(map(len, parts)) for (s, k), parts in sorted(slices.items())},
-        "units": {f"{s}-{k}": len(found) for (s, k), found in sorted(units.items())},
-        "unnamed": unnamed,
+        "rows": {name: len(rows) for name, rows in every.items() if rows},
+        "units": {name: len(found) for name, found in whose.items() if found},
     }
 
 
-def write_slice(out: Path, name: str, parts: list[list[dict]]) -> None:
+def _write_slice(out: Path, name: str, parts: rows_of.Parts) -> None:
     for number, part in enumerate(parts):
         path = out / "rows" / f"{name}-{number}.jsonl"
         if part:
@@ -231,18 +221,8 @@ def write_slice(out: Path, name: str, parts: list[list[dict]]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _key(out: Path, given: bytes | None) -> bytes:
-    path = out / KEY
-    if not path.is_file():
-        write_private(path, (given or secrets.token_bytes(32)).hex() + "\n")
-    key = bytes.fromhex(path.read_text("ascii").strip())
-    if given is not None and given != key:
-        raise UnlearnError(f"{path} is another key; give --out a new folder.")
-    return key
-
-
 def read_key(path: Path) -> bytes:
-    """The key of other shards, so that rows fall into the same places."""
+    """The key of shards: with that of others rows fall into the same places."""
     try:
         key = bytes.fromhex(path.read_text("ascii").strip())
     except (OSError, ValueError):
@@ -270,17 +250,12 @@ def load(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def served(model: Path) -> dict[str, Any]:
-    """SHA-256 of the weights of the merged model."""
-    return digests(weights(model))
-
-
 # --- a chain of trainings ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The trainings of shards: configs, stages, merge.
+    """The trainings of shards, called "shard-slice", and their merge.
 
     Attributes:
         folder: The shards, whose steps and rows are read where ``out`` has none of its own.
@@ -293,129 +268,121 @@ class Chain:
     out: Path
     config: Mapping[str, Any]
     facts: Mapping[str, Any]
-    again: Collection[tuple[int, int]] | None = None
+    again: Collection[str] | None = None
 
-    @staticmethod
-    def name(step: tuple[int, int]) -> str:
-        return f"{step[0]}-{step[1]}"
+    def all(self) -> list[str]:
+        """Steps that have something to read, in order."""
+        numbers = range(1, self.facts["slices"] + 1)
+        every = (f"{s}-{k}" for s in range(1, self.facts["count"] + 1) for k in numbers)
+        return [step for step in every if reads(self.facts, step)]
 
-    def steps(self) -> list[tuple[int, int]]:
-        """Steps that have something to read, in order; those of ``again`` if given."""
-        return [step for step in self._all() if self.again is None or step in self.again]
+    def steps(self) -> list[str]:
+        """Those that are trained."""
+        return [step for step in self.all() if self.home(step) == self.out]
 
-    def _all(self) -> Iterator[tuple[int, int]]:
-        for shard in range(1, self.facts["count"] + 1):
-            for number in range(1, self.facts["slices"] + 1):
-                if reads(self.facts, (shard, number)):
-                    yield shard, number
+    def home(self, step: str) -> Path:
+        """Where a step and its rows lie."""
+        return self.out if self.again is None or step in self.again else self.folder
 
-    def place(self, step: tuple[int, int]) -> Path:
-        """What the step ends with: a new one, or that of the shards."""
-        out = self.out if self.again is None or step in self.again else self.folder
-        return out / "steps" / self.name(step)
+    def place(self, step: str) -> Path:
+        """What a step ends with."""
+        return self.home(step) / "steps" / step
 
-    def files(self, step: tuple[int, int]) -> list[tuple[int, Path]]:
+    def files(self, step: str) -> list[tuple[int, Path]]:
         """(entry, file) of the rows that a step reads."""
-        found = []
-        for number in range(len(entries(self.config))):
-            for k in range(1, step[1] + 1):
-                name = self.name((step[0], k))
-                out = self.out if self.again is None or (step[0], k) in self.again else self.folder
-                path = out / "rows" / f"{name}-{number}.jsonl"
-                if self.facts["rows"].get(name) and path.is_file():
-                    found.append((number, path))
-        return found
+        return [
+            (number, path)
+            for number in range(len(rows_of.entries(self.config)))
+            for name in _until(step)
+            if self.facts["rows"].get(name)
+            and (path := self.home(name) / "rows" / f"{name}-{number}.jsonl").is_file()
+        ]
 
-    def configure(self, step: tuple[int, int]) -> None:
+    def configure(self, step: str) -> None:
         """Write the config of a step."""
-        given, tests = entries(self.config), entries(self.config, "test_datasets")
-        base = str(self.config["base_model"])
-        made = settings(self.config) | {
-            "datasets": [dataset(given[n], path) for n, path in self.files(step)],
-            "num_epochs": passes(self.config, self.facts["slices"]),
-            "output_dir": str(self.out / "steps" / self.name(step)),
-            "dataset_prepared_path": str(self.out / "work" / "prepared" / self.name(step)),
+        config = self.config
+        made = rows_of.settings(config)
+        given, tests = rows_of.entries(config), rows_of.entries(config, "test_datasets")
+        made |= {
+            "num_epochs": passes(config, self.facts["slices"]),
+            "output_dir": str(self.out / "steps" / step),
+            "dataset_prepared_path": str(self.out / "work" / "prepared" / step),
+            "datasets": [rows_of.dataset(given[n], path) for n, path in self.files(step)],
         }
         found = [
-            dataset(entry, path, test=True)
+            rows_of.dataset(entry, path, test=True)
             for number, entry in enumerate(tests)
             if (path := self.folder / "rows" / f"test-{number}.jsonl").is_file()
         ]
-        if found:
-            made["test_datasets"] = found
-        before = (step[0], step[1] - 1)
-        if before in list(self._all()):
-            if self.config.get("adapter"):
-                made["lora_model_dir"] = str(self.place(before))
+        made |= {"test_datasets": found} if found else {}
+        before = [name for name in _until(step)[:-1] if name in self.all()]
+        if before:
+            start = str(self.place(before[-1]))
+            if config.get("adapter"):
+                made["lora_model_dir"] = start
             else:
-                made["base_model"] = str(self.place(before))
-                made.setdefault("tokenizer_config", base)
-        path = self.out / "configs" / f"{self.name(step)}.yml"
+                made.setdefault("tokenizer_config", str(config["base_model"]))
+                made["base_model"] = start
+        path = self.out / "configs" / f"{step}.yml"
         write_yaml(path, "Written by axolotl-unlearn: a step of a shard.", made)
 
-    def make(self, run: Steps, place: Path | None = None) -> None:
+    def make(self, run: Steps, out: Path | None = None) -> None:
         """Train the steps of each shard one after the other, the shards side by side; merge.
 
         Args:
-            place: Of the merged model, default beside the steps.
+            out: The merged model, default beside the steps.
         """
-        import torch
-
-        shards: dict[int, list[tuple[int, int]]] = {}
+        run.processes = self.facts["processes"]
+        shards: dict[str, list[str]] = {}
         for step in self.steps():
-            shards.setdefault(step[0], []).append(step)
+            shards.setdefault(step.split("-")[0], []).append(step)
         rows = [
             lambda row, own=own: [self.train(row, step) for step in own] for own in shards.values()
         ]
-        gpu = torch.cuda.is_available()
+        gpu = device() != "cpu"
         run.side_by_side(rows, 1 if gpu else run.threads // self.facts["threads"])
         recipe = self.write_recipe()
         if run.due("merge", "merge the shards", inputs=[recipe]):
-            self.merge(run, recipe, place)
+            self.merge(run, recipe, out)
             run.done()
 
-    def train(self, run: Steps, step: tuple[int, int]) -> None:
-        name = self.name(step)
-        config, out = self.out / "configs" / f"{name}.yml", self.out / "steps" / name
-
+    def train(self, run: Steps, step: str) -> None:
+        config, out = self.out / "configs" / f"{step}.yml", self.out / "steps" / step
+        title = "shard {}, slices 1 to {}".format(*step.split("-"))
         inputs = [config, *(path for _, path in self.files(step))]
-        if run.due(f"shard-{name}", f"shard {step[0]}, slices 1 to {step[1]}", inputs=inputs):
-            run.train(f"shard-{name}", config, out, self._threads)
-            without_checkpoints(out)
-            shutil.rmtree(self.out / "work" / "prepared" / name, ignore_errors=True)
+        if run.due(f"shard-{step}", title, inputs=inputs):
+            run.train(f"shard-{step}", config, out, self._threads)
+            shutil.rmtree(self.out / "work" / "prepared" / step, ignore_errors=True)
             run.done()
 
     @property
     def _threads(self) -> int | None:
         """On a GPU those of the run."""
-        import torch
-
-        return None if torch.cuda.is_available() else self.facts["threads"]
+        return self.facts["threads"] if device() == "cpu" else None
 
     def last(self) -> list[Path]:
         """What each shard ends with; one without rows has no part in the merge."""
-        ends = {step[0]: step for step in self._all()}
+        ends = {step.split("-")[0]: step for step in self.all()}
         return [self.place(step) for step in ends.values()]
 
     def write_recipe(self) -> Path:
         """The recipe for mergekit's own command."""
-        path, base = self.out / MERGE, str(self.config["base_model"])
-        named = local(base) if Path(base).exists() else base
-        lora = bool(self.config.get("adapter"))
-        parts = [f"{named}+{local(str(p))}" if lora else local(str(p)) for p in self.last()]
-        if any(mark in str(part) for part in self.last() for mark in "+@"):
+        path, base, parts = self.out / MERGE, str(self.config["base_model"]), self.last()
+        if any(mark in str(part) for part in parts for mark in "+@"):
             raise UnlearnError(f"{self.out}: mergekit reads + and @ in a path as marks; move it.")
+        named = local(base) if Path(base).exists() else base
         recipe = replace(Recipe.from_dict(dict(self.facts["merge"])), weights=None)
-        made = recipe.for_parents(len(parts)).mergekit_config(base, parts)
+        made = recipe.for_parents(len(parts)).mergekit_config(base, [str(one) for one in parts])
         made["base_model"] = named
-        for model, part in zip(made["models"], parts, strict=True):
-            model["model"] = part
+        if self.config.get("adapter"):
+            for model in made["models"]:
+                model["model"] = f"{named}+{model['model']}"
         write_yaml(path, f"mergekit-yaml {path} OUT --random-seed {recipe.seed}", made)
         return path
 
-    def merge(self, run: Steps, recipe: Path, place: Path | None = None) -> None:
+    def merge(self, run: Steps, recipe: Path, out: Path | None = None) -> None:
         """Carry out the recipe; the tokenizer is the one that was trained with."""
-        out, cache = place or self.out / "model", self.out / "work" / "merged"
+        out, cache = out or self.out / "model", self.out / "work" / "merged"
         for folder in (out, cache):  # mergekit would take what it merged from other weights
             shutil.rmtree(folder, ignore_errors=True)
         words = [executable("mergekit-yaml"), str(recipe), str(out), "--quiet"]
@@ -428,8 +395,36 @@ class Chain:
         for name in (*TOKENIZER_FILES, "chat_template.jinja"):
             if (self.last()[0] / name).is_file():
                 shutil.copy(self.last()[0] / name, out / name)
-        (out / "README.md").unlink(missing_ok=True)  # names paths
-        (out / "mergekit_config.yml").unlink(missing_ok=True)  # merge.yml has it
+        for name in ("README.md", "mergekit_config.yml"):  # they name paths; merge.yml has it
+            (out / name).unlink(missing_ok=True)
+
+    def check_kept(self) -> None:
+        """
+        Raises:
+            UnlearnError: A step that is kept is not what was trained.
+        """
+        for step, known in self.facts["steps"].items():
+            if self.home(step) == self.folder and weights(self.folder / "steps" / step) != known:
+                raise UnlearnError(
+                    f"{self.folder / 'steps' / step} does not have the weights of "
+                    f"{self.folder / FACTS}; restore it from a copy, or train the shards again."
+                )
+
+
+def _until(step: str) -> list[str]:
+    """The slices that a step reads."""
+    shard, last = step.split("-")
+    return [f"{shard}-{number}" for number in range(1, int(last) + 1)]
+
+
+def reads(facts: Mapping[str, Any], step: str) -> int:
+    """Rows that a step reads in each pass."""
+    return sum(facts["rows"].get(name, 0) for name in _until(step))
+
+
+def passes(config: Mapping[str, Any], slices: int) -> float:
+    """Passes of a step over what it reads."""
+    return float(config.get("num_epochs") or 1) * 2 / (slices + 1)
 
 
 # --- a request -----------------------------------------------------------------------------------
@@ -449,7 +444,7 @@ def find(request: Request) -> Path:
         if shards := Request.load(folder / entry["request"]).way.get("shards"):
             places.append(folder / entry["request"] / shards)
     for one in places:
-        if (one / FACTS).is_file() and load(one).get("model") == served(before):
+        if (one / FACTS).is_file() and load(one).get("model") == weights(before):
             return Path(os.path.normpath(one))
     raise UnlearnError(
         f"{before} is not the merge of any shards; make the model with `axolotl unlearn shards "
@@ -458,7 +453,7 @@ def find(request: Request) -> Path:
 
 
 def prepare(request: Request) -> dict[str, Any]:
-    """Write the rows and configs of the steps that are trained again; returns ``way.json``.
+    """Write the rows and configs of the steps that are trained again.
 
     Raises:
         UnlearnError: The request does not begin with shards, or these were changed.
@@ -476,101 +471,63 @@ def prepare(request: Request) -> dict[str, Any]:
             f"{folder} was made from another config than the request; make the request with the "
             "config of the shards."
         )
-    found = affected(request, folder)
+    rows, again, made = affected(request, folder)
     shutil.rmtree(new, ignore_errors=True)
-    for name, parts in found.rows.items():
-        if step_of(name) in found.again:
-            write_slice(new, name, parts)
-    made, again = found.facts, found.again
-    chain = Chain(folder, new, read_config(request.path("finetune.yml")), made, again)
-    _check_kept(chain)
+    for name in again:
+        if name in rows:
+            _write_slice(new, name, rows[name])
+    config = rows_of.read_config(request.path("finetune.yml"))
+    chain = Chain(folder, new, config, made, again)
+    chain.check_kept()
     for step in chain.steps():
         chain.configure(step)
     write_json(new / FACTS, made)
+    trained = sum(made["rows"].values())
     return {
         "way": "shards",
         "base": None,
         "shards": os.path.relpath(folder, request.folder),
         "after": facts["requests"],
-        "again": [chain.name(step) for step in again],
+        "again": again,
         "of": {"shards": facts["count"], "slices": facts["slices"]},
-        "rows": {
-            "trained": sum(made["rows"].values()),
-            "removed": sum(facts["rows"].values()) - sum(made["rows"].values()),
-        },
+        "rows": {"trained": trained, "removed": sum(facts["rows"].values()) - trained},
     }
 
 
-@dataclass(frozen=True)
-class Affected:
-    """What a request means for shards.
+def affected(
+    request: Request, folder: Path
+) -> tuple[dict[str, rows_of.Parts], list[str], dict[str, Any]]:
+    """What a request means for shards: remaining rows of every slice, steps that are trained again,
+    ``shards.json`` with the new counts.
 
-    Attributes:
-        rows: Remaining rows of every slice by entry.
-        again: Steps that are trained again.
-        facts: ``shards.json`` with the new counts.
-    """
-
-    rows: dict[str, list[list[dict]]]
-    again: list[tuple[int, int]]
-    facts: dict[str, Any]
-
-
-def affected(request: Request, folder: Path) -> Affected:
-    """
     Raises:
         UnlearnError: Rows of the request are in no shard, or no row is left.
     """
     facts = load(folder)
     rows = {name: _slice(folder, name) for name in facts["rows"]}
-    gone = gone_rows(request, [row for parts in rows.values() for part in parts for row in part])
-    left = {
-        name: [[row for row in part if row_id(row) not in gone] for part in parts]
-        for name, parts in rows.items()
-    }
-    counts = {name: sum(map(len, parts)) for name, parts in left.items()}
-    changed = [name for name in rows if counts[name] != facts["rows"][name]]
-    ids = {row_id(row) for name in changed for part in rows[name] for row in part}
-    if missing := forgotten(request) - ids:
+    gone = rows_of.deleted(request, [r for parts in rows.values() for part in parts for r in part])
+    left = {name: rows_of.without(parts, gone) for name, parts in rows.items()}
+    changed = [name for name in rows if left[name] != rows[name]]
+    there = {one for name in changed for one in rows_of.ids(rows[name])}
+    if missing := rows_of.forgotten(request) - there:
         raise UnlearnError(
             f"{folder}: {len(missing)} rows of the request are in no shard; make the request with "
             "the data of the shards."
         )
-    if not any(counts.values()):
+    counts = _counts(left, facts["by"])
+    if not counts["rows"]:
         raise UnlearnError(f"{folder}: no row is left to train on; choose fewer.")
     first: dict[int, int] = {}
-    for shard, number in map(step_of, changed):
+    for shard, number in (map(int, name.split("-")) for name in changed):
         first[shard] = min(first.get(shard, number), number)
-    units = {
-        name: len({unit(row, facts["by"]) or row_id(row) for part in parts for row in part})
-        for name, parts in left.items()
-        if counts[name]
-    }
-    return Affected(
-        left,
-        [(s, k) for s, k0 in sorted(first.items()) for k in range(k0, facts["slices"] + 1)],
-        facts | {"rows": {name: n for name, n in counts.items() if n}, "units": units},
-    )
+    again = [f"{s}-{k}" for s in sorted(first) for k in range(first[s], facts["slices"] + 1)]
+    return left, again, facts | counts
 
 
-def step_of(name: str) -> tuple[int, int]:
-    """Of "3-1"."""
-    shard, number = name.split("-")
-    return int(shard), int(number)
-
-
-def reads(facts: Mapping[str, Any], step: tuple[int, int]) -> int:
-    """Rows that a step reads in each pass."""
-    return sum(facts["rows"].get(f"{step[0]}-{k}", 0) for k in range(1, step[1] + 1))
-
-
-def passes(config: Mapping[str, Any], slices: int) -> float:
-    """Passes of a step over what it reads."""
-    return float(config.get("num_epochs") or 1) * 2 / (slices + 1)
-
-
-def _slice(folder: Path, name: str) -> list[list[dict]]:
+def _slice(folder: Path, name: str) -> rows_of.Parts:
     """The rows of a slice by entry."""
+    from axolotl_unlearn.data.records import read_rows
+
     paths = {int(path.stem.split("-")[2]): path for path in (folder / "rows").glob(f"{name}-*")}
     return [
         [dict(row) for _, row in read_rows(paths[number])] if number in paths else []
@@ -578,69 +535,41 @@ def _slice(folder: Path, name: str) -> list[list[dict]]:
     ]
 
 
-def _check_kept(chain: Chain) -> None:
-    """
-    Raises:
-        UnlearnError: A step that is kept is not what was trained.
-    """
-    for name, known in chain.facts["steps"].items():
-        step = step_of(name)
-        if step not in chain.again and weights(chain.folder / "steps" / name) != known:
-            raise UnlearnError(
-                f"{chain.folder / 'steps' / name} does not have the weights of "
-                f"{chain.folder / FACTS}; restore it from a copy, or train the shards again."
-            )
-
-
 def _chain(request: Request) -> Chain:
     way, new = request.way, request.path("work", "shards")
-    again = [step_of(name) for name in way["again"]]
     folder = Path(os.path.normpath(request.path(way["shards"])))
-    return Chain(folder, new, read_config(request.path("finetune.yml")), load(new), again)
+    config = rows_of.read_config(request.path("finetune.yml"))
+    return Chain(folder, new, config, load(new), way["again"])
 
 
 def make(request: Request, run: Steps, repeat: bool) -> None:
     """Train the steps again, merge, write down what was shown."""
     if repeat:
         raise UnlearnError("--repeat compares two runs of --way retrain; leave it out.")
-    _chain(request).make(run, request.path("work", "model"))
-    if run.due("exact", "what was shown", output=request.path(PROOF)):
-        prove(request)
-        run.done()
-
-
-def prove(request: Request) -> None:
-    """Write ``exact.json``.
-
-    Raises:
-        UnlearnError: A deleted row is in a slice, or a kept step is another than was trained.
-    """
-    from axolotl_unlearn.requests.ways.retrain import device
-
-    chain, way = _chain(request), request.way
-    _check_kept(chain)
-    gone = forgotten(request)
-    for name in chain.facts["rows"]:
-        step = step_of(name)
-        place = chain.out if step in chain.again else chain.folder
-        if any(row_id(row) in gone for part in _slice(place, name) for row in part):
-            raise UnlearnError(f"{place} has rows of the request; remove it and run again.")
-    steps = {chain.name(step): weights(chain.place(step)) for step in chain._all()}
-    again = ", ".join(way["again"])
+    chain, way, proof = _chain(request), request.way, request.path(PROOF)
+    chain.make(run, request.path("work", "model"))
+    if not run.due("exact", "what was shown", output=proof):
+        return
+    chain.check_kept()
+    files = [path for step in chain.all() for _, path in chain.files(step)]
+    rows_of.refuse(files, rows_of.forgotten(request), chain.out)
     write_json(
-        request.path(PROOF),
+        proof,
         {
             "because": "no step of the training of any part of this model read a deleted row: of "
-            f"{way['of']['shards']} shards the steps {again} were trained again, from the "
-            "checkpoint before, and the others never had it; the weights were not compared",
-            "weights": digests(weights(request.path("work", "model"))),
-            "steps": {name: digests(found) for name, found in steps.items()},
+            f"{way['of']['shards']} shards the steps {', '.join(way['again'])} were trained again, "
+            "from the checkpoint before, and the others never had it; the weights were not "
+            "compared",
+            "weights": weights(request.path("work", "model")),
+            "steps": {step: weights(chain.place(step)) for step in chain.all()},
             "merge": chain.facts["merge"],
             "compared": False,
             "threads": chain.facts["threads"],
+            "processes": chain.facts["processes"],
             "device": device(),
         },
     )
+    run.done()
 
 
 def install(request: Request) -> None:
@@ -655,14 +584,10 @@ def install(request: Request) -> None:
         return
     old = private_folder(request.path("work", "replaced"))
     for kind in ("steps", "rows", "configs"):
-        names = {
-            path.name
-            for place in (folder / kind, new / kind)
-            if place.is_dir()
-            for path in place.iterdir()
-            if _of(path.name) in chain.again
-        }
-        for name in sorted(names):
+        names = {path.name for place in (folder, new) for path in (place / kind).glob("*")}
+        for name in sorted(names):  # 3-1, 3-1.yml, 3-1-0.jsonl
+            if "-".join(name.split(".")[0].split("-")[:2]) not in chain.again:
+                continue
             before, made, place = old / kind / name, new / kind / name, folder / kind / name
             if place.exists() and not before.exists():
                 _copy(place, before)
@@ -676,27 +601,20 @@ def install(request: Request) -> None:
     for step in own.steps():
         own.configure(step)
     own.write_recipe()
-    made = {own.name(step): weights(own.place(step)) for step in own.steps()}
     write_json(
         folder / FACTS,
         chain.facts
-        | {"steps": made, "model": served(request.path("model"))}
+        | {"steps": {step: weights(own.place(step)) for step in own.steps()}}
+        | {"model": weights(request.path("model"))}
         | {"requests": [*there["requests"], request.id]},
     )
-
-
-def _of(name: str) -> tuple[int, int] | None:
-    """The step that a file or folder belongs to: 3-1, 3-1.yml, 3-1-0.jsonl."""
-    parts = name.split(".")[0].split("-")[:2]
-    return (int(parts[0]), int(parts[1])) if all(p.isdigit() for p in parts) else None
 
 
 def _copy(source: Path, target: Path) -> None:
     """Whole or not at all, over what is there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.tmp")
-    if draft.is_dir():
-        shutil.rmtree(draft)
+    shutil.rmtree(draft, ignore_errors=True)
     if source.is_dir():
         shutil.copytree(source, draft)
         shutil.rmtree(target, ignore_errors=True)
