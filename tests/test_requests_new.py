@@ -367,18 +367,18 @@ def test_the_recipe_and_its_checks(home, made):
 
 def test_the_teacher_reads_few_rows_as_often_as_the_model_has(home, tmp_path):
     """A third of the retained rows, at least 32, and no more than 4000 rows read in all."""
-    from axolotl_unlearn.requests.new import _passes, teacher_config
+    from axolotl_unlearn.requests.new import passes, teacher_config
 
-    assert _passes({}, 10) == 1 and _passes({"num_epochs": 2.6}, 10) == 3
+    assert passes({}, 10) == 1 and passes({"num_epochs": 2.6}, 10) == 3
     steps = {"max_steps": 30, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
-    assert _passes(steps | {"num_epochs": 9}, 60) == 4  # 30 x 8 rows of 60
+    assert passes(steps | {"num_epochs": 9}, 60) == 4  # 30 x 8 rows of 60
     (kind,) = types = [{"type": "chat_template"}]
     config = {"base_model": str(home / "base")}
-    for kept, passes, expected in ((20, 1, 20), (20, 3, 20), (300, 3, 100), (9000, 8, 500)):
+    for kept, times, expected in ((20, 1, 20), (20, 3, 20), (300, 3, 100), (9000, 8, 500)):
         retain = [Source(str(n), {"n": n}) for n in range(kept)]
         out = tmp_path / f"{kept}-{passes}"
-        made = teacher_config(config | {"num_epochs": passes}, retain, types, out, kept)
-        assert made["num_epochs"] == passes and made["datasets"][0]["type"] == kind["type"]
+        made = teacher_config(config | {"num_epochs": times}, retain, types, out, kept)
+        assert made["num_epochs"] == times and made["datasets"][0]["type"] == kind["type"]
         assert len(Path(made["datasets"][0]["path"]).read_text().splitlines()) == expected
 
 

@@ -479,7 +479,7 @@ def test_the_demos_people_are_in_one_part_only_and_its_config_is_plain(tmp_path)
 
 
 def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path, forks):
-    """One training without the rows of both; verified, and a file for one of them that names nobody."""
+    """One training without the rows of both; verified; a file for one of them names nobody."""
     from axolotl_unlearn.requests.export import Handling, export
     from axolotl_unlearn.requests.export import verify as verify_file
     from axolotl_unlearn.requests.ledger import Ledger
