@@ -289,11 +289,8 @@ def exact(request: Request) -> dict[str, Any]:
         )
     by_name = _results(request)
     judged = judge(by_name[AFTER], by_name["before"], None, [])
-    reasons = [
-        f"{finding.title.lower()}: {finding.says}"
-        for finding in judged.findings
-        if finding.id == "collapse" and finding.outcome == "fail"
-    ]
+    broken = [f for f in judged.findings if f.id == "collapse" and f.outcome == "fail"]
+    reasons = [f"{finding.title.lower()}: {finding.says}" for finding in broken]
     documents, _ = audited(request.folder)
     limits = [*request.facts["limits"], BASE]
     if said := sum(line["reading"] == "still said" for line in documents):

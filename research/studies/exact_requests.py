@@ -262,7 +262,7 @@ def merged(folder: Path, path: Path, facts: Mapping[str, Any], recipe: Recipe, o
     """The same steps merged in another way."""
     shutil.rmtree(out, ignore_errors=True)
     given = yaml.safe_load(path.read_text())
-    again = {**facts, "merge": recipe.to_dict()}
+    again = {**facts, "recipe": recipe.to_dict()}
     chain = shards.Chain(folder, out, given, again, again=[])
     work = private_folder(out / "work")
     with held(work) as lock:

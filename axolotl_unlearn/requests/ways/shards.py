@@ -22,7 +22,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,21 +126,12 @@ def train_shards(
     """
     config = rows_of.read_config(config_path)
     _check(config, config_path, sharding)
-    described = {
-        "schema": SCHEMA,
-        "config": digest(config_path),
-        "count": sharding.count,
-        "slices": sharding.slices,
-        "by": sharding.by,
-        "merge": sharding.recipe.to_dict(),
-        "threads": sharding.threads,
-        "processes": sharding.processes,
-    }
+    described = {"schema": SCHEMA, "config": digest(config_path), **asdict(sharding)}
     facts = load(out) if (out / FACTS).is_file() else None
     if facts and any(facts.get(name) != value for name, value in described.items()):
         raise UnlearnError(f"{out / FACTS} is of other shards; give --out a new folder.")
     there = out.exists() and any(out.iterdir() if out.is_dir() else [out])
-    if (facts and facts.get("model")) or (there and not facts):
+    if there and (not facts or facts.get("model")):
         raise UnlearnError(f"{out} already exists; give --out a new folder.")
     private_folder(out)
     if not (out / KEY).is_file():
@@ -371,7 +362,7 @@ class Chain:
         if any(mark in str(part) for part in parts for mark in "+@"):
             raise UnlearnError(f"{self.out}: mergekit reads + and @ in a path as marks; move it.")
         named = local(base) if Path(base).exists() else base
-        recipe = replace(Recipe.from_dict(dict(self.facts["merge"])), weights=None)
+        recipe = replace(Recipe.from_dict(self.facts["recipe"]), weights=None)
         made = recipe.for_parents(len(parts)).mergekit_config(base, [str(one) for one in parts])
         made["base_model"] = named
         if self.config.get("adapter"):
@@ -387,7 +378,7 @@ class Chain:
             shutil.rmtree(folder, ignore_errors=True)
         words = [executable("mergekit-yaml"), str(recipe), str(out), "--quiet"]
         words += ["--lora-merge-cache", str(cache), "--lora-merge-dtype", "float32"]
-        words += ["--random-seed", str(self.facts["merge"].get("seed", 0))]
+        words += ["--random-seed", str(self.facts["recipe"]["seed"])]
         run.command("merge", words, self._threads)
         if not weights(out):
             raise UnlearnError(f"mergekit wrote no weights to {out}; see its log.")
@@ -562,7 +553,7 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
             "compared",
             "weights": weights(request.path("work", "model")),
             "steps": {step: weights(chain.place(step)) for step in chain.all()},
-            "merge": chain.facts["merge"],
+            "merge": chain.facts["recipe"],
             "compared": False,
             "threads": chain.facts["threads"],
             "processes": chain.facts["processes"],
