@@ -524,6 +524,27 @@ def test_a_canary_is_found_in_every_kind_of_place(tmp_path, kind):
     assert len(found.left) == 1 and not found.unreadable and not found.unsearched
 
 
+def test_a_damaged_archive_is_said_and_what_stands_before_the_fault_is_left(tmp_path):
+    """A zip counted as unreadable alone, so `clean` said that nothing was left; what follows a
+    damaged part of a tar counted as searched."""
+    import zipfile
+
+    name = tmp_path / "place.zip"
+    with zipfile.ZipFile(name, "w") as archive:
+        archive.writestr("a", SECRET)
+        archive.writestr("b", "x" * 400)
+    name.write_bytes(name.read_bytes().replace(b"x" * 400, b"y" * 400))
+    found = search([tmp_path], Texts.of([SECRET, "another text of seven words or so"]))
+    assert list(found.left) == found.unreadable == [name]
+    name.unlink()
+    packed(tmp_path / "place.tar", "", b"nothing")
+    assert not search([tmp_path], Texts.of([SECRET])).unsearched
+    with (tmp_path / "place.tar").open("r+b") as file:
+        file.seek(1536)  # where the next member of the inner one would begin
+        file.write(b"\xff" * 512)
+    assert search([tmp_path], Texts.of([SECRET])).not_searched() == "1 parts of damaged archives"
+
+
 def test_what_lies_behind_links_is_searched_once(tmp_path):
     real = tmp_path / "real"
     real.mkdir()

@@ -111,6 +111,9 @@ def _stream(
                 if member.isfile():
                     found = archive.extractfile(member)
                     yield from _stream(found, member.name, decode, unread, depth + 1)
+            file.seek(archive.offset)  # it takes a damaged member for the end
+            if any(part.strip(b"\0") for part in iter(lambda: file.read(2**20), b"")):
+                unread.add("parts of damaged archives")
     elif head.startswith(b"PAR1") or suffix == ".parquet":
         yield from _tables(file, decode, parquet=True)
     elif head.startswith(b"ARROW1") or suffix in (".arrow", ".feather"):

@@ -138,21 +138,19 @@ def search(
     found = Found()
     for path in _files(places, {path.resolve() for path in skip}, found):
         unread: set[str] = set()
-        repository = path.is_dir()
         windows: set[tuple[str, ...]] = set()
-        every = len(texts.windows)
+        repository = path.is_dir()
         try:
             parts = git_texts(path, unread) if repository else texts_of(path, decode, unread)
             for text in parts:
                 windows |= texts.among(text)
-                if len(windows) == every:
+                if len(windows) == len(texts.windows):
                     break
             if "weights" not in unread:
                 found.files += 1
                 found.searched_bytes += 0 if repository else path.stat().st_size
         except (OSError, ValueError, EOFError):
-            found.unreadable.append(path)
-            continue
+            found.unreadable.append(path)  # what came before the fault counts all the same
         if unread:
             found.unsearched[path] = ", ".join(sorted(unread))
         long = sum(len(window) >= SHORTEST for window in windows)
