@@ -148,6 +148,12 @@ def held(folder: Path) -> Iterator[int]:
         yield file.fileno()
 
 
+def cores() -> int:
+    """How many may compute at a time: `OMP_NUM_THREADS`, or all."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return (int(given) if given.isdecimal() else os.cpu_count()) or 1
+
+
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:

@@ -22,7 +22,7 @@ from axolotl_unlearn.files import private_folder, strip
 from axolotl_unlearn.requests import measure
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import write
-from axolotl_unlearn.requests.request import Request, digest, held, write_json
+from axolotl_unlearn.requests.request import Request, cores, digest, held, write_json
 from axolotl_unlearn.requests.rows import read_config
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.verdict import exact, verdict
@@ -114,7 +114,7 @@ def running(
     work = private_folder(request.path("work"))
     cache = {"HF_DATASETS_CACHE": str((work / "cache").absolute())}
     with held(work) as lock:
-        yield Steps(work, lock, cache, threads, console, processes)
+        yield Steps(work, lock, cache, threads or cores(), console or Console(), processes)
 
 
 def take(request: Request, way: str | None, limit: float | None = None) -> None:

@@ -25,6 +25,7 @@ from typing import TextIO
 from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.request import cores
 from axolotl_unlearn.store import Store, content_key, file_digest, versions
 
 ENVIRONMENT = {
@@ -72,7 +73,7 @@ class Steps:
         folder: Holds ``logs/`` and ``stamps/``.
         lock: File descriptor that commands keep open, so that none runs beside a second start.
         environment: Of commands, above `ENVIRONMENT`.
-        threads: How many may compute at a time; default `OMP_NUM_THREADS`, or all cores.
+        threads: How many may compute at a time.
         processes: Of each training, side by side on the rows of a step.
         key: Of the step before.
         seconds: By step, of kept ones when they were done: of the clock, or of the processor if
@@ -82,19 +83,13 @@ class Steps:
     folder: Path
     lock: int
     environment: Mapping[str, str] = field(default_factory=dict)
-    threads: int | None = None
-    console: Console | None = None
+    threads: int = field(default_factory=cores)
+    console: Console = field(default_factory=Console)
     processes: int = 1
     key: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     _begun: tuple[str, str, float] = ("", "", 0.0)
     _used: float = 0.0
-
-    def __post_init__(self) -> None:
-        given = os.environ.get("OMP_NUM_THREADS", "")
-        known = int(given) if given.isdecimal() else os.cpu_count()
-        self.threads = self.threads or known or 1
-        self.console = self.console or Console()
 
     def due(
         self,

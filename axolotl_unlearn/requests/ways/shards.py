@@ -36,6 +36,7 @@ from axolotl_unlearn.merging.sources import TOKENIZER_FILES
 from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.request import (
     Request,
+    cores,
     digest,
     held,
     weights,
@@ -146,7 +147,7 @@ def train_shards(
         chain.configure(step)
     work = private_folder(out / "work")
     with held(work) as lock:
-        run = Steps(work, lock, threads=threads, console=console)
+        run = Steps(work, lock, threads=threads or cores(), console=console or Console())
         chain.make(run)
     made = {step: weights(out / "steps" / step) for step in chain.steps()}
     facts |= {"steps": made, "seconds": run.seconds, "requests": []}
