@@ -118,9 +118,9 @@ def planned(home):  # noqa: F811
 
 def test_each_place_is_what_the_docs_say(planned):
     measured = {name: outcome(planned, Path(place)) for name, (place, _) in PLACES.items()}
-    section = DOCS.read_text("utf-8").split("| place | what `erase` does |")[1].split("\n\n")[0]
-    told = dict(re.findall(r"^\| (.+?) \| (\w+) \|$", section, re.MULTILINE))
-    assert told == measured
+    section = DOCS.read_text("utf-8").split("| `erase` | places |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| (\w+) \| (.+?) \|$", section, re.MULTILINE)
+    assert {name: what for what, names in rows for name in names.split("; ")} == measured
     erase(planned)
     for name, (place, _) in PLACES.items():
         assert Path(place).exists() == (measured[name] != "removed"), name
