@@ -92,7 +92,8 @@ def test_a_training_says_how_far_it_is_and_waiting_is_not_counted(tmp_path, monk
     seconds = []
     said = run(tmp_path, rows)
     assert said.count("train it: step 3/6, 00:31 left") == 1 and "9/9" not in said
-    assert "1/5" not in said and 0 < seconds[0] < 1.5
+    assert "1/5" not in said
+    assert seconds[0] < 1.5  # of two on the clock
 
 
 def test_rows_side_by_side_end_with_one_key_and_after_a_failure_none_begins(tmp_path):
