@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from conftest import tiny_llama
 from data_tokenizers import byte_tokenizer
 from test_requests_new import TRAIN, config, people, write
 from test_stock_commands import README, ROOT, run
 from test_stock_commands import commands as stock
+
+from axolotl_unlearn.checks.preflight import check_config
+from axolotl_unlearn.cli import unlearn
 
 #: What the commands that run here are given besides, so that they take seconds.
 SMOKE = {
@@ -79,3 +84,22 @@ def test_the_commands_of_a_reader(home):
             run(command, home, SMOKE[start])
     assert (home / "requests/2026-001/record.json").is_file()
     assert (home / "out/unlearned/adapter_model.safetensors").is_file()
+
+
+def test_what_the_tutorial_has_one_write(tmp_path, monkeypatch):
+    """Its program makes the rows it shows, and its configs are ready."""
+    page = (ROOT / "docs/tutorial.md").read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    exec(re.search(r"```python\n(.*?)```", page, re.S)[1], {})
+    (shown,) = re.findall(r"```json\n(.*?)```", page, re.S)
+    assert (tmp_path / "data/forget.jsonl").read_text().startswith(shown)
+    finetune = re.search(r"```yaml\n(base_model.*?)```", page, re.S)[1]
+    (tmp_path / "finetune.yml").write_text(finetune)
+    assert check_config(tmp_path / "finetune.yml")[0] == []
+    shutil.copytree(ROOT / "examples/tiny-olmo", tmp_path / "out/finetuned")
+    words = "init --base-model out/finetuned --forget data/forget.jsonl --retain data/retain.jsonl"
+    assert f"axolotl-unlearn {words}" in page
+    assert CliRunner().invoke(unlearn, words.split()).exit_code == 0
+    assert check_config(tmp_path / "unlearn.yml")[0] == []
