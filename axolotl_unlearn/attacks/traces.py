@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axolotl_unlearn.attacks.target import limited, make_subjects, read_side
 from axolotl_unlearn.errors import UnlearnError
@@ -62,18 +61,13 @@ def tell_apart(
         predictor[np.ix_(test, train)] = np.linalg.solve(ridge, near[np.ix_(train, test)]).T
     signs = rng.choice([-1.0, 1.0], (count, PERMUTATIONS + 1))
     signs[:, 0] = 1
-    shares = _right(predictor, signs)
+    scores = signs * (predictor @ signs)  # of each exchange; 0 counts as half right
+    shares = ((scores > 1e-12) + 0.5 * (np.abs(scores) <= 1e-12)).mean(0)
     value, null = shares[0], shares[1:]
     ends = value - (np.quantile(null, [(1 + LEVEL) / 2, (1 - LEVEL) / 2]) - 0.5)
     low, high = (float(end) for end in ends.clip(0, 1))
     p = float((1 + (null >= value - 1e-12).sum()) / len(shares))
     return found | {"share": float(value), "low": low, "high": high, "p": p}
-
-
-def _right(predictor: NDArray, signs: NDArray) -> NDArray:
-    """``[P, P]`` and ``[P, B]`` exchanges to ``[B]`` shares told right; 0 counts half."""
-    scores = signs * (predictor @ signs)
-    return ((scores > 1e-12) + 0.5 * (np.abs(scores) <= 1e-12)).mean(0)
 
 
 def traces(answers: Sequence[str], original: Sequence[str], **others: Sequence[str]) -> dict:
@@ -99,9 +93,9 @@ def traces_attack(
     """What ``traces.json`` holds: `traces` of greedy answers to inputs of retained rows."""
     rows = limited(read_side(data_dir, "retain")[1], limit)
     prompts, said, names = list(dict.fromkeys(row.input for row in rows)), [], []
+    options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     pair = make_subjects(original, (), control, **settings)
     for one in (make_subjects(model, (), **settings)[0], *filter(None, pair)):
-        options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
         said.append([a.text for a in generate_greedily(*one.load(), prompts, **options)])
         names.append(one.name)
     others = {"control": said[2]} if control else {}
@@ -115,8 +109,9 @@ def sentence(result: Mapping[str, Any]) -> str:
         figures = f"{one['share']:.2f} [{one['low']:.2f}, {one['high']:.2f}], p {one['p']:.2g}"
         return f"{figures}; {one['alike']:.0%} of answers alike"
 
-    text = "Whose an answer is, the original's or this model's, is told right in "
-    text += said(result["model"])
+    text = (
+        f"Whose an answer is, the original's or its own, is told right in {said(result['model'])}"
+    )
     if "control" in result:
         return text + f"; of the retrained control's, in {said(result['control'])}."
     return text + "; without a control part of it may be any training's."

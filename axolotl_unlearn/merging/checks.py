@@ -37,7 +37,6 @@ def check(
     another base, another LoRA initialisation."""
     warnings: list[str] = []
     for parent in parents:
-        _vocabulary(base, parent)
         _tied(base, parent)
         _architecture(base, parent)
         warnings += _tokenizer(base, parent, force)
@@ -93,20 +92,6 @@ def check_finite(source: Parent) -> None:
         )
 
 
-def _vocabulary(base: Model, parent: Parent) -> None:
-    """Added tokens change the size of embeddings and head: no weight of the base is like them."""
-    tokens = base.config.get("text_config", base.config).get("vocab_size")
-    for name in parent.tensors if isinstance(parent, Model) else parent.replaced:
-        ours = base.tensors.shape(name) if name in base.tensors else ()
-        theirs = parent.shape(name)
-        if ours[:1] == (tokens,) and theirs[0] != tokens and theirs[1:] == ours[1:]:
-            raise UnlearnError(
-                f"{parent.path} has {theirs[0]} tokens and the base {base.path} has {tokens}: its "
-                "run added some (`special_tokens` or `tokens`), which the base has no weights for; "
-                "save a base with them (`resize_token_embeddings`) and train all parents from it."
-            )
-
-
 def _tied(base: Model, parent: Parent) -> None:
     """PEFT adds what one of two tied matrices learned to both; the merge would to one."""
     if not base.tied or not isinstance(parent, Adapter):
@@ -142,13 +127,21 @@ def _architecture(base: Model, parent: Parent) -> None:
             f"{parent.path} and the base {base.path} do not hold the same tensors (first: "
             f"{min(strange)}): they are different models."
         )
+    tokens = base.config.get("text_config", base.config).get("vocab_size")
     for name in sorted(names):
-        if base.tensors.shape(name) != parent.shape(name):
+        ours, theirs = base.tensors.shape(name), parent.shape(name)
+        if ours == theirs:
+            continue
+        if (ours[0], ours[1:]) == (tokens, theirs[1:]):
             raise UnlearnError(
-                f"{parent.path}: {name} has shape {list(parent.shape(name))} but "
-                f"{list(base.tensors.shape(name))} in the base {base.path}: they are different "
-                "models."
+                f"{parent.path} has {theirs[0]} tokens and the base {base.path} has {tokens}: its "
+                "run added some (`special_tokens` or `tokens`), which the base has no weights for; "
+                "save a base with them (`resize_token_embeddings`) and train all parents from it."
             )
+        raise UnlearnError(
+            f"{parent.path}: {name} has shape {list(theirs)} but {list(ours)} in the base "
+            f"{base.path}: they are different models."
+        )
 
 
 #: What two tokenizers of one vocabulary may cut differently: spaces, scripts, digits, code.

@@ -1,14 +1,15 @@
-"""Every registered attack on the demo's models, in one file and one picture.
+"""Every registered attack on models of two worlds, in one file and one picture.
 
-    axolotl unlearn attack membership original=out/demo/memorised merged=out/demo/merged \\
-        --control out/demo/retrained --data out/demo/data --out out/a
-    axolotl unlearn attack membership retrained=out/demo/retrained --data out/demo/data --out out/b
-    python -m research.studies.membership "the demo=out/a/membership.json,out/b/membership.json" \\
-        "match=research/results/never-seen-ninth.json"
+    axolotl unlearn attack membership original=L/original merged=L/merged match=L/match \\
+        --attacks all --control L/retrained --data L/data --out out/a
+    axolotl unlearn attack membership retrained=L/retrained --control L/other --attacks all \\
+        --data L/data --out out/b
+    python -m research.studies.membership "life=out/a/membership.json,out/b/membership.json"
 
-The *retrained* model is each attack's null: it never saw a member. Attacks that compare with a
-control are not made on it, because it is the control. `match` needs a model with a life before
-its fine-tuning, so it comes from the seeds of the `never-seen` study.
+*retrained* never saw a member, so it is each attack's null; attacks that compare with a control take
+another retrained model of another seed. *life* is L, the models of ``python -m research never-seen
+--out L --seed 0`` with `other`, its `retrained` with seed 1000: the demo's documents, read by a
+model with a life before. *demo* is the demo itself.
 """
 
 from __future__ import annotations
@@ -31,33 +32,21 @@ PICTURE = ROOT / "docs" / "images" / "membership.png"
 COLOURS = {"original": "#c8553d", "merged": "#1b6ca8", "match": "#588157", "retrained": "#222222"}
 
 
-def gathered(worlds: Mapping[str, Sequence[Path]], seed: str | None = None) -> dict[str, Any]:
-    """Figures of ``membership.json`` files (several of one world: of its models), or of a seed of
-    a finished `never-seen` study, without paths and texts."""
+def gathered(worlds: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    """Figures of ``membership.json`` files, several of one world, without paths and texts."""
     found: dict[str, Any] = {}
     for world, paths in worlds.items():
         models: dict[str, Any] = {}
-        blind: dict[str, Any] = {}
         for content in (json.loads(path.read_text("utf-8")) for path in paths):
-            if "seeds" in content:  # made before the registry: its attacks alone
-                told = content["seeds"][seed or next(iter(content["seeds"]))]["models"]
-                models |= {
-                    name: {
-                        attack: [row["auc"], *row["interval"]]
-                        for attack, row in told[name]["attacks"].items()
-                    }
-                    for name in COLOURS
-                }
-                continue
             blind = content["blind"]["baselines"]
-            models |= {
-                name: {
-                    attack: [row["auc"], row["low"], row["high"], row["p_corrected"]]
-                    for attack, row in model["attacks"].items()
-                    if "missing" not in row
-                }
-                for name, model in content["models"].items()
-            }
+            for name, model in content["models"].items():
+                models.setdefault(name, {}).update(
+                    {
+                        attack: [row["auc"], row["low"], row["high"], row["p_corrected"]]
+                        for attack, row in model["attacks"].items()
+                        if "missing" not in row
+                    }
+                )
         blind = {name: [one["auc"], one["low"], one["high"]] for name, one in blind.items()}
         found[world] = {"blind": blind, "models": models}
     return {"schema": "membership", "version": __version__, "worlds": found}
@@ -107,20 +96,19 @@ def picture(content: Mapping[str, Any]) -> Figure:
         axes.set(title=world, xlabel="AUC", xlim=(-0.02, 1.02), ylim=(len(attacks) - 0.5, -0.5))
         axes.set_yticks(range(len(attacks)), attacks)
         axes.grid(axis="x", alpha=0.25)
-    panels[-1].legend(fontsize=8, loc="lower left")
+    panels[0].legend(fontsize=8, loc="lower left")
     return figure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("worlds", nargs="+", help="NAME=FILE, several with commas between")
-    parser.add_argument("--seed", help="Of a study's file; the first without.")
     given = parser.parse_args()
     worlds = {
         name: [Path(path) for path in paths.split(",")]
         for name, _, paths in (one.partition("=") for one in given.worlds)
     }
-    content = gathered(worlds, given.seed)
+    content = gathered(worlds)
     write_json(RESULTS, content)
     picture(content).savefig(PICTURE, dpi=130)
 

@@ -107,6 +107,25 @@ def test_a_method_with_a_teacher_gets_one(tmp_path):
         leaderboard(tmp_path, [0], "match", world=own)
 
 
+def test_methods_that_are_no_training_are_commands_on_the_original(tmp_path):
+    """And what their hooks do is loaded where models are scored and attacked."""
+    own = World(model=tmp_path / "m", retrained=tmp_path / "r", data=tmp_path / "d")
+    chosen = own.placed(chosen_methods("npo,bs-s,mrp,guard-it,skillpack of npo"), tmp_path)
+    plan = Plan("test", tmp_path, table(tmp_path, 0, chosen, own, 2), seed=0, data=tmp_path / "d")
+    stages = {stage.name: stage for stage in plan.job.stages}
+    words = stages["mrp-1"].command()
+    assert words[1:4] == ["-m", "research", "mrp"] and words[4] == str(tmp_path / "m")
+    assert words[words.index("--directions") + 1] == "32" and "--merge" in words
+    assert "npo-validation" in stages["skillpack-of-npo-0"].needs
+    assert stages["guard-it-validation"].command()[1:4] == ["-m", "research", "trusted"]
+    assert "trusted" not in stages["mrp-validation"].command()
+    config = yaml.safe_load((tmp_path / "configs" / "bs-s-0.yml").read_text())
+    added = config["datasets"][2]
+    assert added["path"].endswith("self.jsonl") and added["type"].endswith(".forget")
+    assert "self" in stages["bs-s-0"].needs
+    assert stages["self"].command()[2:4] == ["augment", "self"]
+
+
 def test_unknown_methods_and_budgets_are_refused(tmp_path):
     with pytest.raises(UnlearnError, match="no method 'nppo'; there are graddiff, npo"):
         chosen_methods("nppo")

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.stats import ttest_ind
 
 from axolotl_unlearn.attacks.membership.base import Array, Outcome, Target, attack
+from axolotl_unlearn.data.records import Answer
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import auc, auc_interval
 from axolotl_unlearn.metrics.memorisation import TokenFacts, compressed_bytes, loss
@@ -53,11 +54,7 @@ def judge(
     others: Sequence[Hashable],
     seed: int = 0,
 ) -> Outcome:
-    """Welch's one-sided t-test of the held-out halves, a document's mean output as one value.
-
-    Raises:
-        UnlearnError: fewer than 5 documents in a half.
-    """
+    """Welch's one-sided t-test of the held-out halves, a document's mean output as one value."""
     from sklearn.linear_model import LogisticRegression
 
     rng = np.random.default_rng(seed)
@@ -77,10 +74,8 @@ def judge(
 
     labels = np.repeat([1, 0], [len(inside), len(outside)])
     line = LogisticRegression(max_iter=1000, class_weight="balanced").fit(scaled(both), labels)
-    told = [
-        line.decision_function(scaled(side[k]))
-        for side, k in zip((members, nonmembers), kept, strict=True)
-    ]
+    sides = zip((members, nonmembers), kept, strict=True)
+    told = [line.decision_function(scaled(side[k])) for side, k in sides]
     means = [
         [np.mean([v for v, n in zip(values, side, strict=True) if n == name]) for name in set(side)]
         for values, side in zip(told, names, strict=True)
@@ -106,8 +101,6 @@ def look(target: Target, texts: Sequence[str]) -> Array:
 
 def _like(text: str, changed: str) -> str:
     """The changed text, read after the prompt of the first."""
-    from axolotl_unlearn.data.records import Answer
-
     return Answer(changed, text.prompt) if getattr(text, "prompt", "") else changed
 
 
@@ -120,7 +113,6 @@ def _cased(text: str, rng: np.random.Generator) -> str:
 def _dropped(text: str, rng: np.random.Generator) -> str:
     """A quarter of the words left out, never all (`random_deletion`, prob .25)."""
     words = text.split()
-    kept = [
-        word for word, away in zip(words, rng.random(len(words)) < 0.25, strict=True) if not away
-    ]
+    away = rng.random(len(words)) < 0.25
+    kept = [word for word, gone in zip(words, away, strict=True) if not gone]
     return " ".join(kept if len(kept) > 1 else words)
