@@ -272,6 +272,12 @@ class Plan:
         from axolotl_unlearn.report import find_inputs, write_report
 
         extras = find_inputs(results, self.out)
+        layers, curves = (self.out / "eval" / name for name in ("uds.json", "depth.json"))
+        if layers.is_file():  # of `python -m research depth`
+            told = json.loads(layers.read_text("utf-8")).get("models", {}).items()
+            said = {f"depth of {name}": one["sentence"] for name, one in told if "sentence" in one}
+            extras["attack_sentences"] = extras.get("attack_sentences", {}) | said
+            extras["attacks"] = [*extras.get("attacks", []), *json.loads(curves.read_text("utf-8"))]
         return write_report(results, self.out / "report.html", extras=extras)
 
     def show(self) -> dict[str, Any]:
