@@ -82,17 +82,14 @@ class RowCounts:
             busy = {entry.objective for entry in met if self.of_entry(side, entry)}
             changed[side] = []
             for entry in met:
-                if not self.of_entry(side, entry) and entry.objective in busy:
+                if not self.of_entry(side, entry):
+                    if entry.objective in busy:
+                        continue
+                    busy.add(entry.objective)
+                    entry = entry.model_copy(update={"kinds": None})
+                if objectives()[entry.objective].crowd and self.of_entry(side, entry) < ALIKE_FROM:
                     continue
-                fits = (
-                    entry
-                    if self.of_entry(side, entry)
-                    else entry.model_copy(update={"kinds": None})
-                )
-                busy.add(entry.objective)
-                if objectives()[entry.objective].crowd and self.of_entry(side, fits) < ALIKE_FROM:
-                    continue
-                changed[side].append(fits)
+                changed[side].append(entry)
         return args.model_copy(update=changed)
 
     def faults(self, args: UnlearnArgs) -> list[str]:
