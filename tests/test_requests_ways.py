@@ -204,37 +204,39 @@ def cut_and_trained(path: Path, out: Path, sharding: Sharding) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recipe",
+    "sharding",
     [
-        Recipe(method="linear", scale="average"),
-        Recipe(method="dare_ties", density=0.5, scale="sum", seed=3),
+        Sharding(3, 2, "id"),
+        Sharding(3, 2, "id", Recipe(method="dare_ties", density=0.5, scale="sum", seed=3)),
+        Sharding(1, 3, "id"),
     ],
-    ids=["full, mean", "lora, dare"],
+    ids=["full, mean", "lora, dare", "one shard"],
 )
-def test_a_sharded_request_is_the_run_without_the_rows(home, tmp_path, forks, recipe):  # noqa: F811
-    """Two trainings side by side; killed in every stage; then a second request."""
+def test_a_sharded_request_is_the_run_without_the_rows(home, tmp_path, forks, sharding):  # noqa: F811
+    """Two trainings side by side; killed in every stage; then a second request. One shard is a
+    chain of slices, of which the request repeats the end."""
     rows = [*TRAIN[:18], TRAIN[1]]
-    more = LORA if recipe.random else {}
-    sharding = Sharding(3, 2, "id", recipe)
+    more = LORA if sharding.recipe.random else {}
+    short = sharding.recipe.random or sharding.count == 1
     path, out = sharded(home, tmp_path, rows, "all", **more)
     facts = cut_and_trained(path, out, sharding)
     assert sum(facts["rows"].values()) == 19 and sum(facts["units"].values()) == 16
-    ada = place(KEYED, "ada-quill", 3, 2)
+    ada = place(KEYED, "ada-quill", sharding.count, sharding.slices)
     assert facts["rows"][f"{ada[0]}-{ada[1]}"] >= 4
     options = Options(model=out / "model")
     requests = tmp_path / "requests"
     made = new_request(path, requests / "r1", ADA_ROWS, options).request
     left = [row for row in rows if row["id"] != "ada-quill"]
-    if recipe.random:
+    if short:
         found = train(made, "shards")
     else:
-        steps = [f"shard {ada[0]}, slices 1 to {k}" for k in range(ada[1], 3)]
+        steps = [f"shard {ada[0]}, slices 1 to {k}" for k in range(ada[1], sharding.slices + 1)]
         found = carried_out(made, ("--way", "shards"), [*steps, "merge the shards", "evaluate"])
-    assert made.way["again"] == [f"{ada[0]}-{k}" for k in range(ada[1], 3)]
+    assert made.way["again"] == [f"{ada[0]}-{k}" for k in range(ada[1], sharding.slices + 1)]
     without = sharded(home, tmp_path, left, "left", **more)
     again = cut_and_trained(*without, sharding)
     assert again["model"] == found != facts["model"]
-    if recipe.random:
+    if short:
         return
     now = json.loads((out / "shards.json").read_text())
     assert now["steps"] == again["steps"] and now["model"] == again["model"]
@@ -283,7 +285,7 @@ def test_to_whom_a_row_belongs(row, by, whose):
     [
         ({"max_steps": 5}, Sharding(), "`max_steps` does not go with shards; write `num_epochs`"),
         ({"val_set_size": 0.1}, Sharding(), "`val_set_size` does not go with shards"),
-        ({}, Sharding(1), "--count 2 or more"),
+        ({}, Sharding(1, 1), "--count 2 or more"),
         ({}, Sharding(by="nobody"), "--by nobody: no row .* has this field"),
         ({"base_model": "a+b"}, Sharding(), "mergekit reads"),
     ],

@@ -25,7 +25,7 @@ def command() -> None:
 @command.command("train")
 @click.argument("config", type=_PATH)
 @click.option("--out", required=True, type=_PATH, help="Folder to make; model/ is the result.")
-@click.option("--count", default=4, show_default=True, type=click.IntRange(2), help="Shards.")
+@click.option("--count", default=4, show_default=True, type=click.IntRange(1), help="Shards.")
 @click.option(
     "--slices", default=2, show_default=True, type=click.IntRange(1), help="Of each shard."
 )

@@ -161,8 +161,8 @@ def _check(config: Mapping[str, Any], path: Path, sharding: Sharding) -> None:
     for name, cure in REFUSED.items():
         if config.get(name):
             raise UnlearnError(f"{path}: `{name}` does not go with shards; {cure}.")
-    if sharding.count < 2 or sharding.slices < 1:
-        raise UnlearnError("give --count 2 or more shards and --slices 1 or more.")
+    if min(sharding.count, sharding.slices) < 1 or sharding.count * sharding.slices < 2:
+        raise UnlearnError("give --count 2 or more shards, or one of --slices 2 or more.")
     sharding.recipe.for_parents(sharding.count)
     if sharding.recipe.method not in METHODS:
         raise UnlearnError(f"--merge {sharding.recipe.method}: use {', '.join(METHODS)}.")
