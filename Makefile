@@ -158,9 +158,8 @@ bench: setup  ## step time and memory against other ways (CPU)
 bench-counts: setup  ## what a step asks of the host, counted on the CPU: writes counts.json
 	python -m research.benchmarks.counts
 
-bench-gpu: setup  ## the paper's recipe at full size on one GPU
-	python -m research.benchmarks.gpu
-	python -m research.benchmarks.recipe_gpu
+bench-gpu:  ## the paper's recipe at full size on one GPU, in MINUTES (9); wheels in .whl/
+	research/benchmarks/gpu.sh
 
 docs-tables: setup  ## write the tables of README and docs from research/results
 	python research/tables.py

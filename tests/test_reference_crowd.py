@@ -12,6 +12,7 @@ from conftest import tiny_llama
 from torch.testing import assert_close
 
 from axolotl_unlearn.columns import KINDS
+from axolotl_unlearn.config import LevelArgs
 from axolotl_unlearn.engine import forward, row_gradients
 from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.engine.forward import observe, refuse_without_second_derivative
@@ -242,7 +243,7 @@ def test_a_look_asks_inside_the_model_about_judged_rows_alone(monkeypatch):
     watched = ScoredRows(rows, SimpleNamespace(decode=lambda *_, **__: ""))
     crowd = SimpleNamespace(look=lambda *sides: shown.append(sides))
     callback = LevelCallback(
-        watched, watched, watched, ([], []), Level(), every=1, crowds={"profiles": crowd}
+        LevelArgs(heldout="-"), Level(), *[watched] * 3, ([], []), crowds={"profiles": crowd}
     )
     monkeypatch.setattr(
         level, "inside", lambda *given: asked.append(len(given[1])) or inside(*given)

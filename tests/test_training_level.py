@@ -28,6 +28,8 @@ from axolotl_unlearn.training.stopping import (
     told_apart,
 )
 
+ARGS = LevelArgs(heldout="-")
+
 
 def scores(*groups: tuple[float, int], attacks=("loss", "min_k_20"), seed=0):
     """Group g has n scores around a mean."""
@@ -383,7 +385,7 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
         )
     asked = [label_logp(teacher, row) for row in rows]
     level = Level()
-    callback = LevelCallback(watched, watched, watched, (asked, asked), level, every=2)
+    callback = LevelCallback(ARGS, level, *[watched] * 3, (asked, asked))
     callback.watch(policy, 0, correct=False)
     for group in set(watched.groups):
         chosen = [i for i, other in enumerate(watched.groups) if other == group]
@@ -419,7 +421,7 @@ def test_the_starting_model_gives_an_order_and_held_out_rows_the_level():
     forget, heldout = ScoredRows(rows(80), tokenizer), ScoredRows(rows(80), tokenizer)
     level = Level()
     callback = LevelCallback(
-        forget, heldout, heldout, (known, known), level, every=1, stopping=Stopping(),
+        ARGS, level, forget, heldout, heldout, (known, known), stopping=Stopping(),
         order_only=True,
     )  # fmt: skip
     callback.fit(unseen)
@@ -486,7 +488,7 @@ def test_answers_are_judged_where_no_document_is_to_be_forgotten():
     forget, heldout, retain = (ScoredRows(rows([1] * n), tokenizer) for n in (5, 6, 2))
     known = tuple([torch.full((6,), -2.0)] * len(side.rows) for side in (forget, heldout))
     callback = LevelCallback(
-        forget, heldout, retain, known, Level(), every=2, stopping=Stopping()
+        ARGS, Level(), forget, heldout, retain, known, stopping=Stopping()
     )  # fmt: skip
     callback.watch(tiny_llama(), 0, correct=False)
     assert {"loss", "zlib", "min_k_20"} <= set(callback.stopping.history[0])
@@ -523,7 +525,7 @@ def test_the_temperature_follows_the_entropies():
     rows = [{"kind": 0, "task": 0, "input_ids": list(range(5)), "labels": [-100, 1, 2, 3, 4]}] * 3
     watched = ScoredRows(rows, SimpleNamespace(decode=lambda *_, **__: "a text"))
     level, known = Level(), [torch.full((4,), -2.0)] * 3
-    callback = LevelCallback(watched, watched, watched, (known, known), level, every=1)
+    callback = LevelCallback(ARGS, level, *[watched] * 3, (known, known))
     callback.fit([torch.full((4,), -2.0)] * 3)
     callback.sharpen(facts(-0.1, 1.6), facts(-2.0, 0.9))
     assert level.temperature == 1
@@ -632,9 +634,7 @@ def test_the_temperature_begins_where_the_teacher_is_as_sure_as_the_policy():
     ] * 3
     watched = ScoredRows(rows, SimpleNamespace(decode=lambda *_, **__: "a text"))
     level, nothing = Level(), [torch.full((40,), -2.0)] * 3
-    callback = LevelCallback(
-        watched, watched, watched, (nothing, nothing), level, every=1, certainty=True, rest=known
-    )
+    callback = LevelCallback(ARGS, level, *[watched] * 3, (nothing, nothing), rest=known)
     callback.begin(seen)
     assert level.temperature == pytest.approx(0.6, abs=0.005)
     # Rows that no reference was asked about (None) say nothing; with none known it stays.

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
@@ -115,7 +115,7 @@ def looks_every(steps: int) -> int:
     return max(1, min(EVERY, steps // 5))
 
 
-def refuse_unmatched(matches: Sequence[Entry], rows: Dataset) -> None:
+def _refuse_unmatched(matches: Sequence[Entry], rows: Dataset) -> None:
     """The level watches all forget rows, so `match` must be for all of them."""
     unseen = ~_meant_by(matches, rows) & (np.asarray(rows["role"][:]) == ROLES["forget"])
     if unseen.any():
@@ -233,61 +233,6 @@ def _logps(facts: Sequence[TokenFacts]) -> list[Tensor]:
     return [torch.as_tensor(np.asarray(one.logp, np.float64)) for one in facts]
 
 
-def level_callback(
-    args: LevelArgs,
-    level: Level,
-    teacher: Any,
-    rows: Dataset,
-    heldout: Dataset,
-    tokenizer: Any,
-    out: Path,
-    log: Callable[[dict[str, float]], None],
-    order_only: bool = False,
-    instead: Sequence[tuple[Entry, Any]] = (),
-    kept_by: Sequence[tuple[Entry, Any]] = (),
-    trained: Sequence[Entry] = (),
-    crowds: Mapping[str, HeldoutDistribution] | None = None,
-) -> LevelCallback:
-    """The callback of a run; ``teacher`` has been asked about all rows.
-
-    Args:
-        instead: `nckd` entries and their references.
-        kept_by: Entries that hold retained rows to another model than the start, and theirs.
-        trained: `nll` entries. What their rows lose is watched, not diluted by others that are only
-            held; all retained rows if there are none.
-        crowds: Of `alike` and its kin, by what they see.
-    """
-    roles = np.asarray(rows["role"][:])
-    forget = [rows[i] for i in _drawn(rows, np.flatnonzero(roles == ROLES["forget"]), args)]
-    retain = _meant_by(trained, rows)
-    retain = np.flatnonzero(retain if retain.any() else roles == ROLES["retain"])
-    step = max(1, len(retain) // RETAIN_ROWS)
-    unseen = [heldout[i] for i in range(len(heldout))]
-    kept = [rows[int(i)] for i in retain[::step]]
-    some = max(1, len(unseen) // RETAIN_ROWS)  # one number is made of what they tell
-    rule = Stopping(args.margin, args.retain, args.patience, args.said, *_kept(kept, kept_by))
-    return LevelCallback(
-        ScoredRows(forget, tokenizer),
-        ScoredRows(unseen, tokenizer),
-        ScoredRows(kept, tokenizer),
-        ([teacher.label_logp(row) for row in forget], [teacher.label_logp(row) for row in unseen]),
-        level,
-        every=args.every,
-        settle=args.settle,
-        stopping=rule if args.stop else None,
-        out=out,
-        log=log,
-        per_document=args.per_document,
-        minutes=args.minutes,
-        certainty=args.certainty,
-        order_only=order_only,
-        rest=[None if i % some else _rest(row, instead) for i, row in enumerate(unseen)]
-        if args.certainty
-        else None,
-        crowds=crowds or {},
-    )
-
-
 def _asked(
     row: dict[str, Any], entries: Sequence[tuple[Entry, Any]]
 ) -> tuple[Tensor, Tensor] | None:
@@ -367,49 +312,93 @@ def agreed(mine: T) -> T:
     return found[0]
 
 
-@dataclass(eq=False)
 class LevelCallback(TrainerCallback):
-    """Fits, watches, corrects, stops, and brings the best state back; options as in `LevelArgs`.
+    """Fits, watches, corrects, stops, and brings the best state back.
 
     Args:
-        teacher: Label log-probs of the teacher, for ``(forget, heldout)``.
+        args: The config's ``unlearn.level``.
         level: What `LevelledReference` reads.
+        forget, heldout, retain: Rows to watch.
+        teacher: Label log-probs of the teacher, for ``(forget, heldout)``.
         stopping: The rule; None trains to the last step and keeps it.
         out: Folder for ``level.json``, what was seen at each look.
-        rest: For each held-out row what the reference is unsure of besides the label (`_rest`; None
-            if not asked): the temperature begins where that is as much as the policy is.
+        log: Gets what the attacks tell.
+        rest: For each held-out row what the reference is unsure of besides the label (`_rest`):
+            the temperature begins where that is as much as the policy is. Else it begins at 1.
+        crowds: Get the features of all judged rows at each such look.
         order_only: The teacher is the starting model, which knows the forget rows (or their twins'
             unchanged words): it tells which tokens are harder than others, and no level.
     """
 
-    forget: ScoredRows
-    heldout: ScoredRows
-    retain: ScoredRows
-    teacher: tuple[Sequence[Tensor], Sequence[Tensor]]
-    level: Level
-    _: KW_ONLY
-    every: int | None
-    settle: float = 0.25
-    stopping: Stopping | None = None
-    out: Path | None = None
-    log: Callable[[dict[str, float]], None] = lambda _: None
-    per_document: bool = False
-    minutes: float | None = None
-    certainty: bool = False
-    order_only: bool = False
-    rest: Sequence[Tensor | None] | None = None
-    crowds: Mapping[str, HeldoutDistribution] = field(default_factory=dict)
-    began: float = field(default=0.0, init=False)
-    kept: dict[str, Tensor] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self.judged = judged(self.forget)
-        lacking = {g for g in self.forget.groups if g not in set(self.heldout.groups)}
+    def __init__(
+        self,
+        args: LevelArgs,
+        level: Level,
+        forget: ScoredRows,
+        heldout: ScoredRows,
+        retain: ScoredRows,
+        teacher: tuple[Sequence[Tensor], Sequence[Tensor]],
+        *,
+        stopping: Stopping | None = None,
+        out: Path | None = None,
+        log: Callable[[dict[str, float]], None] = lambda _: None,
+        rest: Sequence[Tensor | None] | None = None,
+        crowds: Mapping[str, HeldoutDistribution] | None = None,
+        order_only: bool = False,
+    ) -> None:
+        self.args, self.level, self.teacher, self.order_only = args, level, teacher, order_only
+        self.forget, self.heldout, self.retain = forget, heldout, retain
+        self.stopping, self.out, self.log = stopping, out, log
+        self.rest, self.crowds = rest, crowds or {}
+        self.began, self.kept = 0.0, {}
+        self.judged = judged(forget)
+        lacking = {g for g in forget.groups if g not in set(heldout.groups)}
         if lacking:
             raise UnlearnError(
                 f"`unlearn.level.heldout` has no {_named(lacking)}, but forget rows are: "
                 "add held-out rows of the same kind, or their level is unknown."
             )
+
+    @classmethod
+    def of(cls, trainer: Any) -> LevelCallback:
+        """For a run whose references have been asked about all rows."""
+        args, rows, unseen = trainer.unlearn_args.level, trainer.train_dataset, [*trainer.heldout]
+        matches = [entry for entry in trainer.entries if entry.objective.name == "match"]
+        _refuse_unmatched(matches, rows)
+        source = trainer.source_of(matches[0])
+        teacher = trainer.references[source]
+        distributions = [
+            (entry, trainer.references[own])
+            for entry in trainer.entries
+            if entry.objective.sees == "distributions"
+            and (own := trainer.source_of(entry)) is not None
+            and own.is_teacher
+        ]
+        instead = [pair for pair in distributions if pair[0].objective.name == "nckd"]
+        kept_by = [pair for pair in distributions if pair[0].side == "retain"]
+        roles = np.asarray(rows["role"][:])
+        forget = [rows[i] for i in _drawn(rows, np.flatnonzero(roles == ROLES["forget"]), args)]
+        # What rows lose that are trained word by word is not diluted by rows that are only held.
+        words = [e for e in trainer.entries if (e.side, e.objective.name) == ("retain", "nll")]
+        trained = _meant_by(words, rows)
+        retain = np.flatnonzero(trained if trained.any() else roles == ROLES["retain"])
+        kept = [rows[int(i)] for i in retain[:: max(1, len(retain) // RETAIN_ROWS)]]
+        some = max(1, len(unseen) // RETAIN_ROWS)  # one number is made of what they tell
+        rule = Stopping(args.margin, args.retain, args.patience, args.said, *_kept(kept, kept_by))
+        return cls(
+            args,
+            trainer.level,
+            *(ScoredRows(own, trainer.processing_class) for own in (forget, unseen, kept)),
+            tuple([teacher.label_logp(row) for row in own] for own in (forget, unseen)),
+            stopping=rule if args.stop else None,
+            out=Path(trainer.args.output_dir),
+            log=trainer.log,
+            rest=[None if i % some else _rest(row, instead) for i, row in enumerate(unseen)]
+            if args.certainty
+            else None,
+            crowds=trainer.crowds,
+            order_only=not source.is_teacher,
+        )
 
     def fit(self, heldout: Sequence[Tensor]) -> None:
         """The level as the policy stands, from its label log-probs of the held-out rows; of an
@@ -489,7 +478,7 @@ class LevelCallback(TrainerCallback):
             self.level.correct(
                 self.forget.by_group(self.teacher[0]), self.forget.by_group(_logps(forget))
             )
-            if self.certainty:
+            if self.args.certainty:
                 self.sharpen(forget, heldout)
             self.gather(model, forget, heldout)
         if self.stopping is None:
@@ -505,13 +494,17 @@ class LevelCallback(TrainerCallback):
         loss = -float(torch.cat(_logps(kept)).mean())
         said = float(np.mean([one.greedy.all() for one in kept]))
         few = {}
-        if self.per_document:
+        if self.args.per_document:
             few = {"told": told_apart(seen, unseen), "error": sampling_error(seen, unseen)}
         verdict = self.stopping.see(step, aucs, loss, self.expected(), said=said, **few)
         self.log(
             {f"level/auc_{name}": round(value, 3) for name, value in aucs.items()}
             | {"level/retain_nll": round(loss, 4), "level/retain_said": round(said, 3)}
-            | ({"level/temperature": round(self.level.temperature, 3)} if self.certainty else {})
+            | (
+                {"level/temperature": round(self.level.temperature, 3)}
+                if self.args.certainty
+                else {}
+            )
         )
         return verdict
 
@@ -554,13 +547,13 @@ class LevelCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, model=None, **_):
         step = state.global_step
-        late = self.minutes and agreed(time.monotonic() - self.began > 60 * self.minutes)
+        late = self.args.minutes and agreed(time.monotonic() - self.began > 60 * self.args.minutes)
         last = step >= state.max_steps or late
-        if step % (self.every or looks_every(state.max_steps)) and not last:
+        if step % (self.args.every or looks_every(state.max_steps)) and not last:
             return control
         was_training = model.training
         model.eval()
-        settled = step > self.settle * state.max_steps
+        settled = step > self.args.settle * state.max_steps
         better, stop = agreed(self.watch(model, step, correct=settled and not last))
         model.train(was_training)
         if better:
@@ -575,7 +568,7 @@ class LevelCallback(TrainerCallback):
             LOG.info("step %d: %s; done.", step, why)
             control.should_training_stop = True
         if late:
-            LOG.info("step %d: the time is up (%g minutes).", step, self.minutes)
+            LOG.info("step %d: the time is up (%g minutes).", step, self.args.minutes)
             control.should_training_stop = True
         return control
 

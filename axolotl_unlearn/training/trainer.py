@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from axolotl_unlearn.columns import ROLES
-from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs, WatchArgs
+from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.entries import Entry, unit_counts
 from axolotl_unlearn.engine.forward import refuse_packing, refuse_without_second_derivative
@@ -54,8 +54,7 @@ from axolotl_unlearn.training.phases import (
 if TYPE_CHECKING:
     from axolotl_unlearn.reference.crowd import HeldoutDistribution
     from axolotl_unlearn.reference.level import Level
-    from axolotl_unlearn.training.guard import CollapseWatch
-    from axolotl_unlearn.training.level import LevelCallback, LevelledReference
+    from axolotl_unlearn.training.level import LevelledReference
 
 #: Folder of a checkpoint with the reference's log-probs of the rows so far.
 REMEMBERED = "remembered"
@@ -94,10 +93,19 @@ class UnlearnTrainer(GradientSteps):
         self.references = {
             source: self._make_reference(source) for source in self.unlearn_args.references()
         }
-        self.level = self._make_level()
+        self.level: Level | None = None  # in whose scale what `match` aims at is read
         self.heldout: Dataset | None = None
         self._levelled: dict[tuple[int, str], LevelledReference] = {}
-        self.crowds = self._make_crowds()
+        if self.unlearn_args.level is not None:
+            from axolotl_unlearn.reference.level import Level
+
+            self.level = Level(self.unlearn_args.level.gain)
+        self.crowds: dict[str, HeldoutDistribution] = {}  # by what is seen of them
+        used = [OBJECTIVES[entry.objective] for entry in entries]
+        for sees in dict.fromkeys(one.sees for one in used if one.crowd):
+            from axolotl_unlearn.reference.crowd import HeldoutDistribution
+
+            self.crowds[sees] = HeldoutDistribution(sees != "profiles")
         if "gradients" in self.crowds:
             refuse_without_second_derivative(self.accelerator.unwrap_model(self.model))
         self._step_counts: Tensor | None = None
@@ -172,7 +180,7 @@ class UnlearnTrainer(GradientSteps):
             sharded=self.is_fsdp_enabled or is_deepspeed_zero3_enabled(),
         )
 
-    def _source(self, entry: Entry) -> ReferenceArgs | None:
+    def source_of(self, entry: Entry) -> ReferenceArgs | None:
         """What an entry is compared with; None if with nothing."""
         if not entry.objective.reference:
             return None
@@ -191,17 +199,20 @@ class UnlearnTrainer(GradientSteps):
             self.add_callback(_AskSharded(self))
         self.extensions = [kind.of(self) for kind in self.extension_types]
         if self.level is not None:
-            from axolotl_unlearn.training.level import heldout_rows
+            from axolotl_unlearn.training.level import LevelCallback, heldout_rows
 
             self.heldout = heldout_rows(
                 self.unlearn_args.level, self.processing_class, self.axolotl_cfg
             )
         self._precompute_all()
         if self.level is not None:
-            self.level_watch = self._watch_level()
+            self.level_watch = LevelCallback.of(self)
             self.add_callback(self.level_watch)
-        if self.unlearn_args.watch is not None:
-            self.add_callback(self._watch_collapse(self.unlearn_args.watch))
+        if (watch := self.unlearn_args.watch) is not None:
+            from axolotl_unlearn.training.guard import CollapseWatch
+
+            rows = self.rows_with_role("retain", watch.rows)
+            self.add_callback(CollapseWatch(watch, rows, self.processing_class))
         resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
         if isinstance(resumed, str):
             for number, reference in enumerate(self.references.values()):
@@ -240,7 +251,7 @@ class UnlearnTrainer(GradientSteps):
             before: Folder of the run that this one resumes, which may be another.
         """
         asked = {
-            self._source(entry)
+            self.source_of(entry)
             for entry in self.entries
             if entry.objective.reference and entry.objective.sees in ("distributions", "hidden")
         }
@@ -285,7 +296,7 @@ class UnlearnTrainer(GradientSteps):
         )
 
         # By phase, since what is asked about a row is the union over the entries of a step.
-        asking = [[e for e in p.entries if self._source(e) == source] for p in self.phases]
+        asking = [[e for e in p.entries if self.source_of(e) == source] for p in self.phases]
         by_logits = any(map(asks_for_logits, asking))
         for one in self.extensions:
             one.on_reference(self, source, reference)
@@ -345,33 +356,14 @@ class UnlearnTrainer(GradientSteps):
         )
         return loaded, len(mine)
 
-    # -- level -------------------------------------------------------------------------------
-
-    def _make_level(self) -> Level | None:
-        """With ``unlearn.level``, what `match` aims at is read in the policy's scale."""
-        if self.unlearn_args.level is None:
-            return None
-        from axolotl_unlearn.reference.level import Level
-
-        return Level(self.unlearn_args.level.gain)
-
-    def _make_crowds(self) -> dict[str, HeldoutDistribution]:
-        """What objectives that compare with held-out rows look at, by what they see."""
-        used = [OBJECTIVES[entry.objective] for _, entry in self.unlearn_args.entries()]
-        if not any(one.crowd for one in used):
-            return {}
-        from axolotl_unlearn.reference.crowd import HeldoutDistribution
-
-        return {one.sees: HeldoutDistribution(one.sees != "profiles") for one in used if one.crowd}
-
     def _reference_of(
         self, entry: Entry
     ) -> Reference | LevelledReference | HeldoutDistribution | None:
         if entry.objective.crowd:
             return self.crowds[entry.objective.sees]
-        if self._source(entry) is None:
+        if self.source_of(entry) is None:
             return None
-        reference, name = self.references[self._source(entry)], entry.objective.name
+        reference, name = self.references[self.source_of(entry)], entry.objective.name
         if self.level is None or name not in ("match", "nckd"):
             return reference
         if name == "nckd" and not self.unlearn_args.level.certainty:
@@ -380,41 +372,6 @@ class UnlearnTrainer(GradientSteps):
 
         levelled = LevelledReference(reference, self.level, tempered=name == "nckd")
         return self._levelled.setdefault((id(reference), name), levelled)
-
-    def _watch_level(self) -> LevelCallback:
-        from axolotl_unlearn.training.level import level_callback, refuse_unmatched
-
-        matches = [entry for entry in self.entries if entry.objective.name == "match"]
-        refuse_unmatched(matches, self.train_dataset)
-        source = self._source(matches[0])
-        by_teachers = [
-            (entry, self.references[self._source(entry)])
-            for entry in self.entries
-            if entry.objective.reference
-            and entry.objective.sees == "distributions"
-            and self._source(entry).is_teacher
-        ]
-        return level_callback(
-            self.unlearn_args.level,
-            self.level,
-            self.references[source],
-            self.train_dataset,
-            self.heldout,
-            self.processing_class,
-            Path(self.args.output_dir),
-            self.log,
-            order_only=not source.is_teacher,
-            instead=[pair for pair in by_teachers if pair[0].objective.name == "nckd"],
-            kept_by=[pair for pair in by_teachers if pair[0].side == "retain"],
-            trained=[e for e in self.entries if (e.side, e.objective.name) == ("retain", "nll")],
-            crowds=self.crowds,
-        )
-
-    def _watch_collapse(self, watch: WatchArgs) -> CollapseWatch:
-        from axolotl_unlearn.training.guard import CollapseWatch
-
-        rows = self.rows_with_role("retain", watch.rows)
-        return CollapseWatch(watch, rows, self.processing_class)
 
     def rows_with_role(self, role: str, count: int | None = None) -> list[dict[str, Any]]:
         """The first ones of training, or all."""

@@ -29,6 +29,7 @@ import yaml
 
 from axolotl_unlearn.files import write_json
 from research.benchmarks import models
+from research.benchmarks.gpu import commit
 
 TINY = models.Shape(64, 2, 128, 4, models.VOCABULARY)
 SMOKE_ROWS = 16
@@ -95,6 +96,11 @@ def main() -> None:
         parser.error(f"{given.lume} has no train/forget.jsonl; give LUME's folder (--lume)")
     if not given.smoke and not torch.cuda.is_available():
         parser.error("there is no GPU here; `--smoke` runs the same code on the CPU")
+    known = given.out / "recipe-gpu.json"
+    if not given.smoke and known.exists():
+        if json.loads(known.read_text("utf-8")).get("commit") == commit():
+            print(f"{known} is of this commit", flush=True)
+            return
     passing = None if given.work else tempfile.TemporaryDirectory()  # removed with the process
     work = given.work or Path(passing.name)
     work.mkdir(parents=True, exist_ok=True)
@@ -108,6 +114,7 @@ def main() -> None:
     shape = TINY if given.smoke else models.OLMO_7B
     results: dict[str, object] = {
         "date": date.today().isoformat(),
+        "commit": commit(),
         "machine": models.machine(),
         "gpu": "none (smoke)" if given.smoke else torch.cuda.get_device_name(0),
         "rows": {side: len(found) for side, found in rows.items()},
