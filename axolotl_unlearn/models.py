@@ -82,6 +82,16 @@ def parse_models(
     return _distinct(specs)
 
 
+def original_of(specs: Sequence[ModelSpec], name: str | None) -> ModelSpec | None:
+    """The model before unlearning: by this name, else "original", else "memorised"."""
+    by_name = {spec.name: spec for spec in specs}
+    if name is not None:
+        if name not in by_name:
+            raise UnlearnError(f"--original {name!r} is none of the models ({', '.join(by_name)}).")
+        return by_name[name]
+    return by_name.get("original") or by_name.get("memorised")
+
+
 def _parse(text: str) -> ModelSpec:
     name, equals, source = text.partition("=")
     # A path may hold "=", but then what stands before it is no plain name.

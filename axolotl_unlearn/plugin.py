@@ -83,6 +83,11 @@ class UnlearnPlugin(BasePlugin):
                 "which would fine-tune on the forget rows; remove the plugin or setting that asks "
                 "for it."
             )
+        if _trains(cfg) and trainer.args.world_size != int(os.environ.get("WORLD_SIZE", 1)):
+            raise UnlearnError(
+                f"{os.environ['WORLD_SIZE']} processes were started, but each would train alone: "
+                "set ACCELERATE_USE_CPU=true where there is no GPU."
+            )
         if _trains(cfg):
             _check_trained(unlearn_config(cfg), trainer.model)
 

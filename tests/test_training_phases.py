@@ -201,7 +201,6 @@ SHARDED = {"fsdp_config": {"x": 1}, "adapter": "lora"}
             "use_reentrant: false",
         ),
         (SHARDED | {"lora_model_dir": "out/x"}, {}, "set `fsdp_version: 2`"),
-        ({"use_ray": True}, {}, "`use_ray: True` does not go"),
         (SHARDED, {"reference": "frozen_copy"}, "which no process has under FSDP"),
         (SHARDED, {"reference": {"adapter": "."}}, "cannot be switched in under FSDP"),
         ({}, {"reference": {"model": "./not-there"}}, "`reference.model: ./not-there` does not"),

@@ -573,13 +573,17 @@ def prepare(cfg: dict) -> None:
     Raises:
         UnlearnError: All of `config_faults`.
     """
+    if cfg.get("use_ray") and "RANK" in os.environ:
+        _cpu_settings(cfg)  # a worker of Ray: its driver, which may lack a GPU, has done the rest
+        return
     found = axolotl_options.shape_faults(cfg)
     if not found:
         _take_streams(cfg)
         found = config_faults(cfg)
     if found:
         raise UnlearnError(" ".join(found))
-    _cpu_settings(cfg)
+    if not cfg.get("use_ray"):
+        _cpu_settings(cfg)
     if cfg.get("seed") is None:
         cfg["seed"] = 42
     cfg["dataset_prepared_path"] = prepared_folder(cfg)

@@ -12,6 +12,7 @@ import click
 
 from axolotl_unlearn.cli._json import answer
 from axolotl_unlearn.cli._options import ATTACKED, data_option, out_option
+from axolotl_unlearn.cli._ray import RayCommand
 from axolotl_unlearn.errors import UnlearnError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -117,7 +118,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command(cls=RayCommand)
 @_common
 @_default("--schemes", "int8,int4,nf4", "Also fp4.", callback=_parts(str))
 @_default("--group", 64, "Weights that share a 4-bit scale.")
@@ -129,7 +130,7 @@ def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> No
     _finish(out, data_dir, *quantise_attack(subject, store, control=control, **options))
 
 
-@command.command()
+@command.command(cls=RayCommand)
 @_common
 @_default(
     "--source", "retain", "What to train on: retain, neighbours (the retain rows most like a forget"
@@ -160,7 +161,7 @@ def relearn(data_dir: Path, out: Path, source: str, lr: float | None, **options:
     _finish(out, data_dir, *relearn_attack(subject, store, **rows, **how, control=control))
 
 
-@command.command()
+@command.command(cls=RayCommand)
 @_common
 @_default("--variants", "affirmative,prefix,paraphrase,examples,document", callback=_parts(str))
 @_default("--prefixes", "0.25,0.5", callback=_parts(float))
@@ -179,7 +180,7 @@ def prompt(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None
     _print(*(f"Not asked: {name} ({why})." for name, why in found[0]["skipped"].items()))
 
 
-@command.command()
+@command.command(cls=RayCommand)
 @_options("Folder with member.jsonl and nonmember.jsonl.", _default("--batch-size", 8), _JOIN)
 def inside(model: str, data_dir: Path, out: Path, control: str | None, **options: Any) -> None:
     """Tell members by hidden states and gradients, as one can who has the weights.
@@ -196,7 +197,7 @@ def inside(model: str, data_dir: Path, out: Path, control: str | None, **options
     _finish(out, data_dir, inside_attack(subject, *sides, against), [])
 
 
-@command.command()
+@command.command(cls=RayCommand)
 @_options(
     "Folder with member.jsonl and nonmember.jsonl (and retain.jsonl).",
     click.option("--attacks", help="Names with commas between, or all.  [default: see --list]"),
@@ -227,7 +228,7 @@ def membership(models: tuple[str, ...], listed: bool, attacks: str | None, **opt
     _print(*run.said(result), f"Written: {path}")
 
 
-@command.command()
+@command.command(cls=RayCommand)
 @_options(
     "Folder with retain.jsonl, whose inputs are asked.",
     click.option("--original", required=True, help="The model before unlearning."),

@@ -11,6 +11,7 @@ import click
 from axolotl_unlearn.cli import _audit, _derived, _erase, _export, _record, _suppress, _ways
 from axolotl_unlearn.cli._json import answer
 from axolotl_unlearn.cli._options import lines
+from axolotl_unlearn.cli._ray import RayCommand
 from axolotl_unlearn.cli._requests import COMMANDS
 from axolotl_unlearn.errors import UnlearnError
 
@@ -160,7 +161,7 @@ def new(
     click.echo(f"Next: axolotl unlearn request run {out}")
 
 
-@command.command("run")
+@command.command("run", cls=RayCommand)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--accept", metavar="REASON", help="Hand over a model whose verdict is not good.")
 @click.option("--threads", type=click.IntRange(1), help="[all cores]")

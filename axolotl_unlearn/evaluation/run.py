@@ -34,7 +34,7 @@ from axolotl_unlearn.evaluation.tasks import TASK_VERSION
 from axolotl_unlearn.evaluation.workers import Workers
 from axolotl_unlearn.files import declare, write_json, write_lines
 from axolotl_unlearn.metrics.results import SCHEMA, load_results
-from axolotl_unlearn.models import ModelSpec, load_tokenizer, parse_models
+from axolotl_unlearn.models import ModelSpec, load_tokenizer, original_of, parse_models
 from axolotl_unlearn.store import versions
 
 
@@ -80,7 +80,7 @@ def evaluate(
     settings = Settings.read(asdict(options.placed(workers.device)))
     sets = settings.load_sets(data)
     settings = replace(settings, keep_texts=options.with_text or sets.synthetic)
-    before = _original_of(specs, settings.original)
+    before = original_of(specs, settings.original)
     out = Path(options.out_dir)
     kept = Path(settings.store or out / "cache")
     if workers.main:
@@ -167,15 +167,6 @@ def _measure_all(
         if not settings.keep_texts:
             found.texts = {}
     return measured, collapse
-
-
-def _original_of(specs: Sequence[ModelSpec], name: str | None) -> ModelSpec | None:
-    by_name = {spec.name: spec for spec in specs}
-    if name is not None:
-        if name not in by_name:
-            raise UnlearnError(f"--original {name!r} is none of the models ({', '.join(by_name)}).")
-        return by_name[name]
-    return by_name.get("original") or by_name.get("memorised")
 
 
 def _blind(sets: EvaluationSets, cache: Cache, seed: int) -> dict[str, Any] | None:

@@ -1,0 +1,108 @@
+"""Ray: `use_ray: true` of Axolotl, and ``--ray`` of our commands, on two workers without GPUs."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from test_eval_run import OPTIONS, evaluate, home  # noqa: F401
+from test_train_axolotl import stage, train  # noqa: F401
+from test_training_processes import NPO, assert_equal, cut
+
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.evaluation import run
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Its address. With ports of our own the node waits for no file of its agents, which takes
+    longer than its patience on a busy machine; a token keeps others out."""
+    pytest.importorskip("ray")
+    with ExitStack() as stack:
+        free = [stack.enter_context(socket.socket()) for _ in range(5)]
+        for one in free:
+            one.bind(("127.0.0.1", 0))
+        ports = [str(one.getsockname()[1]) for one in free]
+    names = ("port", "dashboard-agent-grpc-port", "runtime-env-agent-port",
+             "dashboard-agent-listen-port", "metrics-export-port")  # fmt: skip
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command += ["--num-cpus=2", "--num-gpus=0", "--include-dashboard=false"]
+    command += [f"--{name}={port}" for name, port in zip(names, ports, strict=True)]
+    command += [f"--temp-dir={tmp_path_factory.mktemp('r')}"]
+    given = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    given |= {"RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with pytest.MonkeyPatch.context() as monkey:
+        for name, value in given.items():
+            monkey.setenv(name, value)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            if "block" in line:
+                break
+        assert process.poll() is None
+        address = f"{socket.gethostbyname(socket.gethostname())}:{ports[0]}"
+        monkey.setenv("RAY_ADDRESS", address)
+        yield address
+        import ray
+
+        ray.shutdown()
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.mark.slow
+def test_models_are_evaluated_in_tasks(home, tmp_path, cluster, monkeypatch):  # noqa: F811
+    """To the numbers of one process, which loads none of them itself."""
+    models = [str(home / "original"), f"retrained={home / 'broken'}"]
+    alone = evaluate(models, home / "data", tmp_path / "alone", **OPTIONS)
+    monkeypatch.setattr(run, "load", None)
+    words = ["eval", *models, "--data", str(home / "data"), "--out", str(tmp_path / "ray")]
+    words += ["--min-members", "1", "--max-gen-toks", "12", "--resamples", "50", "--ray", cluster]
+    done = CliRunner().invoke(unlearn, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "ray/results.json").read_text())["models"]
+    for one, other in zip(found, json.loads(json.dumps(alone)), strict=True):
+        assert one | {"seconds": 0} == other | {"seconds": 0}
+    assert not list((tmp_path / "ray").glob("ray-*"))
+
+
+@pytest.mark.slow
+def test_a_command_is_one_task(cluster, tmp_path):
+    listed = CliRunner().invoke(unlearn, ["attack", "membership", "--list"]).output
+    words = ["attack", "membership", "--ray", cluster, "--list"]
+    assert CliRunner().invoke(unlearn, words).output == listed
+    fault = CliRunner().invoke(
+        unlearn, ["request", "run", str(tmp_path / "none"), "--ray", cluster]
+    )
+    assert fault.exit_code == 2 and "none" in fault.output
+
+
+def test_ray_that_is_not_installed_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = CliRunner().invoke(unlearn, ["attack", "membership", "--list", "--ray"])
+    assert done.exit_code == 2 and "`--ray` needs Ray" in done.output
+
+
+@pytest.mark.slow
+def test_axolotl_trains_on_two_workers(stage, cluster):  # noqa: F811
+    """``use_ray: true`` as Axolotl has it, but that it asks for GPUs (`ray_train.py`)."""
+    train(stage, "one", **cut(stage, "one", 1, **NPO))
+    ray = {"use_ray": True, "ray_num_workers": 2, "resources_per_worker": {"CPU": 1}}
+    cfg = cut(stage, "ray", 2, **NPO, **ray)
+    path = stage / "ray.yml"
+    path.write_text(yaml.safe_dump(cfg))
+    command = [sys.executable, str(ROOT / "tests/ray_train.py"), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_equal(*(load_file(Path(folder, "adapter_model.safetensors"))
+                   for folder in (cfg["output_dir"], stage / "one-1")))  # fmt: skip
