@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -19,6 +21,7 @@ from test_train_axolotl import stage, train  # noqa: F401
 from test_training_processes import NPO, assert_equal, cut
 
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +31,8 @@ ROOT = Path(__file__).parents[1]
 def cluster(tmp_path_factory):
     """Its address. With ports of our own the node waits for no file of its agents, which takes
     longer than its patience on a busy machine; a token keeps others out."""
-    pytest.importorskip("ray")
+    if find_spec("ray") is None:  # imported, it would read its variables now
+        pytest.skip("the extra `ray`")
     with ExitStack() as stack:
         free = [stack.enter_context(socket.socket()) for _ in range(5)]
         for one in free:
@@ -106,3 +110,18 @@ def test_axolotl_trains_on_two_workers(stage, cluster):  # noqa: F811
     assert done.returncode == 0, done.stderr[-3000:]
     assert_equal(*(load_file(Path(folder, "adapter_model.safetensors"))
                    for folder in (cfg["output_dir"], stage / "one-1")))  # fmt: skip
+
+
+def test_processes_that_would_train_apart_are_an_error(monkeypatch):
+    """Without a GPU Accelerate takes each for one alone unless it is told to use the CPU."""
+    from axolotl.utils.dict import DictDefault
+
+    from axolotl_unlearn.plugin import UnlearnPlugin
+    from axolotl_unlearn.training.trainer import UnlearnTrainer
+
+    trainer = object.__new__(UnlearnTrainer)
+    trainer.args = SimpleNamespace(world_size=1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    cfg = DictDefault(unlearn={"forget": [{"objective": "npo"}]})
+    with pytest.raises(UnlearnError, match="2 processes were started, but each would train alone"):
+        UnlearnPlugin().post_trainer_create(cfg, trainer)
