@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,7 @@ class ModelSpec:
         return [Path(p) for p in (self.model, self.adapter) if p]
 
 
-def parse_models(
-    models: Sequence[str | ModelSpec], names: Sequence[str] | None = None
-) -> list[ModelSpec]:
+def parse_models(models: Sequence[str | ModelSpec]) -> list[ModelSpec]:
     """Model specs with different names, checked as far as files allow.
 
     Raises:
@@ -71,15 +69,15 @@ def parse_models(
     """
     if not models:
         raise UnlearnError("no model given; name at least one: `axolotl unlearn eval out/merged`.")
-    if names is not None and len(names) != len(models):
-        raise UnlearnError(f"{len(models)} models but {len(names)} names; give one a model.")
-    specs = []
-    for number, entry in enumerate(models):
-        spec = entry if isinstance(entry, ModelSpec) else _parse(entry)
-        if names is not None:
-            spec = ModelSpec(names[number], spec.model, spec.adapter)
-        specs.append(_checked(spec))
-    return _distinct(specs)
+    specs = [_checked(one if isinstance(one, ModelSpec) else _parse(one)) for one in models]
+    names = [spec.name for spec in specs]
+    for spec in specs:
+        if names.count(spec.name) > 1:
+            raise UnlearnError(
+                f"two models are called {spec.name!r}; give them names: "
+                f"`{spec.name}-1={spec.source}`."
+            )
+    return specs
 
 
 def original_of(specs: Sequence[ModelSpec], name: str | None) -> ModelSpec | None:
@@ -180,20 +178,7 @@ def _looks_like_path(name: str) -> bool:
     )
 
 
-def _distinct(specs: list[ModelSpec]) -> list[ModelSpec]:
-    names = [spec.name for spec in specs]
-    for spec in specs:
-        if names.count(spec.name) > 1:
-            raise UnlearnError(
-                f"two models are called {spec.name!r}; give them names: "
-                f"`{spec.name}-1={spec.source}`."
-            )
-    return specs
-
-
-def weights_digest(
-    spec: ModelSpec, seen: dict[str, str], on_bytes: Callable[[int], None] | None = None
-) -> str:
+def weights_digest(spec: ModelSpec, seen: dict[str, str]) -> str:
     """SHA-256 over weights, configs and tokenizer of a model.
 
     Args:
@@ -208,21 +193,16 @@ def weights_digest(
         files = {path for pattern in _WEIGHTS for path in folder.glob(pattern)}
         files |= {folder / name for name in (*_CONFIG, *_TOKENIZER) if (folder / name).is_file()}
         for path in sorted(files):
-            total.update(f"{path.name}:{_file_digest(path, seen, on_bytes)}\n".encode())
+            total.update(f"{path.name}:{_file_digest(path, seen)}\n".encode())
     return total.hexdigest()
 
 
-def _file_digest(path: Path, seen: dict[str, str], on_bytes) -> str:
+def _file_digest(path: Path, seen: dict[str, str]) -> str:
     state = path.stat()
     key = f"{path.resolve()}:{state.st_size}:{state.st_mtime_ns}"
     if key not in seen:
-        digest = hashlib.sha256()
         with path.open("rb") as file:
-            while block := file.read(2**22):
-                digest.update(block)
-                if on_bytes is not None:
-                    on_bytes(len(block))
-        seen[key] = digest.hexdigest()
+            seen[key] = hashlib.file_digest(file, "sha256").hexdigest()
     return seen[key]
 
 

@@ -35,6 +35,7 @@ def test_a_schedule_costs_no_import(schedule, tmp_path):
     config.write_text(
         "plugins: [axolotl_unlearn.UnlearnPlugin]\nbase_model: someone/model\n"
         f"unlearn: {{preset: zjuklab-paper}}\nlr_scheduler: {schedule}\ndatasets: []\n"
+        "optimizer: adamw_torch\nadam_beta2: 0.95\n"
         "lr_scheduler_kwargs: {min_lr: 0.1}\n"
     )
     code = f"""
@@ -47,6 +48,16 @@ except SystemExit:
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert b"loaded []" in run.stdout, run
+
+
+def test_the_list_of_optimizers_is_that_of_the_installed_axolotl():
+    from axolotl.utils.schemas.enums import CustomSupportedOptimizers
+
+    from axolotl_unlearn.checks.preflight import _OWN_OPTIMIZERS
+
+    own = {one.value for one in CustomSupportedOptimizers} - {"came_pytorch"}
+    later = {"muon_8bit", "scao"}  # from Axolotl 0.20 on
+    assert set(_OWN_OPTIMIZERS.split()) - later == own - later
 
 
 def test_the_table_of_schedules_is_that_of_the_installed_libraries():

@@ -314,15 +314,20 @@ def _best_model_faults(cfg: dict) -> list[str]:
     return []
 
 
+#: Axolotl's, but for CAME, which has three betas: its own list costs an import of torch.
+_OWN_OPTIMIZERS = """
+    adamc adopt_adamw ao_adamw_4bit ao_adamw_8bit ao_adamw_fp8 dion flash_adam flash_adamw
+    flash_lion flash_sgd flash_sgdw muon muon_8bit optimi_adamw polora q_galore_adamw8bit
+    scao sinkgd
+"""
+
+
 def _beta_faults(cfg: dict) -> list[str]:
     """Axolotl gives its own optimizers both betas or none, and takes 0 for none."""
     betas = {key: cfg.get(key) for key in ("adam_beta1", "adam_beta2")}
     if all(betas.values()) or set(betas.values()) == {None} or not cfg.get("optimizer"):
         return []
-    from axolotl.utils.schemas.enums import CustomSupportedOptimizers
-
-    own = {one.value for one in CustomSupportedOptimizers} - {"came_pytorch"}
-    if str(cfg["optimizer"]) not in own:
+    if str(cfg["optimizer"]) not in _OWN_OPTIMIZERS.split():
         return []
     given = ", ".join(f"`{key}: {value}`" for key, value in betas.items() if value is not None)
     return [

@@ -199,7 +199,7 @@ def score_models(models: Mapping[str, str], reference: str, data: Path) -> dict[
     def facts(where: str) -> tuple[Sequence[TokenFacts], Sequence[TokenFacts]]:
         import torch
 
-        (spec,) = parse_models([where], ["model"])
+        (spec,) = parse_models([f"model={where}"])
         tokenizer = load_tokenizer(spec)
         model = load_model(spec, dtype=torch.float32, device="cpu")
         return tuple(score_texts(model, tokenizer, side) for side in texts)

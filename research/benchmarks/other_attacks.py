@@ -142,7 +142,7 @@ def measured(folder: Path) -> dict[str, dict[str, Any]]:
     ]
     scores: dict[str, dict[str, Sides]] = {attack: {} for attack in ATTACKS}
     for name in MODELS:
-        (spec,) = parse_models([str(place(folder, name))], [name])
+        (spec,) = parse_models([f"{name}={place(folder, name)}"])
         tokenizer = load_tokenizer(spec)
         model = load_model(spec, dtype=torch.float32, device="cpu").eval()
         facts = [score_texts(model, tokenizer, texts) for texts in sides]
