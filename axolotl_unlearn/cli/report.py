@@ -30,7 +30,7 @@ def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
     from rich.console import Console
 
     from axolotl_unlearn.files import declare
-    from axolotl_unlearn.report import find_inputs, load_results, table, write_report
+    from axolotl_unlearn.report import find_inputs, load_results, reasons, table, write_report
 
     results = load_results(folder)
     extras = find_inputs(results, folder, attacks)
@@ -41,5 +41,7 @@ def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
     file = folder / "results.json" if folder.is_dir() else folder
     answer(page=page, file=file, **read_json(file))
     console = Console()
-    console.print(table(results, extras.get("attack_results", ())))
+    attacks = extras.get("attack_results", ())
+    console.print(table(results, attacks))
+    console.print(reasons(results, attacks), end="", soft_wrap=True, markup=False, highlight=False)
     console.print(f"Report: {page}", soft_wrap=True)
