@@ -22,12 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from lm_eval.api.instance import Instance
-from scipy.stats import ks_2samp
-
 from axolotl_unlearn.data.records import read_rows, require_text, require_texts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.lm_tasks import (
+    Instance,
     UnlearnTask,
     command_line_metadata,
     dataset,
@@ -144,6 +142,8 @@ def forget_quality(ratios: Sequence[float], retrained: Sequence[float]) -> tuple
         p and log10 p; p < .05 says that the two models can be told apart. Published tables print
         p, its natural or its decimal logarithm, often without saying which.
     """
+    from scipy.stats import ks_2samp
+
     p = float(ks_2samp(ratios, retrained).pvalue)
     return p, math.log10(p) if p > 0 else -math.inf
 
