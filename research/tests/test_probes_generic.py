@@ -27,7 +27,7 @@ from research.probes.generic import (
     summary,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TOFU = ROOT.parent / "shared" / "tofu"
 
 
