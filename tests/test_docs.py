@@ -132,6 +132,13 @@ def test_tables_are_narrow(name):
 
 def test_readme_is_short():
     assert len(text(ROOT / "README.md").splitlines()) <= 120
+    assert len(text(ROOT / "README.md").split()) <= 800
+
+
+def test_docs_have_at_most_20_000_words():
+    generated = {"config.md", "commands.md", "axolotl-options.md"}
+    written = [page for page in (ROOT / "docs").glob("*.md") if page.name not in generated]
+    assert sum(len(text(page).split()) for page in written) <= 20_000
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
