@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from axolotl_unlearn.config import DataArgs, unlearn_config
+from axolotl_unlearn.config import read_config as config_keys
 from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
 from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
@@ -47,15 +46,8 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         UnlearnError: It is not there, or no config.
     """
-    try:
-        config = yaml.safe_load(Path(path).read_text("utf-8"))
-    except FileNotFoundError:
-        raise UnlearnError(f"{path} does not exist; give the config that made the model.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise UnlearnError(f"{path}{line} cannot be read as YAML; correct the file.") from None
-    if not isinstance(config, dict) or not config.get("base_model"):
+    config = config_keys(Path(path))
+    if not config.get("base_model"):
         raise UnlearnError(f"{path} names no `base_model`; give the config that made the model.")
     return config
 
