@@ -682,7 +682,7 @@ def test_the_command(home, made, monkeypatch):
         ["request", "new", str(home / "finetune.yml"), "--where", "id=ada-quill"]
         + ["--out", str(made.request.folder)],
     )
-    assert twice.exit_code == 2 and "is there already" in twice.output
+    assert twice.exit_code == 2 and "already exists" in twice.output
     assert os.environ["AXOLOTL_DO_NOT_TRACK"] == "1", "a deletion is reported to nobody"
     other = home / "requests" / "r9"
     said = runner.invoke(
