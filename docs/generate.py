@@ -1,4 +1,4 @@
-"""Write docs/config.md and docs/commands.md from the models and from click: `make docs-tables`."""
+"""Write pages of the reference from the models and from click: `make docs-tables`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from axolotl_unlearn import config
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.metrics import results
 
 DOCS = Path(__file__).resolve().parent
 #: Where each model stands in a config.
@@ -41,13 +42,16 @@ def _kind(annotation: typing.Any) -> str:
         return _kind(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) is typing.Literal:
         return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
-    parts = [part for part in typing.get_args(annotation) if part is not type(None)]
+    parts = [part for part in typing.get_args(annotation) if part not in (type(None), ...)]
     if parts and typing.get_origin(annotation) in (list, tuple, dict):
-        return f"{typing.get_origin(annotation).__name__} of {_kind(parts[-1])}"
+        kind = "dict" if typing.get_origin(annotation) is dict else "list"
+        return f"{kind} of {_kind(parts[-1])}"
     if parts:
         return " or ".join(dict.fromkeys(map(_kind, parts)))
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return f"[block](#{_anchor(PLACES[annotation.__name__])})"
+        place = PLACES.get(annotation.__name__)
+        name = annotation.__name__
+        return f"[block](#{_anchor(place)})" if place else f"[{name}](#{name.lower()})"
     return getattr(annotation, "__name__", str(annotation))
 
 
@@ -98,7 +102,37 @@ def commands_page() -> str:
     return "\n".join(lines)
 
 
-PAGES = {"config.md": config_page, "commands.md": commands_page}
+def results_page() -> str:
+    """Every key of results.json."""
+    lines = ["# Keys of results.json", "", "Written by `docs/generate.py` from the code.", ""]
+    lines += [f"Schema {results.SCHEMA}. A number that is missing, null or not finite was not"]
+    lines += ["measured. Keys that are not listed are kept as they are.", ""]
+    found, left = [], [results.Results]
+    while left:
+        model = left.pop(0)
+        found.append(model)
+        about = (model.__dict__.get("__doc__") or "").strip().splitlines()[:1]
+        lines += [f"## {model.__name__}", "", *about, ""]
+        lines += ["| key | value |", "|---|---|"]
+        for key, field in model.model_fields.items():
+            lines.append(f"| `{field.alias or key}` | {_kind(field.annotation)} |")
+            left += [one for one in _models(field.annotation) if one not in [*found, *left]]
+        lines.append("")
+    return "\n".join(lines).replace("``", "`")
+
+
+def _models(annotation: typing.Any) -> list[type[BaseModel]]:
+    """The models that a type holds."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [one for part in typing.get_args(annotation) for one in _models(part)]
+
+
+PAGES = {
+    "config.md": config_page,
+    "commands.md": commands_page,
+    "results-schema.md": results_page,
+}
 
 
 def main() -> None:

@@ -136,7 +136,7 @@ def test_readme_is_short():
 
 
 def test_docs_have_at_most_20_000_words():
-    generated = {"config.md", "commands.md", "axolotl-options.md"}
+    generated = {"config.md", "commands.md", "results-schema.md", "axolotl-options.md"}
     written = [page for page in (ROOT / "docs").glob("*.md") if page.name not in generated]
     assert sum(len(text(page).split()) for page in written) <= 20_000
 
