@@ -95,7 +95,7 @@ CASES = {
         "--parents {model} --parents {other} --base {model} --out {merged} --method linear --force",
         "model",
     ),
-    "methods": ("npo", "objectives"),
+    "methods choose": ("{eval}", "error"),
     "report": ("{eval}", "page"),
     "request audit": ("{model} {requests} --device cpu --quiet", "lines"),
     "request clean": ("{out} --dry-run", "error"),
@@ -161,7 +161,7 @@ def test_every_command_is_tried():
     assert leaves(unlearn) == {*CASES, *ELSEWHERE}
 
 
-@pytest.mark.parametrize("words", [["methods"], ["request", "new"], ["check", "no.yml"]])
+@pytest.mark.parametrize("words", [["methods", "npo"], ["request", "new"], ["check", "no.yml"]])
 def test_a_program_reads_it(words):
     """Of a process of its own, where libraries and programs that it starts print too; of wrong
     options as well."""
