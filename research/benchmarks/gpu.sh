@@ -14,11 +14,12 @@ if compgen -G ".whl/*.whl" > /dev/null; then
   "$python" -m pip install -q --no-index --no-deps --no-compile --target "$site" .whl/*.whl || exit 1
   export PYTHONPATH=$site:$PYTHONPATH
 fi
-if "$python" -c "import axolotl" 2> /dev/null; then
-  timeout -s INT $((ends - SECONDS)) "$python" -m research.benchmarks.recipe_gpu \
-    --epochs "${EPOCHS:-2}" --out "$out" "$@" || echo "the recipe did not end; see above" >&2
+status=0
+if "$python" -c "import axolotl" 2> /dev/null; then # two thirds of the time at most: the steps come too
+  timeout -s INT -k 10 $(((ends - SECONDS) * 2 / 3)) "$python" -m research.benchmarks.recipe_gpu \
+    --epochs "${EPOCHS:-2}" --out "$out" "$@" || { status=1; echo "the recipe did not end" >&2; }
 fi
 left=$((ends - SECONDS - 45)) # a figure that has begun ends
-if [ $left -gt 0 ]; then
-  "$python" -m research.benchmarks.gpu --steps 8 --minutes $((left / 60)).$((left % 60 / 6)) --out "$out" "$@"
-fi
+[ $left -gt 0 ] || exit 1
+"$python" -m research.benchmarks.gpu --steps 8 --minutes $((left / 60)).$((left % 60 / 6)) --out "$out" "$@" || status=1
+exit $status
