@@ -179,10 +179,7 @@ class Ledger:
         return model | {"path": os.path.normpath(place) if place.exists() else model["path"]}
 
     def refuse_twice(self, request: str) -> None:
-        """
-        Raises:
-            UnlearnError: The request was carried out already.
-        """
+        """Raises `UnlearnError`: the request was carried out already."""
         for entry in self.accepted():
             if entry["request"] == request:
                 raise UnlearnError(

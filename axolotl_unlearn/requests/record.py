@@ -427,10 +427,7 @@ def _check_model(
 def check_base(
     source: str, base: Mapping[str, Any] | None, recorded: Mapping[str, Any] | None
 ) -> None:
-    """
-    Raises:
-        UnlearnError: Both are adapters, of different bases.
-    """
+    """Raises `UnlearnError`: both are adapters, of different bases."""
     if not base or not recorded:
         return
     which = "digest" if base["digest"] and recorded["digest"] else "name"

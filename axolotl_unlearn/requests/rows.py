@@ -340,10 +340,7 @@ def deleted_rows(requests_dir: Path | str, rows: Sequence[Source]) -> set[str]:
 
 
 def refuse(files: Iterable[Path], gone: set[str], place: Path) -> None:
-    """
-    Raises:
-        UnlearnError: A deleted row is in a file that was trained on.
-    """
+    """Raises `UnlearnError`: a deleted row is in a file that was trained on."""
     for path in files:
         if any(row_id(row) in gone for _, row in read_rows(path)):
             raise UnlearnError(f"{path} has rows of the request; remove {place} and run again.")

@@ -76,10 +76,7 @@ def prepare(request: Request) -> dict[str, Any]:
 
 
 def unchanged(request: Request) -> None:
-    """
-    Raises:
-        UnlearnError: A data file is not the one that `request new` read.
-    """
+    """Raises `UnlearnError`: a data file is not the one that `request new` read."""
     for name, known in request.facts["digests"].get("datasets", {}).items():
         path = Path(name)
         if not path.is_file() or digest(path) != known:

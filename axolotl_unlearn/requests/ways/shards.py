@@ -391,10 +391,7 @@ class Chain:
             (out / name).unlink(missing_ok=True)
 
     def check_kept(self) -> None:
-        """
-        Raises:
-            UnlearnError: A step that is kept is not what was trained.
-        """
+        """Raises `UnlearnError`: a step that is kept is not what was trained."""
         for step, known in self.facts["steps"].items():
             if self.home(step) == self.folder and weights(self.folder / "steps" / step) != known:
                 raise UnlearnError(
