@@ -316,6 +316,7 @@ ADA_ROWS = Wanted(where=[("id", "ada-quill")])
 
 @pytest.fixture(scope="module")
 def made(home):
+    (home / "tuned" / "debug.log").write_text("of the run that made the model")
     return new_request(home / "finetune.yml", home / "requests" / "r1", ADA_ROWS)
 
 
@@ -330,6 +331,8 @@ def test_the_folder_says_what_is_to_be_done(home, made):
         "forget": 3, "retain": 32, "heldout": 22, "judge": 22, "documents": 1, "trained": 35,
     }  # fmt: skip
     assert request.before == str(home / "tuned") and request.after == str(folder / "model")
+    # Axolotl begins a log beside the model whenever it reads a config.
+    assert (home / "tuned" / "debug.log").read_text() == "of the run that made the model"
     assert len(made.offered.near) == 1 and request.facts["chosen"]["taken_of_these"] == 0
     assert [line["row"] for line in lines(folder / "data" / "forget.jsonl")] == TRAIN[:3]
     parts = [{line["id"] for line in lines(request.rows(part))} for part in ("heldout", "judge")]

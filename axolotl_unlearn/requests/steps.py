@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
+import yaml
 from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
@@ -40,8 +41,8 @@ LOG_LINES = 15
 #: How often a training says how far it is.
 SAY_SECONDS = 15.0
 _NOISE = re.compile(r"it/s\]|s/it\]|examples/s\]|^\s*$")
-#: The Trainer's bar, the only one without a name: step, steps, time left.
-_BAR = re.compile(r"[\r\n] *\d+%\|[^|]*\| (\d+/\d+) \[[\d:]+<([\d:]+),")
+#: What the Trainer logs of a step: how many passes are done.
+_EPOCH = re.compile(r"\{'loss': .*'epoch': '?([\d.]+)'?\}")
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 _STARTING = threading.Lock()
@@ -90,6 +91,7 @@ class Steps:
     seconds: dict[str, float] = field(default_factory=dict)
     _begun: tuple[str, str, float] = ("", "", 0.0)
     _used: float = 0.0
+    _passes: float = 0.0
 
     def due(
         self,
@@ -156,13 +158,14 @@ class Steps:
             )
 
     def _tell(self, log: Path, ended: threading.Event) -> None:
-        """How far a training is, and the time that is left, from the bar in its log."""
-        said, title = "", self._begun[1]
+        """How far a training is, and about how many seconds are left, from its log."""
+        said, passes, (_, title, began) = "", self._passes, self._begun
         while not ended.wait(SAY_SECONDS):
-            found = _BAR.findall(log.read_text("utf-8", errors="replace"))
-            if found and found[-1][0] != said:
-                said, left = found[-1]
-                self._say(f"{title}: step {said}, {left} left")
+            found = _EPOCH.findall(log.read_text("utf-8", errors="replace"))
+            if found and found[-1] != said and 0 < float(found[-1]) <= passes:
+                said = found[-1]
+                left = (time.monotonic() - began) * (passes / float(said) - 1)
+                self._say(f"{title}: pass {said} of {passes:g}, about {left:.0f} s left")
 
     @contextmanager
     def log(self, name: str) -> Iterator[TextIO]:
@@ -183,6 +186,7 @@ class Steps:
         if self.processes > 1:
             launcher = ["torchrun", "--", "--standalone", f"--nproc_per_node={self.processes}"]
         words = [executable("axolotl"), "train", str(config), "--launcher", *launcher]
+        self._passes = float(yaml.safe_load(config.read_text("utf-8")).get("num_epochs") or 1)
         self.command(name, words, threads)
         if not any(out.glob("*.safetensors")):
             raise UnlearnError(f"the run wrote no weights to {out}; see its log.")
