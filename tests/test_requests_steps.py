@@ -78,7 +78,7 @@ def test_a_training_says_how_far_it_is_and_waiting_is_not_counted(tmp_path, monk
     monkeypatch.setattr(module_of_steps, "SAY_SECONDS", 0.1)
     code = (
         "import time; time.sleep(1)\n"
-        "print({'loss': '1.1', 'grad_norm': '1.4', 'epoch': '3'}, flush=True); time.sleep(1)"
+        "print(dict(loss='1.1', grad_norm='1.4', epoch='3'), flush=True); time.sleep(1)"
     )
     seconds = []
 
