@@ -209,12 +209,10 @@ def _loaded(path: Path) -> tuple[Any, Any]:
     """Axolotl's own reading of a config, and its tokenizer."""
     from axolotl.cli.config import load_cfg
     from axolotl.loaders import load_tokenizer
-    from axolotl.utils.tee import close_debug_log
 
     try:
         with tempfile.TemporaryDirectory() as folder:  # its log would replace that of the run
             cfg = load_cfg(str(path), output_dir=folder)
-            close_debug_log()
     except ValueError as error:  # pydantic's too
         first = str(error).strip().splitlines()
         raise UnlearnError(
