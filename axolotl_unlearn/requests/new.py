@@ -42,7 +42,7 @@ LEAST_HELDOUT = 40
 ASKED = 100
 #: Words of an answer that exact match can judge.
 LONG_ANSWER = 20
-#: Retained rows that are kept by heart; more than the steps of a run can read are of no use.
+#: Retained rows that stay memorized; more than the steps of a run can read are of no use.
 RETAIN = 4000
 #: Retained rows that the teacher reads, if there are as many.
 LEAST_TAUGHT = 32
@@ -380,7 +380,7 @@ def forget_config(
         reference["model"] = str(config["base_model"])
     retain = [{"objective": "nll"}, {"objective": "kl", "direction": "reverse"}]
     block: dict[str, Any] = {
-        # A chosen answer was preferred, not learned by heart: it is held where it is.
+        # A chosen answer was preferred, not memorized: it is held where it is.
         "retain": retain[1:] if config.get("rl") else retain,
         "data": {"rows": [dict(kind) for kind in types]},
     }
