@@ -317,7 +317,7 @@ def deleted(request: Request, rows: Iterable[Mapping[str, Any]]) -> set[str]:
 
 def deleted_rows(requests_dir: Path | str, rows: Sequence[Source]) -> set[str]:
     """Ids of the rows that earlier requests have deleted, in whatever characters they are written:
-    the next one must not still memorize them, though they may still stand in the training data.
+    the next one must not retain them, though they may still stand in the training data.
 
     Where the rows of a request are gone, its record tells by its keyed ids.
     """
