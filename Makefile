@@ -52,14 +52,14 @@ $(VENV)/.ready: pyproject.toml $(wildcard constraints/*.txt)
 	@touch $@
 	@echo "      $$(date +%T) set-up is done"
 
-# The demo is a row of the README's own commands, each a file to make: `make -j2` runs side by side
+# The demo is a row of the README's own commands, each a file to make: `make -j3` runs side by side
 # what may, and a second call goes on where the first one ended.
 STEP := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.harness.step
 DEMO := $(wildcard examples/demo/*.jsonl) | $(VENV)/.ready
 
 demo: setup  ## memorise, forget twice, merge, delete exactly, evaluate, report (tiny model, five minutes)
 	@echo "about five minutes on two idle cores; what the commands say is in out/logs"
-	@$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j2) out/eval/report.html
+	@$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j3) out/eval/report.html
 
 out/memorised/model.safetensors: examples/memorise.yml $(DEMO)
 	@$(STEP) memorise axolotl train examples/memorise.yml
