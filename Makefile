@@ -18,6 +18,8 @@ export AXOLOTL_DO_NOT_TRACK = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
+# What a failed command has begun is no result: it is made again.
+.DELETE_ON_ERROR:
 .PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard leaderboard-real test test-quick test-stack test-pythons test-newest fuzz test-faults quality format bench bench-counts bench-gpu docs-tables site clean
 
 help:  ## show the targets

@@ -47,8 +47,10 @@ def generate(
     given: dict[str, Any] = {"dtype": dtype, "seed": 0}
     lora = None
     if spec.adapter:
-        rank = json.loads(Path(spec.adapter, ADAPTER_CONFIG).read_text("utf-8"))["r"]
-        given |= {"enable_lora": True, "max_lora_rank": max(8, rank)}
+        config = json.loads(Path(spec.adapter, ADAPTER_CONFIG).read_text("utf-8"))
+        rank = max(config["r"], *(config.get("rank_pattern") or {}).values(), 8)
+        # It takes powers of two.
+        given |= {"enable_lora": True, "max_lora_rank": 1 << (rank - 1).bit_length()}
         lora = LoRARequest(spec.name, 1, spec.adapter)
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
