@@ -83,7 +83,7 @@ def commands_page() -> str:
 
     def told(command: click.Command, name: str) -> None:
         nonlocal lines
-        context = click.Context(command, info_name=name)
+        context = click.Context(command, info_name=name, show_default=True)
         lines += [f"## {name}", "", command.get_short_help_str(400), ""]
         if isinstance(command, click.Group):
             for sub in command.list_commands(context):
@@ -98,7 +98,7 @@ def commands_page() -> str:
             lines += ["| option | |", "|---|---|", *rows, ""]
 
     for name in unlearn.list_commands(None):
-        told(unlearn.get_command(None, name), f"axolotl unlearn {name}")
+        told(unlearn.get_command(None, name), f"axolotl-unlearn {name}")
     return "\n".join(lines)
 
 

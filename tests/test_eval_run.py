@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
 
-from axolotl_unlearn.cli import RESEARCH, unlearn
+from axolotl_unlearn.cli import RENAMED, unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run
 from axolotl_unlearn.evaluation.collapse import cut, second_half
@@ -604,7 +604,7 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
     ]  # fmt: skip
     ended = []
     for command in commands:
-        group = research if command[0] in RESEARCH else unlearn
+        group = research if "research" in RENAMED.get(command[0], "") else unlearn
         done = CliRunner().invoke(group, ["--debug", *command])
         ended.append(done.exit_code and done.output[-300:])
         assert not texts.among(done.output), command

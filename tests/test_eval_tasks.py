@@ -204,7 +204,7 @@ def test_foreign_folders_are_left_alone(tmp_path):
     home = tmp_path / "semeval_unlearn"
     home.mkdir()
     (home / "mine.yaml").write_text("task: mine\n")
-    with pytest.raises(UnlearnError, match="was not made by `axolotl unlearn tasks register`"):
+    with pytest.raises(UnlearnError, match="was not made by `axolotl-unlearn tasks register`"):
         tasks.register_tasks(tmp_path)
     with pytest.raises(UnlearnError, match="move it away"):
         tasks.unregister_tasks(tmp_path)

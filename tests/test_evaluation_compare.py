@@ -101,7 +101,7 @@ def test_sentence_without_a_difference():
 
 def test_missing_evaluation_is_named(tmp_path):
     with pytest.raises(
-        UnlearnError, match="results.json does not exist; run `axolotl unlearn eval"
+        UnlearnError, match="results.json does not exist; run `axolotl-unlearn eval"
     ):
         compare("a", "b", out_dir=tmp_path)
     results = {"settings": {}, "data_dir": str(tmp_path / "none"), "models": []}

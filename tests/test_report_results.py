@@ -122,7 +122,7 @@ def test_bad_results_get_a_sentence(tmp_path, text, sentence):
 
 
 def test_a_missing_file_names_the_command_that_makes_it(tmp_path):
-    with pytest.raises(UnlearnError, match="axolotl unlearn eval"):
+    with pytest.raises(UnlearnError, match="axolotl-unlearn eval"):
         load_results(tmp_path / "nowhere")
 
 

@@ -1,13 +1,12 @@
-"""``axolotl unlearn ...``: a thin, lazy command group; each command has a file of its own."""
+"""``axolotl-unlearn ...``: a thin, lazy command group; each command has a file of its own."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import logging
 import os
 import pkgutil
 import select
-import subprocess
 import sys
 import traceback
 import warnings
@@ -19,19 +18,17 @@ from axolotl_unlearn.errors import UnlearnError
 
 #: Commands that are methods without a promise of stability: hidden, found by their name.
 EXPERIMENTAL = ("augment", "fisher-start")
-#: Commands that were here and belong to the laboratory: `python -m research NAME`.
-RESEARCH = ("analyse", "canaries", "demo", "demo-real", "depth", "leaderboard", "locate",
+_STUDIES = ("analyse", "canaries", "demo", "demo-real", "depth", "leaderboard", "locate",
             "make-data", "never-seen", "reproduce", "reproduce-real", "tune-merge")  # fmt: skip
-
-
-#: Old names -> the words that replace them, for one release.
+#: Old names -> the command lines that replace them, for one release.
 RENAMED = {
-    "audit": ("request", "audit"),
-    "clean": ("request", "clean"),
-    "compare": ("eval", "--compare"),
-    "lm-eval": ("tasks", "run"),
-    "record": ("request",),
-    "register-tasks": ("tasks", "register"),
+    "audit": "axolotl-unlearn request audit",
+    "clean": "axolotl-unlearn request clean",
+    "compare": "axolotl-unlearn eval --compare",
+    "lm-eval": "axolotl-unlearn tasks run",
+    "record": "axolotl-unlearn request",
+    "register-tasks": "axolotl-unlearn tasks register",
+    **{name: f"python -m research {name}" for name in _STUDIES},
 }
 
 
@@ -97,7 +94,7 @@ def _without_message(error: BaseException) -> str:
     frames = traceback.format_tb(error.__traceback__)[-6:]
     return (
         f"{''.join(frames)}Error: unexpected {type(error).__name__}, please report it. Its message "
-        "may quote your rows: `axolotl unlearn --debug ...` shows it."
+        "may quote your rows: `axolotl-unlearn --debug ...` shows it."
     )
 
 
@@ -107,7 +104,7 @@ def quiet() -> None:
     warnings.simplefilter("ignore")
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
-    if datasets := sys.modules.get("datasets"):  # `axolotl unlearn` has loaded it before
+    if datasets := sys.modules.get("datasets"):  # `axolotl-unlearn` has loaded it before
         datasets.disable_progress_bars()
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -138,51 +135,35 @@ class Commands(LazyGroup):
         if cmd_name in EXPERIMENTAL:
             name = f"axolotl_unlearn.experimental.cli_{cmd_name.replace('-', '_')}"
             return importlib.import_module(name).command
-        if cmd_name in RENAMED:
-            return _renamed(self, cmd_name)
-        return _moved(cmd_name) if cmd_name in RESEARCH else super().get_command(ctx, cmd_name)
+        return _renamed(self, cmd_name) or super().get_command(ctx, cmd_name)
 
 
-_ALL = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+def _renamed(group: click.Group, name: str) -> click.Command | None:
+    """An alias that says the new name and, where that is a command here, does what it does."""
+    if name not in RENAMED:
+        return None
+    program, *words = RENAMED[name].split()
+    takes_all = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
-
-def _renamed(group: click.Group, name: str) -> click.Command:
-    """An alias that says the new name and does what the new name does."""
-
-    @click.command(name, hidden=True, context_settings=_ALL)
+    @click.command(name, hidden=True, context_settings=takes_all)
     @click.pass_context
     def command(ctx: click.Context) -> None:
-        words = RENAMED[name]
-        click.echo(
-            f"`axolotl unlearn {name}` is now `axolotl unlearn {' '.join(words)}`.", err=True
-        )
+        says = f"`axolotl-unlearn {name}` is now `{RENAMED[name]}`"
+        if program == "python":
+            raise UnlearnError(f"{says}, in a checkout of the repository.")
+        click.echo(f"{says}.", err=True)
         group.get_command(ctx, words[0]).main(
-            [*words[1:], *ctx.args], prog_name=f"axolotl unlearn {words[0]}", standalone_mode=False
+            [*words[1:], *ctx.args], prog_name=f"{program} {words[0]}", standalone_mode=False
         )
 
     return command
 
 
-def _moved(name: str) -> click.Command:
-    """An alias that says the new name and does what the new name does."""
-
-    @click.command(name, hidden=True, context_settings=_ALL)
-    @click.pass_context
-    def command(ctx: click.Context) -> None:
-        click.echo(f"`axolotl unlearn {name}` is now `python -m research {name}`.", err=True)
-        if importlib.util.find_spec("research") is None:
-            raise UnlearnError(f"`python -m research {name}` runs in a checkout of the repository.")
-        done = subprocess.run([sys.executable, "-m", "research", name, *ctx.args], check=False)
-        ctx.exit(done.returncode)
-
-    return command
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, help="Warnings of libraries, and whole tracebacks.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Of any command: one JSON object, and nothing else."
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
 )
+@click.option("--debug", is_flag=True, help="Warnings of libraries, and whole tracebacks.")
+@click.option("--json", "as_json", is_flag=True, help="Of any command: one JSON object.")
 def unlearn(debug: bool, as_json: bool) -> None:
     """Forget documents, merge complementary models, and prove what was forgotten.
 

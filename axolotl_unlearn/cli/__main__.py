@@ -2,4 +2,4 @@
 
 from axolotl_unlearn.cli import unlearn
 
-unlearn(prog_name="axolotl unlearn")
+unlearn(prog_name="axolotl-unlearn")

@@ -1,28 +1,30 @@
-"""Options that several commands have."""
+"""What the options of several commands share. Defaults are shown: the group `unlearn` says so."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
+PATH = click.Path(path_type=Path)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
-ATTACKED = "Folder for the results; the folder of `axolotl unlearn eval` puts them into its report."
+COUNT = click.IntRange(1)
+MINUTES = click.FloatRange(0, min_open=True)
+ATTACKED = "Folder for the results; the folder of `axolotl-unlearn eval` puts them into its report."
 
 
 def data_option(says: str) -> Callable:
     """``--data``, the demo's by default."""
     default = Path("examples/demo")
-    kind = click.Path(path_type=Path)
-    return click.option(
-        "--data", "data_dir", type=kind, default=default, show_default=True, help=says
-    )
+    return click.option("--data", "data_dir", type=PATH, default=default, help=says)
 
 
 def out_option(default: str, says: str = "Folder of the job.") -> Callable:
     """``--out``, a folder."""
-    return click.option("--out", type=FOLDER, default=Path(default), show_default=True, help=says)
+    return click.option("--out", type=FOLDER, default=Path(default), help=says)
 
 
 def lines(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[str]:
@@ -42,3 +44,13 @@ def lines(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list
 def one_value(context: click.Context, option: click.Parameter, given: str) -> str:
     """Likewise of an option that is given once."""
     return " ".join(lines(context, option, (given,)))
+
+
+def say(*said: str) -> None:
+    for line in said:
+        click.echo(line)
+
+
+def few_logs() -> None:
+    """No config of hundreds of lines of Axolotl's."""
+    os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")

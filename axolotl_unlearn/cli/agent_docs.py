@@ -1,4 +1,4 @@
-"""``axolotl unlearn agent-docs``"""
+"""``axolotl-unlearn agent-docs``"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``axolotl unlearn attack``: does what seems forgotten come back, or lie in the weights?"""
+"""``axolotl-unlearn attack``: does what seems forgotten come back, or lie in the weights?"""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _device(_: Any, __: click.Parameter, given: str | None) -> str:
 
 
 def _default(name: str, value: Any, says: str | None = None, **more: Any) -> Callable:
-    return click.option(name, default=value, show_default=True, help=says, **more)
+    return click.option(name, default=value, help=says, **more)
 
 
 def _options(says: str, *more: Callable, one: bool = True) -> Callable:
@@ -65,7 +65,7 @@ def _options(says: str, *more: Callable, one: bool = True) -> Callable:
     return lambda function: functools.reduce(lambda f, o: o(f), reversed(options), function)
 
 
-_JOIN = click.option("--join", default=" ", help="Between input and output.  [default: a space]")
+_JOIN = _default("--join", " ", "Between input and output.", show_default="a space")
 _SEED = _default("--seed", 0)
 _common = _options(
     "Folder with forget.jsonl (and retain.jsonl).",
@@ -114,7 +114,7 @@ def command() -> None:
     documents, and writes JSON. Interrupted, the first three go on where they were.
 
     \b
-    axolotl unlearn attack relearn out/merged --control out/retrained --out out/eval
+    axolotl-unlearn attack relearn out/merged --control out/retrained --out out/eval
     """
 
 
@@ -150,7 +150,7 @@ def relearn(data_dir: Path, out: Path, source: str, lr: float | None, **options:
     """Fine-tune on a few benign or forgotten rows and ask about the others.
 
     \b
-    axolotl unlearn attack relearn out/merged --control out/retrained --source forget
+    axolotl-unlearn attack relearn out/merged --control out/retrained --source forget
     """
     from axolotl_unlearn.attacks.relearn import Training, chosen_rows, relearn_attack
 
@@ -213,7 +213,7 @@ def membership(models: tuple[str, ...], listed: bool, attacks: str | None, **opt
     passes.
 
     \b
-    axolotl unlearn attack membership out/merged --attacks loss,g_drift,icp
+    axolotl-unlearn attack membership out/merged --attacks loss,g_drift,icp
     """
     from axolotl_unlearn.attacks.membership import run
 
@@ -240,7 +240,7 @@ def traces(out: Path, **options: Any) -> None:
     """Tell by answers to unrelated prompts that a model was unlearned. Writes traces.json.
 
     \b
-    axolotl unlearn attack traces out/merged --original out/memorised
+    axolotl-unlearn attack traces out/merged --original out/memorised
     """
     from axolotl_unlearn.attacks.traces import sentence, traces_attack
     from axolotl_unlearn.files import write_json

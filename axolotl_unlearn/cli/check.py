@@ -1,4 +1,4 @@
-"""``axolotl unlearn check my.yml``"""
+"""``axolotl-unlearn check my.yml``"""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from pathlib import Path
 import click
 
 from axolotl_unlearn.cli._json import answer
+from axolotl_unlearn.cli._options import PATH, say
 
 
 @click.command("check")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.option(
-    "--full/--quick",
-    default=None,
-    help="Also tokens, plan, memory and Axolotl's own checks.  [full: `axolotl unlearn`]",
-)
+@click.argument("config", type=PATH)
+@click.option("--full/--quick", default=None,
+              help="Also tokens, plan, memory and Axolotl's own checks.")  # fmt: skip
 def command(config: Path, full: bool | None) -> None:
     """Find what is wrong with CONFIG before any GPU second is spent.
 
@@ -26,19 +24,19 @@ def command(config: Path, full: bool | None) -> None:
 
     \b
     Exit code 0 if no fault was found, 2 if there is one.
-    `axolotl-unlearn check` answers sooner, from config and rows alone (`--quick`).
+    `axolotl-unlearn check` answers sooner, from config and rows alone (`--quick`); `axolotl unlearn
+    check` is `--full`.
 
     \b
     Example:
-      axolotl unlearn check examples/npo_over.yml
+      axolotl-unlearn check examples/npo_over.yml
     """
     from axolotl_unlearn.checks.preflight import check
 
     full = "axolotl.cli.main" in sys.modules if full is None else full
     faults, summary, facts = check(config, full)
     answer(ready=not faults, faults=faults, **facts)
-    for line in summary:
-        click.echo(line)
+    say(*summary)
     for fault in faults:
         click.secho(f"  ✗ {fault}", fg="red", err=True)
     if faults:

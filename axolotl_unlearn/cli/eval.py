@@ -1,15 +1,16 @@
-"""`axolotl unlearn eval`: official scores, intervals and flags of several models."""
+"""`axolotl-unlearn eval`: official scores, intervals and flags of several models."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from axolotl_unlearn.cli._compare import show_difference
 from axolotl_unlearn.cli._json import answer, read_json
+from axolotl_unlearn.cli._options import PATH
 from axolotl_unlearn.cli._ray import RayCommand, run
 from axolotl_unlearn.errors import UnlearnError
 
@@ -55,38 +56,24 @@ class _Evaluation(RayCommand):
 
 @click.command("eval", cls=_Evaluation)
 @click.argument("models", nargs=-1, required=True)
-@click.option("--data", "data_dir", type=click.Path(path_type=Path), help="[examples/demo]")
-@click.option(
-    "--out", "out_dir", type=click.Path(path_type=Path), default="out/eval", show_default=True
-)
-@click.option(
-    "--compare",
-    is_flag=True,
-    help="Only the difference of two MODELS that OUT holds, with intervals.",
-)
+@click.option("--data", "data_dir", type=PATH, help="[examples/demo]")
+@click.option("--out", "out_dir", type=PATH, default="out/eval")
+@click.option("--compare", is_flag=True, help="Only the difference of two MODELS that OUT holds.")
 @click.option("--original", help="Which model is the one before unlearning [original, memorised].")
-@click.option("--batch-size", default=64, show_default=True)
+@click.option("--batch-size", default=64)
 @click.option("--limit", type=int, help="Only so many rows of each part, to try out.")
 @click.option("--device", help="[cuda where there is one, else cpu]")
-@click.option(
-    "--device-map", type=click.Choice(["auto"]), help="Spread a model that does not fit one device."
-)
+@click.option("--device-map", type=click.Choice(["auto"]), help="Spread a model over all devices.")
 @click.option("--dtype", help="float32, bfloat16, float16 or auto [float32 on cpu, else auto]")
 @click.option("--backend", type=click.Choice(["vllm"]), help="What generates [transformers].")
-@click.option("--max-gen-toks", default=256, show_default=True, help="New tokens a row.")
+@click.option("--max-gen-toks", default=256, help="New tokens a row.")
 @click.option("--mmlu-dir", help="MMLU's CSV folder (dev/, test/) instead of general.jsonl.")
-@click.option("--mmlu-shots", default=0, show_default=True)
-@click.option(
-    "--min-members", default=20, show_default=True, help="Fewer are refused; 0: no membership."
-)
-@click.option("--join", default=" ", help="Between input and output.  [a space]")
-@click.option("--resamples", default=10_000, show_default=True, help="For the intervals; 0: none.")
+@click.option("--mmlu-shots", default=0)
+@click.option("--min-members", default=20, help="Fewer are refused; 0: no membership.")
+@click.option("--join", default=" ", show_default="a space", help="Between input and output.")
+@click.option("--resamples", default=10_000, help="For the intervals; 0: none.")
 @click.option("--with-text", is_flag=True, help="Keep generated texts in cache and results.")
-@click.option(
-    "--store",
-    type=click.Path(path_type=Path),
-    help="Folder of measurements by content, for several evaluations.  [OUT/cache]",
-)
+@click.option("--store", type=PATH, help="Measurements of several evaluations.  [OUT/cache]")
 @click.option("--no-cache", is_flag=True, help="Measure again and store nothing but results.")
 @click.option("--quiet", is_flag=True, help="No progress bars.")
 def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool, **options) -> None:
@@ -100,9 +87,9 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
 
     \b
     Example:
-      axolotl unlearn eval original=out/memorised out/over out/under out/merged --out out/eval
-      axolotl unlearn report out/eval
-      axolotl unlearn eval --compare merged over --out out/eval
+      axolotl-unlearn eval original=out/memorised out/over out/under out/merged --out out/eval
+      axolotl-unlearn report out/eval
+      axolotl-unlearn eval --compare merged over --out out/eval
     """
     from rich.console import Console
 
@@ -111,7 +98,7 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
             raise UnlearnError(f"--compare takes two models that --out holds; {len(models)} given.")
         given = click.get_current_context().get_parameter_source("resamples")
         resamples = options["resamples"] if given is ParameterSource.COMMANDLINE else None
-        show_difference(*models, options["data_dir"], Path(options["out_dir"]), resamples)
+        _show_difference(*models, options["data_dir"], options["out_dir"], resamples=resamples)
         return
     from axolotl_unlearn.evaluation.measurement import Options
     from axolotl_unlearn.evaluation.run import evaluate
@@ -125,4 +112,30 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
     answer(file=out / "results.json", **read_json(out / "results.json"))
     Console().print(table(out))
     click.echo(reasons(out), nl=False)
-    click.echo(f"Results: {out / 'results.json'} (page: axolotl unlearn report {out})")
+    click.echo(f"Results: {out / 'results.json'} (page: axolotl-unlearn report {out})")
+
+
+def _show_difference(*asked: Any, resamples: int | None) -> None:
+    """Nothing is measured again, and settings are those of the evaluation."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from axolotl_unlearn.evaluation.compare import compare
+
+    result = compare(*asked, resamples=resamples)
+    answer(**result)
+    grid = Table(title=f"{result['first']} - {result['second']} (same rows, documents resampled)")
+    for heading in ("score", "difference", "95 % interval", "p", "smallest"):
+        grid.add_column(heading, justify="left" if heading == "score" else "right")
+    for metric, gap in result["differences"].items():
+        bold = "bold" if gap["low"] > 0 or gap["high"] < 0 else ""
+        bounds = rf"\[{gap['low']:+.3f}, {gap['high']:+.3f}]"
+        figures = (f"{gap['value']:+.3f}", bounds, f"{gap['p']:.4f}", f"{gap['smallest']:.3f}")
+        grid.add_row(metric, *figures, style=bold)
+    grid.caption = (
+        "p after Holm over all scores. smallest: the difference that these rows would show in four "
+        "of five data sets."
+    )
+    console = Console()
+    console.print(grid)
+    console.print(result["sentence"], markup=False, highlight=False)

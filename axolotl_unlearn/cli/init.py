@@ -9,10 +9,10 @@ from string import Template
 import click
 
 from axolotl_unlearn.cli._json import answer
+from axolotl_unlearn.cli._options import FILE, PATH
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 #: Kind -> options that it needs.
 _NEEDS = {
     "npo": ("forget", "retain"),
@@ -23,18 +23,18 @@ _NEEDS = {
 
 @click.command("init")
 @click.option(
-    "--kind", type=click.Choice(list(_NEEDS)), default="npo", show_default=True,
+    "--kind", type=click.Choice(list(_NEEDS)), default="npo",
     help="npo: away from the text; match: to the level of a model that never saw it; request: a "
     "fine-tuning run whose rows can be deleted later.",
 )  # fmt: skip
 @click.option("--base-model", required=True, help="The model that is to forget, or to be tuned.")
-@click.option("--forget", type=_FILE, help="npo, match: rows to forget, JSON lines.")
-@click.option("--retain", type=_FILE, help="npo, match: rows to keep.")
-@click.option("--heldout", type=_FILE, help="match: rows that the model never saw.")
+@click.option("--forget", type=FILE, help="npo, match: rows to forget, JSON lines.")
+@click.option("--retain", type=FILE, help="npo, match: rows to keep.")
+@click.option("--heldout", type=FILE, help="match: rows that the model never saw.")
 @click.option("--teacher", help="match: a model that never saw the rows to forget.")
-@click.option("--data", type=_FILE, help="request: the rows of the fine-tuning run.")
+@click.option("--data", type=FILE, help="request: the rows of the fine-tuning run.")
 @click.option("--output-dir", help="[out/unlearned; request: out/finetuned]")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="[unlearn.yml]")
+@click.option("--out", type=PATH, help="[unlearn.yml]")
 def command(kind: str, out: Path | None, **given) -> None:
     """Write a commented config that `axolotl-unlearn check` and `axolotl train` take.
 
@@ -52,9 +52,8 @@ def command(kind: str, out: Path | None, **given) -> None:
         how = "; `axolotl-unlearn teacher --help` says how a teacher is made" * (kind == "match")
         raise UnlearnError(f"--kind {kind} needs {' and '.join(missing)}{how}.")
     template = resources.files("axolotl_unlearn") / "templates" / f"{kind}.yml"
-    given["output_dir"] = given["output_dir"] or (
-        "out/finetuned" if kind == "request" else "out/unlearned"
-    )
+    default = "out/finetuned" if kind == "request" else "out/unlearned"
+    given["output_dir"] = given["output_dir"] or default
     sides = [given[name] for name in ("forget", "retain", "data") if given[name]]
     types = {row_type(path) for path in sides}
     own = types.pop() if len(types) == 1 else None

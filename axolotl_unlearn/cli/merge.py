@@ -1,13 +1,13 @@
-"""`axolotl unlearn merge`."""
+"""`axolotl-unlearn merge`."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import click
 
 from axolotl_unlearn.cli._json import answer
+from axolotl_unlearn.cli._options import PATH
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES
 
@@ -38,53 +38,40 @@ def _is_option(word: str) -> bool:
     return bool(re.match(r"-[^\d.]", word))  # -0.5 is a weight
 
 
-@click.command(
-    epilog="Example: axolotl unlearn merge --method ties --density 0.8 --parents out/over "
-    "out/under --base out/memorised --space delta --out out/merged"
-)
-@click.option(
-    "--parents", cls=PathList, help="Adapters or full models; negate:PATH turns one round."
-)
-@click.option("--base", type=click.Path(path_type=Path), help="The model that all started from.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the result.")
-@click.option("--method", default="ties", show_default=True, help=", ".join(METHODS))
-@click.option("--space", default="delta", show_default=True, help=", ".join(SPACES))
-@click.option("--density", default=0.8, show_default=True, help="Share of entries kept, (0, 1].")
+@click.command()
+@click.option("--parents", cls=PathList, help="Adapters or full models; negate:PATH turns one.")
+@click.option("--base", type=PATH, help="The model that all started from.")
+@click.option("--out", type=PATH, help="Folder of the result.")
+@click.option("--method", default="ties", help=", ".join(METHODS))
+@click.option("--space", default="delta", help=", ".join(SPACES))
+@click.option("--density", default=0.8, help="Share of entries kept, (0, 1].")
 @click.option("--weights", cls=PathList, type=float, help="One a parent  [default: 1 each]")
-@click.option("--scale", default="average", show_default=True, help=", ".join(SCALES))
-@click.option("--seed", default=0, show_default=True, help="Of the random drops of DARE.")
+@click.option("--scale", default="average", help=", ".join(SCALES))
+@click.option("--seed", default=0, help="Of the random drops of DARE.")
 @click.option("--output", type=str, help="model or adapter  [default: factors give an adapter]")
-@click.option(
-    "--recipe",
-    type=click.Path(path_type=Path),
-    help="Repeat the merge of a merge.json on the same weights.",
-)
+@click.option("--recipe", type=PATH, help="Repeat the merge of a merge.json on the same weights.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing --out.")
 @click.option("--force", is_flag=True, help="Merge despite another base or LoRA initialisation.")
 def command(parents, base, out, recipe, overwrite, force, weights, **options) -> None:
-    """Merge complementary unlearned models and write the mergekit recipe beside the result."""
+    """Merge complementary unlearned models and write the mergekit recipe beside the result.
+
+    \b
+    Example:
+      axolotl-unlearn merge --parents out/over out/under --base out/memorised --out out/merged
+    """
     from rich.progress import Progress
 
     from axolotl_unlearn.merging.run import merge, merge_from_recipe
 
     if recipe is not None:
-        source, by_user = (
-            click.get_current_context().get_parameter_source,
-            click.core.ParameterSource.COMMANDLINE,
-        )
-        names = ("parents", "base", "weights", *options)
-        given = [f"--{name}" for name in names if source(name) is by_user]
-        if given:
-            raise UnlearnError(f"--recipe holds {given[0]} already: leave it out, or --recipe.")
-    missing = [
-        name
-        for name, value in (("--parents", parents), ("--base", base), ("--out", out))
-        if not value and not (recipe and name != "--out")
-    ]
-    if missing:
-        raise UnlearnError(
-            f"merge needs {' and '.join(missing)}: see `axolotl unlearn merge --help`."
-        )
+        source = click.get_current_context().get_parameter_source
+        for name in ("parents", "base", "weights", *options):
+            if source(name) is click.core.ParameterSource.COMMANDLINE:
+                raise UnlearnError(f"--recipe holds --{name} already: leave it out, or --recipe.")
+    needed = {"--out": out} if recipe else {"--parents": parents, "--base": base, "--out": out}
+    if missing := [name for name, value in needed.items() if not value]:
+        says = " and ".join(missing)
+        raise UnlearnError(f"merge needs {says}: see `axolotl-unlearn merge --help`.")
     with Progress(transient=True) as bar:
         task = bar.add_task("merging", total=None)
         shared = {

@@ -1,4 +1,4 @@
-"""``axolotl unlearn methods``"""
+"""``axolotl-unlearn methods``"""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def command(ctx: click.Context) -> None:
 
     \b
     Example:
-      axolotl unlearn methods
-      axolotl unlearn methods npo
-      axolotl unlearn methods choose out/demo/eval --risk 0.05
+      axolotl-unlearn methods
+      axolotl-unlearn methods npo
+      axolotl-unlearn methods choose out/demo/eval --risk 0.05
     """
     if ctx.invoked_subcommand is None:
         ctx.invoke(show)
@@ -42,11 +42,9 @@ def command(ctx: click.Context) -> None:
 
 @command.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--risk", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.05,
-    show_default=True, help="Most that may be extracted of a forgotten document.",
-)  # fmt: skip
-@click.option("--delta", default=0.05, show_default=True, help="Chance to call one valid wrongly.")
+@click.option("--risk", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.05,
+              help="Most that may be extracted of a forgotten document.")  # fmt: skip
+@click.option("--delta", default=0.05, help="Chance to call one valid wrongly.")
 def choose(folder: Path, risk: float, delta: float) -> None:
     """Which models of an evaluation (FOLDER) keep a stated risk, best kept first (experimental).
 
@@ -86,7 +84,7 @@ def show(name: str | None = None) -> None:
         for each in sorted(known):
             _headline(known[each])
         click.echo("Presets, `unlearn: {preset: NAME}`: " + ", ".join(preset_names()))
-        click.echo("More about one of them: axolotl unlearn methods NAME")
+        click.echo("More about one of them: axolotl-unlearn methods NAME")
     elif name in known:
         _headline(known[name])
         _whole(known[name])
@@ -137,7 +135,8 @@ def _whole(objective: Objective) -> None:
     click.echo(f"Sees {sees[objective.sees]}.")
     for key, parameter in objective.parameters.items():
         click.echo(f"  {key}: {_kind(str(parameter.annotation))}, default {parameter.default}")
-    block = ", ".join([f"objective: {objective.name}", *_given(objective)])
+    given = [f"{key}: {p.default}" for key, p in objective.parameters.items()]
+    block = ", ".join([f"objective: {objective.name}", *given])
     side = "retain" if objective.side == "retain" else "forget"
     click.echo(f"\nunlearn:\n  {side}: {{{block}}}")
 
@@ -147,7 +146,3 @@ def _kind(annotation: str) -> str:
     for bound, sign in {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}.items():
         annotation = re.sub(rf",? {bound}\(([^)]*)\)", rf" {sign} \1", annotation)
     return re.sub(r"^Annotated\[(.*)\]$", r"\1", annotation)
-
-
-def _given(objective: Objective) -> list[str]:
-    return [f"{key}: {p.default}" for key, p in objective.parameters.items()]

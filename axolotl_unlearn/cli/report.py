@@ -1,4 +1,4 @@
-"""`axolotl unlearn report`: results.json to one HTML page and one table."""
+"""`axolotl-unlearn report`: results.json to one HTML page and one table."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ from pathlib import Path
 import click
 
 from axolotl_unlearn.cli._json import answer, read_json
+from axolotl_unlearn.cli._options import PATH
 
 
 @click.command("report")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Page to write [FOLDER/report.html].")
-@click.option(
-    "--attacks",
-    type=click.Path(path_type=Path),
-    help="Folder of `axolotl unlearn attack` [FOLDER].",
-)
+@click.argument("folder", type=PATH)
+@click.option("--out", type=PATH, help="Page to write [FOLDER/report.html].")
+@click.option("--attacks", type=PATH, help="Folder of `axolotl-unlearn attack` [FOLDER].")
 def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
     """Write the HTML report of an evaluation and print its table.
 
-    FOLDER holds the results.json of `axolotl unlearn eval` (the file itself will do).
+    FOLDER holds the results.json of `axolotl-unlearn eval` (the file itself will do).
 
     \b
     Example:
-      axolotl unlearn report out/eval
-      axolotl unlearn report out/eval --attacks out/attacks
+      axolotl-unlearn report out/eval
+      axolotl-unlearn report out/eval --attacks out/attacks
     """
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""``axolotl unlearn tasks``: our lm-eval tasks, registered with lm-eval or run by it."""
+"""``axolotl-unlearn tasks``: our lm-eval tasks, registered with lm-eval or run by it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def command() -> None:
     """Our lm-eval tasks: TOFU, MUSE, RWKU, WMDP, SemEval-2025 Task 4, likelihoods of answers.
 
     \b
-    axolotl unlearn tasks register                 then: lm_eval --tasks semeval_unlearn
-    axolotl unlearn tasks run --model hf-unlearn --model_args pretrained=out/merged --tasks tofu
+    axolotl-unlearn tasks register                 then: lm_eval --tasks semeval_unlearn
+    axolotl-unlearn tasks run --model hf-unlearn --model_args pretrained=out/merged --tasks tofu
     """
 
 
@@ -33,9 +33,9 @@ def register(remove: bool) -> None:
 
     \b
     Example:
-      axolotl unlearn tasks register
+      axolotl-unlearn tasks register
       lm_eval --model hf --model_args pretrained=out/merged --tasks semeval_unlearn
-      axolotl unlearn tasks register --remove
+      axolotl-unlearn tasks register --remove
     """
     from axolotl_unlearn.evaluation.tasks import register_tasks, unregister_tasks
 
@@ -67,7 +67,7 @@ def run(arguments: tuple[str, ...]) -> None:
 
     \b
     Example:
-      axolotl unlearn tasks run --model hf-unlearn --model_args pretrained=out/merged \\
+      axolotl-unlearn tasks run --model hf-unlearn --model_args pretrained=out/merged \\
         --tasks unlearn_likelihood --metadata '{"data_dir": "examples/demo"}' --batch_size 16
     """
     if not arguments or set(arguments) & {"-h", "--help"}:

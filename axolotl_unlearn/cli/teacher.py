@@ -1,35 +1,26 @@
-"""``axolotl unlearn teacher my.yml``"""
+"""``axolotl-unlearn teacher my.yml``"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from axolotl_unlearn.cli._json import answer
-
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+from axolotl_unlearn.cli._options import COUNT, FILE, PATH, say
 
 
 @click.command("teacher")
-@click.argument("config", type=_FILE)
-@click.option("--forget", type=_FILE, multiple=True, required=True, help="Rows it must not see.")
-@click.option("--retain", type=_FILE, multiple=True, help="Rows it learns from [CONFIG's others].")
-@click.option("--rows", type=click.IntRange(1), help="About how many of them [all].")
-@click.option("--passes", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out/teacher"))
+@click.argument("config", type=FILE)
+@click.option("--forget", type=FILE, multiple=True, required=True, help="Rows it must not see.")
+@click.option("--retain", type=FILE, multiple=True, help="Rows it learns from [CONFIG's others].")
+@click.option("--rows", type=COUNT, help="About how many of them [all].")
+@click.option("--passes", type=COUNT, default=1)
+@click.option("--out", type=PATH, default=Path("out/teacher"))
 @click.option("--start", is_flag=True, help="Also the start, halfway to the teacher: OUT-start.")
 @click.option("--bf16/--no-bf16", default=None, help="[CONFIG's]")
-def command(
-    config: Path,
-    forget: tuple[Path, ...],
-    retain: tuple[Path, ...],
-    rows: int | None,
-    passes: int,
-    out: Path,
-    start: bool,
-    bf16: bool | None,
-) -> None:
+def command(config: Path, out: Path, start: bool, **given: Any) -> None:
     """Make the teacher of `match`: CONFIG's base, tuned briefly on retained rows.
 
     CONFIG is the one that made the model. Its base has seen none of its documents; a pass over
@@ -38,30 +29,28 @@ def command(
 
     \b
     Example:
-      axolotl unlearn teacher original.yml --forget data/forget.jsonl --start
+      axolotl-unlearn teacher original.yml --forget data/forget.jsonl --start
     """
     from axolotl_unlearn.config import read_config
     from axolotl_unlearn.training.teacher import make_start, make_teacher, original_of
 
     original = original_of(config) if start else None
-    cost = make_teacher(
-        config, out, forget=forget, retain=retain, rows=rows, passes=passes, bf16=bf16
-    )
+    cost = make_teacher(config, out, **given)
     share = f" ({cost.read / cost.original_read:.1%} of the run that made the model)"
     answer(model=out, **vars(cost))
-    click.echo(
+    say(
         f"{out}: {cost.rows} of {cost.available} retained rows, {cost.passes} "
         f"pass{'es' * (cost.passes > 1)}, {cost.read} rows read"
         f"{share if cost.original_read else ''}, {cost.seconds:.0f} s."
     )
     where = f"{{model: {cost.base}, adapter: {out}}}" if cost.adapter else f"{{model: {out}}}"
     if original is None:
-        click.echo(f"In the config that forgets: {{objective: match, reference: {where}}}")
+        say(f"In the config that forgets: {{objective: match, reference: {where}}}")
         return
     made = make_start(original, cost, out)
     kept = f"{{model: {cost.base}, adapter: {original}}}" if cost.adapter else str(original)
     rate = read_config(config).get("learning_rate")
-    click.echo(
+    say(
         f"In the config that forgets:\n\nbase_model: {made}\nunlearn:\n  preset: never-seen\n"
         f"  teacher: {where if cost.adapter else out}\n  original: {kept}\n"
         "  heldout: HELDOUT.jsonl   # texts of the same kinds that the model never saw\n"

@@ -74,7 +74,7 @@ def compare(
     path = Path(out_dir) / "results.json"
     if not path.is_file():
         raise UnlearnError(
-            f"{path} does not exist; run `axolotl unlearn eval {first} {second} --out {out_dir}` "
+            f"{path} does not exist; run `axolotl-unlearn eval {first} {second} --out {out_dir}` "
             "first."
         )
     results = json.loads(path.read_text(encoding="utf-8"))
@@ -93,7 +93,7 @@ def compare(
         if measured is None:
             raise UnlearnError(
                 f"{out_dir} holds no evaluation of {name!r} on these data; run "
-                f"`axolotl unlearn eval {model} --data {sets.folder} --out {out_dir}` first "
+                f"`axolotl-unlearn eval {model} --data {sets.folder} --out {out_dir}` first "
                 "(with the same options, and without --no-cache)."
             )
         names.append(name)

@@ -1,4 +1,4 @@
-"""Generation by vLLM in this process: ``axolotl unlearn eval --backend vllm``."""
+"""Generation by vLLM in this process: ``axolotl-unlearn eval --backend vllm``."""
 
 from __future__ import annotations
 

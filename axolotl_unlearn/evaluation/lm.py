@@ -1,7 +1,7 @@
 """``hf-unlearn``: lm-eval's Hugging Face model whose log-likelihoods carry per-token facts.
 
 `lm_eval` itself cannot load models of other packages; importing this module registers it, which
-``axolotl unlearn tasks run`` does before it hands over to lm-eval's own command line. Importing
+``axolotl-unlearn tasks run`` does before it hands over to lm-eval's own command line. Importing
 takes as long as importing lm-eval.
 """
 

@@ -115,7 +115,7 @@ def facts_of(result: Any, what: str) -> TokenFacts | None:
     facts = getattr(result, "facts", None)
     if facts is None:
         warn_once(
-            f"{what} are NaN: they need the facts of each token; run `axolotl unlearn tasks run "
+            f"{what} are NaN: they need the facts of each token; run `axolotl-unlearn tasks run "
             "--model hf-unlearn`."
         )
     return facts

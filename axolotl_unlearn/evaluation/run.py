@@ -1,4 +1,4 @@
-"""Several models, all metrics, one results.json: `axolotl unlearn eval` as a function.
+"""Several models, all metrics, one results.json: `axolotl-unlearn eval` as a function.
 
 What was measured of a model is cached under the digest of its weights, of the data and of the
 task version, so a second run only does what is new, and an interrupted one goes on where it was.

@@ -68,7 +68,7 @@ def register_tasks(target: Path | None = None) -> list[Path]:
             home.mkdir(parents=True)
             written += [Path(shutil.copyfile(path, home / path.name)) for path in files]
             names = [path.name for path in files]
-            by = "axolotl unlearn tasks register"
+            by = "axolotl-unlearn tasks register"
             write_json(home / MARKER, {"by": by, "version": TASK_VERSION, "files": names})
     except OSError as error:
         raise UnlearnError(
@@ -92,7 +92,7 @@ def _remove(home: Path) -> None:
     marker = home / MARKER
     if not marker.is_file():
         raise UnlearnError(
-            f"{home} exists but was not made by `axolotl unlearn tasks register`; move it away."
+            f"{home} exists but was not made by `axolotl-unlearn tasks register`; move it away."
         )
     ours = {*json.loads(marker.read_text(encoding="utf-8"))["files"], MARKER, "__pycache__"}
     others = sorted(path.name for path in home.iterdir() if path.name not in ours)

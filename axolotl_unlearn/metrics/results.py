@@ -373,7 +373,7 @@ class Known(Part):
 
 
 class Attack(Part):
-    """A file of `axolotl unlearn attack`: rows, views, or attacks on membership."""
+    """A file of `axolotl-unlearn attack`: rows, views, or attacks on membership."""
 
     model: str
     attack: str
@@ -476,7 +476,7 @@ def load_results(source: Mapping[str, Any] | Results | str | Path) -> Results:
             folder = path.parent if path.name == "results.json" else path
             raise UnlearnError(
                 f"{path} does not exist; make it with "
-                f"`axolotl unlearn eval MODEL ... --data DIR --out {folder}`."
+                f"`axolotl-unlearn eval MODEL ... --data DIR --out {folder}`."
             )
         where = str(path)
         try:
@@ -487,7 +487,7 @@ def load_results(source: Mapping[str, Any] | Results | str | Path) -> Results:
             ) from fault
     if not isinstance(data, Mapping) or not isinstance(data.get("models"), (list, tuple)):
         raise UnlearnError(
-            f"{where} has no list `models`; expected the results.json of `axolotl unlearn eval`."
+            f"{where} has no list `models`; expected the results.json of `axolotl-unlearn eval`."
         )
     if data.get("schema") != SCHEMA:
         raise UnlearnError(

@@ -80,7 +80,7 @@ def answer_of(
     """Judge every model and say which one to use, or why none.
 
     Args:
-        attacks: Results of `axolotl unlearn attack`.
+        attacks: Results of `axolotl-unlearn attack`.
     """
     results = load_results(results)
     verdicts = judged(results, attacks)

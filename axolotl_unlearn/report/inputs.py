@@ -40,7 +40,7 @@ def find_inputs(
         }
     elif attacks:
         raise UnlearnError(
-            f"--attacks {place}: no attack's file there; `axolotl unlearn attack ... --out {place}`"
+            f"--attacks {place}: no attack's file there; `axolotl-unlearn attack ... --out {place}`"
             " makes one."
         )
     if (place / "attacks.json").is_file():

@@ -36,7 +36,7 @@ def table(
     """The answer in a sentence, then one row a model: its scores and its verdict.
 
     Args:
-        attacks: Results of `axolotl unlearn attack`; default: those in the results' folder.
+        attacks: Results of `axolotl-unlearn attack`; default: those in the results' folder.
 
     Collapsed rows and rows below the utility gate are red; the model to use is bold. The caption
     states the conventions and n.

@@ -129,7 +129,7 @@ def judged(
     """The verdict of every model of results.json, by name.
 
     Args:
-        attacks: Results of `axolotl unlearn attack`; those of a model count for it.
+        attacks: Results of `axolotl-unlearn attack`; those of a model count for it.
     """
     results = load_results(results)
     roles = results.role("original"), results.role("retrained")
@@ -148,7 +148,7 @@ def judge(
 
     Args:
         original, retrained: Their entries; None or the model itself where there are none.
-        attacks: Results of `axolotl unlearn attack` on any model; those of this one count.
+        attacks: Results of `axolotl-unlearn attack` on any model; those of this one count.
         asks: Ids of the criteria that count, of `CRITERIA`; default: all.
 
     Raises:

@@ -369,7 +369,7 @@ def _before(row: Mapping[str, Any]) -> float:
     return ((row.get("before") or {}).get("recalled") or {}).get("value") or math.inf
 
 
-#: What a file of `axolotl unlearn attack` holds -> the criterion that reads it, and its title.
+#: What a file of `axolotl-unlearn attack` holds -> the criterion that reads it, and its title.
 KINDS = {
     "rows": ("attack", "Attacks on the text"),
     "views": ("inside", "Attacks with the weights"),
@@ -405,7 +405,7 @@ def _worst(findings: Sequence[Finding]) -> Finding:
 
 
 def comes_back(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """Of `axolotl unlearn attack` on the text; None where it was not run on this model."""
+    """Of `axolotl-unlearn attack` on the text; None where it was not run on this model."""
     limit = THRESHOLDS["comes_back"].value
     mine, half = _tried("rows", model, attacks)
     if half or not mine:
@@ -431,7 +431,7 @@ def comes_back(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | 
 
 
 def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """Of `axolotl unlearn attack inside`: told where any view tells, the same where all are."""
+    """Of `axolotl-unlearn attack inside`: told where any view tells, the same where all are."""
     mine, half = _tried("views", model, attacks)
     if half or not mine:
         return half
@@ -465,7 +465,7 @@ def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None
 
 
 class Tried:
-    """The tests of `axolotl unlearn attack membership` on a model, each attack and each group.
+    """The tests of `axolotl-unlearn attack membership` on a model, each attack and each group.
 
     Attributes:
         tests: Title -> (p-value before any correction, its figures). Beside a control the paired
