@@ -41,9 +41,9 @@ def lines(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list
     return found
 
 
-def one_value(context: click.Context, option: click.Parameter, given: str) -> str:
-    """Likewise of an option that is given once."""
-    return " ".join(lines(context, option, (given,)))
+def one_value(context: click.Context, option: click.Parameter, given: str | None) -> str:
+    """Likewise of an option that is given once; "" where it is not."""
+    return " ".join(lines(context, option, (given or "",)))
 
 
 def say(*said: str) -> None:

@@ -155,9 +155,9 @@ def _there(paths: tuple[Path, ...]) -> None:
 @click.argument("folder", type=PATH)
 @click.option("--out", required=True, type=PATH, help="The zip archive to write.")
 @click.option("--subject", help="Of a request of many: this one's record and no other's.")
-@click.option("--by", default="", callback=one_value, help="Who answers.")
-@click.option("--to", default="", callback=one_value, help="Who asked.")
-@click.option("--reference", default="", callback=one_value, help="Theirs or yours.")
+@click.option("--by", callback=one_value, help="Who answers.")
+@click.option("--to", callback=one_value, help="Who asked.")
+@click.option("--reference", callback=one_value, help="Theirs or yours.")
 @click.option("--received", type=_DAY, help="YYYY-MM-DD  [when the request was made]")
 @click.option("--due", type=_DAY, help="[a month later]")
 def export(folder: Path, out: Path, subject: str | None, **given: Any) -> None:

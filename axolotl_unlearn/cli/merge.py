@@ -39,7 +39,7 @@ def _is_option(word: str) -> bool:
 
 
 @click.command()
-@click.option("--parents", cls=PathList, help="Adapters or full models; negate:PATH turns one.")
+@click.option("--parents", cls=PathList, help="Adapters or full models; negate:PATH: reversed.")
 @click.option("--base", type=PATH, help="The model that all started from.")
 @click.option("--out", type=PATH, help="Folder of the result.")
 @click.option("--method", default="ties", help=", ".join(METHODS))
