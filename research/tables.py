@@ -79,6 +79,45 @@ def of_yardstick(content: dict[str, Any]) -> dict[str, Table]:
     }
 
 
+def of_benchmark(content: dict[str, Any]) -> dict[str, Table]:
+    """What a step costs beside other ways (`make bench`)."""
+    made = json.loads((RESULTS / content["of"]).read_text("utf-8"))
+
+    def ratio(other: str, plan: str = "step", ours: str = "ours") -> dict[str, float]:
+        return made[plan]["ratios"][f"{ours} / {other}"]
+
+    def row(name: str, target: str, *ratios: dict[str, float]) -> list[str]:
+        costs = (" / ".join(f"{r[key]:.2f}" for r in ratios) for key in ("time", "memory"))
+        return [name, *costs, target]
+
+    rows = []
+    for other, name, target in (
+        ("zjuklab", "ZJUKLAB's way (second model, padded to 256, retain rows twice)", "0.33, 0.55"),
+        (
+            "framework",
+            "the framework's way (second model, sides apart, whole logits)",
+            "0.40, 0.55",
+        ),
+        ("finetune", "plain LoRA fine-tuning on the same padded rows", "1.25, 1.1"),
+        ("finetune_packed", "plain LoRA fine-tuning with packed rows", ""),
+    ):
+        rows.append(row(name, target, ratio(other)))
+        if other in ("zjuklab", "framework"):
+            rows[-1][1] += f" ({1 / ratio(other)['time']:.1f}x faster)"
+    packed = "finetune_packed"
+    rows += [
+        row("the same, first epoch", "", ratio(packed, ours="ours_first_epoch")),
+        row("the same, labels on whole documents", "", ratio(packed, "step_document")),
+        row(
+            "without KL, against padded / packed fine-tuning",
+            "1.05",
+            *(ratio(other, ours="ours_npo_nll") for other in ("finetune", packed)),
+        ),
+    ]
+    first = "our step (NPO + NLL + KL, adapter off; second epoch on) against"
+    return {"speed-and-memory": {"columns": [first, "time", "memory", "target"], "rows": rows}}
+
+
 #: How the tables of a data file are made of its numbers.
 OF_SCHEMA = {
     "study": of_study,
@@ -87,6 +126,7 @@ OF_SCHEMA = {
     "tofu-published": tofu.published_tables,
     "yardstick": of_yardstick,
     "membership": membership.tables,
+    "benchmark": of_benchmark,
 }
 
 
