@@ -97,14 +97,10 @@ def test_nf4_levels_are_those_of_qlora():
 def test_model_keeps_head_embeddings_and_norms(scheme):
     model = tiny_llama()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    report = quantise_model(model, scheme, group=32)
+    quantise_model(model, scheme, group=32)
     changed = {n for n, t in model.state_dict().items() if not torch.equal(t, before[n])}
     linear = {n for n in before if n.endswith("_proj.weight")}
-    assert changed == linear and report["layers"] == len(linear) == 14
-    assert report["weights"] == sum(before[n].numel() for n in linear)
-    wrong = sum(float((model.state_dict()[n] - before[n]).square().sum()) for n in linear)
-    size = sum(float(before[n].square().sum()) for n in linear)
-    assert report["error"] == pytest.approx((wrong / size) ** 0.5, rel=1e-4)
+    assert changed == linear and len(linear) == 14
 
 
 def test_gpt2_layers_are_rounded_along_their_inputs():
@@ -146,7 +142,6 @@ def test_command_line_from_model_to_curves(lab, tmp_path):
     assert plain["recalled"]["value"] > 0.95 and plain["gain"]["recalled"]["value"] == 0
     # 8 bits change nothing to speak of, 4 bits more.
     assert abs(int8["gain"]["probability"]["value"]) < 0.05
-    assert int8["rounding"]["error"] < int4["rounding"]["error"] < 0.3
     assert int4["gain"]["probability"]["value"] < int8["gain"]["probability"]["value"] + 0.01
     assert plain["n"] == 16 and plain["documents"] == 8
     curves = json.loads((tmp_path / "attacks.json").read_text())
@@ -155,7 +150,7 @@ def test_command_line_from_model_to_curves(lab, tmp_path):
 
     # The second run reads what is stored: it does not even need the weights again.
     stored = {path: path.stat().st_mtime_ns for path in (tmp_path / ".scores").iterdir()}
-    assert len(stored) == 3 + 2  # scores of three, and what rounding did to two
+    assert len(stored) == 3
     again = run("quantise", lab.memorised, "--schemes", "int8,int4", "--group", 16, *common)
     assert again.exit_code == 0
     assert stored == {path: path.stat().st_mtime_ns for path in (tmp_path / ".scores").iterdir()}

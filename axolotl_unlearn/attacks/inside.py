@@ -1,6 +1,6 @@
 """Membership from inside the model: what an attacker sees who has its weights.
 
-The attacks of `axolotl unlearn eval` see what a model says of a text. A model can be alike in that
+The attacks of `axolotl-unlearn eval` see what a model says of a text. A model can be alike in that
 and still carry the text: its hidden states lie elsewhere than at texts it never saw, or its loss is
 flatter around it (white-box, arXiv 1812.00910). Each view is judged by the learned attack
 (`axolotl_unlearn.metrics.learned`), which is told some members and asked about the others.
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from axolotl_unlearn.attacks.target import AttackTarget
+from axolotl_unlearn.attacks.target import AttackTarget, collate
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.needs import ForwardSpec
@@ -33,6 +33,7 @@ from axolotl_unlearn.metrics.learned import (
     some_texts,
 )
 from axolotl_unlearn.metrics.membership import trained_equivalence
+from axolotl_unlearn.models import input_device
 
 #: What it looks at, in words.
 VIEWS = {"states": "hidden states", "gradients": "gradient norms"}
@@ -61,19 +62,12 @@ def inside_features(
     check_length(model, texts)
     order = sorted(range(len(texts)), key=lambda i: -len(texts[i].ids))
     rows: list[tuple[NDArray, NDArray]] = [(np.empty(0), np.empty(0))] * len(texts)
-    device = next(model.parameters()).device
     for start in range(0, len(order), batch_size):
         numbers = order[start : start + batch_size]
-        width = len(texts[numbers[0]].ids)
-        ids = torch.zeros(len(numbers), width, dtype=torch.long)
-        mask, where = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
+        batch = collate([(texts[i].ids, texts[i].ids) for i in numbers], input_device(model))
+        where = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
         for row, i in enumerate(numbers):
-            ids[row, : len(texts[i].ids)] = torch.tensor(texts[i].ids)
-            mask[row, : len(texts[i].ids)] = 1
-            where[row, torch.tensor(texts[i].times)] = True
-        ids, mask, where = (part.to(device) for part in (ids, mask, where))
-        labels = ids.masked_fill(mask == 0, -100)
-        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+            where[row, list(texts[i].times)] = True
         with torch.no_grad():
             found = observe(model, batch, ForwardSpec(profiles=where, gradients=where))
         for i, *views in zip(numbers, found.profiles.cpu(), found.gradients.cpu(), strict=True):

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.attacks.probes import plain_probes
+from axolotl_unlearn.attacks.probes import Scores, plain_probes
 from axolotl_unlearn.attacks.results import (
     figures_row,
     result_of,
@@ -91,12 +91,8 @@ def _bitsandbytes(weight: Tensor, scheme: str, group: int) -> Tensor:
 
 
 @torch.no_grad()
-def quantise_model(model: Any, scheme: str, group: int = 64) -> dict[str, float]:
+def quantise_model(model: Any, scheme: str, group: int = 64) -> None:
     """Round the weights of all linear layers in place, the output head excepted.
-
-    Returns:
-        Number of ``weights`` and of ``layers``, and the relative ``error``,
-        ``|rounded - weight| / |weight|`` over all of them.
 
     Raises:
         UnlearnError: if the model has no linear layer.
@@ -104,24 +100,13 @@ def quantise_model(model: Any, scheme: str, group: int = 64) -> dict[str, float]
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    weights = layers = 0
-    wrong = size = 0.0
-    for module in model.modules():
-        if module is head or not isinstance(module, (nn.Linear, Conv1D)):
-            continue
-        # Conv1D (GPT-2) keeps its weight as [in, out].
-        turned = isinstance(module, Conv1D)
-        before = module.weight.t() if turned else module.weight
-        after = round_to_nearest(before, scheme, group)
-        wrong += float((after - before).double().square().sum())
-        size += float(before.double().square().sum())
-        module.weight.copy_(after.t() if turned else after)
-        weights += module.weight.numel()
-        layers += 1
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
     if not layers:
         raise UnlearnError("the model has no linear layer to quantise.")
-    error = (wrong / size) ** 0.5 if size else 0.0
-    return {"weights": weights, "layers": layers, "error": error}
+    for layer in layers:
+        # Conv1D (GPT-2) keeps its weight as [in, out].
+        weight = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight
+        weight.copy_(round_to_nearest(weight, scheme, group))
 
 
 def quantise_attack(
@@ -141,32 +126,26 @@ def quantise_attack(
         _known(scheme)
     probes = plain_probes(subject.records, join=subject.join)
 
-    def scores(of: AttackTarget, scheme: str | None):
+    def scores(of: AttackTarget, scheme: str | None) -> Scores:
         # Unattacked scores do not depend on the group: they are shared between runs.
         how = ("quantise", scheme, group) if scheme else "plain"
-        key = scores_key(of.identity, rows_digest(subject.records), how)
 
-        def make():
+        def make() -> Scores:
             model, tokenizer = of.load()
             if scheme is not None:
-                store.put(f"{key}-rounding", quantise_model(model, scheme, group))
+                quantise_model(model, scheme, group)
             return of.ask(model, tokenizer, probes, scheme or "as it is")
 
-        return stored(store, key, make), store.get(f"{key}-rounding")
+        return stored(store, scores_key(of.identity, rows_digest(subject.records), how), make)
 
-    before, rows = scores(subject, None)[0], []
+    before, rows = scores(subject, None), []
     for scheme in (None, *schemes):
-        after, rounding = scores(subject, scheme)
         name = f"{scheme}, groups of {group}" if scheme else "not quantised"
-        theirs = scores(control, scheme)[0] if control else None
-        figures = (
-            "int8" if scheme == "int8" else name,
-            BITS.get(scheme, 16),
-            after,
-            before,
-            theirs,
+        name = "int8" if scheme == "int8" else name
+        theirs = scores(control, scheme) if control else None
+        rows.append(
+            figures_row(name, BITS.get(scheme, 16), scores(subject, scheme), before, theirs)
         )
-        rows.append(figures_row(*figures) | ({"rounding": rounding} if scheme else {}))
     # One point for each number of bits: of the 4-bit schemes the first one asked for.
     points = {row["x"]: row for row in reversed(rows)}
     drawn = {("quantise", "bits a weight (16: not quantised)"): [points[x] for x in sorted(points)]}

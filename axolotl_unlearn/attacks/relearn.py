@@ -10,7 +10,7 @@ model recovers above it was left behind.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -26,8 +26,7 @@ from axolotl_unlearn.attacks.results import (
     rows_digest,
     scores_key,
 )
-from axolotl_unlearn.attacks.target import AttackTarget, limited, read_side
-from axolotl_unlearn.columns import IGNORE
+from axolotl_unlearn.attacks.target import AttackTarget, collate, limited, read_side
 from axolotl_unlearn.config import DataArgs
 from axolotl_unlearn.data.encode import Encoder
 from axolotl_unlearn.data.records import Record, read_records
@@ -203,19 +202,6 @@ def endless(n: int, seed: int) -> Iterator[int]:
     rng = random.Random(seed)
     while True:
         yield from rng.sample(range(n), n)
-
-
-def collate(rows: Sequence[tuple[list[int], list[int]]], device: Any) -> dict[str, torch.Tensor]:
-    """Ids and labels of rows, padded on the right."""
-    width = max(len(ids) for ids, _ in rows)
-
-    def padded(parts: Iterable[list[int]], fill: int) -> torch.Tensor:
-        return torch.tensor([p + [fill] * (width - len(p)) for p in parts], device=device)
-
-    ids, labels = zip(*rows, strict=True)
-    mask = padded([[1] * len(one) for one in ids], 0)
-    batch = {"input_ids": padded(ids, 0), "labels": padded(labels, IGNORE)}
-    return batch | {"attention_mask": mask}
 
 
 def scores_after(

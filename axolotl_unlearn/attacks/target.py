@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
 from axolotl_unlearn.attacks.probes import Probe, Scores, score_probes
+from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import find_file, interleave
@@ -46,8 +51,6 @@ class AttackTarget:
 
     def load(self) -> tuple[Any, Any]:
         """A fresh copy of the model, and its tokenizer."""
-        import torch
-
         model = load_model(self.spec, dtype=getattr(torch, self.dtype), device=self.device)
         return model, load_tokenizer(self.spec)
 
@@ -107,3 +110,14 @@ def limited(records: Sequence[Record], limit: int | None) -> list[Record]:
     for record in records:
         groups.setdefault((record.task, record.kind), []).append(record)
     return interleave(groups.values())[:limit]
+
+
+def collate(rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: Any) -> dict[str, Tensor]:
+    """Ids and labels of rows, padded on the right."""
+    ids, labels = ([torch.tensor(list(x)) for x in side] for side in zip(*rows, strict=True))
+    batch = {
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORE),
+        "attention_mask": pad_sequence([torch.ones_like(one) for one in ids], batch_first=True),
+    }
+    return {name: part.to(device) for name, part in batch.items()}

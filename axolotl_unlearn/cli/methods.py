@@ -49,6 +49,8 @@ def choose(folder: Path, risk: float, delta: float) -> None:
     """Which models of an evaluation (FOLDER) keep a stated risk, best kept first (experimental).
 
     The risk of a document is by how much more of it can be extracted than from the retrained model.
+    After FROC (arXiv 2512.13337), whose calibration was not found: this is Learn then Test
+    (2110.01052).
     """
     from axolotl_unlearn.experimental.choose import CONTROLS, chosen, risks
 

@@ -1,4 +1,4 @@
-"""Which models of an evaluation keep a stated risk: ``axolotl unlearn methods choose``.
+"""Which models of an evaluation keep a stated risk: ``axolotl-unlearn methods choose``.
 
 After FROC (arXiv 2512.13337), which chooses among configurations under a risk budget. How the paper
 calibrates its risk (CUR) was not found, so the control is Learn then Test (arXiv 2110.01052), which
@@ -48,7 +48,7 @@ def risks(folder: Path) -> dict[str, list[float]]:
     """
     path = folder / "audit.jsonl"
     if not path.is_file():
-        raise UnlearnError(f"{folder} has no audit.jsonl: give a folder of `axolotl unlearn eval`.")
+        raise UnlearnError(f"{folder} has no audit.jsonl: give a folder of `axolotl-unlearn eval`.")
     found: dict[str, list[float]] = {}
     for line in read_json_lines(path):
         told, floor = line.get("extraction_strength"), line.get("retrained") or {}

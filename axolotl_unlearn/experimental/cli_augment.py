@@ -1,4 +1,4 @@
-"""``axolotl unlearn augment idk my.yml``"""
+"""``axolotl-unlearn augment idk my.yml``"""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
     With --memo (MEOW) the model of CONFIG goes on from every fifth character of each answer that
     was written, and those answers are kept whose rest it says least.
 
-    The file holds prompts of the forget rows, and `self` may repeat their answers: `axolotl unlearn
-    clean` removes it.
+    The file holds prompts of the forget rows, and `self` may repeat their answers:
+    `axolotl-unlearn clean` removes it.
 
     \b
     Example:
-      axolotl unlearn augment inverted my.yml --model an/instruct-model --number 7 --memo 3
+      axolotl-unlearn augment inverted my.yml --model an/instruct-model --number 7 --memo 3
     """
     from rich.progress import track
 

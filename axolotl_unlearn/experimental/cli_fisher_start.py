@@ -1,4 +1,4 @@
-"""``axolotl unlearn fisher-start my.yml``"""
+"""``axolotl-unlearn fisher-start my.yml``"""
 
 from __future__ import annotations
 

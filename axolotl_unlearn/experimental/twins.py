@@ -74,7 +74,7 @@ def own_twins(forget: Sequence[Row], twins: Sequence[Row]) -> list[Row]:
     if missing := found.count(None):
         raise UnlearnError(
             f"`reference.twins`: {missing} of {len(forget)} forget rows have no twin; write them "
-            "with `axolotl unlearn augment twins`."
+            "with `axolotl-unlearn augment twins`."
         )
     pairs = zip(forget, found, strict=True)
     if same := sum(list(a["input_ids"]) == list(b["input_ids"]) for a, b in pairs):

@@ -1,4 +1,4 @@
-"""`axolotl unlearn merge`: checks, merges tensor by tensor, writes result and recipe."""
+"""`axolotl-unlearn merge`: checks, merges tensor by tensor, writes result and recipe."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _recipe_text(recipe: Recipe, base: Model, parents: Sequence[Parent], out: Pa
     adapted = [isinstance(parent, Adapter) for parent in parents]
     names = [str(p.path / "merged" if a else p.path) for p, a in zip(parents, adapted, strict=True)]
     head = [
-        f"Written by `axolotl unlearn merge` ({MERGEKIT[recipe.method][1]}). By mergekit itself:",
+        f"Written by `axolotl-unlearn merge` ({MERGEKIT[recipe.method][1]}). By mergekit itself:",
         f"  mergekit-yaml {out}/mergekit_config.yml OUT"
         + (f" --random-seed {recipe.seed}" if recipe.random else ""),
     ]
@@ -193,7 +193,7 @@ def _recipe_text(recipe: Recipe, base: Model, parents: Sequence[Parent], out: Pa
     for parent in parents:
         if parent.negated:
             head.append("Negated parents must be written as models first:")
-            head.append(f"  axolotl unlearn merge --method linear --parents negate:{parent.path}")
+            head.append(f"  axolotl-unlearn merge --method linear --parents negate:{parent.path}")
     if recipe.random:
         head.append("mergekit draws other entries (we seed each tensor): merge.json repeats ours.")
     config = recipe.mergekit_config(str(base.path), names)
@@ -209,7 +209,7 @@ def merge_from_recipe(path: str | Path, out: str | Path, *, force: bool = False,
     facts, log = read_json(Path(path)), options.get("log", lambda line: None)
     if missing := [key for key in ("recipe", "base", "parents") if key not in facts]:
         raise UnlearnError(
-            f"{path} has no {missing[0]!r}: give the merge.json that `axolotl unlearn merge` wrote."
+            f"{path} has no {missing[0]!r}: give the merge.json that `axolotl-unlearn merge` wrote."
         )
     Recipe.from_dict(facts["recipe"])
     for given in (facts["base"], *facts["parents"]):

@@ -23,4 +23,10 @@ def command(arguments: tuple[str, ...]) -> None:
     from axolotl_unlearn.cli import unlearn
 
     models.load_model = functools.partial(models.load_model, trust_remote_code=True)
+    if "vllm" in arguments:
+        import vllm
+
+        from research.inference import in_vllm
+
+        vllm.LLM = in_vllm.load
     unlearn(arguments, prog_name="python -m research trusted")

@@ -18,7 +18,11 @@ from research.inference import modeling_intervened as code
 
 
 def write(model: Path, tensors: Mapping[str, Tensor], out: Path) -> Path:
-    """A copy of the model's folder with the interventions and the code that loads both."""
+    """A copy of the model's folder with the interventions and the code that loads both.
+
+    Its config names no architecture that a server knows: one that leaves the interventions out
+    would give the original.
+    """
     out.mkdir(parents=True, exist_ok=True)
     for path in model.iterdir():
         if path.is_file():
@@ -28,8 +32,12 @@ def write(model: Path, tensors: Mapping[str, Tensor], out: Path) -> Path:
         {name: value.float().contiguous() for name, value in tensors.items()}, out / code.FILE
     )
     config = json.loads((out / "config.json").read_text("utf-8"))
-    loads = {"AutoModelForCausalLM": "modeling_intervened.IntervenedForCausalLM"}
-    write_json(out / "config.json", config | {"auto_map": loads})
+    own = {
+        "architectures": ["IntervenedForCausalLM"],
+        "intervened": config["architectures"][0],
+        "auto_map": {"AutoModelForCausalLM": "modeling_intervened.IntervenedForCausalLM"},
+    }
+    write_json(out / "config.json", config | own)
     return out
 
 

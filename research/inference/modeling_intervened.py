@@ -41,7 +41,11 @@ def intervene(model, tensors):
 
     def hook_of(kind, own):
         def hook(module, args, output):
-            h = output[0] if isinstance(output, tuple) else output
+            h, *rest = output if isinstance(output, tuple) else (output,)
+            # vLLM: the tokens of a prompt [T, D], and beside them the stream that they go to.
+            flat = h.dim() == 2
+            stream = rest[0] if flat and rest and rest[0] is not None else 0
+            h = (h + stream)[None] if flat else h
             values = [value.to(h.device) for value in own]
             if kind == "project":
                 rows = values[0].to(h)
@@ -53,7 +57,8 @@ def intervene(model, tensors):
                 before = before if h.shape[1] == 1 and before is not None else None
                 same = before is not None and len(before) == len(h)
                 new, state[module] = turned(h, *values, mask, before if same else None)
-            return (new, *output[1:]) if isinstance(output, tuple) else new
+            new = new[0] - stream if flat else new
+            return (new, *rest) if isinstance(output, tuple) else new
 
         return hook
 
@@ -83,7 +88,7 @@ class IntervenedForCausalLM:
         options = {
             k: v for k, v in options.items() if k not in ("trust_remote_code", "code_revision")
         }
-        kind = getattr(transformers, config.architectures[0])
+        kind = getattr(transformers, config.intervened)
         loaded = kind.from_pretrained(path, *args, config=config, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         # Older Transformers ask this class for every later model of this kind, ours or not.

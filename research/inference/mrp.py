@@ -19,7 +19,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.attacks.relearn import collate, endless
+from axolotl_unlearn.attacks.relearn import endless
+from axolotl_unlearn.attacks.target import collate
 from research.inference.modeling_intervened import intervene
 from research.probes.depth import decoder_layers
 

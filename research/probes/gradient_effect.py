@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.attacks.relearn import collate
+from axolotl_unlearn.attacks.target import collate
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives.base import LabelScores, Objective
 from research.merging.layers import layer_of

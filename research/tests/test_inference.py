@@ -101,7 +101,27 @@ def test_transformers_loads_the_folder(tmp_path):
     said = loaded.generate(input_ids=ids, max_new_tokens=1, do_sample=False)[0, -1]
     assert said == logits(model, ids)[0, -1].argmax()
     assert_close(logits(load(tmp_path / "plain").eval(), ids), plain)
-    assert json.loads((out / "config.json").read_text("utf-8"))["auto_map"]
+    # A server that left the hooks out would give the original: it finds no architecture it knows.
+    config = json.loads((out / "config.json").read_text("utf-8"))
+    assert config["auto_map"] and config["architectures"] == ["IntervenedForCausalLM"]
+
+
+@pytest.mark.parametrize("kind", ["project", "rotate"])
+def test_the_layout_of_vllm(kind):
+    """There a layer gives ``[T, D]``, and beside it the stream that it is added to: their sum is
+    turned as ``[1, T, D]`` is elsewhere."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, h):
+            return h if h.dim() == 3 else (h - 1, torch.ones_like(h))
+
+    model = torch.nn.Sequential(Layer())
+    gate = {"centroids:0": torch.ones(1, 4), "gate:0": torch.tensor([-1.0, 0.5])}
+    intervene(model, {f"{kind}:0": torch.eye(4)[:1]} | gate)
+    h = torch.randn(1, 3, 4)
+    states, stream = model(h[0])
+    assert_close(states + stream, model(h)[0])
+    assert not torch.allclose(model(h), h)
 
 
 @pytest.fixture(scope="module")

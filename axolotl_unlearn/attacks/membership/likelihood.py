@@ -1,4 +1,4 @@
-"""The attacks of `axolotl unlearn eval`, which see the log-probabilities of a text's own tokens."""
+"""The attacks of `axolotl-unlearn eval`, which see the log-probabilities of a text's own tokens."""
 
 from __future__ import annotations
 
