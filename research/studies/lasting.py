@@ -1,16 +1,20 @@
 """Does forgetting last, and what does it cost? A smaller world than `never_seen`'s, on its base.
 
-    python -m research.studies.lasting BASE OUT SEED [STAGE ...]     # a second call goes on
-    python -m research.studies.lasting do OUT SEED train:match relearn:match member:match ...
-    python -m research.studies.lasting collect OUT SEED [SEED ...]   # > research/results/lasting.json
+    python -m research.studies.lasting do BASE OUT SEED ITEM ...
+    python -m research.studies.lasting collect OUT SEED ...     # > research/results/lasting.json
 
-The second command trains by the configs that the first has written, one after the other in forks of
-a process that has imported Axolotl once, and notes the seconds of processor of each.
+The first writes the data and all configs of a seed (or of the worlds `lume` and `tofu`) and does the
+items, each in a fork of a process that has imported Axolotl once, noting the seconds of processor:
+
+    teacher, train:NAME, merge:NAME, score:NAME, relearn:NAME[:SOURCE[:best]], member:NAME
+
+The second replaces what the results say of these seeds and keeps the others.
 
 BASE is a folder of ``make never-seen`` (seed 0 here): all seeds share its *base*, as all forget
-sets of one public model do; nobody whom the base has read of is in the data of a seed. Seed 401 is
-for development: recipes are chosen by its scores. Seeds 411 and 412 were named in a commit before
-any of their models was made; no recipe is chosen by them.
+sets of one public model do; nobody whom the base has read of is in the data of a seed. For a world
+it is the folder that has ``lume`` and ``tofu``. Seed 401 is for development: recipes are chosen by
+its scores. Seeds 411 and 412 were named in a commit before any of their models was made; no recipe
+is chosen by them.
 """
 
 from __future__ import annotations
@@ -19,9 +23,10 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -30,20 +35,25 @@ import yaml
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from axolotl_unlearn.attacks.relearn import Training, relearn_attack, split_forget
-from axolotl_unlearn.attacks.target import limited, make_subjects
+from axolotl_unlearn.attacks.probes import plain_probes
+from axolotl_unlearn.attacks.relearn import Training, chosen_rows, collate, relearn_attack
+from axolotl_unlearn.attacks.target import make_subjects
+from axolotl_unlearn.config import DataArgs
+from axolotl_unlearn.data.encode import Encoder
 from axolotl_unlearn.data.records import read_records
 from axolotl_unlearn.files import write_json
+from axolotl_unlearn.merging.run import merge
 from axolotl_unlearn.store import Store, versions
 from research.benchmarks.retain_size import apart, clocked
-from research.harness.stages import Kind, Make, Merge, Plan, Train, near
+from research.harness.stages import Plan, Train, near
 from research.studies import never_seen
 from research.studies.demo import CPU
+from research.studies.lasting_worlds import PARTS, blank, make_corpus
 from research.studies.methods import METHODS
 from research.worlds import generate
 from research.worlds.life import LifeSizes, make_life
 
-DEVELOPMENT, FRESH = (401,), (411, 412)
+DEVELOPMENT, FRESH = ("401",), ("411", "412")
 #: Half of `never_seen`'s documents.
 SIZES = LifeSizes(
     stories=12,
@@ -55,29 +65,36 @@ SIZES = LifeSizes(
     background=(0, 0, 0),
 )
 #: A third of the retained rows, as in `never_seen`.
-WELL_READ = ("--rows", "48", "--passes", "24")
-#: The attacker's steps and learning rate, and rows asked.
-STEPS, RATE, ASKED = (5, 20, 100, 500), 1e-3, 40
+WELL_READ = {"rows": 48, "passes": 24}
+#: The attacker's steps and learning rate, rows learned and asked.
+STEPS, RATE, LEARNED, ASKED = (5, 20, 100, 500), 1e-3, 20, 40
+ROOT = Path(__file__).resolve().parents[2]
+#: Passes over the forget rows of all methods but the paper's pair, which keep their nine.
+EPOCHS = 5
+#: Method -> the strengths that were tried on the development seed. Chosen is, of those that recall at
+#: most `NEAR` more than *retrained*, the one whose retained rows lose least; if there is none, the
+#: one that recalls least. Of the paper's pair it is the beta of the run that forgets too much.
+TRIED = {
+    "NPO": (0.02, 0.045, 0.1),
+    "SimNPO": (5.0, 12.0, 30.0),
+    "RMU": (50.0, 200.0, 1000.0),
+    "RepSelect": (0.3, 1.0, 3.0),
+    "merged": (0.01, 0.02, 0.03),
+}
+NEAR = 0.05
+#: Starts: share of the way from the original to its teacher.
+STARTS = {"start": 0.5, "near": 0.8, "nearer": 0.6}
 ORDER = (
+    "original",
     "retrained",
     "teacher",
     "match",
     "match_near",
     "match_long",
     "match_short",
-    "npo",
-    "merged",
-    "simnpo",
-    "rmu",
-    "repselect",
+    "match_lora",
+    *(name.lower() for name in TRIED),
 )
-ROOT = Path(__file__).resolve().parents[2]
-#: Passes over the forget rows of all methods but the paper's pair, which keep their nine.
-EPOCHS = 5
-#: Method -> its strength: that which the leaderboard chose on most of its seeds, of six tries each.
-RIVALS = {"NPO": 0.1, "SimNPO": 12.0, "RMU": 50.0, "RepSelect": 1.0}
-#: What every recipe needs, and what judges it.
-WORLD = ("data", "base", "original", "teacher", "retrained", "start")
 
 
 def make_data(base: Path, out: Path, seed: int) -> Any:
@@ -104,18 +121,36 @@ def match(out: Path, start: str = "start", **more: Any) -> Train:
         "heldout": near(out / "data" / "heldout.jsonl"),
     }
     changes = {"unlearn": block, "num_epochs": EPOCHS, "learning_rate": 8e-4, **more}
-    return Train("match", start, changes, title="match", needs=("original", "teacher"))
+    return Train("match", out / start, changes)
 
 
+def _rows(*roles: str) -> list[dict[str, str]]:
+    return [
+        {"path": f"{role}.jsonl", "ds_type": "json", "type": f"axolotl_unlearn.data.{role}"}
+        for role in roles
+    ]
+
+
+#: The rows of both sides, and none that only the base had read.
+OWN_ROWS = _rows("forget", "retain")
 #: `match` with the learning rate of the original's own run: twice the passes, or a start nearer to
 #: the teacher.
 VARIANTS = {
     "match_long": {"num_epochs": 2 * EPOCHS, "learning_rate": 1.6e-3},
     "match_near": {"start": "near", "learning_rate": 1.6e-3},
 }
+#: `short` in a LoRA, at a higher rate.
+LORA = {
+    "learning_rate": 4e-3,
+    "adapter": "lora",
+    "lora_r": 64,
+    "lora_alpha": 64,
+    "lora_dropout": 0.0,
+    "lora_target_linear": True,
+}
 
 
-def short(out: Path) -> Train:
+def short(out: Path, **more: Any) -> Train:
     """The cheapest try that came near: documents' labels weigh four times as much, fewer rows a step
     and none that only the base has read, from six tenths of the way to the teacher."""
     teacher, original = ({"model": near(out / name)} for name in ("teacher", "original"))
@@ -132,56 +167,119 @@ def short(out: Path) -> Train:
         {"objective": "nll", "kinds": "question", **taught},
         {"objective": "kl", "direction": "reverse", "reference": original},
     ]
-    rows = [
-        {"path": f"{role}.jsonl", "ds_type": "json", "type": f"axolotl_unlearn.data.{role}"}
-        for role in ("forget", "retain")
-    ]
-    own = {"unlearn.forget": forget, "unlearn.retain": retain, "datasets": rows}
+    own = {"unlearn.forget": forget, "unlearn.retain": retain, "datasets": OWN_ROWS}
     looks = {"unlearn.level": {"rows": 50, "every": 33}}
     run = {"num_epochs": 4, "micro_batch_size": 4, "learning_rate": 1.4e-3}
-    return match(out, "nearer", **own, **looks, **run)
+    return match(out, "nearer", **own, **looks, **run | more)
 
 
-def plan(base: Path, out: Path, seed: int, *names: str, threads: int = 4) -> Plan:
-    """The stages of these names, by the tables of `never_seen` and this study."""
-    stages: dict[str, Kind] = never_seen.table(out, seed, SIZES, False)
-    taught = replace(stages["teacher"], words=lambda p: [*never_seen.teacher_words(p), *WELL_READ])
-    made = Make(
-        lambda p: make_data(base, p.data, seed), "data/manifest.json", settings=[seed, str(SIZES)]
-    )
-    copied = Make(lambda p: shutil.copytree(base / "base", p.out / "base"), "base/config.json")
-    stages |= {"data": made, "base": copied, "teacher": taught, "match": match(out)}
-    for name, ours in (("near", 0.2), ("nearer", 0.4)):
-        towards = ("--method", "linear", "--weights", str(ours), f"{1 - ours:g}")
-        stages[name] = Merge("base", ("original", "teacher"), options=towards)
-    stages |= {name: match(out, **changes) for name, changes in VARIANTS.items()}
-    stages["match_short"] = short(out)
-    for name, strength in RIVALS.items():
-        changes = METHODS[name].changes(strength) | {"num_epochs": EPOCHS}
-        stages[name.lower()] = never_seen._forget("npo_over", name, **changes)
-    chosen = {name: kind for name, kind in stages.items() if name in (*WORLD, *names)}
-    return Plan("lasting", out, chosen, seed=seed, threads=threads, environment=CPU)
+def rivals() -> dict[str, Train]:
+    """METHOD-STRENGTH -> its run; of a merge that of the run that forgets too much."""
+    found = {}
+    for name, strengths in TRIED.items():
+        for value in strengths:
+            changes = {"unlearn__forget__beta": value}
+            if name != "merged":
+                changes = METHODS[name].changes(value) | {"num_epochs": EPOCHS}
+            stage = "over" if name == "merged" else name.lower()
+            found[f"{stage}-{value:g}"] = never_seen._forget("npo_over", name, **changes)
+    return found
 
 
-def relearned(out: Path, name: str) -> dict[str, Any]:
-    """Recall of other forget documents while a model is trained on some, beside *retrained*."""
+def prepare(base: Path, out: Path, seed: str) -> None:
+    """Data, base, and the configs of all runs, if they are not there."""
+    world = seed in PARTS
+    data, number = out / "data", 0 if world else int(seed)
+    stages = never_seen.table(out, number, SIZES, False)
+    chosen = {name: stages[name] for name in ("original", "retrained", "under")}
+    chosen |= {"match": match(out), "match_short": short(out)} | rivals()
+    chosen["match_lora"] = short(out, **LORA)
+    chosen |= {name: match(out, **changes) for name, changes in VARIANTS.items()}
+    if world:
+        chosen["base"] = Train("memorise", out / "blank", {"datasets.0.path": "base.jsonl"})
+        chosen["match"] = match(out, **VARIANTS["match_long"], datasets=OWN_ROWS)
+    elif not (out / "base").is_dir():
+        shutil.copytree(base / "base", out / "base")
+    if not (data / "manifest.json").is_file():
+        data.mkdir(parents=True, exist_ok=True)
+        if world:
+            make_corpus(base, data, seed)
+            blank(ROOT / "examples" / "tiny-olmo", out / "blank", data / "background.jsonl")
+        else:
+            make_data(base, data, number)
+    Plan("lasting", out, chosen, seed=number, threads=1, environment=CPU)
+
+
+def _subjects(out: Path, name: str, against: str | None) -> tuple[Any, Any]:
     forget = read_records(out / "data" / "forget.jsonl")
-    rows, asked = split_forget(forget, 20)
-    against = None if name == "retrained" else f"retrained={out / 'retrained'}"
+    control = against and f"{against}={_model(out, against)}"
     model = f"{name}={_model(out, name)}"
-    subject, control = make_subjects(model, forget, against, max_new_tokens=48, quiet=True)
+    return make_subjects(model, forget, control, max_new_tokens=48, quiet=True)
+
+
+def relearned(out: Path, name: str, source: str = "forget", best: str = "") -> dict[str, Any]:
+    """Recall of forget documents while a model is trained on ``source``, beside *retrained*."""
+    subject, control = _subjects(out, name, None if name == "retrained" else "retrained")
+    rows = (subject.records, out / "data", LEARNED, ASKED)
     result, _ = relearn_attack(
         subject,
         Store(out / "relearn-scores"),
-        rows,
-        limited(asked, ASKED),
-        source="forget",
+        **chosen_rows(source, *rows, choose=bool(best)),
         steps=STEPS,
         how=Training(rate=RATE),
         control=control,
     )
-    write_json(out / "relearned" / f"{name}.json", result)
+    parts = [name, *([source] if source != "forget" else []), *([best] if best else [])]
+    write_json(out / "relearned" / f"{':'.join(parts)}.json", result)
     return {}
+
+
+def scored(out: Path, name: str) -> dict[str, Any]:
+    """Recall of the rows that relearning asks about, and the mean NLL of the retained rows."""
+    subject, _ = _subjects(out, name, None)
+    asked = chosen_rows("forget", subject.records, out / "data", LEARNED, ASKED)["asked"]
+    model, tokenizer = subject.load()
+    encoder, losses = Encoder(tokenizer, DataArgs(), max_length=256), []
+    for record in read_records(out / "data" / "retain.jsonl"):
+        row = encoder.encode(record)
+        labels = encoder.labels(row, encoder.labelled(record.kind))
+        losses.append(float(model(**collate([(row.input_ids, labels)], "cpu")).loss))
+    figures = subject.ask(model, tokenizer, plain_probes(asked), "asked").figures()
+    return {"asked": figures, "retained": fmean(losses)}
+
+
+def merged(out: Path, name: str) -> dict[str, Any]:
+    """A start between the original and its teacher, or the paper's pair by TIES."""
+    start = time.process_time()
+    if name in STARTS:
+        share = STARTS[name]
+        how = {"method": "linear", "weights": [1 - share, share]}
+        parents, base = [out / "original", out / "teacher"], out / "base"
+    else:
+        how = {"method": "ties", "density": 0.8}
+        pair = (name.replace("merged", "over"), "under")
+        parents, base = [_model(out, one) for one in pair], out / "original"
+    merge(parents, base, out / name, overwrite=True, **how)
+    return {"seconds": time.process_time() - start}
+
+
+def taught(out: Path, name: str) -> dict[str, Any]:
+    """The teacher, by ``axolotl unlearn teacher`` within this process."""
+    from axolotl.cli.train import do_cli
+
+    from axolotl_unlearn.training import teacher
+
+    def run(command: Sequence[str], check: bool) -> SimpleNamespace:
+        sys.argv = ["axolotl"]
+        do_cli(config=command[2])
+        return SimpleNamespace(returncode=0)
+
+    start, config = time.process_time(), out / "configs" / "original.yml"
+    sides = {side: [out / "data" / f"{side}.jsonl"] for side in ("forget", "retain")}
+    with patch.object(teacher.subprocess, "run", run):
+        cost = teacher.make_teacher(config, out / name, **sides, **WELL_READ)
+    steps = cost.read // yaml.safe_load(config.read_text("utf-8"))["micro_batch_size"]
+    return {"seconds": time.process_time() - start, "steps": steps, "looks": []}
 
 
 def trained(out: Path, name: str) -> dict[str, Any]:
@@ -223,56 +321,121 @@ def _model(out: Path, name: str) -> Path:
 
 
 def done(out: Path, items: Sequence[str]) -> None:
-    """Each ``WHAT:NAME`` in a fork of its own; the seconds go to ``cost.json``."""
+    """Each item that ``cost.json`` does not name, in a fork of its own; its seconds go there."""
     import axolotl.cli.train  # noqa: F401 (before the forks)
     import axolotl.core.builders  # noqa: F401
 
-    work = {"train": trained, "relearn": relearned, "member": told}
+    work = {
+        "train": trained, "teacher": taught, "merge": merged, "score": scored,
+        "relearn": relearned, "member": told,
+    }  # fmt: skip
     path = out / "cost.json"
     for item in items:
-        what, name = item.split(":")
-        cost = apart(lambda what=what, name=name: work[what](out, name))
-        write_json(path, (read_json(path) if path.is_file() else {}) | {item: cost})
+        if path.is_file() and item in read_json(path):
+            continue
+        what, *words = item.split(":")
+        made = apart(lambda what=what, words=words: work[what](out, *words or [what]))
+        write_json(path, (read_json(path) if path.is_file() else {}) | {item: made})
+        print(item, {key: one for key, one in made.items() if key != "looks"}, flush=True)
 
 
-def collected(out: Path, seeds: Sequence[str]) -> dict[str, Any]:
-    """What all seeds show, and the tables of the docs."""
-    found: dict[str, Any] = {}
+def collected(out: Path, seeds: Sequence[str], before: dict[str, Any]) -> dict[str, Any]:
+    """What ``before`` and these seeds' folders show, and the tables of the docs."""
+    found = before["seeds"]
     for seed in seeds:
-        folder = out / seed
-        found[seed] = {
-            "relearned": {p.stem: read_json(p) for p in sorted((folder / "relearned").glob("*.json"))},
-            "membership": {
+        folder, one = out / seed, found.setdefault(seed, {})
+        looks = {p.parent.name: read_json(p) for p in sorted(folder.glob("*/level.json"))}
+        costs = read_json(folder / "cost.json")
+        one |= {
+            "relearned": one.get("relearned", {})
+            | {p.stem: read_json(p) for p in sorted((folder / "relearned").glob("*.json"))},
+            "membership": one.get("membership", {})
+            | {
                 path.parent.name.removeprefix("member-"): read_json(path)["models"]
                 for path in sorted(folder.glob("member-*/membership.json"))
             },
-            "cost": read_json(folder / "cost.json") if (folder / "cost.json").is_file() else {},
-        }  # fmt: skip
+            "scored": one.get("scored", {})
+            | {k.partition(":")[2]: v for k, v in costs.items() if k.startswith("score:")},
+            "cost": priced(costs) | one.get("cost", {}),
+            "kept": one.get("kept", {})
+            | {
+                name: {
+                    "retained": seen["retained"],
+                    "kept": next(x for x in seen["watched"] if x["step"] == seen["kept_step"]),
+                }
+                for name, seen in looks.items()
+                if name.startswith("match") and seen["kept_step"] is not None
+            },
+        }
+    tables = before["tables"]
+    for seed in seeds:
+        one = found[seed]
+        for way in dict.fromkeys(name.partition(":")[2] for name in one["relearned"]):
+            results = {
+                name.partition(":")[0]: result
+                for name, result in one["relearned"].items()
+                if name.partition(":")[2] == way
+            }
+            if "retrained" in results:
+                tables["-".join(filter(None, ("relearned", seed, way)))] = relearn_table(results)
+        tables[f"cost-{seed}"] = cost_table(one["cost"])
+        if one["scored"]:
+            tables[f"scored-{seed}"] = scored_table(one["scored"])
+    command = "python -m research.studies.lasting collect"
+    return {"command": command, "versions": versions(), "seeds": found, "tables": tables}
+
+
+def priced(costs: Mapping[str, Any]) -> dict[str, Any]:
+    """The runs of ``cost.json``; a merge of two counts both."""
+    runs = {"train:" + k.removeprefix("train:"): v for k, v in costs.items() if _is_run(k)}
+    for item, one in costs.items():
+        if item.startswith("merge:merged"):
+            pair = [runs[f"train:over{item.removeprefix('merge:merged')}"], runs["train:under"]]
+            runs["train:" + item.removeprefix("merge:")] = {
+                "seconds": one["seconds"] + sum(each["seconds"] for each in pair),
+                "steps": sum(each["steps"] for each in pair),
+                "looks": [],
+            }
+    beside = costs["train:retrained"]["seconds"]
     return {
-        "command": "python -m research.studies.lasting collect",
-        "versions": versions(),
-        "seeds": found,
-        "tables": {
-            f"{kind}-{seed}": table(one[key])
-            for seed, one in found.items()
-            for kind, key, table in (
-                ("relearned", "relearned", relearn_table),
-                ("cost", "cost", cost_table),
-            )
-        },
+        k: {n: v[n] for n in ("seconds", "steps", "looks")} | {"beside": beside}
+        for k, v in runs.items()
     }
+
+
+def _is_run(item: str) -> bool:
+    return item == "teacher" or item.startswith("train:")
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Those of `ORDER`, each with its strengths."""
+    known = [name for name in names if name.rpartition("-")[0] in ORDER or name in ORDER]
+    return sorted(known, key=lambda n: (ORDER.index(n if n in ORDER else n.rpartition("-")[0]), n))
 
 
 def cost_table(cost: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds of processor, and what they are of *retrained* (``beside``: of the same hour)."""
     rows = []
-    for name in (name for name in ORDER if f"train:{name}" in cost):
+    for name in ordered(item.removeprefix("train:") for item in cost):
         one = cost[f"train:{name}"]
         share = one["seconds"] / one.get("beside", cost["train:retrained"]["seconds"])
         looks = sum(one.get("looks") or [])
         cells = (f"{looks:.0f}", f"{one['seconds']:.0f}", f"{share:.2f}")
         rows.append([f"*{name}*", str(one["steps"]), *cells])
     return {"columns": ["run", "steps", "looks, s", "in all, s", "of retraining"], "rows": rows}
+
+
+def scored_table(scored: Mapping[str, Any]) -> dict[str, Any]:
+    """Recall of forgotten documents, and what retained rows have lost, nats."""
+    rows = [
+        [
+            f"*{name}*",
+            f"{scored[name]['asked']['recalled']['value']:.2f}",
+            f"{scored[name]['retained'] - scored['original']['retained']:+.2f}",
+        ]
+        for name in ordered(scored)
+    ]
+    return {"columns": ["model", "recall", "retained rows, nats"], "rows": rows}
 
 
 def read_json(path: Path) -> Any:
@@ -291,7 +454,7 @@ def curves(results: Mapping[str, Any]) -> dict[str, list[tuple[float, float, flo
 def relearn_table(results: Mapping[str, Any]) -> dict[str, Any]:
     """Recall at each number of steps, and what that is above *retrained*."""
     rows = []
-    for name in (name for name in ORDER if name in curves(results)):
+    for name in ordered(results):
         cells = [f"*{name}*"]
         for row in results[name]["rows"]:
             cells.append(f"{row['recalled']['value']:.2f}")
@@ -308,10 +471,10 @@ def figure(results: Mapping[str, Any]) -> Figure:
     drawing = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = drawing.subplots()
     found = curves(results)
-    for number, name in enumerate(name for name in ORDER if name in found):
+    for number, name in enumerate(ordered(found)):
         steps, value, low, high = zip(*found[name], strict=True)
         errors = abs(np.array([low, high]) - value)
-        strong = name in ("retrained", "match_long")
+        strong = name in ("retrained", "match_short")
         axes.errorbar(
             [step * 1.03 ** (number - 3) if step else 0 for step in steps], value, errors,
             label=name, color=f"C{number}", lw=2.2 if strong else 1, elinewidth=0.7,
@@ -329,16 +492,16 @@ def figure(results: Mapping[str, Any]) -> Figure:
 if __name__ == "__main__":
     first, *rest = sys.argv[1:]
     if first == "do":
-        folder, seed, *items = rest
+        base, folder, seed, *items = rest
+        prepare(Path(base), Path(folder) / seed, seed)
         done(Path(folder) / seed, items)
-    elif first == "collect":
+    else:
         folder, *seeds = rest
-        content = collected(Path(folder), seeds)
-        write_json(ROOT / "research/results/lasting.json", content)
+        path = ROOT / "research/results/lasting.json"
+        content = collected(Path(folder), seeds, read_json(path))
+        write_json(path, content)
+        drawn = content["seeds"][FRESH[-1]]["relearned"]
         with rc_context({"svg.hashsalt": "lasting"}):
-            figure(content["seeds"][seeds[0]]["relearned"]).savefig(
+            figure({name: one for name, one in drawn.items() if ":" not in name}).savefig(
                 ROOT / "docs/images/relearning.svg", metadata={"Date": None}
             )
-    else:
-        folder, seed, *names = rest
-        plan(Path(first), Path(folder) / seed, int(seed), *names).job.run()
