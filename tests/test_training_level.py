@@ -102,12 +102,13 @@ def test_the_learned_attack_sees_what_label_log_probs_do_not(monkeypatch):
     """The same log-probs of the labels on both sides; forget rows have flatter distributions."""
     rng = np.random.default_rng(0)
 
-    def rows(n: int, flatter: float) -> tuple[SimpleNamespace, list[TokenFacts]]:
+    def rows(n: int, flatter: float) -> tuple[level.ScoredRows, list[TokenFacts]]:
         logp = -rng.exponential(1.0, (n, 30))
         mean = -2.0 - flatter + 0.3 * rng.standard_normal((n, 30))
-        groups = [(0, int(i % 2)) for i in range(n)]
+        one = level.ScoredRows([], tokenizer=None)
+        one.groups = [(0, int(i % 2)) for i in range(n)]
         facts = [TokenFacts(a, a > -0.5, m, np.ones(30)) for a, m in zip(logp, mean, strict=True)]
-        return SimpleNamespace(groups=groups), facts
+        return one, facts
 
     groups = {(0, 0), (0, 1)}
     heldout = rows(60, 0.0)

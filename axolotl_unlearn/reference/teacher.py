@@ -212,13 +212,8 @@ def require_same_tokenizer(path: str, tokenizer: Any, **options: Any) -> None:
             "those of base_model: save the tokenizer it was trained with there."
         ) from None
     ours, theirs = tokenizer.get_vocab(), other.get_vocab()
-    padding = {tokenizer.pad_token, other.pad_token}
-    differ = [
-        token
-        for token in ours.keys() | theirs.keys()
-        if ours.get(token) != theirs.get(token)
-        and not (token in padding and (token not in ours or token not in theirs))
-    ]
+    padding = {tokenizer.pad_token, other.pad_token} - (ours.keys() & theirs.keys())
+    differ = {token for token, _ in ours.items() ^ theirs.items()} - padding
     if differ:
         raise UnlearnError(
             f"`reference.model: {path}` has another tokenizer than base_model ({len(differ)} "

@@ -115,19 +115,6 @@ def looks_every(steps: int) -> int:
     return max(1, min(EVERY, steps // 5))
 
 
-def _refuse_unmatched(matches: Sequence[Entry], rows: Dataset) -> None:
-    """The level watches all forget rows, so `match` must be for all of them."""
-    unseen = ~_meant_by(matches, rows) & (np.asarray(rows["role"][:]) == ROLES["forget"])
-    if unseen.any():
-        groups = zip(
-            *(np.asarray(rows[n][:])[unseen].tolist() for n in ("kind", "task")), strict=True
-        )
-        raise UnlearnError(
-            "`unlearn.level` watches all forget rows, but no `match` entry is for "
-            f"{_named(groups)}: add one for them, or forget them in a run of their own."
-        )
-
-
 def _named(groups: Iterable[tuple[int, int]]) -> str:
     kinds = {number: name for name, number in KINDS.items()}
     return " and ".join(sorted({f"{kinds[kind]}s of task {task}" for kind, task in groups}))
@@ -174,13 +161,10 @@ def document_scores(
     groups: set[Hashable],
 ) -> Scores:
     """The six attacks on the rows of ``groups`` (`judged`), by group; five with no reference."""
-    found = {}
-    for group in dict.fromkeys(g for g in watched.groups if g in groups):
-        chosen = [i for i, other in enumerate(watched.groups) if other == group]
-        known = None if reference is None else [_facts(reference[i]) for i in chosen]
-        texts = [watched.texts[i] for i in chosen]
-        found[group] = attack_scores([facts[i] for i in chosen], texts, known)
-    return found
+    seen, texts = watched.by_group(facts), watched.by_group(watched.texts)
+    known = watched.by_group(list(map(_facts, reference))) if reference is not None else {}
+    chosen = [group for group in seen if group in groups]
+    return {g: attack_scores(seen[g], texts[g], known.get(g)) for g in chosen}
 
 
 def learned_auc(
@@ -196,15 +180,14 @@ def learned_auc(
     flatter, than those of an unseen text. Features are centred in each group, over both sides.
     """
     sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    known, unknown = (
+        {group: list(map(text_features, facts[group])) for group in groups}
+        for facts in (forget.by_group(seen), heldout.by_group(unseen))
+    )
     for group in groups:
-        features = [
-            np.array(
-                [text_features(f) for f, g in zip(facts, rows.groups, strict=True) if g == group]
-            )
-            for rows, facts in ((forget, seen), (heldout, unseen))
-        ]
-        for side, values in zip(sides, features, strict=True):
-            side.append(values - np.concatenate(features).mean(0))
+        centre = np.mean(known[group] + unknown[group], axis=0)
+        for side, features in zip(sides, (known, unknown), strict=True):
+            side.append(np.array(features[group]) - centre)
     # Its memory grows with the square of the rows.
     members, nonmembers = (
         (rows := np.concatenate(side))[:: max(1, -(-len(rows) // LEARNED_ROWS))] for side in sides
@@ -247,16 +230,6 @@ def _asked(
                 logits = found.logits(found.states[HEAD].values)
             return logits, batch["labels"].roll(-1)[where].to(logits.device)
     return None
-
-
-def _rest(row: dict[str, Any], entries: Sequence[tuple[Entry, Any]]) -> Tensor | None:
-    """`entropy_without` of what a reference says of a row, ``[T, K]``; None if none was asked."""
-    asked = _asked(row, entries)
-    return asked and entropy_without(*asked).cpu()
-
-
-def _features(facts: TokenFacts) -> Tensor:
-    return token_features(*(torch.as_tensor(x) for x in (facts.logp, facts.mean, facts.sd)))
 
 
 def _meant_by(entries: Sequence[Entry], rows: Dataset) -> np.ndarray:
@@ -323,8 +296,8 @@ class LevelCallback(TrainerCallback):
         stopping: The rule; None trains to the last step and keeps it.
         out: Folder for ``level.json``, what was seen at each look.
         log: Gets what the attacks tell.
-        rest: For each held-out row what the reference is unsure of besides the label (`_rest`):
-            the temperature begins where that is as much as the policy is. Else it begins at 1.
+        rest: For each held-out row `entropy_without` of what the reference says of it, ``[T, K]``,
+            or None: the temperature begins where that is as much as the policy is. Else at 1.
         crowds: Get the features of all judged rows at each such look.
         order_only: The teacher is the starting model, which knows the forget rows (or their twins'
             unchanged words): it tells which tokens are harder than others, and no level.
@@ -364,7 +337,14 @@ class LevelCallback(TrainerCallback):
         """For a run whose references have been asked about all rows."""
         args, rows, unseen = trainer.unlearn_args.level, trainer.train_dataset, [*trainer.heldout]
         matches = [entry for entry in trainer.entries if entry.objective.name == "match"]
-        _refuse_unmatched(matches, rows)
+        roles = np.asarray(rows["role"][:])
+        unmatched = np.flatnonzero(~_meant_by(matches, rows) & (roles == ROLES["forget"]))
+        if len(unmatched):
+            groups = _named((row["kind"], row["task"]) for row in rows.select(unmatched))
+            raise UnlearnError(
+                "`unlearn.level` watches all forget rows, but no `match` entry is for "
+                f"{groups}: add one for them, or forget them in a run of their own."
+            )
         source = trainer.source_of(matches[0])
         teacher = trainer.references[source]
         distributions = [
@@ -376,14 +356,17 @@ class LevelCallback(TrainerCallback):
         ]
         instead = [pair for pair in distributions if pair[0].objective.name == "nckd"]
         kept_by = [pair for pair in distributions if pair[0].side == "retain"]
-        roles = np.asarray(rows["role"][:])
         forget = [rows[i] for i in _drawn(rows, np.flatnonzero(roles == ROLES["forget"]), args)]
         # What rows lose that are trained word by word is not diluted by rows that are only held.
         words = [e for e in trainer.entries if (e.side, e.objective.name) == ("retain", "nll")]
         trained = _meant_by(words, rows)
         retain = np.flatnonzero(trained if trained.any() else roles == ROLES["retain"])
         kept = [rows[int(i)] for i in retain[:: max(1, len(retain) // RETAIN_ROWS)]]
-        some = max(1, len(unseen) // RETAIN_ROWS)  # one number is made of what they tell
+        rest = None
+        if args.certainty:
+            some = max(1, len(unseen) // RETAIN_ROWS)  # one number is made of what they tell
+            asked = (None if i % some else _asked(row, instead) for i, row in enumerate(unseen))
+            rest = [one and entropy_without(*one).cpu() for one in asked]
         rule = Stopping(args.margin, args.retain, args.patience, args.said, *_kept(kept, kept_by))
         return cls(
             args,
@@ -393,9 +376,7 @@ class LevelCallback(TrainerCallback):
             stopping=rule if args.stop else None,
             out=Path(trainer.args.output_dir),
             log=trainer.log,
-            rest=[None if i % some else _rest(row, instead) for i, row in enumerate(unseen)]
-            if args.certainty
-            else None,
+            rest=rest,
             crowds=trainer.crowds,
             order_only=not source.is_teacher,
         )
@@ -443,7 +424,8 @@ class LevelCallback(TrainerCallback):
 
         def stand(rows: ScoredRows, facts: Sequence[TokenFacts], what: str) -> dict:
             if what == "features":
-                return rows.by_group([_features(one) for one in facts])
+                columns = [map(torch.as_tensor, (f.logp, f.mean, f.sd)) for f in facts]
+                return rows.by_group([token_features(*one) for one in columns])
             asked = [i for i, group in enumerate(rows.groups) if group in self.judged]
             values = inside(model, [rows.rows[i] for i in asked], what)
             found = dict(zip(asked, values, strict=True))
@@ -500,11 +482,7 @@ class LevelCallback(TrainerCallback):
         self.log(
             {f"level/auc_{name}": round(value, 3) for name, value in aucs.items()}
             | {"level/retain_nll": round(loss, 4), "level/retain_said": round(said, 3)}
-            | (
-                {"level/temperature": round(self.level.temperature, 3)}
-                if self.args.certainty
-                else {}
-            )
+            | {"level/temperature": round(self.level.temperature, 3)}
         )
         return verdict
 
@@ -562,13 +540,14 @@ class LevelCallback(TrainerCallback):
                 for name, p in model.named_parameters()
                 if p.requires_grad
             }
+        why = ""
         if stop and settled and not last:
             stalled = self.stopping.stalled
             why = "nothing better came" if stalled else "no attack tells forget documents"
-            LOG.info("step %d: %s; done.", step, why)
-            control.should_training_stop = True
         if late:
-            LOG.info("step %d: the time is up (%g minutes).", step, self.args.minutes)
+            why = f"the time is up ({self.args.minutes:g} minutes)"
+        if why:
+            LOG.info("step %d: %s; done.", step, why)
             control.should_training_stop = True
         return control
 

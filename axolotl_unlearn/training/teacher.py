@@ -67,17 +67,15 @@ def retained_rows(
         if path.is_file():
             rows = _records(path, data)
             read += len(rows)
+            found |= {(row.input, row.output): row for row in rows}
         elif not retain:
             raise UnlearnError(
                 f"`datasets` reads {path}, which is no local file of records: give the retained "
                 "rows with --retain."
             )
-        else:
-            continue
-        if not retain:
-            found |= {(row.input, row.output): row for row in rows}
-    for path in retain:
-        found |= {(row.input, row.output): row for row in _records(path, data)}
+    if retain:
+        rows = [row for path in retain for row in _records(path, data)]
+        found = {(row.input, row.output): row for row in rows}
     gone = [row for path in forget for row in _records(path, data)]
     texts = {(row.input, row.output) for row in gone}
     documents = {row.document for row in gone if not is_made_up(row.id)}
@@ -112,11 +110,10 @@ def stream(rows: Sequence[Record], passes: int, batch: int, seed: int) -> list[R
         now = list(rows)
         rng.shuffle(now)
         now.sort(key=lambda row: len(row.input) + len(row.output))
-        batches = [now[i : i + batch] for i in range(0, len(now), batch)]
-        short = [b for b in batches if len(b) < batch]
-        batches = [b for b in batches if len(b) == batch]
+        whole = len(now) - len(now) % batch
+        batches = [now[i : i + batch] for i in range(0, whole, batch)]
         rng.shuffle(batches)
-        out += [row for group in batches + short for row in group]
+        out += [row for group in [*batches, now[whole:]] for row in group]
     return out
 
 
@@ -130,10 +127,8 @@ def sample(rows: Sequence[Record], count: int | None, seed: int) -> list[Record]
     names = sorted(documents)
     random.Random(f"{seed}/sample").shuffle(names)
     chosen: list[Record] = []
-    for name in names:
-        if len(chosen) >= count:
-            break
-        chosen += documents[name]
+    while len(chosen) < count:
+        chosen += documents[names.pop(0)]
     return chosen
 
 
