@@ -1,10 +1,8 @@
 """Is *this* document gone? One line a document of the forget set, worst first.
 
-Two kinds of evidence, because a model can hide a text and still answer from it. Membership: can
-any attack tell the document from texts that were never seen (`membership.told_documents`, exact,
-controlled for the number of documents)? Only documents in the member file have it. Outputs: is an
-answer of the document still said, and how much of its rows comes out greedily (extraction
-strength)? With a retrained model both are read against what that one does.
+Membership: can any attack tell the document, of the member file, from texts that were never seen
+(`membership.told_documents`)? Outputs: is an answer of the document still said, and how much of its
+rows comes out greedily (extraction strength)? A retrained model is what both are read against.
 """
 
 from __future__ import annotations
@@ -59,7 +57,6 @@ class Evidence:
 
     @cached_property
     def _losses(self) -> np.ndarray:
-        """Of the non-members, in order."""
         return np.sort(self.nonmembers["loss"])
 
     def figures(self, document: str, rows: Sequence[str]) -> dict[str, Any]:
@@ -152,15 +149,12 @@ def audit(
             "told": None,
             "before": original.figures(name, rows) if original else None,
             "retrained": target,
-            "rows": [
-                {
-                    "id": row,
-                    "extraction_strength": model.extraction.get(row),
-                    "answer_said": model.said.get(row),
-                }
-                for row in rows
-            ],
         }
+        strength, said = model.extraction, model.said
+        line["rows"] = [
+            {"id": row, "extraction_strength": strength.get(row), "answer_said": said.get(row)}
+            for row in rows
+        ]
         side = None
         if tests is not None and name in place:
             i = place[name]
@@ -194,13 +188,8 @@ def with_attacks(
     told: Mapping[str, Mapping[str, Mapping[str, Any]]],
     rate: float = 1 - LEVEL,
 ) -> list[dict[str, Any]]:
-    """Lines of audit.jsonl and what `attack membership` says of each document, worst first.
-
-    A document is told by either; each list has its own correction (Benjamini and Hochberg).
-
-    Args:
-        told: ``{model: {document: {"p", "side"}}}`` of membership.json.
-    """
+    """Lines of audit.jsonl and what `attack membership` says of each document (``told``: ``{model:
+    {document: {"p", "side"}}}``), worst first; each has its own Benjamini-Hochberg correction."""
     found = []
     for model in dict.fromkeys(line["model"] for line in lines):
         mine = [dict(line) for line in lines if line["model"] == model]

@@ -1,8 +1,7 @@
 """Is the model broken? Repetition, emptiness and nonsense in generated texts.
 
-A model that answers "6 6 6 6" to everything forgets perfectly: it scores about 0.40 on the SemEval
-aggregate (share 0 on tasks, near 1 on membership, chance on MMLU). These functions look at the
-outputs themselves. Everything works on text, so models with different tokenizers compare.
+A model that answers "6 6 6 6" to everything scores about 0.40 on the SemEval aggregate. These
+functions look at the texts, so models with different tokenizers compare.
 
 Thresholds were set between real texts and broken ones. Over 2780 outputs, 2780 prompts and 2780
 whole documents of LUME and 3600 answers of TOFU, the most frequent token makes up at most 0.40 of
@@ -49,10 +48,7 @@ _LONGEST_WORD = 24
 
 
 def tokens(text: str) -> list[str]:
-    """Words and punctuation marks; a "word" of more than 24 characters is cut into characters.
-
-    The cut finds "aaaaaa..." and serves scripts that are written without spaces.
-    """
+    """Words and punctuation marks; a "word" of more than 24 characters is cut into characters."""
     found: list[str] = []
     for word in _WORD.findall(text):
         found.extend(word if len(word) > _LONGEST_WORD else [word])
@@ -67,8 +63,7 @@ def top_token_share(words: Sequence[str]) -> float:
 def top_ngram_cover(words: Sequence[str], n: int = 4) -> float:
     """Share of tokens inside the most frequent n-gram, if it occurs more than once, else 0.
 
-    "a b c d a b c d e f": the 4-gram a b c d covers 8 of 10. A loop of period P > n is covered
-    to n / P.
+    "a b c d a b c d e f": the 4-gram a b c d covers 8 of 10.
     """
     grams = list(_ngrams(words, n))
     if not grams:
@@ -87,11 +82,8 @@ def top_ngram_cover(words: Sequence[str], n: int = 4) -> float:
 def distinct(texts: Iterable[str], n: int, limit: int | None = None) -> float | None:
     """Distinct-n: different n-grams / n-grams over all texts (Li et al., arXiv 1510.03055).
 
-    The value falls with the number of n-grams, so two sets of texts compare only at the same
-    ``limit``: then the n-grams nearest to the starts of the texts are taken.
-
-    Returns:
-        None if no text has n tokens.
+    The value falls with the number of n-grams; ``limit`` takes those nearest to the starts of the
+    texts. None if no text has n tokens.
     """
     first = _first_seen(texts, n)
     first = first if limit is None else first[:limit]
@@ -100,9 +92,7 @@ def distinct(texts: Iterable[str], n: int, limit: int | None = None) -> float | 
 
 def _first_seen(texts: Iterable[str], n: int) -> list[bool]:
     """Of all n-grams, those nearest to the starts of the texts first: is it not among those before?
-
-    Sums of its beginnings are distinct-n at every limit, without a word of the texts.
-    """
+    Means of its beginnings are distinct-n at every limit, without a word of the texts."""
     grams = [(place, gram) for text in texts for place, gram in enumerate(_ngrams(tokens(text), n))]
     seen: set[tuple[str, ...]] = set()
     first = []
@@ -157,27 +147,21 @@ def collapse_report(
     """Describe the outputs of a model and say whether it collapsed, and why.
 
     Args:
-        texts: What the model generated.
-        reference: What it should look like: outputs of the original model to the same prompts,
-            or the expected texts, or what `reference_figures` said of them. A pretrained model
-            that never stops loops before unlearning, and only what was added counts. None:
-            compared with nothing.
-        nll: Mean loss of each output under the *original* model, nats a token; nonsense without
-            repetition is found only with it.
-        ordinary_nll: Mean losses of ordinary unseen texts under the original model, e.g. of the
-            second halves of the non-members (outputs begin in the middle of a text, too). Texts
-            that it memorised are no measure of ordinary.
+        reference: Outputs of the original model to the same prompts, or the expected texts, or what
+            `reference_figures` said of them: only what was added to these counts.
+        nll: Mean loss of each output under the *original* model, nats a token.
+        ordinary_nll: Likewise of ordinary unseen texts, e.g. second halves of the non-members.
 
     Returns:
         ``collapsed`` and its ``reasons``; ``n``; shares of outputs ``dominated`` by one token or
         4-gram, ``looping``, ``broken`` (either), ``empty``, ``constant`` (equal to the most
         frequent output); ``distinct_1``, ``distinct_2``, median ``compression`` of outputs of
-        200 bytes or more, ``nonsense`` (share of outputs of 8 or more tokens whose loss is
-        out of the ordinary; there are ``nonsense_n``) and ``perplexity`` (median);
-        ``reference`` (the same figures). None where there is nothing to compute from.
+        200 bytes or more, ``nonsense`` (share of the ``nonsense_n`` outputs of 8 or more tokens
+        whose loss is out of the ordinary) and ``perplexity`` (median); ``reference`` (the same
+        figures). None where there is nothing to compute from.
 
     Raises:
-        ValueError: if lists of different lengths are given, or ``nll`` without ``ordinary_nll``.
+        ValueError: Lists of different lengths, or ``nll`` without ``ordinary_nll``.
     """
     if nll is not None and len(nll) != len(texts):
         raise ValueError(f"{len(texts)} texts but {len(nll)} nll: give one a text.")
@@ -199,12 +183,9 @@ def collapse_report(
 
 
 def reference_figures(texts: Sequence[str]) -> dict[str, Any]:
-    """All that `collapse_report` needs to know of a reference: counts, and no word of the texts.
-
-    Returns:
-        The figures of a report, and ``first_bigrams``: a "1" for each bigram that is not among
-        those before it, else a "0", those nearest to the starts of the texts first.
-    """
+    """All that `collapse_report` needs to know of a reference, without a word of its texts:
+    figures, and ``first_bigrams``, a "1" for each bigram that is not among those before it, else a
+    "0"."""
     first = "".join("01"[new] for new in _first_seen(texts, 2))
     return _figures(texts) | {"first_bigrams": first}
 

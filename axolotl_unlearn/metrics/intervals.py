@@ -1,11 +1,9 @@
 """How sure a score is: cluster bootstrap, DeLong intervals, and what chance alone would give.
 
-Rows made from one document are not independent, so whole documents are resampled (cluster
-bootstrap; Cameron, Gelbach and Miller 2008, section III.B). Scores that share documents are
-resampled together, and the same seed and documents always give the same resamples, so draws of
-two models can be subtracted: that is the paired comparison. AUCs of texts that come in clusters
-(rows of one document, documents of one author) have DeLong's variance with the placements summed
-by cluster first (Obuchowski 1997, Biometrics 53).
+Whole documents are resampled (cluster bootstrap; Cameron, Gelbach and Miller 2008, III.B), scores
+that share documents together. The same seed and documents give the same resamples, so draws of two
+models can be subtracted: that is the paired comparison. AUCs of texts in clusters have DeLong's
+variance with the placements summed by cluster first (Obuchowski 1997, Biometrics 53).
 
 Shape letters: B resamples, G documents (clusters), N members, M non-members, K models.
 """
@@ -39,9 +37,8 @@ class Mean:
     """A score that is the mean of per-row values.
 
     Attributes:
-        values: One number a row.
-        clusters: The row's document, one a row. Documents of different files need different
-            names, e.g. ``("forget", document)``, where ids are only unique within a file.
+        values, clusters: One number and one document a row; a document needs a name that no other
+            file's has.
     """
 
     values: Sequence[float]
@@ -75,12 +72,10 @@ class Area:
 
     @property
     def texts(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Scores of members and of non-members."""
         return (self.members, self.nonmembers)
 
     @property
     def clusters(self) -> Clusters:
-        """Documents of members and of non-members."""
         return (self.member_clusters, self.nonmember_clusters)
 
 
@@ -99,18 +94,18 @@ def cluster_bootstrap(
     """Draw documents with replacement ``n`` times and recompute every score.
 
     Scores that have documents in common (directly or through a third score) are drawn from one
-    pool, members and non-members from two; a pool keeps its number of documents. The order of
-    rows and of scores changes nothing.
+    pool, members and non-members from two. The order of rows and of scores changes nothing.
 
     Returns:
-        For each score ``[B]`` values; NaN in a resample without any document of the score, which
-        takes a score that lives on a small part of its pool.
+        For each score ``[B]`` values; NaN in a resample without any document of the score.
     """
     sides = {key: clusters for name in scores for key, clusters in _sides(name, scores[name])}
     draws = {name: np.empty(n) for name in scores}
     pools = _pools(sides)
     tables = [_sum_table(scores, keys, index) for keys, index in pools]
-    generators = [np.random.default_rng([seed, _fingerprint(index)]) for _, index in pools]
+    # A pool is seeded by its documents alone, whatever else is resampled beside it.
+    seeds = [zlib.crc32("\n".join(map(repr, index)).encode()) for _, index in pools]
+    generators = [np.random.default_rng([seed, one]) for one in seeds]
     places = {
         key: (number, np.array([index[document] for document in sides[key]]))
         for number, (keys, index) in enumerate(pools)
@@ -121,10 +116,13 @@ def cluster_bootstrap(
         rows = slice(start, min(start + step, n))
         # How often each document of each pool was drawn, [b, G]. A mean needs only the sum and
         # the number of its rows a document, so resampling is a matrix product.
-        weights = [
-            _multinomial(rng, len(index), rows.stop - start)
-            for rng, (_, index) in zip(generators, pools, strict=True)
-        ]
+        weights = []
+        for rng, (_, index) in zip(generators, pools, strict=True):
+            size, clusters = rows.stop - start, len(index)
+            picks = rng.integers(0, clusters, (size, clusters))
+            picks += np.arange(size)[:, None] * clusters
+            counted = np.bincount(picks.ravel(), minlength=size * clusters)
+            weights.append(counted.reshape(size, -1).astype(float))
         for drawn, (names, sums, counts) in zip(weights, tables, strict=True):
             with np.errstate(invalid="ignore"):
                 means = (drawn @ sums) / (drawn @ counts)
@@ -132,10 +130,8 @@ def cluster_bootstrap(
                 draws[name][rows] = means[:, column]
         for name, score in scores.items():
             if isinstance(score, Area):
-                of_texts = []
-                for side in ("member", "nonmember"):
-                    number, documents = places[name, side]
-                    of_texts.append(weights[number][:, documents])
+                sampled = (places[name, side] for side in ("member", "nonmember"))
+                of_texts = [weights[number][:, documents] for number, documents in sampled]
                 draws[name][rows] = _weighted_auc(score, *of_texts)
     return draws
 
@@ -165,11 +161,6 @@ def _pools(
     ]
 
 
-def _fingerprint(documents: Mapping[Hashable, int]) -> int:
-    """Seeds a pool by its documents alone, whatever else is resampled beside it."""
-    return zlib.crc32("\n".join(map(repr, documents)).encode())
-
-
 def _sum_table(scores, keys, index) -> tuple[list[str], Array, Array]:
     """Names of the pool's means with ``[G, names]`` sums and numbers of rows a document."""
     names = sorted(name for name, side in keys if side == "rows")
@@ -179,13 +170,6 @@ def _sum_table(scores, keys, index) -> tuple[list[str], Array, Array]:
         np.add.at(sums[:, column], documents, np.asarray(scores[name].values, dtype=float))
         np.add.at(counts[:, column], documents, 1.0)
     return names, sums, counts
-
-
-def _multinomial(rng: np.random.Generator, clusters: int, size: int) -> Array:
-    """``[size, clusters]``: how often each is drawn when as many are drawn as there are."""
-    picks = rng.integers(0, clusters, (size, clusters))
-    picks += np.arange(size)[:, None] * clusters
-    return np.bincount(picks.ravel(), minlength=size * clusters).reshape(size, -1).astype(float)
 
 
 def _weighted_auc(score: Area, member_weights: Array, nonmember_weights: Array) -> Array:
@@ -219,21 +203,18 @@ def mia_score_interval(
 ) -> Interval:
     """Interval of ``1 - 2 |AUC - .5|``; it reaches 1 exactly where that of the AUC holds .5.
 
-    Not the image of the AUC's interval, which holds the truth too often: where the AUC is near .5,
-    errors on one side fall on the mirrored AUC of the same score. The logit of the AUC is taken as
-    normal and its absolute value gets the interval of Feldman and Cousins (1998,
+    Not the image of the AUC's interval, which holds the truth too often near 0.5. The logit of the
+    AUC is taken as normal and its absolute value gets the interval of Feldman and Cousins (1998,
     physics/9711021), which covers evenly wherever the AUC is.
     """
     value, error, df = _logit_error(members, nonmembers, clusters)
     if error is not None and df < math.inf:
         # The folding below is that of a normal error: as wide as Student's is at the end.
         error *= float(t.ppf((1 + level) / 2, df) / norm.ppf((1 + level) / 2))
-    if not error or not math.isfinite(error):
+    if error is None:
         ends = sorted(abs(b - 0.5) for b in auc_interval(members, nonmembers, level, clusters))
-        if not error and 0 < value < 1:
-            return (0.0, 1.0)
-        if error is not None and not math.isfinite(error):
-            return (0.0, 1.0)
+    elif not 0 < error < math.inf:
+        return (0.0, 1.0)
     else:
         means, accepted = _folded_normal(level)
         z = abs(logit(value)) / error
@@ -251,11 +232,8 @@ _STEP = 0.01
 
 @cache
 def _folded_normal(level: float) -> tuple[Array, NDArray[np.bool_]]:
-    """Absolute means, and for each (row) which absolute observations (columns) it accepts.
-
-    Observations are accepted in order of their likelihood relative to the best mean, up to
-    ``level`` in all.
-    """
+    """Absolute means, and for each (row) which absolute observations (columns) it accepts: in order
+    of their likelihood relative to the best mean, up to ``level`` in all."""
     means, seen = np.arange(0, 8, _STEP), np.arange(0, 12, _STEP) + _STEP / 2
     density = norm.pdf(seen - means[:, None]) + norm.pdf(seen + means[:, None])
     order = np.argsort(-density / density.max(0), axis=1, kind="stable")
@@ -277,14 +255,13 @@ def semeval_draws(
 
     Args:
         cells: Per-row values of each cell; forget cells already as 1 - v.
-        membership: Scores of members and non-members, ``-loss`` for the official attack. Members
-            that are forget documents should carry the clusters of the cells.
+        membership: Scores, ``-loss``; members that are forget documents have the cells' clusters.
         utility: Per-question values, or a number that is taken as certain.
 
     Returns:
-        The cells, ``forget`` and ``retain`` (harmonic means of the cells whose names start so),
-        ``task_aggregate`` and, where given, ``mia_auc``, ``mia_score``, ``utility``;
-        ``aggregate`` if all three are there. ``[B]`` each.
+        ``[B]`` each: the cells, ``forget`` and ``retain`` (harmonic means of the cells whose names
+        start so), ``task_aggregate`` and, where given, ``mia_auc``, ``mia_score``, ``utility``;
+        ``aggregate`` if all three are there.
     """
     scores: dict[str, Mean | Area] = dict(cells)
     if membership is not None:
@@ -323,13 +300,8 @@ def _all_alike(score: Mean) -> bool:
 
 
 def _unseen_draws(score: Mean, name: str, n: int, seed: int) -> Array:
-    """Draws of a mean whose rows all agree, so that composites are not certain of it either.
-
-    Resampling would give the same value every time. With G documents that are all right the share
-    is drawn from ``Beta(G + 1/2, 1/2)``, the posterior of Jeffreys' prior, whose intervals cover
-    evenly (Brown, Cai and DasGupta 2001); draws of the exact bound would make composites cover
-    too often.
-    """
+    """Of a mean whose rows all agree, so that composites are not certain of it either: of G
+    documents ``Beta(G + 1/2, 1/2)``, Jeffreys' posterior (Brown, Cai and DasGupta 2001)."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     high = generator.beta(len(set(score.clusters)) + 0.5, 0.5, n)
     return high if score.values[0] else 1 - high
@@ -339,9 +311,8 @@ def interval(draws: ArrayLike, level: float = LEVEL, documents: float | None = N
     """Percentile interval of bootstrap draws, NaN draws left out (NaN if all are).
 
     Args:
-        documents: Number G of documents behind the draws. The bootstrap's spread is too small by
-            sqrt((G - 1) / G) and its tails are normal where Student's are due; with G the
-            percentiles are moved out accordingly (Hesterberg 2015, "expanded percentile").
+        documents: Number G of documents behind the draws: the percentiles are moved out by
+            sqrt(G / (G - 1)) and to Student's tails (Hesterberg 2015, "expanded percentile").
     """
     draws = np.asarray(draws, dtype=float)
     draws = draws[~np.isnan(draws)]
@@ -356,12 +327,8 @@ def interval(draws: ArrayLike, level: float = LEVEL, documents: float | None = N
 
 
 def mean_interval(score: Mean, level: float = LEVEL, **bootstrap: int) -> Interval:
-    """Interval of one mean of values in [0, 1].
-
-    When every row is 0 (or every row is 1) a bootstrap has nothing to vary and would claim
-    certainty; then the exact binomial bound over documents is given (all of G zeros: 0 to
-    ``1 - ((1 - level) / 2) ** (1 / G)``, Clopper and Pearson 1934).
-    """
+    """Interval of one mean of values in [0, 1]; where every row is 0, or 1, the exact binomial
+    bound over G documents, ``1 - ((1 - level) / 2) ** (1 / G)`` wide (Clopper and Pearson 1934)."""
     draws = cluster_bootstrap({"": score}, **bootstrap)[""]
     return widened(score, interval(draws, level, len(set(score.clusters))), level)
 
@@ -379,25 +346,14 @@ def _room(score: Mean, level: float) -> float:
 
 
 def sign_flip_p(differences: ArrayLike, *, n: int = RESAMPLES, seed: int = 0) -> float:
-    """Two-sided p-value of "the sign of each difference is a coin toss" (Fisher 1935).
-
-    Exact up to 13 differences (all ``2 ** G`` signs), else by ``n`` random signs. Two documents
-    that agree give .5: there are only four signs.
-    """
+    """Two-sided p-value of "the sign of each difference is a coin toss" (Fisher 1935): exact up to
+    13 differences, else by ``n`` random signs. Two documents that agree give 0.5."""
     differences = np.asarray(differences, dtype=float)
     if len(differences) < 2 or not differences.any():
         return 1.0
-    return float(
-        permutation_test(
-            (differences,),
-            lambda x, axis: x.sum(axis),
-            permutation_type="samples",
-            n_resamples=n - 1,
-            vectorized=True,
-            batch=max(1, 2_000_000 // len(differences)),
-            rng=np.random.default_rng(seed),
-        ).pvalue
-    )
+    how = {"permutation_type": "samples", "n_resamples": n - 1, "vectorized": True}
+    how |= {"batch": max(1, 2_000_000 // len(differences)), "rng": np.random.default_rng(seed)}
+    return float(permutation_test((differences,), lambda x, axis: x.sum(axis), **how).pvalue)
 
 
 def semeval_intervals(
@@ -409,11 +365,8 @@ def semeval_intervals(
     n: int = RESAMPLES,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """Intervals of everything in `semeval_draws`, one for each quantity.
-
-    Cells and utility as `mean_interval`, AUC by `auc_interval`, MIA score by `mia_score_interval`,
-    composites by percentiles, which count a cell whose rows all agree as uncertain too.
-    """
+    """Intervals of everything in `semeval_draws`: cells and utility as `mean_interval`, AUC by
+    `auc_interval`, MIA score by `mia_score_interval`, composites by percentiles."""
     draws = semeval_draws(cells, membership, utility, n=n, seed=seed)
     means = dict(cells)
     if isinstance(utility, Mean):
@@ -430,9 +383,8 @@ def semeval_intervals(
                 make = auc_interval if name == "mia_auc" else mia_score_interval
                 found[name] = make(*membership.texts, level, membership.clusters)
         else:
-            parts = {
-                c: s for c, s in cells.items() if name == "task_aggregate" or c.startswith(name)
-            }
+            prefix = "" if name == "task_aggregate" else name
+            parts = {cell: score for cell, score in cells.items() if cell.startswith(prefix)}
             found[name] = interval(values, level, _effective_documents(parts, draws))
     found = {name: bounds for name, bounds in found.items() if all(map(math.isfinite, bounds))}
     if set(_PARTS) <= set(found):
@@ -445,15 +397,9 @@ def semeval_intervals(
 def _aggregate_interval(
     points: Mapping[str, float], bounds: Mapping[str, Interval], chance: bool
 ) -> Interval:
-    """Mean of Task Aggregate, MIA score and utility from the intervals of the three.
-
-    Their distances from the scores are added as squares (Zou and Donner 2008), that of the MIA
-    score from 1 as it is: at an AUC of .5 its error has one sign, always, and percentiles of
-    resamples held the truth in three of four data sets.
-
-    Args:
-        chance: May the AUC be .5? Asked at half the error, for one side of it has all of it.
-    """
+    """Of the mean of Task Aggregate, MIA score and utility: the distances of their intervals are
+    added as squares (Zou and Donner 2008), that of the MIA score from 1 as it is where the AUC may
+    be 0.5 (``chance``): there its error has one sign, always."""
     low, high = ([abs(bounds[part][end] - points[part]) for part in _PARTS] for end in (0, 1))
     up = math.hypot(*high)
     if chance:
@@ -463,11 +409,9 @@ def _aggregate_interval(
 
 
 def _effective_documents(cells: Mapping[str, Mean], draws: Draws) -> float | None:
-    """Documents that a harmonic mean of cells counts for (Welch 1947, Satterthwaite 1946).
-
-    Each cell adds its variance times the squared slope, ``x ** -4`` up to a factor; cells over the
-    same documents count as one.
-    """
+    """Documents that a harmonic mean of cells counts for (Welch 1947, Satterthwaite 1946): each
+    cell adds its variance times the squared slope, ``x ** -4``; those of the same documents are
+    one."""
     parts: dict[frozenset, float] = {}
     for name, score in cells.items():
         documents = frozenset(score.clusters)
@@ -500,10 +444,9 @@ class Difference:
     """First minus second model on the same documents.
 
     Attributes:
-        value: The difference of the scores.
         low, high: Its interval.
-        p: Two-sided p-value: of means by `sign_flip_p` over documents, of AUCs by DeLong's
-            variance, of draws by the share of resamples on the other side of 0.
+        p: Two-sided: of means by `sign_flip_p` over documents, of AUCs by DeLong's variance, of
+            draws by the share of resamples on the other side of 0.
     """
 
     value: float
@@ -537,10 +480,8 @@ def draws_difference(
     """Difference of two scores from draws ``[B]`` of it over the same documents.
 
     Args:
-        value: The difference itself, which the mean of its draws is not.
-        documents: How many the smallest part of the score has, and how many there are in all. The
-            interval is that of the smallest part (see `interval`); no p-value is smaller than the
-            ``2 ** (1 - G)`` that the signs of all G can give.
+        documents: How many the smallest part of the score has, which the interval rests on, and
+            how many there are in all: no p-value is below the ``2 ** (1 - G)`` of their signs.
     """
     gap = gap[~np.isnan(gap)]
     low, high = interval(gap, level, documents and documents[0])
@@ -557,14 +498,8 @@ def semeval_differences(
     n: int = RESAMPLES,
     seed: int = 0,
 ) -> dict[str, Difference]:
-    """First minus second model for every score that `semeval_draws` makes of both.
-
-    Args:
-        first, second: Its arguments (cells, membership, utility), over the same documents.
-
-    Returns:
-        With p-values after Holm's correction for the number of scores.
-    """
+    """First minus second model for every score that `semeval_draws` makes of both from its
+    arguments (cells, membership, utility) over the same documents; p after Holm over the scores."""
     both = [semeval_draws(*parts, n=n, seed=seed) for parts in (first, second)]
     points = [semeval_points(*parts) for parts in (first, second)]
     means = [
@@ -637,17 +572,9 @@ def auc(members: ArrayLike, nonmembers: ArrayLike) -> float:
 
 
 def _placements(members: Array, nonmembers: Array) -> tuple[Array, Array]:
-    """Each member's share of non-members below it, ``V10 [K, N]``, and each non-member's share of
-    members above it, ``V01 [K, M]`` (DeLong, DeLong and Clarke-Pearson 1988; midranks: Sun and Xu
-    2014, IEEE SPL 21).
-
-    Args:
-        members: ``[K, N]`` scores of K attacks on the same texts, higher for members.
-        nonmembers: ``[K, M]``.
-
-    Raises:
-        ValueError: With fewer than 2 members or non-members.
-    """
+    """Of scores ``[K, N]`` and ``[K, M]`` each member's share of non-members below it, ``V10 [K,
+    N]``, and each non-member's share of members above it, ``V01 [K, M]`` (DeLong, DeLong and
+    Clarke-Pearson 1988; midranks: Sun and Xu 2014, IEEE SPL 21)."""
     n, m = members.shape[1], nonmembers.shape[1]
     if n < 2 or m < 2:
         raise ValueError(f"{n} members and {m} non-members: a variance needs two of each.")
@@ -662,14 +589,11 @@ def auc_interval(
 ) -> Interval:
     """DeLong interval of the AUC on the logit scale (Pepe 2003, 5.2.4.7), where it covers best.
 
-    At an AUC of exactly 0 or 1 the DeLong variance is 0. Then the bound is the one that
-    min(N, M) disjoint pairs allow: if all pairs are in order, the AUC is at least
-    ``((1 - level) / 2) ** (1 / min(N, M))`` with that confidence. An AUC between that has no
-    variance (all scores equal) says nothing: 0 to 1.
+    At an AUC of exactly 0 or 1 the bound is the one that min(N, M) disjoint pairs (of clusters)
+    allow, ``((1 - level) / 2) ** (1 / min(N, M))``. Scores that are all equal say nothing: 0 to 1.
 
     Args:
-        clusters: Where texts come in clusters: with these the variance is that between clusters,
-            the quantile Student's, and disjoint pairs are pairs of clusters.
+        clusters: With these the variance is that between clusters, the quantile Student's.
     """
     value, error, df = _logit_error(members, nonmembers, clusters)
     if error is None:
@@ -689,10 +613,8 @@ def auc_margin_p(
     margin: float,
     clusters: Clusters = None,
 ) -> float:
-    """p-value of "the AUC is at least ``margin`` away from ``target``" (two one-sided tests).
-
-    1 where nothing varies or a side is one cluster: that is no evidence.
-    """
+    """p-value of "the AUC is at least ``margin`` away from ``target``" (two one-sided tests); 1
+    where nothing varies or a side is one cluster."""
     value, error, df = _logit_error(members, nonmembers, clusters)
     if not error or not math.isfinite(error):
         return 1.0
@@ -710,22 +632,14 @@ def _logit_error(
     variance, df = _between(v10[0], v01[0], clusters)
     if value in (0.0, 1.0):
         return value, None, math.inf
-    error = math.sqrt(variance) / (value * (1 - value))
-    return value, error, df if _grouped(clusters) else math.inf
-
-
-def _grouped(clusters: Clusters) -> bool:
-    """Does any cluster hold several texts?"""
-    return clusters is not None and any(len(set(side)) < len(side) for side in clusters)
+    grouped = clusters is not None and any(len(set(side)) < len(side) for side in clusters)
+    return value, math.sqrt(variance) / (value * (1 - value)), df if grouped else math.inf
 
 
 def _between(v10: Array, v01: Array, clusters: Clusters) -> tuple[float, float]:
-    """Variance of the mean of placements ``[N]`` and ``[M]``, and Welch's degrees of freedom.
-
-    Deviations are summed by cluster, ``T_g = sum (V - mean) / n``; a side's variance is
-    ``G / (G - 1) sum T_g ** 2``. A cluster with texts on both sides adds their covariance
-    (Obuchowski 1997). Infinite where a side is one cluster.
-    """
+    """Variance of the mean of placements ``[N]`` and ``[M]``, and Welch's degrees of freedom: of
+    sums by cluster ``T_g = sum (V - mean) / n`` a side has ``G / (G - 1) sum T_g ** 2``; a cluster
+    on both sides adds their covariance (Obuchowski 1997). Infinite where a side is one cluster."""
     names = clusters or (range(len(v10)), range(len(v01)))
     sides = [
         _cluster_sums((values - values.mean()) / len(values), side)
@@ -752,12 +666,8 @@ def _cluster_sums(values: Array, names: Sequence[Hashable]) -> dict[Hashable, fl
 
 
 def intraclass_correlation(values: ArrayLike, clusters: Sequence[Hashable]) -> float:
-    """How alike scores of one cluster are: 0 not at all, 1 the same (Fisher 1925, by the analysis
-    of variance; Donner 1986 for clusters of different sizes). NaN where no cluster holds two.
-
-    The variance of a mean of clusters of n rows is ``1 + (n - 1)`` times this larger than that of
-    as many independent rows.
-    """
+    """How alike scores of one cluster are: 0 not at all, 1 the same (Fisher 1925; Donner 1986 for
+    clusters of different sizes). NaN where no cluster holds two."""
     groups: dict[Hashable, list[float]] = {}
     for name, value in zip(clusters, np.asarray(values, float).tolist(), strict=True):
         groups.setdefault(name, []).append(value)
@@ -776,12 +686,9 @@ def intraclass_correlation(values: ArrayLike, clusters: Sequence[Hashable]) -> f
 
 @dataclass(frozen=True)
 class Gap:
-    """Difference of two paired AUCs with its standard error and degrees of freedom.
-
-    Zero variance is no certainty: where the placements of both agree throughout, the interval is
-    what so many clusters leave possible (Clopper and Pearson 1934), as of a share of 0. With one
-    cluster it is -1 to 1.
-    """
+    """Difference of two paired AUCs with its standard error and degrees of freedom. Where
+    placements agree throughout, the interval is what so many clusters leave possible of a share of
+    0 (Clopper and Pearson 1934); with one cluster it is -1 to 1."""
 
     value: float
     error: float
@@ -817,15 +724,8 @@ def auc_gap(
     second: tuple[ArrayLike, ArrayLike],
     clusters: Clusters = None,
 ) -> Gap:
-    """First minus second AUC on the same texts, by DeLong's covariance.
-
-    The variance has a part of the members and one of the non-members, so the degrees of freedom
-    are Welch's, as in the test of Brunner and Munzel (2000); with clusters, of their number.
-
-    Args:
-        first, second: (members, non-members) scores of two models or attacks, in the same order.
-        clusters: Where texts come in clusters.
-    """
+    """First minus second AUC on the same texts in the same order, (members, non-members) each, by
+    DeLong's covariance; Welch's degrees of freedom, as in Brunner and Munzel (2000)."""
     members, nonmembers = (
         np.stack([np.asarray(s[i], float) for s in (first, second)]) for i in (0, 1)
     )
@@ -864,13 +764,8 @@ def smallest_difference(low: float, high: float, tests: int = 1, power: float = 
 
 @dataclass(frozen=True)
 class Ideal:
-    """What a model that forgot perfectly scores with so many texts.
-
-    Attributes:
-        standard_error: of the AUC when nothing separates the sets.
-        expected: mean of the MIA score ``1 - 2 |AUC - .5|``.
-        tail: MIA score that such a model falls below in 5 % of data sets.
-    """
+    """What a model that forgot perfectly scores with so many texts: standard error of its AUC, mean
+    of its MIA score, and the MIA score that it falls below in 5 % of data sets."""
 
     standard_error: float
     expected: float
@@ -878,11 +773,8 @@ class Ideal:
 
 
 def ideal_membership(members: int, nonmembers: int) -> Ideal:
-    """Sampling noise of a membership score without any leak.
-
-    ``SE = sqrt((N + M + 1) / (12 N M))`` (Mann and Whitney 1947, no ties); the AUC is taken as
-    normal around .5, so ``E|AUC - .5| = SE sqrt(2 / pi)``.
-    """
+    """``SE = sqrt((N + M + 1) / (12 N M))`` (Mann and Whitney 1947, no ties); the AUC is taken as
+    normal around 0.5, so ``E|AUC - 0.5| = SE sqrt(2 / pi)``."""
     if members < 1 or nonmembers < 1:
         raise ValueError(f"{members} members and {nonmembers} non-members: give at least one each.")
     error = math.sqrt((members + nonmembers + 1) / (12 * members * nonmembers))

@@ -1,13 +1,10 @@
 """A learned membership attack: a small classifier over what the model does to each token.
 
-Trained on other documents than it is asked about (cross-validated over documents), so it says
-what an attacker with some labelled texts can do. Features of a text are summaries of its tokens'
-log-probability, of the entropy there, of the standardised log-probability (Min-K%++) and of their
-windows; all are functions of `TokenFacts`.
-
-Scores of texts in one training fold depend on each other, so no rank test holds for them. The
-classifier here is linear in its labels, which makes the exact test cheap: labels are permuted
-and the whole cross-validation is done again for each permutation, as one matrix product.
+Cross-validated over documents: what an attacker with some labelled texts can do. Features of a text
+are summaries of its tokens' log-probability, of the entropy there, of the standardised
+log-probability (Min-K%++) and of their windows. Scores of one training fold depend on each other,
+so no rank test holds for them; the classifier is linear in its labels, so labels are permuted and
+the whole cross-validation is done again for each permutation, as one matrix product.
 
 Shape letters: N members, M non-members, T = N + M texts, F features, n tokens, B permutations.
 """
@@ -75,15 +72,12 @@ class Learned:
 
     Attributes:
         members, nonmembers: Out-of-fold scores ``[N]``, ``[M]``, high = rather a member.
-        auc: Of these scores. One that learnt nothing is a little below .5 on average.
+        auc: Of these scores; a little below 0.5 on average where nothing was learnt.
         p: One-sided, exact: the share of permutations of the labels with an AUC as large. None
-            where nothing can be permuted: no document of a member has as many texts as one of the
-            others.
-        each: ``[N]``: can this member be told from the non-members? Exact conformal p-values: the
-            member is labelled as one of them, the attack trained on the other members, and p is the
-            share of the M + 1 that look as much like a member.
-        null: ``[B]``: AUC of each permutation. Two attacks on the same texts have the same
-            permutations, so the differences of the two say how far chance takes them apart.
+            where no document of a member has as many texts as one of the others.
+        each: ``[N]`` exact conformal p-values of "this member is one of the non-members": labelled
+            as one, the share of the M + 1 that look as much like a member.
+        null: ``[B]``: AUC of each permutation, the same ones for two attacks on the same texts.
     """
 
     members: Array
@@ -108,13 +102,12 @@ def learned_attack(
 ) -> Learned | None:
     """Ridge regression of "member" on standardised features, cross-validated, with its exact test.
 
-    Labels are permuted over documents, among documents with equally many texts. Folds and
-    standardisation do not see the labels, so under "members and non-members are exchangeable"
-    every permutation is as likely as the truth (Phipson and Smyth 2010 for the + 1).
+    Labels are permuted over documents with equally many texts; folds and standardisation do not see
+    them (Phipson and Smyth 2010 for the + 1).
 
     Args:
-        members, nonmembers: Features ``[N, F]`` and ``[M, F]``. Where a retrained model is known,
-            give the differences from its features: what makes a text hard for every model cancels.
+        members, nonmembers: Features ``[N, F]`` and ``[M, F]``, or their differences from those of
+            a retrained model.
         member_documents, nonmember_documents: Document of each text; default: each its own.
         penalty: Of the ridge, in units of the variance of a feature.
 

@@ -1,9 +1,9 @@
 """Can members of the forget set be told from texts the model never saw, and is that the model?
 
-Scores here are higher for "rather a member"; a loss is turned round first. An AUC above .5 means
-that members can still be recognised (under-forgetting), below .5 that they stand out by unusually
-high loss (over-forgetting). Two sets of texts that differ in words or length can be separated
-without any model: the blind baselines find out (arXiv 2406.16201, 2406.17975).
+Scores are higher for "rather a member"; a loss is turned round first. An AUC above 0.5 means that
+members can still be recognised (under-forgetting), below 0.5 that they stand out by unusually high
+loss (over-forgetting). Sets that differ in words or length can be separated without any model: the
+blind baselines find out (arXiv 2406.16201, 2406.17975).
 
 Shape letters: N members, M non-members.
 """
@@ -18,14 +18,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import (
-    binomtest,
-    false_discovery_control,
-    mannwhitneyu,
-    nhypergeom,
-    norm,
-    rankdata,
-)
+from scipy.stats import binomtest, false_discovery_control, mannwhitneyu, nhypergeom, norm, rankdata
 
 from axolotl_unlearn.metrics import memorisation
 from axolotl_unlearn.metrics.intervals import (
@@ -63,8 +56,7 @@ def forgetting(bounds: Interval) -> Forgetting:
 def tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) -> float:
     """Share of members found when at most ``fpr`` of non-members are called members.
 
-    The threshold lies on a non-member's score, which itself is not called a member, so ties count
-    against the attack. With fewer than 1 / fpr non-members no false alarm is allowed at all
+    Ties count against the attack. With fewer than 1 / fpr non-members no false alarm is allowed
     (Carlini et al., arXiv 2112.03570).
     """
     members, nonmembers = np.asarray(members, float), np.sort(np.asarray(nonmembers, float))
@@ -85,11 +77,8 @@ class Baseline:
     """How well an attack that never sees the model separates the two sets.
 
     Attributes:
-        auc: 1 if members score higher throughout.
-        low, high: Interval; wider than the usual one, so that among all baselines together one
-            in twenty innocent data sets is suspected.
-        separates: The interval excludes .5 (for a trained baseline: lies above .5, since an AUC
-            below .5 on held-out texts means that it learnt nothing).
+        low, high: Interval, such that all baselines together suspect one in twenty innocent sets.
+        separates: It excludes 0.5 (of a trained baseline: lies above).
     """
 
     auc: float
@@ -107,15 +96,10 @@ def blind_baselines(
     seed: int = 0,
     level: float = LEVEL,
 ) -> dict[str, Baseline]:
-    """Separate members from non-members by their texts alone.
-
-    ``length`` (characters), ``zlib`` (bytes after compression / bytes), ``bag_of_words`` (naive
-    Bayes on word counts) and ``words_tfidf`` (logistic regression on words and word pairs). The
-    last two are scored on texts outside their training folds and averaged over ``repeats``
-    divisions into ``folds``.
-
-    Returns:
-        Nothing for the trained ones with fewer than 10 texts of a kind, or without any word.
+    """Separate members from non-members by their texts alone: ``length`` (characters), ``zlib``
+    (bytes after compression / bytes) and, with 10 texts of a kind, ``bag_of_words`` (naive Bayes)
+    and ``words_tfidf`` (logistic regression on words and word pairs), scored outside their training
+    folds and averaged over ``repeats`` divisions.
     """
     texts, n = [*members, *nonmembers], len(members)
     raw = [text.encode("utf-8", errors="replace") for text in texts]
@@ -143,7 +127,7 @@ def _trained_scores(
     from sklearn.naive_bayes import MultinomialNB
     from sklearn.pipeline import make_pipeline
 
-    if min(n, len(texts) - n) < MIN_TEXTS:
+    if min(n, len(texts) - n) < MIN_TEXTS or not any(c.isalnum() for t in texts for c in t):
         return {}
     labels = np.array([1] * n + [0] * (len(texts) - n))
     words = r"(?u)\b\w+\b"
@@ -157,8 +141,6 @@ def _trained_scores(
             LogisticRegression(class_weight="balanced", max_iter=1000),
         ),
     }
-    if not any(any(c.isalnum() for c in text) for text in texts):
-        return {}
     # The division must not follow the order of the files: sort by text first.
     order = np.array(sorted(range(len(texts)), key=lambda i: (labels[i], texts[i])))
     shuffled = [texts[i] for i in order]
@@ -195,10 +177,7 @@ def attack_scores(
     """The six attacks (`ATTACKS`) on one set of texts: ``[N]`` each, high = rather a member.
 
     Args:
-        facts: Token facts of each text under the model that is judged.
-        texts: The same texts; zlib counts their compressed bytes.
-        reference: Token facts under a model that never saw the members (the retrained one, or any
-            other); without it there is no attack "reference".
+        reference: Token facts under a model that never saw the members, for "reference".
     """
     pairs = list(zip(facts, texts, strict=True))
     found = {
@@ -229,8 +208,8 @@ def rank_test(
     Exact without ties up to 50 texts a side, else normal with the correction for ties.
 
     Args:
-        clusters: Where texts come in clusters, whole clusters are exchanged: the share of
-            permutations with an AUC at least as far from .5 (Phipson and Smyth 2010).
+        clusters: Whole clusters are exchanged: the share of permutations with an AUC at least as
+            far from 0.5 (Phipson and Smyth 2010).
     """
     members, nonmembers = np.asarray(members, float), np.asarray(nonmembers, float)
     if (labels := _permuted(clusters)) is not None:
@@ -267,7 +246,7 @@ class Tail:
 
     Attributes:
         end: "low" loss (recognised) or "high" loss (stands out).
-        share, expected: Share of members there, and what exchangeable texts give on average.
+        share, expected: Of members there, and of exchangeable texts on average.
         p: Exact, and doubled because both ends are looked at.
     """
 
@@ -283,15 +262,11 @@ def tail_test(
     fpr: float = LOW_FPR,
     clusters: Clusters = None,
 ) -> Tail:
-    """Can single members be picked out, although the AUC is near .5? The stronger of both ends.
+    """Can single members be picked out, although the AUC is near 0.5? The stronger of both ends.
 
-    The cut is the r-th most extreme of M non-members, r = floor(fpr M) + 1. It is an estimate
-    like everything else: for exchangeable texts the number of N members beyond it is negative
-    hypergeometric (the members before the r-th non-member in a random order), not binomial.
-
-    Args:
-        clusters: Where texts come in clusters, p is the share of permutations of whole clusters
-            with as large a share beyond the cut.
+    The cut is the r-th most extreme of M non-members, r = floor(fpr M) + 1. For exchangeable texts
+    the number of members beyond it is negative hypergeometric; with clusters p is the share of
+    permutations of whole clusters with as large a share beyond the cut.
     """
     members, nonmembers = np.asarray(members, float), np.asarray(nonmembers, float)
     n, m = len(members), len(nonmembers)
@@ -303,23 +278,17 @@ def tail_test(
         hits = int((sign * members > cut).sum())
         if labels is not None:
             order = np.argsort(-sign * np.concatenate([members, nonmembers]), kind="stable")
-            p = _permuted_tail(labels[:, order], fpr, hits / n)
+            beyond = 1  # the truth, whose ties count against the attack
+            for inside in labels[1:, order]:
+                others = np.flatnonzero(~inside)
+                place = math.floor(fpr * len(others) + 1e-9)
+                share = (others[place] - place) / (len(inside) - len(others))
+                beyond += share >= hits / n - 1e-12
+            p = beyond / len(labels)
         else:
             p = float(nhypergeom(n + m, n, r).sf(hits - 1)) if r <= m else 1.0
         found.append(Tail(end, hits / n, r / (m + 1), min(1.0, 2 * p)))
     return min(found, key=lambda tail: tail.p)
-
-
-def _permuted_tail(labels: NDArray[np.bool_], fpr: float, share: float) -> float:
-    """Share of permutations, most extreme text first, with as large a share of members before the
-    r-th non-member; the truth, whose ties count against the attack, is one of them."""
-    beyond = 1
-    for inside in labels[1:]:
-        others = np.flatnonzero(~inside)
-        r = math.floor(fpr * len(others) + 1e-9) + 1
-        hits = others[r - 1] - (r - 1)
-        beyond += hits / (len(inside) - len(others)) >= share - 1e-12
-    return beyond / len(labels)
 
 
 @dataclass(frozen=True)
@@ -327,12 +296,11 @@ class Equivalence:
     """Is an AUC where it should be? Two one-sided tests (Schuirmann 1987).
 
     Attributes:
-        value: AUC minus the retrained model's, or minus .5 without one.
+        value: AUC minus the retrained model's, or minus 0.5 without one.
         low, high: Interval of ``1 - 2 alpha`` (90 %): inside the margin means equivalent.
-        margin: Differences below it count as none.
         p: Larger of the two one-sided p-values.
-        needed: Texts of each kind from which a difference of this size would be called
-            equivalent on average; None where it is as large as the margin.
+        needed: Texts of each kind from which a difference of this size would on average be called
+            equivalent; None where it is as large as the margin.
     """
 
     value: float
@@ -355,15 +323,11 @@ def auc_equivalence(
     level: float = LEVEL,
     clusters: Clusters = None,
 ) -> Equivalence:
-    """Is the AUC within ``margin`` of the other model's (paired), or of .5?
-
-    Absence of a significant difference is no evidence of none; this test has it the other way
-    round: few texts never pass. Several attacks need no correction where all have to pass.
+    """Is the AUC within ``margin`` of the other model's (paired), or of 0.5? Few texts never pass.
 
     Args:
         first, second: (members, non-members) scores of the same texts in the same order under
-            the two models, high = rather a member; without ``second`` compared with .5.
-        clusters: Where texts come in clusters, these are what is independent.
+            the two models, high = rather a member.
     """
     sizes = [np.size(side) for side in first]
     independent = [len(set(side)) for side in clusters] if clusters else sizes
@@ -397,9 +361,7 @@ def trained_equivalence(
     standard error of them is more than a quarter too small (benchmark `learned_spread`).
 
     Args:
-        value: Difference of the two AUC.
-        spread: Its standard deviation where neither model tells anything, from permutations of the
-            labels that are the same under both.
+        spread: Standard deviation of the difference ``value`` under permutations of the labels.
         texts: Of the smaller side.
     """
     half = float(norm.ppf(level)) * spread
@@ -409,10 +371,8 @@ def trained_equivalence(
 
 
 def detectable(members: int, nonmembers: int, tests: int = 1, power: float = 0.8) -> float:
-    """Smallest ``|AUC - .5|`` that so many texts find with this power, two-sided at .05 / tests.
-
-    ``(z_{1 - .05 / (2 tests)} + z_power) SE``, SE of the null (Mann-Whitney, no ties).
-    """
+    """Smallest ``|AUC - 0.5|`` that so many texts find with this power, two-sided at 0.05 / tests:
+    ``(z_{1 - 0.05 / (2 tests)} + z_power) SE``, SE of the null (Mann-Whitney, no ties)."""
     error = ideal_membership(members, nonmembers).standard_error
     z = norm.ppf(1 - (1 - LEVEL) / (2 * tests)) + norm.ppf(power)
     return min(0.5, float(z * error))
@@ -424,8 +384,7 @@ class Documents:
 
     Attributes:
         p: ``[N]``, all attacks together, two-sided, exact.
-        side: ``[N]`` "under" (as if known) or "over" (as if pushed away), by the attack with the
-            smallest p-value.
+        side: ``[N]`` "under" (as if known) or "over" (as if pushed away), by the strongest attack.
         told: ``[N]`` after Benjamini and Hochberg's correction over the documents.
     """
 
@@ -442,17 +401,15 @@ def told_documents(
 ) -> Documents:
     """For every member: can any attack still tell it from the held-out texts?
 
-    Conformal p-values: a member is put among the M non-members, every text of the pool gets as
-    its strangeness the largest distance from the pool's median over the attacks (in units of the
-    pool's median distance; so no correction for their number is due), and p is the share of the
-    pool at least as strange as the member. Exact for exchangeable texts. The p-values of all
-    members share the non-members; they are positively dependent, for which Benjamini-Hochberg
-    holds (Bates et al., arXiv 2104.08279).
+    Conformal p-values: a member is put among the M non-members, the strangeness of a text is its
+    largest distance from the pool's median over the attacks (in units of the pool's median
+    distance), and p is the share of the pool at least as strange as the member. Exact for
+    exchangeable texts, and positively dependent, for which Benjamini-Hochberg holds (Bates et al.,
+    arXiv 2104.08279).
 
     Args:
-        members, nonmembers: Scores by attack, high = rather a member. Where a retrained model is
-            known, give the differences of both models' scores: what makes a text hard for every
-            model then cancels.
+        members, nonmembers: Scores by attack, high = rather a member; with a retrained model the
+            differences of both models' scores.
         rate: Share of false accusations among the documents that are told.
     """
     inside = np.stack([np.asarray(scores, float) for scores in members.values()])  # [K, N]

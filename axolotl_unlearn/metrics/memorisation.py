@@ -1,8 +1,7 @@
 """How well a model knows a text: pure functions of per-token facts and of texts.
 
 All come from one forward (`axolotl_unlearn.engine.token_scoring`). Unless said otherwise a higher
-value means "known better". Conventions differ between repositories; ours are named in each
-docstring and listed in docs/metrics.md.
+value means "known better". Conventions are listed in docs/metrics.md.
 
 Shape letter: n scored tokens of one text.
 """
@@ -67,12 +66,10 @@ def exact_memorisation(facts: TokenFacts) -> float:
 def extraction_strength(facts: TokenFacts, floor: str = "zero") -> float:
     """1 - (shortest prefix of the answer after which greedy decoding gives all the rest) / n.
 
-    Carlini et al., arXiv 2012.07805; arXiv 2406.09179. Teacher-forced, which is the same as free
-    greedy decoding: up to the first error both see the same tokens.
+    Carlini et al., arXiv 2012.07805; arXiv 2406.09179. Teacher-forced equals free decoding here.
 
     Args:
-        floor: "zero": the whole answer may be needed, so nothing known gives 0. "one_over_n": the
-            last token is never asked for, so nothing known gives 1/n (OpenUnlearning).
+        floor: What nothing known gives: "zero", or "one_over_n" (OpenUnlearning).
     """
     n = len(facts)
     wrong = np.flatnonzero(~facts.greedy)
@@ -100,8 +97,7 @@ def min_k(facts: TokenFacts, k: float = 0.2) -> float:
 def min_k_plus(facts: TokenFacts, k: float = 0.2) -> float:
     """Min-K%++: the same of ``(log p - mean) / sd`` over the vocabulary (arXiv 2404.02936).
 
-    Where the model is certain (sd under 1e-6) there is nothing to compare with: 0 if the token is
-    the one it is certain of.
+    Where the model is certain (sd under 1e-6) it is 0 if the token is the one it is certain of.
     """
     return _lowest(standardised(facts), k)
 
@@ -116,11 +112,7 @@ def standardised(facts: TokenFacts) -> Array:
 
 
 def entropy(facts: TokenFacts) -> float:
-    """Mean entropy over the vocabulary, nats a token; *lower* means known better (2003.10595).
-
-    No label is asked: a text that was forgotten by pushing its tokens down alone leaves a model
-    that is less sure there than of a text it never saw, whatever its loss is.
-    """
+    """Mean entropy over the vocabulary, nats a token; *lower* means known better (2003.10595)."""
     return -float(facts.mean.mean())
 
 
@@ -135,8 +127,5 @@ def compressed_bytes(text: str) -> int:
 
 
 def reference_difference(facts: TokenFacts, reference: TokenFacts) -> float:
-    """Loss - loss under a reference model; *lower* means known better (arXiv 2012.07805).
-
-    Different tokenizers are compared a text, not a token: use the same one.
-    """
+    """Loss - loss under a reference model; *lower* means known better (arXiv 2012.07805)."""
     return loss(facts) - loss(reference)

@@ -1,10 +1,9 @@
 """Which of two models is a third one nearer to? A relative test of three samples.
 
-That two models differ is no fault: two honest retrainings do, and a two-sample test with enough
-texts finds it. The relative test of arXiv 2601.19755 (Ribero, Schrab and Gretton) asks instead
-whether an unlearned model is nearer to the one before unlearning than to the retrained one. Theirs
-uses regularised f-divergences; this one the maximum mean discrepancy, for which the test is that of
-Bounliphone et al. (arXiv 1511.04581). Neither was validated on language models.
+Two honest retrainings differ too. The relative test of arXiv 2601.19755 (Ribero, Schrab and
+Gretton) asks whether an unlearned model is nearer to the one before unlearning than to the
+retrained one, by regularised f-divergences; this one by the maximum mean discrepancy (Bounliphone
+et al., arXiv 1511.04581). Neither was validated on language models.
 
 Shape letters: N texts, K scores of each.
 """
@@ -82,6 +81,5 @@ def relative_test(
         return Relative(float(value), 0.0, 1.0, 1.0)
     ratio = value / error
     # A large value: far from the first.
-    return Relative(
-        float(value), error, float(t.cdf(ratio, count - 1)), float(t.sf(ratio, count - 1))
-    )
+    p_values = float(t.cdf(ratio, count - 1)), float(t.sf(ratio, count - 1))
+    return Relative(float(value), error, *p_values)

@@ -252,12 +252,9 @@ class Model(Part):
     @field_validator("cells", "any_script", mode="after")
     @classmethod
     def _known_cells(cls, cells: dict[str, Any]) -> dict[str, Any]:
-        unknown = sorted(set(cells) - set(CELLS))
-        if unknown:
-            raise ValueError(
-                f"the unknown cell {unknown[0]!r}; expected names such as "
-                "forget_task1_regurgitation"
-            )
+        if unknown := sorted(set(cells) - set(CELLS)):
+            says = "expected names such as forget_task1_regurgitation"
+            raise ValueError(f"the unknown cell {unknown[0]!r}; {says}")
         return cells
 
     @property
@@ -268,14 +265,11 @@ class Model(Part):
         return self.name if self.name in ("original", "retrained", "reference") else "candidate"
 
     def side(self, side: str, cells: Mapping[str, float | None] | None = None) -> float | None:
-        """Harmonic mean of the cells of one side (forget cells are already 1 - v); 0 if any is 0.
-
-        The Task Aggregate is the harmonic mean of both where they have equally many cells.
-        """
-        cells = self.cells if cells is None else cells
-        values = [
-            v for name in CELLS if name.startswith(side) and (v := cells.get(name)) is not None
-        ]
+        """Harmonic mean of the cells of one side (forget cells are already 1 - v); 0 if any is
+        0."""
+        known = self.cells if cells is None else cells
+        values = [known.get(name) for name in CELLS if name.startswith(side)]
+        values = [value for value in values if value is not None]
         return float(harmonic_mean(values)) if values else None
 
     @property
@@ -416,11 +410,9 @@ class Results(Part):
     @classmethod
     def _distinct(cls, models: tuple[Model, ...]) -> tuple[Model, ...]:
         names = [model.name for model in models]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(
-                f"two models named {twice[0]!r}; evaluate them as `name=path` with different names"
-            )
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            says = "evaluate them as `name=path` with different names"
+            raise ValueError(f"two models named {twice[0]!r}; {says}")
         return models
 
     def role(self, role: Role) -> Model | None:
@@ -458,10 +450,7 @@ def _sentence(where: str, fault: Mapping[str, Any]) -> str:
 
 
 def load_results(source: Mapping[str, Any] | Results | str | Path) -> Results:
-    """Results as they are checked at the door.
-
-    Args:
-        source: results.json, the folder that holds it, its content, or what this returned.
+    """Results as they are checked at the door, from results.json, its folder or its content.
 
     Raises:
         UnlearnError: A missing file, broken JSON, another version, or the first fault in it.

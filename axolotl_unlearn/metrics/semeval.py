@@ -13,9 +13,8 @@ Forget cells are turned round, ``1 - mean``, so that high is good everywhere. Th
     mia_score       1 - 2 |mia_auc - 1/2|
     aggregate       arithmetic mean of task_aggregate, mia_score and utility (MMLU)
 
-A cell without rows has no value: it is left out of the harmonic mean, never counted as 0. Means
-are correctly rounded (`math.fsum`), so they do not depend on the order of rows or on the number
-of processes.
+A cell without rows has no value and is left out of the harmonic mean. Means are correctly rounded
+(`math.fsum`), so they do not depend on the order of rows or on the number of processes.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ GATE_SHARE = 0.75
 
 
 def score_title(name: str) -> str:
-    """How a cell or score is called wherever somebody reads it.
-
-    "forget_task1_knowledge" is "Forget, task 1 answers", "task_aggregate" "Task Aggregate".
-    """
+    """Of a cell or score: "forget_task1_knowledge" is "Forget, task 1 answers"."""
     if name in CELLS:
         side, task, kind = name.split("_")
         return f"{side.capitalize()}, task {task[-1]} {_KIND_TITLES[kind]}"
@@ -59,11 +55,8 @@ def _scorer():
 
 
 def rouge_l_recall(generated: str, expected: str) -> float:
-    """Share of the words of `expected` in its longest common subsequence with `generated`.
-
-    Words are runs of letters and digits in lower case; those longer than three letters are
-    stemmed (rouge-score's default tokenizer). In [0, 1]; rewards long generations.
-    """
+    """Share of the words of `expected` in its longest common subsequence with `generated`, by
+    rouge-score's default tokenizer with stemmer. In [0, 1]; rewards long generations."""
     return float(_scorer().score(expected, generated)["rougeL"].recall)
 
 
@@ -80,10 +73,7 @@ def any_script_recall(generated: str, expected: str) -> float:
 
 
 def exact_match(generated: str, expected: str) -> float:
-    """1 if the whole generation is the answer, up to case and outer white space; else 0.
-
-    A model that does not stop after the answer gets 0: the score needs the end-of-sequence token.
-    """
+    """1 if the whole generation is the answer, up to case and outer white space; else 0."""
     return float(generated.strip().lower() == expected.strip().lower())
 
 
@@ -144,9 +134,6 @@ def mia_auc(member_loss: Sequence[float], nonmember_loss: Sequence[float]) -> fl
     """AUC of "a member has the lower loss", ties count half: scikit-learn's, as in the official
     script, because the rank formula may differ in the last digit.
 
-    1: members are recognised (under-forgetting); 0: members have the *higher* loss
-    (over-forgetting); .5: nothing to tell them apart.
-
     Raises:
         ValueError: An empty set, or a loss that is not finite.
     """
@@ -172,12 +159,8 @@ def mia_score(auc: float) -> float:
 
 
 def aggregate(task: float | None, mia: float | None, utility: float | None) -> float | None:
-    """Arithmetic mean of the three; None if one is missing, because the mean of two is another
-    figure. A collapsed model gets about .40 here: read it beside the gate and the collapse flag.
-    """
-    if task is None or mia is None or utility is None:
-        return None
-    return (task + mia + utility) / 3
+    """Arithmetic mean of the three; None if one is missing. A collapsed model gets about 0.40."""
+    return None if None in (task, mia, utility) else (task + mia + utility) / 3
 
 
 def gate(

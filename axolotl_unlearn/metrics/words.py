@@ -1,7 +1,7 @@
 """Words of every script, for measures that must not take a verbatim Chinese answer for silence.
 
-The official ROUGE tokenizer keeps ASCII letters and digits only, so a verbatim Russian, Greek or
-Chinese text scores 0. Its cells stay as they are; what is judged beside them uses these words.
+The official ROUGE tokenizer keeps ASCII letters and digits only, so that a verbatim Russian text
+scores 0. Its cells stay as they are; what is judged beside them uses these words.
 """
 
 from __future__ import annotations

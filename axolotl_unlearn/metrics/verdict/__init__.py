@@ -1,21 +1,14 @@
 """The one judgement of a model: from its entry in results.json to a word, findings, a sentence.
 
 Every criterion has three outcomes: "pass" (the whole interval is on the good side of its limit),
-"fail" (the whole interval is on the bad side) and "open" (the texts do not suffice to say, or what
-is asked was not measured). A model is good when every criterion passes, so neither few texts nor
-missing figures make a model look good. What an attack tells is tested on its own: significant after
-Holm's correction over all attacks, those of `attack membership` along, means told, however small
-the difference. Where texts come in clusters (rows of a document, documents of an author), clusters
-are what is independent.
+"fail" (on the bad side) and "open" (the texts do not suffice to say, or what is asked was not
+measured). A model is good when every criterion passes. An attack tells where it is significant
+after Holm's correction over all attacks, those of `attack membership` along. With a retrained model
+every attack's AUC is compared with its AUC on the same texts (paired, equivalence within a margin),
+without one with 0.5. Clusters (documents, authors) are what is independent.
 
-With a retrained model in the results it is the judge: every attack's AUC is compared with its
-AUC on the same texts (paired), and a test of equivalence has to show that the difference is
-below a stated margin. Without one AUCs are compared with 0.5 and an interval has to lie inside a
-band.
-
-What is read of results.json has its types in `metrics.results`. results.json holds facts and no
-verdict: an attack that comes later would make it untrue. `judged` is where everyone who shows one
-gets it.
+results.json holds facts and no verdict: an attack that comes later would make it untrue. `judged`
+is where everyone who shows one gets it. The rules in words: docs/verdict.md.
 
 What `Verdict.to_json` gives:
 

@@ -23,7 +23,7 @@ from axolotl_unlearn.metrics.intervals import (
 from axolotl_unlearn.metrics.membership import Tail
 from axolotl_unlearn.metrics.relative import relative_test
 from axolotl_unlearn.metrics.results import Model, Scores, whole
-from axolotl_unlearn.metrics.verdict.criteria import THRESHOLDS, Finding, missing, show
+from axolotl_unlearn.metrics.verdict.criteria import THRESHOLDS, Finding, missing, show, worst
 from axolotl_unlearn.metrics.verdict.words import name_of, p_value
 
 #: Scores that every model is judged by; without one of them nothing is shown.
@@ -69,12 +69,9 @@ class Membership:
                 # The tail of the differences: each model's own cut is noise that its members share.
                 apart = [a - b for a, b in zip(pair, theirs[name], strict=True)]
                 rank = auc_gap(pair, theirs[name], clusters).p
-                tests[name] = (rank, membership.tail_test(*apart, clusters=clusters))
             else:
-                tests[name] = (
-                    membership.rank_test(*pair, clusters=clusters),
-                    membership.tail_test(*pair, clusters=clusters),
-                )
+                apart, rank = pair, membership.rank_test(*pair, clusters=clusters)
+            tests[name] = (rank, membership.tail_test(*apart, clusters=clusters))
         p_values = [p for rank, tail in tests.values() for p in (rank, tail.p)]
         learned = model.learned
         learned_p = learned.p if learned is not None and learned.auc is not None else None
@@ -89,11 +86,7 @@ class Membership:
             by_rank = corrected[2 * i] < THRESHOLDS["alpha"].value or (
                 corrected[2 * i] <= corrected[2 * i + 1]
             )
-            side = (
-                ("under" if same.value > 0 else "over")
-                if by_rank
-                else ("under" if tail.end == "low" else "over")
-            )
+            under = same.value > 0 if by_rank else tail.end == "low"
             self.told[name] = {
                 "auc": auc(*pair),
                 "low": low,
@@ -101,7 +94,7 @@ class Membership:
                 "p": p,
                 "p_corrected": float(min(corrected[2 * i : 2 * i + 2])),
                 "by": "rank" if by_rank else "tail",
-                "side": side,
+                "side": "under" if under else "over",
                 "tail": asdict(tail),
                 "difference": {**asdict(same), "equivalent": same.equivalent},
                 "intraclass": _alike(pair, theirs.get(name), clusters),
@@ -143,11 +136,9 @@ def _judged(model: Model) -> Scores:
 
 def _paired(model: Model, retrained: Model) -> bool:
     """The same texts in the same order, by their ids."""
-    ids = [(one.likelihood.member_id, one.likelihood.nonmember_id) for one in (model, retrained)]
-    sizes = {
-        (len(one.likelihood.member_loss), len(one.likelihood.nonmember_loss))
-        for one in (model, retrained)
-    }
+    each = [one.likelihood for one in (model, retrained)]
+    ids = [(one.member_id, one.nonmember_id) for one in each]
+    sizes = {(len(one.member_loss), len(one.nonmember_loss)) for one in each}
     return bool(ids[0][0]) and ids[0] == ids[1] and sizes == {tuple(map(len, ids[0]))}
 
 
@@ -188,15 +179,13 @@ def _lacks(model: Model, retrained: Model | None) -> str:
 def evidence(found: Membership, model: Model, retrained: Model | None) -> Finding:
     """Is everything there that the judgement of membership rests on?"""
     title, lacks = "Scores of the attacks", found.lacks
-    if not lacks and retrained is None and (model.distance or _compared(model)):
+    against = model.learned.against if model.learned is not None else "chance"
+    compared = model.distance or against not in ("chance", "reference")
+    if not lacks and retrained is None and compared:
         lacks = "the retrained model that it was compared with is not in the results"
     if lacks:
         return missing("scores", title, lacks)
     return Finding("scores", title, "pass", "every text has a score by each attack")
-
-
-def _compared(model: Model) -> bool:
-    return model.learned is not None and model.learned.against not in ("chance", "reference")
 
 
 def _power(mine: Scores, theirs: Scores, tests: int, clusters: Clusters) -> dict[str, Any]:
@@ -241,11 +230,11 @@ def tells_members(told: Mapping[str, dict[str, Any]], against: str) -> Finding:
             "documents it was not trained on"
         )
     else:
-        word = "higher" if attack["difference"]["value"] > 0 else "lower"
+        gap = attack["difference"]["value"]
         says = (
             f"{name_of(name)} tells members from texts it never saw: AUC {attack['auc']:.2f} "
-            f"[{attack['low']:.2f}, {attack['high']:.2f}], {word} by "
-            f"{abs(attack['difference']['value']):.2f} than it should be"
+            f"[{attack['low']:.2f}, {attack['high']:.2f}], {'higher' if gap > 0 else 'lower'} by "
+            f"{abs(gap):.2f} than it should be"
         )
     if not tells:
         says = f"none of {len(told)} attacks tells members from texts it never saw"
@@ -256,10 +245,8 @@ def tells_members(told: Mapping[str, dict[str, Any]], against: str) -> Finding:
 
 
 def as_if_never_seen(told: Mapping[str, dict[str, Any]], against: str) -> Finding:
-    """All attacks within the margin; all have to pass, so no correction is due.
-
-    The learned attack has no interval, so it is no part of this: it can only tell.
-    """
+    """All attacks within the margin; all have to pass, so no correction is due. The learned attack
+    has no interval and is no part of this."""
     told = {name: attack for name, attack in told.items() if attack["difference"]}
     if not told:
         return missing("same", "As if never seen", "membership was not measured")
@@ -288,17 +275,17 @@ def as_if_never_seen(told: Mapping[str, dict[str, Any]], against: str) -> Findin
 
 
 def nearer(model: Model, original: Model | None, retrained: Model | None) -> Finding | None:
-    """Is it nearer to the retrained model than to the one before unlearning, on the members?
-
-    Needs no margin of our choosing (`metrics.relative`). None without a retrained model.
-    """
+    """Is it nearer to the retrained model than to the one before unlearning, on the members
+    (`metrics.relative`)? None without a retrained model."""
     title = "Nearer to the retrained model"
     if retrained is None:
         return None
     if original is None:
-        if model.gate is not None and model.gate.original is not None:
-            return missing("nearer", title, "the model before unlearning is not in the results")
-        return missing("nearer", title, "no model before unlearning was evaluated")
+        known = model.gate is not None and model.gate.original is not None
+        says = "the model before unlearning is not in the results"
+        return missing(
+            "nearer", title, says if known else "no model before unlearning was evaluated"
+        )
     found = [_judged(one) for one in (model, original, retrained)]
     names = [name for name in NEEDED if all(name in one for one in found)]
     if not names or not (_paired(model, original) and _paired(model, retrained)):
@@ -321,15 +308,14 @@ def nearer(model: Model, original: Model | None, retrained: Model | None) -> Fin
 def strongest_gain(
     rows: Sequence[Mapping[str, Any]],
 ) -> tuple[Mapping[str, Any], dict, float, bool]:
-    """The variant of an attack that brings back most, by what counts: above the control.
+    """The variant of an attack that brings back most, above the control where there is one.
 
     Args:
         rows: ``rows`` of an attack's result; the first is the model as it is.
 
     Returns:
-        The row, its figures ``{value, low, high, p}`` of the recalled share (above the control
-        where there is one, else against the unattacked model), p after Holm's correction over
-        the variants, and whether there is a control.
+        The row, its figures ``{value, low, high, p}`` of the recalled share, p after Holm's
+        correction over the variants, and whether there is a control.
     """
     attacked = list(rows[1:]) or list(rows)
     controlled = all("above_control" in row for row in attacked)
@@ -350,23 +336,15 @@ def _p_of(figure: Mapping[str, Any]) -> float:
 
 def wrecks(attack: Mapping[str, Any]) -> bool:
     """Whether a relearning attack's own training did away with the text: at every number of steps
-    less than half of it is left, so a gentler attacker would see more.
+    less than half of it is left, so a gentler attacker would see more."""
 
-    Example: 0.72 recalled before, 0.05 after 20 steps.
-    """
-    if attack.get("attack") != "relearn":
-        return False
-    rows = attack["rows"][1:]
-    return bool(rows) and all(
-        row["gain"]["recalled"]["high"] < 0
-        and -row["gain"]["recalled"]["value"] > 0.5 * _before(row)
-        for row in rows
-    )
+    def lost(row: Mapping[str, Any]) -> bool:
+        gain = row["gain"]["recalled"]
+        before = ((row.get("before") or {}).get("recalled") or {}).get("value") or math.inf
+        return gain["high"] < 0 and -gain["value"] > 0.5 * before
 
-
-def _before(row: Mapping[str, Any]) -> float:
-    """What was recalled before the attack; infinite where the file does not say."""
-    return ((row.get("before") or {}).get("recalled") or {}).get("value") or math.inf
+    rows = attack["rows"][1:] if attack.get("attack") == "relearn" else ()
+    return bool(rows) and all(map(lost, rows))
 
 
 #: What a file of `axolotl-unlearn attack` holds -> the criterion that reads it, and its title.
@@ -387,21 +365,12 @@ def _tried(
 ) -> tuple[list[Mapping[str, Any]], Finding | None]:
     """Attacks of a kind on the model, or what is to be said of a file that cannot be read. One that
     names no model may be on any."""
-    mine = [
-        a
-        for a in attacks
-        if kind_of(a) == kind
-        and (a.get("model") == model.name or not isinstance(a.get("model"), str))
-    ]
+    alike = [a for a in attacks if kind_of(a) == kind]
+    mine = [a for a in alike if a.get("model") == model.name or not isinstance(a.get("model"), str)]
     if half := next((a for a in mine if not whole(a)), None):
         says = f"the file of {half.get('title') or half.get('attack')} is not whole: attack again"
         return mine, missing(*KINDS[kind], says)
     return mine, None
-
-
-def _worst(findings: Sequence[Finding]) -> Finding:
-    order = ("fail", "open", "pass")
-    return min(findings, key=lambda f: (order.index(f.outcome), -(f.value or 0.0)))
 
 
 def comes_back(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
@@ -427,7 +396,7 @@ def comes_back(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | 
         )
         ends = (gain["value"], gain["low"], gain["high"])
         found.append(Finding(*KINDS["rows"], outcome, says, *ends, limit, float(p)))
-    return _worst(found)
+    return worst(found)
 
 
 def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None:
@@ -453,10 +422,8 @@ def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None
         says += f" to tell as little as the control's ({view['title']}: AUC {gap['value']:+.2f} "
         says += f"[{gap['low']:+.2f}, {gap['high']:+.2f}])"
     else:
-        says = (
-            f"its weights tell no members ({view['title']}: AUC {area:.2f}, p {p_value(p)}), but "
-        )
-        says += "no control was given to show it"
+        says = f"its weights tell no members ({view['title']}: AUC {area:.2f}, p {p_value(p)}), "
+        says += "but no control was given to show it"
     outcome = "fail" if told else "pass" if same else "open"
     if told or not gap:
         return Finding(*KINDS["views"], outcome, says, area, p=p)
@@ -468,9 +435,8 @@ class Tried:
     """The tests of `axolotl-unlearn attack membership` on a model, each attack and each group.
 
     Attributes:
-        tests: Title -> (p-value before any correction, its figures). Beside a control the paired
-            difference of both AUCs is tested; attacks that learn have none and count only where
-            the control is told less.
+        tests: Title -> (p-value before any correction, its figures): of the paired difference from
+            a control; attacks that learn have none and count where the control is told less.
         absent: What could not be made.
     """
 

@@ -104,11 +104,13 @@ def missing(identifier: str, title: str, says: str) -> Finding:
 
 
 def show(value: float | None, digits: int = 2) -> str:
-    """A number as the report prints it; a missing one is "n/a", never 0.
-
-    Two decimals: what intervals of the usual width leave to say.
-    """
+    """A number as the report prints it; a missing one is "n/a", never 0."""
     return "n/a" if value is None else f"{value:.{digits}f}"
+
+
+def worst(findings: Sequence[Finding]) -> Finding:
+    order = ("fail", "open", "pass")
+    return min(findings, key=lambda f: (order.index(f.outcome), -(f.value or 0.0)))
 
 
 def collapse(model: Model) -> Finding:
@@ -251,9 +253,8 @@ def _kept_of_what_was(model: Model, original: Model, zero: Sequence[str]) -> Fin
     if None in ends:
         return missing(name, title, "the score of kept rows has no interval")
     value = model.side("retain", {n: model.cells[n] for n in left})
-    bar = THRESHOLDS["keep_share"].value * original.side(
-        "retain", {n: original.cells[n] for n in left}
-    )
+    before = original.side("retain", {n: original.cells[n] for n in left})
+    bar = THRESHOLDS["keep_share"].value * before
     low, high = (float(harmonic_mean([max(0.0, one[i]) for one in ends])) for i in (0, 1))
     outcome = "pass" if low >= bar else "fail" if high < bar else "open"
     says = f"{name} {show(value)} of 1, at least {show(bar)} is asked (without {', '.join(zero)}, "
@@ -287,14 +288,9 @@ def answers(model: Model, retrained: Model | None) -> Finding:
     if None in shares:
         whose = "" if shares[0] is None else " of the retrained model"
         return missing("answers", title, f"which answers are said anyway{whose} was not measured")
-    return _share_finding(
-        "answers",
-        title,
-        *shares[:1],
-        shares[1] if len(shares) > 1 else None,
-        THRESHOLDS["unstopped"].value,
-        "of the forget questions get the right answer although exact match does not see it",
-    )
+    base, limit = shares[1] if len(shares) > 1 else None, THRESHOLDS["unstopped"].value
+    words = "of the forget questions get the right answer although exact match does not see it"
+    return _share_finding("answers", title, shares[0], base, limit, words)
 
 
 class Kind(NamedTuple):
@@ -321,18 +317,18 @@ def outputs(model: Model, retrained: Model | None) -> Finding:
 
 
 def silence(model: Model, retrained: Model | None) -> Finding:
-    """Refuses or falls silent on the forget set: one answer to everything, or none.
-
-    Without a retrained model compared with what the original says there: a set may have one answer.
-    """
+    """One answer to everything on the forget set, or none; without a retrained model compared with
+    what the original says there: a set may have one answer."""
     return _worst_share("silence", "Refusals and silence", SILENCE, model, retrained)
 
 
 def _worst_share(
     identifier: str, title: str, kinds: Sequence[Kind], model: Model, retrained: Model | None
 ) -> Finding:
-    mine = _forget_outputs(model)
-    theirs = _forget_outputs(retrained) if retrained is not None else None
+    mine, theirs = (
+        one.collapse.forget if one is not None and one.collapse is not None else None
+        for one in (model, retrained)
+    )
     if mine is None or (retrained is not None and theirs is None):
         whose = "its outputs" if mine is None else "the retrained model's outputs"
         return missing(identifier, title, f"{whose} on the forget set were not looked at")
@@ -352,12 +348,7 @@ def _worst_share(
         found.append(_share_finding(identifier, title, shares[0], base, limit, kind.words, named))
     if not found:
         return missing(identifier, title, "no output on the forget set was looked at")
-    order = ("fail", "open", "pass")
-    return min(found, key=lambda f: (order.index(f.outcome), -f.value))
-
-
-def _forget_outputs(model: Model) -> Outputs | None:
-    return model.collapse.forget if model.collapse is not None else None
+    return worst(found)
 
 
 def _output_share(found: Outputs, kind: Kind) -> tuple[float, int] | None:
@@ -411,9 +402,8 @@ def recited(model: Model, retrained: Model | None) -> Finding:
     if theirs is None and not mine.nonmember.strength:
         return missing("recited", title, "no held-out text says how much comes out by chance")
     if theirs is None and max(mine.nonmember.strength) >= 1:
-        return missing(
-            "recited", title, "a held-out text comes out whole, so none is called recited"
-        )
+        says = "a held-out text comes out whole, so none is called recited"
+        return missing("recited", title, says)
 
     def places(own: Texts | Extraction, other: Texts | Extraction | None, fewest: int) -> list[int]:
         bases = other.strength if other is not None else [None] * len(own.strength)
@@ -434,12 +424,9 @@ def recited(model: Model, retrained: Model | None) -> Finding:
 
 
 def recites(
-    strength: float,
-    tokens: int,
-    base: float | None,
-    held: Sequence[float],
+    strength: float, tokens: int, base: float | None, held: Sequence[float],
     fewest: int = RECITED_TOKENS,
-) -> bool:
+) -> bool:  # fmt: skip
     """Is a text's extraction strength 0.5 above ``base``, the retrained model's? Without one above
     the largest of held-out texts, which counts as 0.5 at most, so that a whole text (1) is found.
     """
