@@ -131,8 +131,8 @@ def test_tables_are_narrow(name):
 
 
 def test_readme_is_short():
-    assert len(text(ROOT / "README.md").splitlines()) <= 120
-    assert len(text(ROOT / "README.md").split()) <= 800
+    assert len(text(ROOT / "README.md").splitlines()) <= 90
+    assert len(text(ROOT / "README.md").split()) <= 540
 
 
 def test_docs_have_at_most_20_000_words():
