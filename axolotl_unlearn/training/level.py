@@ -11,7 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
@@ -39,7 +39,7 @@ from axolotl_unlearn.metrics.learned import learned_attack, text_features, token
 from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.models import input_device
-from axolotl_unlearn.reference.base import row_keys
+from axolotl_unlearn.reference.base import evaluating, row_keys
 from axolotl_unlearn.reference.crowd import HeldoutDistribution
 from axolotl_unlearn.reference.level import NEAR, Calibration, Level, entropy_without
 from axolotl_unlearn.training.stopping import (
@@ -285,10 +285,11 @@ def agreed(mine: T) -> T:
     return found[0]
 
 
+@dataclass(eq=False)
 class LevelCallback(TrainerCallback):
     """Fits, watches, corrects, stops, and brings the best state back.
 
-    Args:
+    Attributes:
         args: The config's ``unlearn.level``.
         level: What `LevelledReference` reads.
         forget, heldout, retain: Rows to watch.
@@ -303,29 +304,24 @@ class LevelCallback(TrainerCallback):
             unchanged words): it tells which tokens are harder than others, and no level.
     """
 
-    def __init__(
-        self,
-        args: LevelArgs,
-        level: Level,
-        forget: ScoredRows,
-        heldout: ScoredRows,
-        retain: ScoredRows,
-        teacher: tuple[Sequence[Tensor], Sequence[Tensor]],
-        *,
-        stopping: Stopping | None = None,
-        out: Path | None = None,
-        log: Callable[[dict[str, float]], None] = lambda _: None,
-        rest: Sequence[Tensor | None] | None = None,
-        crowds: Mapping[str, HeldoutDistribution] | None = None,
-        order_only: bool = False,
-    ) -> None:
-        self.args, self.level, self.teacher, self.order_only = args, level, teacher, order_only
-        self.forget, self.heldout, self.retain = forget, heldout, retain
-        self.stopping, self.out, self.log = stopping, out, log
-        self.rest, self.crowds = rest, crowds or {}
-        self.began, self.kept = 0.0, {}
-        self.judged = judged(forget)
-        lacking = {g for g in forget.groups if g not in set(heldout.groups)}
+    args: LevelArgs
+    level: Level
+    forget: ScoredRows
+    heldout: ScoredRows
+    retain: ScoredRows
+    teacher: tuple[Sequence[Tensor], Sequence[Tensor]]
+    stopping: Stopping | None = None
+    out: Path | None = None
+    log: Callable[[dict[str, float]], None] = lambda _: None
+    rest: Sequence[Tensor | None] | None = None
+    crowds: Mapping[str, HeldoutDistribution] = field(default_factory=dict)
+    order_only: bool = False
+    began: float = field(default=0.0, init=False)
+    kept: dict[str, Tensor] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.judged = judged(self.forget)
+        lacking = set(self.forget.groups) - set(self.heldout.groups)
         if lacking:
             raise UnlearnError(
                 f"`unlearn.level.heldout` has no {_named(lacking)}, but forget rows are: "
@@ -516,12 +512,10 @@ class LevelCallback(TrainerCallback):
         if self.began:  # resumed
             return
         self.began = time.monotonic()
-        was_training = model.training
-        model.eval()
-        self.watch(model, 0, correct=False)
+        with evaluating(model):
+            self.watch(model, 0, correct=False)
         if self.stopping is not None:
             self.stopping.best = (float("inf"),) * 3  # the start is what is to go
-        model.train(was_training)
 
     def on_step_end(self, args, state, control, model=None, **_):
         step = state.global_step
@@ -529,11 +523,9 @@ class LevelCallback(TrainerCallback):
         last = step >= state.max_steps or late
         if step % (self.args.every or looks_every(state.max_steps)) and not last:
             return control
-        was_training = model.training
-        model.eval()
         settled = step > self.args.settle * state.max_steps
-        better, stop = agreed(self.watch(model, step, correct=settled and not last))
-        model.train(was_training)
+        with evaluating(model):
+            better, stop = agreed(self.watch(model, step, correct=settled and not last))
         if better:
             self.kept = {
                 name: p.detach().to("cpu", copy=True)

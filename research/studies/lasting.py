@@ -82,6 +82,8 @@ TRIED = {
     "merged": (0.01, 0.02, 0.03),
 }
 NEAR = 0.05
+#: Rows to forget; seconds of retraining, teacher and `match` that research/notebook/tofu.md has.
+NOTED = (("forget10, seed 42", 400, 694, 258, 5584), ("forget05", 200, 302, 99, 1136))
 #: Starts: share of the way from the original to its teacher.
 STARTS = {"start": 0.5, "near": 0.8, "nearer": 0.6}
 ORDER = (
@@ -379,8 +381,13 @@ def collected(out: Path, seeds: Sequence[str], before: dict[str, Any]) -> dict[s
             if "retrained" in results:
                 tables["-".join(filter(None, ("relearned", seed, way)))] = relearn_table(results)
         tables[f"cost-{seed}"] = cost_table(one["cost"])
+        one["rows"] = [
+            sum(1 for _ in (out / seed / "data" / f"{side}.jsonl").open("rb"))
+            for side in ("forget", "retain")
+        ]
         if one["scored"]:
             tables[f"scored-{seed}"] = scored_table(one["scored"])
+    tables["sizes"] = sizes_table(found)
     command = "python -m research.studies.lasting collect"
     return {"command": command, "versions": versions(), "seeds": found, "tables": tables}
 
@@ -400,6 +407,7 @@ def priced(costs: Mapping[str, Any]) -> dict[str, Any]:
     return {
         k: {n: v[n] for n in ("seconds", "steps", "looks")} | {"beside": beside}
         for k, v in runs.items()
+        if "steps" in v
     }
 
 
@@ -436,6 +444,39 @@ def scored_table(scored: Mapping[str, Any]) -> dict[str, Any]:
         for name in ordered(scored)
     ]
     return {"columns": ["model", "recall", "retained rows, nats"], "rows": rows}
+
+
+def sizes_table(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Teacher and `match` beside retraining on every data set, and the retained rows from which they
+    cost less (retraining's seconds follow the rows; theirs do not)."""
+    rows = []
+
+    def add(what: str, forget: int, retain: int, retrained: float, ours: float) -> None:
+        share, cells = ours / retrained, (f"{retrained:.0f}", f"{ours:.0f}")
+        pays = round(retain * share, -1)
+        rows.append([what, str(forget), str(retain), *cells, f"{share:.1f}", f"{pays:.0f}"])
+
+    for seed, one in found.items():
+        run, cost = "match" if seed in PARTS else "match_short", one["cost"]
+        if f"train:{run}" in cost and seed not in DEVELOPMENT:
+            seconds = [cost[f"train:{name}"]["seconds"] for name in ("retrained", "teacher", run)]
+            name = seed.upper() if seed in PARTS else f"made up, seed {seed}"
+            add(f"tiny, {name}", *one["rows"], seconds[0], sum(seconds[1:]))
+    results = ROOT / "research" / "results"
+    for size in read_json(results / "retain-size.json")["sizes"].values():
+        seconds = [size[name]["seconds"] for name in ("retrain", "teacher", "match")]
+        add("tiny, made up", 328, size["retained_rows"], seconds[0], sum(seconds[1:]))
+    for seed, one in read_json(results / "never-seen-real.json")["seeds"].items():
+        seconds = {name: stage["seconds"] for name, stage in one["stages"].items()}
+        ours = seconds["teacher"] + seconds["start"] + seconds["match"]
+        add(f"SmolLM2, LUME, seed {seed}", 164, 134, seconds["retrained"], ours)
+    same = read_json(results / "tofu-same.json")["seconds"]
+    add("SmolLM2, TOFU forget10", 400, 200, same["retrain"], same["teacher"] + same["match"])
+    for what, count, *seconds in NOTED:
+        add(f"SmolLM2, TOFU {what}", count, 200, seconds[0], sum(seconds[1:]))
+    columns = ["model and data", "rows to forget", "to retain", "retraining, s"]
+    columns += ["teacher and `match`, s", "of retraining", "less from, rows to retain"]
+    return {"columns": columns, "rows": rows}
 
 
 def read_json(path: Path) -> Any:
