@@ -24,6 +24,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -83,7 +84,7 @@ TRIED = {
 }
 NEAR = 0.05
 #: Rows to forget; seconds of retraining, teacher and `match` that research/notebook/tofu.md has.
-NOTED = (("forget10, seed 42", 400, 694, 258, 5584), ("forget05", 200, 302, 99, 1136))
+NOTED = (("forget10 (seed 42)", 400, 694, 258, 5584), ("forget05 (seed 44)", 200, 302, 99, 1136))
 #: Starts: share of the way from the original to its teacher.
 STARTS = {"start": 0.5, "near": 0.8, "nearer": 0.6}
 ORDER = (
@@ -193,7 +194,9 @@ def prepare(base: Path, out: Path, seed: str) -> None:
     world = seed in PARTS
     data, number = out / "data", 0 if world else int(seed)
     stages = never_seen.table(out, number, SIZES, False)
-    chosen = {name: stages[name] for name in ("original", "retrained", "under")}
+    tuned = ("original", "retrained")
+    chosen = {name: replace(stages[name], base=out / "base") for name in tuned}
+    chosen["under"] = stages["under"]
     chosen |= {"match": match(out), "match_short": short(out)} | rivals()
     chosen["match_lora"] = short(out, **LORA)
     chosen |= {name: match(out, **changes) for name, changes in VARIANTS.items()}
@@ -460,22 +463,28 @@ def sizes_table(found: Mapping[str, Any]) -> dict[str, Any]:
         run, cost = "match" if seed in PARTS else "match_short", one["cost"]
         if f"train:{run}" in cost and seed not in DEVELOPMENT:
             seconds = [cost[f"train:{name}"]["seconds"] for name in ("retrained", "teacher", run)]
-            name = seed.upper() if seed in PARTS else f"made up, seed {seed}"
-            add(f"tiny, {name}", *one["rows"], seconds[0], sum(seconds[1:]))
+            name = f" on {seed.upper()}" if seed in PARTS else f" (seed {seed})"
+            add(f"tiny{name}", *one["rows"], seconds[0], sum(seconds[1:]))
     results = ROOT / "research" / "results"
-    for size in read_json(results / "retain-size.json")["sizes"].values():
+    for times, size in read_json(results / "retain-size.json")["sizes"].items():
         seconds = [size[name]["seconds"] for name in ("retrain", "teacher", "match")]
-        add("tiny, made up", 328, size["retained_rows"], seconds[0], sum(seconds[1:]))
+        add(f"tiny ({times}x)", 328, size["retained_rows"], seconds[0], sum(seconds[1:]))
     for seed, one in read_json(results / "never-seen-real.json")["seeds"].items():
         seconds = {name: stage["seconds"] for name, stage in one["stages"].items()}
         ours = seconds["teacher"] + seconds["start"] + seconds["match"]
-        add(f"SmolLM2, LUME, seed {seed}", 164, 134, seconds["retrained"], ours)
+        add(f"SmolLM2 on LUME (seed {seed})", 164, 134, seconds["retrained"], ours)
     same = read_json(results / "tofu-same.json")["seconds"]
-    add("SmolLM2, TOFU forget10", 400, 200, same["retrain"], same["teacher"] + same["match"])
+    add(
+        "SmolLM2 on TOFU forget10 (seed 43)",
+        400,
+        200,
+        same["retrain"],
+        same["teacher"] + same["match"],
+    )
     for what, count, *seconds in NOTED:
-        add(f"SmolLM2, TOFU {what}", count, 200, seconds[0], sum(seconds[1:]))
-    columns = ["model and data", "rows to forget", "to retain", "retraining, s"]
-    columns += ["teacher and `match`, s", "of retraining", "less from, rows to retain"]
+        add(f"SmolLM2 on TOFU {what}", count, 200, seconds[0], sum(seconds[1:]))
+    columns = ["model and data", "rows to forget", "to retain", "retraining (s)"]
+    columns += ["teacher and `match` (s)", "of retraining", "less from (rows)"]
     return {"columns": columns, "rows": rows}
 
 
