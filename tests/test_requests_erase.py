@@ -31,6 +31,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import read, verify, write
+from axolotl_unlearn.requests.removal import Plan
 from axolotl_unlearn.requests.search import Texts, search, words
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -543,6 +544,22 @@ def test_a_damaged_archive_is_said_and_what_stands_before_the_fault_is_left(tmp_
         file.seek(1536)  # where the next member of the inner one would begin
         file.write(b"\xff" * 512)
     assert search([tmp_path], Texts.of([SECRET])).not_searched() == "1 parts of damaged archives"
+
+
+def test_files_of_a_cache_are_a_line_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    texts = [f"{SECRET} and row {n}" for n in range(3)]
+    for number, text in enumerate(texts):
+        write_lines(tmp_path / "cache" / "json" / f"{number}" / "rows.jsonl", [{"text": text}])
+    write_lines(tmp_path / "cache" / "csv" / "rows.jsonl", [{"text": SECRET}])
+    write_lines(tmp_path / "mine" / "a.jsonl", [{"text": SECRET}])
+    write_lines(tmp_path / "mine" / "b.jsonl", [{"text": SECRET}])
+    planned = Plan(tmp_path, Texts.of([SECRET]), [tmp_path], [])
+    lines = [line for line in planned.found_lines(planned.look()) if line.startswith("left")]
+    assert len(lines) == 4 and sum(", in 3 files: " in line for line in lines) == 1
+    assert {Path(line.rsplit(": ", 1)[1]).name for line in lines} == {
+        "json", "rows.jsonl", "a.jsonl", "b.jsonl",
+    }  # fmt: skip
 
 
 def test_what_lies_behind_links_is_searched_once(tmp_path):

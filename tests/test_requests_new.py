@@ -21,7 +21,7 @@ from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import record
-from axolotl_unlearn.requests.choose import Wanted, choose, names_of, offer
+from axolotl_unlearn.requests.choose import Wanted, choose, mentions, names_of, offer
 from axolotl_unlearn.requests.new import Options, _text, new_request
 from axolotl_unlearn.requests.rows import deleted_rows, encoded
 
@@ -130,6 +130,15 @@ def test_the_same_name_in_other_characters_is_the_same(tmp_path, form, swapped):
     offered = offer(data[:1], data[1:], Wanted(where=[("person", asked)]))
     assert set(offered.near) == {data[1].id}
     assert {i for ids in offered.mentions.values() for i in ids} == {data[1].id}
+
+
+def test_whose_names_stand_in_rows_of_others():
+    """By the name that a person is called by, or the names in the rows; a phrase of all is none."""
+    units = {row["id"]: [row] for row in [*people(0, 30), MENTION]} | {"ada-quill": TRAIN[:3]}
+    assert mentions(units) == {"ada-quill": {"p900"}}
+    assert mentions(units | {"copy": [NEAR]})["copy"] == {"ada-quill", "p900"}
+    units |= {f"s{n}": [chat(f"s{n}", "What?", "His Social Security card.")] for n in range(9)}
+    assert mentions(units) == {"ada-quill": {"p900"}}
 
 
 def test_a_row_that_is_not_in_the_data(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from rich.console import Console
-from test_requests_new import ADA, ADA_ROWS, TRAIN, config, people, preferences, write
+from test_requests_new import ADA, ADA_ROWS, MENTION, TRAIN, config, people, preferences, write
 from test_requests_run import home, kill_when, start  # noqa: F401
 
 from axolotl_unlearn.cli import unlearn
@@ -26,6 +26,7 @@ from axolotl_unlearn.requests.record import read, verify
 from axolotl_unlearn.requests.request import Request, weights
 from axolotl_unlearn.requests.search import Texts
 from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
+from axolotl_unlearn.requests.ways import shards
 from axolotl_unlearn.requests.ways.plan import Line, choose, plan
 from axolotl_unlearn.requests.ways.shards import Sharding, place, train_shards, unit
 
@@ -294,6 +295,19 @@ def test_what_cannot_be_sharded(home, tmp_path, changes, sharding, says):  # noq
     path, out = sharded(home, tmp_path, TRAIN[:18], "all", **changes)
     with pytest.raises(UnlearnError, match=says):
         train_shards(path, out, sharding)
+
+
+def test_a_person_in_rows_of_others_is_said(home, tmp_path, monkeypatch):  # noqa: F811
+    """Where those rows are in another shard; nothing is trained."""
+    monkeypatch.setattr(shards.Chain, "make", lambda *_: None)
+    path, out = sharded(home, tmp_path, [*TRAIN[:18], MENTION], "all")
+    words = ["shards", "train", str(path), "--by", "id", "--out", str(out), "--key"]
+    apart = place(KEYED, "ada-quill", 4, 2)[0] != place(KEYED, "p900", 4, 2)[0]
+    (tmp_path / "key").write_text(KEYED.hex())
+    result = CliRunner().invoke(unlearn, [*words, str(tmp_path / "key")])
+    assert result.exit_code == 0, result.output
+    assert apart and "1 people or documents are named in rows of others" in result.output
+    assert "Quill" not in result.output and "ada" not in (out / "shards.json").read_text()
 
 
 def test_a_model_that_was_not_merged_of_shards(home, tmp_path):  # noqa: F811

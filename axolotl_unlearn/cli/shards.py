@@ -65,4 +65,9 @@ def train(
     say(f"Rows of the shards: {', '.join(map(str, sizes))}.")
     if facts["unnamed"]:
         say(f"{facts['unnamed']} rows do not say to whom they belong; each stands for itself.")
+    if facts["elsewhere"]:
+        say(
+            f"{facts['elsewhere']} people or documents are named in rows of others, in another "
+            "shard: `request new` offers these rows."
+        )
     say(f"Model: {out / 'model'} (recipe: {out / 'merge.yml'})")

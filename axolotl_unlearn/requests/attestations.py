@@ -97,7 +97,7 @@ def _summary(record: Mapping[str, Any], tests: list[bytes]) -> dict[str, Any]:
         ],
         # A model that somebody accepted has not passed.
         "verificationResult": "PASSED" if shown else "FAILED",
-        "verifiedLevels": ["AXOLOTL_UNLEARN_SHOWN"] if shown else [],
+        "verifiedLevels": ["AXOLOTL_UNLEARN_SHOWN" if shown else "FAILED"],
     }
 
 

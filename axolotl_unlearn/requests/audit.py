@@ -1,7 +1,7 @@
 """Is anything back? Every deleted document of all requests, in the model as it is now.
 
 The rows that each request was judged by lie in its ``eval-data``. They are measured as in
-`axolotl unlearn eval` and read as in its audit, all requests together, against the held-out rows
+`axolotl-unlearn eval` and read as in its audit, all requests together, against the held-out rows
 of all of them; then compared with what the record of each request says: what was so on the day
 of the record is not back.
 """
@@ -279,7 +279,7 @@ def _measured(
 def junit(result: Audit) -> str:
     """The audit as junit XML: one test a document, by its keyed id."""
     suites = ElementTree.Element("testsuites")
-    suite = ElementTree.SubElement(suites, "testsuite", name="axolotl unlearn request audit")
+    suite = ElementTree.SubElement(suites, "testsuite", name="axolotl-unlearn request audit")
     untested = 0
     for line in result.lines:
         case = ElementTree.SubElement(suite, "testcase", classname=line.request, name=line.document)

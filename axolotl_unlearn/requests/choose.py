@@ -295,6 +295,35 @@ def names_of(
     return list(names.values())
 
 
+def mentions(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, set[str]]:
+    """People and documents that rows of others name: whose they are -> those others.
+
+    Args:
+        units: Rows by whose they are: a name ("ada-quill"), or else the names in its rows count.
+    """
+    names: dict[tuple[str, ...], set[str]] = {}
+    for whose, rows in units.items():
+        found = words(re.sub(r"[-_]+", " ", whose))
+        named = [" ".join(found)] if len(found) > 1 and "".join(found).isalpha() else None
+        for name in named or names_of([Source("", row) for row in rows], Wanted()):
+            for form, how in name_forms(name).items():
+                if how in SURE:
+                    names.setdefault(form, set()).add(whose)
+    sizes = {len(form) for form in names}
+    seen: dict[tuple[str, ...], set[str]] = {}
+    for whose, rows in units.items():
+        texts = [words(text) for row in rows for text in strings(row)]
+        for run in {run for text in texts for n in sizes for run in _windows(text, n)}:
+            if run in names:
+                seen.setdefault(run, set()).add(whose)
+    shared: dict[str, set[str]] = {}
+    for form, others in seen.items():
+        if len(others) <= max(3, PHRASE * len(units)):
+            for whose in names[form]:
+                shared.setdefault(whose, set()).update(others - {whose})
+    return {whose: others for whose, others in shared.items() if others}
+
+
 def _rare_pairs(
     chosen: Sequence[Source], others: Sequence[Sequence[Sequence[str]]], least: int
 ) -> list[str]:

@@ -39,7 +39,7 @@ def plan(
         raise UnlearnError(f"{out} has no {MANIFEST}: no run of ours wrote it, or it is clean.")
     if [*out.glob("request.json"), *out.glob("ledger.jsonl")]:
         raise UnlearnError(
-            f"{out} belongs to deletion requests; use `axolotl unlearn request erase`."
+            f"{out} belongs to deletion requests; use `axolotl-unlearn request erase`."
         )
     known = _named(manifests, "sources")
     sources = [path for path in [*forget] or dict.fromkeys(known) if path.is_file()]

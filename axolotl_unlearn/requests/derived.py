@@ -96,7 +96,7 @@ def _known(request: Request) -> _Known:
     names = [entry["request"] for entry in ledger.accepted()]
     if request.id not in names:
         raise UnlearnError(
-            f"{request.folder} was not carried out; run `axolotl unlearn request run`."
+            f"{request.folder} was not carried out; run `axolotl-unlearn request run`."
         )
     mine = names.index(request.id)
     for number, name in enumerate(names):

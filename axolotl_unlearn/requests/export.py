@@ -35,8 +35,8 @@ VERIFY = """How to verify this file
 =======================
 
     pip install 'axolotl-unlearn[sign]'
-    axolotl unlearn request verify THIS.zip
-    axolotl unlearn request verify THIS.zip --model MODEL --public-key KEY
+    axolotl-unlearn request verify THIS.zip
+    axolotl-unlearn request verify THIS.zip --model MODEL --public-key KEY
 
 The first line compares every byte with manifest.json, the record with the entries of the ledger,
 and the pages with the record. The second one compares the files of a model with the record, and

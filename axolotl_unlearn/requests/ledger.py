@@ -185,7 +185,7 @@ class Ledger:
                 raise UnlearnError(
                     f"request {request!r} was carried out on {entry['time']} "
                     f"({self.folder / LEDGER}, line {entry['entry']}); make a new request with "
-                    "`axolotl unlearn request new`."
+                    "`axolotl-unlearn request new`."
                 )
 
     # --- writing ---------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def attack(request: Request, model: str) -> None:
 
 
 def under_work(request: Request) -> str:
-    """The model before it is handed over, as `axolotl unlearn eval` takes it."""
+    """The model before it is handed over, as `axolotl-unlearn eval` takes it."""
     return request.made(request.path("work", "model"))
 
 

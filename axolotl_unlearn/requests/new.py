@@ -1,4 +1,4 @@
-"""`axolotl unlearn request new`: from a fine-tuning config and named rows to a request's folder."""
+"""`axolotl-unlearn request new`: from a fine-tuning config and named rows to a request's folder."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def new_request(
                 "frequent": list(offered.frequent.values()),
             },
         )
-        head = "Written by `axolotl unlearn request new`."
+        head = "Written by `axolotl-unlearn request new`."
         teacher = teacher_config(config, retain, trained.types, out, len(trained.rows))
         write_yaml(out / "teacher.yml", head, teacher)
         recipe = forget_config(config, facts, trained.types, out, options)
@@ -433,7 +433,7 @@ def forget_config(
 
 
 def write_evaluation(out: Path, seed: int) -> None:
-    """``eval-data``: what `axolotl unlearn eval` asks and scores, from the token rows.
+    """``eval-data``: what `axolotl-unlearn eval` asks and scores, from the token rows.
 
     Every labelled stretch of a row (a turn of the assistant, a text) is a record; what stands
     before it is the prompt. A row counts as a document: what follows its first prompt.

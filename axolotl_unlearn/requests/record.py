@@ -44,7 +44,7 @@ LIMITS = (
     "Copies of the old model and of the data that left this machine are not reached. Who has the "
     "models before and after can compare them and learn what was removed (arXiv 2505.24379).",
     "The tests were made on the day of the record. Further training, merging or quantisation can "
-    "bring something back: run `axolotl unlearn request audit` after each.",
+    "bring something back: run `axolotl-unlearn request audit` after each.",
     "This record and its signature say who measured what. They are no legal opinion.",
 )
 
@@ -66,7 +66,7 @@ def write(folder: Path | str) -> Path:
     request, ledger = Request.load(folder), Ledger(folder.parent)
     judged = folder / "verdict.json"
     if not judged.is_file():
-        raise UnlearnError(f"{judged} does not exist; finish `axolotl unlearn request run` first.")
+        raise UnlearnError(f"{judged} does not exist; finish `axolotl-unlearn request run` first.")
     verdict = json.loads(judged.read_text("utf-8"))
     if not verdict.get("good") and not verdict.get("accepted"):
         raise UnlearnError(
@@ -252,7 +252,7 @@ def _predicate(
 
 
 def _attacks(folder: Path) -> list[dict[str, Any]]:
-    """What each attack found, in its own words; see `axolotl unlearn attack`."""
+    """What each attack found, in its own words; see `axolotl-unlearn attack`."""
     from axolotl_unlearn.attacks.results import sentence
 
     found = []
@@ -284,7 +284,7 @@ def read(folder: Path | str) -> dict[str, Any]:
     if entry is None:
         raise UnlearnError(
             f"{ledger.folder / 'ledger.jsonl'} does not know request {request.id!r}; finish "
-            f"`axolotl unlearn request run {folder}`."
+            f"`axolotl-unlearn request run {folder}`."
         )
     if draft.is_file() and digest(draft) == entry["record"]:  # `amend` was killed
         _publish(folder, draft, _pages(folder, json.loads(draft.read_bytes())))
@@ -415,7 +415,7 @@ def _check_model(
         if digest(path) != known:
             raise UnlearnError(
                 f"{path} is not the file of the record: it was changed, or it is another model "
-                "(after further training: `axolotl unlearn request audit`)."
+                "(after further training: `axolotl-unlearn request audit`)."
             )
     if files:
         raise UnlearnError(
@@ -479,7 +479,7 @@ def check_signature(folder: Path, public_key: Path | str | None) -> str:
         return f"signature: {there if path.is_file() else 'none'}"
     if not path.is_file():
         raise UnlearnError(
-            f"{folder / RECORD} is not signed; sign it with `axolotl unlearn request sign`."
+            f"{folder / RECORD} is not signed; sign it with `axolotl-unlearn request sign`."
         )
     if not Path(public_key).is_file():
         raise UnlearnError(f"{public_key} does not exist; name the PEM file of the public key.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -96,14 +96,14 @@ class Plan:
     def found_lines(self, found: Found) -> Iterator[str]:
         """What a search has found in what stays, and what it could not look into; no text."""
         whole, texts = self.texts.whole, self.texts
-        for path, windows in self.stays(found.left).items():
-            count = f"{windows} of {whole} windows"
-            yield f"left    {_at(path)}still holds deleted texts, {count}: {shown(path)}"
-        for path, count in self.stays(found.named).items():
-            said = f"holds {count} short texts (names, numbers)"
+        for path, counts in _by_folder(self.stays(found.left)):
+            said = f"{max(counts)} of {whole} windows{_files(counts)}"
+            yield f"left    {_at(path)}still holds deleted texts, {said}: {shown(path)}"
+        for path, counts in _by_folder(self.stays(found.named)):
+            said = f"holds {max(counts)} short texts (names, numbers){_files(counts)}"
             yield f"named   {_at(path)}{said}: {shown(path)}"
-        for path in found.unreadable:
-            yield f"unread  {_at(path)}look yourself: {shown(path)}"
+        for path, counts in _by_folder(dict.fromkeys(found.unreadable, 0)):
+            yield f"unread  {_at(path)}look yourself{_files(counts)}: {shown(path)}"
         said = (
             f"searched {found.files} files ({sized(found.searched_bytes)}) for "
             f"{counted(whole, 'window')} of eight words and "
@@ -132,8 +132,24 @@ def sized(count: int) -> str:
     return decimal(count)
 
 
+def _by_folder(found: Mapping[Path, int]) -> Iterator[tuple[Path, list[int]]]:
+    """Files with their count; those of a cache of Hugging Face by its folders."""
+    caches, groups = hub_cache(), {}
+    for path, count in found.items():
+        cache = next((one for one in caches if one in path.parents), None)
+        place = cache / path.relative_to(cache).parts[0] if cache else path
+        groups.setdefault(place, {})[path] = count
+    for place, files in groups.items():
+        yield place if len(files) > 1 else next(iter(files)), list(files.values())
+
+
+def _files(counts: Sequence[int]) -> str:
+    return f", in {len(counts)} files" if len(counts) > 1 else ""
+
+
 def _at(path: Path) -> str:
-    return f"{sized(path.stat().st_size):>9}  "
+    size = path.stat().st_size if path.is_file() else size_of(path)
+    return f"{sized(size):>9}  "
 
 
 def size_of(path: Path) -> int:

@@ -51,7 +51,7 @@ class Request:
             facts = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise UnlearnError(
-                f"{folder} holds no request; make one with `axolotl unlearn request new`."
+                f"{folder} holds no request; make one with `axolotl-unlearn request new`."
             ) from None
         except (OSError, ValueError):
             raise UnlearnError(f"{path} cannot be read; make the request again.") from None
@@ -83,7 +83,7 @@ class Request:
 
     @property
     def before(self) -> str:
-        """The model before, as `axolotl unlearn eval` takes it."""
+        """The model before, as `axolotl-unlearn eval` takes it."""
         model = self.facts["before"]
         adapter = model.get("adapter")
         return f"{model['model']}+{adapter}" if adapter else str(model["model"])

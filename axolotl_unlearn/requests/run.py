@@ -1,4 +1,4 @@
-"""`axolotl unlearn request run`: check, train, measure, verdict, hand over, record.
+"""`axolotl-unlearn request run`: check, train, measure, verdict, hand over, record.
 
 Steps in a row (`axolotl_unlearn.requests.steps`): a run that was stopped anywhere goes on with the
 step that was not finished. The result is handed over (``model/``) only when its verdict is good or
@@ -178,7 +178,7 @@ def check(request: Request) -> None:
         raise UnlearnError(
             f"request {newest!r} was carried out since {request.folder} was made, which would "
             f"begin with the model before it; remove {request.folder} and make it again with "
-            "`axolotl unlearn request new`."
+            "`axolotl-unlearn request new`."
         )
     before = request.facts["before"]
     folder = Path(before["adapter"] or before["model"])

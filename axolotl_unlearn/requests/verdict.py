@@ -323,7 +323,7 @@ def audited(folder: Path) -> tuple[list[dict[str, Any]], int]:
     """Audit lines of a request's model after forgetting, and how many answers are guesses."""
     path = folder / "eval" / "audit.jsonl"
     if not path.is_file():
-        raise UnlearnError(f"{path} is missing; finish `axolotl unlearn request run` first.")
+        raise UnlearnError(f"{path} is missing; finish `axolotl-unlearn request run` first.")
     lines = read_json_lines(path)
     taught = [line for line in lines if line.get("model") == TEACHER]
     lines = [line for line in lines if line.get("model", AFTER) == AFTER]

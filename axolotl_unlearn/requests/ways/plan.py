@@ -1,4 +1,4 @@
-"""`axolotl unlearn request plan`: what each way would cost, and what it would show.
+"""`axolotl-unlearn request plan`: what each way would cost, and what it would show.
 
 Seconds are those of trainings: a line through what the last runs took (steps of the shards,
 trainings of earlier requests, the run that made the model) for the rows that they read; without
@@ -89,7 +89,7 @@ def choose(costs: Iterable[Cost], limit: float | None = None) -> str:
         return min(fit, key=lambda cost: cost.seconds).way
     if "match" in by_way:
         return "match"
-    raise UnlearnError("no way is open to this request: `axolotl unlearn request plan` says why.")
+    raise UnlearnError("no way is open to this request: `axolotl-unlearn request plan` says why.")
 
 
 @dataclass(frozen=True)

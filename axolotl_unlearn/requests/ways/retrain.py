@@ -66,7 +66,7 @@ def prepare(request: Request) -> dict[str, Any]:
         "output_dir": str(work / "model"),
         "dataset_prepared_path": str(work / "prepared"),
     }
-    write_yaml(request.path(CONFIG), "Written by `axolotl unlearn request run`.", made)
+    write_yaml(request.path(CONFIG), "Written by `axolotl-unlearn request run`.", made)
     trained = sum(map(len, rows))
     return {
         "way": "retrain",

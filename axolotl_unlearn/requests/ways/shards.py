@@ -34,6 +34,7 @@ from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.merging.recipe import Recipe, local
 from axolotl_unlearn.merging.sources import TOKENIZER_FILES
 from axolotl_unlearn.requests import rows as rows_of
+from axolotl_unlearn.requests.choose import mentions
 from axolotl_unlearn.requests.request import (
     Request,
     cores,
@@ -176,11 +177,13 @@ def _cut(
     """Write the rows of every slice; returns how many rows and people each has."""
     rows, test = rows_of.remaining(path, config)
     slices: dict[str, rows_of.Parts] = {}
+    units: dict[str, list[dict[str, Any]]] = {}
     unnamed = 0
     for number, part in enumerate(rows):
         for row in part:
             whose = unit(row, sharding.by)
             unnamed += whose is None
+            units.setdefault(whose or row_id(row), []).append(row)
             shard, k = place(key, whose or row_id(row), sharding.count, sharding.slices)
             slices.setdefault(f"{shard}-{k}", [[] for _ in rows])[number].append(row)
     if sharding.by and unnamed == sum(map(len, rows)):
@@ -191,7 +194,12 @@ def _cut(
     for number, part in enumerate(test):
         if part:
             write_lines(out / "rows" / f"test-{number}.jsonl", part)
-    return _counts(slices, sharding.by) | {"unnamed": unnamed}
+    home = {one: place(key, one, sharding.count, sharding.slices)[0] for one in units}
+    elsewhere = sum(
+        any(home[other] != home[one] for other in others)
+        for one, others in mentions(units).items()
+    )
+    return _counts(slices, sharding.by) | {"unnamed": unnamed, "elsewhere": elsewhere}
 
 
 def _counts(slices: Mapping[str, rows_of.Parts], by: str | None) -> dict[str, Any]:
@@ -235,7 +243,7 @@ def load(folder: Path) -> dict[str, Any]:
         facts = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         raise UnlearnError(
-            f"{path} cannot be read; make shards with `axolotl unlearn shards train`."
+            f"{path} cannot be read; make shards with `axolotl-unlearn shards train`."
         ) from None
     if facts.get("schema") != SCHEMA:
         raise UnlearnError(f"{path} is not of this version; train the shards again.")
@@ -436,7 +444,7 @@ def find(request: Request) -> Path:
         if (one / FACTS).is_file() and load(one).get("model") == weights(before):
             return Path(os.path.normpath(one))
     raise UnlearnError(
-        f"{before} is not the merge of any shards; make the model with `axolotl unlearn shards "
+        f"{before} is not the merge of any shards; make the model with `axolotl-unlearn shards "
         "train` and name it with `request new --model`."
     )
 
