@@ -1,4 +1,4 @@
-"""Steps of a run: kept, done again, stopped, side by side."""
+"""Steps of a run: kept, done again, stopped."""
 
 from __future__ import annotations
 
@@ -93,35 +93,6 @@ def test_a_training_says_how_far_it_is_and_waiting_is_not_counted(tmp_path, monk
     (line,) = [line for line in said.splitlines() if "pass 3 of 6" in line]
     assert 1 <= int(line.split("about ")[1].split(" s left")[0]) < 60
     assert seconds[0] < 1.5  # of two on the clock
-
-
-def test_rows_side_by_side_end_with_one_key_and_after_a_failure_none_begins(tmp_path):
-    done = []
-
-    def row(number, fails=False):
-        def both(one):
-            for step in "ab":
-                if one.due(f"{number}{step}", "x"):
-                    done.append(f"{number}{step}")
-                    one.done()
-            if fails:
-                raise UnlearnError("no room.")
-
-        return both
-
-    keys = []
-
-    def all_of(one):
-        one.side_by_side([row(1), row(2)], 2)
-        keys.append(one.key)
-
-    run(tmp_path, all_of)
-    assert sorted(done) == ["1a", "1b", "2a", "2b"]
-    assert done.index("1a") < done.index("1b") and done.index("2a") < done.index("2b")
-    assert run(tmp_path, all_of).count("kept") == 4 and keys[0] == keys[1]
-    with pytest.raises(UnlearnError, match="no room"):
-        run(tmp_path, lambda one: one.side_by_side([row(3, True), row(4)], 1))
-    assert done[4:] == ["3a", "3b"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -200,7 +200,7 @@ def sharded(home: Path, folder: Path, rows: list[dict], name: str, **more) -> tu
 
 
 def cut_and_trained(path: Path, out: Path, sharding: Sharding) -> dict:
-    return train_shards(path, out, sharding, key=KEYED, threads=2, console=Console(quiet=True))
+    return train_shards(path, out, sharding, key=KEYED, console=Console(quiet=True))
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def cut_and_trained(path: Path, out: Path, sharding: Sharding) -> dict:
     ids=["full, mean", "lora, dare", "one shard"],
 )
 def test_a_sharded_request_is_the_run_without_the_rows(home, tmp_path, forks, sharding):  # noqa: F811
-    """Two trainings side by side; killed in every stage; then a second request. One shard is a
+    """Killed in every stage; then a second request. One shard is a
     chain of slices, of which the request repeats the end."""
     rows = [*TRAIN[:18], TRAIN[1]]
     more = LORA if sharding.recipe.random else {}

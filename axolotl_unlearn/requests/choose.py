@@ -19,7 +19,7 @@ from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form
-from axolotl_unlearn.requests.search import words
+from axolotl_unlearn.requests.search import in_a_row, words
 
 #: Ratio of rapidfuzz (0 to 100) from which a name of `LONG` letters counts as misspelt.
 MISSPELT, LONG = 90, 6
@@ -120,27 +120,30 @@ def choose(rows: Sequence[Source], wanted: Wanted) -> Chosen:
         )
     chosen: set[str] = set()
     exact: set[str] = set()
-    for name, value in wanted.where:
-        fields = {str(key) for row in rows for key in row.row}
-        values = {row.id: _values(row.row, name.split(".")) for row in rows}
-        plain = normal_form(value)
-        found = {i for i, all_of in values.items() if plain in map(normal_form, all_of)}
+
+    def take(found: set[str], as_written: set[str], nothing: str) -> None:
         if not found:
-            known = (
-                "" if name.split(".")[0] in fields else f"; rows have {', '.join(sorted(fields))}"
-            )
-            raise UnlearnError(f"--where {name}={value} fits none of {len(rows)} rows{known}.")
-        chosen |= found
-        exact |= {i for i in found if value in values[i]}
+            raise UnlearnError(nothing)
+        chosen.update(found)
+        exact.update(as_written)
+
+    def equal(values: Mapping[str, Sequence[str]], asked: str, nothing: str) -> None:
+        plain = normal_form(asked)
+        found = {i for i, those in values.items() if plain in map(normal_form, those)}
+        take(found, {i for i in found if asked in values[i]}, nothing)
+
+    count, texts = len(rows), {row.id: list(strings(row.row)) for row in rows}
+    for name, value in wanted.where:
+        fields = sorted({str(key) for row in rows for key in row.row})
+        known = "" if name.split(".")[0] in fields else f"; rows have {', '.join(fields)}"
+        values = {row.id: _values(row.row, name.split(".")) for row in rows}
+        equal(values, value, f"--where {name}={value} fits none of {count} rows{known}.")
     for text in wanted.contains:
         plain = normal_form(text)
-        found = {
-            row.id for row in rows if any(plain in normal_form(part) for part in strings(row.row))
-        }
-        if not found or not plain.strip():
-            raise UnlearnError(f"--contains: none of {len(rows)} rows has this text.")
-        chosen |= found
-        exact |= {row.id for row in rows if any(text in part for part in strings(row.row))}
+        found = {i for i, parts in texts.items() if any(plain in normal_form(p) for p in parts)}
+        same = {i for i in found if any(text in part for part in texts[i])}
+        nothing = f"--contains: none of {count} rows has this text."
+        take(found if plain.strip() else set(), same, nothing)
     if wanted.rows:
         forms: dict[str, set[str]] = {}
         for row in rows:
@@ -154,35 +157,21 @@ def choose(rows: Sequence[Source], wanted: Wanted) -> Chosen:
             )
         chosen |= {name for _, form, _ in asked for name in forms[form]}
         exact |= {name for *_, name in asked}
+    names = {r.id: (r.id, str(r.row.get("document")), str(r.row.get("id"))) for r in rows}
     for name in wanted.documents:
-        names = {
-            row.id: (row.id, str(row.row.get("document")), str(row.row.get("id"))) for row in rows
-        }
-        plain = normal_form(name)
-        found = {i for i, all_of in names.items() if plain in map(normal_form, all_of)}
-        if not found:
-            raise UnlearnError(
-                f"--documents: no row has {name!r} as `document`, `id` or id by content."
-            )
-        chosen |= found
-        exact |= {i for i in found if name in names[i]}
+        nothing = f"--documents: no row has {name!r} as `document`, `id` or id by content."
+        equal(names, name, nothing)
     for name in wanted.people:
-        forms = {f: why for f, why in name_forms(name).items() if why in SURE}
-        found = {row.id for row in rows if forms and any(_named(row, forms, name, exact=True))}
-        if not found:
-            raise UnlearnError(f"--person: none of {len(rows)} rows has this name.")
-        chosen |= found
-        exact |= found
+        sure = {f: why for f, why in name_forms(name).items() if why in SURE}
+        found = {row.id for row in rows if sure and any(_named(row, sure, name, exact=True))}
+        take(found, found, f"--person: none of {count} rows has this name.")
     for pattern in wanted.patterns:
         try:
             regex = re.compile(pattern)
         except re.error as error:
             raise UnlearnError(f"--matches: no regular expression ({error}); correct it.") from None
-        found = {row.id for row in rows if any(map(regex.search, strings(row.row)))}
-        if not found:
-            raise UnlearnError(f"--matches fits none of {len(rows)} rows.")
-        chosen |= found
-        exact |= found
+        found = {i for i, parts in texts.items() if any(map(regex.search, parts))}
+        take(found, found, f"--matches fits none of {count} rows.")
     if len(chosen) == len(rows):
         raise UnlearnError(
             f"all {len(rows)} rows of the training data are chosen; nothing would be kept: "
@@ -259,7 +248,7 @@ def _named(
 
     texts = [words(text) for text in strings(row.row)] if isinstance(row, Source) else row
     sizes = {len(form) for form in forms}
-    runs = {run for text in texts for size in sizes for run in _windows(text, size)}
+    runs = {run for text in texts for size in sizes for run in in_a_row(text, size)}
     yield from (forms[run] for run in forms if run in runs)
     low = " ".join(words(name))
     if exact or len(low) < LONG:
@@ -267,7 +256,7 @@ def _named(
     size = len(words(name))
     for text in texts:
         if fuzz.partial_ratio(low, " ".join(text), score_cutoff=MISSPELT):
-            for run in _windows(text, size):
+            for run in in_a_row(text, size):
                 if fuzz.ratio(low, " ".join(run)) >= MISSPELT:
                     yield "misspelt"
 
@@ -313,7 +302,7 @@ def mentions(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, set[
     seen: dict[tuple[str, ...], set[str]] = {}
     for whose, rows in units.items():
         texts = [words(text) for row in rows for text in strings(row)]
-        for run in {run for text in texts for n in sizes for run in _windows(text, n)}:
+        for run in {run for text in texts for n in sizes for run in in_a_row(text, n)}:
             if run in names:
                 seen.setdefault(run, set()).add(whose)
     shared: dict[str, set[str]] = {}
@@ -335,8 +324,8 @@ def _rare_pairs(
     """
 
     def runs(texts: Sequence[Sequence[str]]) -> set[tuple[str, ...]]:
-        found = {run for text in texts for run in _windows(text, 2) if min(map(len, run)) > 1}
-        threes = {run for text in texts for run in _windows(text, 3)}
+        found = {run for text in texts for run in in_a_row(text, 2) if min(map(len, run)) > 1}
+        threes = {run for text in texts for run in in_a_row(text, 3)}
         return found | {run for run in threes if max(map(len, run)) == 1}
 
     def name(run: tuple[str, ...]) -> bool:
@@ -352,7 +341,3 @@ def _rare_pairs(
     mine = {run for run, count in seen.items() if count >= least and name(run)}
     shared = Counter(run for texts in others for run in mine & runs(texts))
     return [" ".join(run) for run, count in shared.most_common(NAMES) if count <= most]
-
-
-def _windows(found: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
-    return zip(*(found[i:] for i in range(size)), strict=False)

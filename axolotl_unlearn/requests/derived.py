@@ -178,7 +178,8 @@ def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
         rounded: Also as they would be in bfloat16 and float16.
     """
     import torch
-    from safetensors import safe_open
+
+    from axolotl_unlearn.merging.sources import Tensors
 
     def sha(array: Any) -> str:
         return hashlib.sha256(array.astype("<f4").tobytes()).hexdigest()
@@ -193,16 +194,10 @@ def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
                 if one.tensor_type.name in ("F32", "F16", "BF16") and one.n_elements > 1:
                     yield sha(dequantize(one.data, one.tensor_type))
             continue
-        try:
-            with safe_open(file, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 (it is no dict)
-                    tensor = opened.get_tensor(name)
-                    if tensor.is_floating_point() and tensor.numel() > 1:
-                        yield from (sha(tensor.to(kind).float().numpy()) for kind in kinds)
-        except Exception as error:  # of its own kind in each version
-            raise UnlearnError(
-                f"{file} cannot be read ({type(error).__name__}); look at it yourself."
-            ) from None
+        opened = Tensors.of_file(file)
+        for tensor in map(opened.__getitem__, opened):
+            if tensor.is_floating_point() and tensor.numel() > 1:
+                yield from (sha(tensor.to(kind).float().numpy()) for kind in kinds)
 
 
 def _gguf(path: Path) -> Any:

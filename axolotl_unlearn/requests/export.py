@@ -27,10 +27,7 @@ from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts
 from axolotl_unlearn.requests.request import counted, digest
 
 MANIFEST, ENTRIES, HANDLING = "manifest.json", "ledger-entries.jsonl", "handling.json"
-PARTS = (
-    *(record.RECORD, record.SIGNATURE, record.PAGE, record.CARD),
-    *(ATTESTATIONS, BOM),
-)
+PARTS = (record.RECORD, record.SIGNATURE, record.PAGE, ATTESTATIONS, BOM)
 VERIFY = """How to verify this file
 =======================
 

@@ -1,4 +1,4 @@
-"""A record for readers: a page, a section for the model card, and a record for each subject."""
+"""A record for readers: a page, and a record and a page for each subject."""
 
 from __future__ import annotations
 
@@ -59,35 +59,6 @@ def page(statement: Statement, *, evaluation: bool = False) -> str:
     return report.harmless(shown)
 
 
-def card(statement: Statement) -> str:
-    """A section for the model's README."""
-    record = statement["predicate"]
-    counts, verdict = readings(statement), record["verdict"]
-    rows = record["request"]["counts"].get("forget", "?")
-    said = verdict.get("outcome") or verdict["status"]
-    how = "training without them" if record.get("way", {}).get("because") else "unlearning"
-    if verdict["accepted"]:
-        said += f", accepted: {verdict['accepted']}"
-    lines = [
-        "## Deleted training data",
-        "",
-        f"Request `{record['request']['id']}` of {record['request']['created'][:10]}: {rows} rows "
-        f"({sum(counts.values())} documents) were removed by {how} with axolotl-unlearn "
-        f"{record['versions'].get('axolotl-unlearn', '')}. Judgement: {said}.",
-        "",
-        *verdict.get("says", []),
-        "",
-        "| documents | found to be |",
-        "|---|---|",
-        *(f"| {n} | {reading}: {MEANING[reading]} |" for reading, n in counts.items() if n),
-        "",
-        "What this does not show:",
-        "",
-        *(f"- {limit}" for limit in record["limits"]),
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def subjects(folder: Path, statement: Statement) -> dict[str, bytes]:
     """The records of a request's subjects and their pages, by name below its folder: each is the
     record of the request without the rows of others."""
@@ -101,7 +72,6 @@ def subjects(folder: Path, statement: Statement) -> dict[str, bytes]:
         own = {
             "request": whole["request"] | {"subject": name, "counts": counts, "chosen": {}},
             "documents": documents,
-            "data": {},
             "limits": [
                 *whole["limits"],
                 f"The model was made for {len(every)} subjects together: verdict, attacks and "

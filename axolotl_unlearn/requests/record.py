@@ -29,13 +29,15 @@ from axolotl_unlearn.requests.verdict import FIGURES, audited, figures
 from axolotl_unlearn.requests.ways import PROOF
 from axolotl_unlearn.store import versions
 
-PREDICATE = "urn:axolotl-unlearn:deletion-request:v0.2"
-RECORD, SIGNATURE, PAGE, CARD = "record.json", "record.json.sig", "REPORT.html", "model-card.md"
+PREDICATE = "urn:axolotl-unlearn:deletion-request:v0.3"
+RECORD, SIGNATURE, PAGE = "record.json", "record.json.sig", "REPORT.html"
 #: What was removed and what is left, by name: for the owner alone.
 ERASED = "erased.json"
 #: Parts of a request's folder that ``files`` of its record leaves out: what has a place of its own
 #: in the record, and the run's scratch.
-APART = (RECORD, f"{RECORD}.next", SIGNATURE, "data", "model", "work")
+APART = (RECORD, f"{RECORD}.next", SIGNATURE, "model", "work")
+#: Rows of a request, which `erase` and its owner may remove.
+ROWS = ("data/", "eval-data/")
 LIMITS = (
     "Unlearning is no proof of erasure: that these tests find nothing does not mean that no test "
     "would. Training again without the rows is the stronger way.",
@@ -53,7 +55,7 @@ LIMITS = (
 
 
 def write(folder: Path | str) -> Path:
-    """Write the record, its page and its cards, and enter the request into the ledger.
+    """Write the record and its pages, and enter the request into the ledger.
 
     The last step of ``request run``. Called again after it was killed it goes on; called again
     when it is done it changes nothing.
@@ -145,7 +147,6 @@ def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
     return {
         **attestations.pages(statement),
         PAGE: pages.page(statement, evaluation=linked).encode(),
-        CARD: pages.card(statement).encode(),
         **pages.subjects(folder, statement),
     }
 
@@ -219,10 +220,6 @@ def _predicate(
             },
         },
         "config": {"digest": {"sha256": facts["config"]["digest"]}},
-        "data": {
-            path.stem: {"hmac-sha256": ledger.keyed_file(path)}
-            for path in sorted((folder / "data").glob("*.jsonl"))
-        },
         "model": {"before": public(model_facts(request.before)), "after": public(model)},
         "versions": {"python": platform.python_version(), **versions()},
         # No path of this machine.
@@ -319,31 +316,16 @@ def verify(
     folder = Path(folder)
     ledger = Ledger(folder.parent)
     statement = read(folder)
-    predicate, keyed = statement["predicate"], ledger.key() is not None
-    said = [
+    keyed, count = ledger.key() is not None, len(statement["predicate"]["documents"])
+    return [
         f"ledger: {counted(len(ledger.entries()), 'entry', 'entries')}, unbroken"
         + ("" if keyed else " (without ledger.key nobody can tell whether it was written anew)"),
-        f"record: as the ledger knows it, {len(predicate['documents'])} documents",
+        f"record: as the ledger knows it, {count} documents",
         _check_files(folder, statement, ledger),  # before what it says is believed
         _check_model(folder, statement, ledger, model),
+        *suppress.checked(folder.parent),
+        check_signature(folder, public_key),
     ]
-    rows = {path.relative_to(folder / "data").as_posix(): path
-            for path in (folder / "data").rglob("*")}  # fmt: skip
-    for part, facts in predicate["data"].items():
-        path = rows.pop(f"{part}.jsonl", None)
-        if path is None or not path.is_file():
-            said.append(f"data: {part} rows are gone, nothing to compare")
-        elif not keyed:
-            said.append(f"data: {part} rows cannot be compared without ledger.key")
-        elif ledger.keyed_file(path) != facts["hmac-sha256"]:
-            raise UnlearnError(f"{path} is not what was {part}: it was changed since.")
-        else:
-            said.append(f"data: {part} rows as they were")
-    for path in rows.values():
-        raise UnlearnError(f"{path} is not in the record: it was added.")
-    said += suppress.checked(folder.parent)
-    said.append(check_signature(folder, public_key))
-    return said
 
 
 def _gone(ledger: Ledger, statement: Mapping[str, Any], name: str) -> bool:
@@ -369,7 +351,7 @@ def _check_files(folder: Path, statement: Mapping[str, Any], ledger: Ledger) -> 
     for name, known in recorded.items():
         path = files.pop(name, None)
         if path is None:
-            if not name.startswith("eval-data/") and not _gone(ledger, statement, name):
+            if not name.startswith(ROWS) and not _gone(ledger, statement, name):
                 raise UnlearnError(f"{folder / name} is missing; restore it from a copy.")
             missing += 1
         elif path.is_symlink():

@@ -62,12 +62,12 @@ class Texts:
             if len(found) < SHORTEST and not _telling(found):
                 too_short += bool(found)
                 continue
-            windows.update(_windows(found, min(WINDOW, len(found))))
+            windows.update(in_a_row(found, min(WINDOW, len(found))))
         sizes = tuple(sorted({len(window) for window in windows}))
         for text in set(kept):
             found = words(text)
             for size in sizes:
-                windows.difference_update(_windows(found, size))
+                windows.difference_update(in_a_row(found, size))
         sizes = tuple(sorted({len(window) for window in windows}))
         keys = tuple({max(window, key=len) for window in windows})
         return cls(frozenset(windows), sizes, keys if len(keys) <= _KEYS else (), too_short)
@@ -84,7 +84,7 @@ class Texts:
             if not any(key in folded for key in self.keys):
                 return set()
         found = words(text)
-        return {w for size in self.sizes for w in _windows(found, size) if w in self.windows}
+        return {w for size in self.sizes for w in in_a_row(found, size) if w in self.windows}
 
 
 def _telling(found: Sequence[str]) -> bool:
@@ -94,7 +94,8 @@ def _telling(found: Sequence[str]) -> bool:
     return digits >= LEAST_DIGITS or (len(found) > 1 and len(letters) >= 6)
 
 
-def _windows(found: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+def in_a_row(found: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+    """Every run of so many words."""
     return zip(*(found[i:] for i in range(size)), strict=False)
 
 

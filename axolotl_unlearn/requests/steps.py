@@ -15,10 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -45,7 +44,6 @@ _NOISE = re.compile(r"it/s\]|s/it\]|examples/s\]|^\s*$")
 _EPOCH = re.compile(r"\{'loss': .*'epoch': '?([\d.]+)'?\}")
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
-_STARTING = threading.Lock()
 
 
 def executable(name: str) -> str:
@@ -74,7 +72,7 @@ class Steps:
         folder: Holds ``logs/`` and ``stamps/``.
         lock: File descriptor that commands keep open, so that none runs beside a second start.
         environment: Of commands, above `ENVIRONMENT`.
-        threads: How many may compute at a time.
+        threads: Of each command.
         processes: Of each training, side by side on the rows of a step.
         key: Of the step before.
         seconds: By step, of kept ones when they were done: of the clock, or of the processor if
@@ -125,26 +123,25 @@ class Steps:
         self.seconds[name] = min(seconds, round(self._used, 1)) if self._used else seconds
         Store(self.folder / "stamps").put(name, {"key": self.key, "seconds": self.seconds[name]})
 
-    def command(self, name: str, words: Sequence[str], threads: int | None = None) -> None:
+    def command(self, name: str, words: Sequence[str]) -> None:
         """Run a program, which ends when this process does; what it prints is ``logs/NAME.log``.
 
         Raises:
             UnlearnError: It failed; the sentence ends with the last lines of the log.
         """
-        number = str(threads or self.threads)
+        number = str(self.threads)
         with self.log(name) as file:
             print("$", *words, file=file, flush=True)
-            with _STARTING:  # libraries refuse two forks at a time
-                process = subprocess.Popen(
-                    words,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **ENVIRONMENT, **self.environment}
-                    | {"OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number},
-                    pass_fds=[self.lock],
-                    preexec_fn=_end_with_parent,
-                )
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **ENVIRONMENT, **self.environment}
+                | {"OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number},
+                pass_fds=[self.lock],
+                preexec_fn=_end_with_parent,
+            )
             ended = threading.Event()
             threading.Thread(target=self._tell, args=(Path(file.name), ended), daemon=True).start()
             _, status, usage = os.wait4(process.pid, 0)
@@ -175,7 +172,7 @@ class Steps:
         with path.open("w") as file:
             yield file
 
-    def train(self, name: str, config: Path, out: Path, threads: int | None = None) -> None:
+    def train(self, name: str, config: Path, out: Path) -> None:
         """`axolotl train` in a process of its own, into an empty folder; without checkpoints.
 
         Raises:
@@ -187,28 +184,11 @@ class Steps:
             launcher = ["torchrun", "--", "--standalone", f"--nproc_per_node={self.processes}"]
         words = [executable("axolotl"), "train", str(config), "--launcher", *launcher]
         self._passes = float(yaml.safe_load(config.read_text("utf-8")).get("num_epochs") or 1)
-        self.command(name, words, threads)
+        self.command(name, words)
         if not any(out.glob("*.safetensors")):
             raise UnlearnError(f"the run wrote no weights to {out}; see its log.")
         for path in out.glob("checkpoint-*"):
             shutil.rmtree(path)
-
-    def side_by_side(self, rows: Sequence[Callable[[Steps], object]], workers: int) -> None:
-        """Rows of steps that do not depend on each other; after a failure none begins."""
-        stopped = threading.Event()
-
-        def follow(row: Callable[[Steps], object]) -> str:
-            branch = replace(self)
-            try:
-                if not stopped.is_set():
-                    row(branch)
-            except BaseException:
-                stopped.set()
-                raise
-            return branch.key
-
-        with ThreadPoolExecutor(max(1, workers)) as pool:
-            self.key = content_key(self.key, list(pool.map(follow, rows)))
 
     def _say(self, line: str) -> None:
         line = f"{time.strftime('%H:%M:%S')} {line}"

@@ -371,25 +371,21 @@ def weight_change(before: Path, after: Path) -> tuple[float, float] | None:
     None where the two folders do not hold the same tensors (an adapter and a merged model).
     """
     import torch
-    from safetensors import safe_open
 
-    def tensors(folder: Path) -> dict[str, Path]:
-        found = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, "pt") as file:
-                found |= dict.fromkeys(file.keys(), path)
-        return found
+    from axolotl_unlearn.merging.sources import Tensors
 
-    old, new = tensors(before), tensors(after)
-    if not old or old.keys() != new.keys():
+    old, new = (
+        Tensors({n: p for p in sorted(folder.glob("*.safetensors")) for n in Tensors.of_file(p)})
+        for folder in (before, after)
+    )
+    if not len(old) or {*old} != {*new}:
         return None
     norm = moved = largest = 0.0
     for name in old:
-        with safe_open(old[name], "pt") as first, safe_open(new[name], "pt") as second:
-            a, b = first.get_tensor(name), second.get_tensor(name)
+        a, b = old[name].double(), new[name].double()
         if a.shape != b.shape:
             return None
-        a, gap = a.double(), b.double() - a.double()
+        gap = b - a
         norm += float(torch.sum(a * a))
         moved += float(torch.sum(gap * gap))
         largest = max(largest, float(gap.abs().max())) if gap.numel() else largest

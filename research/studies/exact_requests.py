@@ -137,7 +137,7 @@ def equal(out: Path, count: int, of: int) -> dict[str, Any]:
     path = config(out, "all", out / "data" / "some.jsonl", **few)
     folder = out / "shards"
     if not (folder / shards.FACTS).is_file() or not shards.load(folder).get("model"):
-        shards.train_shards(path, folder, sharding, key=key, threads=2, console=QUIET)
+        shards.train_shards(path, folder, sharding, key=key, console=QUIET)
     done = out / "equal.json"
     drawn: list[dict[str, Any]] = []
     if done.is_file():
@@ -159,9 +159,7 @@ def equal(out: Path, count: int, of: int) -> dict[str, Any]:
         found, _, _ = by_way(request, "shards")
         one["steps"] = len(request.way["again"])
         kept_config = config(out, f"without-{number}", kept, **few)
-        again = shards.train_shards(
-            kept_config, without, sharding, key=key, threads=2, console=QUIET
-        )
+        again = shards.train_shards(kept_config, without, sharding, key=key, console=QUIET)
         one["shards"] = again["model"] == found
         one["changed"] = shards.load(folder)["model"] != found
         found, _, _ = by_way(request, "retrain")
@@ -260,13 +258,12 @@ def curve(out: Path, counts: tuple[int, ...], slices: int, requests: int) -> dic
 
 def merged(folder: Path, path: Path, facts: Mapping[str, Any], recipe: Recipe, out: Path) -> Path:
     """The same steps merged in another way."""
-    shutil.rmtree(out, ignore_errors=True)
     given = yaml.safe_load(path.read_text())
-    again = {**facts, "recipe": recipe.to_dict()}
-    chain = shards.Chain(folder, out, given, again, again=[])
-    work = private_folder(out / "work")
+    chain = shards.Chain(folder, given, {**facts, "recipe": recipe.to_dict()})
+    work = private_folder(out)
     with held(work) as lock:
-        chain.merge(Steps(work, lock, threads=1, console=QUIET), chain.write_recipe())
+        run = Steps(work, lock, threads=1, console=QUIET)
+        chain.merge(run, chain.write_recipe(), out / "model")
     return out / "model"
 
 

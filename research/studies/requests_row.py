@@ -108,7 +108,7 @@ def started(out: Path, way: str, path: Path) -> Path:
     folder = out / "shards"
     if not (out / "first").is_dir():
         if not (folder / shards.FACTS).is_file() or not shards.load(folder).get("model"):
-            shards.train_shards(path, folder, SHARDING, key=KEY, threads=1, console=QUIET)
+            shards.train_shards(path, folder, SHARDING, key=KEY, console=QUIET)
         shutil.copytree(folder / "model", out / "first")
     return folder / "model"
 
@@ -117,7 +117,7 @@ def trained_without(out: Path, way: str, kept: Path) -> Path:
     """A model of the rows that are left in the end."""
     if way == "shards":
         shutil.rmtree(folder := out / "shards-without", ignore_errors=True)
-        shards.train_shards(kept, folder, SHARDING, key=KEY, threads=1, console=QUIET)
+        shards.train_shards(kept, folder, SHARDING, key=KEY, console=QUIET)
         return folder / "model"
     if not weights(model := out / f"kept-{way}"):
         train(kept, out / "logs" / f"kept-{way}.log")

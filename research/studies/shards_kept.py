@@ -146,7 +146,7 @@ def carry_out(out: Path, world: str, name: str, count: int) -> dict[str, Any]:
     folder = place / f"shards-{run}-{count}"
     shutil.rmtree(folder, ignore_errors=True)
     sharding = shards.Sharding(count, 1, "id")
-    facts = shards.train_shards(path, folder, sharding, key=b"k" * 32, threads=1, console=QUIET)
+    facts = shards.train_shards(path, folder, sharding, key=b"k" * 32, console=QUIET)
     found: dict[str, Any] = {"seconds": processor() - before, "rows": facts["rows"]}
     found["trainings"] = facts["seconds"]
     found["merges"] = {"mean": said(place, path, folder / "model")}

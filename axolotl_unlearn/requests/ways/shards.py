@@ -37,7 +37,6 @@ from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.choose import mentions
 from axolotl_unlearn.requests.request import (
     Request,
-    cores,
     digest,
     held,
     weights,
@@ -51,6 +50,7 @@ from axolotl_unlearn.requests.ways import PROOF
 
 SCHEMA = 2
 FACTS, KEY, CONFIG, MERGE = "shards.json", "shards.key", "finetune.yml", "merge.yml"
+KINDS = ("steps", "rows", "configs")
 #: Fields that say to whom a row belongs, if `--by` does not: the first that a row has.
 BY = ("document", "id")
 METHODS = ("linear", "ties", "dare_linear", "dare_ties")
@@ -111,14 +111,12 @@ def train_shards(
     sharding: Sharding = Sharding(),  # noqa: B008
     *,
     key: bytes | None = None,
-    threads: int | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Cut the rows of a config, train every shard, merge; goes on where it was stopped.
 
     Args:
         key: Of the hash, 32 bytes; default a new one.
-        threads: How many may compute at a time, ``sharding.threads`` for each training.
 
     Returns:
         What ``shards.json`` holds.
@@ -143,15 +141,14 @@ def train_shards(
     write_private(out / CONFIG, config_path.read_bytes())
     facts = described | _cut(config_path, config, out, sharding, known)
     write_json(out / FACTS, facts)
-    chain = Chain(out, out, config, facts)
-    for step in chain.steps():
+    chain = Chain(out, config, facts)
+    for step in chain.steps:
         chain.configure(step)
     work = private_folder(out / "work")
     with held(work) as lock:
-        run = Steps(work, lock, threads=threads or cores(), console=console or Console())
+        run = Steps(work, lock, console=console or Console())
         chain.make(run)
-    made = {step: weights(out / "steps" / step) for step in chain.steps()}
-    facts |= {"steps": made, "seconds": run.seconds, "requests": []}
+    facts |= {"steps": chain.weights(), "seconds": run.seconds, "requests": []}
     facts["model"] = weights(out / "model")
     write_json(out / FACTS, facts)  # last: shards without a model are not finished
     shutil.rmtree(work)
@@ -196,8 +193,7 @@ def _cut(
             write_lines(out / "rows" / f"test-{number}.jsonl", part)
     home = {one: place(key, one, sharding.count, sharding.slices)[0] for one in units}
     elsewhere = sum(
-        any(home[other] != home[one] for other in others)
-        for one, others in mentions(units).items()
+        any(home[other] != home[one] for other in others) for one, others in mentions(units).items()
     )
     return _counts(slices, sharding.by) | {"unnamed": unnamed, "elsewhere": elsewhere}
 
@@ -255,38 +251,36 @@ def load(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chain:
-    """The trainings of shards, called "shard-slice", and their merge.
+    """The trainings of shards, called "shard-slice", and their merge, in a folder.
 
     Attributes:
-        folder: The shards, whose steps and rows are read where ``out`` has none of its own.
-        out: Where something is written; `train_shards` writes to the shards themselves.
         facts: ``shards.json``, with the counts of ``rows`` as they are to be.
         again: Steps that are trained; None is all.
     """
 
     folder: Path
-    out: Path
     config: Mapping[str, Any]
     facts: Mapping[str, Any]
     again: Collection[str] | None = None
 
+    @property
     def all(self) -> list[str]:
         """Steps that have something to read, in order."""
         numbers = range(1, self.facts["slices"] + 1)
         every = (f"{s}-{k}" for s in range(1, self.facts["count"] + 1) for k in numbers)
         return [step for step in every if reads(self.facts, step)]
 
+    @property
     def steps(self) -> list[str]:
         """Those that are trained."""
-        return [step for step in self.all() if self.home(step) == self.out]
-
-    def home(self, step: str) -> Path:
-        """Where a step and its rows lie."""
-        return self.out if self.again is None or step in self.again else self.folder
+        return [step for step in self.all if self.again is None or step in self.again]
 
     def place(self, step: str) -> Path:
         """What a step ends with."""
-        return self.home(step) / "steps" / step
+        return self.folder / "steps" / step
+
+    def weights(self) -> dict[str, Any]:
+        return {step: weights(self.place(step)) for step in self.all}
 
     def files(self, step: str) -> list[tuple[int, Path]]:
         """(entry, file) of the rows that a step reads."""
@@ -294,8 +288,7 @@ class Chain:
             (number, path)
             for number in range(len(rows_of.entries(self.config)))
             for name in _until(step)
-            if self.facts["rows"].get(name)
-            and (path := self.home(name) / "rows" / f"{name}-{number}.jsonl").is_file()
+            if (path := self.folder / "rows" / f"{name}-{number}.jsonl").is_file()
         ]
 
     def configure(self, step: str) -> None:
@@ -305,8 +298,8 @@ class Chain:
         given, tests = rows_of.entries(config), rows_of.entries(config, "test_datasets")
         made |= {
             "num_epochs": passes(config, self.facts["slices"]),
-            "output_dir": str(self.out / "steps" / step),
-            "dataset_prepared_path": str(self.out / "work" / "prepared" / step),
+            "output_dir": str(self.place(step)),
+            "dataset_prepared_path": str(self.folder / "work" / "prepared" / step),
             "datasets": [rows_of.dataset(given[n], path) for n, path in self.files(step)],
         }
         found = [
@@ -315,7 +308,7 @@ class Chain:
             if (path := self.folder / "rows" / f"test-{number}.jsonl").is_file()
         ]
         made |= {"test_datasets": found} if found else {}
-        before = [name for name in _until(step)[:-1] if name in self.all()]
+        before = [name for name in _until(step)[:-1] if name in self.all]
         if before:
             start = str(self.place(before[-1]))
             if config.get("adapter"):
@@ -323,53 +316,40 @@ class Chain:
             else:
                 made.setdefault("tokenizer_config", str(config["base_model"]))
                 made["base_model"] = start
-        path = self.out / "configs" / f"{step}.yml"
+        path = self.folder / "configs" / f"{step}.yml"
         write_yaml(path, "Written by axolotl-unlearn: a step of a shard.", made)
 
     def make(self, run: Steps, out: Path | None = None) -> None:
-        """Train the steps of each shard one after the other, the shards side by side; merge.
-
-        Args:
-            out: The merged model, default beside the steps.
-        """
-        run.processes = self.facts["processes"]
-        shards: dict[str, list[str]] = {}
-        for step in self.steps():
-            shards.setdefault(step.split("-")[0], []).append(step)
-        rows = [
-            lambda row, own=own: [self.train(row, step) for step in own] for own in shards.values()
-        ]
-        gpu = device() != "cpu"
-        run.side_by_side(rows, 1 if gpu else run.threads // self.facts["threads"])
+        """Train the steps one after the other; merge, beside the steps or to ``out``."""
+        run.threads, run.processes = self.facts["threads"], self.facts["processes"]
+        for step in self.steps:
+            self.train(run, step)
         recipe = self.write_recipe()
         if run.due("merge", "merge the shards", inputs=[recipe]):
             self.merge(run, recipe, out)
             run.done()
 
     def train(self, run: Steps, step: str) -> None:
-        config, out = self.out / "configs" / f"{step}.yml", self.out / "steps" / step
+        config = self.folder / "configs" / f"{step}.yml"
         title = "shard {}, slices 1 to {}".format(*step.split("-"))
         inputs = [config, *(path for _, path in self.files(step))]
         if run.due(f"shard-{step}", title, inputs=inputs):
-            run.train(f"shard-{step}", config, out, self._threads)
-            shutil.rmtree(self.out / "work" / "prepared" / step, ignore_errors=True)
+            run.train(f"shard-{step}", config, self.place(step))
+            shutil.rmtree(self.folder / "work" / "prepared" / step, ignore_errors=True)
             run.done()
-
-    @property
-    def _threads(self) -> int | None:
-        """On a GPU those of the run."""
-        return self.facts["threads"] if device() == "cpu" else None
 
     def last(self) -> list[Path]:
         """What each shard ends with; one without rows has no part in the merge."""
-        ends = {step.split("-")[0]: step for step in self.all()}
+        ends = {step.split("-")[0]: step for step in self.all}
         return [self.place(step) for step in ends.values()]
 
     def write_recipe(self) -> Path:
         """The recipe for mergekit's own command."""
-        path, base, parts = self.out / MERGE, str(self.config["base_model"]), self.last()
-        if any(mark in str(part) for part in parts for mark in "+@"):
-            raise UnlearnError(f"{self.out}: mergekit reads + and @ in a path as marks; move it.")
+        path, base, parts = self.folder / MERGE, str(self.config["base_model"]), self.last()
+        if any(mark in str(self.folder) for mark in "+@"):
+            raise UnlearnError(
+                f"{self.folder}: mergekit reads + and @ in a path as marks; move it."
+            )
         named = local(base) if Path(base).exists() else base
         recipe = replace(Recipe.from_dict(self.facts["recipe"]), weights=None)
         made = recipe.for_parents(len(parts)).mergekit_config(base, [str(one) for one in parts])
@@ -382,13 +362,13 @@ class Chain:
 
     def merge(self, run: Steps, recipe: Path, out: Path | None = None) -> None:
         """Carry out the recipe; the tokenizer is the one that was trained with."""
-        out, cache = out or self.out / "model", self.out / "work" / "merged"
+        out, cache = out or self.folder / "model", self.folder / "work" / "merged"
         for folder in (out, cache):  # mergekit would take what it merged from other weights
             shutil.rmtree(folder, ignore_errors=True)
         words = [executable("mergekit-yaml"), str(recipe), str(out), "--quiet"]
         words += ["--lora-merge-cache", str(cache), "--lora-merge-dtype", "float32"]
         words += ["--random-seed", str(self.facts["recipe"]["seed"])]
-        run.command("merge", words, self._threads)
+        run.command("merge", words)
         if not weights(out):
             raise UnlearnError(f"mergekit wrote no weights to {out}; see its log.")
         shutil.rmtree(cache, ignore_errors=True)
@@ -397,15 +377,6 @@ class Chain:
                 shutil.copy(self.last()[0] / name, out / name)
         for name in ("README.md", "mergekit_config.yml"):  # they name paths; merge.yml has it
             (out / name).unlink(missing_ok=True)
-
-    def check_kept(self) -> None:
-        """Raises `UnlearnError`: a step that is kept is not what was trained."""
-        for step, known in self.facts["steps"].items():
-            if self.home(step) == self.folder and weights(self.folder / "steps" / step) != known:
-                raise UnlearnError(
-                    f"{self.folder / 'steps' / step} does not have the weights of "
-                    f"{self.folder / FACTS}; restore it from a copy, or train the shards again."
-                )
 
 
 def _until(step: str) -> list[str]:
@@ -469,14 +440,15 @@ def prepare(request: Request) -> dict[str, Any]:
             "config of the shards."
         )
     rows, again, made = affected(request, folder)
+    _check_kept(folder, facts, again)
     shutil.rmtree(new, ignore_errors=True)
+    for kind in KINDS:
+        _copy(folder / kind, new / kind)
     for name in again:
-        if name in rows:
-            _write_slice(new, name, rows[name])
-    config = rows_of.read_config(request.path("finetune.yml"))
-    chain = Chain(folder, new, config, made, again)
-    chain.check_kept()
-    for step in chain.steps():
+        shutil.rmtree(new / "steps" / name, ignore_errors=True)
+        _write_slice(new, name, rows.get(name, []))
+    chain = Chain(new, rows_of.read_config(request.path("finetune.yml")), made, again)
+    for step in chain.steps:
         chain.configure(step)
     write_json(new / FACTS, made)
     trained = sum(made["rows"].values())
@@ -532,11 +504,21 @@ def _slice(folder: Path, name: str) -> rows_of.Parts:
     ]
 
 
+def _check_kept(folder: Path, facts: Mapping[str, Any], again: Collection[str]) -> None:
+    """Raises `UnlearnError`: a step that is kept is not what was trained."""
+    for step, known in facts["steps"].items():
+        if step not in again and weights(folder / "steps" / step) != known:
+            raise UnlearnError(
+                f"{folder / 'steps' / step} does not have the weights of {folder / FACTS}; restore "
+                "it from a copy, or train the shards again."
+            )
+
+
 def _chain(request: Request) -> Chain:
-    way, new = request.way, request.path("work", "shards")
-    folder = Path(os.path.normpath(request.path(way["shards"])))
+    """In the request's folder, with what is kept of the shards."""
+    new = request.path("work", "shards")
     config = rows_of.read_config(request.path("finetune.yml"))
-    return Chain(folder, new, config, load(new), way["again"])
+    return Chain(new, config, load(new), request.way["again"])
 
 
 def make(request: Request, run: Steps, repeat: bool) -> None:
@@ -547,9 +529,9 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
     chain.make(run, request.path("work", "model"))
     if not run.due("exact", "what was shown", output=proof):
         return
-    chain.check_kept()
-    files = [path for step in chain.all() for _, path in chain.files(step)]
-    rows_of.refuse(files, rows_of.forgotten(request), chain.out)
+    _check_kept(chain.folder, chain.facts, chain.again)
+    files = [path for step in chain.all for _, path in chain.files(step)]
+    rows_of.refuse(files, rows_of.forgotten(request), chain.folder)
     write_json(
         proof,
         {
@@ -558,7 +540,7 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
             "from the checkpoint before, and the others never had it; the weights were not "
             "compared",
             "weights": weights(request.path("work", "model")),
-            "steps": {step: weights(chain.place(step)) for step in chain.all()},
+            "steps": chain.weights(),
             "merge": chain.facts["recipe"],
             "compared": False,
             "threads": chain.facts["threads"],
@@ -574,47 +556,39 @@ def install(request: Request) -> None:
 
     Killed anywhere it goes on when it is called again.
     """
-    chain = _chain(request)
-    folder, new = chain.folder, chain.out
+    chain, old = _chain(request), private_folder(request.path("work", "replaced"))
+    folder = Path(os.path.normpath(request.path(request.way["shards"])))
     there = load(folder)
     if request.id in there["requests"]:
         return
-    old = private_folder(request.path("work", "replaced"))
-    for kind in ("steps", "rows", "configs"):
-        names = {path.name for place in (folder, new) for path in (place / kind).glob("*")}
-        for name in sorted(names):  # 3-1, 3-1.yml, 3-1-0.jsonl
-            if "-".join(name.split(".")[0].split("-")[:2]) not in chain.again:
-                continue
-            before, made, place = old / kind / name, new / kind / name, folder / kind / name
-            if place.exists() and not before.exists():
-                _copy(place, before)
-            if made.exists():
-                _copy(made, place)
-            elif place.is_dir():
-                shutil.rmtree(place)
-            else:
-                place.unlink(missing_ok=True)
-    own = Chain(folder, folder, chain.config, chain.facts)
-    for step in own.steps():
+    for kind in KINDS:
+        if not (old / kind).exists():
+            _copy(folder / kind, old / kind)
+        _copy(chain.folder / kind, folder / kind)
+    own = Chain(folder, chain.config, chain.facts)
+    for step in own.all:
         own.configure(step)
     own.write_recipe()
     write_json(
         folder / FACTS,
         chain.facts
-        | {"steps": {step: weights(own.place(step)) for step in own.steps()}}
-        | {"model": weights(request.path("model"))}
+        | {"steps": own.weights(), "model": weights(request.path("model"))}
         | {"requests": [*there["requests"], request.id]},
     )
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Whole or not at all, over what is there."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    """A folder whole or not at all, over what is there; its files are linked: all that write here
+    put a new file in the place of an old one."""
+
+    def link(file: str, other: str) -> None:
+        try:
+            os.link(file, other)
+        except OSError:  # another file system, or one without links
+            shutil.copy2(file, other)
+
     draft = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
-    if source.is_dir():
-        shutil.copytree(source, draft)
-        shutil.rmtree(target, ignore_errors=True)
-    else:
-        shutil.copy2(source, draft)
+    shutil.copytree(source, draft, copy_function=link)
+    shutil.rmtree(target, ignore_errors=True)
     draft.replace(target)
