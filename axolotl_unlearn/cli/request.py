@@ -49,7 +49,7 @@ def _quietly() -> None:
     few_logs()
     # What is deleted is nobody's business; without a network it also waits for ever at the end.
     os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
-    logging.disable(logging.WARNING)  # `axolotl unlearn` has read the level already
+    logging.disable(logging.WARNING)  # `axolotl-unlearn` has read the level already
     click.get_current_context().call_on_close(lambda: logging.disable(logging.NOTSET))
 
 
