@@ -295,7 +295,7 @@ def test_run_twice_and_killed_before_the_ledger(folder, tmp_path):
     with pytest.raises(UnlearnError, match="does not know request '2026-002'"):
         verify(second)
     write(second)
-    assert len(verify(second)) == 8  # with the suppression list
+    assert len(verify(second)) == 6  # with the suppression list
     assert Ledger(tmp_path / "requests").current()["path"].endswith("2026-002/model")
 
 

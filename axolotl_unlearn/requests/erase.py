@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,10 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     places = [*roots, folder, *places, Path.cwd(), request.root, *hub_cache()]
     planned = Plan(folder, texts, places, [request.after], skip=own)
     planned.found = planned.look()
-    keep = _Keep(request, roots)
+    reason = _keeper(request, roots)
     items = list(_items(request, statement, roots, with_data))
     items += _found_items(planned.found, items, [*roots, folder])
-    planned.items = [replace(item, why=item.why or keep.reason(item.path)) for item in items]
+    planned.items = [replace(item, why=item.why or reason(item.path)) for item in items]
     return planned
 
 
@@ -215,49 +215,45 @@ def _found_items(found: Found, items: list[Item], roots: list[Path]) -> Iterator
 # --- what stays ----------------------------------------------------------------------------------
 
 
-class _Keep:
+def _keeper(request: Request, roots: list[Path]) -> Callable[[Path], str | None]:
     """Says of a place why it may not be removed."""
+    folder, requests = request.folder.resolve(), request.folder.parent.resolve()
+    here, ledger = Path.cwd().resolve(), Ledger(request.folder.parent)
+    forbidden = {Path.home().resolve(), here, *here.parents, requests, *requests.parents}
+    every = [root.resolve() for root in roots]
+    current = ledger.current() or {}
+    needed = [
+        (current.get("path"), "it is the current model"),
+        ((current.get("base") or {}).get("name"), "the current model stands on it"),
+        (request.after.split("+")[0], "the model of this request stands on it"),
+        (request.facts["base"], "it is the base model"),
+    ]
+    done = {entry["request"] for entry in ledger.accepted()}
+    for path in sorted(request.folder.parent.glob("*/request.json")):
+        name, before = path.parent.name, Request.load(path.parent).facts["before"]
+        why = f"request {name!r}, which was not carried out yet, begins with it"
+        if name not in done:
+            needed += [(source, why) for source in (before["adapter"], before["model"])]
+    used: dict[Path, str] = {}
+    for source, why in needed:
+        if source and Path(source).exists():
+            used.setdefault(Path(source).resolve(), why)
 
-    def __init__(self, request: Request, roots: list[Path]) -> None:
-        folder = request.folder
-        self.folder, self.requests = folder.resolve(), folder.parent.resolve()
-        here = Path.cwd().resolve()
-        forbidden = {Path.home().resolve(), here, *here.parents}
-        forbidden |= {self.requests, *self.requests.parents}
-        every = [root.resolve() for root in roots]
-        self.roots = [root for root in every if root not in forbidden]
-        self.unusable = [root for root in every if root in forbidden]
-        current = Ledger(folder.parent).current() or {}
-        needed = [
-            (current.get("path"), "it is the current model"),
-            ((current.get("base") or {}).get("name"), "the current model stands on it"),
-            (request.after.split("+")[0], "the model of this request stands on it"),
-            (request.facts["base"], "it is the base model"),
-        ]
-        done = {entry["request"] for entry in Ledger(folder.parent).accepted()}
-        for path in sorted(folder.parent.glob("*/request.json")):
-            name, before = path.parent.name, Request.load(path.parent).facts["before"]
-            why = f"request {name!r}, which was not carried out yet, begins with it"
-            if name not in done:
-                needed += [(source, why) for source in (before["adapter"], before["model"])]
-        self.used: dict[Path, str] = {}
-        for source, why in needed:
-            if source and Path(source).exists():
-                self.used.setdefault(Path(source).resolve(), why)
-
-    def reason(self, path: Path) -> str | None:
+    def reason(path: Path) -> str | None:
         real = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
-        for model, why in self.used.items():
+        for model, why in used.items():
             # A checkpoint within the current model's folder is not that model.
             inside = real.parent == model and not real.name.startswith("checkpoint-")
             if within(model, real) or inside:
                 return why
-        if real.parent == self.folder and not real.is_dir():
+        if real.parent == folder and not real.is_dir():
             return "the request needs it"
-        allowed = [*self.roots, self.folder]
-        earlier = real.name == "model" and real.parent.parent == self.requests
-        if earlier or any(within(real, root) and real != root for root in allowed):
+        own = [folder, *(root for root in every if root not in forbidden)]
+        earlier = real.name == "model" and real.parent.parent == requests
+        if earlier or any(within(real, root) and real != root for root in own):
             return None
-        if any(within(real, root) for root in self.unusable):
+        if any(within(real, root) for root in forbidden.intersection(every)):
             return "the config writes to a folder that holds other things; remove it by hand"
         return "it is outside the folders that the config writes to; remove it by hand"
+
+    return reason

@@ -139,6 +139,9 @@ def new_request(
     parts = {"forget": forget, "retain": retain, "heldout": unseen[:half], "judge": unseen[half:]}
     try:
         private_folder(out)
+        paths = [Path(str(entry.get("path"))) for entry in config.get("datasets") or []]
+        paths = [path for path in paths if path.is_file()]
+        documents = [r.row.get("document") or r.row.get("id") or r.id for r in forget]
         files = {name: out / "data" / f"{name}.jsonl" for name, rows in parts.items() if rows}
         for name, path in files.items():  # envelopes, which `axolotl_unlearn.data.typed` reads
             rows = [{"id": r.id, "dataset": r.entry, "row": r.row} for r in parts[name]]
@@ -162,10 +165,9 @@ def new_request(
                 "taken_of_these": len(more),
             },
             "counts": {name: len(rows) for name, rows in parts.items()}
-            | {"documents": len({_document(r) for r in forget})}
-            | {"trained": len(trained.rows)},
+            | {"documents": len(set(map(str, documents))), "trained": len(trained.rows)},
             "digests": {name: digest(path) for name, path in files.items()}
-            | {"prepared": trained.digest, "datasets": _dataset_digests(config)},
+            | {"prepared": trained.digest, "datasets": {str(p): digest(p) for p in paths}},
             "budget": {"steps": options.steps, "minutes": options.minutes},
             "root": os.path.relpath(Path.cwd(), out),
             "after_request": accepted[-1]["request"] if accepted else None,
@@ -192,11 +194,6 @@ def new_request(
     near = set() if accepted else {out.absolute().parents[1], Path.cwd()}
     found = {path.parent for place in near for path in place.glob(f"*/{LEDGER}")}
     return Made(Request.load(out), offered, sorted(p for p in found if not p.samefile(out.parent)))
-
-
-def _document(row: Source) -> str:
-    """What a row belongs to as far as the user's fields say."""
-    return str(row.row.get("document") or row.row.get("id") or row.id)
 
 
 def model_before(
@@ -284,11 +281,6 @@ def _heldout(
         )
     note = [f"{len(same)} held-out rows that say what is to be forgotten were left out"]
     return left, note if same else []
-
-
-def _dataset_digests(config: Mapping[str, Any]) -> dict[str, str]:
-    paths = [Path(str(entry.get("path"))) for entry in config.get("datasets") or []]
-    return {str(path): digest(path) for path in paths if path.is_file()}
 
 
 def _derived(config: Mapping[str, Any], out: Path) -> dict[str, Any]:
