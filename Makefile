@@ -20,7 +20,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 .DEFAULT_GOAL := help
 # What a failed command has begun is no result: it is made again.
 .DELETE_ON_ERROR:
-.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard leaderboard-real test test-quick test-stack test-pythons test-newest fuzz test-faults quality format bench bench-counts bench-gpu docs-tables site clean
+.PHONY: help setup demo never-seen never-seen-real demo-real demo-request tofu reproduce reproduce-real leaderboard leaderboard-real test test-quick test-stack test-pythons test-newest test-zero fuzz test-faults quality format bench bench-counts bench-gpu docs-tables site clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -142,6 +142,14 @@ test-newest:  ## the suite with the newest of everything that resolves, without 
 	.venv-newest/bin/python -m pip install -q --upgrade --upgrade-strategy eager \
 	  $$(.venv-newest/bin/python tests/unpinned.py)
 	$(MAKE) --no-print-directory test VENV=.venv-newest
+
+# DeepSpeed stays out of the environment: with it, every command would import it.
+ZERO := .zero/deepspeed
+$(ZERO): $(VENV)/.ready
+	$(BIN)/python -m pip install -q --target $(@D) --no-deps deepspeed==0.19.8 hjson==3.1.0 py-cpuinfo==9.0.0 ninja
+
+test-zero: setup $(ZERO)  ## LoRA and full fine-tuning under ZeRO on two processes of the CPU, with DeepSpeed
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.zero python -m pytest -q tests/test_training_processes.py tests/test_performance_distributed.py -k "zero or goes_on or ddp"
 
 fuzz: setup  ## 200 000 bad inputs: rows, configs, results, ledgers, command lines
 	FUZZ_CASES=200000 OMP_NUM_THREADS=1 python -m pytest -q --timeout 0 tests/test_fuzz.py

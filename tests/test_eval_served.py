@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+import eval_model
 import httpx
 import pytest
 from test_eval_run import OPTIONS, home, results  # noqa: F401
@@ -26,14 +28,14 @@ TESTS = Path(__file__).parent
 
 
 @contextmanager
-def serving(*command: str):
+def serving(*command: str, python: str = sys.executable, **more: str):
     """The address of a server, when it answers; ``PORT`` in the command is a free one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [str(port) if word == "PORT" else word for word in command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(TESTS)}
-    process = subprocess.Popen([sys.executable, *words], env=environment)
+    process = subprocess.Popen([python, *words], env=environment | more)
     url = f"http://127.0.0.1:{port}/v1"
     try:
         for _ in range(600):
@@ -49,11 +51,25 @@ def serving(*command: str):
         process.wait()
 
 
+def vllm(model: Path):
+    """vLLM's server of the environment that its command is in; it has heads of 32 or more."""
+    command = shutil.which("vllm") or pytest.skip("the command `vllm`")
+    rows = [row for side in eval_model.made_up_rows(4).values() for row in side]
+    eval_model.train_model(model, rows, steps=40, hidden=128)
+    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", "PORT"]
+    words += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "256"]
+    python = str(Path(command).resolve().parent / "python")
+    return serving(*words, python=python, VLLM_CPU_KVCACHE_SPACE="1", PYTHONPATH="")
+
+
 @pytest.mark.slow
-def test_a_server_with_log_probs_gives_the_numbers_of_the_weights(home, results, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("kind", ["ours", "vllm"])
+def test_a_server_with_log_probs_gives_the_numbers_of_the_weights(home, tmp_path, kind):  # noqa: F811
     """Also where it is busy at first; but for the attacks that need whole distributions."""
-    with serving(str(TESTS / "logprob_server.py"), str(home / "original"), "PORT", "2") as url:
-        models = [str(home / "original"), f"answers={url}"]
+    model = home / "original" if kind == "ours" else tmp_path / "original"
+    own = (str(TESTS / "logprob_server.py"), str(model), "PORT", "2")
+    with serving(*own) if kind == "ours" else vllm(model) as url:
+        models = [str(model), f"answers={url}"]
         local, found = run.evaluate(models, home / "data", Options(out_dir=tmp_path, **OPTIONS))
         same = ("cells", "task_aggregate", "mia_auc", "utility", "aggregate", "answers", "stopped")
         assert {name: found[name] for name in same} == {name: local[name] for name in same}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from click.testing import CliRunner
+from rich.console import Console
 from safetensors.torch import load_file
 from test_eval_run import OPTIONS, evaluate, home  # noqa: F401
 from test_train_axolotl import stage, train  # noqa: F401
@@ -23,6 +28,7 @@ from test_training_processes import NPO, assert_equal, cut
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run
+from research.harness.runner import Job, Stage
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,7 +55,9 @@ def cluster(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkey:
         for name, value in given.items():
             monkey.setenv(name, value)
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         for line in process.stdout:
             if "block" in line:
                 break
@@ -60,7 +68,7 @@ def cluster(tmp_path_factory):
         import ray
 
         ray.shutdown()
-        process.terminate()
+        os.killpg(process.pid, signal.SIGKILL)  # asked to end, it waits half a minute for itself
         process.wait(60)
 
 
@@ -81,14 +89,62 @@ def test_models_are_evaluated_in_tasks(home, tmp_path, cluster, monkeypatch):  #
 
 
 @pytest.mark.slow
-def test_a_command_is_one_task(cluster, tmp_path):
-    listed = CliRunner().invoke(unlearn, ["attack", "membership", "--list"]).output
-    words = ["attack", "membership", "--ray", cluster, "--list"]
+def test_each_subject_of_a_command_is_a_task(home, cluster, tmp_path):  # noqa: F811
+    """Of an attack a model, of `request run` a request; what they say comes in order, and the exit
+    code is of the first that failed."""
+    models = [f"{name}={home / name}" for name in ("original", "broken")]
+    words = ["attack", "quantise", *models, "--schemes", "int8", "--limit", "2", "--ray", cluster]
+    words += ["--data", str(home / "data"), "--out", str(tmp_path), "--max-new-tokens", "2"]
+    done = CliRunner().invoke(unlearn, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert re.findall(r"/quantise-(\w+)", "".join(done.stdout.split())) == ["original", "broken"]
+    assert len(list(tmp_path.glob("quantise-*.json"))) == 2
+    gone = [str(tmp_path / name) for name in ("one", "two")]
+    words = ["--json", "request", "run", *gone, "--ray", cluster]
+    done = CliRunner().invoke(unlearn, words)
+    found = json.loads(done.stdout)
+    assert done.exit_code == found["exit"] == 2
+    assert [name in one["error"] for name, one in zip(gone, found["tasks"], strict=True)] == [1, 1]
+    words = ["attack", "membership", "--list", "--ray", cluster]  # of several models together
+    listed = CliRunner().invoke(unlearn, words[:3]).output
     assert CliRunner().invoke(unlearn, words).output == listed
-    fault = CliRunner().invoke(
-        unlearn, ["request", "run", str(tmp_path / "none"), "--ray", cluster]
+    assert CliRunner().invoke(unlearn, ["request", "run", *gone]).exit_code == 2
+
+
+@pytest.mark.slow
+def test_the_stages_of_a_job_are_tasks(cluster, tmp_path):
+    """A leaderboard's trials are such; what has a stamp is kept, and a failure ends the others."""
+    write = "import os, sys, pathlib; print('said', os.environ['RAY_JOB_ID']);"
+    write += (
+        "pathlib.Path(sys.argv[1]).write_text(os.environ['MINE'] + os.environ['OMP_NUM_THREADS'])"
     )
-    assert fault.exit_code == 2 and "none" in fault.output
+
+    def job(code: str, *more: Stage) -> dict[str, str]:
+        made = Job(tmp_path, environment={"MINE": "x"}, ray=cluster, console=Console(quiet=True))
+        trials = [Stage(n, n, [sys.executable, "-c", write, str(tmp_path / n)], tmp_path / n)
+                  for n in ("one", "two")]  # fmt: skip
+        table = Stage("table", "table", [sys.executable, "-c", code, str(tmp_path / "table")],
+                      tmp_path / "table", needs=["one", "two"])  # fmt: skip
+        for one in (*trials, table, *more):
+            made.add(one)
+        made.run()
+        assert made.cpu_seconds() > 0
+        return {name: outcome.state for name, outcome in made.outcomes.items()}
+
+    nap = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(100)"
+    slow = Stage("slow", "slow", [sys.executable, "-c", nap, str(tmp_path / "pid")],
+                 tmp_path / "never", needs=["one"])  # fmt: skip
+    wait = (
+        "import os, sys, time\nwhile not os.path.exists(sys.argv[1][:-5] + 'pid'): time.sleep(.1)"
+    )
+    with pytest.raises(UnlearnError, match="ended with exit code 3; the log"):
+        job(wait + "\nsys.exit(3)", slow)
+    pid = int((tmp_path / "pid").read_text())
+    while Path(f"/proc/{pid}").exists():  # pytest's own limit ends it
+        time.sleep(0.05)
+    assert (tmp_path / "one").read_text() == "x1"
+    assert "said" in (tmp_path / "logs/one.log").read_text()
+    assert job(write) == {"one": "kept", "two": "kept", "table": "done"}
 
 
 def test_ray_that_is_not_installed_is_one_sentence(monkeypatch):

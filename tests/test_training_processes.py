@@ -16,7 +16,9 @@ from torch.testing import assert_close
 
 from research.harness.forkserver import ForkServer
 
-RANK, SHARDED = (Path(__file__).parent / f"{name}.py" for name in ("rank", "rank_sharded"))
+RANK, SHARDED, ZERO = (
+    Path(__file__).parent / f"{name}.py" for name in ("rank", "rank_sharded", "rank_zero")
+)
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 4, "lora_target_linear": True}
 FULL = {"adapter": "DELETE"}
 
@@ -100,6 +102,33 @@ def test_the_update_of_one_process(stage, server, name, changes, most):  # noqa:
         assert_equal(together, alone)
 
 
+FSDP2 = {
+    "fsdp_version": 2,
+    "fsdp_config": {
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls_to_wrap": "OlmoDecoderLayer",
+        "reshard_after_forward": True,
+        "state_dict_type": "FULL_STATE_DICT",
+    },
+}
+
+
+def zero(level: int) -> dict:
+    return {
+        "deepspeed": {
+            "zero_optimization": {
+                "stage": level,
+                "stage3_param_persistence_threshold": 0,
+                "stage3_gather_16bit_weights_on_model_save": True,
+            },
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("reference", ["auto", {"model": "base"}])
 def test_full_fine_tuning_in_parts(stage, server, reference):  # noqa: F811
@@ -108,15 +137,40 @@ def test_full_fine_tuning_in_parts(stage, server, reference):  # noqa: F811
     if reference != "auto":
         reference = {"model": str(stage / "base")}
     name = "npo-sharded-auto" if reference == "auto" else "npo-sharded-teacher"
-    changes = {"unlearn": NPO["unlearn"] | {"reference": reference}, "fsdp_version": 2} | FULL
-    changes["fsdp_config"] = {
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "transformer_layer_cls_to_wrap": "OlmoDecoderLayer",
-        "reshard_after_forward": True,
-        "state_dict_type": "FULL_STATE_DICT",
-    }
+    changes = {"unlearn": NPO["unlearn"] | {"reference": reference}, **FSDP2, **FULL}
     assert_equal(train_on(server, 2, cut(stage, name, 2, **changes), SHARDED), alone)
     assert (stage / f"{name}-2/reference/start-0.safetensors").exists() == (reference == "auto")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "level, trained",
+    [(2, FULL), (3, FULL), (2, LORA), (3, LORA)],
+    ids=["2-full", "3-full", "2-lora", "3-lora"],
+)
+def test_zero_gives_the_update_of_one_process(stage, server, level, trained):  # noqa: F811
+    """Where DeepSpeed is installed; what Axolotl saves under it is whole."""
+    pytest.importorskip("deepspeed")
+    kind = "lora" if trained is LORA else "full"
+    alone = train_on(server, 1, cut(stage, f"npo-{kind}-whole", 1, **NPO, **trained))
+    cfg = cut(stage, f"zero-{level}-{kind}", 2, **NPO, **trained, **zero(level))
+    assert_equal(train_on(server, 2, cfg, ZERO), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["fsdp2", "zero 3"])
+def test_full_fine_tuning_in_parts_goes_on(stage, server, way):  # noqa: F811
+    """From a checkpoint of step 3, as after a kill, to the weights of a run in one go."""
+    if way == "zero 3":
+        pytest.importorskip("deepspeed")
+    script, how = (SHARDED, FSDP2) if way == "fsdp2" else (ZERO, zero(3))
+    saved = {"save_strategy": "steps", "save_steps": 3, "optimizer": "adamw_torch"}
+    cfg = cut(stage, f"go-on-{way[0]}", 2, **NPO, **FULL, **how) | saved
+    whole = train_on(server, 2, cfg, script)
+    out = Path(cfg["output_dir"])
+    (out / "model.safetensors").unlink()
+    cfg["resume_from_checkpoint"] = str(out / "checkpoint-3")
+    assert_equal(train_on(server, 2, cfg, script), whole)
 
 
 @pytest.mark.slow

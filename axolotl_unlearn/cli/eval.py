@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,39 +20,35 @@ class _Evaluation(RayCommand):
     """With ``--ray`` a task a model fills the store, the original first; the rest is done here."""
 
     def invoke(self, context: click.Context):
-        address, names, _ = context.meta["ray"]
+        address, names, options, _ = context.meta["ray"]
         given = context.params
         if address is not None and not given["compare"]:
             if given["no_cache"]:
                 raise UnlearnError("`--ray` goes through the store: leave out `--no-cache`.")
             Path(given["out_dir"]).mkdir(parents=True, exist_ok=True)
+            store = given["store"] or Path(given["out_dir"], "cache")
+            options += ["--store", str(store), "--resamples", "0", "--quiet", "--out"]
             with TemporaryDirectory(dir=given["out_dir"], prefix="ray-") as out:
-                for wave in self._waves(context, out):
-                    for code, _, says in run([[*names, *one] for one in wave], address):
+                for wave in filter(None, _waves(given["models"], given["original"])):
+                    tasks = [
+                        [*names, *models, *options, f"{out}/{number}-{len(models)}"]
+                        for number, models in enumerate(wave)
+                    ]
+                    for code, _, says in run(tasks, address):
                         if code:
                             raise UnlearnError(says.strip().rpartition("Error: ")[2])
         return super(RayCommand, self).invoke(context)
 
-    def _waves(self, context: click.Context, out: str) -> list[list[list[str]]]:
-        from axolotl_unlearn.models import original_of, parse_models
 
-        given, options = context.params, []
-        for option in self.params:
-            typed = context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-            if isinstance(option, click.Option) and option.expose_value and typed:
-                options += [option.opts[0], *([] if option.is_flag else [str(given[option.name])])]
-        specs = parse_models(given["models"])
-        before = original_of(specs, given["original"])
-        store = given["store"] or Path(given["out_dir"], "cache")
-        known = [f"{before.name}={before.source}"] if before else []
-        others = [f"{one.name}={one.source}" for one in specs if one is not before]
-        ends = ["--store", str(store), "--resamples", "0", "--quiet", "--out"]
-        waves = [[known] if known else [], [[*known, other] for other in others]]
-        return [
-            [[*models, *options, *ends, f"{out}/{n}-{i}"] for i, models in enumerate(wave)]
-            for n, wave in enumerate(waves)
-            if wave
-        ]
+def _waves(models: Sequence[str], original: str | None) -> tuple[list[list[str]], ...]:
+    """The original alone, then each of the others beside it."""
+    from axolotl_unlearn.models import original_of, parse_models
+
+    specs = parse_models(models)
+    before = original_of(specs, original)
+    known = [f"{before.name}={before.source}"] if before else []
+    others = [f"{one.name}={one.source}" for one in specs if one is not before]
+    return [known] if known else [], [[*known, other] for other in others]
 
 
 @click.command("eval", cls=_Evaluation)

@@ -60,11 +60,6 @@ def generate(
     for start in range(0, len(prompts), AT_ONCE):
         part = prompts[start : start + AT_ONCE]
         asked = [{"prompt_token_ids": tokenizer(prompt)["input_ids"]} for prompt in part]
-        found = [one.outputs[0] for one in engine.generate(asked, sampling, lora_request=lora)]
-        on_batch(
-            list(range(start, start + len(part))),
-            [
-                Generation(one.text, len(one.token_ids), one.finish_reason == "stop")
-                for one in found
-            ],
-        )
+        said = [one.outputs[0] for one in engine.generate(asked, sampling, lora_request=lora)]
+        found = [Generation(x.text, len(x.token_ids), x.finish_reason == "stop") for x in said]
+        on_batch(list(range(start, start + len(part))), found)

@@ -161,7 +161,8 @@ def _measure_likelihoods(
     def documents(texts: Sequence[str]) -> list[dict[str, Any]]:
         count = counting(advance, workers)
         if served:
-            facts = workers.map(lambda part: model.texts(part, count), texts)
+            pairs = [(getattr(text, "prompt", ""), str(text)) for text in texts]
+            facts = workers.map(lambda part: model.pairs(part, count), pairs)
         else:
             facts = workers.map(
                 lambda part: score_texts(model, tokenizer, part, on_batch=count), texts

@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import numpy as np
@@ -21,9 +21,6 @@ import numpy as np
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.generate import Generation, OnBatch
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 #: Of the environment: the key, seconds of one request, requests at once.
 KEY, SECONDS, AT_ONCE = "OPENAI_API_KEY", "UNLEARN_SERVED_TIMEOUT", "UNLEARN_SERVED_CONCURRENCY"
@@ -72,20 +69,13 @@ class Served:
         said = [one.text for one in self.generate(PROBE, 16)]
         return hashlib.sha256("\0".join([self.url, self.name, *said]).encode()).hexdigest()
 
-    def texts(
-        self, texts: Sequence[str], on_batch: Callable[[list[int]], None] = lambda _: None
-    ) -> list[TokenFacts]:
-        """Facts of whole texts, of an `axolotl_unlearn.data.records.Answer` those of the answer."""
-        pairs = [(getattr(text, "prompt", ""), str(text)) for text in texts]
-        return self.pairs(pairs, on_batch)
-
     def pairs(
         self,
         pairs: Sequence[tuple[str, str]],
         on_batch: Callable[[list[int]], None] = lambda _: None,
     ) -> list[TokenFacts]:
         """Facts of what follows each prompt; mean and standard deviation are unknown (NaN)."""
-        return self._each(lambda pair: self._facts(*pair), pairs, on_batch)
+        return self._each(lambda pair: self._facts(*pair), pairs, lambda done, _: on_batch(done))
 
     def options(self, questions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
         """As `axolotl_unlearn.engine.token_scoring.score_options`."""
@@ -94,7 +84,7 @@ class Served:
         return [[float(next(found).logp.sum()) for _ in options] for _, options in questions]
 
     def generate(
-        self, prompts: Sequence[str], most: int, on_batch: OnBatch | None = None
+        self, prompts: Sequence[str], most: int, on_batch: OnBatch = lambda *_: None
     ) -> list[Generation]:
         """Greedy continuations of raw prompts."""
 
@@ -103,23 +93,20 @@ class Served:
             tokens = choice["usage"].get("completion_tokens") or len(choice["text"].split())
             return Generation(choice["text"], tokens, choice.get("finish_reason") != "length")
 
-        return self._each(one, prompts, lambda _: None, on_batch)
+        return self._each(one, prompts, on_batch)
 
     def _each(
         self,
-        ask: Callable[[T], R],
-        items: Sequence[T],
-        on_batch: Callable[[list[int]], None],
-        on_found: Callable[[list[int], list[R]], None] | None = None,
-    ) -> list[R]:
+        ask: Callable[[Any], Any],
+        items: Sequence[Any],
+        on_batch: Callable[[list[int], list[Any]], None],
+    ) -> list[Any]:
         """A few at a time, in order."""
         found = []
         with ThreadPoolExecutor(self.at_once) as pool:
             for number, one in enumerate(pool.map(ask, items)):
                 found.append(one)
-                on_batch([number])
-                if on_found is not None:
-                    on_found([number], [one])
+                on_batch([number], [one])
         return found
 
     def _facts(self, prompt: str, text: str) -> TokenFacts:

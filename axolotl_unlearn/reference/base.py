@@ -426,9 +426,9 @@ def whole(parameter: Tensor) -> Tensor:
     if hasattr(parameter, "full_tensor"):
         return parameter.full_tensor()
     if hasattr(parameter, "ds_id"):
-        from deepspeed.zero import GatheredParameters
+        import deepspeed  # `deepspeed.zero` is no module
 
-        with GatheredParameters([parameter]):
+        with deepspeed.zero.GatheredParameters([parameter]):
             return parameter.detach().clone()
     return parameter
 

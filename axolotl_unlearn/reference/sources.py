@@ -88,9 +88,9 @@ class FrozenCopy(Reference):
                 f"{path} is missing, which holds what the starting model said: start the run again "
                 "from its beginning."
             )
-        with safe_open(path, "pt", str(device)) as file:
+        with safe_open(path, "pt") as file:  # which knows no device `cpu:0`
             self.keep_in(path.parent / file.metadata()["store"], part)
-            found = {name: file.get_tensor(name) for name in file.keys()}
+            found = {name: file.get_tensor(name).to(device) for name in file.keys()}
         self._head = [found.get(name) for name in _HEAD] if found else None
         self.complete = True
 

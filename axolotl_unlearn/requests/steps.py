@@ -140,7 +140,7 @@ class Steps:
                 env={**os.environ, **ENVIRONMENT, **self.environment}
                 | {"OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number},
                 pass_fds=[self.lock],
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
             ended = threading.Event()
             threading.Thread(target=self._tell, args=(Path(file.name), ended), daemon=True).start()
@@ -201,7 +201,7 @@ def last_lines(log: Path, count: int = LOG_LINES) -> str:
     return "\n".join([line for line in text.split("\n") if not _NOISE.search(line)][-count:])
 
 
-def _end_with_parent() -> None:
-    """Linux alone; elsewhere the folder's lock keeps a second start away."""
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Linux alone; elsewhere the folder's lock keeps a second start away. 0 takes it back."""
     if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number)

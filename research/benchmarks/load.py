@@ -4,6 +4,7 @@
     python -m research.benchmarks.load --rows 50000
     python -m research.benchmarks.load --evaluate 20000
     python -m research.benchmarks.load --evaluate 100000 --models 1 --kill .5
+    python -m research.benchmarks.load --stream 10000000
 
 Half of the rows are to be forgotten, half retained, about 30 tokens each, the tokenizer of
 examples/tiny-olmo. ``check`` reads and compares them, ``encode`` makes token rows as Axolotl's
@@ -14,6 +15,10 @@ tokens; four of ten rows to forget, four to keep, one a member, one not; two mod
 of them a retrained one (``--models 1``: without them). Then again from what it has kept. ``--kill
 .5`` ends it with SIGKILL when half of the answers are stored and starts it again: ``stored`` were
 there, ``generated`` were made after it.
+
+``--stream``: `axolotl-unlearn check` and `axolotl train` (one epoch of 1000 forget rows) with so
+many retain rows in a file, of which `unlearn.data.retain_rows: auto` draws. The same with 1000
+retain rows (``small_``). Seconds of processor and peak memory are those of the commands.
 """
 
 from __future__ import annotations
@@ -34,21 +39,18 @@ ROOT = Path(__file__).parents[2]
 SIZES = (125_000, 250_000, 500_000, 1_000_000)
 
 
-def write_rows(folder: Path, count: int) -> None:
+def write_rows(folder: Path, forget: int, retain: int) -> None:
     """Made-up rows, no two the same."""
     words = (ROOT / "research" / "worlds" / "wordlists.py").read_text().split()
     words = sorted({word.strip("\"',()") for word in words if word.strip("\"',()").isalpha()})
     rng = random.Random(0)
-    for side in ("forget", "retain"):
+    for side, count in (("forget", forget), ("retain", retain)):
         with (folder / f"{side}.jsonl").open("w") as file:
-            for number in range(count // 2):
-                text = " ".join(rng.choices(words, k=10))
-                row = {
-                    "id": f"{side}-{number}qa0",
-                    "input": f"What is {side} {number}?",
-                    "output": text,
-                }
-                file.write(json.dumps(row) + "\n")
+            for number in range(count):
+                asked, text = f"What is {side} {number}?", " ".join(rng.choices(words, k=10))
+                file.write(
+                    f'{{"id": "{side}-{number}qa0", "input": "{asked}", "output": "{text}"}}\n'
+                )
 
 
 def point(count: int) -> dict[str, float]:
@@ -65,7 +67,7 @@ def point(count: int) -> dict[str, float]:
     block = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
     found: dict[str, float] = {"rows": count}
     with tempfile.TemporaryDirectory() as name:
-        write_rows(Path(name), count)
+        write_rows(Path(name), count // 2, count // 2)
         entries = [
             {"path": f"{name}/{side}.jsonl", "type": f"axolotl_unlearn.data.{side}"}
             for side in ("forget", "retain")
@@ -112,7 +114,7 @@ def prepare(folder: Path, count: int, models: Sequence[str]) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples" / "tiny-olmo")
     (folder / "data").mkdir()
-    write_rows(folder / "data", 8 * count // 10)
+    write_rows(folder / "data", 4 * count // 10, 4 * count // 10)
     for side, kind in (("member", "forget"), ("nonmember", "unseen")):
         with (folder / "data" / f"{side}.jsonl").open("w") as file:
             for number in range(count // 10):
@@ -188,6 +190,55 @@ def killed(folder: Path, count: int, models: Sequence[str], share: float) -> dic
     return found | {"killed_after_seconds": round(seconds, 2), "stored": stored}
 
 
+USED = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss)
+"""
+
+
+def streamed(folder: Path, count: int, forget: int = 1000) -> dict[str, float]:
+    """What two commands take with so many retain rows, and with as many as are forgotten."""
+    prepare(folder, 0, MODELS[:1])
+    found: dict[str, float] = {"retain_rows": count}
+    for kind, rows in (("small_", forget), ("", count)):
+        write_rows(folder, forget, rows)
+        found[f"{kind}file_mb"] = round((folder / "retain.jsonl").stat().st_size / 2**20, 1)
+        cfg = {
+            "base_model": str(folder / MODELS[0]),
+            "output_dir": str(folder / f"{kind}out"),
+            "dataset_prepared_path": str(folder / f"{kind}prepared"),
+            "plugins": ["axolotl_unlearn.UnlearnPlugin"],
+            "unlearn": {
+                "forget": {"objective": "npo"},
+                "retain": {"objective": "nll"},
+                "data": {"retain_rows": "auto"},
+            },
+            "datasets": [
+                {"path": str(folder / f"{side}.jsonl"), "ds_type": "json"}
+                | {"type": f"axolotl_unlearn.data.{side}"}
+                for side in ("forget", "retain")
+            ],
+            **{"sequence_len": 128, "micro_batch_size": 8, "gradient_accumulation_steps": 1},
+            **{"num_epochs": 1, "learning_rate": 1e-3, "optimizer": "adamw_torch", "seed": 1},
+            **{"lr_scheduler": "constant", "save_strategy": "no", "save_first_step": False},
+        }
+        path = folder / "config.yml"
+        path.write_text(json.dumps(cfg))
+        for what, words in (
+            ("check", ["axolotl-unlearn", "check", str(path)]),
+            ("train", ["axolotl", "train", str(path), "--launcher", "python"]),
+        ):
+            # Of a small process: a child's peak counts the memory of what has started it.
+            command = [sys.executable, "-ISc", USED, *words]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            seconds, kib = map(float, done.stdout.split())
+            found[f"{kind}{what}_seconds"] = round(seconds, 1)
+            found[f"{kind}{what}_mb"] = round(kib / 1024)
+    return found
+
+
 def _stored(cache: Path, answers: int) -> int:
     """Answers in the cache: of finished models, and lines of one that is being measured."""
     finished = [path for path in cache.glob("*.json") if len(path.stem) == 32]
@@ -205,10 +256,15 @@ def main() -> None:
     parser.add_argument("--evaluate", type=int)
     parser.add_argument("--models", type=int, default=len(MODELS))
     parser.add_argument("--kill", type=float)
+    parser.add_argument("--stream", type=int)
     parser.add_argument("--folder", type=Path)  # that `killed` has prepared
     options = parser.parse_args()
     if options.rows:
         print(json.dumps(point(options.rows)))
+        return
+    if options.stream:
+        with tempfile.TemporaryDirectory() as name:
+            print(json.dumps(streamed(Path(name), options.stream)))
         return
     count, models = options.evaluate, MODELS[: options.models]
     if options.folder:

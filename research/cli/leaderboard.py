@@ -25,6 +25,10 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--example", default="npo_over", show_default=True, help="Settings of training.")
 @click.option("--layer", type=click.IntRange(0), help="Of RMU.  [that of the embedded model]")
 @jobs_option
+@click.option(
+    "--ray", metavar="[ADDRESS]", is_flag=False, flag_value="local",
+    help="Each run a task of Ray: of a cluster (`auto`, HOST:PORT), or of this machine [local].",
+)  # fmt: skip
 def command(
     out: Path,
     seeds: str,
@@ -37,6 +41,7 @@ def command(
     example: str,
     layer: int | None,
     jobs: int | None,
+    ray: str | None,
 ) -> None:
     """Compare methods: the same rows, steps and retain losses, the same number of trials each.
 
@@ -62,6 +67,6 @@ def command(
     world = World(
         example, None if model else EPOCHS, model, retrained, data, layer, teacher=teacher
     )
-    path = leaderboard(out, numbers, methods, world=world, trials=trials, threads=jobs)
+    path = leaderboard(out, numbers, methods, world=world, trials=trials, threads=jobs, ray=ray)
     click.echo(path.read_text("utf-8"))
     click.echo(f"Data: {out / 'results.json'}; page: {path}")

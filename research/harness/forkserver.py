@@ -29,6 +29,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from axolotl_unlearn.requests.steps import end_with_parent
+
 #: What commands import.
 IMPORTED = (
     "axolotl.cli.main",
@@ -111,6 +113,7 @@ def _start(request: Mapping[str, Any], answers: int) -> int:
         with suppress(OSError):  # it has done so itself, or has ended
             os.setpgid(pid, pid)
         return pid
+    end_with_parent()
     os.setpgid(0, 0)
     os.close(answers)
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND)
@@ -131,6 +134,7 @@ def serve() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # Axolotl collects five times a run
+    end_with_parent(0)  # from here the end of the input says it, and whole groups are ended
     running, rest = set(), b""
     while True:
         if select.select([0], [], [], POLL_SECONDS)[0]:
@@ -187,7 +191,6 @@ class ForkServer:
         keep: File descriptors that both keep open.
 
     Attributes:
-        pid: Of the server, which leads a process group.
         codes: Process -> exit code of what has ended.
     """
 
@@ -202,8 +205,8 @@ class ForkServer:
             env=environment,
             pass_fds=keep,
             process_group=0,  # Ctrl-C is the job's
+            preexec_fn=end_with_parent,
         )
-        self.pid = self._process.pid
         self._rest = b""
 
     def start(self, command: list[str], log: Path, environment: Mapping[str, str]) -> Fork | None:

@@ -8,32 +8,31 @@ has imported the libraries once (`research.harness.forkserver`), where that can 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from axolotl_unlearn.cli._ray import along, connect
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.steps import last_lines
+from axolotl_unlearn.requests.request import held
+from axolotl_unlearn.requests.steps import end_with_parent, last_lines
 from axolotl_unlearn.store import Store, content_key, file_digest, versions
 from research.harness.forkserver import Fork, ForkServer, python_words
 from research.harness.forkserver import possible as forks_possible
 
 POLL_SECONDS = 0.2
-#: How long a start waits for what a killed run of the same folder has left.
-LOCK_SECONDS = 20.0
 #: How often a training stage says how far it is where there is no terminal.
 SAY_SECONDS = 15.0
 # Steps of a training run as tqdm prints them; the bars of tokenisation come before this line.
@@ -88,7 +87,7 @@ class Outcome:
 @dataclass
 class _Running:
     stage: Stage
-    process: subprocess.Popen | Fork
+    process: subprocess.Popen | Fork | Task
     key: str
     started: float
     log: Path
@@ -181,126 +180,127 @@ def _end_on_sigterm():
         signal.signal(signal.SIGTERM, before)
 
 
-@contextmanager
-def _alone(folder: Path, console: Console) -> Iterator[int]:
-    """The right to a job's folder: a lock that lasts as long as anybody has it open.
-
-    Commands and their watcher inherit it, so that it outlives a process that was killed until
-    nothing of it writes any more.
-
-    Raises:
-        UnlearnError: Somebody else keeps it.
-    """
-    with (folder / ".lock").open("a") as file:
-        end, said = time.monotonic() + LOCK_SECONDS, False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise UnlearnError(
-                        f"{folder} is being run by another process; wait until it has ended, or "
-                        "take another folder."
-                    ) from None
-                if not said:
-                    console.print(f"waiting for another run of {folder}", soft_wrap=True)
-                said = True
-                time.sleep(POLL_SECONDS)
-            except OSError:  # a file system without locks
-                break
-        yield file.fileno()
+def _begin(command: list[str], log: Path, environment: Mapping[str, str], **more: Any):
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            process_group=0,  # Ctrl-C is the job's
+            preexec_fn=end_with_parent,
+            **more,
+        )
 
 
-#: Reads the numbers of process groups, each when it starts and again when it has ended. Its input
-#: ends when the job's process does, however that dies: what is left is killed, and waited for.
-_WATCH = """
-import os, signal, sys, time
-groups = set()
-for line in sys.stdin:
-    groups ^= {int(line)}
-end = time.monotonic() + 10
-for number in (signal.SIGKILL, 0):
-    for group in groups:
-        try:
-            os.killpg(group, number)
-            while not number and time.monotonic() < end:
-                time.sleep(0.01)
-                os.killpg(group, 0)
-        except OSError:
-            pass
-"""
-
-
-class _Groups:
-    """Commands in process groups of their own, none of which outlives this process.
-
-    A process of its own in a session of its own watches: after SIGKILL nobody else is left to.
+class _Machine:
+    """Commands as processes of this machine, which end with this one; as forks where they can.
 
     Args:
-        environment: Of all commands. Where it can, a fork server starts those of Python.
+        environment: Of all commands.
+        lock: They keep this file open, so that no second start runs beside them.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.environment = environment
-        self._watch: subprocess.Popen | None = None
+    def __init__(self, environment: Mapping[str, str], lock: int) -> None:
+        self.environment, self.lock = environment, lock
         self._server: ForkServer | None = None
-        self.lock = -1
+        self._before = _cpu_of_children()
 
     def start(
-        self, command: list[str], log: Path, environment: Mapping[str, str]
+        self, command: list[str], log: Path, environment: Mapping[str, str], threads: int
     ) -> subprocess.Popen | Fork:
         """The command, its output at the end of ``log``, with these variables added."""
-        if self._watch is None:
-            self._watch = subprocess.Popen(
-                [sys.executable, "-ISc", _WATCH],
-                stdin=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-                pass_fds=[self.lock],
-            )
-        process = self._fork(command, log, environment)
-        if process is None:
-            with log.open("ab") as file:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env={**self.environment, **environment},
-                    process_group=0,
-                    pass_fds=[self.lock],
-                )
-        self._tell(process.pid)
-        return process
+        words = python_words(command, self.environment.get("PATH"))
+        if words is not None and forks_possible(self.environment):
+            if self._server is None:
+                self._server = ForkServer(self.environment, keep=[self.lock])
+            if fork := self._server.start(command, log, environment):
+                return fork
+        environment = {**self.environment, **environment}
+        return _begin(command, log, environment, pass_fds=[self.lock])
 
-    def _fork(self, command: list[str], log: Path, environment: Mapping[str, str]) -> Fork | None:
-        path = self.environment.get("PATH")
-        if not forks_possible(self.environment) or python_words(command, path) is None:
-            return None
-        if self._server is None:
-            self._server = ForkServer(self.environment, keep=[self.lock])
-            self._tell(self._server.pid)
-        return self._server.start(command, log, environment)
+    def cpu_seconds(self) -> float:
+        return _cpu_of_children() - self._before
 
-    def end(self, process: subprocess.Popen | Fork) -> None:
-        """It has ended by itself."""
-        self._tell(process.pid)
-
-    def _tell(self, group: int) -> None:
-        self._watch.stdin.write(f"{group}\n")
-        self._watch.stdin.flush()
-
-    def close(self) -> None:
-        """Ends what still runs."""
+    def close(self, cut: Iterable[subprocess.Popen | Fork]) -> None:
+        """Ends what commands that were terminated have left in their groups."""
+        for process in cut:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
         if self._server is not None:
             self._server.close()
-        if self._watch is not None:
-            if self._server is not None:
-                self._tell(self._server.pid)
-            self._watch.stdin.close()
-            self._watch.wait()
-            self._watch = None
+
+
+class Task:
+    """A command as a task of Ray; what `subprocess.Popen` is to others."""
+
+    def __init__(self, ray: Any, ref: Any, args: Sequence[str]) -> None:
+        self.args, self.returncode, self.seconds = args, None, 0.0
+        self._ray, self._ref = ray, ref
+
+    def poll(self) -> int | None:
+        if self.returncode is None and self._ray.wait([self._ref], timeout=0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self) -> int:
+        try:
+            self.returncode, self.seconds = self._ray.get(self._ref)
+        except self._ray.exceptions.RayError:  # its worker has died, or it was cancelled
+            self.returncode = -signal.SIGKILL
+        return self.returncode
+
+    def terminate(self) -> None:
+        self._ray.cancel(self._ref)
+
+
+class _Cluster:
+    """Commands as tasks of Ray, on machines that share the working folder and the environment.
+
+    Args:
+        address: `local`, `auto`, HOST:PORT or ray://.
+    """
+
+    def __init__(self, address: str, environment: Mapping[str, str]) -> None:
+        self._ray, self.environment = connect(address), environment
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        sizes = [int(node.get("CPU", 0)) for node in nodes]
+        self.cores, self._widest = sum(sizes), max(sizes)
+        self._tasks: list[Task] = []
+
+    def start(
+        self, command: list[str], log: Path, environment: Mapping[str, str], threads: int
+    ) -> Task:
+        """With so many cores, and a GPU if there are any that it may see."""
+        gpu = self._ray.cluster_resources().get("GPU", 0) > 0
+        gpu = gpu and self.environment.get("CUDA_VISIBLE_DEVICES") != ""
+        cores = max(1, min(threads, self._widest))
+        task = self._ray.remote(num_cpus=cores, num_gpus=int(gpu), max_retries=0)(_in_worker)
+        given = along() | {**self.environment, **environment}
+        place = os.getcwd(), str(log.absolute())
+        self._tasks.append(Task(self._ray, task.remote(command, *place, given), command))
+        return self._tasks[-1]
+
+    def cpu_seconds(self) -> float:
+        return sum(task.seconds for task in self._tasks)
+
+    def close(self, cut: Iterable[Task]) -> None:
+        """Ray ends tasks, and the processes of workers, itself."""
+
+
+def _in_worker(
+    command: list[str], folder: str, log: str, environment: dict[str, str]
+) -> tuple[int, float]:
+    """Exit code and seconds of the processor."""
+    before = _cpu_of_children()
+    process = _begin(command, Path(log), {**os.environ, **environment}, cwd=folder)
+    try:  # with a limit it looks again and again, as a cancelled task has to
+        return process.wait(1e9), _cpu_of_children() - before
+    finally:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 class Job:
@@ -310,6 +310,7 @@ class Job:
         folder: Holds ``logs/`` and ``stamps/``.
         threads: How many may compute at a time; a stage that wants more gets all of them.
         environment: Variables added to the subprocesses' environment.
+        ray: Address of a cluster of Ray whose tasks the commands are; None is this machine.
         console: Where progress goes; default standard output.
     """
 
@@ -319,10 +320,13 @@ class Job:
         *,
         threads: int | None = None,
         environment: Mapping[str, str] | None = None,
+        ray: str | None = None,
         console: Console | None = None,
     ) -> None:
         self.folder = folder
-        self.threads = max(1, threads or os.cpu_count() or 1)
+        self._cluster = _Cluster(ray, environment or {}) if ray else None
+        cores = self._cluster.cores if self._cluster else os.cpu_count()
+        self.threads = max(1, threads or cores or 1)
         self.environment = {**os.environ, **(environment or {})}
         self.console = console or Console()
         self.outcomes: dict[str, Outcome] = {}
@@ -330,8 +334,7 @@ class Job:
         self.started = time.monotonic()
         self._stamps = Store(folder / "stamps")
         self._running: list[_Running] = []
-        self._groups = _Groups(self.environment)
-        self._cpu_before = _cpu_of_children()
+        self._machine: _Machine | _Cluster | None = self._cluster
 
     def add(self, stage: Stage) -> None:
         """Add a stage; the order of adding is the order of preference for free threads."""
@@ -352,7 +355,7 @@ class Job:
 
     def cpu_seconds(self) -> float:
         """CPU time of the commands, after `run`; tells more than `seconds` on a busy machine."""
-        return _cpu_of_children() - self._cpu_before
+        return self._machine.cpu_seconds() if self._machine else 0.0
 
     def run(self) -> dict[str, Outcome]:
         """Run all stages.
@@ -363,7 +366,8 @@ class Job:
         """
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         display = _Display(self.console, self.stages)
-        with _alone(self.folder, self.console) as self._groups.lock:
+        with held(self.folder) as lock:
+            self._machine = self._cluster or _Machine(self.environment, lock)
             try:
                 with _end_on_sigterm(), display.bars:
                     while len(self.outcomes) < len(self.stages):
@@ -373,7 +377,7 @@ class Job:
                     entry.process.terminate()
                 for entry in self._running:
                     entry.process.wait()
-                self._groups.close()
+                self._machine.close([entry.process for entry in self._running])
         return self.outcomes
 
     def _turn(self, display: _Display) -> None:
@@ -384,7 +388,6 @@ class Job:
             display.step(entry.stage, training_progress(entry.log))
         for entry in ended:
             self._running.remove(entry)
-            self._groups.end(entry.process)
             self._finish(entry, display)
         if not any(started) and not ended:
             time.sleep(POLL_SECONDS)
@@ -422,16 +425,16 @@ class Job:
             self._done(stage, key, began, display)
         else:
             log = self.folder / "logs" / f"{stage.name}.log"
-            process = self._spawn(stage, command, log, str(wanted))
+            process = self._spawn(stage, command, log, wanted)
             self._running.append(_Running(stage, process, key, began, log))
             display.start(stage, log)
         return True
 
-    def _spawn(self, stage: Stage, command: list[str], log: Path, threads: str):
-        environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    def _spawn(self, stage: Stage, command: list[str], log: Path, threads: int):
+        environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         log.write_text("$ " + " ".join(command) + "\n", "utf-8")
         try:
-            return self._groups.start(command, log, environment)
+            return self._machine.start(command, log, environment, threads)
         except OSError as error:
             raise UnlearnError(
                 f"{stage.title}: cannot start `{command[0]}` ({error.strerror}); install the "

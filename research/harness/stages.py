@@ -127,6 +127,7 @@ class Plan:
             every tenth of its steps, until it has ended, and goes on from there after a kill.
         environment: Variables of the commands.
         threads: In all; default one a core.
+        ray: Address of a cluster of Ray whose tasks the commands are.
         console: Where progress goes; default standard output.
     """
 
@@ -140,6 +141,7 @@ class Plan:
     resumable: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
+    ray: str | None = None
     console: Console | None = None
 
     def __post_init__(self) -> None:
@@ -153,6 +155,7 @@ class Plan:
             self.out,
             threads=self.threads,
             environment={**ENVIRONMENT, **self.environment, "PATH": path},
+            ray=self.ray,
             console=self.console,
         )
         try:

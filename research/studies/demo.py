@@ -296,6 +296,7 @@ def plan_real(
     threads: int | None = None,
     *,
     sizes: RealSizes = RealSizes(),  # noqa: B008 (frozen)
+    ray: str | None = None,
     console: Console | None = None,
     stages: Callable[[Path, Path | None, RealSizes, Path], dict[str, Kind]] = real_table,
     name: str = "demo-real",
@@ -322,5 +323,6 @@ def plan_real(
         train_options=precision(bf16),
         resumable=True,
         threads=threads,
+        ray=ray,
         console=console,
     )

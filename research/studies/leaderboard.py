@@ -279,12 +279,14 @@ def leaderboard(
     world: World | None = None,
     trials: int = TRIALS,
     threads: int | None = None,
+    ray: str | None = None,
     console: Console | None = None,
     command: str | None = None,
 ) -> Path:
     """All seeds, then ``results.json`` and ``leaderboard.md``; returns the latter.
 
     Args:
+        ray: Address of a cluster of Ray: each run, scoring and attack is a task of it.
         command: What the results say they come from; None is `make leaderboard`.
 
     Raises:
@@ -317,6 +319,7 @@ def leaderboard(
             seed=seed,
             data=world.data,
             threads=threads,
+            ray=ray,
             train_options=precision() if world.model else [],
             environment=CPU if world.model is None else {},
             console=console,

@@ -84,12 +84,13 @@ def leaderboard_real(
     seed: int = 42,
     documents: int = 0,
     threads: int | None = None,
+    ray: str | None = None,
     console: Console | None = None,
     **places: Any,
 ) -> Path:
     """Both parts; the page. ``places`` are `plan_real`'s folders, ``seed`` is of all training."""
     plan = plan_real(
-        out, threads=threads, sizes=sizes, console=console,
+        out, threads=threads, ray=ray, sizes=sizes, console=console,
         stages=partial(table, documents=documents),
         name="leaderboard-real", **places,
     )  # fmt: skip
@@ -103,7 +104,7 @@ def leaderboard_real(
         args["methods"] = shlex.quote(methods)
     words = " ".join(f"--{name} {value}" for name, value in args.items())
     return leaderboard(
-        out / "leaderboard", [seed], methods, trials=trials, threads=threads,
+        out / "leaderboard", [seed], methods, trials=trials, threads=threads, ray=ray,
         console=console, world=world_of(out, plan.data, epochs=epochs),
         command=f'make leaderboard-real ARGS="{words}{" --small" if sizes is SMALL else ""}"',
     )  # fmt: skip
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=0, help="chooses them")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--ray", nargs="?", const="local", help="address of a cluster")
     given = vars(parser.parse_args())
     sizes, trials = (SMALL, FEWER) if given.pop("small") else (SIZES, TRIALS)
     given |= {"sizes": sizes, "trials": given["trials"] or trials}

@@ -18,8 +18,9 @@ from rich.console import Console
 
 from axolotl_unlearn import store
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests import request
 from axolotl_unlearn.requests.steps import last_lines
-from research.harness import runner, step
+from research.harness import step
 from research.harness.runner import Job, Stage, stage_key, training_progress
 
 
@@ -330,11 +331,13 @@ def test_seconds_of_kept_stages_count(tmp_path):
     ("number", "forked"), [(signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGKILL, True)]
 )
 def test_no_command_outlives_its_driver(tmp_path, number, forked):
-    """The command writes the number of its own child, which sleeps; both must end with us."""
+    """The command writes the number of its own child, which sleeps; both must end with us. After
+    kill -9 of the driver the fork server ends groups; of other commands the system ends one."""
     child = (
-        "import subprocess, sys, time, pathlib\n"
+        "import os, subprocess, sys, time, pathlib\n"
         "one = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(120)'])\n"
-        "pathlib.Path(sys.argv[1]).write_text(str(one.pid))\n"
+        f"number = {'os.getpid()' if number == signal.SIGKILL and not forked else 'one.pid'}\n"
+        "pathlib.Path(sys.argv[1]).write_text(str(number))\n"
     )
     (tmp_path / "child.py").write_text(child + "time.sleep(120)")
     how = [str(tmp_path / "child.py")] if forked else ["-c", child + "time.sleep(120)"]
@@ -377,7 +380,6 @@ def test_a_fork_server_that_still_imports_ends_with_its_driver(tmp_path):
     while not (servers := _children(process.pid, "research.harness.forkserver")):
         assert process.poll() is None
         time.sleep(0.05)
-    time.sleep(2)  # its watcher is told
     process.kill()
     process.wait()
     deadline = time.monotonic() + 20
@@ -447,46 +449,10 @@ def test_a_command_of_python_is_a_fork_and_does_not_notice(tmp_path, forks):
     assert used > 3 and job.cpu_seconds() == pytest.approx(used, rel=0.05)
 
 
-def test_a_start_waits_for_the_commands_of_a_killed_run(tmp_path, monkeypatch):
-    """Killed with kill -9, and its watcher slow to end the stage's command: a second start ran the
-    same stage beside it, and both wrote into one folder."""
-    code = (
-        "import os, sys, time, pathlib; path = pathlib.Path(sys.argv[1]);"
-        "[path.open('a').write(f'{os.getpid()}\\n') or time.sleep(.05)"
-        " for _ in range(int(sys.argv[2]))];"
-        "path.with_suffix('.end').touch()"
-    )
-    driver = (
-        "import sys; from pathlib import Path; from research.harness.runner import Job, Stage\n"
-        "folder = Path(sys.argv[1])\n"
-        f"command = [sys.executable, '-c', {code!r}, str(folder / 'pids'), '9999']\n"
-        "job = Job(folder, threads=1)\n"
-        "job.add(Stage('s', 's', command, folder / 'pids.end'))\n"
-        "job.run()\n"
-    )
-    pids, process = tmp_path / "pids", subprocess.Popen(python(driver, tmp_path))
-    while not (pids.exists() and pids.read_text()):
-        assert process.poll() is None
-        time.sleep(0.02)
-    (watcher,) = _children(process.pid, "-ISc")
-    os.kill(watcher, signal.SIGSTOP)
-    process.kill()
-    process.wait()
-    stage = Stage("s", "s", python(code, pids, 20), tmp_path / "pids.end")
-    monkeypatch.setattr(runner, "LOCK_SECONDS", 0.1)
-    with pytest.raises(UnlearnError, match="is being run by another process; wait"):
-        make_job(tmp_path, None, stage).run()
-    first = set(pids.read_text().split())
-    assert len(first) == 1
-    os.kill(watcher, signal.SIGCONT)
-    monkeypatch.setattr(runner, "LOCK_SECONDS", 60)
-    said = io.StringIO()
-    make_job(tmp_path, said, stage).run()
-    written = pids.read_text().split()
-    second = written[-1]
-    # Nothing of the first came after the first line of the second, which is whole.
-    assert second not in first and written[-20:] == [second] * 20
-    count("runs killed and resumed")
+def test_no_second_start_runs_beside_a_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(request, "LOCK_SECONDS", 0.1)
+    with request.held(tmp_path), pytest.raises(UnlearnError, match="run by another process; wait"):
+        make_job(tmp_path, None).run()
 
 
 def _children(pid: int, word: str) -> list[int]:
