@@ -2,7 +2,7 @@
 
 One document is one question. Its requests are one generation (ROUGE-L) and one log-likelihood for
 each of: the answer, the paraphrased answer, the wrong answers, and the answer after the paraphrased
-question. With the model ``hf-unlearn`` (``axolotl unlearn tasks run``) each text is one forward
+question. With the model ``hf-unlearn`` (``axolotl-unlearn tasks run``) each text is one forward
 that also gives extraction strength and the membership attacks by single tokens; with plain ``hf``
 these are NaN.
 
