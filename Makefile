@@ -36,7 +36,7 @@ $(VENV)/.ready: pyproject.toml $(wildcard constraints/*.txt)
 	      "$$python" -c 'import ensurepip' 2>/dev/null && break 2; python=; done; done; \
 	  if test -z "$$python"; then echo "none of Python $(WITH) is here; install one" >&2; exit 2; fi; \
 	  "$$python" -m venv $(VENV); fi
-	@echo "set-up, once: 4 to 8 GB in $(VENV), some minutes (6 with a fast connection), mostly torch"
+	@echo "set-up, once: 4.5 to 7 GB in $(VENV), some minutes (6 with a fast connection), mostly torch"
 	@echo "[1/3] $$(date +%T) $$($(BIN)/python -V) in $(VENV)"
 	@set -e; \
 	version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
@@ -45,7 +45,8 @@ $(VENV)/.ready: pyproject.toml $(wildcard constraints/*.txt)
 	  cpu=$$(grep '^torch==' constraints/$$version.txt)+cpu; \
 	  if $$pip --dry-run --no-deps "$$cpu" >/dev/null 2>&1; then torch=$$cpu; \
 	    echo "      no GPU is here: the build of torch for a CPU ($$cpu), 3 GB less"; else \
-	    echo "      no GPU is here, and pip's index has no $$cpu: the build for CUDA, 3 GB more"; fi; fi; \
+	    echo "      no GPU is here, and pip's index has no $$cpu: its own build, on Linux for CUDA and 3 GB more"; \
+	    echo "      (PIP_EXTRA_INDEX_URL names an index of CPU builds)"; fi; fi; \
 	echo "[2/3] $$(date +%T) torch, the largest package"; \
 	$$pip "$$torch"; \
 	if test $$version = 3.13; then $$pip setuptools wheel cffi; $$pip --no-build-isolation zstandard; fi; \

@@ -40,6 +40,7 @@ ROOT = RESULTS.parents[1]
 PAGES = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "examples" / "README.md",
     ROOT / "axolotl_unlearn" / "README.md",
     ROOT / "axolotl_unlearn" / "agents.md",
     *sorted((ROOT / "docs").glob("*.md")),

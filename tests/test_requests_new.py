@@ -81,7 +81,7 @@ def test_rows_are_named_by_field_text_file_or_document(tmp_path):
     ("wanted", "says"),
     [
         ({}, "say which rows"),
-        ({"where": [("id", "nobody")]}, "fits none of 33 rows\\."),
+        ({"where": [("id", "nobody")]}, "fits none of 33 rows; --person"),
         ({"where": [("name", "ada")]}, "fits none.*rows have id, messages, meta"),
         ({"contains": ["ADA  QUILT"]}, "none of 33 rows has this text\\."),
         ({"contains": [" "]}, "none of 33 rows has this text\\."),

@@ -135,9 +135,11 @@ def choose(rows: Sequence[Source], wanted: Wanted) -> Chosen:
     count, texts = len(rows), {row.id: list(strings(row.row)) for row in rows}
     for name, value in wanted.where:
         fields = sorted({str(key) for row in rows for key in row.row})
-        known = "" if name.split(".")[0] in fields else f"; rows have {', '.join(fields)}"
+        cure = f"rows have {', '.join(fields)}"
+        if name.split(".")[0] in fields:
+            cure = "--person NAME looks into their texts"
         values = {row.id: _values(row.row, name.split(".")) for row in rows}
-        equal(values, value, f"--where {name}={value} fits none of {count} rows{known}.")
+        equal(values, value, f"--where {name}={value} fits none of {count} rows; {cure}.")
     for text in wanted.contains:
         plain = normal_form(text)
         found = {i for i, parts in texts.items() if any(plain in normal_form(p) for p in parts)}
