@@ -40,14 +40,6 @@ def test_commands_exist(page):
     assert named <= known
 
 
-def test_commands_are_written_without_the_one_that_prints_a_logo():
-    """`axolotl unlearn ...` works too; pages, help and messages name `axolotl-unlearn ...`."""
-    files = [ROOT / "README.md"]
-    for folder in ("axolotl_unlearn", "docs", "eval_tasks", "examples", "mergekit_configs"):
-        files += [path for path in (ROOT / folder).rglob("*.*") if path.suffix in WRITTEN]
-    assert [str(path.relative_to(ROOT)) for path in files if "axolotl unlearn" in text(path)] == []
-
-
 def anchors(page: Path) -> set[str]:
     """Of the headings, as GitHub makes them."""
     heads = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text(page), flags=re.S), re.M)
