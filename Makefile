@@ -62,7 +62,8 @@ DEMO := $(wildcard examples/demo/*.jsonl) | $(VENV)/.ready
 
 demo: setup  ## memorise, forget twice, merge, delete exactly, evaluate, report (tiny model, five minutes)
 	@echo "about five minutes on two idle cores; what the commands say is in out/logs"
-	@$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j3) out/eval/report.html
+	@OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.harness.forks \
+	  $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j3) out/eval/report.html
 
 # These two end when nothing else runs. The number of threads does not change the weights.
 out/memorised/model.safetensors out/eval/report.html: private THREADS := 2

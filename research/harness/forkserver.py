@@ -106,7 +106,7 @@ def become(words: Sequence[str]) -> NoReturn:
             os._exit(code & 0xFF)
 
 
-def _start(request: Mapping[str, Any], answers: int) -> int:
+def start_fork(request: Mapping[str, Any], answers: int) -> int:
     """A command in a process group of its own, without the server's end of the answers."""
     pid = os.fork()
     if pid:
@@ -146,7 +146,7 @@ def serve() -> None:
                 return
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                pid = _start(json.loads(line), answers.fileno())
+                pid = start_fork(json.loads(line), answers.fileno())
                 running.add(pid)
                 answers.write(json.dumps({"pid": pid}) + "\n")
         for pid in list(running):

@@ -7,12 +7,15 @@ The log is ``out/logs/NAME.log``; a command that fails ends with its last lines 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from axolotl_unlearn.requests.steps import last_lines
+from research.harness.forks import SOCKET, Asked
+from research.harness.forkserver import python_words
 from research.harness.runner import training_progress
 
 SAY_SECONDS = 10.0
@@ -39,8 +42,13 @@ def main(name: str, command: list[str], folder: Path = Path("out/logs")) -> int:
     first = total = None
     say(f"started, log {log}")
     with log.open("w") as file:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+        words = python_words(command) if SOCKET in os.environ else None
+        process = (
+            Asked(words, log)
+            if words
+            else subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            )
         )
         while process.poll() is None:
             try:

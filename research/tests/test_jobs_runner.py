@@ -20,7 +20,7 @@ from axolotl_unlearn import store
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import request
 from axolotl_unlearn.requests.steps import last_lines
-from research.harness import step
+from research.harness import forks, step
 from research.harness.runner import Job, Stage, stage_key, training_progress
 
 
@@ -479,3 +479,16 @@ def test_a_step_of_the_demo_says_how_far_it_is(tmp_path, monkeypatch, capsys):
     assert "ended with exit code 3" in said and "Starting trainer" in said
     assert step.main("other", [sys.executable, "-c", ""], tmp_path) == 0
     assert "other: done (0 s)" in capsys.readouterr().out
+
+
+def test_a_step_is_a_fork_of_what_has_imported_the_libraries(tmp_path, monkeypatch, capfd):
+    """Its output, its exit code and its end with the process that listens; else a new process."""
+    monkeypatch.setattr(forks, "IMPORTED", ())
+    monkeypatch.chdir(tmp_path)
+    Path("said.py").write_text("import sys\nprint('pytest' in sys.modules)\nsys.exit(3)\n")
+    words = [sys.executable, "-m", "research.harness.step", "run", sys.executable, "said.py"]
+    for possible, fork in ((True, "True"), (False, "False")):
+        monkeypatch.setattr(forks, "possible", lambda _: possible)
+        assert forks.main(words) == 3
+        assert Path("out/logs/run.log").read_text().split() == [fork]
+    assert capfd.readouterr().out.count("ended with exit code 3") == 2
