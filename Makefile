@@ -56,7 +56,8 @@ $(VENV)/.ready: pyproject.toml $(wildcard constraints/*.txt)
 	@echo "      $$(date +%T) set-up is done"
 
 # The demo is the commands of examples/README.md, each a file to make: `make -j3` runs side by side
-# what may, and a second call goes on where the first one ended.
+# what may, and a second call goes on where the first one ended. The steps are forks of one process that
+# has imported the libraries, where that can be.
 STEP = OMP_NUM_THREADS=$(or $(THREADS),1) OMP_WAIT_POLICY=PASSIVE CUDA_VISIBLE_DEVICES= python -m research.harness.step
 DEMO := $(wildcard examples/demo/*.jsonl) | $(VENV)/.ready
 

@@ -487,8 +487,8 @@ def test_a_step_is_a_fork_of_what_has_imported_the_libraries(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     Path("said.py").write_text("import sys\nprint('pytest' in sys.modules)\nsys.exit(3)\n")
     words = [sys.executable, "-m", "research.harness.step", "run", sys.executable, "said.py"]
-    for possible, fork in ((True, "True"), (False, "False")):
-        monkeypatch.setattr(forks, "possible", lambda _: possible)
+    for fork in ("True", "False"):
+        monkeypatch.setattr(forks, "possible", lambda _, fork=fork: fork == "True")
         assert forks.main(words) == 3
         assert Path("out/logs/run.log").read_text().split() == [fork]
     assert capfd.readouterr().out.count("ended with exit code 3") == 2
