@@ -128,7 +128,7 @@ def test_hidden_knowledge_comes_back_and_the_control_has_none(lab, tmp_path):
     assert end["probability"]["value"] > start["probability"]["value"]
     assert end["above_control"]["probability"]["value"] > 0
     assert start["control"]["probability"]["value"] < 0.5
-    curves = json.loads((tmp_path / "attacks.json").read_text())
+    curves = report["curves"]
     assert {c["model"] for c in curves} == {"unlearned", "control"}
     assert all([p["x"] for p in c["points"]] == [0, 4, 12] for c in curves)
 

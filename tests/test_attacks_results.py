@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from rich.console import Console
 
-from axolotl_unlearn.attacks.results import save, sentence, table
+from axolotl_unlearn.attacks.results import sentence, table
 
 
 def figure(value: float, half: float = 0.05) -> dict[str, float]:
@@ -35,16 +32,6 @@ def test_every_figure_is_readable_in_80_columns(control, capsys):
     for part in shown:
         assert part in text, text
     assert "…" not in text and ("control" in text) == control
-
-
-def test_attacks_side_by_side_keep_each_others_curves(tmp_path):
-    def curves(number: int) -> list[dict]:
-        return [{"attack": "prompt", "model": str(number), "metric": "m", "points": [0] * 2000}]
-
-    with ThreadPoolExecutor(8) as pool:
-        one = lambda n: save(tmp_path, {"attack": "prompt", "model": str(n)}, curves(n))  # noqa: E731
-        list(pool.map(one, range(24)))
-    assert len(json.loads((tmp_path / "attacks.json").read_text())) == 24
 
 
 def test_the_sentence_names_an_attack_not_the_model_as_it_is():

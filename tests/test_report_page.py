@@ -27,6 +27,7 @@ from rich.console import Console
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.report import charts, table, write_report
+from axolotl_unlearn.report.inputs import find_inputs
 from axolotl_unlearn.report.view import attack_title
 
 PLOTS = {"auc", "plane", "attack"}
@@ -347,12 +348,10 @@ def run(*arguments):
 
 def test_command_prints_table_and_path(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(make_results(("original", "merged"))))
-    (tmp_path / "attacks.json").write_text(json.dumps(make_attacks()))
     outcome = run(tmp_path)
     assert outcome.exit_code == 0, outcome.output
     assert str(tmp_path / "report.html") in outcome.output.replace("\n", "")
-    assert "merged" in outcome.output
-    assert 'data-plot="attack"' in (tmp_path / "report.html").read_text()
+    assert "merged" in outcome.output and (tmp_path / "report.html").is_file()
 
 
 def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
@@ -380,6 +379,10 @@ def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
     assert 'data-plot="attack"' in page and "comes back" in page
     assert "merged is not good" in outcome.output and "comes back" in outcome.output
     assert "comes back" not in run(folder).output
+    # A second run takes the place of the first, with its curves.
+    save(tmp_path / "a", result, [curve("relearn on 10", "merged", "step", rows, "recalled")])
+    given = (make_results(("original", "merged")), folder, tmp_path / "a")
+    assert [one["attack"] for one in find_inputs(*given)["attacks"]] == ["relearn on 10"]
     # Files of earlier versions have no p: a KeyError before.
     path = tmp_path / "a" / "relearn-merged.json"
     path.write_text(re.sub(r',\s*"p": [^\s,}]+', "", path.read_text()))
@@ -391,7 +394,7 @@ def test_attack_files_are_found_and_their_sentences_shown(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["{folder}"], "axolotl unlearn eval"),
+        (["{folder}"], "axolotl-unlearn eval"),
         (["{folder}/broken", "--attacks", "{folder}"], "no attack's file there"),
         (["{folder}/schema"], "schema 1"),
     ],

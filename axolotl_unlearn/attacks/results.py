@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +11,7 @@ from axolotl_unlearn.attacks import inside
 from axolotl_unlearn.attacks.probes import MEASURES, Scores
 from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.data.records import Record
-from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import locked, write_json
+from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.verdict import THRESHOLDS, strongest_gain, wrecks
 from axolotl_unlearn.store import Store, content_key, versions
 
@@ -94,24 +92,12 @@ def result_of(
 
 def save(out: Path, result: Mapping[str, Any], curves: Sequence[Mapping[str, Any]]) -> Path:
     """Write ``<attack>-<model>.json`` (of relearning on other rows than retained ones with their
-    source) and put the curves into ``attacks.json`` beside it, in place of those of the same."""
+    source), with the curves that the report draws."""
     name = result["attack"]
     if (source := result.get("source", "retain")) != "retain":
         name += f"-{safe_name(source)}"
     path = out / f"{name}-{safe_name(result['model'])}.json"
-    write_json(path, {"schema": SCHEMA, **result, "curves": list(curves)})
-    shared = out / "attacks.json"
-    new = {(c["attack"], c["model"], c["metric"]) for c in curves}
-    with locked(out):  # a job attacks several models side by side
-        kept = []
-        if shared.is_file():
-            try:
-                kept = json.loads(shared.read_text(encoding="utf-8"))
-            except json.JSONDecodeError as fault:
-                raise UnlearnError(f"{shared} is not valid JSON ({fault}); remove it.") from fault
-        kept = [c for c in kept if (c.get("attack"), c.get("model"), c.get("metric")) not in new]
-        write_json(shared, [*kept, *curves])
-    return path
+    return write_json(path, {"schema": SCHEMA, **result, "curves": list(curves)})
 
 
 def safe_name(name: str) -> str:

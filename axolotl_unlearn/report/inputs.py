@@ -19,7 +19,7 @@ def find_inputs(
     attacks: str | Path | None = None,
 ) -> dict[str, Any]:
     """``extras`` of `write_report`: audit.jsonl of the folder; of `attacks` (default: the
-    folder, of a job its ``eval``) attacks.json and one file an attack."""
+    folder, of a job its ``eval``) one file an attack, with its curves."""
     from axolotl_unlearn.attacks.results import sentence
 
     home = folder_of(folder)
@@ -30,6 +30,9 @@ def find_inputs(
     if attacked := attack_results(place):
         extras["attack_results"] = attacked
         good = [one for one in attacked if whole(one)]
+        curves = [curve for one in good for curve in one.get("curves") or ()]
+        names = ("attack", "model", "metric")  # models that share a control have its curve each
+        extras["attacks"] = [*{tuple(map(c.get, names)): c for c in curves}.values()]
         told = {one["model"]: one["documents"] for one in good if one.get("documents")}
         if told and "audit" in extras:
             extras["audit"] = with_attacks(extras["audit"], told)
@@ -43,8 +46,6 @@ def find_inputs(
             f"--attacks {place}: no attack's file there; `axolotl-unlearn attack ... --out {place}`"
             " makes one."
         )
-    if (place / "attacks.json").is_file():
-        extras["attacks"] = _json(place / "attacks.json")
     return extras
 
 
