@@ -151,6 +151,17 @@ def test_rows_of_the_model_itself_belong_to_the_document(config, tmp_path):
     assert [row["kind"] for row in found] == ["completion", "question", "completion"]
 
 
+def test_rows_that_the_config_takes_already_are_written_anew(config, tmp_path):
+    """An entry for the file that is written: it was missing, then its rows were augmented too."""
+    file = tmp_path / "self.jsonl"
+    text = yaml.safe_load(config.read_text())
+    text["datasets"].append({"path": str(file), "type": "axolotl_unlearn.data.forget"})
+    config.write_text(yaml.safe_dump(text))
+    for seed in (1, 2):
+        call("self", config, "--out", file, "--max-new-tokens", 4, "--seed", seed)
+        assert len(rows(file)) == len(FORGET)
+
+
 def test_distil_is_what_a_teacher_says_after_the_prompt(config, tmp_path, model):
     """Against `generate` itself, greedily; a document without a prompt begins with its words."""
     from transformers import AutoModelForCausalLM

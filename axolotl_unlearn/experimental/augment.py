@@ -99,6 +99,9 @@ def augment(
 
     args, same = unlearn_config(dict(config)), 0
     data = DataArgs() if args is None else args.data
+    # An entry that takes what is written here has nothing to say of it.
+    config = {**config, "datasets": [e for e in config.get("datasets") or []
+                                     if Path(str(e.get("path"))).resolve() != out.resolve()]}  # fmt: skip
     records, sources = forget_records(config, data)
     if memo and (kind not in INSTRUCTIONS or memo > number):
         raise UnlearnError(
@@ -194,15 +197,13 @@ def written(
         UnlearnError: Nothing else than the answer itself, after several draws.
     """
     for record in records:
+        prompt = writer.prompt(record, data)
         if kind == "self":
-            yield writer.write(writer.prompt(record, data), [])
+            yield writer.write(prompt, [])
             continue
-        if kind == "distil":
-            prompt = writer.prompt(record, data)
-        else:
-            prompt = writer.instruction(
-                INSTRUCTIONS[kind].format(input=record.input, output=record.output)
-            )
+        if kind != "distil":
+            text = INSTRUCTIONS[kind].format(input=record.input, output=record.output)
+            prompt = writer.instruction(text)
         texts = writer.write(prompt, [record.output])
         if len(texts) < writer.number:
             raise UnlearnError(

@@ -1,7 +1,7 @@
 """A causal language model with interventions on the outputs of named modules.
 
 This file lies beside the weights, so ``AutoModelForCausalLM.from_pretrained(folder,
-trust_remote_code=True)`` loads both. ``interventions.safetensors`` holds, for a module M,
+trust_remote_code=True)`` loads both. ``interventions.tensors`` holds, for a module M,
 
     project:M     [K, D], orthonormal rows Q: the output h becomes h - (h Q') Q
     rotate:M      [K, D], steering vectors s_k, with
@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-FILE = "interventions.safetensors"
+FILE = "interventions.tensors"
 
 
 def turned(h, vectors, centroids, gate, mask=None, chosen=None):

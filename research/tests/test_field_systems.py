@@ -224,7 +224,7 @@ def test_the_commands(tmp_path, endpoint):
     )
     run("guard-it", lab.memorised, *data, "--layer", 0, "--out", tmp_path / "g")
     assert (tmp_path / "p" / "model.safetensors").is_file()
-    assert (tmp_path / "g" / "interventions.safetensors").is_file()
+    assert (tmp_path / "g" / "interventions.tensors").is_file()
     words = ["--endpoint", endpoint, "--judge", "tiny", "--limit", 3, "--max-new-tokens", 4]
     assert "naturalness" in run("judge", lab.memorised, *data, *words)
 
