@@ -100,8 +100,9 @@ def augment(
     args, same = unlearn_config(dict(config)), 0
     data = DataArgs() if args is None else args.data
     # An entry that takes what is written here has nothing to say of it.
-    config = {**config, "datasets": [e for e in config.get("datasets") or []
-                                     if Path(str(e.get("path"))).resolve() != out.resolve()]}  # fmt: skip
+    entries, own = config.get("datasets") or [], out.absolute()
+    others = [e for e in entries if Path(str(e.get("path"))).absolute() != own]
+    config = {**config, "datasets": others}
     records, sources = forget_records(config, data)
     if memo and (kind not in INSTRUCTIONS or memo > number):
         raise UnlearnError(
