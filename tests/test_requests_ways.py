@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 from rich.console import Console
@@ -23,9 +24,9 @@ from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.record import read, verify
-from axolotl_unlearn.requests.request import Request, weights
+from axolotl_unlearn.requests.request import Request, held, weights
 from axolotl_unlearn.requests.search import Texts
-from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
+from axolotl_unlearn.requests.steps import ENVIRONMENT, Steps, executable
 from axolotl_unlearn.requests.ways import shards
 from axolotl_unlearn.requests.ways.plan import Line, choose, plan
 from axolotl_unlearn.requests.ways.shards import Sharding, place, train_shards, unit
@@ -255,6 +256,36 @@ def test_a_sharded_request_is_the_run_without_the_rows(home, tmp_path, forks, sh
     left = [row for row in left if row["id"] != "p3"]
     third = cut_and_trained(*sharded(home, tmp_path, left, "both"), sharding)
     assert third["model"] == found
+
+
+def test_adapters_of_an_architecture_that_mergekit_does_not_know(tmp_path):
+    """OLMo: the merge is the base and the mean of what the adapters add, b a by hand."""
+    from peft import LoraConfig, get_peft_model
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, OlmoConfig, OlmoForCausalLM
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    OlmoForCausalLM(
+        OlmoConfig(vocab_size=16, num_attention_heads=1, num_key_value_heads=1, **sizes)
+    ).save_pretrained(tmp_path / "base")
+    added = 0
+    for part in ("1-1", "2-1"):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        model = get_peft_model(
+            model, LoraConfig(r=2, lora_alpha=2, target_modules=["q_proj"], init_lora_weights=False)
+        )
+        model.save_pretrained(tmp_path / "steps" / part)
+        a, b = (p for name, p in sorted(model.named_parameters()) if "lora_" in name)
+        added = added + (b @ a).detach() / 2
+    facts = {"count": 2, "slices": 1, "rows": {"1-1": 1, "2-1": 1}, "threads": 1, "processes": 1}
+    facts["recipe"] = Sharding().recipe.to_dict()
+    chain = shards.Chain(tmp_path, {"base_model": str(tmp_path / "base"), "adapter": "lora"}, facts)
+    with held(tmp_path) as lock:
+        chain.merge(Steps(tmp_path / "work", lock, threads=1), chain.write_recipe())
+    name = "model.layers.0.self_attn.q_proj.weight"
+    before, after = (load_file(tmp_path / one / "model.safetensors") for one in ("base", "model"))
+    assert torch.allclose(after[name], before[name] + added, atol=1e-6) and added.abs().max() > 0.1
+    assert all(torch.equal(after[other], before[other]) for other in before if other != name)
 
 
 def test_a_place_depends_on_no_other_row():

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 
 from axolotl_unlearn.data.typed import row_id
@@ -365,10 +366,10 @@ class Chain:
         out, cache = out or self.folder / "model", self.folder / "work" / "merged"
         for folder in (out, cache):  # mergekit would take what it merged from other weights
             shutil.rmtree(folder, ignore_errors=True)
+        if self.config.get("adapter"):
+            recipe = self._whole_parts(recipe, cache)
         words = [executable("mergekit-yaml"), str(recipe), str(out), "--quiet"]
-        words += ["--lora-merge-cache", str(cache), "--lora-merge-dtype", "float32"]
-        words += ["--random-seed", str(self.facts["recipe"]["seed"])]
-        run.command("merge", words)
+        run.command("merge", [*words, "--random-seed", str(self.facts["recipe"]["seed"])])
         if not weights(out):
             raise UnlearnError(f"mergekit wrote no weights to {out}; see its log.")
         shutil.rmtree(cache, ignore_errors=True)
@@ -377,6 +378,21 @@ class Chain:
                 shutil.copy(self.last()[0] / name, out / name)
         for name in ("README.md", "mergekit_config.yml"):  # they name paths; merge.yml has it
             (out / name).unlink(missing_ok=True)
+
+    def _whole_parts(self, recipe: Path, cache: Path) -> Path:
+        """The recipe of adapters that are merged into their base: mergekit does so by itself for
+        architectures that it knows, and fails for others."""
+        import torch
+        from mergekit.common import ModelReference
+
+        made, threads = yaml.safe_load(recipe.read_text("utf-8")), torch.get_num_threads()
+        torch.set_num_threads(self.facts["threads"])
+        for model in made["models"]:
+            part = ModelReference.parse(model["model"])
+            model["model"] = part.merged(str(cache), lora_merge_dtype="float32").model.path
+        torch.set_num_threads(threads)
+        write_yaml(cache / MERGE, f"{recipe}, its adapters merged", made)
+        return cache / MERGE
 
 
 def _until(step: str) -> list[str]:
