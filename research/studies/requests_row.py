@@ -168,7 +168,7 @@ def tables(found: Mapping[str, Any]) -> dict[str, Any]:
                 [f"{way}, {name}", read, f"{figures['answers_said']} of {count}", told]
                 + [shown(of(figures["kept"]))]
             )
-    columns = ["way", "verdicts", "back", *(f"kept after {n}" for n in KEPT_AFTER), "seconds"]
+    columns = ["way", "verdicts", "back", *(f"kept after {n}" for n in KEPT_AFTER), "processor s"]
     judged = ["model", "rows", "answers said", "learned attack: AUC", "kept answers said"]
     return {
         "requests": {"columns": columns, "rows": requests},
