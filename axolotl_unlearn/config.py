@@ -57,7 +57,7 @@ class ReferenceArgs(Strict):
     twins: str | None = Field(
         None,
         description="the starting model, asked about another row in place of each forget row: "
-        "file of `axolotl unlearn augment twins`",
+        "file of `axolotl-unlearn augment twins`",
     )
 
     @model_validator(mode="after")
@@ -148,7 +148,7 @@ class ObjectiveArgs(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    objective: str = Field(description="name in the registry; see `axolotl unlearn methods`")
+    objective: str = Field(description="name in the registry; see `axolotl-unlearn methods`")
     weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="factor in the total loss")
     anneal: Annotated[AnnealArgs | None, _text_is("schedule")] = Field(
         None, description="linear or cosine: lead the weight to 0 (or `to`) by the last step"
@@ -198,7 +198,7 @@ class ObjectiveArgs(BaseModel):
         if known is None:
             near = nearest(self.objective, objectives())
             raise ValueError(
-                f"there is no objective {self.objective!r}{near}; `axolotl unlearn methods` lists "
+                f"there is no objective {self.objective!r}{near}; `axolotl-unlearn methods` lists "
                 "them"
             )
         for key in self.parameters:
@@ -377,7 +377,7 @@ class Sides(Strict):
                 raise ValueError(
                     f"objective {entry.objective} {does} what its rows say, so it cannot be under "
                     f"`{side}:`; move it to `{meant}:` or choose another "
-                    "(`axolotl unlearn methods`)"
+                    "(`axolotl-unlearn methods`)"
                 )
         return self
 

@@ -2,7 +2,7 @@
 
 A file is written beside its place, brought to the disk, and moved: a full disk, a kill or a power
 cut leaves the file of before. Whatever holds forget texts, their tokens or log-probs is listed in
-``run_manifest.json`` before it is written, for `axolotl unlearn request clean`.
+``run_manifest.json`` before it is written, for `axolotl-unlearn request clean`.
 """
 
 from __future__ import annotations

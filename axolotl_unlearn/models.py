@@ -68,7 +68,7 @@ def parse_models(models: Sequence[str | ModelSpec]) -> list[ModelSpec]:
         UnlearnError: A missing folder, an adapter without its base, two equal names.
     """
     if not models:
-        raise UnlearnError("no model given; name at least one: `axolotl unlearn eval out/merged`.")
+        raise UnlearnError("no model given; name at least one: `axolotl-unlearn eval out/merged`.")
     specs = [_checked(one if isinstance(one, ModelSpec) else _parse(one)) for one in models]
     names = [spec.name for spec in specs]
     for spec in specs:
@@ -213,7 +213,7 @@ def load_tokenizer(spec: ModelSpec) -> Any:
     if spec.served:
         raise UnlearnError(
             f"model {spec.name!r}: {spec.model} is a server, which gives no weights: give a folder "
-            "(`axolotl unlearn eval` alone asks servers)."
+            "(`axolotl-unlearn eval` alone asks servers)."
         )
     load = AutoTokenizer.from_pretrained
     places = [folder for folder in spec.folders if (folder / "tokenizer_config.json").is_file()]

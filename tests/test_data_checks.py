@@ -1,4 +1,4 @@
-"""`axolotl unlearn check`: every fault of the data at once, before anything is loaded."""
+"""`axolotl-unlearn check`: every fault of the data at once, before anything is loaded."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = list(tables.PAGES)
 #: Folders whose files the repository holds (out/, data/ and the like are made or the user's).
 OURS = r"(?:axolotl_unlearn|docs|eval_tasks|examples|mergekit_configs|research|tests)"
-WRITTEN = (".j2", ".py", ".md", ".yml", ".yaml", ".html", ".jinja")
+WRITTEN = (".j2", ".py", ".md", ".yml", ".yaml")
 
 
 def text(page: Path) -> str:
@@ -38,6 +38,14 @@ def test_commands_exist(page):
     known = {*unlearn.list_commands(None), *EXPERIMENTAL}
     named = set(re.findall(r"(?:`|^|\$ )axolotl[ -]unlearn ([a-z][a-z-]+)", text(page), re.M))
     assert named <= known
+
+
+def test_commands_are_written_without_the_one_that_prints_a_logo():
+    """`axolotl unlearn ...` works too; pages, help and messages name `axolotl-unlearn ...`."""
+    files = [ROOT / "README.md"]
+    for folder in ("axolotl_unlearn", "docs", "eval_tasks", "examples", "mergekit_configs"):
+        files += [path for path in (ROOT / folder).rglob("*.*") if path.suffix in WRITTEN]
+    assert [str(path.relative_to(ROOT)) for path in files if "axolotl unlearn" in text(path)] == []
 
 
 def anchors(page: Path) -> set[str]:

@@ -333,7 +333,7 @@ def test_the_benchmark_compares_equal_values(home, monkeypatch):
             assert values == pytest.approx(other[metric], rel=1e-4, abs=1e-6), metric
 
 
-# ---------------------------------------------------------------- axolotl unlearn tasks run
+# ---------------------------------------------------------------- axolotl-unlearn tasks run
 
 
 def run_tasks(*words):

@@ -1,5 +1,5 @@
 """Every objective and preset trains: three steps of Axolotl's own trainer on a tiny LoRA model,
-twice, with the same losses. What is run is what `axolotl unlearn methods` says."""
+twice, with the same losses. What is run is what `axolotl-unlearn methods` says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def shown(name: str) -> dict:
-    """The block that `axolotl unlearn methods NAME` ends with."""
+    """The block that `axolotl-unlearn methods NAME` ends with."""
     said = CliRunner().invoke(methods, [name])
     assert said.exit_code == 0, said.output
     text = said.output[said.output.rindex("unlearn:\n") :]

@@ -1,4 +1,4 @@
-"""`axolotl unlearn merge` on tiny OLMo and Llama models: results, recipes, every guard rail."""
+"""`axolotl-unlearn merge` on tiny OLMo and Llama models: results, recipes, every guard rail."""
 
 from __future__ import annotations
 

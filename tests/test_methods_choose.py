@@ -1,4 +1,4 @@
-"""`axolotl unlearn methods choose`: the bound by hand, its error rate, and what it says."""
+"""`axolotl-unlearn methods choose`: the bound by hand, its error rate, and what it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`axolotl unlearn request audit`: real tiny models, one of which has learnt deleted rows again."""
+"""`axolotl-unlearn request audit`: real tiny models, one of which has learnt deleted rows again."""
 
 from __future__ import annotations
 

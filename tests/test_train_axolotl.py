@@ -945,7 +945,7 @@ def test_axolotl_evaluate_is_refused(stage):
 
     path = stage / "evaluate.yml"
     path.write_text(yaml.safe_dump(config(stage, "evaluate")))
-    with pytest.raises(UnlearnError, match="`axolotl unlearn eval`"):
+    with pytest.raises(UnlearnError, match="`axolotl-unlearn eval`"):
         do_cli(config=str(path))
 
 

@@ -1,4 +1,4 @@
-"""`axolotl unlearn augment`: every kind through the command, what is kept, and what is refused."""
+"""`axolotl-unlearn augment`: every kind through the command, what is kept, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`axolotl unlearn teacher`: which rows it learns from, its config, and the real command."""
+"""`axolotl-unlearn teacher`: which rows it learns from, its config, and the real command."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _HEAD = """# Axolotl's options in a run with `unlearn:`
 
 Written by `python -m axolotl_unlearn.checks.axolotl_options` from
 `axolotl_unlearn/checks/axolotl_options.yml`, which has every option of Axolotl 0.19 to 0.21.
-`axolotl unlearn check` and `axolotl train` stop at one that is refused, before weights are loaded.
+`axolotl-unlearn check` and `axolotl train` stop at one that is refused, before weights are loaded.
 
 - **refused**: it would change loss, batches, data or weights behind the objectives, or do nothing
   without a word.

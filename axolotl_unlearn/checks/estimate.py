@@ -1,6 +1,6 @@
 """What a config would do if it were trained now: tokens, overlap, steps, forwards, memory.
 
-For `axolotl unlearn check`. Reads data, tokenizer and the heads of weight files; loads no weights.
+For `axolotl-unlearn check`. Reads data, tokenizer and the heads of weight files; loads no weights.
 Texts are in nothing of it.
 """
 

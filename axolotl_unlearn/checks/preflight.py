@@ -1,7 +1,7 @@
 """What is wrong with a config, found before weights are loaded; and what unlearning relies on.
 
 `prepare` runs in the plugin's ``register`` on the raw config of every ``axolotl`` command;
-`faults` gathers everything at once for ``axolotl unlearn check``.
+`faults` gathers everything at once for ``axolotl-unlearn check``.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
          "it to 1 or more."),
         (args.audit and not versions.merges_call_us(),
          "`unlearn.audit` needs Axolotl 0.21, whose `merge-lora` calls plugins; remove it and run "
-         "`axolotl unlearn request audit` after the merge."),
+         "`axolotl-unlearn request audit` after the merge."),
         *((True, f"`{key}` does not go with `unlearn.phases`, whose `steps` or `epochs` say how "
            "long the run is; remove it.") for key in length),
         (cfg.get("deepspeed") and any(phase.fresh_optimizer for phase in args.phases),
@@ -195,7 +195,7 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
              "`reference: {twins: ...}` asks the starting model before training, which FSDP and "
              "ZeRO-3 do not allow; train on one device or with DDP."),
             (one.twins and not os.path.isfile(one.twins),
-             f"`reference.twins: {one.twins}` is no file; write it with `axolotl unlearn augment "
+             f"`reference.twins: {one.twins}` is no file; write it with `axolotl-unlearn augment "
              "twins`."),
             (sharded and one.adapter and not one.model,
              f"`reference: {{adapter: {one.adapter}}}` cannot be switched in under FSDP or ZeRO-3; "

@@ -24,8 +24,8 @@ def command(config: Path, full: bool | None) -> None:
 
     \b
     Exit code 0 if no fault was found, 2 if there is one.
-    `axolotl-unlearn check` answers sooner, from config and rows alone (`--quick`); `axolotl unlearn
-    check` is `--full`.
+    `--quick`, the default, answers sooner, from config and rows alone. Axolotl's own program takes
+    `--full`.
 
     \b
     Example:

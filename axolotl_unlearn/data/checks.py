@@ -236,7 +236,7 @@ def _without_twin(args: UnlearnArgs, forget: list[tuple[str, list[Record]]]) -> 
         if missing:
             faults.append(
                 f"`reference.twins: {path}` has no twin of {len(missing)} of {len(ids)} forget "
-                f"rows, the first is {missing[0]!r}; write them with `axolotl unlearn augment "
+                f"rows, the first is {missing[0]!r}; write them with `axolotl-unlearn augment "
                 "twins`."
             )
     return faults
@@ -348,7 +348,7 @@ _WANTED = {
     "retain": ("`unlearn.retain` has objectives", "the rows to keep"),
     "alternative": (
         "an objective of `unlearn.forget` needs other answers",
-        "one for each forget row (`axolotl unlearn augment` writes them)",
+        "one for each forget row (`axolotl-unlearn augment` writes them)",
     ),
 }
 
@@ -395,6 +395,6 @@ def _unmatched(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
     without = [record_id for record_id in forget if record_id not in answered]
     return [
         f"{len(without)} of {len(forget)} forget rows have no alternative, the first is {one!r}; "
-        "add one for each (`axolotl unlearn augment`)."
+        "add one for each (`axolotl-unlearn augment`)."
         for one in without[:1]
     ]

@@ -213,7 +213,7 @@ def _alternatives(rows: Any, roles: np.ndarray) -> dict[int, list[int]]:
     if without:
         raise UnlearnError(
             f"{len(without)} of {len(forget)} forget rows have no alternative, the first is row "
-            f"{min(without) + 1}; add one for each (`axolotl unlearn augment`)."
+            f"{min(without) + 1}; add one for each (`axolotl-unlearn augment`)."
         )
     return found
 

@@ -1,6 +1,6 @@
 """Rows that must not be learned again: a list of keyed digests, without a text or a name.
 
-`axolotl unlearn request erase` and `request suppress` write ``suppression.json`` beside
+`axolotl-unlearn request erase` and `request suppress` write ``suppression.json`` beside
 ``ledger.key``, whose HMAC the digests are: a plain hash of a name can be guessed. A row is on the
 list if a text of it with `SHORTEST` words or more is, or all its texts together are; capitals,
 punctuation, Unicode forms and the names of fields do not count.
@@ -80,7 +80,7 @@ class Suppression:
         if not hmac.compare_digest(found._content(), raw):
             raise UnlearnError(
                 f"{path} is not as it was written with {KEY}; restore it from a copy, or write it "
-                "again with `axolotl unlearn request suppress`."
+                "again with `axolotl-unlearn request suppress`."
             )
         return found
 

@@ -32,7 +32,7 @@ def match(
     """Match: bring each forget token to the likelihood that a model gives which never saw the text.
 
     ``w_t huber(logit p_t - logit q_t - offset)`` with ``logit p = log p/(1-p)``; q is the
-    reference (a teacher, `axolotl unlearn teacher`), calibrated on held-out rows where
+    reference (a teacher, `axolotl-unlearn teacher`), calibrated on held-out rows where
     ``unlearn.level`` names them. Two-sided: too likely is lowered, too unlikely raised, and at
     q the loss and its gradient are 0.
 
@@ -63,7 +63,7 @@ def alike(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
     on them lives from.
 
     - f: quantiles, lowest shares and windows of a row's log-probs, of its standardised log-probs
-      and of its entropies, those of the learned attack of `axolotl unlearn eval`.
+      and of its entropies, those of the learned attack of `axolotl-unlearn eval`.
     - c: their mean over held-out rows of the same kind and task (``unlearn.level``); S: their
       covariance, with a ridge.
     - All follow the policy: a row's features are renewed whenever it is in a batch, c and S

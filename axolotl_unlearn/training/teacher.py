@@ -193,7 +193,7 @@ def make_teacher(
     rows = ({field: getattr(row, name) for name, field in fields.items()} for row in order)
     write_lines(file, rows)
     recipe = out / "teacher.yml"
-    head = f"# Written by `axolotl unlearn teacher` from {config_path.name}.\n"
+    head = f"# Written by `axolotl-unlearn teacher` from {config_path.name}.\n"
     write(recipe, head + yaml.safe_dump(derived, sort_keys=False))
     beside = Path(sys.executable).parent / "axolotl"
     command = [str(beside) if beside.exists() else "axolotl", "train", str(recipe)]

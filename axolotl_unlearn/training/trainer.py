@@ -275,7 +275,7 @@ class UnlearnTrainer(GradientSteps):
         if not self.is_in_train:
             raise UnlearnError(
                 "`axolotl evaluate` would compare the model with itself (log-ratio and KL are 0 "
-                "whatever was forgotten): score the trained model by `axolotl unlearn eval`, or "
+                "whatever was forgotten): score the trained model by `axolotl-unlearn eval`, or "
                 "give `test_datasets` to `axolotl train`."
             )
         return super().evaluate(*args, **kwargs)

@@ -6,7 +6,7 @@ FROC (arXiv 2512.13337; its formulas from a review, its code was not found), ove
     e = w_f softplus(a - s) + w_u softplus(r)
 
 U the forget, R the retain rows, minima and maxima over the grid, so a further configuration moves
-the others. The control is that of `axolotl unlearn methods choose`. Its risk: the extraction
+the others. The control is that of `axolotl-unlearn methods choose`. Its risk: the extraction
 strength of a forgotten document, less what the retrained model has of it where there is one.
 """
 

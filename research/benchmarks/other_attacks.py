@@ -5,7 +5,7 @@
 The folders may also be those of `make never-seen-real`.
 
 All are told which texts are members, apart from the fifth that they judge. Four are what the
-recipe's objectives work against: the ridge regression of `axolotl unlearn eval` on a text's
+recipe's objectives work against: the ridge regression of `axolotl-unlearn eval` on a text's
 features (`alike`), logistic probes of mean and spread of each layer's hidden states
 (`alike_states`), and a regression on the norms of the gradient that a text gives each weight matrix
 (`alike_gradients`; white-box, arXiv 1812.00910). No objective looks at the rest: random forests,

@@ -6,7 +6,7 @@
 A model of OLMo-7B's shape with random weights (nothing is downloaded; time and memory do not depend
 on their values, so no score is reported), the task's 1112 forget and 1136 retain rows, and
 `examples/olmo-7b/over.yml`, four pairs a step.
-Then `axolotl unlearn merge --space factors` of two adapters of that shape. Writes recipe-gpu.json:
+Then `axolotl-unlearn merge --space factors` of two adapters of that shape. Writes recipe-gpu.json:
 wall clock of each command and, of the training, its own seconds and peak memory of the GPU
 (`cost.json`).
 """

@@ -15,7 +15,7 @@ from axolotl_unlearn.cli.tasks import run
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, arguments: tuple[str, ...]) -> None:
-    """`axolotl unlearn tasks run` with `--model hf-whp` (Who's Harry Potter, arXiv 2310.02238).
+    """`axolotl-unlearn tasks run` with `--model hf-whp` (Who's Harry Potter, arXiv 2310.02238).
 
     Takes off a model's logits what more training on the forget rows adds:
     --model_args pretrained=out/memorised,reinforced=out/reinforced,alpha=5

@@ -14,7 +14,7 @@ import click
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> None:
-    """`axolotl unlearn ARGUMENTS`, with the code that lies beside the weights (guard-it, mrp).
+    """`axolotl-unlearn ARGUMENTS`, with the code that lies beside the weights (guard-it, mrp).
 
     \b
     python -m research trusted eval out/guard-it --data out/demo/data --out out/eval

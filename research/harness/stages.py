@@ -169,7 +169,7 @@ class Plan:
                 self.job.add(stage)
 
     def model(self, name: str) -> str:
-        """What `axolotl unlearn eval` takes for a stage's model: a folder, or base+adapter."""
+        """What `axolotl-unlearn eval` takes for a stage's model: a folder, or base+adapter."""
         if name in self.table:
             return near(self.table[name].model(self, name))
         ours = self.home / name  # examples/... from another working folder
@@ -481,13 +481,13 @@ class Train(Kind):
 
 @dataclass(frozen=True)
 class Merge(Kind):
-    """A merge of models of one base, by a mergekit config or by `axolotl unlearn merge`.
+    """A merge of models of one base, by a mergekit config or by `axolotl-unlearn merge`.
 
     Attributes:
         base: Name or folder of the model that all started from.
         parents: Names or folders, in the order of the config's models.
         config: Name in ``mergekit_configs/`` without ".yml", run by `mergekit-yaml`.
-        options: Instead of a config: options of `axolotl unlearn merge` ("--method", "ties", ...).
+        options: Instead of a config: options of `axolotl-unlearn merge` ("--method", "ties", ...).
     """
 
     base: str
@@ -556,7 +556,7 @@ class Search(Kind):
 
 @dataclass(frozen=True)
 class Evaluate(Kind):
-    """`axolotl unlearn eval` of several models; those whose stage was left out are left out too.
+    """`axolotl-unlearn eval` of several models; those whose stage was left out are left out too.
 
     Attributes:
         models: Names of the table, or a mapping from names in the results to names of the table or

@@ -317,7 +317,7 @@ def plan_real(
         raise UnlearnError(f"the data are missing: set LUME_DIR (or --lume) to {LUME_HINT}.")
     tofu = tofu or default_folder("TOFU_DIR", "../shared/tofu")
     return Plan(
-        f"axolotl unlearn {name}",
+        f"axolotl-unlearn {name}",
         Path(out),
         stages(Path(lume), tofu, sizes, Path(out)),
         train_options=precision(bf16),

@@ -269,7 +269,7 @@ def merged(out: Path, name: str) -> dict[str, Any]:
 
 
 def taught(out: Path, name: str) -> dict[str, Any]:
-    """The teacher, by ``axolotl unlearn teacher`` within this process."""
+    """The teacher, by ``axolotl-unlearn teacher`` within this process."""
     from axolotl.cli.train import do_cli
 
     from axolotl_unlearn.training import teacher

@@ -41,7 +41,7 @@ TRUSTED = (sys.executable, "-m", "research", "trusted")
 
 
 class Trusted(Evaluate):
-    """`axolotl unlearn eval` of models with code of their own."""
+    """`axolotl-unlearn eval` of models with code of their own."""
 
     def command(self, plan: Plan, name: str) -> list[str]:
         return [*TRUSTED, *super().command(plan, name)[2:]]
@@ -195,7 +195,7 @@ def _search(out: Path, name: str, method: Method, world: World, trials: int) -> 
 
 
 def _rows(method: Method) -> str:
-    """The rows that are written for it: a kind of `axolotl unlearn augment`, or none."""
+    """The rows that are written for it: a kind of `axolotl-unlearn augment`, or none."""
     return method.rows or ("idk" if method.alternatives else "")
 
 

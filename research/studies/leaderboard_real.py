@@ -1,7 +1,7 @@
 """``make leaderboard-real``: the leaderboard's table for SmolLM2 with LUME.
 
 First the models that all methods share: the original, the retrained model, and a teacher as
-`axolotl unlearn teacher` makes it (`match` compares with it; the retrained model only judges).
+`axolotl-unlearn teacher` makes it (`match` compares with it; the retrained model only judges).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALL, FEWER = RealSizes(), 3
 #: Four passes over all forget rows; RMU looks at half of the depth, its LoRA begins at layer 10.
 CHANGES = {"num_epochs": 4, "max_steps": None}
 LAYER = 15
-#: The default of `axolotl unlearn attack relearn`; the tiny model's 1e-3 wrecks this one.
+#: The default of `axolotl-unlearn attack relearn`; the tiny model's 1e-3 wrecks this one.
 RATE = 1e-4
 #: Questions apart, as in the example: their few tokens drown in the documents'.
 APART = [*({"objective": "nll", "kinds": kind} for kind in ("completion", "question")), *RETAIN[1:]]

@@ -49,7 +49,7 @@ class Method(Tried):
         retain: its own retain losses.
         block: further keys of `unlearn`.
         beside: further entries of ``forget:``.
-        rows: further forget rows: a kind of `axolotl unlearn augment`.
+        rows: further forget rows: a kind of `axolotl-unlearn augment`.
         published: changes of an example that are its published settings; empty without.
 
     `layer`, `reference` and `heldout`, wherever they stand, are those of the tiny model; `placed`

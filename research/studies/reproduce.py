@@ -6,7 +6,7 @@ with two retain rows beside each forget row of a step, with no end of sequence o
 with 6 epochs instead of 9, so that a forgetting run has the demo's number of steps. The searches
 (`tune-merge`, over the two parents and over all four runs that differ in beta alone) and the choice
 between single runs see the validation half alone; every number of the comparison is of the test
-half, from `axolotl unlearn eval`. The single runs together have the budget of the two parents.
+half, from `axolotl-unlearn eval`. The single runs together have the budget of the two parents.
 
 `make reproduce-real` needs a finished `make demo-real`: its memorised and its retrained model and
 its data serve all seeds. A seed is that of the forgetting runs (LoRA draw, order, sampling), and 42

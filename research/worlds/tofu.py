@@ -55,7 +55,7 @@ def write_requests(out: Path, tofu: Path, sizes: Any) -> None:
 
 
 def write_attacked(out: Path, tofu: Path, sizes: Any) -> None:
-    """What `axolotl unlearn attack` reads.
+    """What `axolotl-unlearn attack` reads.
 
     ``member.jsonl`` and ``nonmember.jsonl``: forget answers, and as many of other authors that no
     run reads, each after its question. ``forget.jsonl`` and ``retain.jsonl``: answers as
