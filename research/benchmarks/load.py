@@ -5,6 +5,7 @@
     python -m research.benchmarks.load --evaluate 20000
     python -m research.benchmarks.load --evaluate 100000 --models 1 --kill .5
     python -m research.benchmarks.load --stream 10000000
+    python -m research.benchmarks.load --large
 
 Half of the rows are to be forgotten, half retained, about 30 tokens each, the tokenizer of
 examples/tiny-olmo. ``check`` reads and compares them, ``encode`` makes token rows as Axolotl's
@@ -19,6 +20,9 @@ there, ``generated`` were made after it.
 ``--stream``: `axolotl-unlearn check` and `axolotl train` (one epoch of 1000 forget rows) with so
 many retain rows in a file, of which `unlearn.data.retain_rows: auto` draws. The same with 1000
 retain rows (``small_``). Seconds of processor and peak memory are those of the commands.
+
+``--large``: bytes that `check --full` says of a model of Llama's 70 billion numbers, LoRA of rank 32
+and full; in all, of which each of 8 GPUs has an eighth under FSDP2.
 """
 
 from __future__ import annotations
@@ -190,6 +194,28 @@ def killed(folder: Path, count: int, models: Sequence[str], share: float) -> dic
     return found | {"killed_after_seconds": round(seconds, 2), "stored": stored}
 
 
+def large(folder: Path) -> dict[str, dict[str, int]]:
+    """What is in memory before activations; of the weights there are names and shapes alone."""
+    from axolotl_unlearn.checks.estimate import memory
+    from axolotl_unlearn.config import parse_unlearn
+
+    layer = {f"self_attn.{name}_proj": [rows, 8192] for name, rows in
+             {"q": 8192, "k": 1024, "v": 1024, "o": 8192}.items()}  # fmt: skip
+    layer |= {f"mlp.{name}_proj": [28672, 8192] for name in ("gate", "up")}
+    layer |= {"mlp.down_proj": [8192, 28672], "input_layernorm": [8192]}
+    layer["post_attention_layernorm"] = [8192]
+    shapes = {f"model.layers.{n}.{k}.weight": v for n in range(80) for k, v in layer.items()}
+    shapes |= {f"{name}.weight": [128256, 8192] for name in ("model.embed_tokens", "lm_head")}
+    head = json.dumps({n: {"shape": s, "dtype": "BF16"} for n, s in shapes.items()}).encode()
+    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    args = parse_unlearn({"forget": {"objective": "npo"}, "retain": {"objective": "kl"}})
+    cfg = {"base_model": str(folder), "bf16": True, "micro_batch_size": 1}
+    lora = {"adapter": "lora", "lora_r": 32, "lora_target_linear": True}
+    return {
+        name: memory(cfg | more, args, 1024) for name, more in {"lora": lora, "full": {}}.items()
+    }
+
+
 USED = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
@@ -257,14 +283,17 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=len(MODELS))
     parser.add_argument("--kill", type=float)
     parser.add_argument("--stream", type=int)
+    parser.add_argument("--large", action="store_true")
     parser.add_argument("--folder", type=Path)  # that `killed` has prepared
     options = parser.parse_args()
     if options.rows:
         print(json.dumps(point(options.rows)))
         return
-    if options.stream:
+    if options.stream or options.large:
         with tempfile.TemporaryDirectory() as name:
-            print(json.dumps(streamed(Path(name), options.stream)))
+            folder = Path(name)
+            found = large(folder) if options.large else streamed(folder, options.stream)
+            print(json.dumps(found))
         return
     count, models = options.evaluate, MODELS[: options.models]
     if options.folder:
