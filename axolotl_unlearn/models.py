@@ -19,15 +19,10 @@ from axolotl_unlearn.errors import UnlearnError
 
 ADAPTER_CONFIG = "adapter_config.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "*.gguf")
-_TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-)
+_TOKENIZER = """
+    tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json added_tokens.json
+    vocab.json merges.txt
+""".split()
 SERVERS = ("http://", "https://")
 _CONFIG = ("config.json", "generation_config.json", ADAPTER_CONFIG)
 

@@ -74,29 +74,30 @@ class UnlearnPlugin(BasePlugin):
 
     def post_trainer_create(self, cfg: DictDefault, trainer: Any) -> None:
         """The last moment to see that it is ours that will train."""
+        if not _trains(cfg):
+            return
         from axolotl_unlearn.training.trainer import UnlearnTrainer
 
-        if _trains(cfg) and not isinstance(trainer, UnlearnTrainer):
+        if not isinstance(trainer, UnlearnTrainer):
             kind = type(trainer)
             raise UnlearnError(
                 f"Axolotl built the trainer {kind.__module__}.{kind.__qualname__} instead of ours, "
                 "which would fine-tune on the forget rows; remove the plugin or setting that asks "
                 "for it."
             )
-        if _trains(cfg) and trainer.args.world_size != int(os.environ.get("WORLD_SIZE", 1)):
+        if trainer.args.world_size != int(os.environ.get("WORLD_SIZE", 1)):
             raise UnlearnError(
                 f"{os.environ['WORLD_SIZE']} processes were started, but each would train alone: "
                 "set ACCELERATE_USE_CPU=true where there is no GPU."
             )
-        if _trains(cfg):
-            _check_trained(unlearn_config(cfg), trainer.model)
+        _check_trained(unlearn_config(cfg), trainer.model)
 
     def post_train(self, cfg: DictDefault, model: Any) -> None:
         """Record the base by content, so that a merge of models from other bases is refused."""
         # Axolotl has left the process group by now; under DeepSpeed to ask it for a rank fails.
         first = os.environ.get("RANK", "0") == "0"
         if _trains(cfg) and first and Path(cfg.base_model).is_dir():
-            from axolotl_unlearn.merging.sources import record_base
+            from axolotl_unlearn.merging.weights import record_base
 
             record_base(cfg.output_dir, cfg.base_model)
 
@@ -108,7 +109,7 @@ class UnlearnPlugin(BasePlugin):
         if not _trains(cfg):
             return
         if Path(cfg.base_model).is_dir():
-            from axolotl_unlearn.merging.sources import record_base
+            from axolotl_unlearn.merging.weights import record_base
 
             record_base(output_path, cfg.base_model, adapter_path)
         if requests := unlearn_config(cfg).audit:
@@ -240,35 +241,36 @@ def _check_layers(cfg: DictDefault) -> None:
     """As `check` does for a model in a folder, also for one of the hub, before its weights."""
     from axolotl.loaders.utils import load_model_config
 
-    from axolotl_unlearn.checks.preflight import hidden_faults, layer_faults, tied_faults
+    from axolotl_unlearn.checks.preflight import architecture_faults
 
     if not _trains(cfg):
         return
     whole = load_model_config(cfg)
     config = whole.get_text_config()
     overrides = cfg.overrides_of_model_config or {}
-    count = overrides.get("num_hidden_layers") or getattr(config, "num_hidden_layers", None)
-    found = layer_faults(unlearn_config(cfg), count) if count else []
-    found += hidden_faults(unlearn_config(cfg), config.model_type)
-    if any(getattr(one, "tie_word_embeddings", None) for one in (whole, config)):
-        found += tied_faults(cfg)
-    if found:
+    known = {"model_type": config.model_type}
+    known["num_hidden_layers"] = getattr(config, "num_hidden_layers", None)
+    known["tie_word_embeddings"] = any(
+        getattr(one, "tie_word_embeddings", None) for one in (whole, config)
+    )
+    if found := architecture_faults(cfg, unlearn_config(cfg), known | overrides):
         raise UnlearnError(" ".join(found))
 
 
 def _check_trained(args: UnlearnArgs, model: Any) -> None:
     """As `check` does by the config: an objective at a layer needs trained weights up to there."""
-    from axolotl_unlearn.checks.preflight import untrained_faults
-    from axolotl_unlearn.engine.layers import decoder_layers
     from axolotl_unlearn.registry import objectives
 
     if not any(objectives()[entry.objective].sees == "hidden" for _, entry in args.entries()):
         return
+    from axolotl_unlearn.checks.preflight import architecture_faults
+    from axolotl_unlearn.engine.layers import decoder_layers
+
     owner, name = decoder_layers(model)
     parts = [model.get_input_embeddings(), *getattr(owner, name)]
     trained = [any(p.requires_grad for p in part.parameters()) for part in parts]
     lowest = trained.index(True) - 1 if any(trained) else len(parts)
-    if found := untrained_faults(args, lowest):
+    if found := architecture_faults({}, args, {}, lowest):
         raise UnlearnError(" ".join(found))
 
 

@@ -50,7 +50,7 @@ class _StandIn(ModuleType):
 def _read_without_torch() -> dict[str, Objective]:
     sys.modules.update({name: _StandIn(name) for name in _TORCH})
     try:
-        return importlib.import_module(_PACKAGE).OBJECTIVES
+        return dict(importlib.import_module(_PACKAGE).OBJECTIVES)
     except Exception:  # a module computes as it is imported: slow, but right
         pass
     finally:

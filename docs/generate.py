@@ -11,7 +11,9 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from axolotl_unlearn import config
+from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.config import mechanisms
 from axolotl_unlearn.metrics import results
 
 DOCS = Path(__file__).resolve().parent
@@ -35,11 +37,29 @@ PLACES = {
     "AttributionArgs": "unlearn.attribution",
 }
 
+_OPTIONS = """# Axolotl's options in a run with `unlearn:`
+
+Written by `docs/generate.py` from
+`axolotl_unlearn/checks/axolotl_options.yml`, which has every option of Axolotl 0.19 to 0.21.
+`axolotl-unlearn check` and `axolotl train` stop at one that is refused, before weights are loaded.
+
+- **refused**: it would change loss, batches, data or weights behind the objectives, or do nothing
+  without a word.
+- **noted**: it has no effect, which `check` and the log say.
+- **supported**: it does what Axolotl's documentation says.
+- **untried**: nothing is known against it; compare the first losses with and without it.
+- **no effect** on loss, batches, data or weights of the run.
+
+| options | effect | |
+|---|---|---|
+"""
+
 
 def _kind(annotation: typing.Any) -> str:
     """A type as a user writes it."""
     if typing.get_origin(annotation) is typing.Annotated:
-        return _kind(typing.get_args(annotation)[0])
+        known, later = typing.get_args(annotation)[:2]
+        return _kind(later.model if isinstance(later, config.Later) else known)
     if typing.get_origin(annotation) is typing.Literal:
         return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
     parts = [part for part in typing.get_args(annotation) if part not in (type(None), ...)]
@@ -63,7 +83,8 @@ def config_page() -> str:
     """Every key of the `unlearn:` block."""
     lines = ["# Keys of the config", "", "Written by `docs/generate.py` from the code.", ""]
     for name, place in PLACES.items():
-        model: type[BaseModel] = getattr(config, name)
+        given = getattr(config, name, None)
+        model: type[BaseModel] = given if isinstance(given, type) else getattr(mechanisms, name)
         about = (model.__doc__ or "").strip().splitlines()[0].replace("``", "`")
         lines += [f"## {place}", "", about, "", "| key | value | default | |", "|---|---|---|---|"]
         for key, field in model.model_fields.items():
@@ -128,7 +149,29 @@ def _models(annotation: typing.Any) -> list[type[BaseModel]]:
     return [one for part in typing.get_args(annotation) for one in _models(part)]
 
 
+def options_page() -> str:
+    """Every option of Axolotl, and what becomes of it."""
+    effects = {"refused": "**refused**", "none": "no effect"}
+    rows = []
+    for group in axolotl_options.groups():
+        options = ", ".join(f"`{option}`" for option in group["options"])
+        cell = ": ".join(filter(None, [group["about"], group.get("why")]))
+        for option, values in group.get("values", {}).items():
+            options += "".join(f", `{option}: {value}`" for value in values)
+        if "since" in group or "until" in group:
+            cell += f" (Axolotl {axolotl_options.span(group)})"
+        if group.get("above"):
+            cell += f" (values above {group['above']})"
+        if group.get("unless"):
+            cell += "; supported beside `unlearn.data.rows`"
+        if group.get("cure"):
+            cell += f"; {group['cure']}"
+        rows.append(f"| {options} | {effects.get(group['effect'], group['effect'])} | {cell} |")
+    return _OPTIONS + "\n".join(rows)
+
+
 PAGES = {
+    "axolotl-options.md": options_page,
     "config.md": config_page,
     "commands.md": commands_page,
     "results-schema.md": results_page,

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from axolotl_unlearn.config import parse_unlearn, preset_names
+from axolotl_unlearn.config import parse_unlearn
+from axolotl_unlearn.config.presets import preset_names
 from axolotl_unlearn.errors import UnlearnError
 
 
@@ -35,6 +36,9 @@ from axolotl_unlearn.errors import UnlearnError
         ({"preset": "zjuklab-papr"}, "no preset.*'zjuklab-paper'"),
         ({"reference": "copy"}, "reference"),
         ({"data": {"template": "{input}"}}, "{output}"),
+        ({"data": {"template": "{output} {input}"}}, "{input} and, after it, {output}"),
+        ({"level": {"heldoutt": "h"}}, "`unlearn.level.heldoutt` is not a key.*'heldout'"),
+        ({"phases": [{"steps": 1, "retian": []}]}, "`unlearn.phases.0.retian` is.*'retain'"),
         ({"data": {"chat_template": True, "labels": {"completion": "document"}}}, "role headers"),
         ("npo", "must be a block"),
     ],

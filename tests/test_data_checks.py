@@ -13,23 +13,24 @@ from pathlib import Path
 import pytest
 import yaml
 
-from axolotl_unlearn.checks import axolotl_options, preflight
-from axolotl_unlearn.checks.preflight import (
-    PLUGIN,
-    check_config,
-    config_faults,
-    evaluation_notes,
-    prepare,
-    summary,
-)
+from axolotl_unlearn.checks import preflight
+from axolotl_unlearn.checks.preflight import PLUGIN, config_faults, evaluation_notes, prepare
+from axolotl_unlearn.checks.report import check_config, optimizer_faults, summary
 from axolotl_unlearn.columns import SIDES, task_number
-from axolotl_unlearn.config import parse_unlearn, read_config
-from axolotl_unlearn.data.checks import check_columns, check_files, check_records, names_of_rows
+from axolotl_unlearn.config import parse_unlearn
+from axolotl_unlearn.config.reading import read_config
+from axolotl_unlearn.data.checks import check_columns, check_entries, check_records
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.training.guard import names_of_rows
 
 FORGET = {"id": "a1qa0", "input": "q", "output": "d", "task": "Task2"}
 RETAIN = {"id": "b1qa0", "input": "r", "output": "e", "task": "Task2"}
 BLOCK = {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}}
+
+
+def check_files(cfg: dict) -> list[str]:
+    """Every fault of the data of a raw config."""
+    return check_entries(cfg) + check_records(cfg).faults
 
 
 @pytest.fixture
@@ -535,8 +536,8 @@ def test_tied_embeddings_are_not_adapted(settings, says, nested, tied, tmp_path)
 
 
 def test_a_misspelt_optimizer():
-    assert preflight.optimizer_faults({}) == preflight.optimizer_faults({"optimizer": "muon"}) == []
-    (said,) = preflight.optimizer_faults({"optimizer": "adamw_torhc"})
+    assert optimizer_faults({}) == optimizer_faults({"optimizer": "muon"}) == []
+    (said,) = optimizer_faults({"optimizer": "adamw_torhc"})
     assert "did you mean 'adamw_torch'?" in said
 
 
@@ -717,12 +718,6 @@ def test_keys_that_are_nobodys_are_named(tmp_path):
     assert found == [] and lines[-1].endswith("at most: `x-datasets`, `lm_eval_batch_size`, `5`")
     file.write_text(yaml.safe_dump(cfg))
     assert "no option" not in check_config(file)[1][-1]
-
-
-def test_the_page_of_axolotls_options_is_the_table():
-    """`python -m axolotl_unlearn.checks.axolotl_options > docs/axolotl-options.md`"""
-    docs = Path(__file__).parents[1] / "docs" / "axolotl-options.md"
-    assert docs.read_text() == axolotl_options.page()
 
 
 def test_test_datasets_need_the_same_sides(entry):

@@ -167,7 +167,6 @@ def test_chat_template_without_its_generation_prompt():
     [
         ({}, Options(chat_template=True), "has no chat template"),
         ({"eos_token": None}, Options(), "no end-of-sequence token"),
-        ({}, Options(template="{output} {input}"), "{input} and, after it, {output}"),
     ],
 )
 def test_options_that_do_not_go_with_the_tokenizer(tokens, options, says):

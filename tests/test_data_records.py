@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from axolotl_unlearn.columns import task_number
+from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import (
     Fields,
     Record,
@@ -16,7 +17,6 @@ from axolotl_unlearn.data.records import (
     document_id,
     is_ambiguous,
     kind_of,
-    read_documents,
     read_json_lines,
     read_records,
 )

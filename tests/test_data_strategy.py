@@ -165,7 +165,7 @@ def test_rows_take_the_memory_of_their_numbers(tmp_path, config, monkeypatch):
     for module, name, size in (
         (table, "_BATCH", 100),
         (encode, "_AT_ONCE", 100),
-        (encode, "_MOST_KNOWN", 0),
+        (encode, "MOST_KNOWN", 0),
     ):
         monkeypatch.setattr(module, name, size)
     rows = [{"id": f"{n}qa0", "input": "q", "output": f"{n:<198}"} for n in range(3000)]

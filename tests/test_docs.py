@@ -168,7 +168,7 @@ def test_config_blocks_are_valid(page):
 
 
 def test_every_objective_and_preset_is_documented():
-    from axolotl_unlearn.config import preset_names
+    from axolotl_unlearn.config.presets import preset_names
     from axolotl_unlearn.objectives import OBJECTIVES
 
     page = text(ROOT / "docs" / "objectives.md")

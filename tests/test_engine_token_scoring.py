@@ -205,7 +205,7 @@ def test_an_answer_is_scored_after_its_prompt_and_the_prompt_is_not():
 
     from data_tokenizers import byte_tokenizer
 
-    from axolotl_unlearn.data.records import Answer
+    from axolotl_unlearn.data.documents import Answer
     from axolotl_unlearn.engine.token_scoring import score_texts
 
     large, tokenizer = tiny_llama(vocabulary=259), byte_tokenizer()

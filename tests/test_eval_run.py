@@ -630,7 +630,7 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
 
 def test_intervals_of_membership_go_by_author():
     """They were those of independent texts: ten authors of six texts each, alike."""
-    from axolotl_unlearn.data.records import Answer
+    from axolotl_unlearn.data.documents import Answer
     from axolotl_unlearn.evaluation.sets import EvaluationSets
     from axolotl_unlearn.evaluation.summary import _membership
 

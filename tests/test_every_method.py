@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
 
 from axolotl_unlearn.cli.methods import command as methods
-from axolotl_unlearn.config import load_preset, parse_unlearn, preset_names
-from axolotl_unlearn.data import coverage
+from axolotl_unlearn.config import parse_unlearn, presets
+from axolotl_unlearn.config.presets import load_preset, preset_names
 from axolotl_unlearn.objectives import OBJECTIVES
 
 ROOT = Path(__file__).parents[1]
@@ -165,7 +165,7 @@ def fitted(block: dict) -> dict:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_trains_and_repeats(stage, monkeypatch, name):
-    monkeypatch.setattr(coverage, "ALIKE_FROM", 1)  # of the six rows here
+    monkeypatch.setattr(presets, "ALIKE_FROM", 1)  # of the six rows here
     block = block_of(name, stage) if name in PRESETS else shown(name)
     if name in PRESETS and fitted(PRESETS[name]) != PRESETS[name]:
         block = fitted(PRESETS[name])
@@ -191,7 +191,7 @@ def test_a_method_trains_and_repeats(stage, monkeypatch, name):
 def test_never_seen_takes_rows_of_one_kind_without_tasks(stage, tmp_path, monkeypatch, kind, least):
     """The preset names both kinds and three tasks; what no row meets was a fault. Six rows are too
     few to be drawn to a distribution where it takes seven."""
-    monkeypatch.setattr(coverage, "ALIKE_FROM", least)
+    monkeypatch.setattr(presets, "ALIKE_FROM", least)
     for side in ("forget", "retain", "heldout"):
         rows = [json.loads(line) for line in (stage / f"{side}.jsonl").read_text().splitlines()]
         kept = ({"input": r["input"], "output": r["output"], "kind": kind} for r in rows)

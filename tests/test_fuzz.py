@@ -123,7 +123,8 @@ def row_files(draw) -> tuple[str, bytes]:
 @share(0.3)
 @given(row_files())
 def test_files_of_rows(file):
-    from axolotl_unlearn.data.records import read_documents, read_records
+    from axolotl_unlearn.data.documents import read_documents
+    from axolotl_unlearn.data.records import read_records
 
     suffix, raw = file
     with tempfile.TemporaryDirectory() as folder:
@@ -233,7 +234,7 @@ def test_blocks(block):
 @share(0.05)
 @given(st.one_of(st.binary(max_size=80), st.text(st.characters(codec="utf-8"), max_size=80)))
 def test_config_files(raw):
-    from axolotl_unlearn.checks.preflight import check_config
+    from axolotl_unlearn.checks.report import check_config
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "c.yml"

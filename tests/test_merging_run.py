@@ -26,7 +26,8 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging import merge
 from axolotl_unlearn.merging.checks import initialisation_cosines, tokenizer_difference
 from axolotl_unlearn.merging.run import merge_from_recipe
-from axolotl_unlearn.merging.sources import all_finite, open_base, open_parent, record_base
+from axolotl_unlearn.merging.sources import open_base, open_parent
+from axolotl_unlearn.merging.weights import all_finite, record_base
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from data_tokenizers import byte_tokenizer
 from test_requests_new import TRAIN, config, people, write
 from test_stock_commands import ROOT, run
 
-from axolotl_unlearn.checks.preflight import check_config
+from axolotl_unlearn.checks.report import check_config
 from axolotl_unlearn.cli import unlearn
 
 README = (ROOT / "README.md").read_text("utf-8")

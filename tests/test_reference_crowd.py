@@ -12,11 +12,12 @@ from conftest import tiny_llama
 from torch.testing import assert_close
 
 from axolotl_unlearn.columns import KINDS
-from axolotl_unlearn.config import LevelArgs
+from axolotl_unlearn.config.mechanisms import LevelArgs
 from axolotl_unlearn.engine import forward, row_gradients
 from axolotl_unlearn.engine.entries import make_entries
-from axolotl_unlearn.engine.forward import observe, refuse_without_second_derivative
+from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
+from axolotl_unlearn.engine.row_gradients import refuse_without_second_derivative
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.metrics.learned import FEATURES, text_features, token_features
 from axolotl_unlearn.metrics.memorisation import TokenFacts

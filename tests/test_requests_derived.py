@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.merging.sources import record_base
+from axolotl_unlearn.merging.weights import record_base
 from axolotl_unlearn.requests.derived import derived
 from axolotl_unlearn.requests.record import write
 

@@ -125,8 +125,8 @@ def test_closure_of_the_plugin(stage):
     files = done.stdout.splitlines()[-1].split()
     assert any(file.endswith("training/trainer.py") for file in files)
     assert (stage / "closure/adapter_model.safetensors").exists()
-    lines = sum(len(Path(file).read_text("utf-8").splitlines()) for file in files)
-    assert lines <= 10_600, lines
+    lines = {file: len(Path(file).read_text("utf-8").splitlines()) for file in files}
+    assert sum(lines.values()) <= 8_000, "\n".join(f"{n} {file}" for file, n in lines.items())
 
 
 def test_every_part_is_logged_every_step(straight):
@@ -643,7 +643,7 @@ def test_an_adapter_that_is_not_the_identity_is_its_own_reference(stage):
 
 def test_the_base_is_recorded_for_the_merge(stage, straight):
     """By content: sha256 over the weights of the folder it was trained from."""
-    from axolotl_unlearn.merging.sources import RECORD
+    from axolotl_unlearn.merging.weights import RECORD
 
     record = json.loads((straight / RECORD).read_text())
     assert record["base"] == str(stage / "base") and len(record["sha256"]) == 64
@@ -997,7 +997,8 @@ def test_a_merged_folder_says_of_what_it_is_made(stage, straight):
     """`axolotl merge-lora`; the record tells the base by content, as `merge` checks it."""
     from axolotl.cli.merge_lora import do_cli
 
-    from axolotl_unlearn.merging.sources import Adapter, Model
+    from axolotl_unlearn.merging.sources import Adapter
+    from axolotl_unlearn.merging.weights import Model
 
     do_cli(config=str(stage / "straight.yml"), lora_model_dir=str(straight))
     said = json.loads((straight / "merged/unlearn_base.json").read_text())

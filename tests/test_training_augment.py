@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
 
 from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.data.checks import check_files
+from axolotl_unlearn.data.checks import check_entries, check_records
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.experimental.augment import IDK
 from axolotl_unlearn.experimental.make_twins import Pool
@@ -70,7 +70,7 @@ def faults(config: Path, file: Path, role: str) -> list[str]:
     cfg["datasets"].append({"path": str(file), "type": f"axolotl_unlearn.data.{role}"})
     if role == "forget":
         cfg["unlearn"] = {"forget": {"objective": "ga"}}
-    return check_files(cfg)
+    return check_entries(cfg) + check_records(cfg).faults
 
 
 def test_idk(config, tmp_path):
@@ -263,9 +263,9 @@ def test_twins_through_the_command(config, tmp_path):
     block = {"objective": "npo", "reference": {"twins": str(tmp_path / "out/augment/twins.jsonl")}}
     checked = yaml.safe_load(config.read_text())
     checked["unlearn"]["forget"] = block
-    assert check_files(checked) == []
+    assert check_entries(checked) + check_records(checked).faults == []
     block["reference"]["twins"] = str(tmp_path / "retain.jsonl")
-    (fault,) = check_files(checked)
+    (fault,) = check_entries(checked) + check_records(checked).faults
     assert "has no twin of 3 of 3 forget rows, the first is 'a1qa0'" in fault
     assert "Ada" not in json.dumps(found) and found[2]["output"] == "it rained all day."
     assert "remove --number" in call("twins", config, "--number", 2, code=2)

@@ -17,7 +17,7 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from axolotl_unlearn.config import LevelArgs
+from axolotl_unlearn.config.mechanisms import LevelArgs
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.training import level
 from axolotl_unlearn.training.level import learned_auc

@@ -1,7 +1,4 @@
-"""What unlearning makes of Axolotl's own options: `axolotl_options.yml`, read once.
-
-python -m axolotl_unlearn.checks.axolotl_options > docs/axolotl-options.md
-"""
+"""What unlearning makes of Axolotl's own options: `axolotl_options.yml`, read once."""
 
 from __future__ import annotations
 
@@ -17,23 +14,6 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from axolotl_unlearn import versions
 from axolotl_unlearn.data.records import short
 
-_HEAD = """# Axolotl's options in a run with `unlearn:`
-
-Written by `python -m axolotl_unlearn.checks.axolotl_options` from
-`axolotl_unlearn/checks/axolotl_options.yml`, which has every option of Axolotl 0.19 to 0.21.
-`axolotl-unlearn check` and `axolotl train` stop at one that is refused, before weights are loaded.
-
-- **refused**: it would change loss, batches, data or weights behind the objectives, or do nothing
-  without a word.
-- **noted**: it has no effect, which `check` and the log say.
-- **supported**: it does what Axolotl's documentation says.
-- **untried**: nothing is known against it; compare the first losses with and without it.
-- **no effect** on loss, batches, data or weights of the run.
-
-| options | effect | |
-|---|---|---|
-"""
-
 #: Numbers that Axolotl takes as they are, by the range in which they mean something.
 _RANGES = {
     Annotated[float, Field(gt=0, allow_inf_nan=False)]: """
@@ -41,15 +21,11 @@ _RANGES = {
         loraplus_lr_embedding adam_epsilon adam_epsilon2 dion_lr qgalore_scale num_epochs
         lora_alpha save_steps eval_steps loss_watchdog_threshold scaling_softmax_factor
     """,
-    Annotated[float, Field(ge=0, allow_inf_nan=False)]: """
-        weight_decay max_grad_norm val_set_size
-    """,
+    Annotated[float, Field(ge=0, allow_inf_nan=False)]: "weight_decay max_grad_norm val_set_size",
     Annotated[float, Field(ge=0, lt=1)]: """
         adam_beta1 adam_beta2 adam_beta3 dion_momentum lora_dropout
     """,
-    Annotated[float, Field(gt=0, le=1)]: """
-        dion_rank_fraction
-    """,
+    Annotated[float, Field(gt=0, le=1)]: "dion_rank_fraction",
     Annotated[int, Field(ge=1)]: """
         dion_rank_multiple_of qgalore_rank qgalore_update_proj_gap qgalore_proj_bits
         qgalore_proj_group_size qgalore_gamma_proj qgalore_queue_size jagged_restart_steps
@@ -67,38 +43,26 @@ _RANGES = {
         warmup_steps min_sample_len dataset_num_proc dataset_processes dataloader_num_workers
         profiler_steps_start seed
     """,
-    Annotated[int, Field(ge=2)]: """
-        sequence_len eval_sequence_len
-    """,
-    list[Annotated[int, Field(ge=0)]]: """
-        peft_layers_to_transform
-    """,
-    Annotated[int, Field(ge=1, le=2)]: """
-        fsdp_version
-    """,
+    Annotated[int, Field(ge=2)]: "sequence_len eval_sequence_len",
+    list[Annotated[int, Field(ge=0)]]: "peft_layers_to_transform",
+    Annotated[int, Field(ge=1, le=2)]: "fsdp_version",
 }
-Numbers = create_model(
-    "Numbers",
-    **{key: (kind | None, None) for kind, keys in _RANGES.items() for key in keys.split()},
+#: Keys of Axolotl that are looked into before Axolotl checks them.
+_SHAPES = {
+    str: """
+        base_model base_model_config lora_model_dir adapter output_dir dataset_prepared_path
+        lr_scheduler
+    """,
+    dict: "lr_scheduler_kwargs gradient_checkpointing_kwargs overrides_of_model_config",
+    list[dict]: "pretraining_dataset",
+    list[str]: "plugins unfrozen_parameters",
+}
+Numbers, Shapes = (
+    create_model(
+        "Keys", **{k: (kind | None, None) for kind, keys in kinds.items() for k in keys.split()}
+    )
+    for kinds in (_RANGES, _SHAPES)
 )
-
-
-class Shapes(BaseModel):
-    """Keys of Axolotl that are looked into before Axolotl checks them."""
-
-    base_model: str | None = None
-    base_model_config: str | None = None
-    lora_model_dir: str | None = None
-    adapter: str | None = None
-    output_dir: str | None = None
-    dataset_prepared_path: str | None = None
-    lr_scheduler: str | None = None
-    lr_scheduler_kwargs: dict | None = None
-    pretraining_dataset: list[dict] | None = None
-    plugins: list[str] | None = None
-    unfrozen_parameters: list[str] | None = None
-    gradient_checkpointing_kwargs: dict | None = None
-    overrides_of_model_config: dict | None = None
 
 
 @cache
@@ -176,7 +140,7 @@ def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> list[str]:
             continue
         elif key in others and len(cfg.get("plugins") or []) < 2:
             found.append(
-                f"`{key}` is an option of Axolotl {_span(others[key])}; "
+                f"`{key}` is an option of Axolotl {span(others[key])}; "
                 f"{'.'.join(map(str, versions.axolotl()))} is installed and would ignore it; "
                 "remove it."
             )
@@ -185,7 +149,7 @@ def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> list[str]:
     return found
 
 
-def _span(group: dict[str, Any]) -> str:
+def span(group: dict[str, Any]) -> str:
     return f"from {group['since']} on" if "since" in group else f"up to {group['until']}"
 
 
@@ -209,28 +173,3 @@ def _faults(kind: type[BaseModel], cfg: dict[str, Any]) -> list[str]:
             for fault in error.errors()
         ]
     return []
-
-
-def page() -> str:
-    """docs/axolotl-options.md."""
-    effects = {"refused": "**refused**", "none": "no effect"}
-    rows = []
-    for group in groups():
-        options = ", ".join(f"`{option}`" for option in group["options"])
-        cell = ": ".join(filter(None, [group["about"], group.get("why")]))
-        for option, values in group.get("values", {}).items():
-            options += "".join(f", `{option}: {value}`" for value in values)
-        if "since" in group or "until" in group:
-            cell += f" (Axolotl {_span(group)})"
-        if group.get("above"):
-            cell += f" (values above {group['above']})"
-        if group.get("unless"):
-            cell += "; supported beside `unlearn.data.rows`"
-        if group.get("cure"):
-            cell += f"; {group['cure']}"
-        rows.append(f"| {options} | {effects.get(group['effect'], group['effect'])} | {cell} |")
-    return _HEAD + "\n".join(rows) + "\n"
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -147,11 +147,15 @@ def near_duplicates(forget: Sequence[Record], retain: Sequence[Record]) -> dict[
 
 def plan(cfg: dict[str, Any], args: UnlearnArgs, rows: dict[str, int]) -> dict[str, Any]:
     """Steps on one process, where the reference comes from, and forwards of a step."""
+    from axolotl_unlearn.data.pairing import pairs_in_epoch
+
     found: dict[str, Any] = {"objectives": [f"{s}/{e.objective}" for s, e in args.entries()]}
     batch = int(cfg.get("micro_batch_size") or 1)
     cuts = int(cfg.get("gradient_accumulation_steps") or 1)
     if rows["forget"] and (rows["retain"] or not args.retain):
-        pairs = pairs_of(args, rows)
+        beside = args.pairing.retain_per_forget if args.retain else 0
+        over = args.pairing.epoch_over
+        pairs = pairs_in_epoch(rows["forget"], rows["retain"], beside, over)
         epoch = math.ceil(pairs / (batch * cuts))
         total = math.ceil(epoch * float(cfg.get("num_epochs") or 1))
         if args.phases:
@@ -161,7 +165,6 @@ def plan(cfg: dict[str, Any], args: UnlearnArgs, rows: dict[str, int]) -> dict[s
         steps = min(cfg.get("max_steps") or total, total)
         found |= {"steps": steps, "steps_of_an_epoch": epoch}
         if args.level:
-            beside = args.pairing.retain_per_forget if args.retain else 0
             read = math.ceil(pairs * steps / epoch) * (1 + beside)
             found["level"] = {"rows_of_steps": read, **looks(args, rows, steps)}
     references = args.references()
@@ -190,22 +193,6 @@ def looks(args: UnlearnArgs, rows: dict[str, int], steps: int) -> dict[str, int]
         "rows_of_a_look": rows["forget"] + heldout + kept,
         "rows_asked_before": rows["forget"] + heldout,
     }
-
-
-def pairs_of(args: UnlearnArgs, rows: dict[str, int]) -> int:
-    """Pairs in an epoch, as the trainer draws them."""
-    from datasets import Dataset
-
-    from axolotl_unlearn.data.pairing import PairedDataset
-
-    roles = [ROLES[side] for side, count in rows.items() for _ in range(count)]
-    return len(
-        PairedDataset(
-            Dataset.from_dict({"role": roles}),
-            retain_per_forget=args.pairing.retain_per_forget if args.retain else 0,
-            epoch_over=args.pairing.epoch_over,
-        )
-    )
 
 
 def _mode(cfg: dict[str, Any]) -> str:

@@ -1,12 +1,11 @@
 """What is wrong with a config, found before weights are loaded; and what unlearning relies on.
 
 `prepare` runs in the plugin's ``register`` on the raw config of every ``axolotl`` command;
-`faults` gathers everything at once for ``axolotl-unlearn check``.
+``axolotl-unlearn check`` is `axolotl_unlearn.checks.report`.
 """
 
 from __future__ import annotations
 
-import copy
 import difflib
 import importlib.util
 import inspect
@@ -14,17 +13,15 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn import versions
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import ROLES
-from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs, parse_unlearn, read_config
+from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
-from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
@@ -37,13 +34,9 @@ LOG = logging.getLogger(__name__)
 PLUGIN = "axolotl_unlearn.UnlearnPlugin"
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 #: Keys that choose an attention without second derivatives (the first one, any but two).
-ATTENTION = (
-    "attn_implementation",
-    "flash_attention",
-    "flex_attention",
-    "sage_attention",
-    "xformers_attention",
-)
+ATTENTION = """
+    attn_implementation flash_attention flex_attention sage_attention xformers_attention
+""".split()
 
 #: Axolotl's switches of trackers and the module that each needs.
 _TRACKERS = {
@@ -57,9 +50,7 @@ _TRACKERS = {
 #: Where a missing base model comes from, by the folder the examples use.
 _MAKERS = {
     "out/memorised": "axolotl train examples/memorise.yml",
-    "out/demo/memorised": "python -m research demo",
-    "out/real/smollm2": "python -m research demo-real",
-    "out/real/memorised": "python -m research demo-real",
+    "out/demo/memorised": "make demo",
 }
 
 
@@ -113,22 +104,30 @@ def config_faults(cfg: dict) -> list[str]:
 def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     """What the block and Axolotl's settings ask of each other and of the model."""
     found = axolotl_options.refused(cfg, bool(args.data.rows)) + _together(cfg, args)
-    return found + _reference_faults(cfg, args) + _level_faults(cfg, args) + _layers(cfg, args)
+    found += _reference_faults(cfg, args)
+    names = {entry.objective for entry in args.forget}
+    if args.level or any(name == "match" or objectives()[name].crowd for name in names):
+        from axolotl_unlearn.checks.level import level_faults
+
+        found += level_faults(cfg, args)
+    layers = cfg.get("peft_layers_to_transform") if cfg.get("adapter") else None
+    layers = [n for n in layers if isinstance(n, int)] if isinstance(layers, list) else []
+    return found + architecture_faults(cfg, args, _config_of_folder(cfg), min(layers, default=0))
 
 
-def _told(*faults: tuple[Any, str]) -> list[str]:
+def told(*faults: tuple[Any, str]) -> list[str]:
     """The sentences whose condition holds."""
     return [sentence for holds, sentence in faults if holds]
 
 
-def _sharding(cfg: dict) -> str | None:
+def sharding_key(cfg: dict) -> str | None:
     """The key that asks for FSDP or DeepSpeed."""
     return next((key for key in ("fsdp", "fsdp_config", "deepspeed") if cfg.get(key)), None)
 
 
 def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
     """Settings of Axolotl and of the block that do not go together."""
-    sharding, optimizer = _sharding(cfg), str(cfg.get("optimizer") or "")
+    sharding, optimizer = sharding_key(cfg), str(cfg.get("optimizer") or "")
     spread = args.by_side or (f"`{sharding}`" if sharding else None)
     checkpointing = cfg.get("gradient_checkpointing_kwargs") or {}
     alone = "asks the model about single rows, which FSDP and DeepSpeed do not allow; train on one "
@@ -136,7 +135,7 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
     patterns = cfg.get("unfrozen_parameters") or ()
     # Axolotl compares from the start of a name, and those under an adapter begin with `base_model`.
     own = r"\^?base_model\b.*(lora_|modules_to_save|trainable_tokens)"
-    return _told(
+    return told(
         (not args.forget,
          "`unlearn.forget` is empty: nothing would be forgotten; add an objective."),
         (args.retain and args.pairing.retain_per_forget == 0,
@@ -179,7 +178,7 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     modes = {reference.mode for reference in references if not reference.is_teacher}
     fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")
     sharded = cfg.get("fsdp_config") or cfg.get("fsdp") or _stage(cfg.get("deepspeed")) == 3
-    found = _told(
+    found = told(
         ("adapter_off" in modes and not fresh,
          "`unlearn.reference: adapter_off` needs a fresh adapter; use `auto` or `frozen_copy`."),
         (sharded and "frozen_copy" in modes,
@@ -190,7 +189,7 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
          "parts under FSDP2 only; set `fsdp_version: 2`, or give `reference: {model: BASE}`."),
     )  # fmt: skip
     for one in references:
-        found += _told(
+        found += told(
             (sharded and one.twins,
              "`reference: {twins: ...}` asks the starting model before training, which FSDP and "
              "ZeRO-3 do not allow; train on one device or with DDP."),
@@ -205,18 +204,6 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
               for key, path in (("model", one.model), ("adapter", one.adapter))),
         )  # fmt: skip
     return found
-
-
-def _layers(cfg: dict, args: UnlearnArgs) -> list[str]:
-    """What layers and embeddings of a model that is a folder do not allow."""
-    layers = cfg.get("peft_layers_to_transform")
-    known = isinstance(layers, list) and layers and all(isinstance(n, int) for n in layers)
-    found = untrained_faults(args, min(layers)) if cfg.get("adapter") and known else []
-    known = _config_of_folder(cfg)
-    count = known.get("num_hidden_layers")
-    found += tied_faults(cfg) if known.get("tie_word_embeddings") else []
-    found += hidden_faults(args, known.get("model_type"))
-    return found + (layer_faults(args, count) if count else [])
 
 
 def _stage(deepspeed: Any) -> int | None:
@@ -289,29 +276,23 @@ def _share(cfg: dict, what: str) -> float | None:
 
 def _best_model_faults(cfg: dict) -> list[str]:
     """What chooses a checkpoint by evaluations, and would choose none, or the worst."""
-    asked = [f"{key}: {cfg[key]}" for key in _BY_EVALUATION if cfg.get(key)]
+    asked = [f"`{key}: {cfg[key]}`" for key in _BY_EVALUATION if cfg.get(key)]
     if not asked:
         return []
-    if not _evaluates(cfg):
-        return [
-            f"`{asked[0]}` looks at evaluations, and the run has none: give `test_datasets` or "
-            "`val_set_size` with `eval_steps`, or remove it."
-        ]
     save, look = _share(cfg, "save"), _share(cfg, "eval")
-    if (cfg.get("load_best_model_at_end") or cfg.get("early_stopping_patience")) and not (
-        save and look and save % look == 0
-    ):
-        return [
-            f"`{asked[0]}` would do nothing: Axolotl asks for `save_steps` that are a multiple of "
-            "`eval_steps`; give both."
-        ]
+    kept = cfg.get("load_best_model_at_end") or cfg.get("early_stopping_patience")
     metric = cfg.get("metric_for_best_model")
-    if metric and cfg.get("greater_is_better") is None and not str(metric).endswith("loss"):
-        return [
-            f"`metric_for_best_model: {metric}` would be taken for one where more is better: set "
-            "`greater_is_better: false` (as for losses) or `true`."
-        ]
-    return []
+    return told(
+        (not _evaluates(cfg),
+         f"{asked[0]} looks at evaluations, and the run has none: give `test_datasets` or "
+         "`val_set_size` with `eval_steps`, or remove it."),
+        (kept and not (save and look and save % look == 0),
+         f"{asked[0]} would do nothing: Axolotl asks for `save_steps` that are a multiple of "
+         "`eval_steps`; give both."),
+        (metric and cfg.get("greater_is_better") is None and not str(metric).endswith("loss"),
+         f"`metric_for_best_model: {metric}` would be taken for one where more is better: set "
+         "`greater_is_better: false` (as for losses) or `true`."),
+    )[:1]  # fmt: skip
 
 
 #: Axolotl's, but for CAME, which has three betas: its own list costs an import of torch.
@@ -334,17 +315,6 @@ def _beta_faults(cfg: dict) -> list[str]:
         f"{given} would be ignored with `optimizer: {cfg['optimizer']}`: give `adam_beta1` and "
         "`adam_beta2`, both above 0, or `optim_args`."
     ]
-
-
-@contextmanager
-def _silent_imports() -> Iterator[None]:
-    """Libraries log when they are imported; what is said here is said of the config."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 #: The options of each schedule. What it does not know ends in an error, or is dropped.
@@ -411,34 +381,38 @@ def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
     return found
 
 
-def layer_faults(args: UnlearnArgs, count: int) -> list[str]:
-    """Objectives on hidden states of a layer that a model of ``count`` decoder layers lacks."""
-    return [
-        f"`layer: {entry.parameter('layer')}`"
-        + ("" if "layer" in entry.parameters else " (the default)")
-        + f" of {side}/{entry.objective} in `unlearn:` does not exist: the model has layers 0 to "
-        f"{count - 1}; give one of them."
-        for side, entry in args.entries()
-        if objectives()[entry.objective].sees == "hidden" and entry.parameter("layer") >= count
-    ]
+def architecture_faults(
+    cfg: dict, args: UnlearnArgs, known: Mapping[str, Any], first: int = 0
+) -> list[str]:
+    """What adapters and objectives on hidden states ask of a model.
 
-
-def untrained_faults(args: UnlearnArgs, first: int) -> list[str]:
-    """Objectives on hidden states before ``first``, the lowest decoder layer that is trained."""
-    return [
-        f"`layer: {entry.parameter('layer')}` of {side}/{entry.objective} in `unlearn:` lies "
-        f"before all that is trained (from layer {first} on), so this objective would change "
-        "nothing; give a higher layer, or train lower ones."
-        for side, entry in args.entries()
-        if objectives()[entry.objective].sees == "hidden" and entry.parameter("layer") < first
-    ]
-
-
-def tied_faults(cfg: dict) -> list[str]:
-    """What adapts one of two tied matrices, in a model whose head is the embedding matrix.
-
-    As trained they are two; `axolotl merge-lora` adds what one learned to both, or drops it.
+    Args:
+        known: Its config.json, of the language model; empty where it is not here.
+        first: The lowest decoder layer that is trained.
     """
+    found = _tied_faults(cfg) if known.get("tie_word_embeddings") else []
+    hidden = [one for one in args.entries() if objectives()[one[1].objective].sees == "hidden"]
+    count = known.get("num_hidden_layers")
+    for side, entry in hidden:
+        name, layer = f"{side}/{entry.objective}", entry.parameter("layer")
+        default = "" if "layer" in entry.parameters else " (the default)"
+        found += told(
+            (str(known.get("model_type")).startswith("gemma3n"),
+             f"{name} looks at the hidden states of a layer, of which Gemma 3n has four at once "
+             "(AltUp): use an objective on log-probs."),
+            (count and layer >= count,
+             f"`layer: {layer}`{default} of {name} in `unlearn:` does not exist: the model has "
+             f"layers 0 to {(count or 0) - 1}; give one of them."),
+            (layer < first,
+             f"`layer: {layer}` of {name} in `unlearn:` lies before all that is trained (from "
+             f"layer {first} on), so this objective would change nothing; give a higher layer, or "
+             "train lower ones."),
+        )  # fmt: skip
+    return found
+
+
+def _tied_faults(cfg: dict) -> list[str]:
+    """What adapts one of two tied matrices; `merge-lora` adds its change to both or neither."""
     if not cfg.get("adapter"):
         return []
     keys = ["lora_target_modules"]
@@ -446,8 +420,8 @@ def tied_faults(cfg: dict) -> list[str]:
     found = []
     for key in keys:
         value = cfg.get(key) or ()
-        names = [value] if isinstance(value, str) else value
-        ends = [str(name) for name in names if re.search("|".join(ENDS), str(name))]
+        names = map(str, [value] if isinstance(value, str) else value)
+        ends = [name for name in names if re.search("|".join(ENDS), name)]
         if ends:
             cure = "remove it" if key == keys[0] else "remove it, or set `peft_ensure_weight_tying`"
             found.append(
@@ -455,18 +429,6 @@ def tied_faults(cfg: dict) -> list[str]:
                 f"apart they are lost when the adapter is merged; {cure}."
             )
     return found
-
-
-def hidden_faults(args: UnlearnArgs, model_type: str | None) -> list[str]:
-    """Objectives on hidden states of a model whose layers pass on several of them at once."""
-    if not str(model_type).startswith("gemma3n"):
-        return []
-    return [
-        f"{side}/{entry.objective} looks at the hidden states of a layer, of which Gemma 3n has "
-        "four at once (AltUp): use an objective on log-probs."
-        for side, entry in args.entries()
-        if objectives()[entry.objective].sees == "hidden"
-    ]
 
 
 def _config_of_folder(cfg: dict) -> dict[str, Any]:
@@ -479,70 +441,6 @@ def _config_of_folder(cfg: dict) -> dict[str, Any]:
     inner = config.get("text_config", config)
     ties = {"tie_word_embeddings": config.get("tie_word_embeddings")}
     return inner | (ties if ties["tie_word_embeddings"] is not None else {})
-
-
-def _level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
-    """What `match` aims at, and what compares with held-out rows."""
-    level, names = args.level, dict.fromkeys(entry.objective for entry in args.forget)
-    matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
-    before = [s.is_teacher or (s.mode == "cached" or s.twins) and level for s in matched]
-    found = _told(
-        (not all(before),
-         "`match` would aim at the starting model's own level, so nothing would be forgotten: give "
-         "a teacher (`reference: {model: PATH}`), or `reference: cached` (or `{twins: FILE}`) and "
-         "held-out rows in `unlearn.level`."),
-    )  # fmt: skip
-    if level is None:
-        return found + [
-            f"`{name}` compares with held-out rows: give `unlearn.level: {{heldout: FILE}}`."
-            for name in names
-            if objectives()[name].crowd
-        ]
-    named = [f"{key}: {cfg[key]}" for key in ATTENTION if cfg.get(key)]
-    return found + _told(
-        (len(set(matched)) > 1,
-         "`unlearn.level` reads one reference: give all `match` entries the same."),
-        (not os.path.isfile(level.heldout),
-         f"`unlearn.level.heldout: {level.heldout}` is no file; give rows of the same kinds as the "
-         "forget rows that the model never saw."),
-        (not matched,
-         "`unlearn.level` is what `match` aims at, but no forget objective is `match`: add one or "
-         "remove the block."),
-        (level.certainty and "nckd" not in names,
-         "`unlearn.level.certainty` sets the temperature of `nckd`, but no forget objective is "
-         "`nckd`: add one or remove the key."),
-        *(("alike_gradients" in names and not one.endswith((": sdpa", ": eager")),
-           f"`alike_gradients` needs second derivatives, which `{one}` has none of: use "
-           "`attn_implementation: sdpa` or `eager`.") for one in named),
-        (_sharding(cfg),
-         "`unlearn.level` scores whole rows under the policy, which FSDP and DeepSpeed do not "
-         "allow; train on one device or with DDP."),
-    )  # fmt: skip
-
-
-def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
-    """What a run towards a level can be expected to leave, or holds retained rows to."""
-    found = []
-    matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
-    if matched and not all(source.is_teacher for source in matched):
-        found.append(
-            "without a model from before (`reference: cached`, `twins`) attacks still tell what "
-            "was forgotten: on a development seed AUCs of 0.74 (loss) to 0.89 (learned) remained, "
-            "with a teacher 0.50 and 0.65 (research/notebook/never-seen.md)."
-        )
-    elif matched and all(e.objective != "alike_gradients" for e in args.forget):
-        found.append(
-            "an attacker with the weights can still tell by gradients what was forgotten: on a "
-            "development seed G-Drift had an AUC of 0.69 [0.55, 0.86], beside a retrained model "
-            "0.49 (docs/never-seen.md)."
-        )
-    start = Path(str(cfg.get("base_model"))) / "merge.json"
-    if args.teacher and args.original is None and os.path.isfile(start):
-        found.append(
-            f"retained rows are held to `base_model: {cfg['base_model']}`, which is a merge: if it "
-            "is the start halfway to the teacher, name the model before it as `unlearn.original`."
-        )
-    return found
 
 
 def _model_faults(cfg: dict) -> list[str]:
@@ -565,7 +463,7 @@ def _is_local(path: str) -> bool:
     return path.startswith((".", "/", "~", "out/", "examples/")) or path.count("/") > 1
 
 
-def _take_streams(cfg: dict) -> None:
+def take_streams(cfg: dict) -> None:
     if cfg.get("streaming") or cfg.get("pretraining_dataset"):
         from axolotl_unlearn.data.drawn import streams_as_retain_side
 
@@ -583,7 +481,7 @@ def prepare(cfg: dict) -> None:
         return
     found = axolotl_options.shape_faults(cfg)
     if not found:
-        _take_streams(cfg)
+        take_streams(cfg)
         found = config_faults(cfg)
     if found:
         raise UnlearnError(" ".join(found))
@@ -678,130 +576,3 @@ def _cpu_settings(cfg: dict[str, Any]) -> None:
     for key, value in defaults.items():
         if cfg.get(key) is None:
             cfg[key] = value
-
-
-def check_config(path: Path) -> tuple[list[str], list[str]]:
-    """Faults of a config file, and lines that say what the run would do; see `check`."""
-    return check(path, full=False)[:2]
-
-
-def check(path: Path, full: bool) -> tuple[list[str], list[str], dict[str, Any]]:
-    """Faults of a config file; without one, lines that say what the run would do, and facts.
-
-    Args:
-        full: Also what tokens, Axolotl's own checks and the heads of weight files show.
-
-    Raises:
-        UnlearnError: The file cannot be read at all.
-    """
-    from axolotl_unlearn.data.drawn import passing_draw
-
-    cfg = read_config(path)
-    entries = cfg["datasets"] if isinstance(cfg.get("datasets"), list) else []
-    if not cfg.get("unlearn") and "memorise" not in map(role_of, entries):
-        return (
-            [f"{path} has no `unlearn:` block; add one, e.g. `unlearn: {{preset: ...}}`."],
-            [],
-            {},
-        )
-    if not axolotl_options.shape_faults(cfg):
-        _take_streams(cfg)
-    found, lines, facts = config_faults(cfg), [], {}
-    try:
-        with passing_draw(cfg) as (drawn, named):
-            checked = check_records(drawn)
-            found += map(named, checked.faults)
-            if not found:
-                unread = [f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg)]
-                lines = summary(cfg, checked.counts) + _told(
-                    (unread, "  note: no option of Axolotl, read by other plugins at most: "
-                     + ", ".join(unread)),
-                )  # fmt: skip
-                lines += [f"  note: {named(one)}" for one in checked.notes]
-            if full and not found:
-                from axolotl_unlearn.checks import estimate
-
-                facts, found = estimate.outlook(drawn)
-                found = [*map(named, found), *axolotl_faults(copy.deepcopy(drawn))]
-                lines += estimate.lines(facts)
-    except UnlearnError as error:
-        found.append(str(error))
-    return found, lines, facts
-
-
-def axolotl_faults(cfg: dict) -> list[str]:
-    """What Axolotl itself finds wrong, as `axolotl train` would."""
-    from axolotl.cli.config import gpu_capabilities, prepare_plugins
-    from axolotl.utils.config import validate_config
-    from axolotl.utils.dict import DictDefault
-    from pydantic import ValidationError
-
-    cfg = DictDefault(cfg)
-    capabilities, environment = gpu_capabilities()
-    try:
-        with _silent_imports():  # what it logs is said when it trains
-            prepare_plugins(cfg)
-            validate_config(cfg, capabilities=capabilities, env_capabilities=environment)
-    except ValidationError as error:
-        return [
-            f"Axolotl refuses `{'.'.join(map(str, fault['loc'])) or 'the config'}`: {fault['msg']}."
-            for fault in error.errors()
-        ]
-    except (ValueError, ImportError) as error:
-        return [f"Axolotl refuses the config: {error}"]
-    return optimizer_faults(cfg)
-
-
-def optimizer_faults(cfg: dict) -> list[str]:
-    """A name that is no optimizer, which Axolotl finds when the weights are loaded."""
-    from axolotl.utils.schemas.enums import CustomSupportedOptimizers
-    from transformers.training_args import OptimizerNames
-
-    known = [one.value for names in (OptimizerNames, CustomSupportedOptimizers) for one in names]
-    name = str(cfg.get("optimizer") or "adamw_torch")
-    if name in known:
-        return []
-    near = difflib.get_close_matches(name, known, n=1)
-    return [
-        f"`optimizer: {name}` is no optimizer; "
-        + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}.")
-    ]
-
-
-def summary(cfg: dict, counts: RowCounts) -> list[str]:
-    """What a faultless config would do, in a few lines."""
-    args = parse_unlearn(cfg["unlearn"]) if cfg.get("unlearn") else None
-    if args is None or not args.trains:
-        return ["memorises; no objective of unlearning"]
-    args = counts.fitted(args)
-    lines = [f"preset {args.preset} is short for", args.expanded()] if args.preset else []
-    for number, phase in enumerate(args.phases or [args], 1):
-        if args.phases:
-            length = f"{phase.steps} steps" if phase.steps else f"{phase.epochs:g} epochs"
-            if phase.leave_out:
-                length += f", from here on without {phase.leave_out:.0%} of the retain rows"
-            lines.append(f"phase {number}, {length}:")
-        lines += [_line(side, entry, counts) for side, entry in phase.entries()]
-    notes = [*axolotl_options.noted(cfg).values(), *counts.notes(args), *evaluation_notes(cfg)]
-    notes += level_notes(cfg, args)
-    return lines + [f"  note: {note}" for note in notes]
-
-
-def _line(side: str, entry: ObjectiveArgs, counts: RowCounts) -> str:
-    """One objective of a config."""
-    known = objectives()[entry.objective]
-    limits = {
-        "anneal": entry.anneal,
-        "constraint": entry.constraint,
-        "kinds": entry.kinds,
-        "tasks": entry.tasks,
-    }
-    given = limits | entry.parameters
-    extra = "".join(f", {key}={value}" for key, value in given.items() if value is not None)
-    rows = counts.of_entry(side, entry)
-    unit = known.unit(entry.parameters)
-    return (
-        f"  {side}/{entry.objective:<{24 - len(side)}} weight {entry.weight:g}, mean over "
-        f"{unit}{'e' * (unit == 'batch')}s{extra}{f', for {rows} rows' if rows else ''}"
-        f"  [{known.source}]"
-    )

@@ -189,7 +189,7 @@ def inside(model: str, data_dir: Path, out: Path, control: str | None, **options
     """
     from axolotl_unlearn.attacks.inside import inside_attack
     from axolotl_unlearn.attacks.target import find_side, make_subjects
-    from axolotl_unlearn.data.records import read_documents
+    from axolotl_unlearn.data.documents import read_documents
 
     paths = [find_side(data_dir, side) for side in ("member", "nonmember")]
     sides = [read_documents(path, join=options["join"]) for path in paths]

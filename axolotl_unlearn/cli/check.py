@@ -31,7 +31,7 @@ def command(config: Path, full: bool | None) -> None:
     Example:
       axolotl-unlearn check examples/npo_over.yml
     """
-    from axolotl_unlearn.checks.preflight import check
+    from axolotl_unlearn.checks.report import check
 
     full = "axolotl.cli.main" in sys.modules if full is None else full
     faults, summary, facts = check(config, full)

@@ -73,7 +73,7 @@ def choose(folder: Path, risk: float, delta: float) -> None:
 @click.argument("name", required=False)
 def show(name: str | None = None) -> None:
     """One objective or preset whole, or the list of them."""
-    from axolotl_unlearn.config import preset_names, preset_text
+    from axolotl_unlearn.config.presets import preset_names, preset_text
     from axolotl_unlearn.registry import objectives
 
     known = objectives()

@@ -31,7 +31,7 @@ def command(config: Path, out: Path, start: bool, **given: Any) -> None:
     Example:
       axolotl-unlearn teacher original.yml --forget data/forget.jsonl --start
     """
-    from axolotl_unlearn.config import read_config
+    from axolotl_unlearn.config.reading import read_config
     from axolotl_unlearn.training.teacher import make_start, make_teacher, original_of
 
     original = original_of(config) if start else None

@@ -9,8 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,31 +37,13 @@ KEYS = ("datasets", "test_datasets")
 
 #: Keys of a ``datasets`` entry that have an effect with our types. Axolotl drops unknown ones
 #: and those of other types do nothing here, both without a word.
-ENTRY_KEYS = (
-    "path",
-    "type",
-    "ds_type",
-    "split",
-    "name",
-    "data_files",
-    "revision",
-    "trust_remote_code",
-    "shards",
-    "shards_idx",
-    "preprocess_shards",
-    "field",
-)
-
-
+ENTRY_KEYS = """
+    path type ds_type split name data_files revision trust_remote_code shards shards_idx
+    preprocess_shards field
+""".split()
 #: Suffix of a file -> how Axolotl reads it (``ds_type``).
-_DS_TYPES = {
-    ".json": "json",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".csv": "csv",
-    ".txt": "text",
-}
+_DS_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+_DS_TYPES |= {".csv": "csv", ".txt": "text"}
 
 
 @dataclass
@@ -87,18 +68,9 @@ def role_of(entry: Any) -> str | None:
     return name if name in TYPES else None
 
 
-def check_files(cfg: dict[str, Any]) -> list[str]:
-    """Every fault of the ``datasets`` and ``test_datasets`` of a raw config.
-
-    Each is one sentence with key or file, row and cure; an empty list means the data can be used.
-    Data that are not local files (a hub name, a folder) are checked only when they are loaded.
-    """
-    return check_entries(cfg) + check_records(cfg).faults
-
-
 def check_entries(cfg: dict[str, Any]) -> list[str]:
     """Faults of the entries themselves: types, keys, and sides that objectives need."""
-    args = _block(cfg)
+    args = block_of(cfg)
     foreign_ok = args is not None and not args.trains  # ordinary fine-tuning beside `memorise`
     faults: list[str] = []
     for key in KEYS:
@@ -154,7 +126,7 @@ def records_of(
 
 def check_records(cfg: dict[str, Any]) -> Checked:
     """Read the local files: faulty rows, rows on both sides, rows and entries that do not meet."""
-    args = _block(cfg)
+    args = block_of(cfg)
     checked = Checked()
     try:
         data = _data(cfg) if args is None else args.data
@@ -181,8 +153,11 @@ def check_records(cfg: dict[str, Any]) -> Checked:
                 if data is not None and not data.rows:
                     checked.notes += _notes_on(path, role, sets[role][-1][1], data)
         checked.faults += _overlaps(sets)
-        if not unread & {"forget", "alternative"}:
-            checked.faults += _unmatched(sets)
+        beside = [sets["forget"], sets["alternative"]]
+        if all(beside) and not unread & {"forget", "alternative"}:
+            from axolotl_unlearn.data.beside import unmatched
+
+            checked.faults += unmatched(*beside)
         if key == "datasets" and args is not None and args.trains:
             whole = {
                 role: (record for _, records in files for record in records)
@@ -191,8 +166,10 @@ def check_records(cfg: dict[str, Any]) -> Checked:
             }
             checked.counts = RowCounts.of_records(whole)
             checked.faults += checked.counts.faults(checked.counts.fitted(args))
-            if "forget" not in unread and not data.rows:
-                checked.faults += _without_twin(args, sets["forget"])
+            if any(s.twins for s in args.references()) and "forget" not in unread and not data.rows:
+                from axolotl_unlearn.data.beside import without_twin
+
+                checked.faults += without_twin(args, sets["forget"])
     return checked
 
 
@@ -220,28 +197,6 @@ def _notes_on(path: str, role: str, records: list[Record], data: DataArgs) -> li
     ]
 
 
-def _without_twin(args: UnlearnArgs, forget: list[tuple[str, list[Record]]]) -> list[str]:
-    """Forget rows that `reference.twins` does not know, before weights are loaded."""
-    ids = [record.id for _, records in forget for record in records]
-    faults = []
-    for path in {source.twins for source in args.references()} - {None}:
-        if not os.path.isfile(path):
-            continue  # reported elsewhere
-        try:
-            twins = read_records(path, args.data.fields, kind=args.data.default_kind)
-        except UnlearnError as error:
-            faults.append(str(error))
-            continue
-        missing = sorted(set(ids) - {twin.id for twin in twins})
-        if missing:
-            faults.append(
-                f"`reference.twins: {path}` has no twin of {len(missing)} of {len(ids)} forget "
-                f"rows, the first is {missing[0]!r}; write them with `axolotl-unlearn augment "
-                "twins`."
-            )
-    return faults
-
-
 def check_columns(args: UnlearnArgs, rows: Any) -> tuple[UnlearnArgs, list[str]]:
     """Rows that Axolotl has loaded against the entries; returns these, `fitted`, and notes.
 
@@ -256,18 +211,7 @@ def check_columns(args: UnlearnArgs, rows: Any) -> tuple[UnlearnArgs, list[str]]
     return args, counts.notes(args)
 
 
-def names_of_rows(cfg: dict[str, Any], side: str, numbers: Iterable[int]) -> list[str]:
-    """What to call the rows with these places in their file: ids where one file has the side."""
-    entries = [e for e in cfg.get("datasets") or [] if role_of(e) == side]
-    args = _block(cfg)
-    names: list[str] = []
-    if args is not None and len(entries) == 1 and os.path.isfile(entries[0]["path"]):
-        with suppress(UnlearnError):  # the file has changed since
-            names = [row.id for row in records_of(entries[0], args.data, unique=False)]
-    return [short(names[n]) if 0 <= n < len(names) else f"row {n}" for n in numbers]
-
-
-def _block(cfg: dict[str, Any]) -> UnlearnArgs | None:
+def block_of(cfg: dict[str, Any]) -> UnlearnArgs | None:
     try:
         return unlearn_config(cfg)
     except UnlearnError:
@@ -275,11 +219,7 @@ def _block(cfg: dict[str, Any]) -> UnlearnArgs | None:
 
 
 def _data(cfg: dict[str, Any]) -> DataArgs | None:
-    """``unlearn.data`` of a block that has other faults; None without one.
-
-    Raises:
-        ValidationError: It has faults itself.
-    """
+    """``unlearn.data`` of a block that has other faults; None without one."""
     block = cfg.get("unlearn")
     given = block.get("data") if isinstance(block, dict) else None
     return None if given is None else DataArgs.model_validate(given)
@@ -372,29 +312,3 @@ def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
             except UnlearnError as error:
                 faults.append(str(error))
     return faults
-
-
-def _unmatched(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
-    """Alternatives without a forget row, and forget rows without an alternative."""
-    if not (sets["forget"] and sets["alternative"]):
-        return []  # reported elsewhere
-    forget = {record.id: record for _, records in sets["forget"] for record in records}
-    answered = set()
-    for path, records in sets["alternative"]:
-        for number, record in enumerate(records, start=1):
-            own = forget.get(record.id)
-            says = f"alternative {number} of {path} ({record.id!r})"
-            if own is None:
-                return [
-                    f"{says} answers no forget row; give it the `id` of one (or leave out all ids "
-                    "and keep their order)."
-                ]
-            if own.output == record.output:
-                return [f"{says} gives the very answer that is to be forgotten; write another."]
-            answered.add(record.id)
-    without = [record_id for record_id in forget if record_id not in answered]
-    return [
-        f"{len(without)} of {len(forget)} forget rows have no alternative, the first is {one!r}; "
-        "add one for each (`axolotl-unlearn augment`)."
-        for one in without[:1]
-    ]

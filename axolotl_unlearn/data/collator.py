@@ -20,8 +20,7 @@ class PairCollator:
     Args:
         tokenizer: A tokenizer with a pad (or EOS) token, or the pad id itself.
         pad_to_multiple_of: Round the padded length up to a multiple of this.
-        padding, return_tensors: Accepted because Axolotl passes them to every collator; rows are
-            always padded to the longest of the batch and returned as torch tensors.
+        padding, return_tensors: As Axolotl passes them to every collator; they change nothing.
 
     Returns of a call (b rows, t tokens):
         input_ids, attention_mask, labels: int64 [b, t]; labels are -100 on padding.

@@ -11,14 +11,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from axolotl_unlearn.columns import KINDS, ROLES, SIDES, Kind, Role, task_number
-from axolotl_unlearn.registry import objectives
 
 if TYPE_CHECKING:
     from axolotl_unlearn.config import ObjectiveArgs, UnlearnArgs
     from axolotl_unlearn.data.records import Record
 
-#: Rows from which `alike` and its kin, which compare distributions, have something to compare.
-ALIKE_FROM = 20
 _KIND_NAMES = {number: name for name, number in KINDS.items()}
 
 
@@ -56,41 +53,12 @@ class RowCounts:
         )
 
     def fitted(self, args: UnlearnArgs) -> UnlearnArgs:
-        """``args`` with the limits of a preset that takes a teacher lifted where no row meets them.
-
-        Such a preset names kinds and tasks that data need not have. Tasks that no row of the side
-        has are left out; an entry that is then for no row is left out if another one of its
-        objective has rows, and is else for all kinds. Without `ALIKE_FROM` rows `alike` and its kin
-        are left out.
-        """
+        """``args``; of a preset that takes a teacher, what these rows can meet."""
         if args.teacher is None:
             return args
-        changed = {}
-        for side in SIDES:
-            entries = getattr(args, side)
-            tasks = {task for of, _, task in self.rows if of == side}
-            if not tasks:
-                continue  # no such data at all: reported elsewhere, or not read yet
-            met = [
-                entry.model_copy(
-                    update={"tasks": [t for t in entry.tasks if task_number(t) in tasks] or None}
-                )
-                if entry.tasks
-                else entry
-                for entry in entries
-            ]
-            busy = {entry.objective for entry in met if self.of_entry(side, entry)}
-            changed[side] = []
-            for entry in met:
-                if not self.of_entry(side, entry):
-                    if entry.objective in busy:
-                        continue
-                    busy.add(entry.objective)
-                    entry = entry.model_copy(update={"kinds": None})
-                if objectives()[entry.objective].crowd and self.of_entry(side, entry) < ALIKE_FROM:
-                    continue
-                changed[side].append(entry)
-        return args.model_copy(update=changed)
+        from axolotl_unlearn.config.presets import fitted
+
+        return fitted(args, self)
 
     def faults(self, args: UnlearnArgs) -> list[str]:
         """Entries and tasks without rows, and forget rows without an entry."""
@@ -132,17 +100,11 @@ class RowCounts:
         return Counter({group: n for group, n in self.rows.items() if group[0] == side})
 
     def _uncovered(self, side: str, args: UnlearnArgs) -> Counter:
-        entries = [entry for of, entry in args.entries() if of == side]
-        if not entries:
-            return Counter()
-        rows = self._of_side(side)
-        return Counter(
-            {
-                group: n
-                for group, n in rows.items()
-                if not any(entry.is_for(*group[1:]) for entry in entries)
-            }
-        )
+        entries, left = [entry for of, entry in args.entries() if of == side], Counter()
+        for group, n in self._of_side(side).items() if entries else ():
+            if not any(entry.is_for(*group[1:]) for entry in entries):
+                left[group] = n
+        return left
 
     def _listed(self, groups: Counter) -> str:
         """ "8 questions of task pii and 2 completions without a task" """

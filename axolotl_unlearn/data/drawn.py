@@ -81,17 +81,11 @@ def rows_to_draw(cfg: dict[str, Any], args: UnlearnArgs) -> int:
 def draw_retain(cfg: dict[str, Any], folder: Path, count: int) -> list[tuple[str, str]]:
     """Put ``count`` rows, drawn uniformly from all retain files together, in the files' place.
 
-    A run reads (forget rows) x ``retain_per_forget`` x epochs retain rows; what is beyond is
-    tokenised in vain. One pass with a reservoir (Vitter 1985, algorithm R) holds ``count`` lines
-    in memory, and the config's seed fixes the draw.
-
-    Args:
-        cfg: The ``path`` of its retain entries is changed in place, and an entry of which no row
-            is drawn is removed.
-        folder: Where the drawn rows are written, as ``retain-<hash>.jsonl``.
+    One pass with a reservoir (Vitter 1985, algorithm R) holds ``count`` lines in memory, and the
+    config's seed fixes the draw. An entry of which no row is drawn is removed.
 
     Returns:
-        The files, each as (drawn, from).
+        The files, each as (drawn, from); they are written to ``folder/retain-<hash>.jsonl``.
 
     Raises:
         UnlearnError: A retain side that is no JSON lines file, or a part of one.

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal
 
 from axolotl_unlearn.columns import IGNORE, Kind
 from axolotl_unlearn.config import DataArgs
-from axolotl_unlearn.data.records import Record, short
+from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 
 #: Records whose texts go to the tokenizer together.
 _AT_ONCE = 1000
 #: Distinct texts of which the tokens are kept: a memorisation stream repeats its rows.
-_MOST_KNOWN = 10_000
+MOST_KNOWN = 10_000
 
 
 class AnswerTooLong(UnlearnError):
@@ -90,19 +90,12 @@ class Encoder:
                 "`unlearn.data.chat_template` is true but the tokenizer has no chat template; set "
                 "Axolotl's `chat_template:` or use `unlearn.data.template`."
             )
-        if options.template is not None:
-            _split_template(options.template)
         self._known: dict[str, list[int]] = {}
-        self._chats: dict[tuple[str, str], Encoded] = {}
         self.bos = self._leading_special_tokens()
         self.adds_space = self._adds_space()
 
     def encode(self, record: Record) -> Encoded:
-        """Tokens of a record.
-
-        Raises:
-            AnswerTooLong: BOS, completion and EOS exceed ``max_length``.
-        """
+        """Tokens of a record; see `fitted`."""
         (whole,) = self.tokens([record])
         return self.fitted(record, whole)
 
@@ -112,7 +105,7 @@ class Encoder:
         Tokenizers are asked for a thousand records at a time, which is quicker than one by one.
         """
         if self.options.chat_template:
-            yield from map(self._chat, records)
+            yield from map(self._chat.encoded, records)
             return
         end = [self.tokenizer.eos_token_id] if self.options.eos else []
         records = iter(records)
@@ -168,68 +161,20 @@ class Encoder:
         them: "Answer: {output}" gives the tokens of " Paris", not those of "Paris".
         """
         if self.options.chat_template:
-            return self._chat_texts(record)
+            return self._chat.texts(record)
         if self.options.template is not None:
-            head, tail = _split_template(self.options.template)
+            head, _, tail = self.options.template.partition("{output}")
             head = head.replace("{input}", record.input)
             prompt = head.rstrip(" ")
             return prompt, head[len(prompt) :] + record.output + tail
         join = self.options.join if record.input else ""
         return record.input, join + record.output
 
-    def _chat_texts(self, record: Record) -> tuple[str, str]:
-        user = [{"role": "user", "content": record.input}]
-        both = [*user, {"role": "assistant", "content": record.output}]
-        more = self.cfg.get("chat_template_kwargs") or {}
-        apply = partial(self.tokenizer.apply_chat_template, tokenize=False, **more)
-        prompt, whole = apply(user, add_generation_prompt=True), apply(both)
-        if not whole.startswith(prompt):
-            raise UnlearnError(
-                "the tokenizer's chat template does not begin a conversation with its own "
-                "generation prompt, so the answer's text is unknown; use `unlearn.data.template`."
-            )
-        return prompt, whole[len(prompt) :].rstrip()
-
     @cached_property
-    def _strategy(self) -> Any:
-        """Axolotl's own for an entry ``{type: chat_template}``."""
-        from axolotl.prompt_strategies import load
-        from axolotl.utils.dict import DictDefault
+    def _chat(self) -> Any:
+        from axolotl_unlearn.data.chat import Chat
 
-        from axolotl_unlearn.data.typed import checked
-
-        settings = DictDefault({**self.cfg, "sequence_len": self.max_length})
-        entry = checked({"type": "chat_template"}, settings)
-        return load("chat_template", self.tokenizer, settings, entry)
-
-    def _chat(self, record: Record) -> Encoded:
-        """Tokens and labels of Axolotl's strategy; without `eos` the end of the turn has no label.
-
-        Raises:
-            UnlearnError: No token of the answer has a label.
-        """
-        known = self._chats.get((record.input, record.output))
-        if known is not None:
-            return known
-        turns = (("user", record.input), ("assistant", record.output))
-        messages = [{"role": role, "content": content} for role, content in turns]
-        found = self._strategy.tokenize_prompt({"messages": messages})
-        ids, labels = list(found["input_ids"]), list(found["labels"])
-        given = [place for place, label in enumerate(labels) if label != IGNORE]
-        if not self.options.eos:
-            ends = {*self._strategy._eot_token_ids, self.tokenizer.eos_token_id}
-            while given and ids[given[-1]] in ends:
-                labels[given.pop()] = IGNORE
-        if not given:
-            raise UnlearnError(
-                f"row {short(record.id)}: Axolotl's `chat_template` finds no token of the answer; "
-                "use another template, or `unlearn.data.template`."
-            )
-        start = given[0]
-        found = Encoded(ids[:start], ids[start:], labels[start:])
-        if len(self._chats) < _MOST_KNOWN:
-            self._chats[record.input, record.output] = found
-        return found
+        return Chat(self)
 
     def _plain(self, texts: Sequence[str]) -> list[list[int]]:
         known = self._known
@@ -237,7 +182,7 @@ class Encoder:
         if new:
             found = self.tokenizer(new, add_special_tokens=False)["input_ids"]
             known = known | dict(zip(new, found, strict=True))
-            if len(self._known) < _MOST_KNOWN:
+            if len(self._known) < MOST_KNOWN:
                 self._known = known
         return [list(known.get(text, ())) for text in texts]
 
@@ -271,13 +216,3 @@ class Encoder:
         """
         first, second, both, plain = self._plain(["a", " b", "a b", "b"])
         return both != first + second or second == plain
-
-
-def _split_template(template: str) -> tuple[str, str]:
-    head, found, tail = template.partition("{output}")
-    if not found or "{input}" not in head:
-        raise UnlearnError(
-            "`unlearn.data.template` must contain {input} and, after it, {output}, e.g. "
-            "'Question: {input}\\nAnswer: {output}'."
-        )
-    return head, tail

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
-from axolotl_unlearn.columns import PAIR, ROLES
+from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.errors import UnlearnError
 
 FORGET, RETAIN = ROLES["forget"], ROLES["retain"]
@@ -66,8 +66,6 @@ class PairedDataset(Dataset):
                 "the dataset has no column 'role'; use the types axolotl_unlearn.data.forget and "
                 "axolotl_unlearn.data.retain in `datasets:` and an empty dataset_prepared_path."
             )
-        if retain_per_forget < 0:
-            raise UnlearnError("`unlearn.pairing.retain_per_forget` must be 0 or more.")
         self.rows = rows
         self.seed = seed
         self.retain_per_forget = retain_per_forget
@@ -85,12 +83,14 @@ class PairedDataset(Dataset):
                 "there are no retain rows although each forget row is paired with "
                 f"{retain_per_forget}; add a dataset with `type: axolotl_unlearn.data.retain`."
             )
-        self.alternatives = _alternatives(rows, roles) if alternatives else {}
-        self._length = len(self.forget_rows)
-        if not shuffle:
-            self._length = self._even_length()
-        elif epoch_over == "longest" and retain_per_forget:
-            self._length = max(self._length, -(-len(self.retain_rows) // retain_per_forget))
+        self.alternatives: dict[int, list[int]] = {}
+        if alternatives:
+            from axolotl_unlearn.data.beside import matched
+
+            self.alternatives = matched(rows, roles)
+        counts = len(self.forget_rows), len(self.retain_rows)
+        trained = pairs_in_epoch(*counts, retain_per_forget, epoch_over)
+        self._length = trained if shuffle else self._even_length()
         self._permutation = lru_cache(maxsize=8)(self._draw)
 
     def __len__(self) -> int:
@@ -176,46 +176,11 @@ class PairedDataset(Dataset):
         self._permutation = lru_cache(maxsize=8)(self._draw)
 
 
-def _alternatives(rows: Any, roles: np.ndarray) -> dict[int, list[int]]:
-    """Place of each forget row -> places of its alternatives, in the order of their file.
-
-    Raises:
-        UnlearnError: They do not match.
-    """
-    if PAIR not in rows.column_names:
-        raise UnlearnError(
-            f"the dataset has no column {PAIR!r}, by which alternatives find their forget rows; "
-            "use the types of axolotl_unlearn.data and an empty dataset_prepared_path."
-        )
-    pair, kind, task, number = (np.asarray(rows[name][:]) for name in (PAIR, "kind", "task", "row"))
-    forget = {int(pair[row]): int(row) for row in np.flatnonzero(roles == FORGET)}
-    if len(forget) < (roles == FORGET).sum():
-        raise UnlearnError(
-            "two forget rows have the same id (or files without ids, or a text that was cut into "
-            "several rows), so alternatives cannot find theirs; give ids that occur once."
-        )
-    found: dict[int, list[int]] = {row: [] for row in forget.values()}
-    given = np.flatnonzero(roles == ROLES["alternative"])
-    for row in given[np.argsort(number[given], kind="stable")].tolist():
-        own = forget.get(int(pair[row]))
-        if own is None:
-            raise UnlearnError(
-                f"alternative {number[row] + 1} of its file answers no forget row; give it the "
-                "`id` of one (or leave out all ids and keep the order of the forget rows)."
-            )
-        if (kind[row], task[row]) != (kind[own], task[own]):
-            raise UnlearnError(
-                f"alternative {number[row] + 1} of its file has another kind or task than its "
-                "forget row; make them equal."
-            )
-        found[own].append(row)
-    without = [number[row] for row, several in found.items() if not several]
-    if without:
-        raise UnlearnError(
-            f"{len(without)} of {len(forget)} forget rows have no alternative, the first is row "
-            f"{min(without) + 1}; add one for each (`axolotl-unlearn augment`)."
-        )
-    return found
+def pairs_in_epoch(forget: int, retain: int, retain_per_forget: int, epoch_over: str) -> int:
+    """Pairs in an epoch of training with so many rows."""
+    if epoch_over == "longest" and retain_per_forget:
+        return max(forget, -(-retain // retain_per_forget))
+    return forget
 
 
 class PairSampler(Sampler[int]):

@@ -22,34 +22,14 @@ from axolotl_unlearn.data.checks import ENTRY_KEYS, KEYS, role_of
 LOG = logging.getLogger(__name__)
 
 #: Settings of Axolotl that decide tokens, rows or their order.
-SETTINGS = (
-    "base_model",
-    "base_model_config",
-    "revision_of_model",
-    "tokenizer_config",
-    "tokenizer_type",
-    "tokenizer_use_fast",
-    "tokenizer_legacy",
-    "tokenizer_use_mistral_common",
-    "special_tokens",
-    "tokens",
-    "added_tokens_overrides",
-    "chat_template",
-    "chat_template_jinja",
-    "chat_template_kwargs",
-    "default_system_message",
-    "train_on_inputs",
-    "eot_tokens",
-    "is_mistral_derived_model",
-    "is_qwen_derived_model",
-    "sequence_len",
-    "eval_sequence_len",
-    "excess_length_strategy",
-    "min_sample_len",
-    "shuffle_merged_datasets",
-    "shuffle_before_merging_datasets",
-    "seed",
-)
+SETTINGS = """
+    base_model base_model_config revision_of_model tokenizer_config tokenizer_type
+    tokenizer_use_fast tokenizer_legacy tokenizer_use_mistral_common special_tokens tokens
+    added_tokens_overrides chat_template chat_template_jinja chat_template_kwargs
+    default_system_message train_on_inputs eot_tokens is_mistral_derived_model
+    is_qwen_derived_model sequence_len eval_sequence_len excess_length_strategy min_sample_len
+    shuffle_merged_datasets shuffle_before_merging_datasets seed
+""".split()
 _TOKENIZER_FILES = re.compile(
     r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab.*|merges\.txt|chat_template.*"
     r"|.*\.(model|tiktoken|jinja)"
@@ -72,10 +52,7 @@ def is_prepared(path: Path) -> bool:
 
 
 def drop_half_written(folder: Path) -> None:
-    """Remove rows that a killed run has saved in part: Axolotl would read what is there and end.
-
-    A process that saves just now holds Axolotl's lock.
-    """
+    """Remove rows that a killed run has saved in part: Axolotl would read what is there and end."""
 
     def broken() -> list[Path]:
         found = (path for path in folder.glob("*") if _AXOLOTLS.fullmatch(path.name))
@@ -85,6 +62,7 @@ def drop_half_written(folder: Path) -> None:
         from axolotl.utils.data.lock import LOCK_FILE_NAME
         from filelock import FileLock
 
+        # A process that saves just now holds Axolotl's lock.
         with FileLock(str(folder / LOCK_FILE_NAME)):
             for path in broken():
                 LOG.warning("%s was saved in part by a run that ended; it is made again.", path)

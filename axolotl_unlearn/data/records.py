@@ -103,9 +103,8 @@ def read_records(
     task is accepted if the field names are the default ones: ids become ``row0``, ``row1`` ...
 
     Args:
-        path: ``.jsonl``, ``.json`` (a list of records, or columns as pandas writes them:
-            ``{"input": {"0": ...}, "output": {"0": ...}}``) or ``.parquet``.
-        fields: Own field names.
+        path: ``.jsonl``, ``.json`` (a list of records, or columns as pandas writes them) or
+            ``.parquet``.
         unique: Refuse an id that occurs twice. A memorisation stream repeats its rows.
         kind: That of rows which do not tell.
         entry: Of ``datasets``, whose ``split`` or ``shards`` may take a part of the file.
@@ -155,18 +154,20 @@ def records_from_rows(
     for number, (place, row) in enumerate(rows):
         where = f"{source}, {place}"
         record_id = (
-            f"row{number}" if "id" in optional else _text(row, "id", fields, where, number_ok=True)
+            f"row{number}"
+            if "id" in optional
+            else text_of(row, "id", fields, where, number_ok=True)
         )
         if unique:
-            _own_id(places, record_id, source, place)
-        output = _text(row, "output", fields, where)
+            own_id(places, record_id, source, place)
+        output = text_of(row, "output", fields, where)
         if not output.strip():
             raise UnlearnError(
                 f"{where}: field {fields.output!r} is empty, so there is nothing to learn or "
                 "forget; fill it or remove the row."
             )
-        task = "" if "task" in optional else _text(row, "task", fields, where, number_ok=True)
-        prompt = _text(row, "input", fields, where)
+        task = "" if "task" in optional else text_of(row, "task", fields, where, number_ok=True)
+        prompt = text_of(row, "input", fields, where)
         if row.get("kind") not in (None, *KINDS):
             raise UnlearnError(f"{where}: field 'kind' must be 'completion' or 'question'.")
         _refuse_unread(row, fields, where)
@@ -176,12 +177,12 @@ def records_from_rows(
             output=output,
             task=task,
             kind=row.get("kind") or kind_of(record_id) or kind,
-            source=_source(row.get(fields.document)),
-            author=_source(row.get("author")),
+            source=document_name(row.get(fields.document)),
+            author=document_name(row.get("author")),
         )
 
 
-def _own_id(places: dict[str, str], name: str, source: str, place: str) -> None:
+def own_id(places: dict[str, str], name: str, source: str, place: str) -> None:
     if name in places:
         raise UnlearnError(
             f"{source}, {place}: the id {short(name)} is already that of {places[name]}; give "
@@ -191,11 +192,7 @@ def _own_id(places: dict[str, str], name: str, source: str, place: str) -> None:
 
 
 def _refuse_unread(row: Mapping[str, Any], fields: Fields, where: str) -> None:
-    """Refuse a row of which a part of the prompt would be left out.
-
-    Raises:
-        UnlearnError: It has text in a field that other formats read and these `fields` do not.
-    """
+    """Refuse a row with text in a field that other formats read and these `fields` do not."""
     for field, kind in _PROMPTS.items():
         value = row.get(field)
         if not isinstance(value, (str, list)) or not value:
@@ -221,78 +218,12 @@ def row_type(path: str | os.PathLike[str]) -> str | None:
     return None
 
 
-def _source(value: Any) -> str:
+def document_name(value: Any) -> str:
     """The name of a document; nothing where its text stands there: names appear in reports."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return ""
     name = str(value).strip()
     return name if len(name) <= MAX_NAME and name.isprintable() else ""
-
-
-class Answer(str):
-    """A document with what its row says of it.
-
-    Attributes:
-        prompt: What it is read after, of which nothing is asked: it is a chat model's answer.
-        author: Whose it is: texts of one author are no independent texts.
-    """
-
-    prompt: str = ""
-    author: str = ""
-
-    def __new__(cls, text: str, prompt: str = "", author: str = "") -> Answer:
-        made = super().__new__(cls, text)
-        made.prompt, made.author = prompt, author
-        return made
-
-    def __getnewargs__(self) -> tuple[str, str, str]:
-        return str(self), self.prompt, self.author
-
-
-def author_of(text: str) -> str:
-    """The author of a document of `read_documents`; "" where its row names none."""
-    return getattr(text, "author", "")
-
-
-def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tuple[str, str]]:
-    """Documents for membership inference, as (id, text).
-
-    The text is the field ``document``, else ``text``, else ``input`` + ``join`` + ``output``. With
-    a field ``prompt`` or ``author`` it is an `Answer`.
-    Rows without an id get ``row0``, ``row1`` ...
-
-    Raises:
-        UnlearnError: The first fault of the file.
-    """
-    documents, places = [], {}
-    rows = list(_raw_rows(Path(path)))
-    if not rows:
-        raise UnlearnError(f"{path} has no rows; it needs at least one document.")
-    for number, (place, row) in enumerate(rows):
-        where = f"{path}, {place}"
-        name = next((n for n in ("document", "text") if n in row), None)
-        if name is not None:
-            text = row[name]
-        elif "input" in row and "output" in row:
-            prompt, text = (_text(row, field, Fields(), where) for field in ("input", "output"))
-            text = prompt + join + text if prompt else text
-        else:
-            raise UnlearnError(
-                f"{where}: there is no field 'document'{_nearest('document', row)}; a document "
-                "needs 'document', 'text', or 'input' and 'output'."
-            )
-        if not isinstance(text, str) or not text.strip():
-            raise UnlearnError(f"{where}: field {name!r} must be a text that is not empty.")
-        _require_unicode(text, str(name), where)
-        record_id = (
-            _text(row, "id", Fields(), where, number_ok=True) if "id" in row else f"row{number}"
-        )
-        _own_id(places, record_id, str(path), place)
-        prompt = row.get("prompt")
-        prompt = prompt if isinstance(prompt, str) else ""
-        author = _source(row.get("author"))
-        documents.append((record_id, Answer(text, prompt, author) if prompt or author else text))
-    return documents
 
 
 def check_disjoint(
@@ -324,7 +255,7 @@ def check_disjoint(
             )
 
 
-def _text(
+def text_of(
     row: Mapping[str, Any], name: str, fields: Fields, where: str, number_ok: bool = False
 ) -> str:
     """The field as text; ids and tasks may be whole numbers."""
@@ -333,7 +264,7 @@ def _text(
     if value is None:
         state = "is null" if field in row else "is missing"
         raise UnlearnError(
-            f"{where}: field {field!r} {state}{_nearest(field, set(row) - {field})}; correct the "
+            f"{where}: field {field!r} {state}{nearest(field, set(row) - {field})}; correct the "
             f"file or set `unlearn.data.fields.{name}` to the name it uses."
         )
     if number_ok and isinstance(value, int) and not isinstance(value, bool):
@@ -342,11 +273,11 @@ def _text(
         raise UnlearnError(
             f"{where}: field {field!r} is of type {type(value).__name__} but must be a text."
         )
-    _require_unicode(value, field, where)
+    require_unicode(value, field, where)
     return value
 
 
-def _require_unicode(value: str, field: str, where: str) -> None:
+def require_unicode(value: str, field: str, where: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -362,7 +293,7 @@ def short(value: Any) -> str:
     return ascii(text if len(text) <= MAX_NAME else text[: MAX_NAME - 3] + "...")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     # Names only: a key that is a text is none, and nobody reads a hundred of them.
     known = sorted(k for k in map(str, known) if len(k) <= 40)[:20]
     lower = {k.lower(): k for k in known}
@@ -434,35 +365,6 @@ def read_json_lines(path: str | os.PathLike[str], *, cut: bool = False) -> list[
     return rows
 
 
-def require_texts(row: Mapping[str, Any], field: str, where: str) -> list[str]:
-    """The texts of a field; one text that stands there without a list counts as one.
-
-    Raises:
-        UnlearnError: It is missing, or one of them is no text (a number, null) or empty.
-    """
-    value = row.get(field)
-    texts = [value] if isinstance(value, str) else value
-    if field not in row:
-        raise UnlearnError(f"{where}: field {field!r} is missing{_nearest(field, row)}; add it.")
-    if not isinstance(texts, (list, tuple)) or not texts:
-        raise UnlearnError(f"{where}: field {field!r} must be a list of texts, at least one.")
-    for text in texts:
-        if not isinstance(text, str):
-            raise UnlearnError(
-                f"{where}: field {field!r} is of type {type(text).__name__} but must be a text; "
-                "put it in quotation marks."
-            )
-        if not text.strip():
-            raise UnlearnError(f"{where}: field {field!r} is empty; fill it or remove the row.")
-        _require_unicode(text, field, where)
-    return list(texts)
-
-
-def require_text(row: Mapping[str, Any], field: str, where: str) -> str:
-    """The one text of a field; raises as `require_texts`."""
-    return require_texts({**row, field: [row[field]]} if field in row else row, field, where)[0]
-
-
 def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (place, row) of a file of any format."""
     if not os.path.exists(path):
@@ -484,7 +386,8 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     text = read_text(path)
     start = text.lstrip()[:1]
     if start == "[":
-        yield from _list_rows(_parse(text, path), path)
+        rows = enumerate(_parse(text, path), start=1)
+        yield from (_as_row(row, f"record {number}", path) for number, row in rows)
     elif path.suffix == ".json" and start == "{":
         yield from _object_rows(text, path)
     else:
@@ -544,11 +447,6 @@ def _line_rows(text: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]
             continue
         row = _parse(line, path, "JSON lines hold one record a line", number)
         yield _as_row(row, f"line {number}", path)
-
-
-def _list_rows(rows: Any, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, row in enumerate(rows, start=1):
-        yield _as_row(row, f"record {number}", path)
 
 
 def _as_row(row: Any, place: str, path: Path) -> tuple[str, Mapping[str, Any]]:

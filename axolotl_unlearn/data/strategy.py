@@ -34,20 +34,11 @@ class _RoleStrategy(DatasetWrappingStrategy):
     def __init__(
         self, role: Role, tokenizer: Any, cfg: Any, data: DataArgs, entry: Mapping[str, Any]
     ) -> None:
-        self.role, self.tokenizer, self.cfg, self.data, self.entry = (
-            role, tokenizer, cfg, data, entry,
-        )  # fmt: skip
+        self.role, self.tokenizer, self.cfg = role, tokenizer, cfg
+        self.data, self.entry = data, entry
         name = entry.get("path")
         self.path = Path(name) if name and Path(name).is_file() else None
         self.source = str(name or f"{role} rows")
-
-    def wrap_dataset(self, dataset: Any, *_: Any, **__: Any) -> Dataset:
-        """Token rows in file order.
-
-        Raises:
-            UnlearnError: A fault of the rows, or of what would not be learned or forgotten.
-        """
-        raise NotImplementedError
 
     def _allowed(self, rows: list, content: Callable[[Any], Any] | None = None) -> list:
         """Without those that a deletion request suppresses."""
@@ -98,11 +89,7 @@ class RecordStrategy(_RoleStrategy):
         return self.encoder.labelled(record.kind) if said or self.role != "memorise" else "document"
 
     def _tell_cuts(self, cut: list[tuple[int, Record]], rows: int) -> None:
-        """Count tokens lost; those with labels are an error unless they are asked for.
-
-        Raises:
-            UnlearnError: Rows that are labelled whole do not fit.
-        """
+        """Count tokens lost; those with labels are an error unless they are asked for."""
         limit = self.encoder.max_length
         whole = [(lost, r.id) for lost, r in cut if self._labelled(r) == "document"]
         does = "memorised" if self.role == "memorise" else f"used to {self.role}"

@@ -81,7 +81,7 @@ class Typed:
     """Tokens of a row, or of a part of one that its strategy cut into several.
 
     Attributes:
-        number: Place of the row among those that were given; ``part``: of several of one row.
+        number: Place of the row among those that were given.
         labels: ``IGNORE`` where nothing was learned.
     """
 
@@ -89,7 +89,6 @@ class Typed:
     number: int
     input_ids: list[int]
     labels: list[int]
-    part: int = 0
 
     @property
     def id(self) -> str:
@@ -192,7 +191,7 @@ def encode(
     for number, one in enumerate(given):
         if not parts[number]:
             lost["filtered by its type"].append(one.id)
-        for place, part in enumerate(parts[number]):
+        for part in parts[number]:
             ids, labels = list(part["input_ids"]), list(part["labels"])
             if limit and len(ids) > limit and _excess(cfg) == "truncate":
                 lost[_CUT].append(one.id)
@@ -200,7 +199,7 @@ def encode(
             if why := _dropped(ids, labels, cfg):
                 lost[why].append(one.id)
             else:
-                out.append(Typed(one, number, ids, labels, place))
+                out.append(Typed(one, number, ids, labels))
     for why, names in lost.items():
         _tell_lost(origin, why, names, every, cfg)
     return out
@@ -224,11 +223,7 @@ def _dropped(ids: Sequence[int], labels: Sequence[int], cfg: Any) -> str:
 
 
 def _tell_lost(origin: str, why: str, names: Sequence[str], every: bool, cfg: Any) -> None:
-    """Say what is not learned of these rows.
-
-    Raises:
-        UnlearnError: They are left out, and must not be.
-    """
+    """Say what is not learned of these rows, or refuse it."""
     limit = f"`sequence_len: {cfg.get('sequence_len')}`"
     if why == _CUT:
         LOG.warning("%s: %d rows were cut at %s (`truncate`).", origin, len(names), limit)
@@ -316,14 +311,12 @@ def _parts(strategy: Any, row: Mapping[str, Any]) -> list[dict[str, list[int]]]:
         return []
     if not strategy.supports_batched:
         return [_with_labels(strategy.tokenize_prompt(dict(row)))]
-    if "pretrain" in type(strategy).__module__:
-        found = strategy.tokenize_prompt({name: [value] for name, value in row.items()})
-        return [_with_labels({"input_ids": ids}) for ids in found["input_ids"]]
     found = strategy.tokenize_prompt({name: [value] for name, value in row.items()})
-    count = len(found.get("input_ids", ()))
+    labelled = "labels" in found and "pretrain" not in type(strategy).__module__
+    names = ("input_ids", "labels") if labelled else ("input_ids",)
     return [
-        _with_labels({name: found[name][i] for name in ("input_ids", "labels") if name in found})
-        for i in range(count)
+        _with_labels({name: found[name][i] for name in names})
+        for i in range(len(found.get("input_ids", ())))
     ]
 
 

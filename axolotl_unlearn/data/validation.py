@@ -74,8 +74,7 @@ def split(rows: Any, size: float, seed: int) -> tuple[Any, Any]:
     LOG.warning(
         "val_set_size: %d retain rows are held out from training; %d forget rows are evaluated, "
         "and trained as all others.",
-        len(kept),
-        len(asked),
-    )
+        len(kept), len(asked),
+    )  # fmt: skip
     trained = np.setdiff1d(np.arange(len(rows)), kept)
     return rows.select(trained), rows.select(np.sort(np.concatenate([kept, asked, answers])))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -51,19 +50,3 @@ def unit_counts(entries: Sequence[Entry], batch: dict[str, Tensor]) -> Tensor:
     """Units of each entry in a micro-batch, ``[E]`` float; add them up over a whole step."""
     units = [view_of(entry, batch).units for entry in entries]
     return to_device(np.array(units, dtype=np.float32), batch["role"].device)
-
-
-def describe(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """The objectives as plain data, for logs and result files."""
-    return [
-        {
-            "name": entry.name,
-            "weight": entry.args.weight,
-            "unit": entry.unit,
-            "source": entry.objective.source,
-            **({"anneal": str(entry.args.anneal)} if entry.args.anneal else {}),
-            **({"constraint": str(entry.args.constraint)} if entry.args.constraint else {}),
-            **entry.args.parameters,
-        }
-        for entry in entries
-    ]

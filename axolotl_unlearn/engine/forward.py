@@ -12,7 +12,7 @@ learnt once (`axolotl_unlearn.engine.probe`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,7 +32,6 @@ from axolotl_unlearn.engine.head_losses import (
     head_statistics,
 )
 from axolotl_unlearn.engine.host import indices, on_host, to_device
-from axolotl_unlearn.engine.layers import decoder_layers, is_awaited, tap_layers
 from axolotl_unlearn.engine.needs import HEAD, ForwardResult, ForwardSpec, Head, States, targets
 from axolotl_unlearn.errors import UnlearnError
 
@@ -57,8 +56,16 @@ def observe(
     groups = group_positions(needs, targets(batch["labels"]))
     vocabulary, frozen = output_vocabulary(unwrapped), head_is_frozen(unwrapped)
     numbers: list[GroupNumbers] = []
-    # What the last layer gives is met after the final norm, at the head.
-    inner = [] if needs.profiles is None else list(range(layer_count(unwrapped) - 1))
+    inner: list[int] = []
+    tapped: AbstractContextManager[dict[int, Tensor]] = nullcontext({})
+    if needs.layers or needs.profiles is not None:
+        from axolotl_unlearn.engine.layers import is_awaited, layer_count, row_profiles, tap_layers
+
+        # What the last layer gives is met after the final norm, at the head.
+        inner = [] if needs.profiles is None else list(range(layer_count(unwrapped) - 1))
+        if layers := sorted({*needs.layers, *inner}):
+            stop = not (needs.reach_head or is_awaited(model, unwrapped, layers[-1]))
+            tapped = tap_layers(unwrapped, layers, stop=stop)
 
     def program(head_inputs: Tensor, head: Head) -> list[Tensor]:
         if groups:
@@ -76,66 +83,20 @@ def observe(
         ]
         if needs.profiles is not None:
             all_layers = (*(outputs[layer] for layer in inner), head_inputs)
-            states.append(row_profiles(all_layers, needs.profiles, layout))
+            states.append(row_profiles(all_layers, needs.profiles, layout.pick))
         zero = head_inputs.flatten()[:0].sum()
         return [zero, *(found.graded for found in numbers), *states]
 
-    layers = sorted({*needs.layers, *inner})
-    stop = bool(layers) and not (needs.reach_head or is_awaited(model, unwrapped, layers[-1]))
-    with tap_layers(unwrapped, layers, stop=stop) if layers else nullcontext({}) as outputs:
+    with tapped as outputs:
         zero, *pieces = run_to_head(model, layout.inputs, program, unwrapped)
     # Gradients pass through the model's output; what has none does not.
     numbers = [replace(found, graded=piece) for found, piece in zip(numbers, pieces, strict=False)]
     found = read_groups(groups, numbers, needs, pieces[len(groups) :], zero)
     if needs.gradients is None:
         return found
+    from axolotl_unlearn.engine.row_gradients import norms_of_rows
+
     return replace(found, gradients=norms_of_rows(unwrapped, batch, needs.gradients))
-
-
-def norms_of_rows(model: nn.Module, batch: dict[str, Tensor], where: Tensor) -> Tensor:
-    """`gradient_norms` of a bare or PEFT model, ``[R, W]``, by a padded forward of its own."""
-    from axolotl_unlearn.engine.row_gradients import gradient_norms
-
-    learn_after_head(model, model, batch["input_ids"].device)
-    return gradient_norms(model, partial(run_to_head, model, unwrapped=model), batch, where)
-
-
-def refuse_without_second_derivative(model: nn.Module) -> None:
-    """Whether the norms can be trained is tried on a made-up row, before the run and not in it.
-
-    Raises:
-        UnlearnError: A part of the model has no second derivative.
-    """
-    ids = torch.arange(4, device=next(model.parameters()).device)[None] + 3
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    where = torch.tensor([[True, True, True, False]], device=ids.device)
-    try:
-        # `autograd.grad` would pass by what raises only when it is reached.
-        norms_of_rows(model, batch, where).sum().backward()
-    except RuntimeError as error:
-        raise UnlearnError(
-            f"`alike_gradients` needs second derivatives, and a part of this model has none "
-            f"({error}): use `attn_implementation: sdpa` or `eager`, and no fused kernels."
-        ) from error
-    finally:
-        model.zero_grad()
-
-
-def row_profiles(layers: Sequence[Tensor], where: Tensor, layout: Layout) -> Tensor:
-    """Mean, then standard deviation of each row's states over its positions ``where`` ``[R, T]``,
-    layer by layer, ``[R, S]`` in at least float32; 0 for a row without."""
-    row, time = where.nonzero(as_tuple=True)
-    count = where.sum(-1, keepdim=True).clamp(min=1)
-    found = []
-    for layer in layers:
-        states = layout.pick(layer, row, time)
-        states = states.to(torch.promote_types(states.dtype, torch.float32))
-        nothing = states.new_zeros(len(where), states.shape[-1])
-        mean = nothing.index_add(0, row, states) / count
-        variance = nothing.index_add(0, row, (states - mean[row]) ** 2) / count
-        # Where all states are the same the root has no derivative.
-        found += [mean, variance.clamp(min=1e-12).sqrt() * (count > 1)]
-    return torch.cat(found, -1)
 
 
 def run_to_head(
@@ -270,11 +231,6 @@ class Layout:
         return hidden[0, self.place[row, time]]
 
 
-def padded_layout(batch: dict[str, Tensor]) -> Layout:
-    """The batch as it is."""
-    return Layout({"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]})
-
-
 def packed_layout(batch: dict[str, Tensor], blocks: Blocks, dtype: torch.dtype) -> Layout:
     """All real tokens in one row, ``[1, N]``, with positions from 0 in each.
 
@@ -327,7 +283,7 @@ def layout_of(model: nn.Module, unwrapped: nn.Module, batch: dict[str, Tensor]) 
     """The batch laid end to end where the model can take that and it pays, else as it is."""
     blocks = can_pack(model, unwrapped, batch)
     if blocks is None:
-        return padded_layout(batch)
+        return Layout({name: batch[name] for name in ("input_ids", "attention_mask")})
     return packed_layout(batch, blocks, _attention_dtype(unwrapped, batch["input_ids"].device))
 
 
@@ -430,12 +386,6 @@ def output_head(model: nn.Module) -> nn.Module:
             "model with an LM head."
         )
     return head
-
-
-def layer_count(model: nn.Module) -> int:
-    """Number of decoder layers."""
-    owner, name = decoder_layers(model)
-    return len(getattr(owner, name))
 
 
 def output_vocabulary(model: nn.Module) -> int:

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from axolotl_unlearn.columns import IGNORE
@@ -140,6 +139,8 @@ def head_statistics(
             _linearised(h, group, head, size)
             for h, group, size in zip(states, groups, sizes, strict=True)
         ]
+    from axolotl_unlearn.engine.trained_head import chunk_statistics
+
     # With few chunks their logits may stay; with many, each is recomputed in the backward pass.
     chunks = sum(-(-len(group.row) // size) for group, size in zip(groups, sizes, strict=True))
     found = []
@@ -302,7 +303,7 @@ def _row_statistics(
         if by_logits:
             gradient = gradient.mul_(share)
             combined = gradient if combined is None else combined.add_(gradient)
-    moments = _moments(logp, prob) if group.moments else None
+    moments = moments_of(logp, prob) if group.moments else None
     if by_logits and group.moments:
         for gradient, column in zip(
             by_logits[int(group.labels) :], _moment_slopes(logp, prob, moments), strict=False
@@ -334,7 +335,7 @@ def stack_numbers(
     )
 
 
-def _moments(logp: Tensor, prob: Tensor) -> Tensor:
+def moments_of(logp: Tensor, prob: Tensor) -> Tensor:
     """Mean and standard deviation of ``log p(v)`` for v drawn from p, ``[p, V]`` to ``[p, 2]``."""
     finite = logp.clamp(min=IMPOSSIBLE)
     mean = (prob * finite).sum(-1)
@@ -343,7 +344,7 @@ def _moments(logp: Tensor, prob: Tensor) -> Tensor:
 
 
 def _moment_slopes(logp: Tensor, prob: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of `_moments` by the logits: with ``c = log p - mean``, ``p c`` and
+    """Gradients of `moments_of` by the logits: with ``c = log p - mean``, ``p c`` and
     ``p (c^2 - sd^2 + 2 c) / (2 sd)``; 0 for the latter where the model is certain."""
     mean, sd = moments[:, :1], moments[:, 1:]
     centred = logp.clamp(min=IMPOSSIBLE) - mean
@@ -408,28 +409,3 @@ def reference_logits(group: Group) -> list[Tensor | None]:
         return made[id(reference)]
 
     return [logits(valuation.reference) for valuation in group.valuations]
-
-
-def chunk_statistics(states: Tensor, group: Group, head: Head) -> tuple[Tensor, Tensor]:
-    """The tensors of `GroupNumbers` for one chunk by plain autograd: for heads that are trained."""
-    if group.labels and not group.valuations and not group.moments:
-        label_logp = -F.cross_entropy(
-            head(states).float(), group.next_ids, ignore_index=IGNORE, reduction="none"
-        )
-        return label_logp[:, None], label_logp.new_zeros(len(label_logp), 0)
-    logp = head(states).float().log_softmax(-1)
-    picked = logp.gather(1, group.next_ids.clamp(min=0)[:, None])[:, 0]
-    label_logp = torch.where(group.next_ids != IGNORE, picked, torch.zeros_like(picked))
-    values = [
-        valuation.slope * label_logp
-        if valuation.slope is not None
-        else valuation.objective.function(
-            logp,
-            None if reference is None else reference.float().log_softmax(-1),
-            valuation.seen(group.next_ids),
-            **valuation.parameters,
-        )
-        for valuation, reference in zip(group.valuations, reference_logits(group), strict=True)
-    ]
-    moments = _moments(logp, logp.exp()) if group.moments else None
-    return stack_numbers(group, label_logp, values, moments)

@@ -7,7 +7,7 @@ batch instead (`know`); a tensor that came without them is read once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,12 +57,6 @@ def to_device(values: NDArray, device: torch.device) -> Tensor:
 def sent(values: NDArray, device: torch.device) -> Tensor:
     """`to_device`, and known."""
     return know(to_device(values, device), values)
-
-
-def sent_batch(batch: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:
-    """A batch of the collator on a device, and known."""
-    device = torch.device(device)
-    return {name: sent(value.numpy(), device) for name, value in batch.items()}
 
 
 def known_batch(batch: dict[str, Any]) -> dict[str, Tensor]:

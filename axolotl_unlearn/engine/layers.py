@@ -7,10 +7,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from axolotl_unlearn.errors import UnlearnError
+
+#: States of a layer, rows and times of positions, to ``[P, D]`` (`forward.Layout.pick`).
+Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class _Tapped(nn.Module):
@@ -109,3 +113,26 @@ def tap_layers(
         yield taken
     finally:
         setattr(owner, name, whole)
+
+
+def layer_count(model: nn.Module) -> int:
+    """Number of decoder layers."""
+    owner, name = decoder_layers(model)
+    return len(getattr(owner, name))
+
+
+def row_profiles(layers: Sequence[Tensor], where: Tensor, pick: Pick) -> Tensor:
+    """Mean, then standard deviation of each row's states over its positions ``where`` ``[R, T]``,
+    layer by layer, ``[R, S]`` in at least float32; 0 for a row without."""
+    row, time = where.nonzero(as_tuple=True)
+    count = where.sum(-1, keepdim=True).clamp(min=1)
+    found = []
+    for layer in layers:
+        states = pick(layer, row, time)
+        states = states.to(torch.promote_types(states.dtype, torch.float32))
+        nothing = states.new_zeros(len(where), states.shape[-1])
+        mean = nothing.index_add(0, row, states) / count
+        variance = nothing.index_add(0, row, (states - mean[row]) ** 2) / count
+        # Where all states are the same the root has no derivative.
+        found += [mean, variance.clamp(min=1e-12).sqrt() * (count > 1)]
+    return torch.cat(found, -1)

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.pytorch_utils import Conv1D
 
+from axolotl_unlearn.engine.forward import learn_after_head, run_to_head
 from axolotl_unlearn.engine.layers import decoder_layers
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError
@@ -94,11 +96,8 @@ def gradient_norms(model: nn.Module, run: Run, batch: dict[str, Tensor], where: 
 
 
 def _squared(given: Tensor, pull: Tensor, size: tuple[int, int]) -> Tensor:
-    """Squared norms of ``sum_t g_t x_t'``, ``[r, t, in]`` and ``[r, t, out]`` to ``[r]``.
-
-    Args:
-        size: r and t. Some experts get rows and times laid end to end.
-    """
+    """Squared norms of ``sum_t g_t x_t'``, ``[r, t, in]`` and ``[r, t, out]`` to ``[r]``; some
+    experts get rows and times laid end to end."""
     if given.dim() == 2 and len(given) == math.prod(size):
         given, pull = given.unflatten(0, size), pull.unflatten(0, size)
     if given.shape[:2] != size:
@@ -110,3 +109,30 @@ def _squared(given: Tensor, pull: Tensor, size: tuple[int, int]) -> Tensor:
     with torch.autocast(given.device.type, enabled=False):
         given, pull = given.float(), pull.float()
         return ((given @ given.mT) * (pull @ pull.mT)).sum((-1, -2))
+
+
+def norms_of_rows(model: nn.Module, batch: dict[str, Tensor], where: Tensor) -> Tensor:
+    """`gradient_norms` of a bare or PEFT model, ``[R, W]``, by a padded forward of its own."""
+    learn_after_head(model, model, batch["input_ids"].device)
+    return gradient_norms(model, partial(run_to_head, model, unwrapped=model), batch, where)
+
+
+def refuse_without_second_derivative(model: nn.Module) -> None:
+    """Whether the norms can be trained is tried on a made-up row, before the run and not in it.
+
+    Raises:
+        UnlearnError: A part of the model has no second derivative.
+    """
+    ids = torch.arange(4, device=next(model.parameters()).device)[None] + 3
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    where = torch.tensor([[True, True, True, False]], device=ids.device)
+    try:
+        # `autograd.grad` would pass by what raises only when it is reached.
+        norms_of_rows(model, batch, where).sum().backward()
+    except RuntimeError as error:
+        raise UnlearnError(
+            f"`alike_gradients` needs second derivatives, and a part of this model has none "
+            f"({error}): use `attn_implementation: sdpa` or `eager`, and no fused kernels."
+        ) from error
+    finally:
+        model.zero_grad()

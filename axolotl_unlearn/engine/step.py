@@ -43,11 +43,8 @@ class StepLoss:
 
     def log(self, name: str, value: Tensor, count: Tensor) -> None:
         """Add to a part."""
-        value, count = value.detach(), count.detach()
-        before = self.parts.get(name)
-        self.parts[name] = (
-            (value, count) if before is None else (before[0] + value, before[1] + count)
-        )
+        before = self.parts.get(name, (0, 0))
+        self.parts[name] = before[0] + value.detach(), before[1] + count.detach()
 
 
 def step_loss(

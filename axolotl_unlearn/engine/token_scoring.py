@@ -103,7 +103,7 @@ def score_texts(
 ) -> list[TokenFacts]:
     """Facts of whole texts: all tokens but the first, as the loss of a causal model has them.
 
-    Of an `axolotl_unlearn.data.records.Answer` those of the answer, read after its prompt.
+    Of an `axolotl_unlearn.data.documents.Answer` those of the answer, read after its prompt.
     """
     return score_queries(model, text_queries(tokenizer, texts), **options)
 
@@ -155,26 +155,21 @@ def score_options(
     queries: list[Query] = []
     places: list[list[tuple[int, slice]]] = []
     for context, continuations in questions:
-        shared: dict[tuple[int, ...], tuple[int, int]] = {}
-        own: list[tuple[int, slice]] = []
+        shared: dict[tuple[int, ...], int] = {}
+        places.append([])
         for continuation in continuations:
             ids, start = encode_continuation(tokenizer, context, continuation)
-            if len(ids) - start == 1:
-                key = tuple(ids[:-1])
-                if key not in shared:
-                    shared[key] = (len(queries), 0)
-                    queries.append(Query(list(key), [], []))
-                number, count = shared[key]
-                query = queries[number]
-                queries[number] = Query(
-                    query.ids, [*query.times, len(key) - 1], [*query.targets, ids[-1]]
-                )
-                shared[key] = (number, count + 1)
-                own.append((number, slice(count, count + 1)))
-            else:
-                own.append((len(queries), slice(None)))
+            if len(ids) - start > 1:
+                places[-1].append((len(queries), slice(None)))
                 queries.append(Query.of(ids, start))
-        places.append(own)
+                continue
+            number = shared.setdefault(tuple(ids[:-1]), len(queries))
+            if number == len(queries):
+                queries.append(Query(ids[:-1], [], []))
+            asked = queries[number]
+            places[-1].append((number, slice(len(asked.times), len(asked.times) + 1)))
+            asked.times.append(len(ids) - 2)
+            asked.targets.append(ids[-1])
     facts = score_queries(model, queries, loss_only=True, **options)
     return [[float(facts[number].logp[where].sum()) for number, where in own] for own in places]
 

@@ -21,12 +21,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
+from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import (
     SUFFIXES,
     Record,
     check_disjoint,
     kind_of,
-    read_documents,
     read_records,
     read_rows,
 )

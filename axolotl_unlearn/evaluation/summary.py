@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from axolotl_unlearn.data.records import author_of, document_id
+from axolotl_unlearn.data.documents import author_of
+from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.metrics import semeval

@@ -20,7 +20,8 @@ from axolotl_unlearn.columns import SIDES
 from axolotl_unlearn.config import ObjectiveArgs
 from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.extensions import Batch, Kept
+from axolotl_unlearn.training.extensions import Batch
+from axolotl_unlearn.training.stateful import Stateful
 from axolotl_unlearn.training.surgery import gradients
 
 LOG = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def attributions(
     ]
 
 
-class RowWeights(Kept):
+class RowWeights(Stateful):
     """The weights of the forget rows by their content; they are a part of each checkpoint."""
 
     kept = ("known",)

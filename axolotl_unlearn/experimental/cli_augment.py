@@ -46,7 +46,7 @@ def command(kind: str, config: Path, out: Path | None, **options: Any) -> None:
     """
     from rich.progress import track
 
-    from axolotl_unlearn.config import read_config
+    from axolotl_unlearn.config.reading import read_config
     from axolotl_unlearn.experimental.augment import augment
 
     content = read_config(config)

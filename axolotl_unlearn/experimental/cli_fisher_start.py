@@ -20,7 +20,7 @@ def command(config: Path, out: Path, rows: int) -> None:
     of Fisher informations moves from the base into the adapter. Their sum is the model as it was.
     The information takes twice the memory of the weights that the LoRA is for.
     """
-    from axolotl_unlearn.config import read_config
+    from axolotl_unlearn.config.reading import read_config
     from axolotl_unlearn.experimental.fisher_start import fisher_start
 
     done = fisher_start(read_config(config), out, rows=rows)

@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import Tensor
 
-from axolotl_unlearn.config import ConstraintArgs
+from axolotl_unlearn.config.mechanisms import ConstraintArgs
 from axolotl_unlearn.engine.entries import Entry
-from axolotl_unlearn.training.extensions import Kept
+from axolotl_unlearn.training.stateful import Stateful
 
 
 def next_multiplier(value: float, gap: float, args: ConstraintArgs) -> float:
@@ -30,7 +30,7 @@ def next_multiplier(value: float, gap: float, args: ConstraintArgs) -> float:
     return max(0.0, value + args.step * gap * (args.down if gap < 0 else 1.0))
 
 
-class Duals(Kept):
+class Duals(Stateful):
     """The multipliers of a run, by name of the entry; they are a part of each checkpoint.
 
     Args:

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.extensions import Batch, Kept
+from axolotl_unlearn.training.extensions import Batch
 from axolotl_unlearn.training.level import ScoredRows
+from axolotl_unlearn.training.stateful import Stateful
 
 LOG = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def most_changed(before: Sequence[float], now: Sequence[float], share: float) ->
     return sorted(np.argsort(-change, kind="stable")[:count].tolist())
 
 
-class RetainFilter(Kept):
+class RetainFilter(Stateful):
     """Watches the retain rows from the start, and chooses where a phase says ``leave_out``.
 
     Args:

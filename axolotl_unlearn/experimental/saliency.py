@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.config import SaliencyArgs
+from axolotl_unlearn.config.mechanisms import SaliencyArgs
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.training.extensions import Extension
 
@@ -104,7 +104,7 @@ class Saliency(Extension):
         trainer.current_gradient_accumulation_steps = 1
         model.to(trainer.args.device).train()
         with trainer.compute_loss_context_manager():
-            found = trainer.forget_gradient(model, batches)
+            found = trainer.surgery.forget_gradient(trainer, model, batches)
         self.masks = chosen(model, found, trainer.unlearn_args.saliency)
         if trainer.is_world_process_zero():
             save(out, self.masks)

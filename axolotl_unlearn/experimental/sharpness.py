@@ -49,5 +49,5 @@ class Sharpness(Extension):
     def forgetting(self, trainer: Any, model: nn.Module) -> AbstractContextManager:
         weights = [p for p in model.parameters() if p.requires_grad]
         if self.uphill is None:
-            self.uphill = trainer.forget_gradient(model, self.batches)
+            self.uphill = trainer.surgery.forget_gradient(trainer, model, self.batches)
         return moved_uphill(weights, self.uphill, trainer.unlearn_args.sharpness)

@@ -22,6 +22,7 @@ from axolotl_unlearn.columns import IGNORE, ROLES
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.engine.needs import ForwardResult, ForwardSpec, States, label_positions
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.training.asking import row_sets
 from axolotl_unlearn.training.extensions import Extension
 
 Row = Mapping[str, Any]
@@ -162,7 +163,7 @@ class AskTwins(Extension):
             return
         forget = [
             rows[int(i)]
-            for rows in trainer.row_sets()
+            for rows in row_sets(trainer)
             for i in np.flatnonzero(np.asarray(rows["role"][:]) == ROLES["forget"])
         ]
         twins = load_strategy(

@@ -13,13 +13,8 @@ import torch
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging import ENDS
 from axolotl_unlearn.merging.recipe import Recipe
-from axolotl_unlearn.merging.sources import (
-    RECORD,
-    Adapter,
-    Model,
-    Parent,
-    read_json,
-)
+from axolotl_unlearn.merging.sources import Adapter, Parent
+from axolotl_unlearn.merging.weights import RECORD, Model, read_json
 
 # Two adapters that started from one draw keep a cosine of their A factors well above this,
 # two that did not have one of about 1/sqrt(r * n_in): measured in the lab notebook.

@@ -23,15 +23,8 @@ from axolotl_unlearn.merging.checks import (
 )
 from axolotl_unlearn.merging.methods import merge_delta, merge_factors
 from axolotl_unlearn.merging.recipe import MERGEKIT, Recipe
-from axolotl_unlearn.merging.sources import (
-    TOKENIZER_FILES,
-    Adapter,
-    Model,
-    Parent,
-    open_base,
-    open_parent,
-    read_json,
-)
+from axolotl_unlearn.merging.sources import TOKENIZER_FILES, Adapter, Parent, open_base, open_parent
+from axolotl_unlearn.merging.weights import Model, read_json
 
 SHARD = 1_000_000_000  # bytes; mergekit's writer holds one shard in memory
 Progress = Callable[[int, int], None]

@@ -12,8 +12,10 @@ flattened, ``vocabulary`` the size of the vocabulary. All log-probs are natural 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -66,53 +68,11 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """A registered objective: the function, and what it declares about itself."""
+    """A registered objective: the function, and what it declares about itself.
 
-    name: str
-    function: Callable[..., Any]
-    sees: Sees
-    reference: bool
-    unit: Callable[[dict[str, Any]], Unit]
-    side: Literal["forget", "retain", "both"]
-    source: str
-    summary: str
-    closed_form: Callable[..., Any] | None = None
-    slope: Callable[[dict[str, Any]], float | None] | None = None
-    rows: Literal["own", "alternative"] = "own"
-    picks: Callable[..., Tensor] | None = None
-    parameters: dict[str, inspect.Parameter] = field(default_factory=dict)
-
-    @property
-    def crowd(self) -> bool:
-        """Whether it compares with held-out rows, in the place of a model."""
-        return self.sees in ("features", "profiles", "gradients")
-
-    def roles(self, side: str) -> tuple[str, ...]:
-        """Roles of the rows it looks at as an objective of this side."""
-        own = "alternative" if self.rows == "alternative" else side
-        return (own, "alternative") if self.sees == "pairs" else (own,)
-
-
-OBJECTIVES: dict[str, Objective] = {}
-
-
-def objective(
-    name: str,
-    *,
-    sees: Sees = "labels",
-    reference: bool = False,
-    unit: Unit | Callable[[dict[str, Any]], Unit] = "row",
-    side: Literal["forget", "retain", "both"] = "forget",
-    source: str,
-    closed_form: Callable[..., Any] | None = None,
-    slope: Callable[[dict[str, Any]], float | None] | None = None,
-    rows: Literal["own", "alternative"] = "own",
-    picks: Callable[..., Tensor] | None = None,
-):
-    """Register a function as an objective; its keyword arguments become the config keys.
-
-    Args:
+    Attributes:
         name: The name in the config (``objective: npo``).
+        source: arXiv id and equation.
         sees: "labels" - called as ``f(LabelScores, **parameters) -> Terms``; "pairs" - called as
             ``f(LabelScores, LabelScores, **parameters) -> Terms`` with forget rows and, row by
             row, an alternative of each, and a unit is such a pair; "distributions" -
@@ -128,9 +88,8 @@ def objective(
             "gradients" - the same with the logarithm of the norm of the gradient that a row's loss
             gives each weight matrix.
         reference: Whether it needs the reference model.
-        unit: What one value stands for, or a function of the parameters that says so.
         side: On which rows it makes sense.
-        source: arXiv id and equation.
+        unit: What one value stands for, by its parameters.
         closed_form: For "distributions": values together with their gradient by the policy's
             logits, ``f(prob, logp, ref_logp, labels, *, with_gradient, **parameters)``, which may
             overwrite ``ref_logp``; without it the gradient is left to autograd.
@@ -141,29 +100,90 @@ def objective(
             the others. ``f(ref_logp, mask, **parameters) -> mask``, both ``[row, token]``.
     """
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        if name in OBJECTIVES:
+    name: str
+    function: Callable[..., Any]
+    unit: Callable[[dict[str, Any]], Unit]
+    source: str
+    sees: Sees = "labels"
+    reference: bool = False
+    side: Literal["forget", "retain", "both"] = "forget"
+    closed_form: Callable[..., Any] | None = None
+    slope: Callable[[dict[str, Any]], float | None] | None = None
+    rows: Literal["own", "alternative"] = "own"
+    picks: Callable[..., Tensor] | None = None
+
+    @property
+    def summary(self) -> str:
+        """The first line of its documentation."""
+        return (inspect.getdoc(self.function) or "").split("\n")[0]
+
+    @cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """Its keyword arguments, which are the config's keys."""
+        all_ = inspect.signature(self.function).parameters
+        return {key: one for key, one in all_.items() if one.kind is one.KEYWORD_ONLY}
+
+    @property
+    def crowd(self) -> bool:
+        """Whether it compares with held-out rows, in the place of a model."""
+        return self.sees in ("features", "profiles", "gradients")
+
+    def roles(self, side: str) -> tuple[str, ...]:
+        """Roles of the rows it looks at as an objective of this side."""
+        own = "alternative" if self.rows == "alternative" else side
+        return (own, "alternative") if self.sees == "pairs" else (own,)
+
+
+#: Module -> the objectives in it; it is imported when one of them is asked for.
+MODULES = {
+    "npo": "npo simnpo",
+    "kl": "kl",
+    "likelihood": "nll ga po",
+    "preference": "dpo flat",
+    "divergence": "undial shred ceu nckd",
+    "bounded": "clamped_entropy masc ihl unilogit flat_logits bst",
+    "matching": "match alike alike_states alike_gradients",
+    "representation": "rmu adaptive_rmu hidden_mse",
+    "weighted": "wga tnpo wtnpo satimp",
+}
+
+
+class Registry(MutableMapping[str, Objective]):
+    """Name -> objective, those of `MODULES` first."""
+
+    def __init__(self) -> None:
+        self._module = {name: module for module, all_ in MODULES.items() for name in all_.split()}
+        self._known: dict[str, Objective | None] = dict.fromkeys(self._module)
+
+    def __getitem__(self, name: str) -> Objective:
+        if self._known[name] is None:
+            import_module(f"{__package__}.{self._module[name]}")
+        return self._known[name]
+
+    def __setitem__(self, name: str, known: Objective) -> None:
+        if self._known.get(name):
             raise ValueError(f"objective {name!r} is registered twice")
-        parameters = {
-            key: parameter
-            for key, parameter in inspect.signature(function).parameters.items()
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        }
-        OBJECTIVES[name] = Objective(
-            name=name,
-            function=function,
-            sees=sees,
-            reference=reference,
-            unit=unit if callable(unit) else lambda _parameters: unit,
-            side=side,
-            source=source,
-            summary=(inspect.getdoc(function) or "").split("\n")[0],
-            closed_form=closed_form,
-            slope=slope,
-            rows=rows,
-            picks=picks,
-            parameters=parameters,
-        )
+        self._known[name] = known
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+OBJECTIVES = Registry()
+
+
+def objective(name: str, *, unit: Unit | Callable[[dict[str, Any]], Unit] = "row", **facts: Any):
+    """Register a function as an `Objective` with these attributes; ``unit`` may be a constant."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        own = unit if callable(unit) else lambda _: unit
+        OBJECTIVES[name] = Objective(name, function, own, **facts)
         return function
 
     return register
@@ -177,14 +197,3 @@ def token_mean(values: Tensor, scores: LabelScores) -> Tensor:
 def batch_token_mean(values: Tensor, scores: LabelScores) -> Tensor:
     """Mean over all labels of the micro-batch, ``[row, token] -> []``."""
     return (values * scores.mask).sum() / scores.mask.sum().clamp(min=1)
-
-
-__all__ = [
-    "OBJECTIVES",
-    "LabelScores",
-    "Objective",
-    "Terms",
-    "batch_token_mean",
-    "objective",
-    "token_mean",
-]

@@ -44,8 +44,6 @@ def match(
 
     Logs: ``gap`` (mean log p - log q), ``distance`` (its absolute value).
     """
-    if scores.ref_logp is None:
-        raise ValueError("match needs reference log-probs and was given none")
     error = (log_odds(scores.logp) - log_odds(scores.ref_logp) - offset) * scores.mask
     with torch.no_grad():
         gap = scores.log_ratio()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from axolotl_unlearn.engine.forward import final_logits, observe, output_head
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
@@ -121,7 +122,7 @@ class Reference:
 
     def digest(self, model: nn.Module, precision: str) -> str:
         """Hash of everything that this reference's numbers depend on, apart from the tokens."""
-        from axolotl_unlearn.reference.store import weights_digest
+        from axolotl_unlearn.reference.precompute import weights_digest
 
         return weights_digest(model, without_adapter=self.without_adapter, also=precision)
 
@@ -157,12 +158,10 @@ class Reference:
 
     def _unknown(self, asked: _Asked, unwrapped: nn.Module, batch: dict[str, Tensor]) -> list[int]:
         """Rows of which something must be computed."""
-        rows = [
-            i
-            for i in range(len(asked.labels))
-            if not self._knows(self._logp, asked.labels[i])
-            or not all(self._knows(self._hidden, keys[i]) for keys in asked.states.values())
-        ]
+        stores = [(self._logp, asked.labels)]
+        stores += [(self._hidden, keys) for keys in asked.states.values()]
+        unknown = [[key is not None and key not in store for key in keys] for store, keys in stores]
+        rows = [i for i, row in enumerate(zip(*unknown, strict=True)) if any(row)]
         if self.complete:
             if rows:
                 raise UnlearnError(
@@ -172,10 +171,6 @@ class Reference:
         elif is_sharded(unwrapped) and anyone(bool(rows), batch["input_ids"].device):
             return rows or [0]  # a forward gathers weights, so all processes take part
         return rows
-
-    @staticmethod
-    def _knows(store: MutableMapping[bytes, Tensor] | RowStore, key: bytes | None) -> bool:
-        return key is None or key in store
 
     def _compute(
         self,
@@ -189,8 +184,10 @@ class Reference:
         """Run some rows, remember what is to be remembered, return hidden states by key."""
         self.forwards += 1
         part, part_needs = _cut_out(batch, needs, rows)
+        # DDP's own forward would synchronise buffers, and not every process computes at this time.
+        called = model.module if isinstance(model, DistributedDataParallel) else model
         with evaluating(unwrapped), self.active(unwrapped):
-            found = observe(_callable(model), part, part_needs, unwrapped=unwrapped, plan=self.plan)
+            found = observe(called, part, part_needs, unwrapped=unwrapped, plan=self.plan)
         logp_asked = part_needs.labels is not None and any(asked.labels[i] for i in rows)
         copied = [found.logp] if logp_asked else []
         if self.remember_hidden:
@@ -447,10 +444,3 @@ def anyone(mine: bool, device: torch.device) -> bool:
     flag = torch.tensor(float(mine), device=device)
     torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
     return bool(flag)
-
-
-def _callable(model: nn.Module) -> nn.Module:
-    """The model to call without a gradient: DDP's own forward would synchronise buffers, and not
-    every process computes a reference at the same time."""
-    is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
-    return model.module if is_ddp else model

@@ -5,15 +5,17 @@ Afterwards full fine-tuning needs no copy of the weights, apart from a trained h
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.needs import ForwardSpec
 from axolotl_unlearn.engine.views import together, view_of
-from axolotl_unlearn.reference.base import Reference, is_sharded
+from axolotl_unlearn.reference.base import Reference, is_sharded, whole
 
 
 def asks_for_logits(entries: Sequence[Entry]) -> bool:
@@ -48,11 +50,8 @@ def precompute(
 
     Args:
         model: at its starting weights. ``unwrapped``: the bare (PEFT) model.
-        batches: collated batches of all rows (or of this process's share), see `step_loss`; of a
-            sharded model as many in every process.
+        batches: of this process, ``total`` of them; of a sharded model as many in every process.
         precision: name of the precision of the forward (autocast is the caller's).
-        part: number of this process.
-        total: number of batches, for the progress bar.
 
     Returns:
         Number of forwards it took.
@@ -75,3 +74,29 @@ def precompute(
             module.reshard()
     reference.refresh()
     return reference.forwards - before
+
+
+def weights_digest(model: nn.Module, *, without_adapter: bool, also: str = "") -> str:
+    """Hash of everything the reference's numbers depend on, apart from the tokens.
+
+    Every weight and buffer (a LoRA adapter's excluded if the reference runs without it), the
+    config and ``also`` (precision). About a second per GB.
+    """
+    digest = hashlib.blake2b(digest_size=12)
+    config = model.config.to_dict() if hasattr(model, "config") else {}
+    for key in ("_name_or_path", "transformers_version"):
+        config.pop(key, None)
+    digest.update(repr(sorted(config.items(), key=lambda item: item[0])).encode())
+    digest.update(f"{type(model).__name__}|{also}|{without_adapter}".encode())
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name in sorted(tensors):
+        if without_adapter and "lora_" in name:
+            continue
+        value = whole(tensors[name]).detach()
+        digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}".encode())
+        scales = getattr(getattr(tensors[name], "quant_state", None), "absmax", None)
+        for part in (value, scales):
+            if part is not None and part.numel():
+                flat = part.detach().cpu().contiguous().flatten().view(torch.uint8)
+                digest.update(flat.numpy())
+    return digest.hexdigest()

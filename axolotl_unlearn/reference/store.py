@@ -3,13 +3,12 @@
 A `RowStore` behaves like a dict from 16-byte keys to tensors. Values lie end to end in a data file
 and are read through a memory map; an index file holds fixed records with a checksum. Each process
 writes files of its own and reads everybody's, so a run may stop anywhere and go on with any number
-of processes. Not in `axolotl_unlearn.store`, whose values are JSON in a file each: 3 000 rows of
-256 numbers took it 3 s of processor time and 16 MB, here .1 s and 3 MB.
+of processes. (`axolotl_unlearn.store`, JSON in a file each, takes 30 times as long and 5 times the
+space.)
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import struct
 import zlib
@@ -19,10 +18,9 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.reference.base import whole
 
 #: key, offset in the data file, rows, columns (0: one-dimensional), dtype number, CRC32 of the data
 _RECORD = struct.Struct("<16sqqqii")
@@ -178,29 +176,3 @@ class RowStore:
 def _bytes(record: tuple) -> int:
     _, _, rows, columns, dtype, _ = record
     return rows * max(1, columns) * _DTYPES[dtype].itemsize
-
-
-def weights_digest(model: nn.Module, *, without_adapter: bool, also: str = "") -> str:
-    """Hash of everything the reference's numbers depend on, apart from the tokens.
-
-    Every weight and buffer (a LoRA adapter's excluded if the reference runs without it), the
-    config and ``also`` (precision). About a second per GB.
-    """
-    digest = hashlib.blake2b(digest_size=12)
-    config = model.config.to_dict() if hasattr(model, "config") else {}
-    for key in ("_name_or_path", "transformers_version"):
-        config.pop(key, None)
-    digest.update(repr(sorted(config.items(), key=lambda item: item[0])).encode())
-    digest.update(f"{type(model).__name__}|{also}|{without_adapter}".encode())
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name in sorted(tensors):
-        if without_adapter and "lora_" in name:
-            continue
-        value = whole(tensors[name]).detach()
-        digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}".encode())
-        scales = getattr(getattr(tensors[name], "quant_state", None), "absmax", None)
-        for part in (value, scales):
-            if part is not None and part.numel():
-                flat = part.detach().cpu().contiguous().flatten().view(torch.uint8)
-                digest.update(flat.numpy())
-    return digest.hexdigest()

@@ -28,7 +28,7 @@ from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import check_complete, merge_adapter
 from axolotl_unlearn.reference.base import Reference
-from axolotl_unlearn.reference.store import weights_digest
+from axolotl_unlearn.reference.precompute import weights_digest
 
 _ADAPTER = "teacher"
 #: Initialisations of LoRA that move a part of the base weights into the adapter.

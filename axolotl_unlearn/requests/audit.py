@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from axolotl_unlearn.data.records import read_documents, read_records
+from axolotl_unlearn.data.documents import read_documents
+from axolotl_unlearn.data.records import read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets, find_file

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.config import DataArgs, unlearn_config
-from axolotl_unlearn.config import read_config as config_keys
+from axolotl_unlearn.config.reading import read_config as config_keys
 from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
 from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from axolotl_unlearn.config import UnlearnArgs
 from axolotl_unlearn.engine.entries import Entry
-from axolotl_unlearn.engine.parts import in_parts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.training.extensions import Batch, Extension
 from axolotl_unlearn.training.phases import Phase
@@ -81,50 +80,19 @@ class GradientSteps(AxolotlTrainer):
                 losses = [super(GradientSteps, self).training_step(model, part) for part in first]
             return sum(losses, super().training_step(model, last, num_items_in_batch))
         model.train()
-        inputs = self._prepare_inputs(inputs)
-        # Gradients are taken from the graph, so DDP has nothing to reduce: `Surgery` does.
-        with self.accelerator.no_sync(model), self.compute_loss_context_manager():
-            if "forget" in sides and any(one.apart for one in self.extensions):
-                losses = self._add_gradients(model, inputs, {"retain"}) if "retain" in sides else {}
-                with ExitStack() as stack:
-                    for one in self.extensions:
-                        stack.enter_context(one.forgetting(self, model))
-                    losses |= self._add_gradients(model, inputs, {"forget"})
-            else:
-                losses = self._add_gradients(model, inputs, sides)
-        if self.accelerator.sync_gradients:
-            cosine = self.surgery.finish(self.optimizer, self.extensions)
-            if cosine is not None:
-                self._meters["train"]["gradient_cosine"] = [float(cosine), 1.0]
+        losses, cosine = self.surgery.step(self, model, self._prepare_inputs(inputs), sides)
+        if cosine is not None:
+            self._meters["train"]["gradient_cosine"] = [float(cosine), 1.0]
         return sum(losses.values())
 
     def _in_parts(self, batch: Batch) -> list[Batch]:
         """With ``pairing.max_tokens``, a micro-batch in several forwards."""
         args = self.unlearn_args
+        if args.pairing.max_tokens is None:
+            return [batch]
+        from axolotl_unlearn.engine.parts import in_parts
+
         return in_parts(batch, args.pairing.max_tokens, padded=not args.padding_free)
-
-    def _add_gradients(self, model: nn.Module, inputs: Batch, sides: set[str]) -> dict[str, Tensor]:
-        """Those of some sides for a micro-batch, from one forward; the losses for the log."""
-        parts = self.current_gradient_accumulation_steps
-        losses = {side: x / parts for side, x in self._losses(model, inputs, sides).items()}
-        scaler = self.accelerator.scaler
-        self.surgery.add(
-            model, losses if scaler is None else {s: scaler.scale(x) for s, x in losses.items()}
-        )
-        return {side: loss.detach() for side, loss in losses.items()}
-
-    def forget_gradient(self, model: nn.Module, batches: Sequence[Batch]) -> list[Tensor]:
-        """That of the forget objectives over some batches, up to a factor; logs nothing."""
-        from axolotl_unlearn.training.surgery import gradients
-
-        weights = [p for p in model.parameters() if p.requires_grad]
-        total = [torch.zeros_like(p) for p in weights]
-        for batch in batches:
-            batch = self._prepare_inputs(batch)
-            loss = self._losses(model, batch, {"forget"}, log=False)["forget"]
-            for sum_, g in zip(total, gradients(loss, weights), strict=True):
-                sum_ += g
-        return [self.surgery.reduce(g) for g in total]
 
     def _get_grad_norm(self, model, grad_norm=None):
         """Not finite, it would end in the weights; the scaler of fp16 skips such steps itself."""

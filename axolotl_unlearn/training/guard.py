@@ -7,7 +7,9 @@ the retain loss and at a few answers every so often (`unlearn.watch`).
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from axolotl_unlearn.columns import IGNORE, ROLES
-from axolotl_unlearn.data.checks import names_of_rows
+from axolotl_unlearn.data.checks import block_of, records_of, role_of
+from axolotl_unlearn.data.records import short
 from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.training.resume import checkpoints
@@ -96,11 +99,22 @@ def blown_up(what: str, step: int, found: Blown, cfg: Any, out: Path) -> Unlearn
     )
 
 
+def names_of_rows(cfg: dict[str, Any], side: str, numbers: Iterable[int]) -> list[str]:
+    """What to call the rows with these places in their file: ids where one file has the side."""
+    entries = [e for e in cfg.get("datasets") or [] if role_of(e) == side]
+    args = block_of(cfg)
+    names: list[str] = []
+    if args is not None and len(entries) == 1 and os.path.isfile(entries[0]["path"]):
+        with suppress(UnlearnError):  # the file has changed since
+            names = [row.id for row in records_of(entries[0], args.data, unique=False)]
+    return [short(names[n]) if 0 <= n < len(names) else f"row {n}" for n in numbers]
+
+
 class CollapseWatch(TrainerCallback):
     """Warns, or ends the run, when retained rows are lost or answers go in circles.
 
     Args:
-        watch: `axolotl_unlearn.config.WatchArgs`.
+        watch: `axolotl_unlearn.config.mechanisms.WatchArgs`.
         rows: Retain rows (``input_ids``, ``labels``) whose prompts are continued.
     """
 

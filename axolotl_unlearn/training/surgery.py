@@ -7,13 +7,17 @@ before clipping and the optimizer. Vectors are lists of tensors, one a trained w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.training.extensions import Extension
+from axolotl_unlearn.training.extensions import Batch, Extension
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.training.gradients import GradientSteps
 
 Vector = Sequence[Tensor]
 
@@ -122,6 +126,48 @@ class Surgery:
         self.method, self.reduce = method, reduce
         self.parameters: list[nn.Parameter] = []
         self.sides: dict[str, list[Tensor]] = {}
+
+    def step(
+        self, trainer: GradientSteps, model: nn.Module, batch: Batch, sides: set[str]
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """One micro-batch: its losses, and with the last one of a step the cosine of `finish`."""
+        extensions = trainer.extensions
+        # Gradients are taken from the graph, so DDP has nothing to reduce: `reduce` does.
+        with trainer.accelerator.no_sync(model), trainer.compute_loss_context_manager():
+            if "forget" in sides and any(one.apart for one in extensions):
+                rest = sides - {"forget"}
+                losses = self._of_batch(trainer, model, batch, rest) if rest else {}
+                with ExitStack() as stack:
+                    for one in extensions:
+                        stack.enter_context(one.forgetting(trainer, model))
+                    losses |= self._of_batch(trainer, model, batch, {"forget"})
+            else:
+                losses = self._of_batch(trainer, model, batch, sides)
+        last = trainer.accelerator.sync_gradients
+        return losses, self.finish(trainer.optimizer, extensions) if last else None
+
+    def _of_batch(
+        self, trainer: GradientSteps, model: nn.Module, batch: Batch, sides: set[str]
+    ) -> dict[str, Tensor]:
+        parts = trainer.current_gradient_accumulation_steps
+        losses = {side: x / parts for side, x in trainer._losses(model, batch, sides).items()}
+        scaler = trainer.accelerator.scaler
+        self.add(
+            model, losses if scaler is None else {s: scaler.scale(x) for s, x in losses.items()}
+        )
+        return {side: loss.detach() for side, loss in losses.items()}
+
+    def forget_gradient(
+        self, trainer: GradientSteps, model: nn.Module, batches: Sequence[Batch]
+    ) -> list[Tensor]:
+        """That of the forget objectives over some batches, up to a factor; logs nothing."""
+        weights = [p for p in model.parameters() if p.requires_grad]
+        total = [torch.zeros_like(p) for p in weights]
+        for batch in map(trainer._prepare_inputs, batches):
+            loss = trainer._losses(model, batch, {"forget"}, log=False)["forget"]
+            for sum_, g in zip(total, gradients(loss, weights), strict=True):
+                sum_ += g
+        return [self.reduce(g) for g in total]
 
     def add(self, model: nn.Module, losses: dict[str, Tensor]) -> None:
         """Gradients of one micro-batch, from one graph."""

@@ -19,7 +19,8 @@ from typing import Any
 
 import yaml
 
-from axolotl_unlearn.config import DataArgs, parse_unlearn, read_config
+from axolotl_unlearn.config import DataArgs, parse_unlearn
+from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.records import Record, is_made_up, read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write, write_json, write_lines

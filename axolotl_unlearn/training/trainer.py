@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import resource
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,37 +18,28 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
-from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.entries import Entry, unit_counts
-from axolotl_unlearn.engine.forward import refuse_packing, refuse_without_second_derivative
+from axolotl_unlearn.engine.forward import refuse_packing
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.host import known_batch, on_host, sent
-from axolotl_unlearn.engine.layers import freeze_after
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, replacing, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import Reference, anyone
 from axolotl_unlearn.reference.sources import (
-    FrozenCopy,
     adapter_changes_model,
     check_trained,
     make_reference,
 )
 from axolotl_unlearn.training.extensions import Batch, Extension
 from axolotl_unlearn.training.gradients import GradientSteps
-from axolotl_unlearn.training.phases import (
-    Phase,
-    forget_moments,
-    make_phases,
-    phase_at,
-    restarting,
-)
+from axolotl_unlearn.training.phases import Phase, make_phases, phase_at
 
 if TYPE_CHECKING:
     from axolotl_unlearn.reference.crowd import HeldoutDistribution
@@ -80,13 +70,13 @@ class UnlearnTrainer(GradientSteps):
         self.args.logging_nan_inf_filter = False
         if self.args.dataloader_pin_memory and self.args.device.type == "cuda":
             self.accelerator.dataloader_config.non_blocking = True
-        if not self.unlearn_args.entries():
-            raise UnlearnError("`unlearn:` names no objective; add `forget:` and `retain:`.")
         self.chunk_plan = ChunkPlan(self.unlearn_args.chunk_positions, self.unlearn_args.chunk_mib)
         if not self.unlearn_args.padding_free:
             refuse_packing(self.accelerator.unwrap_model(self.model))
         entries = [entry for _, entry in self.unlearn_args.entries()]
         if all(OBJECTIVES[entry.objective].sees == "hidden" for entry in entries):
+            from axolotl_unlearn.engine.layers import freeze_after
+
             freeze_after(self.model, max(entry.parameter("layer") for entry in entries))
         check_trained(self.model)
         # Now, not at the first step: on resume the weights are no longer those of the start.
@@ -107,6 +97,8 @@ class UnlearnTrainer(GradientSteps):
 
             self.crowds[sees] = HeldoutDistribution(sees != "profiles")
         if "gradients" in self.crowds:
+            from axolotl_unlearn.engine.row_gradients import refuse_without_second_derivative
+
             refuse_without_second_derivative(self.accelerator.unwrap_model(self.model))
         self._step_counts: Tensor | None = None
 
@@ -121,11 +113,9 @@ class UnlearnTrainer(GradientSteps):
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         epoch = math.ceil(pairs / batch)
         total = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
+        peak = args.learning_rate
         return make_phases(
-            self.unlearn_args,
-            total=total,
-            steps_per_epoch=epoch,
-            learning_rate=args.learning_rate,
+            self.unlearn_args, total=total, steps_per_epoch=epoch, learning_rate=peak
         )
 
     @property
@@ -144,6 +134,8 @@ class UnlearnTrainer(GradientSteps):
         """With phases, the configured schedule for each of them by itself."""
         if self.lr_scheduler is not None or not self.unlearn_args.phases:
             return super().create_scheduler(num_training_steps, optimizer)
+        from axolotl_unlearn.training.restarts import restarting
+
         warmup = self.args.warmup_steps
         configured = super().create_scheduler
 
@@ -188,7 +180,7 @@ class UnlearnTrainer(GradientSteps):
 
     def _precomputes(self, source: ReferenceArgs) -> bool:
         """Before the model is wrapped. One that will be sharded cannot run there: without its
-        adapter, rows are remembered as they come; `_AskSharded` is for the others."""
+        adapter, rows are remembered as they come; `asking.AskSharded` is for the others."""
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         asked_before = source.is_teacher or source.twins
         return bool(asked_before) or (source.mode == "cached" and not sharded)
@@ -196,7 +188,9 @@ class UnlearnTrainer(GradientSteps):
     def train(self, *args: Any, **kwargs: Any):
         """Ask a teacher, and a ``cached`` reference, about all rows before a weight moves."""
         if self.is_fsdp_enabled or is_deepspeed_zero3_enabled():
-            self.add_callback(_AskSharded(self))
+            from axolotl_unlearn.training.asking import AskSharded
+
+            self.add_callback(AskSharded(self))
         self.extensions = [kind.of(self) for kind in self.extension_types]
         if self.level is not None:
             from axolotl_unlearn.training.level import LevelCallback, heldout_rows
@@ -204,7 +198,11 @@ class UnlearnTrainer(GradientSteps):
             self.heldout = heldout_rows(
                 self.unlearn_args.level, self.processing_class, self.axolotl_cfg
             )
-        self._precompute_all()
+        for source, reference in self.references.items():
+            if self._precomputes(source) and not reference.complete:
+                from axolotl_unlearn.training.asking import ask
+
+                ask(self, source, reference)
         if self.level is not None:
             self.level_watch = LevelCallback.of(self)
             self.add_callback(self.level_watch)
@@ -220,7 +218,7 @@ class UnlearnTrainer(GradientSteps):
                     reference.recall(load_file(path))
         self._keep_states(Path(resumed).parent if isinstance(resumed, str) else None)
         if isinstance(resumed, str) and self.level is not None:
-            self.level_watch.load(Path(resumed, REMEMBERED, self._level_file()))
+            self.level_watch.load(Path(resumed, REMEMBERED, f"level-{self.args.process_index}.pt"))
         for one in self.extensions:
             self.add_callback(one)
             one.on_start(self, bool(resumed))
@@ -241,15 +239,11 @@ class UnlearnTrainer(GradientSteps):
                     save_file(known, draft)
         if self.level is not None:
             declare(out, folder, "log-probs", folder=True)
-            self.level_watch.save(folder / self._level_file())
+            self.level_watch.save(folder / f"level-{self.args.process_index}.pt")
         super()._save_checkpoint(model, trial)
 
     def _keep_states(self, before: Path | None) -> None:
-        """Hidden states are remembered of references that are asked for them during the run.
-
-        Args:
-            before: Folder of the run that this one resumes, which may be another.
-        """
+        """Of references that are asked for them during the run; ``before``: what it resumes."""
         asked = {
             self.source_of(entry)
             for entry in self.entries
@@ -267,9 +261,6 @@ class UnlearnTrainer(GradientSteps):
                         shutil.copy(file, own)
                 reference.keep_states(own, gib, part)
 
-    def _level_file(self) -> str:
-        return f"level-{self.args.process_index}.pt"
-
     def evaluate(self, *args: Any, **kwargs: Any):
         """Within a run: a model that has just been loaded would be its own reference."""
         if not self.is_in_train:
@@ -279,82 +270,6 @@ class UnlearnTrainer(GradientSteps):
                 "give `test_datasets` to `axolotl train`."
             )
         return super().evaluate(*args, **kwargs)
-
-    def _precompute_all(self) -> None:
-        for source, reference in self.references.items():
-            if self._precomputes(source) and not reference.complete:
-                self._precompute(source, reference)
-
-    def _precompute(
-        self, source: ReferenceArgs, reference: Reference, wrapped: nn.Module | None = None
-    ) -> None:
-        """``wrapped``: the policy in its wrappers, where its weights are in parts."""
-        from axolotl_unlearn.reference.precompute import asks_for_logits, precompute
-        from axolotl_unlearn.reference.teacher import (
-            require_same_hidden_size,
-            require_same_vocabulary,
-        )
-
-        # By phase, since what is asked about a row is the union over the entries of a step.
-        asking = [[e for e in p.entries if self.source_of(e) == source] for p in self.phases]
-        by_logits = any(map(asks_for_logits, asking))
-        for one in self.extensions:
-            one.on_reference(self, source, reference)
-        if source.model:
-            reference.options = {"trust_remote_code": bool(self.axolotl_cfg.trust_remote_code)}
-            reference.device = self.args.device  # the policy may still be on none
-        with reference.opened(self.model) as model, self.accelerator.autocast():
-            if by_logits:
-                require_same_vocabulary(model, self.model)
-            if any(e.objective.sees == "hidden" for entries in asking for e in entries):
-                require_same_hidden_size(model, self.model)
-            if not self.unlearn_args.padding_free:
-                refuse_packing(model)
-            for entries in filter(None, asking):
-                loaded, total = self._all_rows(equal=wrapped is not None)
-                out = Path(self.args.output_dir)
-                precompute(
-                    reference,
-                    wrapped or model,
-                    loaded,
-                    entries,
-                    declare(out, out / "reference", "log-probs", folder=True),
-                    unwrapped=model,
-                    precision=f"{self.accelerator.mixed_precision} {self.args.device.type}",
-                    part=self.args.process_index,
-                    total=total,
-                    progress=self.args.process_index == 0,
-                )
-            self.accelerator.wait_for_everyone()
-            reference.refresh()
-            reference.release(model, keep_head=by_logits)
-
-    def row_sets(self) -> list[Dataset]:
-        """All rows that may be in a batch."""
-        several = isinstance(self.eval_dataset, dict)
-        evaluated = self.eval_dataset.values() if several else [self.eval_dataset]
-        return [rows for rows in (self.train_dataset, *evaluated) if rows is not None]
-
-    def _all_rows(self, equal: bool = False) -> tuple[Iterator[dict[str, Tensor]], int]:
-        """This process's share of all rows in batches of similar length, and their number.
-
-        Args:
-            equal: as many in every process, some of them twice.
-        """
-        sets = self.row_sets() + ([] if self.heldout is None else [self.heldout])
-        size = max(8, self.args.per_device_train_batch_size)
-        chunks = []
-        for rows in sets:
-            order = sorted(range(len(rows)), key=rows["length"][:].__getitem__)
-            chunks += [(rows, order[i : i + size]) for i in range(0, len(order), size)]
-        if equal:
-            chunks += islice(cycle(tuple(chunks)), -len(chunks) % self.args.world_size)
-        mine = chunks[self.args.process_index :: self.args.world_size]
-        loaded = (
-            self._prepare_inputs(self.data_collator([rows[i] for i in chosen]))
-            for rows, chosen in mine
-        )
-        return loaded, len(mine)
 
     def _reference_of(
         self, entry: Entry
@@ -403,9 +318,8 @@ class UnlearnTrainer(GradientSteps):
         ]
 
     def get_train_dataloader(self) -> DataLoader:
-        pairs = self._pairs(self.train_dataset, training=True)
         return self._get_dataloader(
-            dataset=pairs,
+            dataset=self._pairs(self.train_dataset, training=True),
             description="Training",
             batch_size=self._train_batch_size,
             sampler_fn=self._pair_sampler,
@@ -448,6 +362,8 @@ class UnlearnTrainer(GradientSteps):
             phase = self._phase(training=True)
             entries = phase.entries
             if phase.fresh_optimizer and 0 < phase.start == self.state.global_step:
+                from axolotl_unlearn.training.restarts import forget_moments
+
                 forget_moments(self.optimizer)
             self.count_units([part for batch in batches for part in self._in_parts(batch)], entries)
         return batches, items
@@ -483,12 +399,8 @@ class UnlearnTrainer(GradientSteps):
         sides: set[str] | None = None,
         log: bool = True,
     ) -> dict[str, Tensor]:
-        """Weighted objectives of either side for one micro-batch, as a part of its step.
-
-        Args:
-            sides: only those.
-            log: whether it counts for what is logged, and for extensions.
-        """
+        """Weighted objectives of either side (or ``sides``) for one micro-batch, as a part of its
+        step; ``log``: whether it counts for what is logged, and for extensions."""
         _require_columns(batch)
         training = model.training
         phase = self._phase(training=training)
@@ -585,27 +497,6 @@ class UnlearnTrainer(GradientSteps):
         local = {name: (next(values), next(values)) for name in meters}
         meters.clear()
         return local
-
-
-class _AskSharded(TrainerCallback):
-    """Asks a starting model whose weights are in parts, in its wrappers and before the first step;
-    a resumed run, whose weights have moved, reads what it said."""
-
-    def __init__(self, trainer: UnlearnTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        trainer = self.trainer
-        for number, (source, reference) in enumerate(trainer.references.items()):
-            if not isinstance(reference, FrozenCopy):
-                continue
-            path = Path(args.output_dir, "reference", f"start-{number}.safetensors")
-            if state.global_step:
-                reference.load_start(path, args.device, args.process_index)
-                continue
-            trainer._precompute(source, reference, trainer.model_wrapped)
-            if state.is_world_process_zero:
-                reference.save_start(path)
 
 
 def write_cost(folder: Path, metrics: dict[str, float], steps: int) -> None:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.data.records import read_rows, require_text
+from axolotl_unlearn.data.documents import require_text
+from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.lm_tasks import (
     UnlearnTask,  # noqa: F401

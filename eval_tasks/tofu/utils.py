@@ -22,7 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from axolotl_unlearn.data.records import read_rows, require_text, require_texts
+from axolotl_unlearn.data.documents import require_text, require_texts
+from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.lm_tasks import (
     Instance,

@@ -9,7 +9,8 @@ from typing import Any
 
 from lm_eval.utils import load_yaml_config
 
-from axolotl_unlearn.data.records import SUFFIXES, read_rows, require_text, require_texts
+from axolotl_unlearn.data.documents import require_text, require_texts
+from axolotl_unlearn.data.records import SUFFIXES, read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.lm_tasks import UnlearnTask, command_line_metadata
 from axolotl_unlearn.evaluation.tasks import installed_task_folder

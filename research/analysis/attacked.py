@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from axolotl_unlearn.data.records import author_of
+from axolotl_unlearn.data.documents import author_of
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.intervals import Clusters, auc, auc_interval
 from axolotl_unlearn.metrics.membership import (
@@ -142,7 +142,7 @@ def attacked(
     Args:
         facts: Model -> token facts of members and of non-members.
         reference: The same of a model that saw neither, for the attack "reference".
-        texts: Members and non-members; those with an author (`data.records.author_of`) are
+        texts: Members and non-members; those with an author (`data.documents.author_of`) are
             independent by authors, as far as DeLong's intervals go.
 
     Returns:
@@ -187,7 +187,7 @@ def attacked(
 
 def score_models(models: Mapping[str, str], reference: str, data: Path) -> dict[str, Any]:
     """`attacked` of models in folders, on ``data/member`` and ``data/nonmember``."""
-    from axolotl_unlearn.data.records import read_documents
+    from axolotl_unlearn.data.documents import read_documents
     from axolotl_unlearn.engine.token_scoring import score_texts
     from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.merging.sources import Adapter, Model, open_base, open_parent
+from axolotl_unlearn.merging.sources import Adapter, open_base, open_parent
+from axolotl_unlearn.merging.weights import Model
 from research.merging.layers import layer_of
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.merging.sources import read_json
+from axolotl_unlearn.merging.weights import read_json
 from research.merging.lab import Lab, Score
 
 

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from research.benchmarks import models, step
-from research.benchmarks.gpu import recipe_batches
+from research.benchmarks.gpu import recipe_batches, sent_batch
 
 #: Time and memory are not what is counted; depth is.
 SHAPE = models.Shape(64, 32, 128, 4, 512)
@@ -114,7 +114,6 @@ def make_step(way: str, batches: list[dict[str, Tensor]], shape: models.Shape = 
 def measure(rounds: int = 12, shape: models.Shape = SHAPE) -> dict[str, dict[str, float]]:
     """Counts of each way, and the least processor time of ``rounds`` steps, all ways in turn."""
     from axolotl_unlearn.engine import head_losses
-    from axolotl_unlearn.engine.host import sent_batch
 
     # On a CPU the softmax is taken in blocks that stay in its cache; a GPU takes it at once.
     blocks, head_losses._blocks = head_losses._blocks, lambda logits: [slice(0, len(logits))]

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.engine.host import sent_batch
+from axolotl_unlearn.engine.host import sent
 from research.benchmarks import models, step
 
 EPOCHS, PAIRS = 5, 1112
@@ -83,6 +83,12 @@ def quantise(model: nn.Module, values: nn.Module | None = None) -> nn.Module:
                 weight = bnb.functional.dequantize_4bit(made.weight.data, made.weight.quant_state)
                 values.get_submodule(f"{prefix}.{name}").weight.data.copy_(weight)
     return model
+
+
+def sent_batch(batch: dict[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:
+    """A batch of the collator on a device, and known."""
+    device = torch.device(device)
+    return {name: sent(value.numpy(), device) for name, value in batch.items()}
 
 
 def recipe_batches(count: int, pairs: int, vocabulary: int) -> list[dict[str, Tensor]]:

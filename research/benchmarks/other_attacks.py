@@ -32,7 +32,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from axolotl_unlearn.data.records import read_documents
+from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.engine.token_scoring import score_texts
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.intervals import auc

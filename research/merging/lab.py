@@ -12,7 +12,8 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.checks import check, initialisation_cosines
 from axolotl_unlearn.merging.methods import merge_delta, merge_factors
 from axolotl_unlearn.merging.recipe import Recipe
-from axolotl_unlearn.merging.sources import Adapter, Model, Parent, open_base, open_parent
+from axolotl_unlearn.merging.sources import Adapter, Parent, open_base, open_parent
+from axolotl_unlearn.merging.weights import Model
 
 CACHE_LIMIT = 8_000_000_000  # bytes of parents' weights kept in memory; above it they are re-read
 

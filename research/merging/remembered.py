@@ -22,7 +22,7 @@ def remembered(
     Returns:
         The same function; its values are kept in `store` under the content of the model's weights.
     """
-    from axolotl_unlearn.reference.store import weights_digest
+    from axolotl_unlearn.reference.precompute import weights_digest
 
     def scored(model: nn.Module) -> dict[str, Any]:
         weights = weights_digest(model, without_adapter=False)

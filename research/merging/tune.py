@@ -21,7 +21,7 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import replacing, write, write_json
 from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES, Recipe
-from axolotl_unlearn.merging.sources import read_json
+from axolotl_unlearn.merging.weights import read_json
 from axolotl_unlearn.metrics.intervals import auc_interval, ideal_membership
 from axolotl_unlearn.store import Store, content_key, versions
 from research.merging.lab import Lab

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.data.records import read_documents, read_rows
+from axolotl_unlearn.data.documents import read_documents
+from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measurement import Settings
 from axolotl_unlearn.evaluation.sets import find_file

@@ -122,7 +122,8 @@ def draw(cfg: dict[str, Any], rng: random.Random) -> tuple[dict[str, Any], dict[
 def checked(path: Path) -> list[str]:
     """What `axolotl-unlearn check` says in full."""
     from axolotl_unlearn.checks.estimate import outlook
-    from axolotl_unlearn.checks.preflight import axolotl_faults, check_config, read_config
+    from axolotl_unlearn.checks.report import axolotl_faults, check_config
+    from axolotl_unlearn.config.reading import read_config
     from axolotl_unlearn.errors import UnlearnError
 
     try:

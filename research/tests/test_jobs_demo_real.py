@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from axolotl_unlearn.data.records import document_id, kind_of, read_documents, read_records
+from axolotl_unlearn.data.documents import read_documents
+from axolotl_unlearn.data.records import document_id, kind_of, read_records
 from axolotl_unlearn.errors import UnlearnError
 from research.studies.demo import plan_real
 from research.worlds.lume import (
@@ -202,7 +203,7 @@ def test_foreign_tokenizer_is_refused():
 
 
 def test_configs_lead_into_the_folder_and_are_faultless_but_for_the_model(lume, tmp_path):
-    from axolotl_unlearn.checks.preflight import check_config
+    from axolotl_unlearn.checks.report import check_config
 
     out = tmp_path / "run"
     build_subset(lume, out / "data", sizes=SIZES)

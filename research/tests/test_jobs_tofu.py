@@ -76,7 +76,7 @@ SMALL = TofuSizes(
 
 def test_every_method_has_a_faultless_config(home, tmp_path):
     """Stages, order and configs of the whole job with requests; the model is not there yet."""
-    from axolotl_unlearn.checks.preflight import check_config
+    from axolotl_unlearn.checks.report import check_config
 
     sizes = TofuSizes(
         split="forget01", forget=9, retain=8, heldout=6, requests=3, rows=4

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.stats import ttest_ind
 
 from axolotl_unlearn.attacks.membership.base import Array, Outcome, Target, attack
-from axolotl_unlearn.data.records import Answer
+from axolotl_unlearn.data.documents import Answer
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import auc, auc_interval
 from axolotl_unlearn.metrics.memorisation import TokenFacts, compressed_bytes, loss

@@ -24,7 +24,8 @@ from axolotl_unlearn.attacks.membership.base import (
     measure,
 )
 from axolotl_unlearn.attacks.target import find_side
-from axolotl_unlearn.data.records import author_of, document_id, read_documents, read_rows
+from axolotl_unlearn.data.documents import author_of, read_documents
+from axolotl_unlearn.data.records import document_id, read_rows
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import find_file, load_sets
 from axolotl_unlearn.files import write_json

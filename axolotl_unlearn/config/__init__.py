@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from importlib import resources
-from pathlib import Path
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
@@ -18,6 +18,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
+from pydantic_core import core_schema
 
 from axolotl_unlearn.columns import Kind, task_number
 from axolotl_unlearn.errors import UnlearnError
@@ -28,6 +29,32 @@ class Strict(BaseModel):
     """Unknown keys are faults."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class Later:
+    """Annotation of a key that a model of `config.mechanisms` reads: imported if it is given."""
+
+    name: str
+
+    @property
+    def model(self) -> type[BaseModel]:
+        return getattr(import_module("axolotl_unlearn.config.mechanisms"), self.name)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            lambda value: self.model.model_validate(value), handler(source)
+        )
+
+
+AnnealArgs = Annotated[Any, Later("AnnealArgs")]
+AttributionArgs = Annotated[Any, Later("AttributionArgs")]
+ConstraintArgs = Annotated[Any, Later("ConstraintArgs")]
+FlattenArgs = Annotated[Any, Later("FlattenArgs")]
+LevelArgs = Annotated[Any, Later("LevelArgs")]
+PhaseArgs = Annotated[Any, Later("PhaseArgs")]
+SaliencyArgs = Annotated[Any, Later("SaliencyArgs")]
+WatchArgs = Annotated[Any, Later("WatchArgs")]
 
 
 def _as_list(value: Any) -> Any:
@@ -53,7 +80,6 @@ class ReferenceArgs(Strict):
     adapter: str | None = Field(
         None, description="a teacher: folder of a LoRA adapter, of base_model or of `model`"
     )
-
     twins: str | None = Field(
         None,
         description="the starting model, asked about another row in place of each forget row: "
@@ -76,67 +102,6 @@ class ReferenceArgs(Strict):
 
 Source = Annotated[ReferenceArgs, _text_is("mode")]
 Elsewhere = Annotated[ReferenceArgs, _text_is("model")]
-
-
-class AnnealArgs(Strict):
-    """A weight that changes from its value to ``to`` over a phase (or the whole run)."""
-
-    schedule: Literal["linear", "cosine"] = "linear"
-    to: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight in the last step")
-
-    def __str__(self) -> str:
-        return f"{self.schedule} to {self.to:g}"
-
-
-class RiseArgs(Strict):
-    """A weight that follows how far a loss is above its level, ``scale base^gap + offset``."""
-
-    base: float = Field(6.0, gt=1, description="by which a gap of one multiplies")
-    scale: float = Field(0.3, gt=0)
-    offset: float = 0.8
-    least: float = Field(1.2, ge=0, description="the weight where the gap is small, or none")
-    most: float = Field(2.8, gt=0, allow_inf_nan=False)
-
-    def weight(self, gap: float) -> float:
-        """That of a step whose loss was ``gap`` above the level (below: negative)."""
-        exponent = min(max(gap, 0.0), 64.0)  # beyond it the bound holds anyway
-        return min(max(self.scale * self.base**exponent + self.offset, self.least), self.most)
-
-
-class ConstraintArgs(Strict):
-    """Hold a loss below a level: its weight grows while it is above, and falls below it."""
-
-    at_most: float | None = Field(None, description="the level, in the unit of the loss")
-    of_start: float | None = Field(
-        None, gt=0, description="or the level as a multiple of the loss in the first step"
-    )
-    of_epoch: float | None = Field(
-        None, gt=0, description="or of its mean over the first epoch, in which the weight stays"
-    )
-    rise: RiseArgs | None = Field(
-        None,
-        description="in place of a multiplier: a weight that follows the gap of the step before",
-    )
-    step: float = Field(1.0, gt=0, description="what is added to the weight, times the distance")
-    down: float = Field(1.0, ge=0, description="share of the step where the loss is below")
-    penalty: float = Field(0.0, ge=0, description="further weight, times the distance above")
-
-    @model_validator(mode="after")
-    def _check(self) -> ConstraintArgs:
-        levels = (self.at_most, self.of_start, self.of_epoch)
-        if sum(level is not None for level in levels) != 1:
-            raise ValueError("give the level as `at_most`, `of_start` or `of_epoch`")
-        return self
-
-    def __str__(self) -> str:
-        if self.at_most is not None:
-            level = f"{self.at_most:g}"
-        elif self.of_start is not None:
-            level = f"{self.of_start:g} of its start"
-        else:
-            level = f"{self.of_epoch:g} of its first epoch"
-        how = f"rise to {self.rise.most:g}" if self.rise else f"step {self.step:g}"
-        return f"at most {level}, {how}"
 
 
 class ObjectiveArgs(BaseModel):
@@ -172,7 +137,6 @@ class ObjectiveArgs(BaseModel):
         description="divide by rows x this length instead of the number of positions "
         "(ZJUKLAB's code: 256, the padded length)",
     )
-
     reference: Source | None = Field(
         None, description="what this entry compares with; default: that of the block"
     )
@@ -331,8 +295,12 @@ class DataArgs(Strict):
             raise ValueError("`leave_out_dropped` does nothing without `rows`; remove it")
         if self.template and self.chat_template:
             raise ValueError("give either template or chat_template, not both")
-        if self.template and not ("{input}" in self.template and "{output}" in self.template):
-            raise ValueError("template must contain {input} and {output}")
+        head, output, _ = (self.template or "").partition("{output}")
+        if self.template and ("{input}" not in head or not output):
+            raise ValueError(
+                "template must contain {input} and, after it, {output}, e.g. 'Question: {input}\\n"
+                "Answer: {output}'"
+            )
         if self.chat_template and "document" in self.labels.model_dump(exclude_unset=True).values():
             raise ValueError(
                 "labels: `document` would put labels on role headers and the system prompt of the "
@@ -392,131 +360,8 @@ class Sides(Strict):
         return found | ({"forget"} if "alternative" in found else set())
 
 
-class LevelArgs(Strict):
-    """Held-out rows: the level that forget rows are brought to, and when they are there."""
-
-    heldout: str = Field(
-        description="file of rows of the same kinds that the model never saw; not the ones that "
-        "judge it later"
-    )
-    every: int | None = Field(
-        None, gt=0, description="steps between two looks; default: a fifth of the run, at most 30"
-    )
-    rows: int = Field(
-        100,
-        gt=0,
-        description="rows of each kind and task that a look scores on either side, at most; with "
-        "per_document all",
-    )
-    gain: float = Field(
-        0.25, ge=0, le=1, description="share of the remaining gap by which targets are moved"
-    )
-    settle: float = Field(
-        0.25, ge=0, lt=1, description="share of the steps before targets are moved"
-    )
-    stop: bool = Field(
-        True, description="end when no attack tells forget documents from held-out ones"
-    )
-    margin: float = Field(
-        0.05, gt=0, lt=0.5, description="|AUC - expected| of the strongest attack"
-    )
-    retain: float = Field(
-        0.1, ge=0, description="nats a token that the loss of retained rows may rise"
-    )
-    said: float = Field(
-        1, ge=0, le=1, description="share of the retained rows that may no longer be said in full"
-    )
-    patience: int = Field(2, gt=0, description="looks in a row that must be within all three")
-    per_document: bool = Field(
-        False,
-        description="for few documents: end only when none of them is told by itself, and take an "
-        "AUC within its own sampling error for 0.5",
-    )
-    minutes: float | None = Field(None, gt=0, description="end after this time with the best state")
-    certainty: bool = Field(
-        False,
-        description="set the temperature of `nckd` so that the model is as sure of forget rows as "
-        "of held-out ones",
-    )
-
-
-class WatchArgs(Strict):
-    """When the model falls apart while it trains: a warning, or the end of the run."""
-
-    retain_nll: float | None = Field(
-        None, gt=0, description="limit of the loss of retained rows, nats a token"
-    )
-    repetition: float | None = Field(
-        None, ge=0, le=1, description="limit of the share of answers that go in circles"
-    )
-    every: int = Field(50, gt=0, description="steps between two looks at answers")
-    rows: int = Field(8, gt=0, description="retain rows whose prompts are answered")
-    tokens: int = Field(64, gt=0, description="new tokens an answer")
-    then: Literal["warn", "stop"] = Field(
-        "warn", description="`stop` ends the run with a checkpoint"
-    )
-
-
-class PhaseArgs(Sides):
-    """A stretch of the run with objectives of its own; the learning rate begins anew."""
-
-    steps: int | None = Field(None, gt=0, description="optimizer steps")
-    epochs: float | None = Field(None, gt=0, description="or passes, as `pairing` counts them")
-    learning_rate: float | None = Field(None, gt=0, description="default: that of the config")
-    fresh_optimizer: bool = Field(
-        False, description="begin without the moments of the phase before (AILS-NTUA)"
-    )
-    leave_out: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="share of the retain rows, those whose loss has changed most since the start "
-        "of the run, that are left out from here on (TARF)",
-    )
-
-    @model_validator(mode="after")
-    def _check_phase(self) -> PhaseArgs:
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError("give the length of the phase as `steps` or as `epochs`")
-        if not self.entries():
-            raise ValueError("the phase has no objective; add `forget:` or `retain:`")
-        return self
-
-
-class SaliencyArgs(Strict):
-    """Train only what the forget loss depends on most."""
-
-    share: float = Field(
-        0.1, gt=0, lt=1, description="of the neurons, or weights, that are trained"
-    )
-    by: Literal["neuron", "weight"] = Field(
-        "neuron", description="neuron: rows of a weight by their gradient's norm; weight: each"
-    )
-
-
-class FlattenArgs(Strict):
-    """Make the loudest directions of the forget gradient as quiet as others (RepSelect)."""
-
-    components: int = Field(512, gt=0, description="top principal components of each weight")
-    how: Literal["soft", "quadratic", "hard"] = Field(
-        "soft", description="divided by their singular values, by the squares, or removed"
-    )
-    of: Literal["forget", "retain"] = Field(
-        "forget", description="whose gradient's components: forget, or retain"
-    )
-    side: Literal["both", "input", "output"] = Field(
-        "both", description="directions of a weight's inputs, of its outputs, or both"
-    )
-
-
-class AttributionArgs(Strict):
-    """Weigh forget rows by how little they share with the retain rows (GUARD)."""
-
-    temperature: float = Field(
-        gt=0,
-        allow_inf_nan=False,
-        description="of the softmax over attributions; small ones tell rows apart more",
-    )
+#: Keys that a config gives for a preset's places (``$teacher``), and whether they are needed.
+FILLED = {"teacher": True, "heldout": True, "original": False}
 
 
 class UnlearnArgs(Sides):
@@ -601,54 +446,27 @@ class UnlearnArgs(Sides):
         if not isinstance(values, dict):
             return values
         given = {k: v for k, v in values.items() if v is not None}
-        preset = load_preset(values["preset"]) if given.get("preset") else {}
-        taken = _places(preset)
-        for key, needed in _FILLED.items():
+        preset, taken = {}, set()
+        if given.get("preset"):
+            from axolotl_unlearn.config import presets
+
+            preset = presets.load_preset(given["preset"])
+            taken = presets.places(preset)
+        for key, needed in FILLED.items():
             if key in given and key not in taken:
                 raise ValueError(
                     f"`{key}` belongs to `preset: never-seen`; give that preset or remove it"
                 )
             if needed and key in taken and key not in given:
                 raise ValueError(f"preset {given['preset']} needs `{key}`; add it to the block")
-        return _merged(_filled(preset, given), given) if preset else values
+        return presets.merged(presets.filled(preset, given), given) if preset else values
 
     @model_validator(mode="after")
     def _join_phases(self) -> UnlearnArgs:
-        """With phases, ``forget`` and ``retain`` hold the objectives of all of them."""
-        if self.phases:
-            if self.forget or self.retain:
-                raise ValueError("give `phases`, or `forget` and `retain`, not both")
-            for side in ("forget", "retain"):
-                self.__dict__[side] = [e for phase in self.phases for e in getattr(phase, side)]
-        if self.phases and self.phases[0].leave_out:
-            raise ValueError(
-                "`leave_out` looks at what the phases before have changed: not in the first phase"
-            )
-        for number, phase in enumerate(self.phases):
-            if phase.leave_out and not any(later.retain for later in self.phases[number:]):
-                raise ValueError("`leave_out` leaves out retain rows: add `retain` from there on")
-        for key in ("sharpness", "saliency", "flatten"):
-            if getattr(self, key) and not (self.phases or [self])[0].forget:
-                raise ValueError(
-                    f"`{key}` looks at the forget gradient: it needs `forget` (in the first phase)"
-                )
-        if self.attribution and not self.retain:
-            raise ValueError("`attribution` compares forget rows with retain rows: add `retain`")
-        for entry in self.forget if self.attribution else ():
-            known = objectives()[entry.objective]
-            if known.sees != "labels" or known.unit(entry.parameters) == "batch":
-                raise ValueError(
-                    f"`attribution` weighs the losses of single rows, and {entry.objective} is no "
-                    "loss of the labels of one row; take one such as ga, npo, simnpo or wga"
-                )
-        if self.surgery and not (self.forget and self.retain):
-            raise ValueError("`surgery` joins two gradients: it needs `forget` and `retain`")
-        if self.flatten and self.flatten.of == "retain":
-            if any(part.forget and not part.retain for part in self.phases or [self]):
-                raise ValueError(
-                    "`flatten: {of: retain}` looks at the retain gradient: add `retain` beside "
-                    "each `forget`"
-                )
+        if self.phases or self.by_side or self.attribution:
+            from axolotl_unlearn.config.mechanisms import join_and_check
+
+            join_and_check(self)
         return self
 
     def references(self) -> list[ReferenceArgs]:
@@ -670,65 +488,8 @@ class UnlearnArgs(Sides):
 
     def expanded(self) -> str:
         """The block with its preset written out, as YAML."""
-        block = self.model_dump(exclude_unset=True, exclude={"preset", *_FILLED})
+        block = self.model_dump(exclude_unset=True, exclude={"preset", *FILLED})
         return yaml.safe_dump({"unlearn": block}, sort_keys=False, default_flow_style=None)
-
-
-#: Blocks of which a config may give some keys beside a preset; all else replaces the preset's.
-_MERGED = ("data", "labels", "fields", "pairing", "level")
-#: Keys that a config gives for a preset's places (``$teacher``), and whether they are needed.
-_FILLED = {"teacher": True, "heldout": True, "original": False}
-
-
-def _places(preset: Any) -> set[str]:
-    """Keys that a preset takes."""
-    if isinstance(preset, str) and preset.startswith("$"):
-        return {preset[1:]}
-    parts = preset.values() if isinstance(preset, dict) else preset
-    return set().union(*map(_places, parts)) if isinstance(preset, (dict, list)) else set()
-
-
-def _filled(preset: Any, given: dict[str, Any]) -> Any:
-    """``preset`` with what is given in its places; a key whose place stays empty is left out."""
-    if isinstance(preset, str) and preset.startswith("$"):
-        value = given.get(preset[1:])
-        as_model = isinstance(value, str) and preset != "$heldout"
-        return {"model": value} if as_model else value
-    if isinstance(preset, dict):
-        filled = {key: _filled(value, given) for key, value in preset.items()}
-        return {key: value for key, value in filled.items() if value is not None}
-    return [_filled(value, given) for value in preset] if isinstance(preset, list) else preset
-
-
-def _merged(preset: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """``given`` over ``preset``, blocks key by key and objectives as whole lists."""
-    both = {
-        key: _merged(preset[key], value)
-        for key, value in given.items()
-        if key in _MERGED and isinstance(value, dict) and isinstance(preset.get(key), dict)
-    }
-    return {**preset, **given, **both}
-
-
-def preset_names() -> list[str]:
-    """Names that ``preset:`` takes."""
-    folder = resources.files("axolotl_unlearn") / "presets"
-    return sorted(p.name[:-4] for p in folder.iterdir() if p.name.endswith(".yml"))
-
-
-def load_preset(name: str) -> dict[str, Any]:
-    """Read a preset; raises ValueError with the nearest name if there is none."""
-    if name not in preset_names():
-        raise ValueError(
-            f"there is no preset {name!r}{nearest(name, preset_names())}; "
-            f"presets: {', '.join(preset_names())}"
-        )
-    return yaml.safe_load(preset_text(name))["unlearn"]
-
-
-def preset_text(name: str) -> str:
-    """The file of a preset: its source as a comment, and the block."""
-    return (resources.files("axolotl_unlearn") / "presets" / f"{name}.yml").read_text("utf-8")
 
 
 def parse_unlearn(block: Any, where: str = "unlearn") -> UnlearnArgs:
@@ -779,7 +540,8 @@ def _keys_at(location: tuple) -> list[str]:
         if isinstance(part, str) and part in known.model_fields:
             found = [known.model_fields[part].annotation]
             while found and not (isinstance(found[0], type) and issubclass(found[0], BaseModel)):
-                found = [*get_args(found[0]), *found[1:]]
+                later = isinstance(found[0], Later)
+                found = [*([found[0].model] if later else get_args(found[0])), *found[1:]]
             known = found[0] if found else known
     return list(known.model_fields)
 
@@ -787,14 +549,11 @@ def _keys_at(location: tuple) -> list[str]:
 def _sentence(error: ValidationError, where: str) -> str:
     faults = []
     for fault in error.errors():
-        location = tuple(fault["loc"])
-        path = ".".join([where, *map(str, location)])
+        path = ".".join([where, *map(str, fault["loc"])])
+        said = f": {fault['msg'].removeprefix('Value error, ')}"
         if fault["type"] == "extra_forbidden":
-            hint = nearest(location[-1], _keys_at(location))
-            faults.append(f"`{path}` is not a key of the block{hint}")
-        else:
-            message = fault["msg"].removeprefix("Value error, ")
-            faults.append(f"`{path}`: {message}")
+            said = f" is not a key of the block{nearest(fault['loc'][-1], _keys_at(fault['loc']))}"
+        faults.append(f"`{path}`{said}")
     return "; ".join(faults) + "."
 
 
@@ -808,51 +567,5 @@ class UnlearnPluginArgs(BaseModel):
     @model_validator(mode="after")
     def _check_block(self) -> UnlearnPluginArgs:
         if self.unlearn is not None:
-            try:
-                parse_unlearn(self.unlearn)
-            except UnlearnError as error:
-                raise ValueError(str(error)) from None
+            parse_unlearn(self.unlearn)
         return self
-
-
-def _load_once(text: str) -> Any:
-    """YAML of which no block has a key twice: the last one would count."""
-    loader = yaml.SafeLoader(text)
-    root, seen = loader.get_single_node(), set()
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-            continue
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key, value in node.value:
-            if names.count(key.value) > 1 and key.value != "<<":
-                raise yaml.constructor.ConstructorError(
-                    problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
-                )
-            waiting.append(value)
-    return None if root is None else loader.construct_document(root)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The keys of a config file.
-
-    Raises:
-        UnlearnError: It cannot be read.
-    """
-    if not path.is_file():
-        raise UnlearnError(f"{path} does not exist; give the path of an Axolotl config.")
-    try:
-        cfg = _load_once(path.read_text("utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" line {where.line + 1}" if where else ""
-        reason = getattr(error, "problem", None) or getattr(error, "reason", "it cannot be read")
-        raise UnlearnError(f"{path}{line}: not valid YAML ({reason}).") from None
-    if not isinstance(cfg, dict):
-        raise UnlearnError(f"{path} holds no keys; start from a copy of examples/npo_over.yml.")
-    return cfg

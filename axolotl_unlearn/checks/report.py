@@ -1,0 +1,147 @@
+"""What ``axolotl-unlearn check`` says of a config: its faults, or what the run would do."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import logging
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.checks import axolotl_options
+from axolotl_unlearn.checks.level import level_notes
+from axolotl_unlearn.checks.preflight import config_faults, evaluation_notes, take_streams
+from axolotl_unlearn.config import ObjectiveArgs, parse_unlearn
+from axolotl_unlearn.config.reading import read_config
+from axolotl_unlearn.data.checks import check_records, role_of
+from axolotl_unlearn.data.coverage import RowCounts
+from axolotl_unlearn.data.records import short
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.registry import objectives
+
+
+def check_config(path: Path) -> tuple[list[str], list[str]]:
+    """Faults of a config file, and lines that say what the run would do; see `check`."""
+    return check(path, full=False)[:2]
+
+
+def check(path: Path, full: bool) -> tuple[list[str], list[str], dict[str, Any]]:
+    """Faults of a config file; without one, lines that say what the run would do, and facts.
+
+    Args:
+        full: Also what tokens, Axolotl's own checks and the heads of weight files show.
+
+    Raises:
+        UnlearnError: The file cannot be read at all.
+    """
+    from axolotl_unlearn.data.drawn import passing_draw
+
+    cfg = read_config(path)
+    entries = cfg["datasets"] if isinstance(cfg.get("datasets"), list) else []
+    if not cfg.get("unlearn") and "memorise" not in map(role_of, entries):
+        cure = "add one, e.g. `unlearn: {preset: ...}`"
+        return [f"{path} has no `unlearn:` block; {cure}."], [], {}
+    if not axolotl_options.shape_faults(cfg):
+        take_streams(cfg)
+    found, lines, facts = config_faults(cfg), [], {}
+    try:
+        with passing_draw(cfg) as (drawn, named):
+            checked = check_records(drawn)
+            found += map(named, checked.faults)
+            if not found:
+                unread = [f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg)]
+                lines = summary(cfg, checked.counts)
+                if unread:
+                    what = "no option of Axolotl, read by other plugins at most"
+                    lines.append(f"  note: {what}: {', '.join(unread)}")
+                lines += [f"  note: {named(one)}" for one in checked.notes]
+            if full and not found:
+                from axolotl_unlearn.checks import estimate
+
+                facts, found = estimate.outlook(drawn)
+                found = [*map(named, found), *axolotl_faults(copy.deepcopy(drawn))]
+                lines += estimate.lines(facts)
+    except UnlearnError as error:
+        found.append(str(error))
+    return found, lines, facts
+
+
+def axolotl_faults(cfg: dict) -> list[str]:
+    """What Axolotl itself finds wrong, as `axolotl train` would."""
+    from axolotl.cli.config import gpu_capabilities, prepare_plugins
+    from axolotl.utils.config import validate_config
+    from axolotl.utils.dict import DictDefault
+    from pydantic import ValidationError
+
+    cfg = DictDefault(cfg)
+    capabilities, environment = gpu_capabilities()
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # what it logs is said when it trains
+    try:
+        prepare_plugins(cfg)
+        validate_config(cfg, capabilities=capabilities, env_capabilities=environment)
+    except ValidationError as error:
+        return [
+            f"Axolotl refuses `{'.'.join(map(str, fault['loc'])) or 'the config'}`: {fault['msg']}."
+            for fault in error.errors()
+        ]
+    except (ValueError, ImportError) as error:
+        return [f"Axolotl refuses the config: {error}"]
+    finally:
+        logging.disable(before)
+    return optimizer_faults(cfg)
+
+
+def optimizer_faults(cfg: dict) -> list[str]:
+    """A name that is no optimizer, which Axolotl finds when the weights are loaded."""
+    from axolotl.utils.schemas.enums import CustomSupportedOptimizers
+    from transformers.training_args import OptimizerNames
+
+    known = [one.value for names in (OptimizerNames, CustomSupportedOptimizers) for one in names]
+    name = str(cfg.get("optimizer") or "adamw_torch")
+    if name in known:
+        return []
+    near = difflib.get_close_matches(name, known, n=1)
+    return [
+        f"`optimizer: {name}` is no optimizer; "
+        + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}.")
+    ]
+
+
+def summary(cfg: dict, counts: RowCounts) -> list[str]:
+    """What a faultless config would do, in a few lines."""
+    args = parse_unlearn(cfg["unlearn"]) if cfg.get("unlearn") else None
+    if args is None or not args.trains:
+        return ["memorises; no objective of unlearning"]
+    args = counts.fitted(args)
+    lines = [f"preset {args.preset} is short for", args.expanded()] if args.preset else []
+    for number, phase in enumerate(args.phases or [args], 1):
+        if args.phases:
+            length = f"{phase.steps} steps" if phase.steps else f"{phase.epochs:g} epochs"
+            if phase.leave_out:
+                length += f", from here on without {phase.leave_out:.0%} of the retain rows"
+            lines.append(f"phase {number}, {length}:")
+        lines += [_line(side, entry, counts) for side, entry in phase.entries()]
+    notes = [*axolotl_options.noted(cfg).values(), *counts.notes(args), *evaluation_notes(cfg)]
+    notes += level_notes(cfg, args)
+    return lines + [f"  note: {note}" for note in notes]
+
+
+def _line(side: str, entry: ObjectiveArgs, counts: RowCounts) -> str:
+    """One objective of a config."""
+    known = objectives()[entry.objective]
+    limits = {
+        "anneal": entry.anneal,
+        "constraint": entry.constraint,
+        "kinds": entry.kinds,
+        "tasks": entry.tasks,
+    }
+    given = limits | entry.parameters
+    extra = "".join(f", {key}={value}" for key, value in given.items() if value is not None)
+    rows = counts.of_entry(side, entry)
+    unit = known.unit(entry.parameters)
+    return (
+        f"  {side}/{entry.objective:<{24 - len(side)}} weight {entry.weight:g}, mean over "
+        f"{unit}{'e' * (unit == 'batch')}s{extra}{f', for {rows} rows' if rows else ''}"
+        f"  [{known.source}]"
+    )

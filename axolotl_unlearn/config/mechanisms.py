@@ -1,0 +1,240 @@
+"""Blocks of the config that a plain run does not have: `axolotl_unlearn.config.Later`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from axolotl_unlearn.config import Sides, Strict, UnlearnArgs
+from axolotl_unlearn.registry import objectives
+
+
+class AnnealArgs(Strict):
+    """A weight that changes from its value to ``to`` over a phase (or the whole run)."""
+
+    schedule: Literal["linear", "cosine"] = "linear"
+    to: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight in the last step")
+
+    def __str__(self) -> str:
+        return f"{self.schedule} to {self.to:g}"
+
+
+class RiseArgs(Strict):
+    """A weight that follows how far a loss is above its level, ``scale base^gap + offset``."""
+
+    base: float = Field(6.0, gt=1, description="by which a gap of one multiplies")
+    scale: float = Field(0.3, gt=0)
+    offset: float = 0.8
+    least: float = Field(1.2, ge=0, description="the weight where the gap is small, or none")
+    most: float = Field(2.8, gt=0, allow_inf_nan=False)
+
+    def weight(self, gap: float) -> float:
+        """That of a step whose loss was ``gap`` above the level (below: negative)."""
+        exponent = min(max(gap, 0.0), 64.0)  # beyond it the bound holds anyway
+        return min(max(self.scale * self.base**exponent + self.offset, self.least), self.most)
+
+
+class ConstraintArgs(Strict):
+    """Hold a loss below a level: its weight grows while it is above, and falls below it."""
+
+    at_most: float | None = Field(None, description="the level, in the unit of the loss")
+    of_start: float | None = Field(
+        None, gt=0, description="or the level as a multiple of the loss in the first step"
+    )
+    of_epoch: float | None = Field(
+        None, gt=0, description="or of its mean over the first epoch, in which the weight stays"
+    )
+    rise: RiseArgs | None = Field(
+        None,
+        description="in place of a multiplier: a weight that follows the gap of the step before",
+    )
+    step: float = Field(1.0, gt=0, description="what is added to the weight, times the distance")
+    down: float = Field(1.0, ge=0, description="share of the step where the loss is below")
+    penalty: float = Field(0.0, ge=0, description="further weight, times the distance above")
+
+    @model_validator(mode="after")
+    def _check(self) -> ConstraintArgs:
+        levels = (self.at_most, self.of_start, self.of_epoch)
+        if sum(level is not None for level in levels) != 1:
+            raise ValueError("give the level as `at_most`, `of_start` or `of_epoch`")
+        return self
+
+    def __str__(self) -> str:
+        if self.at_most is not None:
+            level = f"{self.at_most:g}"
+        elif self.of_start is not None:
+            level = f"{self.of_start:g} of its start"
+        else:
+            level = f"{self.of_epoch:g} of its first epoch"
+        how = f"rise to {self.rise.most:g}" if self.rise else f"step {self.step:g}"
+        return f"at most {level}, {how}"
+
+
+class LevelArgs(Strict):
+    """Held-out rows: the level that forget rows are brought to, and when they are there."""
+
+    heldout: str = Field(
+        description="file of rows of the same kinds that the model never saw; not the ones that "
+        "judge it later"
+    )
+    every: int | None = Field(
+        None, gt=0, description="steps between two looks; default: a fifth of the run, at most 30"
+    )
+    rows: int = Field(
+        100,
+        gt=0,
+        description="rows of each kind and task that a look scores on either side, at most; with "
+        "per_document all",
+    )
+    gain: float = Field(
+        0.25, ge=0, le=1, description="share of the remaining gap by which targets are moved"
+    )
+    settle: float = Field(
+        0.25, ge=0, lt=1, description="share of the steps before targets are moved"
+    )
+    stop: bool = Field(
+        True, description="end when no attack tells forget documents from held-out ones"
+    )
+    margin: float = Field(
+        0.05, gt=0, lt=0.5, description="|AUC - expected| of the strongest attack"
+    )
+    retain: float = Field(
+        0.1, ge=0, description="nats a token that the loss of retained rows may rise"
+    )
+    said: float = Field(
+        1, ge=0, le=1, description="share of the retained rows that may no longer be said in full"
+    )
+    patience: int = Field(2, gt=0, description="looks in a row that must be within all three")
+    per_document: bool = Field(
+        False,
+        description="for few documents: end only when none of them is told by itself, and take an "
+        "AUC within its own sampling error for 0.5",
+    )
+    minutes: float | None = Field(None, gt=0, description="end after this time with the best state")
+    certainty: bool = Field(
+        False,
+        description="set the temperature of `nckd` so that the model is as sure of forget rows as "
+        "of held-out ones",
+    )
+
+
+class WatchArgs(Strict):
+    """When the model falls apart while it trains: a warning, or the end of the run."""
+
+    retain_nll: float | None = Field(
+        None, gt=0, description="limit of the loss of retained rows, nats a token"
+    )
+    repetition: float | None = Field(
+        None, ge=0, le=1, description="limit of the share of answers that go in circles"
+    )
+    every: int = Field(50, gt=0, description="steps between two looks at answers")
+    rows: int = Field(8, gt=0, description="retain rows whose prompts are answered")
+    tokens: int = Field(64, gt=0, description="new tokens an answer")
+    then: Literal["warn", "stop"] = Field(
+        "warn", description="`stop` ends the run with a checkpoint"
+    )
+
+
+class PhaseArgs(Sides):
+    """A stretch of the run with objectives of its own; the learning rate begins anew."""
+
+    steps: int | None = Field(None, gt=0, description="optimizer steps")
+    epochs: float | None = Field(None, gt=0, description="or passes, as `pairing` counts them")
+    learning_rate: float | None = Field(None, gt=0, description="default: that of the config")
+    fresh_optimizer: bool = Field(
+        False, description="begin without the moments of the phase before (AILS-NTUA)"
+    )
+    leave_out: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of the retain rows, those whose loss has changed most since the start "
+        "of the run, that are left out from here on (TARF)",
+    )
+
+    @model_validator(mode="after")
+    def _check_phase(self) -> PhaseArgs:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give the length of the phase as `steps` or as `epochs`")
+        if not self.entries():
+            raise ValueError("the phase has no objective; add `forget:` or `retain:`")
+        return self
+
+
+class SaliencyArgs(Strict):
+    """Train only what the forget loss depends on most."""
+
+    share: float = Field(
+        0.1, gt=0, lt=1, description="of the neurons, or weights, that are trained"
+    )
+    by: Literal["neuron", "weight"] = Field(
+        "neuron", description="neuron: rows of a weight by their gradient's norm; weight: each"
+    )
+
+
+class FlattenArgs(Strict):
+    """Make the loudest directions of the forget gradient as quiet as others (RepSelect)."""
+
+    components: int = Field(512, gt=0, description="top principal components of each weight")
+    how: Literal["soft", "quadratic", "hard"] = Field(
+        "soft", description="divided by their singular values, by the squares, or removed"
+    )
+    of: Literal["forget", "retain"] = Field(
+        "forget", description="whose gradient's components: forget, or retain"
+    )
+    side: Literal["both", "input", "output"] = Field(
+        "both", description="directions of a weight's inputs, of its outputs, or both"
+    )
+
+
+class AttributionArgs(Strict):
+    """Weigh forget rows by how little they share with the retain rows (GUARD)."""
+
+    temperature: float = Field(
+        gt=0,
+        allow_inf_nan=False,
+        description="of the softmax over attributions; small ones tell rows apart more",
+    )
+
+
+def join_and_check(args: UnlearnArgs) -> None:
+    """With phases, ``forget`` and ``retain`` hold the objectives of all of them.
+
+    Raises:
+        ValueError: Keys that do not go together.
+    """
+    if args.phases:
+        if args.forget or args.retain:
+            raise ValueError("give `phases`, or `forget` and `retain`, not both")
+        for side in ("forget", "retain"):
+            args.__dict__[side] = [e for phase in args.phases for e in getattr(phase, side)]
+    if args.phases and args.phases[0].leave_out:
+        raise ValueError(
+            "`leave_out` looks at what the phases before have changed: not in the first phase"
+        )
+    for number, phase in enumerate(args.phases):
+        if phase.leave_out and not any(later.retain for later in args.phases[number:]):
+            raise ValueError("`leave_out` leaves out retain rows: add `retain` from there on")
+    for key in ("sharpness", "saliency", "flatten"):
+        if getattr(args, key) and not (args.phases or [args])[0].forget:
+            raise ValueError(
+                f"`{key}` looks at the forget gradient: it needs `forget` (in the first phase)"
+            )
+    if args.attribution and not args.retain:
+        raise ValueError("`attribution` compares forget rows with retain rows: add `retain`")
+    for entry in args.forget if args.attribution else ():
+        known = objectives()[entry.objective]
+        if known.sees != "labels" or known.unit(entry.parameters) == "batch":
+            raise ValueError(
+                f"`attribution` weighs the losses of single rows, and {entry.objective} is no "
+                "loss of the labels of one row; take one such as ga, npo, simnpo or wga"
+            )
+    if args.surgery and not (args.forget and args.retain):
+        raise ValueError("`surgery` joins two gradients: it needs `forget` and `retain`")
+    if args.flatten and args.flatten.of == "retain":
+        if any(part.forget and not part.retain for part in args.phases or [args]):
+            raise ValueError(
+                "`flatten: {of: retain}` looks at the retain gradient: add `retain` beside "
+                "each `forget`"
+            )

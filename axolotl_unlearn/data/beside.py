@@ -1,0 +1,100 @@
+"""Rows that stand beside forget rows: alternatives of their answers, and twins."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from axolotl_unlearn.columns import PAIR, ROLES
+from axolotl_unlearn.config import UnlearnArgs
+from axolotl_unlearn.data.records import Record, read_records
+from axolotl_unlearn.errors import UnlearnError
+
+#: Files of rows, each by its path.
+Files = list[tuple[str, list[Record]]]
+
+
+def matched(rows: Any, roles: np.ndarray) -> dict[int, list[int]]:
+    """Place of each forget row -> places of its alternatives, in the order of their file."""
+    if PAIR not in rows.column_names:
+        raise UnlearnError(
+            f"the dataset has no column {PAIR!r}, by which alternatives find their forget rows; "
+            "use the types of axolotl_unlearn.data and an empty dataset_prepared_path."
+        )
+    pair, kind, task, number = (np.asarray(rows[name][:]) for name in (PAIR, "kind", "task", "row"))
+    forget = {int(pair[row]): int(row) for row in np.flatnonzero(roles == ROLES["forget"])}
+    if len(forget) < (roles == ROLES["forget"]).sum():
+        raise UnlearnError(
+            "two forget rows have the same id (or files without ids, or a text that was cut into "
+            "several rows), so alternatives cannot find theirs; give ids that occur once."
+        )
+    found: dict[int, list[int]] = {row: [] for row in forget.values()}
+    given = np.flatnonzero(roles == ROLES["alternative"])
+    for row in given[np.argsort(number[given], kind="stable")].tolist():
+        own = forget.get(int(pair[row]))
+        if own is None:
+            raise UnlearnError(
+                f"alternative {number[row] + 1} of its file answers no forget row; give it the "
+                "`id` of one (or leave out all ids and keep the order of the forget rows)."
+            )
+        if (kind[row], task[row]) != (kind[own], task[own]):
+            raise UnlearnError(
+                f"alternative {number[row] + 1} of its file has another kind or task than its "
+                "forget row; make them equal."
+            )
+        found[own].append(row)
+    without = [number[row] for row, several in found.items() if not several]
+    if without:
+        raise UnlearnError(
+            f"{len(without)} of {len(forget)} forget rows have no alternative, the first is row "
+            f"{min(without) + 1}; add one for each (`axolotl-unlearn augment`)."
+        )
+    return found
+
+
+def unmatched(given: Files, others: Files) -> list[str]:
+    """Alternatives without a forget row, and forget rows without an alternative."""
+    forget = {record.id: record for _, records in given for record in records}
+    answered = set()
+    for path, records in others:
+        for number, record in enumerate(records, start=1):
+            own = forget.get(record.id)
+            says = f"alternative {number} of {path} ({record.id!r})"
+            if own is None:
+                return [
+                    f"{says} answers no forget row; give it the `id` of one (or leave out all ids "
+                    "and keep their order)."
+                ]
+            if own.output == record.output:
+                return [f"{says} gives the very answer that is to be forgotten; write another."]
+            answered.add(record.id)
+    without = [record_id for record_id in forget if record_id not in answered]
+    return [
+        f"{len(without)} of {len(forget)} forget rows have no alternative, the first is {one!r}; "
+        "add one for each (`axolotl-unlearn augment`)."
+        for one in without[:1]
+    ]
+
+
+def without_twin(args: UnlearnArgs, forget: Files) -> list[str]:
+    """Forget rows that `reference.twins` does not know, before weights are loaded."""
+    ids = [record.id for _, records in forget for record in records]
+    faults = []
+    for path in {source.twins for source in args.references()} - {None}:
+        if not os.path.isfile(path):
+            continue  # reported elsewhere
+        try:
+            twins = read_records(path, args.data.fields, kind=args.data.default_kind)
+        except UnlearnError as error:
+            faults.append(str(error))
+            continue
+        missing = sorted(set(ids) - {twin.id for twin in twins})
+        if missing:
+            faults.append(
+                f"`reference.twins: {path}` has no twin of {len(missing)} of {len(ids)} forget "
+                f"rows, the first is {missing[0]!r}; write them with `axolotl-unlearn augment "
+                "twins`."
+            )
+    return faults

@@ -1,0 +1,117 @@
+"""Rows that are measured: documents, and fields of evaluation files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from axolotl_unlearn.config import FieldArgs
+from axolotl_unlearn.data.records import (
+    document_name,
+    nearest,
+    own_id,
+    read_rows,
+    require_unicode,
+    text_of,
+)
+from axolotl_unlearn.errors import UnlearnError
+
+
+class Answer(str):
+    """A document with what its row says of it.
+
+    Attributes:
+        prompt: What it is read after, of which nothing is asked: it is a chat model's answer.
+        author: Whose it is: texts of one author are no independent texts.
+    """
+
+    prompt: str = ""
+    author: str = ""
+
+    def __new__(cls, text: str, prompt: str = "", author: str = "") -> Answer:
+        made = super().__new__(cls, text)
+        made.prompt, made.author = prompt, author
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str, str]:
+        return str(self), self.prompt, self.author
+
+
+def author_of(text: str) -> str:
+    """The author of a document of `read_documents`; "" where its row names none."""
+    return getattr(text, "author", "")
+
+
+def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tuple[str, str]]:
+    """Documents for membership inference, as (id, text).
+
+    The text is the field ``document``, else ``text``, else ``input`` + ``join`` + ``output``. With
+    a field ``prompt`` or ``author`` it is an `Answer`.
+    Rows without an id get ``row0``, ``row1`` ...
+
+    Raises:
+        UnlearnError: The first fault of the file.
+    """
+    documents, places = [], {}
+    rows = list(read_rows(path))
+    if not rows:
+        raise UnlearnError(f"{path} has no rows; it needs at least one document.")
+    for number, (place, row) in enumerate(rows):
+        where = f"{path}, {place}"
+        name = next((n for n in ("document", "text") if n in row), None)
+        if name is not None:
+            text = row[name]
+        elif "input" in row and "output" in row:
+            prompt, text = (
+                text_of(row, field, FieldArgs(), where) for field in ("input", "output")
+            )
+            text = prompt + join + text if prompt else text
+        else:
+            raise UnlearnError(
+                f"{where}: there is no field 'document'{nearest('document', row)}; a document "
+                "needs 'document', 'text', or 'input' and 'output'."
+            )
+        if not isinstance(text, str) or not text.strip():
+            raise UnlearnError(f"{where}: field {name!r} must be a text that is not empty.")
+        require_unicode(text, str(name), where)
+        record_id = (
+            text_of(row, "id", FieldArgs(), where, number_ok=True)
+            if "id" in row
+            else f"row{number}"
+        )
+        own_id(places, record_id, str(path), place)
+        prompt = row.get("prompt")
+        prompt = prompt if isinstance(prompt, str) else ""
+        author = document_name(row.get("author"))
+        documents.append((record_id, Answer(text, prompt, author) if prompt or author else text))
+    return documents
+
+
+def require_texts(row: Mapping[str, Any], field: str, where: str) -> list[str]:
+    """The texts of a field; one text that stands there without a list counts as one.
+
+    Raises:
+        UnlearnError: It is missing, or one of them is no text (a number, null) or empty.
+    """
+    value = row.get(field)
+    texts = [value] if isinstance(value, str) else value
+    if field not in row:
+        raise UnlearnError(f"{where}: field {field!r} is missing{nearest(field, row)}; add it.")
+    if not isinstance(texts, (list, tuple)) or not texts:
+        raise UnlearnError(f"{where}: field {field!r} must be a list of texts, at least one.")
+    for text in texts:
+        if not isinstance(text, str):
+            raise UnlearnError(
+                f"{where}: field {field!r} is of type {type(text).__name__} but must be a text; "
+                "put it in quotation marks."
+            )
+        if not text.strip():
+            raise UnlearnError(f"{where}: field {field!r} is empty; fill it or remove the row.")
+        require_unicode(text, field, where)
+    return list(texts)
+
+
+def require_text(row: Mapping[str, Any], field: str, where: str) -> str:
+    """The one text of a field; raises as `require_texts`."""
+    return require_texts({**row, field: [row[field]]} if field in row else row, field, where)[0]
