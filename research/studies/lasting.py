@@ -230,7 +230,7 @@ def relearned(out: Path, name: str, source: str = "forget", best: str = "") -> d
         subject,
         Store(out / "relearn-scores"),
         **chosen_rows(source, *rows, choose=bool(best)),
-        steps=STEPS,
+        steps=STEPS[:-1] if best else STEPS,  # of five rates
         how=Training(rate=RATE),
         control=control,
     )
