@@ -79,7 +79,7 @@ TRIED = {
     "NPO": (0.02, 0.045, 0.1),
     "SimNPO": (5.0, 12.0, 30.0),
     "RMU": (50.0, 200.0, 1000.0),
-    "RepSelect": (0.3, 1.0, 3.0),
+    "RepSelect": (1.0, 3.0, 10.0),
     "merged": (0.01, 0.02, 0.03),
 }
 NEAR = 0.05
@@ -300,14 +300,13 @@ def trained(out: Path, name: str) -> dict[str, Any]:
     with clocked() as marks:
         do_cli(config=str(config))
     whole = time.process_time() - start
-    gaps = [b - a for a, b in zip(marks["steps"], marks["steps"][1:], strict=False)]
     if (folder / "adapter_config.json").is_file():
         base = yaml.safe_load(config.read_text("utf-8"))["base_model"]
         model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
         model.merge_and_unload().save_pretrained(folder / "merged")
         AutoTokenizer.from_pretrained(base).save_pretrained(folder / "merged")
-    step = sorted(gaps)[len(gaps) // 2]
-    return {"seconds": whole, "steps": len(gaps) + 1, "step_median": step, "looks": marks["looks"]}
+    steps = read_json(folder / "cost.json")["steps"]
+    return {"seconds": whole, "steps": steps, "looks": marks["looks"]}
 
 
 def told(out: Path, name: str) -> dict[str, Any]:
