@@ -225,11 +225,12 @@ def _subjects(out: Path, name: str, against: str | None) -> tuple[Any, Any]:
 def relearned(out: Path, name: str, source: str = "forget", best: str = "") -> dict[str, Any]:
     """Recall of forget documents while a model is trained on ``source``, beside *retrained*."""
     subject, control = _subjects(out, name, None if name == "retrained" else "retrained")
-    rows = (subject.records, out / "data", LEARNED, ASKED)
+    given = chosen_rows(source, subject.records, out / "data", LEARNED, ASKED, choose=bool(best))
+    given["choose_on"] = (given["choose_on"] or [])[: ASKED // 2] or None
     result, _ = relearn_attack(
         subject,
         Store(out / "relearn-scores"),
-        **chosen_rows(source, *rows, choose=bool(best)),
+        **given,
         steps=STEPS[:-1] if best else STEPS,  # of five rates
         how=Training(rate=RATE),
         control=control,
