@@ -550,7 +550,7 @@ if __name__ == "__main__":
         path = ROOT / "research/results/lasting.json"
         content = collected(Path(folder), seeds, read_json(path))
         write_json(path, content)
-        drawn = content["seeds"][FRESH[-1]]["relearned"]
+        drawn = content["seeds"][FRESH[0]]["relearned"]
         with rc_context({"svg.hashsalt": "lasting"}):
             figure({name: one for name, one in drawn.items() if ":" not in name}).savefig(
                 ROOT / "docs/images/relearning.svg", metadata={"Date": None}
