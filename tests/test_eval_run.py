@@ -21,7 +21,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run
 from axolotl_unlearn.evaluation.collapse import cut, second_half
 from axolotl_unlearn.evaluation.compare import compare
-from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings, count_outputs
+from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
 from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.metrics.semeval import CELLS
 from axolotl_unlearn.metrics.verdict import judged
@@ -259,26 +259,6 @@ def test_a_cache_of_an_earlier_version_has_no_counts(home, results, tmp_path):
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
     both = evaluate(models, home / "data", tmp_path, **OPTIONS)
     assert both[1]["collapse"] == results[1]["collapse"]
-
-
-def test_texts_of_an_earlier_version_are_counted(home, tmp_path, monkeypatch):
-    """Its cache of made-up data has the texts but no counts: nothing is generated again."""
-    options = OPTIONS | {"with_text": True}
-    model = [str(home / "original")]
-    first = evaluate(model, home / "data", tmp_path, **options)
-    for path in (tmp_path / "cache").glob("*.json"):
-        stored = json.loads(path.read_text())
-        if "outputs" in stored:
-            assert stored.pop("outputs") and stored.pop("contained") and stored["texts"]
-            path.write_text(json.dumps(stored))
-    monkeypatch.setattr(run, "measure", None)
-    again = evaluate(model, home / "data", tmp_path, **options)
-    assert again[0]["answers"] == first[0]["answers"] and len(first[0]["answers"]) == 2
-    both = load_sets(home / "data", min_members=1)
-    found = Measured(texts={row.key: "a b a b" for row in both.rows})
-    count_outputs(found, both)
-    assert found.outputs["retain"]["first_bigrams"].count("1") == 2
-    assert not any(found.contained.values())
 
 
 def test_an_interrupted_run_goes_on(home, results, tmp_path, monkeypatch):

@@ -100,11 +100,10 @@ def test_sentence_without_a_difference():
 
 
 def test_missing_evaluation_is_named(tmp_path):
-    with pytest.raises(
-        UnlearnError, match="results.json does not exist; run `axolotl-unlearn eval"
-    ):
+    with pytest.raises(UnlearnError, match="does not exist; make it with `axolotl-unlearn eval"):
         compare("a", "b", out_dir=tmp_path)
-    results = {"settings": {}, "data_dir": str(tmp_path / "none"), "models": []}
+    results = {"settings": {}, "data_dir": str(tmp_path / "none"), "schema": 2}
+    results["models"] = [{"name": "a"}]
     (tmp_path / "results.json").write_text(json.dumps(results))
     with pytest.raises(UnlearnError, match="does not exist"):
         compare("a/b/c", "d/e/f", out_dir=tmp_path)

@@ -46,7 +46,7 @@ def test_a_model_without_fault_is_good_and_says_on_what_it_rests():
     found = judge(entry())
     assert found.good and found.worst is None and found.against == "chance"
     assert {f.outcome for f in found.findings} == {"pass"}
-    assert "within 0.1 of .5" in found.sentence and "true target stays open" in found.sentence
+    assert "within 0.1 of 0.5" in found.sentence and "true target stays open" in found.sentence
     assert json.loads(json.dumps(found.to_json()))["status"] == "good"
     assert found.outcome == "shown" and {f.id for f in found.findings} <= set(CRITERIA)
     # Eleven tests of 200 against 200: z(1 - .05/22) + z(.8) = 2.838 + .842 times SE .0289.
@@ -780,8 +780,8 @@ def test_the_finding_that_is_shown_is_the_one_that_decided():
     beside the share of members that can be picked out."""
     from axolotl_unlearn.metrics.verdict import Finding, Verdict
 
-    told = Finding("told", "Attacks", "fail", says="26 % can be picked out")
-    recited = Finding("recited", "Recitation", "fail", says="1 of 9 comes out word by word")
+    told = Finding("told", "fail", says="26 % can be picked out")
+    recited = Finding("recited", "fail", says="1 of 9 comes out word by word")
     for status, shown in (("recites", recited), ("recognisable", told)):
         assert Verdict(status, [told, recited], {}, None).worst is shown
 

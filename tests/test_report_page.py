@@ -148,18 +148,18 @@ def test_long_ids_are_cut_where_that_tells_them_apart():
 
 
 def test_only_differences_from_the_retrained_model_are_listed(tmp_path):
-    """Holm over four tests: p .02 counts as .08 and is no difference, p .001 as .004."""
+    """p-values of the results are after Holm; the page corrected them once more, and hid p .02."""
     results = make_results(("original", "merged", "retrained"))
     gap = {"value": -0.2, "interval": [-0.3, -0.1], "p": 0.5}
     results["models"][1]["distance"] = {
-        "aggregate": gap | {"p": 0.02, "value": -0.4},
-        "utility": gap | {"p": 0.001},
+        "aggregate": gap | {"p": 0.06, "value": -0.4},
+        "utility": gap | {"p": 0.02},
         "mia_auc": gap,
         "forget_task1_knowledge": gap | {"p": 0.9},
     }
     page = write_report(results, tmp_path / "r.html").read_text()
     table = page.split('id="distance-from-the-retrained-model"')[1].split("</section>")[0]
-    assert "-0.20<small>p 0.004</small>" in table and "-0.40" not in table
+    assert "-0.20<small>p 0.020</small>" in table and "-0.40" not in table
     assert table.count('scope="row"') == 1 and "of 4 tested" in table
     # (z of .05 / 8 + z of .8) = 2.498 + 0.842 standard errors of 0.2 / 3.92.
     assert "<td>0.17</td>" in table

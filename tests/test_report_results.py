@@ -13,7 +13,6 @@ from axolotl_unlearn.metrics.results import Model, load_results, read
 from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.report.results import (
     flags,
-    forgetting,
     membership_sizes,
 )
 
@@ -47,22 +46,6 @@ def test_rows_are_flagged(results):
     under["gate"]["below_gate"] = True
     assert flags(read(Model, by_name(results, "ascent"))) == ["collapsed", "below gate"]
     assert flags(read(Model, under)) == ["below gate"]
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ({"mia_auc": 0.65, "intervals": {"mia_auc": [0.48, 0.8]}}, "balanced"),
-        ({"mia_auc": 0.65, "intervals": {"mia_auc": [0.55, 0.75]}}, "under"),
-        ({"mia_auc": 0.38}, "over"),
-        ({"mia_auc": 0.42}, "balanced"),
-        ({"mia_auc": float("nan")}, None),
-        ({"mia_auc": 0.9, "forgetting": "over"}, "over"),
-    ],
-)
-def test_forgetting_is_named_from_the_interval(model, expected):
-    """The evaluation's own word wins; else the interval (or +-.1) must contain .5 for balanced."""
-    assert forgetting(read(Model, {"name": "m", **model})) == expected
 
 
 def test_membership_sizes_fall_back_to_the_loss_arrays():

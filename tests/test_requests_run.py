@@ -296,18 +296,18 @@ def test_what_speaks_against_handing_over(tmp_path):
     assert reasons == ["1 of 2 rows are still said", "1 of 2 rows are pushed away"]
     assert status == "still said"
     findings = [
-        Finding("kept", "Kept", "fail", "kept .2"),
-        Finding("told", "Told", "open", "too few"),
-        Finding("inside", "With the weights", "open", "no control"),
-        Finding("forgotten", "Forgotten", "fail", "the bar of .8 is not that of never seen"),
+        Finding("kept", "fail", "kept .2"),
+        Finding("told", "open", "too few"),
+        Finding("inside", "open", "no control"),
+        Finding("forgotten", "fail", "the bar of .8 is not that of never seen"),
     ]
     assert against(fine, Verdict("x", findings), folder) == (["kept: kept .2"], "kept")
-    inside = Finding("inside", "With the weights", "fail", "gradients tell")
+    inside = Finding("inside", "fail", "gradients tell")
     reasons, status = against(fine, Verdict("x", [inside]), folder)
     assert reasons == ["with the weights: gradients tell"] and status == "inside"
     # Under the bar, though its interval reaches it: not handed over. Above it, open is open.
     low, high = (
-        Finding("kept", "Kept", "open", f"kept {value}", value, value - 0.1, value + 0.1, 0.8)
+        Finding("kept", "open", f"kept {value}", value, value - 0.1, value + 0.1, 0.8)
         for value in (0.72, 0.85)
     )
     assert against(fine, Verdict("x", [low]), folder) == (["kept: kept 0.72"], "kept")
@@ -329,8 +329,8 @@ def row_gone(document: str, **more) -> dict:
 def judgement(value=0.9):
     from axolotl_unlearn.metrics.verdict import Finding, Verdict
 
-    found = [Finding("collapse", "Outputs", "pass", "whole")]
-    found.append(Finding("kept", "Kept", "pass", f"kept {value}", value, value, value, 0.8))
+    found = [Finding("collapse", "pass", "whole")]
+    found.append(Finding("kept", "pass", f"kept {value}", value, value, value, 0.8))
     power = {"members": 5, "nonmembers": 29, "tests": 13, "smallest_difference": 0.5}
     return Verdict("x", found, power=power)
 
@@ -366,7 +366,7 @@ def test_where_no_kept_answer_is_exact_the_loss_judges(tmp_path):
 
     rows = [row_gone("a")]
     free = judgement()
-    free.findings[1] = missing("kept", "Kept", "no kept answer is exact")
+    free.findings[1] = missing("kept", "no kept answer is exact")
     assert not_measured(rows, TOLD, free, DONE) == ["no kept answer is exact"]
     (tmp_path / "eval").mkdir()
     for rise, good in ((0.02, True), (0.3, False)):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+from pydantic_core import to_json
 
 _KEY = "axolotl_unlearn.answer"
 
@@ -52,8 +52,8 @@ def one_object(context: click.Context) -> Iterator[None]:
             code = error.exit_code
         except SystemExit as error:
             code = error.code or 0
-    said = _plain({"exit": code, **context.meta[_KEY]})
-    click.echo(json.dumps(said, indent=1, ensure_ascii=False))
+    said = {"exit": code, **context.meta[_KEY]}
+    click.echo(to_json(said, indent=1, inf_nan_mode="null", fallback=str))  # JSON has no NaN
     context.exit(code)
 
 
@@ -74,16 +74,3 @@ def _away() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, number)
         os.close(kept)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinity and no NaN, and paths are texts."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(part) for part in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Path) or not isinstance(value, (str, int, bool, type(None))):
-        return str(value)
-    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,7 +13,7 @@ PATH = click.Path(path_type=Path)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 COUNT = click.IntRange(1)
-MINUTES = click.FloatRange(0, min_open=True)
+ABOVE_ZERO = click.FloatRange(0, min_open=True)
 ATTACKED = "Folder for the results; the folder of `axolotl-unlearn eval` puts them into its report."
 
 
@@ -49,6 +50,14 @@ def one_value(context: click.Context, option: click.Parameter, given: str | None
 def say(*said: str) -> None:
     for line in said:
         click.echo(line)
+
+
+def show(*parts: Any) -> None:
+    """Tables, and sentences, which may hold brackets of their own."""
+    from rich.console import Console
+
+    for part in parts:
+        Console().print(part, markup=not isinstance(part, str), highlight=False)
 
 
 def few_logs() -> None:

@@ -29,10 +29,6 @@ def audit(model, requests_dir, junit_file, figures, quiet: bool, **options) -> N
 
     For after further fine-tuning, merging or quantisation. Documents appear under the keyed ids of
     their records. Exit code 0: nothing is back; 3: something is; 2: it could not be tested.
-
-    \b
-    Example:
-      axolotl-unlearn request audit out/next-version requests/ --junit audit.xml
     """
     from axolotl_unlearn.files import write, write_json
     from axolotl_unlearn.requests.audit import audit_requests, junit
@@ -58,10 +54,6 @@ def derived(folder: Path, places: tuple[Path, ...]) -> None:
     Adapters, merges, GGUF and quantised copies are known by digests of weights and tensors, and by
     what their own files name. Ask before `request erase`: without the old model its tensors cannot
     be compared. Nothing is removed. Exit code 0: none was found; 3: some were.
-
-    \b
-    Example:
-      axolotl-unlearn request derived requests/2026-001 out/ /srv/models
     """
     from rich.filesize import decimal
 
@@ -87,11 +79,6 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) ->
     Lists first; `--yes` removes, and searches again. Nothing outside the folders that the config
     writes to is removed, and nothing that the new model needs. Searched are these, the working
     folder and the caches of Hugging Face. Found texts are never printed.
-
-    \b
-    Example:
-      axolotl-unlearn request erase requests/2026-001
-      axolotl-unlearn request erase requests/2026-001 --yes
     """
     from axolotl_unlearn.requests import erase as erasing
 
@@ -121,11 +108,6 @@ def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path
 
     The model and its checkpoints stay. Searched are OUT, prepared data and the caches of Hugging
     Face, for windows of eight words; exit code 3 if one is left. Texts are not printed.
-
-    \b
-    Example:
-      axolotl-unlearn request clean out/over --dry-run
-      axolotl-unlearn request clean out/over
     """
     from axolotl_unlearn.requests import clean as cleaning
 
@@ -193,11 +175,6 @@ def verify(folder: Path, model: str | None, public_key: Path | None) -> None:
 
     FOLDER may be the file that `request export` wrote. Exit code 2 and one sentence at the first
     thing that is not as it was.
-
-    \b
-    Example:
-      axolotl-unlearn request verify requests/2026-001
-      axolotl-unlearn request verify requests/2026-001 --model out/deployed --public-key key.pub
     """
     from axolotl_unlearn.requests import export, record
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import ATTACKED, data_option, out_option
+from axolotl_unlearn.cli._options import ATTACKED, data_option, out_option, show
 from axolotl_unlearn.cli._ray import RayCommand
 from axolotl_unlearn.errors import UnlearnError
 
@@ -91,19 +91,12 @@ def _subjects(data_dir: Path, out: Path, options: dict, limit: int | None = None
     return path, *subjects, store
 
 
-def _print(*parts: Any) -> None:
-    from rich.console import Console
-
-    for part in parts:  # sentences may hold brackets of their own
-        Console().print(part, markup=not isinstance(part, str), highlight=False)
-
-
 def _finish(out: Path, data_dir: Path, result: dict, curves: list) -> None:
     from axolotl_unlearn.attacks.results import save, sentence, table
 
     path = save(out, {**result, "data_dir": str(data_dir)}, curves)
     answer(file=path, says=sentence(result), **result)
-    _print(table(result), sentence(result), f"Written: {path}")
+    show(table(result), sentence(result), f"Written: {path}")
 
 
 @click.group()
@@ -177,7 +170,7 @@ def prompt(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None
     others = {"retain": retain, "paraphrases": read_paraphrases(path), "control": control}
     found = prompt_attack(subject, store, **others, **options)
     _finish(out, data_dir, *found)
-    _print(*(f"Not asked: {name} ({why})." for name, why in found[0]["skipped"].items()))
+    show(*(f"Not asked: {name} ({why})." for name, why in found[0]["skipped"].items()))
 
 
 @command.command(cls=RayCommand)
@@ -219,13 +212,13 @@ def membership(models: tuple[str, ...], listed: bool, attacks: str | None, **opt
 
     if listed:
         answer(attacks=[{"name": one.name, "source": one.source} for one in run.ordered()])
-        _print(*map(run.described, run.ordered()))
+        show(*map(run.described, run.ordered()))
         return
     if not models:
         raise UnlearnError("name at least one model to attack: a folder, or NAME=FOLDER.")
     result, path = run.attack_models(models, run.named(attacks), **options)
     answer(file=path, **result)
-    _print(*run.said(result), f"Written: {path}")
+    show(*run.said(result), f"Written: {path}")
 
 
 @command.command(cls=RayCommand)
@@ -248,4 +241,4 @@ def traces(out: Path, **options: Any) -> None:
     result = traces_attack(**options)
     path = write_json(out / "traces.json", result)
     answer(file=path, **result)
-    _print(sentence(result), f"Written: {path}")
+    show(sentence(result), f"Written: {path}")

@@ -26,10 +26,6 @@ def command(config: Path, full: bool | None) -> None:
     Exit code 0 if no fault was found, 2 if there is one.
     `--quick`, the default, answers sooner, from config and rows alone. Axolotl's own program takes
     `--full`.
-
-    \b
-    Example:
-      axolotl-unlearn check examples/npo_over.yml
     """
     from axolotl_unlearn.checks.report import check
 

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from axolotl_unlearn.cli._json import answer, read_json
-from axolotl_unlearn.cli._options import PATH
+from axolotl_unlearn.cli._options import PATH, say, show
 from axolotl_unlearn.cli._ray import RayCommand, run
 from axolotl_unlearn.errors import UnlearnError
 
@@ -88,8 +88,6 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
       axolotl-unlearn report out/eval
       axolotl-unlearn eval --compare merged over --out out/eval
     """
-    from rich.console import Console
-
     if compare:
         if len(models) != 2:
             raise UnlearnError(f"--compare takes two models that --out holds; {len(models)} given.")
@@ -107,14 +105,13 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
         return  # not the main process of several
     out = options["out_dir"]
     answer(file=out / "results.json", **read_json(out / "results.json"))
-    Console().print(table(out))
-    click.echo(reasons(out), nl=False)
-    click.echo(f"Results: {out / 'results.json'} (page: axolotl-unlearn report {out})")
+    show(table(out))
+    say(*reasons(out).splitlines())
+    say(f"Results: {out / 'results.json'} (page: axolotl-unlearn report {out})")
 
 
 def _show_difference(*asked: Any, resamples: int | None) -> None:
     """Nothing is measured again, and settings are those of the evaluation."""
-    from rich.console import Console
     from rich.table import Table
 
     from axolotl_unlearn.evaluation.compare import compare
@@ -133,6 +130,4 @@ def _show_difference(*asked: Any, resamples: int | None) -> None:
         "p after Holm over all scores. smallest: the difference that these rows would show in four "
         "of five data sets."
     )
-    console = Console()
-    console.print(grid)
-    console.print(result["sentence"], markup=False, highlight=False)
+    show(grid, result["sentence"])

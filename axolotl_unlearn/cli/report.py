@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from axolotl_unlearn.cli._json import answer, read_json
-from axolotl_unlearn.cli._options import PATH
+from axolotl_unlearn.cli._options import PATH, say, show
 
 
 @click.command("report")
@@ -18,14 +18,7 @@ def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
     """Write the HTML report of an evaluation and print its table.
 
     FOLDER holds the results.json of `axolotl-unlearn eval` (the file itself will do).
-
-    \b
-    Example:
-      axolotl-unlearn report out/eval
-      axolotl-unlearn report out/eval --attacks out/attacks
     """
-    from rich.console import Console
-
     from axolotl_unlearn.files import declare
     from axolotl_unlearn.report import find_inputs, load_results, reasons, table, write_report
 
@@ -37,8 +30,6 @@ def command(folder: Path, out: Path | None, attacks: Path | None) -> None:
     page = write_report(results, out, extras=extras)
     file = folder / "results.json" if folder.is_dir() else folder
     answer(page=page, file=file, **read_json(file))
-    console = Console()
     attacks = extras.get("attack_results", ())
-    console.print(table(results, attacks))
-    console.print(reasons(results, attacks), end="", soft_wrap=True, markup=False, highlight=False)
-    console.print(f"Report: {page}", soft_wrap=True)
+    show(table(results, attacks))
+    say(*reasons(results, attacks).splitlines(), f"Report: {page}")

@@ -11,12 +11,12 @@ import click
 
 from axolotl_unlearn.cli import _records
 from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import COUNT, MINUTES, PATH, few_logs, lines, say
+from axolotl_unlearn.cli._options import ABOVE_ZERO, COUNT, PATH, few_logs, lines, say
 from axolotl_unlearn.cli._ray import RayCommand
 from axolotl_unlearn.errors import UnlearnError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_LIMIT = click.option("--limit-minutes", type=MINUTES, help="Of an exact way, for auto.")
+_LIMIT = click.option("--limit-minutes", type=ABOVE_ZERO, help="Of an exact way, for auto.")
 
 
 @click.group()
@@ -70,8 +70,8 @@ def _quietly() -> None:
 @click.option("--model", type=PATH, help="[last one of the ledger, CONFIG's output_dir]")
 @click.option("--retain", type=COUNT, help="Retained rows at most.")
 @click.option("--steps", type=COUNT, help="Budget.  [400]")
-@click.option("--minutes", type=MINUTES, help="Budget.")
-@click.option("--learning-rate", type=MINUTES, help="[half of CONFIG's]")
+@click.option("--minutes", type=ABOVE_ZERO, help="Budget.")
+@click.option("--learning-rate", type=ABOVE_ZERO, help="[half of CONFIG's]")
 def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **given: Any) -> None:
     """Choose the rows of CONFIG's training data that its model is to forget.
 
@@ -146,10 +146,6 @@ def plan(folder: Path, limit_minutes: float | None) -> None:
 
     Seconds are those of the trainings, from what the last ones took; nothing is trained. `request
     run --way auto` takes the cheapest exact way, or `match` where both take longer than the limit.
-
-    \b
-    Example:
-      axolotl-unlearn request plan requests/2026-001
     """
     few_logs()
     from rich.filesize import decimal
@@ -188,11 +184,6 @@ def run(folder: Path, limit_minutes: float | None, **given: Any) -> None:
     `--way retrain` trains the base on the remaining rows, `--way shards` one shard of a model made
     by `axolotl-unlearn shards train`; both are exact. `match` unlearns. `auto` takes the cheapest
     exact way (see `request plan`), or `match` where both take longer than `--limit-minutes`.
-
-    \b
-    Example:
-      axolotl-unlearn request run requests/2026-001
-      axolotl-unlearn request run requests/2026-001 --way retrain
     """
     _quietly()
     from axolotl_unlearn.requests.request import Request
@@ -210,12 +201,7 @@ def run(folder: Path, limit_minutes: float | None, **given: Any) -> None:
 @command.command("list")
 @click.argument("requests_dir", metavar="[REQUESTS]", type=PATH, default="requests")
 def list_(requests_dir: Path) -> None:
-    """All requests of a folder, in the order of its ledger; the last model is the current one.
-
-    \b
-    Example:
-      axolotl-unlearn request list
-    """
+    """All requests of a folder, in the order of its ledger; the last model is the current one."""
     from axolotl_unlearn.requests.ledger import Ledger
     from axolotl_unlearn.requests.request import Request
 
@@ -242,12 +228,7 @@ def list_(requests_dir: Path) -> None:
 @command.command("show")
 @click.argument("folder", type=PATH)
 def show(folder: Path) -> None:
-    """What a request asked for and what became of it.
-
-    \b
-    Example:
-      axolotl-unlearn request show requests/2026-001
-    """
+    """What a request asked for and what became of it."""
     from axolotl_unlearn.requests.ledger import Ledger
     from axolotl_unlearn.requests.pages import readings
     from axolotl_unlearn.requests.record import PAGE, read

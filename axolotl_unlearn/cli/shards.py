@@ -43,10 +43,6 @@ def train(
     """Train every shard of CONFIG's rows slice by slice, and merge; goes on if stopped.
 
     CONFIG is one of plain `axolotl train`. Rows of one person or document are in one shard.
-
-    \b
-    Example:
-      axolotl-unlearn shards train finetune.yml --count 8 --slices 4 --by person --out shards
     """
     few_logs()
     from axolotl_unlearn.merging.recipe import Recipe

@@ -103,6 +103,9 @@ def run(arguments: tuple[str, ...]) -> None:
         sys.argv = before
 
 
+_TASKS = ("--tasks", "-t")
+
+
 def _names_not_folders(given: list[str]) -> list[str]:
     """lm_eval takes a folder of the working folder for the task that it is named like: a name that
     stands there twice it looks up."""
@@ -112,14 +115,15 @@ def _names_not_folders(given: list[str]) -> list[str]:
         shadowed = folder.is_dir() and not any(folder.glob("*.yaml"))
         return f"{name},{name}" if shadowed else name
 
-    found = list(given)
-    for number, word in enumerate(given):
+    found, before = [], ""
+    for word in given:
         option, equals, name = word.partition("=")
-        if option in ("--tasks", "-t"):
-            if equals:
-                found[number] = f"{option}={twice(name)}"
-            elif number + 1 < len(given):
-                found[number + 1] = twice(given[number + 1])
+        if option in _TASKS and equals:
+            word = f"{option}={twice(name)}"
+        elif before in _TASKS:
+            word = twice(word)
+        found.append(word)
+        before = word
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
-from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
+from axolotl_unlearn.evaluation.measurement import Measured, Settings
 from axolotl_unlearn.evaluation.sets import EvaluationSets
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
 from axolotl_unlearn.evaluation.workers import Workers
@@ -21,11 +21,8 @@ _CACHE_VERSION = 4
 
 
 class Cache(Store):
-    """Measurements by content. Without a folder nothing is stored.
-
-    Of several processes the main one reads for all and writes; only rows that are being generated
-    are written by each, into a file of its own.
-    """
+    """Of several processes the main one reads for all and writes; only rows that are being
+    generated are written by each, into a file of its own."""
 
     def __init__(self, folder: Path | None, workers: Workers | None = None) -> None:
         super().__init__(folder)
@@ -58,7 +55,6 @@ class Cache(Store):
         if stored is None:
             return None
         found = Measured(**stored)
-        count_outputs(found, sets)
         if settings.keep_texts and len(found.texts) < len(sets.rows):
             return None  # texts are asked for now but were not stored then
         return found
@@ -77,14 +73,8 @@ class Cache(Store):
         """Rows of an interrupted run, whatever number of processes it had."""
 
         def read() -> list[dict[str, Any]]:
-            rows = []
-            for path in self._partials(key):
-                rows += [
-                    row
-                    for row in read_json_lines(path, cut=True)
-                    if not need_texts or row.get("text") is not None
-                ]
-            return rows
+            rows = [row for path in self._partials(key) for row in read_json_lines(path, cut=True)]
+            return [row for row in rows if not need_texts or row.get("text") is not None]
 
         return self.workers.first(read)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from axolotl_unlearn.evaluation.cache import Cache
@@ -16,12 +17,8 @@ def collapse_key(keys: Mapping[str, str], spec: ModelSpec, before: ModelSpec | N
 
 
 class CollapseChecker:
-    """Collapse reports, one model at a time, against the original's outputs where they are known.
-
-    A model has collapsed if it breaks where it should still answer: on the retain rows. What it
-    says to forgotten prompts is reported beside it (``forget``): repetition there is a flaw of
-    the method (arXiv 2503.21088, 6.1), not of the whole model.
-    """
+    """Collapse reports, one model at a time, against the original's outputs where they are known:
+    of the retain rows, where a model should still answer, and under ``forget`` of the others."""
 
     def __init__(self, before: ModelSpec | None, sets, settings, cache: Cache, keys, bars) -> None:
         self.before, self.sets, self.settings = before, sets, settings
@@ -86,15 +83,10 @@ class CollapseChecker:
         texts = [cut(text, tokenizer, limit) for text in texts]
         long = [i for i, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) > 1]
         with self.bars.bar(bar, len(long)) as advance:
-            count = counting(advance, workers)
+            how = {"loss_only": True, "on_batch": counting(advance, workers)}
 
             def score(some: Sequence[str]) -> list[float]:
-                facts = workers.map(
-                    lambda part: score_texts(
-                        model, tokenizer, part, loss_only=True, on_batch=count
-                    ),
-                    some,
-                )
+                facts = workers.map(partial(score_texts, model, tokenizer, **how), some)
                 return [loss(one) for one in facts]
 
             kept = in_parts([texts[i] for i in long], score, Cache(None, workers), "")

@@ -1,26 +1,19 @@
 """Is one model better than another, or is it chance? Paired differences of every score.
 
-Both models answered the same rows, so whole documents are resampled for both at once: what is hard
-in a document is hard for both and cancels. The intervals are much narrower than those of the two
-scores side by side suggest.
+Whole documents are resampled for both at once: what is hard in a document for both cancels.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.intervals import (
-    RESAMPLES,
-    Difference,
-    semeval_differences,
-    smallest_difference,
-)
+from axolotl_unlearn.metrics.intervals import RESAMPLES, Difference, smallest_difference
+from axolotl_unlearn.metrics.results import load_results
 
 if TYPE_CHECKING:
     from axolotl_unlearn.evaluation.measurement import Measured
@@ -28,22 +21,14 @@ if TYPE_CHECKING:
 
 
 def compare_measured(
-    first: Measured,
-    second: Measured,
-    sets: EvaluationSets,
-    *,
-    resamples: int = RESAMPLES,
+    first: Measured, second: Measured, sets: EvaluationSets, *, resamples: int = RESAMPLES,
     seed: int = 0,
-) -> dict[str, Difference]:
-    """First minus second for the 12 cells, Task Aggregate, AUC, MIA score, utility, Aggregate.
-
-    Scores that one of the two lacks are left out; p-values are corrected for their number
-    (Holm). All are high = good except ``mia_auc``, whose ideal is 0.5: read ``mia_score`` instead.
-    """
+) -> dict[str, Difference]:  # fmt: skip
+    """First minus second of every score that both have; p after Holm."""
     from axolotl_unlearn.evaluation.summary import bootstrap_scores
 
-    parts = [bootstrap_scores(found, sets) for found in (first, second)]
-    return semeval_differences(*parts, n=resamples, seed=seed)
+    own, other = (bootstrap_scores(found, sets) for found in (first, second))
+    return own.differences(other, resamples, seed)
 
 
 def compare(
@@ -57,7 +42,7 @@ def compare(
     """Compare two models that `evaluate` has measured, from its cache; no model is loaded.
 
     Settings, data and resamples are those of that evaluation unless given. A model that its results
-    name is compared as it was then, whatever lies in its folder now; others are named by path.
+    name is compared as it was then; others are named by path.
 
     Returns:
         ``{"first", "second", "resamples", "differences": {metric: {"value", "low", "high", "p",
@@ -71,23 +56,17 @@ def compare(
     from axolotl_unlearn.evaluation.measurement import Settings
     from axolotl_unlearn.models import parse_models
 
-    path = Path(out_dir) / "results.json"
-    if not path.is_file():
-        raise UnlearnError(
-            f"{path} does not exist; run `axolotl-unlearn eval {first} {second} --out {out_dir}` "
-            "first."
-        )
-    results = json.loads(path.read_text(encoding="utf-8"))
-    settings = Settings.read(results["settings"])
-    sets = settings.load_sets(data_dir or results["data_dir"])
-    known = {model["name"]: model for model in results["models"]}
+    results = load_results(Path(out_dir, "results.json"))
+    settings = Settings.read(results.more["settings"])
+    sets = settings.load_sets(data_dir or results.data_dir)
+    known = {model.name: model for model in results.models}
     cache = Cache(Path(settings.store or Path(out_dir) / "cache"))
     names, found = [], []
     for model in (first, second):
-        stored = known.get(model, {})
-        name, weights = model, stored.get("weights")
+        stored = known.get(model)
+        name, weights = model, stored and stored.more.get("weights")
         if not weights:
-            (spec,) = parse_models([f"{model}={stored['model']}" if stored else model])
+            (spec,) = parse_models([f"{model}={stored.model}" if stored else model])
             name, weights = spec.name, cache.weights(spec)
         measured = cache.load(cache.key(weights, sets, settings), sets, settings)
         if measured is None:
@@ -108,13 +87,9 @@ def compare(
     return said | {"differences": figures, "sentence": sentence(*names, gaps)}
 
 
-def sentence(
-    first: str,
-    second: str,
-    gaps: Mapping[str, Difference],
-    metrics: Sequence[str] = ("aggregate", "task_aggregate", "mia_score", "utility"),
-) -> str:
+def sentence(first: str, second: str, gaps: Mapping[str, Difference]) -> str:
     """In words which headline scores differ."""
+    metrics = ("aggregate", "task_aggregate", "mia_score", "utility")
     differ = [m for m in metrics if m in gaps and gaps[m].significant]
     if not differ:
         return f"No headline score tells {first} from {second}: every interval holds 0."

@@ -1,8 +1,7 @@
 """Batched greedy generation with exactly the result of one prompt at a time.
 
-Prompts are sorted by length, padded on the left, and a row leaves its batch when it has stopped,
-so that one row that never stops does not keep the others busy. In float32 the tokens are those of
-``model.generate`` on each prompt alone (float32 rounding of padded batches only matters where two
+Prompts are sorted by length, padded on the left, and a row leaves its batch when it has stopped. In
+float32 the tokens are those of ``model.generate`` on each prompt alone (rounding matters where two
 tokens are equally probable to about 1e-6); in bfloat16 use batch size 1 for that.
 
 Shape letters: R rows of the batch, T time, V vocabulary.
@@ -21,28 +20,14 @@ from torch import Tensor
 from axolotl_unlearn.models import input_device
 
 #: Settings of a generation config that do not change greedy tokens. With any other one (for
-#: example a repetition penalty) the model's own ``generate`` is used.
+#: example a repetition penalty) the model's own ``generate`` is used. Axolotl saves ``use_cache:
+#: false``; without a cache generation is quadratic.
 _HARMLESS = {
-    "bos_token_id",
-    "cache_implementation",
-    "chat_format",
-    "do_sample",
-    "eos_token_id",
-    "max_length",
-    "max_new_tokens",
-    "max_window_size",
-    "min_p",
-    "output_attentions",
-    "output_hidden_states",
-    "output_scores",
-    "pad_token_id",
-    "temperature",
-    "top_k",
-    "top_p",
-    "transformers_version",
-    "use_cache",  # Axolotl saves false; without a cache generation is quadratic
-    "typical_p",
-}
+    "bos_token_id", "cache_implementation", "chat_format", "do_sample", "eos_token_id",
+    "max_length", "max_new_tokens", "max_window_size", "min_p", "output_attentions",
+    "output_hidden_states", "output_scores", "pad_token_id", "temperature", "top_k", "top_p",
+    "transformers_version", "use_cache", "typical_p",
+}  # fmt: skip
 _FACTORS = ("_penalty", "num_beams", "num_beam_groups", "num_return_sequences")
 
 
@@ -77,12 +62,8 @@ def generate_greedily(
     """Greedy continuations of raw prompts (no chat template; BOS only if the tokenizer adds one).
 
     Args:
-        model: a causal language model in evaluation mode, on its device.
-        on_batch: called with the numbers of the prompts of a finished batch and their results, so
-            that a caller can store them and show progress.
-
-    Returns:
-        One `Generation` a prompt, in the order of `prompts`.
+        model: A causal language model in evaluation mode, on its device.
+        on_batch: Called with the numbers of the prompts of a finished batch and their results.
     """
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     for number, ids in enumerate(encoded):
@@ -120,13 +101,9 @@ def generate_greedily(
 
 def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
     """Ids that end a generation: those of the model's generation config, else the tokenizer's."""
-    config = getattr(model, "generation_config", None)
-    ids = getattr(config, "eos_token_id", None)
-    if ids is None:
-        ids = tokenizer.eos_token_id
-    if ids is None:
-        return set()
-    return {ids} if isinstance(ids, int) else set(ids)
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = tokenizer.eos_token_id if ids is None else ids
+    return {ids} if isinstance(ids, int) else set(ids or ())
 
 
 def _only_greedy(model: Any) -> bool:
@@ -189,11 +166,8 @@ def _decode(
 
 
 def _cache(config: Any, limit: int) -> Any:
-    """A key-value cache whose plain layers have room for `limit` new tokens from the start.
-
-    Transformers' own layer copies all keys and values at every token, which on a small model takes
-    most of the time. Layers of other kinds (sliding windows ...) stay as they are.
-    """
+    """A key-value cache whose plain layers have room for `limit` new tokens from the start:
+    Transformers' own copies all keys and values at every token."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
@@ -245,13 +219,9 @@ def _generate(
             eos_token_id=sorted(stop) or None,
         )
         for i, row in zip(numbers, output[:, length:].tolist(), strict=True):
-            new[i] = _until_stop(row, stop)
+            end = next((i for i, token in enumerate(row) if token in stop), len(row) - 1)
+            new[i] = row[: end + 1]
     return new
-
-
-def _until_stop(tokens: list[int], stop: set[int]) -> list[int]:
-    end = next((i for i, token in enumerate(tokens) if token in stop), len(tokens) - 1)
-    return tokens[: end + 1]
 
 
 def _pad_id(tokenizer: Any, stop: set[int]) -> int:

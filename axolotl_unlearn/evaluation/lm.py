@@ -1,8 +1,7 @@
 """``hf-unlearn``: lm-eval's Hugging Face model whose log-likelihoods carry per-token facts.
 
-`lm_eval` itself cannot load models of other packages; importing this module registers it, which
-``axolotl-unlearn tasks run`` does before it hands over to lm-eval's own command line. Importing
-takes as long as importing lm-eval.
+Importing this module registers it: ``axolotl-unlearn tasks run`` does, before lm-eval's own command
+line begins.
 """
 
 from __future__ import annotations
@@ -40,11 +39,8 @@ class Scored(tuple):
 
 @register_model(NAME)
 class UnlearnLM(HFLM):
-    """HFLM with one chunked forward a text; generation is HFLM's.
-
-    Texts that are split at several points share a forward, each with its own tokens (HFLM's cache
-    gives the shorter continuation a wrong value).
-    """
+    """HFLM with one chunked forward a text, also of texts that are split at several points (HFLM's
+    cache gives the shorter continuation a wrong value); generation is HFLM's."""
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """As HFLM's, which scores white space at the end of a context (a chat template's line

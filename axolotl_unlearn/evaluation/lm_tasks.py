@@ -77,18 +77,11 @@ def tokenizer_of(metadata: dict[str, Any]):
 
 
 def first_token_splitter(tokenizer) -> Callable[[str, str], tuple[str, str, int]]:
-    """A function (text, name) -> (first token's text, the rest, number of tokens in the rest).
-
-    A tokenizer that puts a BOS before plain text gives ("", text, all tokens): lm-eval then
-    scores the text after the BOS. Where the first token is only part of a character, the split
-    moves behind the first token that ends one.
-    """
-
-    def encode(text: str) -> list[int]:
-        return tokenizer(text)["input_ids"]
+    """A function (text, name) -> (first token's text, the rest, number of tokens in the rest); with
+    a BOS before plain text ("", text, all tokens): lm-eval then scores the text after the BOS."""
 
     def split(text: str, name: str) -> tuple[str, str, int]:
-        ids = encode(text)
+        ids = tokenizer(text)["input_ids"]
         if len(ids) < 2:
             raise UnlearnError(
                 f"document {name!r} is a single token; nothing can be predicted of it: remove it."
@@ -99,13 +92,11 @@ def first_token_splitter(tokenizer) -> Callable[[str, str], tuple[str, str, int]
         for end in range(1, len(text)):
             if text[end - 1].isspace():  # lm-eval moves white space at the end to the rest
                 continue
-            first = encode(text[:end])
+            first = tokenizer(text[:end])["input_ids"]
             if first == ids[: len(first)] and len(first) < len(ids):
                 return text[:end], text[end:], len(ids) - len(first)
-        raise UnlearnError(
-            f"document {name!r} cannot be split after its first token with this tokenizer; remove "
-            "it."
-        )
+        what = "cannot be split after its first token with this tokenizer"
+        raise UnlearnError(f"document {name!r} {what}; remove it.")
 
     return split
 
@@ -174,32 +165,14 @@ class UnlearnTask(ConfigurableTask):
         config["metadata"] = {**(config.get("metadata") or {}), **command_line_metadata()}
         super().__init__(config=config)
 
-    def fewshot_context(
-        self,
-        doc: dict,
-        num_fewshot: int,
-        system_instruction: str | None = None,
-        apply_chat_template: bool = False,
-        fewshot_as_multiturn: bool = False,
-        chat_template: Any = None,
-        gen_prefix: str | None = None,
-    ) -> str | list[str]:
-        if apply_chat_template:
-            what = (
-                "its texts are scored as they stand, without the template"
-                if self.plain
-                else "each prompt is one user turn and the answer follows it without a space"
-            )
+    def fewshot_context(self, doc: dict, num_fewshot: int, **how: Any) -> str | list[str]:
+        if how.get("apply_chat_template"):
+            what = "each prompt is one user turn and the answer follows it without a space"
+            if self.plain:
+                what = "its texts are scored as they stand, without the template"
+                how |= {"apply_chat_template": False, "chat_template": None}
             warn_once(f"--apply_chat_template, {self.config.task}: {what}.")
-        return super().fewshot_context(
-            doc,
-            num_fewshot,
-            system_instruction=system_instruction,
-            apply_chat_template=apply_chat_template and not self.plain,
-            fewshot_as_multiturn=fewshot_as_multiturn,
-            chat_template=None if self.plain else chat_template,
-            gen_prefix=gen_prefix,
-        )
+        return super().fewshot_context(doc, num_fewshot, **how)
 
     def construct_requests(self, doc: dict, ctx: str, **kwargs: Any) -> list[Instance] | Instance:
         chat = kwargs.get("apply_chat_template", False) and not self.plain
@@ -212,8 +185,7 @@ class UnlearnTask(ConfigurableTask):
 
     def process_results(self, doc: dict, results: Any) -> dict[str, Any]:
         # lm-eval puts what a metric NAME_stderr gives into its own column of standard errors.
-        row = super().process_results(doc, results)
-        return with_errors(row, self.aggregation())
+        return with_errors(super().process_results(doc, results), self.aggregation())
 
     def aggregation(self) -> dict[str, Any]:
         return with_error_functions(super().aggregation())

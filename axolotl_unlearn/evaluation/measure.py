@@ -28,22 +28,12 @@ class ProgressBars:
     """Rich progress bars on stderr; silent where `show` is false."""
 
     def __init__(self, show: bool) -> None:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
 
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=not show,
+        bar = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
+        self.progress = progress.Progress(
+            "{task.description}", *bar, console=Console(stderr=True), disable=not show
         )
 
     @contextmanager
@@ -57,23 +47,17 @@ class ProgressBars:
 
 
 def measure(
-    model,
-    tokenizer,
-    sets,
-    settings: Settings,
-    cache: Cache,
-    key: str,
-    bars: ProgressBars,
+    model, tokenizer, sets, settings: Settings, cache: Cache, key: str, bars: ProgressBars,
     spec: ModelSpec,
-) -> Measured:
+) -> Measured:  # fmt: skip
     """All that is known of a model."""
-    found, name = Measured(), spec.name
+    found = Measured()
     if getattr(model, "scores", True):
-        _measure_likelihoods(model, tokenizer, sets, settings, found, cache, key, bars, name)
+        _measure_likelihoods(model, tokenizer, sets, settings, found, cache, key, bars, spec.name)
     else:
         bars.note(
-            f"note: {name}: this server gives no log-probs of a prompt (`echo`), so loss, attacks, "
-            "extraction and utility are not measured."
+            f"note: {spec.name}: this server gives no log-probs of a prompt (`echo`), so loss, "
+            "attacks, extraction and utility are not measured."
         )
     _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spec)
     count_outputs(found, sets)
@@ -118,10 +102,7 @@ _AT_ONCE = 1000
 def in_parts(
     items: Sequence[T], score: Callable[[Sequence[T]], list[R]], cache: Cache, key: str
 ) -> list[R]:
-    """``score(items)``, a part of them at a time; JSON-like values go on where they were.
-
-    Memory grows with a part, and the parts are the same after a kill, so are the values.
-    """
+    """``score(items)``, a part of them at a time; JSON-like values go on where they were."""
     known = {row["key"]: row["value"] for row in cache.rows_so_far(key, False)}
     for start in range(0, len(items), _AT_ONCE):
         part = items[start : start + _AT_ONCE]
@@ -138,80 +119,56 @@ def _measure_likelihoods(
     model, tokenizer, sets, settings, found, cache: Cache, key: str, bars, name
 ) -> None:
     from axolotl_unlearn.config import DataArgs
-    from axolotl_unlearn.engine.token_scoring import (
-        Query,
-        score_options,
-        score_queries,
-        score_texts,
-    )
+    from axolotl_unlearn.engine import token_scoring as scoring
     from axolotl_unlearn.evaluation.continuations import encode_pairs
     from axolotl_unlearn.evaluation.served import Served
+    from axolotl_unlearn.metrics import memorisation as metrics
     from axolotl_unlearn.metrics.learned import text_features
-    from axolotl_unlearn.metrics.memorisation import (
-        entropy,
-        extraction_strength,
-        loss,
-        min_k,
-        min_k_plus,
-    )
 
-    workers, options = cache.workers, DataArgs(join=settings.join)
-    served = isinstance(model, Served)
+    workers, served = cache.workers, isinstance(model, Served)
+
+    def facts_of(one: TokenFacts) -> dict[str, Any]:
+        facts = {
+            "loss": metrics.loss(one),
+            "min_k_20": -metrics.min_k(one, 0.2),
+            # As of an answer whose prompt is the first half.
+            "extraction": metrics.extraction_strength(one[len(one) // 2 :]),
+            "tokens": len(one),
+        }
+        if not served:  # what needs the distributions
+            facts |= {"min_k_plus_20": -metrics.min_k_plus(one, 0.2)}
+            facts |= {"entropy": metrics.entropy(one), "features": text_features(one)}
+        return facts
 
     def documents(texts: Sequence[str]) -> list[dict[str, Any]]:
-        count = counting(advance, workers)
         if served:
-            pairs = [(getattr(text, "prompt", ""), str(text)) for text in texts]
-            facts = workers.map(lambda part: model.pairs(part, count), pairs)
+            ask, asked = model.pairs, [(getattr(text, "prompt", ""), str(text)) for text in texts]
         else:
-            facts = workers.map(
-                lambda part: score_texts(model, tokenizer, part, on_batch=count), texts
-            )
-        return [
-            {
-                "loss": loss(one),
-                "min_k_20": -min_k(one, 0.2),
-                **({} if served else whole(one)),
-                # As of an answer whose prompt is the first half.
-                "extraction": extraction_strength(one[len(one) // 2 :]),
-                "tokens": len(one),
-            }
-            for one in facts
-        ]
-
-    def whole(one: TokenFacts) -> dict[str, Any]:
-        """What needs the distributions."""
-        return {
-            "min_k_plus_20": -min_k_plus(one, 0.2),
-            "entropy": entropy(one),
-            "features": text_features(one),
-        }
+            ask, asked = partial(scoring.score_texts, model, tokenizer), texts
+        return list(map(facts_of, workers.map(partial(ask, on_batch=count), asked)))
 
     def utility(questions: Sequence[Option]) -> list[int]:
         asked = [(option.context, option.continuations) for option in questions]
-        score = model.options if served else partial(score_options, model, tokenizer)
-        sums = workers.map(score, asked)
+        score = model.options if served else partial(scoring.score_options, model, tokenizer)
+        answers = zip(workers.map(score, asked), questions, strict=True)
         # The first of equals.
-        return [
-            int(row.index(max(row)) == question.answer)
-            for row, question in zip(sums, questions, strict=True)
-        ]
+        return [int(row.index(max(row)) == question.answer) for row, question in answers]
 
     def extraction(records: Sequence[Record]) -> list[dict[str, Any]]:
-        count = counting(advance, workers)
         if served:
-            asked = [(r.input, settings.join + r.output) for r in records]
-            facts = workers.map(lambda part: model.pairs(part, count), asked)
+            ask, asked = model.pairs, [(r.input, settings.join + r.output) for r in records]
         else:
-            pairs = encode_pairs(tokenizer, [(r.input, r.output) for r in records], options)
-            facts = workers.map(
-                lambda part: score_queries(model, part, on_batch=count),
-                [Query.of([*prompt, *answer], len(prompt)) for prompt, answer in pairs],
-            )
-        return [{"strength": extraction_strength(one), "tokens": len(one)} for one in facts]
+            pairs = [(r.input, r.output) for r in records]
+            pairs = encode_pairs(tokenizer, pairs, DataArgs(join=settings.join))
+            ask = partial(scoring.score_queries, model)
+            asked = [scoring.Query.of([*prompt, *answer], len(prompt)) for prompt, answer in pairs]
+        facts = workers.map(partial(ask, on_batch=count), asked)
+        strength = metrics.extraction_strength
+        return [{"strength": strength(one), "tokens": len(one)} for one in facts]
 
     texts = [text for _, text in [*sets.member, *sets.nonmember]]
     with bars.bar(f"{name}: documents", len(texts)) as advance:
+        count = counting(advance, workers)
         each = in_parts(texts, documents, cache, f"{key}-documents")
     losses = [one["loss"] for one in each]
     found.attacks = {
@@ -232,6 +189,7 @@ def _measure_likelihoods(
         with bars.bar(f"{name}: utility", len(sets.utility)):
             found.options = in_parts(sets.utility, utility, cache, f"{key}-utility")
     with bars.bar(f"{name}: extraction", len(sets.forget)) as advance:
+        count = counting(advance, workers)
         rows = in_parts(sets.forget, extraction, cache, f"{key}-extraction")
     found.extraction = [one["strength"] for one in rows]
     found.answer_tokens = [one["tokens"] for one in rows]
@@ -247,14 +205,11 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spe
     rows: dict[str, Row] = {row.key: row for row in sets.rows}
 
     def take(stored: Mapping[str, Any]) -> None:
-        row_key = stored["key"]
-        found.values[row_key] = stored["value"]
-        found.tokens[row_key] = stored["tokens"]
-        found.stopped[row_key] = stored["stopped"]
-        if stored.get("contained") is not None:
-            found.contained[row_key] = stored["contained"]
-        if stored.get("text") is not None:
-            found.texts[row_key] = stored["text"]
+        places = {"value": found.values, "tokens": found.tokens, "stopped": found.stopped,
+                  "contained": found.contained, "text": found.texts}  # fmt: skip
+        for name, place in places.items():
+            if stored.get(name) is not None:
+                place[stored["key"]] = stored[name]
 
     for stored in cache.rows_so_far(key, settings.keep_texts):
         if stored.get("key") in rows:
@@ -270,36 +225,27 @@ def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spe
             done = []
             for number, generation in zip(numbers, generations, strict=True):
                 row = todo[number]
-                record = row.record
+                said, kind, expected = generation.text, row.record.kind, row.record.output
                 stored = {
                     "key": row.key,
-                    "value": row_score(record.kind, generation.text, record.output),
+                    "value": row_score(kind, said, expected),
                     "tokens": generation.tokens,
                     "stopped": generation.stopped,
-                    "contained": contains_answer(generation.text, record.output)
-                    if record.kind == "question"
-                    else None,
+                    "contained": contains_answer(said, expected) if kind == "question" else None,
                 }
-                mine.append({**stored, "text": generation.text})
-                done.append({**stored, "text": generation.text if settings.keep_texts else None})
+                mine.append({**stored, "text": said})
+                done.append({**stored, "text": said if settings.keep_texts else None})
             cache.add_rows(key, done)
             count(numbers)
 
-        prompts = [row.record.input for row in todo]
+        prompts, limit = [row.record.input for row in todo], settings.max_gen_toks
         if isinstance(model, Served):
-            model.generate(prompts, settings.max_gen_toks, on_batch)
+            model.generate(prompts, limit, on_batch)
         elif settings.backend == "vllm":
-            limit = settings.max_gen_toks
             in_vllm.generate(spec, tokenizer, prompts, limit, settings.dtype, on_batch)
         else:
-            generate_greedily(
-                model,
-                tokenizer,
-                prompts,
-                max_new_tokens=settings.max_gen_toks,
-                batch_size=settings.batch_size,
-                on_batch=on_batch,
-            )
+            how = {"max_new_tokens": limit, "batch_size": settings.batch_size}
+            generate_greedily(model, tokenizer, prompts, **how, on_batch=on_batch)
         for part in workers.gather(mine):
             for stored in part:
                 take(stored)

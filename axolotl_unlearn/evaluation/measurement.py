@@ -15,19 +15,18 @@ class Settings:
     """How models are evaluated: whole in results.json, so that `compare` can do it again.
 
     Attributes:
-        device: default: "cuda" where there is one, else "cpu".
-        dtype: default: "float32" on a CPU and the checkpoint's own elsewhere.
-        batch_size: the scores of half precision are the official ones with 1 only.
-        join: what stands between input and output.
-        keep_texts: store generated texts.
+        device, dtype: Default "cuda" where there is one, else "cpu"; "float32" on a CPU, else the
+            checkpoint's own.
+        batch_size: The scores of half precision are the official ones with 1 only.
+        join: Between input and output.
         device_map: "auto" for a model that does not fit one device: spread over all there are.
         mmlu_dir: MMLU's CSV folder, for utility instead of general.jsonl.
-        min_members: refuse fewer members or non-members; 0 measures no membership.
-        limit: only the first rows of each part, interleaved over the cells (to try out).
-        original: name of the model before unlearning, for the utility gate and as reference of
-            the collapse check; default: the model called "original", else "memorised".
-        resamples: bootstrap resamples for the intervals; 0 for none.
-        store: folder of measurements by content; default: ``cache`` in that of the results.
+        min_members: Refuse fewer members or non-members; 0 measures no membership.
+        limit: Only the first rows of each part, interleaved over the cells (to try out).
+        original: The model before unlearning, for gate and collapse check; default: the model
+            called "original", else "memorised".
+        resamples: Of the bootstrap; 0 for no intervals.
+        store: Folder of measurements by content; default: ``cache`` in that of the results.
         backend: "vllm" generates by vLLM (`evaluation.in_vllm`); default: transformers.
     """
 
@@ -71,13 +70,11 @@ class Settings:
 
     def load_sets(self, folder: str | os.PathLike[str] | None) -> EvaluationSets:
         """The data of a folder, as these settings read them."""
-        return load_sets(
-            folder,
-            mmlu_dir=self.mmlu_dir,
-            mmlu_shots=self.mmlu_shots,
-            min_members=self.min_members,
-            parts=("tasks", "mia", "mmlu") if self.min_members else ("tasks", "mmlu"),
-        ).limited(self.limit)
+        parts = ("tasks", "mia", "mmlu") if self.min_members else ("tasks", "mmlu")
+        given = {"mmlu_dir": self.mmlu_dir, "mmlu_shots": self.mmlu_shots}
+        return load_sets(folder, **given, min_members=self.min_members, parts=parts).limited(
+            self.limit
+        )
 
     @property
     def key(self) -> list[Any]:
@@ -89,14 +86,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Options(Settings):
-    """`Settings`, and what of one evaluation does not go into its results.
-
-    Attributes:
-        out_dir: Folder of results.json.
-        with_text: Keep generated texts of data that were not made up.
-        use_cache: Read and store measurements.
-        progress: Show bars.
-    """
+    """`Settings`, and what of one evaluation does not go into its results; ``with_text`` keeps
+    generated texts of data that were not made up."""
 
     out_dir: str | os.PathLike[str] = "out/eval"
     with_text: bool = False
@@ -109,18 +100,17 @@ class Measured:
     """What one model did: everything that the summary is computed from.
 
     Attributes:
-        values: score of each generated row, by its key ("forget/<id>").
-        texts: generations by row key; empty for rows that come from a cache without texts.
-        contained: is the answer in the generation, for each question by row key.
-        any_script: recall over words of every script, of completion rows that are not ASCII.
-        outputs: counts over the generations of each side (`metrics.fluency.reference_figures`).
+        values, tokens, stopped, texts: Of each generated row, by its key ("forget/<id>"); texts are
+            empty for rows that come from a cache without them.
+        contained: Is the answer in the generation, for each question by row key.
+        any_script: Recall over words of every script, of completion rows that are not ASCII.
+        outputs: Counts over the generations of each side (`metrics.fluency.reference_figures`).
         options: 1 where the most probable option is the right one, 0 elsewhere.
-        extraction, answer_tokens: extraction strength (floor 0) of each forget row, in file order,
-            and tokens of its answer.
-        text_extraction, text_tokens: strength of the second half of each document, members first,
-            and its scored tokens.
-        attacks: membership attacks by name, one number a document, members first; low = member.
-        features: of each document, members first, for the learned attack (`metrics.learned`).
+        extraction, answer_tokens: Of each forget row, in file order.
+        text_extraction, text_tokens: Of each document, members first: strength of its second half,
+            and scored tokens.
+        attacks: Membership attacks by name, one number a document, members first; low = member.
+        features: Of each document, members first (`metrics.learned`).
     """
 
     values: dict[str, float] = field(default_factory=dict)
@@ -142,32 +132,20 @@ class Measured:
     seconds: float = 0.0
 
     def stored(self, keep_texts: bool) -> dict[str, Any]:
-        data = dict(vars(self))
-        if not keep_texts:
-            data["texts"] = {}
-        return data
+        return vars(self) | ({} if keep_texts else {"texts": {}})
 
 
 def count_outputs(found: Measured, sets: EvaluationSets) -> None:
-    """What is kept of all texts instead of them; an earlier version's cache has it not yet."""
+    """What is kept of all texts instead of them; after a kill real data have not got all texts."""
     from axolotl_unlearn.metrics.fluency import reference_figures
     from axolotl_unlearn.metrics.semeval import any_script_recall
-    from axolotl_unlearn.metrics.words import contains_answer
 
-    # An interrupted run of real data has no texts of the rows before.
-    if found.outputs or len(found.texts) < len(sets.rows):
+    if len(found.texts) < len(sets.rows):
         return
     found.outputs = {
         side: reference_figures([found.texts[r.key] for r in sets.rows if r.side == side])
         for side in ("retain", "forget")
     }
-    found.contained = {
-        row.key: contains_answer(found.texts[row.key], row.record.output)
-        for row in sets.rows
-        if row.record.kind == "question"
-    }
-    found.any_script = {
-        row.key: any_script_recall(found.texts[row.key], row.record.output)
-        for row in sets.rows
-        if row.record.kind == "completion" and not row.record.output.isascii()
-    }
+    asked = [row for row in sets.rows if row.record.kind == "completion"]
+    asked = [(row.key, row.record.output) for row in asked if not row.record.output.isascii()]
+    found.any_script = {key: any_script_recall(found.texts[key], text) for key, text in asked}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +34,7 @@ class Option:
 def read_options(path: str | os.PathLike[str]) -> list[Option]:
     """Four-option questions: question, choices (texts), answer (0-based index), perhaps a group.
 
-    The options' texts are compared, ``question + " " + option``, not letters: a small model that
-    knows an answer has never learned to name it by a letter.
+    The options' texts are compared, ``question + " " + option``, not letters.
     """
     options = []
     for place, row in read_rows(path):
@@ -43,24 +42,18 @@ def read_options(path: str | os.PathLike[str]) -> list[Option]:
         question, choices, answer = (row.get(k) for k in ("question", "choices", "answer"))
         if not isinstance(question, str) or not question.strip():
             raise UnlearnError(f"{where}: field 'question' must be a text that is not empty.")
-        if (
-            not isinstance(choices, list)
-            or len(choices) < 2
-            or not all(isinstance(choice, str) and choice.strip() for choice in choices)
-        ):
+        texts = isinstance(choices, list) and all(isinstance(c, str) and c.strip() for c in choices)
+        if not texts or len(choices) < 2:
             raise UnlearnError(f"{where}: field 'choices' must be a list of two or more texts.")
         if len(set(choices)) != len(choices):
             raise UnlearnError(f"{where}: two of the 'choices' are the same; make them differ.")
         if isinstance(answer, bool) or not isinstance(answer, int):
             raise UnlearnError(f"{where}: field 'answer' must be the number of a choice, from 0.")
         if not 0 <= answer < len(choices):
-            raise UnlearnError(
-                f"{where}: 'answer' is {answer} but the choices are numbered 0 to "
-                f"{len(choices) - 1}."
-            )
+            says = f"but the choices are numbered 0 to {len(choices) - 1}"
+            raise UnlearnError(f"{where}: 'answer' is {answer} {says}.")
+        name, group = str(row.get("id", f"row{len(options)}")), str(row.get("group", ""))
         texts = tuple(f" {choice.strip()}" for choice in choices)
-        name = str(row.get("id", f"row{len(options)}"))
-        group = str(row.get("group", ""))
         options.append(Option(name, question.strip(), texts, answer, group))
     if not options:
         raise UnlearnError(f"{path} has no rows; remove it or fill it.")
@@ -73,17 +66,17 @@ def read_mmlu(folder: Path, shots: int = 0) -> list[Option]:
     The prompt is the paper's: a line with the subject, `shots` solved examples of ``dev``, the
     question with its options, ``Answer:``; the letters' probabilities are compared.
     """
-    test = folder / "test"
-    files = sorted(test.glob("*_test.csv")) if test.is_dir() else []
+    files = sorted((folder / "test").glob("*_test.csv"))
     if not files:
         raise UnlearnError(
             f"{folder} holds no test/<subject>_test.csv; MMLU is read in its original layout "
             "(folders dev and test with one CSV file a subject), or as general.jsonl."
         )
-    options = []
+    options, letters = [], tuple(f" {letter}" for letter in LETTERS)
     for path in files:
         subject = path.name.removesuffix("_test.csv")
-        solved: list[list[str]] = []
+        title = subject.replace("_", " ")
+        head = f"The following are multiple choice questions (with answers) about {title}.\n\n"
         if shots:
             dev = folder / "dev" / f"{subject}_dev.csv"
             if not dev.is_file():
@@ -91,7 +84,10 @@ def read_mmlu(folder: Path, shots: int = 0) -> list[Option]:
             solved = list(_mmlu_rows(dev))[:shots]
             if len(solved) < shots:
                 raise UnlearnError(f"{dev} has {len(solved)} rows but mmlu_shots is {shots}.")
-        options += _mmlu_options(subject, _mmlu_rows(path), solved)
+            head += "".join(f"{_mmlu_question(row)} {row[5].strip()}\n\n" for row in solved)
+        for number, row in enumerate(_mmlu_rows(path)):
+            answer, text = LETTERS.index(row[5].strip()), head + _mmlu_question(row)
+            options.append(Option(f"{subject}/{number}", text, letters, answer, subject))
     return options
 
 
@@ -104,19 +100,6 @@ def _mmlu_rows(path: Path) -> Iterator[list[str]]:
                 f"{path}, row {number}: expected question, four options and a letter A to D."
             )
         yield row
-
-
-def _mmlu_options(
-    subject: str, rows: Iterable[Sequence[str]], solved: Iterable[Sequence[str]]
-) -> Iterator[Option]:
-    title = subject.replace("_", " ")
-    head = f"The following are multiple choice questions (with answers) about {title}.\n\n"
-    head += "".join(f"{_mmlu_question(row)} {row[5].strip()}\n\n" for row in solved)
-    continuations = tuple(f" {letter}" for letter in LETTERS)
-    for number, row in enumerate(rows):
-        answer = LETTERS.index(row[5].strip())
-        text = head + _mmlu_question(row)
-        yield Option(f"{subject}/{number}", text, continuations, answer, subject)
 
 
 def _mmlu_question(row: Sequence[str]) -> str:

@@ -1,8 +1,7 @@
 """Several models, all metrics, one results.json: `axolotl-unlearn eval` as a function.
 
 What was measured of a model is cached under the digest of its weights, of the data and of the
-task version, so a second run only does what is new, and an interrupted one goes on where it was.
-Scores, losses and ids are stored; generated texts only of made-up data or with ``with_text``.
+task version. Generated texts are stored only of made-up data or with ``with_text``.
 """
 
 from __future__ import annotations
@@ -17,19 +16,13 @@ from platform import python_version
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation import summary
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.collapse import CollapseChecker, collapse_key
 from axolotl_unlearn.evaluation.measure import ProgressBars, load, measure
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, find_file
-from axolotl_unlearn.evaluation.summary import (
-    AUDIT_FILE,
-    add_audits,
-    add_distances,
-    add_learned,
-    add_reference,
-    summarise,
-)
+from axolotl_unlearn.evaluation.summary import AUDIT_FILE
 from axolotl_unlearn.evaluation.tasks import TASK_VERSION
 from axolotl_unlearn.evaluation.workers import Workers
 from axolotl_unlearn.files import declare, write_json, write_lines
@@ -52,8 +45,8 @@ def evaluate(
     most ``max_gen_toks`` new tokens, raw prompts. In half precision that needs ``batch_size=1``.
 
     Args:
-        models: folders, ``base+adapter``, or ``name=...`` (see `evaluation.models`).
-        data: folder with forget, retain, member, nonmember and optionally general or mmlu.
+        models: Folders, ``base+adapter``, or ``name=...`` (see `axolotl_unlearn.models`).
+        data: See `evaluation.sets`.
 
     Returns:
         The entries of ``models`` in results.json.
@@ -107,36 +100,26 @@ def evaluate(
             advance(1)
             results = []
             for spec in specs:
-                found = summarise(
-                    spec,
-                    measured[spec.name],
-                    sets,
-                    original=measured[before.name] if before else None,
-                    is_original=spec is before,
-                    collapse=collapse[spec.name],
-                    blind=blind,
-                    **resampling,
-                )
+                known = {"collapse": collapse[spec.name], "blind": blind, **resampling}
+                original = measured[before.name] if before else None
+                known |= {"original": original, "is_original": spec is before}
+                found = summary.summarise(spec, measured[spec.name], sets, **known)
                 results.append({"weights": weights[spec.name]} | found)
                 advance(1)
-            add_distances(results, measured, sets, **resampling)
-            add_reference(results)
-            told = add_learned(results, measured, sets)
-            lines = add_audits(results, measured, sets, learned=told, with_text=settings.keep_texts)
+            summary.add_distances(results, measured, sets, **resampling)
+            summary.add_reference(results)
+            shown = {"learned": summary.add_learned(results, measured, sets)}
+            shown["with_text"] = settings.keep_texts
+            lines = summary.add_audits(results, measured, sets, **shown)
     write_lines(out / AUDIT_FILE, lines, private=True)
     _write(out / "results.json", results, sets, settings)
     return results
 
 
 def _measure_all(
-    specs: Sequence[ModelSpec],
-    before: ModelSpec | None,
-    sets: EvaluationSets,
-    settings: Settings,
-    cache: Cache,
-    weights: Mapping[str, str],
-    bars: ProgressBars,
-) -> tuple[dict[str, Measured], dict[str, dict[str, Any] | None]]:
+    specs: Sequence[ModelSpec], before: ModelSpec | None, sets: EvaluationSets,
+    settings: Settings, cache: Cache, weights: Mapping[str, str], bars: ProgressBars,
+) -> tuple[dict[str, Measured], dict[str, dict[str, Any] | None]]:  # fmt: skip
     """What each model did, and its collapse report, from the cache where they are known."""
     measured: dict[str, Measured] = {}
     collapse: dict[str, dict[str, Any] | None] = {}

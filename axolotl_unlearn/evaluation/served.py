@@ -1,8 +1,7 @@
 """A model behind an OpenAI-compatible server, asked by ``/v1/completions``: what really answers.
 
-Prompts go as text. Log-probs of a prompt need ``echo`` and ``logprobs`` (vLLM, not llama.cpp's
-server); of the distribution a server tells the likeliest token at most, so that Min-K%++, entropy
-and the learned attack, which need all of it, are not measured.
+Log-probs of a prompt need ``echo`` and ``logprobs`` (vLLM, not llama.cpp's server); Min-K%++,
+entropy and the learned attack need the whole distribution, so they are not measured.
 """
 
 from __future__ import annotations
@@ -70,9 +69,7 @@ class Served:
         return hashlib.sha256("\0".join([self.url, self.name, *said]).encode()).hexdigest()
 
     def pairs(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        on_batch: Callable[[list[int]], None] = lambda _: None,
+        self, pairs: Sequence[tuple[str, str]], on_batch: OnScored = lambda _: None
     ) -> list[TokenFacts]:
         """Facts of what follows each prompt; mean and standard deviation are unknown (NaN)."""
         return self._each(lambda pair: self._facts(*pair), pairs, lambda done, _: on_batch(done))

@@ -21,15 +21,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
+from axolotl_unlearn.data import records as reading
 from axolotl_unlearn.data.documents import read_documents
-from axolotl_unlearn.data.records import (
-    SUFFIXES,
-    Record,
-    check_disjoint,
-    kind_of,
-    read_records,
-    read_rows,
-)
+from axolotl_unlearn.data.records import SUFFIXES, Record, check_disjoint, kind_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.mmlu import Option, read_mmlu, read_options
 from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
@@ -56,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class EvaluationSets:
-    """Everything that is evaluated, in the order of the files."""
+    """Everything that is evaluated, in the order of the files; texts as (id, text)."""
 
     folder: Path
     forget: list[Record]
@@ -93,16 +87,11 @@ class EvaluationSets:
         if limit < 1:
             raise UnlearnError(f"--limit is {limit}; it must be 1 or more.")
         rows, documents = self.rows[:limit], self.documents[:limit]
-        return replace(
-            self,
-            **{s: [r.record for r in rows if r.side == s] for s in ("forget", "retain")},
-            **{
-                s: [(n, x) for side, n, x in documents if side == s]
-                for s in ("member", "nonmember")
-            },
-            utility=self.utility[:limit],
-            notes=[*self.notes, f"limited to {limit} rows of each part: scores are rough"],
-        )
+        kept = {s: [r.record for r in rows if r.side == s] for s in ("forget", "retain")}
+        for side in ("member", "nonmember"):
+            kept[side] = [(name, text) for its, name, text in documents if its == side]
+        note = f"limited to {limit} rows of each part: scores are rough"
+        return replace(self, **kept, utility=self.utility[:limit], notes=[*self.notes, note])
 
     @functools.cached_property
     def digest(self) -> str:
@@ -139,22 +128,20 @@ def load_sets(
     min_members: int = MIN_MEMBERS,
     parts: Sequence[str] = ("tasks", "mia", "mmlu"),
 ) -> EvaluationSets:
-    """Read and check a data folder.
+    """Read and check a data folder, by default the demo's.
 
     Args:
-        data_dir: the folder; default the demo's (``examples/demo``).
-        mmlu_dir: folder with ``dev/`` and ``test/`` of MMLU;
-            takes the place of what the data folder holds.
-        mmlu_shots: solved examples of the subject before each MMLU question (0 to 5).
-        min_members: refuse fewer members or non-members than this.
-        parts: which of tasks, mia, mmlu are needed; files of the others are not read.
+        mmlu_dir: Folder with ``dev/`` and ``test/`` of MMLU, in place of what the data folder
+        holds. mmlu_shots: Solved examples of the subject before each MMLU question (0 to 5).
+        min_members: Refuse fewer members or non-members than this. parts: Which of tasks, mia, mmlu
+        are needed; files of the others are not read.
 
     Raises:
         UnlearnError: The first fault found: file, row or key, and the cure.
     """
     folder = Path(data_dir or DEFAULT_DATA_DIR)
     if not folder.is_dir():
-        raise UnlearnError(_no_folder(folder, given=data_dir is not None))
+        raise UnlearnError(_no_folder(folder))
     notes: list[str] = []
     sides: dict[str, list[Any]] = {"forget": [], "retain": [], "member": [], "nonmember": []}
     if "tasks" in parts:
@@ -163,18 +150,19 @@ def load_sets(
         check_disjoint(sides["forget"], sides["retain"], *paths)
     if "mia" in parts:
         sides |= {s: _documents(folder, s, min_members) for s in ("member", "nonmember")}
-        _check_distinct(sides["member"], sides["nonmember"], folder)
+        texts = {text: name for name, text in sides["member"]}
+        if twins := [(texts[x], name) for name, x in sides["nonmember"] if x in texts]:
+            first, second = twins[0]
+            raise UnlearnError(
+                f"{folder}: {len(twins)} texts are both member and non-member (first: {first!r} "
+                f"and {second!r}); a text that was memorised is no non-member: remove it from "
+                "nonmember."
+            )
     utility, source = _utility(folder, mmlu_dir, mmlu_shots) if "mmlu" in parts else ([], "")
     if "mmlu" in parts and not utility:
         notes.append(no_utility(folder))
-    sets = EvaluationSets(
-        folder=folder,
-        **sides,
-        utility=utility,
-        utility_source=source,
-        synthetic=_is_generated(folder),
-        notes=notes,
-    )
+    sets = EvaluationSets(folder, **sides, utility=utility, utility_source=source, notes=notes,
+                          synthetic=_is_generated(folder))  # fmt: skip
     if "tasks" in parts:
         notes += _lonely("forget", sets.forget) + _lonely("retain", sets.retain)
         present = {row.cell for row in sets.rows}
@@ -188,10 +176,8 @@ def load_sets(
 
 def _lonely(name: str, records: Sequence[Record]) -> list[str]:
     """Own ids make every row a document of its own, and intervals too narrow if it is not."""
-    documents = {record.document for record in records}
-    if len(documents) < len(records) or len(records) < 2:
-        return []
-    if any(record.source or kind_of(record.id) for record in records):
+    alone = len({record.document for record in records}) == len(records) > 1
+    if not alone or any(record.source or kind_of(record.id) for record in records):
         return []
     return [
         f"every row of {name} counts as a document of its own; if several rows are made from one "
@@ -215,8 +201,8 @@ def find_file(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _no_folder(folder: Path, given: bool) -> str:
-    if not given or folder == Path(DEFAULT_DATA_DIR):
+def _no_folder(folder: Path) -> str:
+    if folder == Path(DEFAULT_DATA_DIR):
         return (
             f"{folder}, the demo's data, does not exist in the working folder; name your own "
             'folder: `--data DIR` (in lm_eval `--metadata \'{"data_dir": "DIR"}\'`).'
@@ -241,12 +227,11 @@ def _need(folder: Path, name: str) -> Path:
 
 def _records(folder: Path, side: str, notes: list[str]) -> list[Record]:
     path = _need(folder, side)
-    records = read_records(path)
-    places = list(read_rows(path))
+    records = reading.read_records(path)
     without_task = all(not record.task.strip() for record in records)
     if without_task:
         notes.append(f"{path} names no tasks: all its rows count as task 1")
-    for record, (place, row) in zip(records, places, strict=True):
+    for record, (place, row) in zip(records, reading.read_rows(path), strict=True):
         if kind_of(record.id) is None and row.get("kind") is None:
             raise UnlearnError(
                 f"{path}, {place}: the id {record.id!r} ends in neither sc<number> (sentence "
@@ -278,25 +263,11 @@ def _documents(folder: Path, name: str, least: int) -> list[tuple[str, str]]:
     return documents
 
 
-def _check_distinct(member, nonmember, folder: Path) -> None:
-    texts = {text: identifier for identifier, text in member}
-    twins = [(texts[text], identifier) for identifier, text in nonmember if text in texts]
-    if twins:
-        first, second = twins[0]
-        raise UnlearnError(
-            f"{folder}: {len(twins)} texts are both member and non-member (first: {first!r} and "
-            f"{second!r}); a text that was memorised is no non-member: remove it from nonmember."
-        )
-
-
 def _utility(folder: Path, mmlu_dir, shots: int) -> tuple[list[Option], str]:
-    if mmlu_dir is not None:
-        return read_mmlu(Path(mmlu_dir), shots), "mmlu"
-    path = find_file(folder, "general")
-    if path is not None:
+    if mmlu_dir is None and (path := find_file(folder, "general")) is not None:
         return read_options(path), "general"
-    if (folder / "mmlu").is_dir():
-        return read_mmlu(folder / "mmlu", shots), "mmlu"
+    if mmlu_dir is not None or (folder / "mmlu").is_dir():
+        return read_mmlu(Path(mmlu_dir or folder / "mmlu"), shots), "mmlu"
     return [], ""
 
 
@@ -307,12 +278,10 @@ def _is_generated(folder: Path) -> bool:
     if forget is None:
         return False
     for home, prefix in ((folder, ""), (folder.parent, f"{folder.name}/")):
-        manifest = home / "manifest.json"
-        if manifest.is_file():
-            try:
-                said = json.loads(manifest.read_text(encoding="utf-8"))
-                listed = said["files"][f"{prefix}forget"]["sha256"] if said["synthetic"] else None
-            except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
-                continue
-            return listed == hashlib.sha256(forget.read_bytes()).hexdigest()
+        try:
+            said = json.loads((home / "manifest.json").read_text(encoding="utf-8"))
+            listed = said["files"][f"{prefix}forget"]["sha256"] if said["synthetic"] else None
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        return listed == hashlib.sha256(forget.read_bytes()).hexdigest()
     return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,25 +13,13 @@ from axolotl_unlearn.data.documents import author_of
 from axolotl_unlearn.data.records import document_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.metrics import intervals as metrics
+from axolotl_unlearn.metrics import membership as lab
 from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
-from axolotl_unlearn.metrics.intervals import (
-    Area,
-    Mean,
-    auc,
-    auc_interval,
-    ideal_membership,
-    semeval_differences,
-    semeval_intervals,
-)
+from axolotl_unlearn.metrics.intervals import Area, Mean
 from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
-from axolotl_unlearn.metrics.membership import (
-    Baseline,
-    blind_sentence,
-    forgetting,
-    share_interval,
-    tpr_at_fpr,
-)
+from axolotl_unlearn.metrics.membership import Baseline
 from axolotl_unlearn.metrics.memorisation import compressed_bytes
 from axolotl_unlearn.metrics.verdict import THRESHOLDS
 from axolotl_unlearn.models import ModelSpec
@@ -53,8 +41,7 @@ def summarise(
     seed: int = 0,
 ) -> dict[str, Any]:
     """One entry of ``models`` in results.json."""
-    rows = [row for row in sets.rows if row.key in found.values]
-    cells, counts = semeval.cell_values((row.cell, found.values[row.key]) for row in rows)
+    cells, counts = _cells(found.values, sets)
     texts = bool(found.member_loss and found.nonmember_loss)
     area = semeval.mia_auc(found.member_loss, found.nonmember_loss) if texts else None
     task = semeval.task_aggregate(cells)
@@ -63,9 +50,8 @@ def summarise(
     auc_bounds = _auc_bounds(found, sets)
     intervals = {"mia_auc": list(auc_bounds)} if texts else {}
     if resamples:
-        bounds = semeval_intervals(*bootstrap_scores(found, sets), n=resamples, seed=seed)
+        bounds = bootstrap_scores(found, sets).intervals(resamples, seed)
         intervals |= {name: list(ends) for name, ends in bounds.items()}
-    ideal = ideal_membership(len(sets.member), len(sets.nonmember)) if texts else None
     before = semeval.mean(original.options) if original is not None else None
     result = {
         "name": spec.name,
@@ -87,10 +73,9 @@ def summarise(
         "utility_source": sets.utility_source,
         "utility_chance": semeval.mean([1 / len(one.continuations) for one in sets.utility]),
         "aggregate": semeval.aggregate(task, score, utility),
-        "ideal": ideal and {"mia_score": ideal.expected, "mia_score_tail": ideal.tail},
         "collapse": collapse,
         "gate": semeval.gate(utility, before),
-        "forgetting": forgetting(auc_bounds) if texts else None,
+        "forgetting": lab.forgetting(auc_bounds) if texts else None,
         **_any_script(found, sets, resamples=resamples, seed=seed),
         "answers": _answers(found, sets),
         "stopped": semeval.mean([float(value) for value in found.stopped.values()]),
@@ -112,6 +97,12 @@ def summarise(
     return result
 
 
+def _cells(values: Mapping[str, float], sets: EvaluationSets) -> tuple[dict, dict]:
+    """Cells and their numbers of rows, from scores of rows."""
+    rows = [row for row in sets.rows if row.key in values]
+    return semeval.cell_values((row.cell, values[row.key]) for row in rows)
+
+
 def _utility_groups(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, float]]:
     """Utility of each group of the data folder's questions: value and n."""
     groups: dict[str, list[int]] = {}
@@ -121,10 +112,7 @@ def _utility_groups(found: Measured, sets: EvaluationSets) -> dict[str, dict[str
 
 
 def text_clusters(sets: EvaluationSets) -> tuple[list[str], list[str]]:
-    """What is independent among members and among non-members: authors, else documents.
-
-    A text's own author may be on both sides; documents are of one side.
-    """
+    """What is independent among members and among non-members: authors, else documents."""
     return tuple(
         [
             f"author: {author}" if (author := author_of(text)) else f"{side}: {document_id(name)}"
@@ -136,58 +124,45 @@ def text_clusters(sets: EvaluationSets) -> tuple[list[str], list[str]]:
 
 def _extraction(found: Measured, sets: EvaluationSets) -> dict[str, Any]:
     """Extraction strength of forget rows and of the second halves of members and non-members."""
-    split = len(sets.member)
-    halves = {
-        side: {"tokens": found.text_tokens[part], "strength": found.text_extraction[part]}
-        for side, part in (("member", slice(split)), ("nonmember", slice(split, None)))
-    }
-    return {
-        "id": [record.id for record in sets.forget],
-        "document": [record.document for record in sets.forget],
-        "tokens": found.answer_tokens,
-        "strength": found.extraction,
-        **halves,
-    }
+    split, rows = len(sets.member), sets.forget
+    names = {"id": [row.id for row in rows], "document": [row.document for row in rows]}
+    sides = {"member": slice(split), "nonmember": slice(split, None)}
+    return (
+        names
+        | {"tokens": found.answer_tokens, "strength": found.extraction}
+        | {
+            side: {"tokens": found.text_tokens[part], "strength": found.text_extraction[part]}
+            for side, part in sides.items()
+        }
+    )
 
 
 def _any_script(
     found: Measured, sets: EvaluationSets, *, resamples: int, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """Cells whose official ROUGE-L, which sees ASCII only, is off by 0.05 or more, as they are, and
-    the intervals of the sides with them."""
+    """Cells whose official ROUGE-L, which sees ASCII only, is off, and the sides' intervals."""
     if not found.any_script:
         return {"any_script": {}}
     values = found.values | found.any_script
-    cells, _ = semeval.cell_values((r.cell, values[r.key]) for r in sets.rows if r.key in values)
-    official, _ = semeval.cell_values(
-        (r.cell, found.values[r.key]) for r in sets.rows if r.key in found.values
-    )
-    limit = THRESHOLDS["any_script"].value
-    off = {
-        name: value
-        for name, value in cells.items()
-        if value is not None and abs(value - official[name]) >= limit
-    }
+    limit, official = THRESHOLDS["any_script"].value, _cells(found.values, sets)[0]
+    known = {name: v for name, v in _cells(values, sets)[0].items() if v is not None}
+    off = {name: v for name, v in known.items() if abs(v - official[name]) >= limit}
     if not off or not resamples:
         return {"any_script": off}
-    scores, _, _ = bootstrap_scores(found, sets)
-    better, _, _ = bootstrap_scores(replace(found, values=values), sets)
+    scores = bootstrap_scores(found, sets).cells
+    better = bootstrap_scores(replace(found, values=values), sets).cells
     cells = {name: (better if name in off else scores)[name] for name in scores}
-    bounds = semeval_intervals(cells, n=resamples, seed=seed)
+    bounds = metrics.Scores(cells).intervals(resamples, seed)
     sides = {side: list(bounds[side]) for side in semeval.SIDES if side in bounds}
     return {"any_script": off, "any_script_intervals": sides}
 
 
 def _answers(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, float]]:
-    """Of each side's questions: number, share of exact answers, share that contain the answer.
-
-    Exact match wants the whole generation; a model that says the answer and goes on gets 0.
-    A side is left out where an earlier version of the cache does not know.
-    """
+    """Of each side's questions: number, share of exact answers, share that contain the answer."""
     answers = {}
     for side in ("forget", "retain"):
         keys = [r.key for r in sets.rows if r.side == side and r.record.kind == "question"]
-        if keys and all(key in found.contained for key in keys):
+        if keys:
             answers[side] = {
                 "n": len(keys),
                 "exact": semeval.mean([found.values[key] for key in keys]),
@@ -214,12 +189,10 @@ def _auc_bounds(found: Measured, sets: EvaluationSets) -> tuple[float, float]:
     nonmembers = [-value for value in found.nonmember_loss]
     if min(len(members), len(nonmembers)) < 2:
         return (0.0, 1.0)
-    return auc_interval(members, nonmembers, clusters=text_clusters(sets))
+    return metrics.auc_interval(members, nonmembers, clusters=text_clusters(sets))
 
 
-def bootstrap_scores(
-    found: Measured, sets: EvaluationSets
-) -> tuple[dict[str, Mean], Area | None, Mean | None]:
+def bootstrap_scores(found: Measured, sets: EvaluationSets) -> metrics.Scores:
     """Row values with their documents, for intervals and for paired comparison of models."""
     grouped: dict[str, tuple[list[float], list[tuple[str, str]]]] = {}
     for row in sets.rows:
@@ -233,24 +206,19 @@ def bootstrap_scores(
     cells = {name: Mean(*grouped[name]) for name in semeval.CELLS if name in grouped}
     membership = None
     if found.member_loss and found.nonmember_loss:
-        membership = Area(
-            [-value for value in found.member_loss],
-            [-value for value in found.nonmember_loss],
-            # A member that is a forget document is drawn together with its rows.
-            [
-                ("author", one) if (one := author_of(text)) else ("forget", document_id(name))
-                for name, text in sets.member
-            ],
-            [
-                ("author", one) if (one := author_of(text)) else ("nonmember", document_id(name))
-                for name, text in sets.nonmember
-            ],
+        losses = (found.member_loss, found.nonmember_loss)
+        # A member that is a forget document is drawn together with its rows.
+        sides = (("forget", sets.member), ("nonmember", sets.nonmember))
+        clusters = (
+            [("author", a) if (a := author_of(x)) else (side, document_id(n)) for n, x in texts]
+            for side, texts in sides
         )
+        membership = Area(*([-value for value in side] for side in losses), *clusters)
     utility = None
     if found.options:
         questions = [("utility", number) for number in range(len(found.options))]
         utility = Mean([float(value) for value in found.options], questions)
-    return cells, membership, utility
+    return metrics.Scores(cells, membership, utility)
 
 
 #: False positive rates at which members that are found are counted.
@@ -271,16 +239,17 @@ def _membership(
             f"The {bad[0]} of some texts is NaN or infinite; the model's weights or its precision "
             "are broken: evaluate in float32 and check the weights."
         )
-    shares = {str(fpr): tpr_at_fpr(*pairs["loss"], fpr) for fpr in FPRS}
+    shares = {str(fpr): lab.tpr_at_fpr(*pairs["loss"], fpr) for fpr in FPRS}
     count = len(found.member_loss)
-    warning = blind_sentence(blind)
+    warning = lab.blind_sentence(blind)
+    bounds = {name: metrics.auc_interval(*pair, clusters=clusters) for name, pair in pairs.items()}
     return {
         "attacks": {
-            name: {"auc": auc(*pair), "interval": auc_interval(*pair, clusters=clusters)}
+            name: {"auc": metrics.auc(*pair), "interval": bounds[name]}
             for name, pair in pairs.items()
         },
         "tpr": {
-            fpr: {"value": share, "interval": share_interval(round(share * count), count)}
+            fpr: {"value": share, "interval": lab.share_interval(round(share * count), count)}
             for fpr, share in shares.items()
         },
         "blind": {name: asdict(one) for name, one in blind.items()},
@@ -297,22 +266,16 @@ def add_distances(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> None:
-    """``distance`` of each model from the retrained one: value, interval and p a metric.
-
-    Paired: both models are resampled over the same documents. Nothing is added where no model of
-    the role "retrained" was evaluated.
-    """
+    """``distance`` of each model from the retrained one, if there is one, paired: value, interval
+    and p a metric."""
     target = next((result for result in results if result["role"] == "retrained"), None)
     if target is None or not resamples:
         return
     for result in results:
         if result is target:
             continue
-        gaps = semeval_differences(
-            *(bootstrap_scores(measured[one["name"]], sets) for one in (result, target)),
-            n=resamples,
-            seed=seed,
-        )
+        own, its = (bootstrap_scores(measured[one["name"]], sets) for one in (result, target))
+        gaps = own.differences(its, resamples, seed)
         result["distance"] = {
             metric: {"value": gap.value, "interval": [gap.low, gap.high], "p": gap.p}
             for metric, gap in gaps.items()
@@ -332,11 +295,8 @@ def attack_losses(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, 
 
 
 def add_reference(results: list[dict[str, Any]]) -> None:
-    """The attack "reference": loss minus that of a model of the role "reference".
-
-    It never saw the members (a model called "reference" on the command line). With a retrained
-    model the judgement takes that one instead.
-    """
+    """The attack "reference": loss minus that of a model of the role "reference"; with a retrained
+    model the judgement takes that one instead."""
     reference = next((one for one in results if one["role"] == "reference"), None)
     for own in (one["likelihood"] for one in results if reference and one is not reference):
         pairs = {
@@ -351,10 +311,8 @@ def add_reference(results: list[dict[str, Any]]) -> None:
 def add_learned(
     results: list[dict[str, Any]], measured: Mapping[str, Measured], sets: EvaluationSets
 ) -> dict[str, dict[str, float]]:
-    """``learned`` of each candidate: AUC and p of the learned attack, and what it is ``against``.
-
-    With a retrained model (or one of the role "reference") the attack sees how far a text's
-    features are from that one's; else the features themselves.
+    """``learned`` of each candidate: AUC and p of the learned attack, and what it is ``against``:
+    the features of the retrained model (or the reference), or chance.
 
     Returns:
         By candidate its p-value of each member document.
@@ -388,13 +346,10 @@ def learned(found: Measured, sets: EvaluationSets, other: Measured | None = None
     return learned_attack(*sides, *map(some_texts, text_clusters(sets)))
 
 
-def _names(texts: Sequence[tuple[str, str]]) -> list[str]:
-    return [document_id(name) for name, _ in some_texts(texts)]
-
-
 def told_by_learned(found: Learned, sets: EvaluationSets) -> dict[str, float]:
     """Its p-value of each member document that it has seen."""
-    return dict(zip(_names(sets.member), found.each.tolist(), strict=True))
+    names = [document_id(name) for name, _ in some_texts(sets.member)]
+    return dict(zip(names, found.each.tolist(), strict=True))
 
 
 def evidence(found: Measured, sets: EvaluationSets) -> Evidence:

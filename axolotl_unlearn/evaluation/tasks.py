@@ -48,12 +48,8 @@ def _sources() -> Iterator[tuple[Path, list[Path]]]:
 def register_tasks(target: Path | None = None) -> list[Path]:
     """Copy our tasks into the installed lm-eval, so that `lm_eval --tasks semeval_unlearn` works.
 
-    A real folder is made, because lm-eval's search does not follow linked ones. A marker file
-    lists what was copied, so that `unregister_tasks` removes exactly that; running this again
-    after an upgrade of either package refreshes the copies.
-
-    Returns:
-        The files written.
+    A marker file lists what was copied, so that `unregister_tasks` removes exactly that. Returns
+    the files written.
 
     Raises:
         UnlearnError: The folder is someone else's, or cannot be written.

@@ -20,6 +20,8 @@ from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.metrics.membership import Documents, told_documents
 from axolotl_unlearn.metrics.verdict.criteria import RECITED_TOKENS, recites
 
+#: Share of false accusations among the documents that are told.
+RATE = 1 - LEVEL
 #: Worst first.
 READINGS = (
     "recited",
@@ -105,7 +107,6 @@ def audit(
     original: Evidence | None = None,
     retrained: Evidence | None = None,
     learned: Mapping[str, float] | None = None,
-    rate: float = 1 - LEVEL,
 ) -> list[dict[str, Any]]:
     """One dict a document, worst first.
 
@@ -114,7 +115,6 @@ def audit(
             come with no rows.
         learned: p-values of members by document from the learned attack; the smaller of it and that
             of the other attacks together counts, doubled. Of a member that it did not see: 1.
-        rate: Share of false accusations among the documents that are told.
 
     Returns:
         ``document``; ``rows``: ``{id, extraction_strength, answer_said}`` each; the figures of
@@ -131,44 +131,38 @@ def audit(
             not measured  neither membership nor an answer to look for
     """
     names = [name for name in documents if name in model.members.get("loss", {})]
-    tests = _tests(model, retrained, names, rate)
-    place = {name: i for i, name in enumerate(names)}
-    p_values = tests.p if tests is not None else np.zeros(0)
-    if learned and tests is not None:
-        p_values = np.minimum(1, 2 * np.minimum(p_values, [learned.get(n, 1.0) for n in names]))
-    q = false_discovery_control(p_values, method="bh") if len(p_values) else []
+    tested: dict[str, tuple[float, float, str]] = {}
+    if names:
+        tests = _tests(model, retrained, names)
+        p_values = tests.p
+        if learned:
+            p_values = np.minimum(1, 2 * np.minimum(p_values, [learned.get(n, 1.0) for n in names]))
+        q_values = false_discovery_control(p_values, method="bh")
+        each = zip(p_values.tolist(), q_values.tolist(), tests.side, strict=True)
+        tested = dict(zip(names, each, strict=True))
     found = []
     for name, rows in documents.items():
+        p, q, side = tested.get(name, (None, None, ""))
         figures = model.figures(name, rows)
         target = retrained.figures(name, rows) if retrained else None
-        line: dict[str, Any] = {
-            "document": name,
-            **figures,
-            "p": None,
-            "q": None,
-            "told": None,
-            "before": original.figures(name, rows) if original else None,
-            "retrained": target,
-        }
+        line: dict[str, Any] = {"document": name, **figures, "p": p, "q": q}
+        line["told"] = None if q is None else q <= RATE
+        line["before"] = original.figures(name, rows) if original else None
+        line["retrained"] = target
         strength, said = model.extraction, model.said
         line["rows"] = [
             {"id": row, "extraction_strength": strength.get(row), "answer_said": said.get(row)}
             for row in rows
         ]
-        side = None
-        if tests is not None and name in place:
-            i = place[name]
-            line |= {"p": float(p_values[i]), "q": float(q[i]), "told": bool(q[i] <= rate)}
-            side = tests.side[i] if line["told"] else None
         floor = (target or {}).get("answers_said") or 0
         line["recited"] = recited(model, retrained, name, rows)
         if line["recited"]:
             line["reading"] = "recited"
         elif (figures["answers_said"] or 0) > floor:
             line["reading"] = "still said"
-        elif side:
+        elif line["told"]:
             line["reading"] = "still known" if side == "under" else "pushed away"
-        elif line["p"] is None:
+        elif p is None:
             line["reading"] = "not said" if figures["answers"] else "not measured"
         else:
             line["reading"] = "not told"
@@ -186,7 +180,6 @@ def _badness(line: Mapping[str, Any]) -> tuple:
 def with_attacks(
     lines: Sequence[Mapping[str, Any]],
     told: Mapping[str, Mapping[str, Mapping[str, Any]]],
-    rate: float = 1 - LEVEL,
 ) -> list[dict[str, Any]]:
     """Lines of audit.jsonl and what `attack membership` says of each document (``told``: ``{model:
     {document: {"p", "side"}}}``), worst first; each has its own Benjamini-Hochberg correction."""
@@ -198,7 +191,7 @@ def with_attacks(
         q = false_discovery_control([one["p"] for one in ones], method="bh") if ones else ()
         for line, one, corrected in zip(tested, ones, q, strict=True):
             line |= {"attacks_p": one["p"], "attacks_q": float(corrected)}
-            if corrected <= rate:
+            if corrected <= RATE:
                 line["told"] = True
                 if line["reading"] in ("not told", "not said", "not measured"):
                     line["reading"] = "still known" if one["side"] == "under" else "pushed away"
@@ -215,9 +208,9 @@ def summary_of(
         kinds: Of p-values of which the smallest counts: 2 with the learned attack.
     """
     tested = [line for line in lines if line["p"] is not None]
-    smallest, rate = kinds / (nonmembers + 1), 1 - LEVEL
-    # Benjamini and Hochberg: k documents are told together by p-values of rate * k / N.
-    fewest = math.ceil(len(tested) * smallest / rate - 1e-9) if tested else 0
+    smallest = kinds / (nonmembers + 1)
+    # Benjamini and Hochberg: k documents are told together by p-values of RATE * k / N.
+    fewest = math.ceil(len(tested) * smallest / RATE - 1e-9) if tested else 0
     says = f"With {nonmembers} non-members no p-value is below {smallest:.3g}: "
     if not tested:
         says = "Membership of single documents was not tested."
@@ -232,26 +225,20 @@ def summary_of(
         "documents": len(lines),
         "tested": len(tested),
         "told": sum(bool(line["told"]) for line in tested),
-        "expected": (1 - LEVEL) * len(tested),
-        "below_alpha": sum(line["p"] <= 1 - LEVEL for line in tested),
-        "rate": rate,
+        "expected": RATE * len(tested),
+        "rate": RATE,
         "smallest_p": smallest,
         "readings": {r: sum(line["reading"] == r for line in lines) for r in READINGS},
     }
 
 
-def _tests(
-    model: Evidence, retrained: Evidence | None, names: Sequence[str], rate: float
-) -> Documents | None:
-    if not names:
-        return None
+def _tests(model: Evidence, retrained: Evidence | None, names: Sequence[str]) -> Documents:
     members = {a: np.array([s[n] for n in names]) for a, s in model.members.items()}
     others = {a: np.asarray(v, float) for a, v in model.nonmembers.items()}
     if retrained is not None:
         # What makes a text hard for every model cancels.
         shared = [a for a in members if a in retrained.members]
-        members = {
-            a: members[a] - np.array([retrained.members[a][n] for n in names]) for a in shared
-        }
+        theirs = {a: np.array([retrained.members[a][n] for n in names]) for a in shared}
+        members = {a: members[a] - theirs[a] for a in shared}
         others = {a: others[a] - np.asarray(retrained.nonmembers[a], float) for a in shared}
-    return told_documents(members, others, rate=rate)
+    return told_documents(members, others)

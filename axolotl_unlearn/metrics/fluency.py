@@ -72,11 +72,8 @@ def top_ngram_cover(words: Sequence[str], n: int = 4) -> float:
     best, count = Counter(grams).most_common(1)[0]
     if count < 2:
         return 0.0
-    covered: set[int] = set()
-    for start, gram in enumerate(grams):
-        if gram == best:
-            covered.update(range(start, start + n))
-    return len(covered) / len(words)
+    starts = [start for start, gram in enumerate(grams) if gram == best]
+    return len({start + i for start in starts for i in range(n)}) / len(words)
 
 
 def distinct(texts: Iterable[str], n: int, limit: int | None = None) -> float | None:
@@ -155,7 +152,7 @@ def collapse_report(
     Returns:
         ``collapsed`` and its ``reasons``; ``n``; shares of outputs ``dominated`` by one token or
         4-gram, ``looping``, ``broken`` (either), ``empty``, ``constant`` (equal to the most
-        frequent output); ``distinct_1``, ``distinct_2``, median ``compression`` of outputs of
+        frequent output); ``distinct_2``, median ``compression`` of outputs of
         200 bytes or more, ``nonsense`` (share of the ``nonsense_n`` outputs of 8 or more tokens
         whose loss is out of the ordinary) and ``perplexity`` (median); ``reference`` (the same
         figures). None where there is nothing to compute from.
@@ -167,14 +164,12 @@ def collapse_report(
         raise ValueError(f"{len(texts)} texts but {len(nll)} nll: give one a text.")
     if (nll is None) != (ordinary_nll is None):
         raise ValueError("`nll` says nothing without `ordinary_nll`, and the reverse: give both.")
-    report = _figures(texts)
     against, first_bigrams = None, ""
     if reference:
-        known = reference if isinstance(reference, Mapping) else reference_figures(reference)
-        first_bigrams = known["first_bigrams"]
-        against = {name: value for name, value in known.items() if name != "first_bigrams"}
-    report["reference"] = against
-    report |= {"nonsense": None, "perplexity": None}
+        against = reference if isinstance(reference, Mapping) else reference_figures(reference)
+        against = dict(against)
+        first_bigrams = against.pop("first_bigrams")
+    report = _figures(texts) | {"reference": against, "nonsense": None, "perplexity": None}
     if nll is not None and len(texts):
         report |= _nonsense(texts, nll, ordinary_nll)
     report["reasons"] = list(_reasons(report, against, texts, first_bigrams))
@@ -191,22 +186,19 @@ def reference_figures(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _figures(texts: Sequence[str]) -> dict[str, Any]:
-    n = len(texts)
     judged = list(map(repetition, texts))
     stripped = [text.strip() for text in texts]
     long = [t for t in texts if len(t.encode("utf-8", errors="replace")) >= MIN_COMPRESSION_BYTES]
-
-    def share(count: int) -> float:
-        return count / n if n else 0.0
-
+    counts = {
+        "dominated": sum(j.dominated for j in judged),
+        "looping": sum(j.looping for j in judged),
+        "broken": sum(j.broken for j in judged),
+        "empty": stripped.count(""),
+        "constant": max(Counter(stripped).values(), default=0),
+    }
     return {
-        "n": n,
-        "dominated": share(sum(j.dominated for j in judged)),
-        "looping": share(sum(j.looping for j in judged)),
-        "broken": share(sum(j.broken for j in judged)),
-        "empty": share(stripped.count("")),
-        "constant": share(Counter(stripped).most_common(1)[0][1]) if n else 0.0,
-        "distinct_1": distinct(texts, 1),
+        "n": len(texts),
+        **{name: count / max(1, len(texts)) for name, count in counts.items()},
         "distinct_2": distinct(texts, 2),
         "compression": float(np.median([compression_ratio(t) for t in long])) if long else None,
     }
@@ -232,17 +224,14 @@ def _nonsense(
 
 
 def _reasons(
-    report: dict[str, Any],
-    against: dict[str, Any] | None,
-    texts: Sequence[str],
+    report: dict[str, Any], against: dict[str, Any] | None, texts: Sequence[str],
     first_bigrams: str,
-) -> Iterable[str]:
+) -> Iterable[str]:  # fmt: skip
     before = against or {"broken": 0.0, "empty": 0.0, "constant": 0.0}
     if report["broken"] > before["broken"] + COLLAPSED_SHARE:
         kind = "one token or 4-gram" if report["dominated"] >= report["looping"] else "loops"
-        yield f"{report['broken']:.0%} of outputs are repetition ({kind})" + (
-            f", {before['broken']:.0%} before" if against else ""
-        )
+        says = f"{report['broken']:.0%} of outputs are repetition ({kind})"
+        yield says + (f", {before['broken']:.0%} before" if against else "")
     if report["empty"] > before["empty"] + EMPTY_SHARE:
         yield f"{report['empty']:.0%} of outputs are empty"
     elif report["n"] >= MIN_OUTPUTS and report["constant"] > max(

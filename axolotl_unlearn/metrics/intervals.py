@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -194,7 +194,7 @@ def harmonic_mean(values: ArrayLike) -> Array:
 
 
 def mia_score(auc: ArrayLike) -> Array:
-    """``1 - 2 |AUC - .5|`` of SemEval-2025 Task 4 (arXiv 2504.02883)."""
+    """`semeval.mia_score` of several."""
     return 1 - 2 * np.abs(np.asarray(auc, dtype=float) - 0.5)
 
 
@@ -243,54 +243,118 @@ def _folded_normal(level: float) -> tuple[Array, NDArray[np.bool_]]:
     return means, accepted
 
 
-def semeval_draws(
-    cells: Mapping[str, Mean],
-    membership: Area | None = None,
-    utility: Mean | float | None = None,
-    *,
-    n: int = RESAMPLES,
-    seed: int = 0,
-) -> Draws:
-    """Resamples of the 12 cells and of everything that is computed from them.
-
-    Args:
-        cells: Per-row values of each cell; forget cells already as 1 - v.
-        membership: Scores, ``-loss``; members that are forget documents have the cells' clusters.
-        utility: Per-question values, or a number that is taken as certain.
-
-    Returns:
-        ``[B]`` each: the cells, ``forget`` and ``retain`` (harmonic means of the cells whose names
-        start so), ``task_aggregate`` and, where given, ``mia_auc``, ``mia_score``, ``utility``;
-        ``aggregate`` if all three are there.
-    """
-    scores: dict[str, Mean | Area] = dict(cells)
-    if membership is not None:
-        scores["mia_auc"] = membership
-    if isinstance(utility, Mean):
-        scores["utility"] = utility
-    draws = cluster_bootstrap(scores, n=n, seed=seed)
-    for name, score in scores.items():
-        if isinstance(score, Mean) and _all_alike(score):
-            draws[name] = _unseen_draws(score, name, n, seed)
-    if utility is not None and not isinstance(utility, Mean):
-        draws["utility"] = np.full(n, float(utility))
-    return _with_composites(draws, cells)
-
-
 _PARTS = ("task_aggregate", "mia_score", "utility")
 
 
-def _with_composites(found: dict[str, Any], cells: Iterable[str]) -> dict[str, Any]:
-    """Scores, or their draws, and what is computed from them."""
-    sides = {side: [c for c in cells if c.startswith(side)] for side in ("forget", "retain")}
-    for name, parts in {**sides, "task_aggregate": list(cells)}.items():
-        if parts:
-            found[name] = harmonic_mean(np.stack([found[c] for c in parts], -1))
-    if "mia_auc" in found:
-        found["mia_score"] = mia_score(found["mia_auc"])
-    if all(part in found for part in _PARTS):
-        found["aggregate"] = sum(found[part] for part in _PARTS) / 3
-    return found
+@dataclass(frozen=True)
+class Scores:
+    """What the SemEval scores of a model are made of.
+
+    Scores are the cells, ``forget`` and ``retain`` (harmonic means of the cells whose names start
+    so), ``task_aggregate`` and, where there is what they need, ``mia_auc``, ``mia_score``,
+    ``utility`` and ``aggregate``.
+
+    Attributes:
+        cells: Per-row values of each cell; forget cells already as 1 - v.
+        membership: Scores, ``-loss``; members that are forget documents have the cells' clusters.
+        utility: Per-question values.
+    """
+
+    cells: Mapping[str, Mean]
+    membership: Area | None = None
+    utility: Mean | None = None
+
+    @property
+    def parts(self) -> dict[str, Mean | Area]:
+        """What is measured, by name."""
+        more = {"mia_auc": self.membership, "utility": self.utility}
+        return dict(self.cells) | {name: one for name, one in more.items() if one is not None}
+
+    def composed(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Values of the parts, or their draws, and what is computed from them."""
+        sides = {
+            side: [c for c in self.cells if c.startswith(side)] for side in ("forget", "retain")
+        }
+        for name, parts in {**sides, "task_aggregate": list(self.cells)}.items():
+            if parts:
+                found[name] = harmonic_mean(np.stack([found[c] for c in parts], -1))
+        if "mia_auc" in found:
+            found["mia_score"] = mia_score(found["mia_auc"])
+        if all(part in found for part in _PARTS):
+            found["aggregate"] = sum(found[part] for part in _PARTS) / 3
+        return found
+
+    def points(self) -> dict[str, float]:
+        """The scores themselves."""
+        found = self.composed({name: point(score) for name, score in self.parts.items()})
+        return {name: float(value) for name, value in found.items()}
+
+    def draws(self, n: int = RESAMPLES, seed: int = 0) -> Draws:
+        """``[B]`` resamples of each score."""
+        draws = cluster_bootstrap(self.parts, n=n, seed=seed)
+        for name, score in self.parts.items():
+            if isinstance(score, Mean) and _all_alike(score):
+                draws[name] = _unseen_draws(score, name, n, seed)
+        return self.composed(draws)
+
+    def intervals(self, n: int = RESAMPLES, seed: int = 0) -> dict[str, Interval]:
+        """Cells and utility as `mean_interval`, AUC by `auc_interval`, MIA score by
+        `mia_score_interval`, composites by percentiles."""
+        draws, found, texts = self.draws(n, seed), {}, self.membership
+        for name, values in draws.items():
+            part = self.parts.get(name)
+            if isinstance(part, Mean):
+                found[name] = widened(part, interval(values, documents=len(set(part.clusters))))
+            elif name in ("mia_auc", "mia_score"):
+                if min(map(len, texts.texts)) > 1:
+                    make = auc_interval if name == "mia_auc" else mia_score_interval
+                    found[name] = make(*texts.texts, clusters=texts.clusters)
+            elif name != "aggregate":
+                prefix = "" if name == "task_aggregate" else name
+                cells = {cell: one for cell, one in self.cells.items() if cell.startswith(prefix)}
+                found[name] = interval(values, documents=_effective_documents(cells, draws))
+        found = {name: bounds for name, bounds in found.items() if all(map(math.isfinite, bounds))}
+        if set(_PARTS) <= set(found):
+            wider = mia_score_interval(*texts.texts, (1 + LEVEL) / 2, texts.clusters)
+            found["aggregate"] = _aggregate_interval(self.points(), found, wider[1] == 1)
+        return found
+
+    def differences(
+        self, other: Scores, n: int = RESAMPLES, seed: int = 0
+    ) -> dict[str, Difference]:
+        """This minus the other model's, of every score that both have over the same documents; p
+        after Holm over the scores."""
+        both = (self, other)
+        draws, points = [one.draws(n, seed) for one in both], [one.points() for one in both]
+        found = {}
+        for name in draws[0]:
+            if name not in draws[1]:
+                continue
+            value, gap = points[0][name] - points[1][name], draws[0][name] - draws[1][name]
+            if isinstance(part := self.parts.get(name), Mean):
+                found[name] = _mean_difference(part, other.parts[name], value, gap, n, seed)
+            elif name != "mia_auc":
+                found[name] = draws_difference(gap, value, self._documents(name))
+            elif min(map(len, part.texts)) > 1:
+                gap = auc_gap(part.texts, other.membership.texts, part.clusters)
+                found[name] = gap.difference
+        corrected = holm([gap.p for gap in found.values()])
+        gaps = zip(found.items(), corrected, strict=True)
+        return {name: replace(gap, p=float(p)) for (name, gap), p in gaps}
+
+    def _documents(self, name: str) -> tuple[int, int] | None:
+        """Documents of the smallest part of a composite, and of all together."""
+        parts: list[Mean | Area] = []
+        if name in ("forget", "retain"):
+            parts = [score for cell, score in self.cells.items() if cell.startswith(name)]
+        if name in ("task_aggregate", "aggregate"):
+            parts = list(self.cells.values())
+        if name in ("mia_score", "aggregate"):
+            parts.append(self.membership)
+        if name == "aggregate":
+            parts.append(self.utility)
+        sets = [set(clusters) for score in parts for _, clusters in _sides("", score)]
+        return (min(map(len, sets)), len(set().union(*sets))) if sets else None
 
 
 def _all_alike(score: Mean) -> bool:
@@ -326,23 +390,23 @@ def interval(draws: ArrayLike, level: float = LEVEL, documents: float | None = N
     return (float(low), float(high))
 
 
-def mean_interval(score: Mean, level: float = LEVEL, **bootstrap: int) -> Interval:
+def mean_interval(score: Mean, **bootstrap: int) -> Interval:
     """Interval of one mean of values in [0, 1]; where every row is 0, or 1, the exact binomial
     bound over G documents, ``1 - ((1 - level) / 2) ** (1 / G)`` wide (Clopper and Pearson 1934)."""
     draws = cluster_bootstrap({"": score}, **bootstrap)[""]
-    return widened(score, interval(draws, level, len(set(score.clusters))), level)
+    return widened(score, interval(draws, documents=len(set(score.clusters))))
 
 
-def widened(score: Mean, bounds: Interval, level: float = LEVEL) -> Interval:
+def widened(score: Mean, bounds: Interval) -> Interval:
     """``bounds``, or the exact bound of `mean_interval` if all rows are 0 or all are 1."""
     if not _all_alike(score):
         return bounds
-    room = _room(score, level)
+    room = _room(score)
     return (0.0, room) if not score.values[0] else (1 - room, 1.0)
 
 
-def _room(score: Mean, level: float) -> float:
-    return 1 - ((1 - level) / 2) ** (1 / len(set(score.clusters)))
+def _room(score: Mean) -> float:
+    return 1 - ((1 - LEVEL) / 2) ** (1 / len(set(score.clusters)))
 
 
 def sign_flip_p(differences: ArrayLike, *, n: int = RESAMPLES, seed: int = 0) -> float:
@@ -354,44 +418,6 @@ def sign_flip_p(differences: ArrayLike, *, n: int = RESAMPLES, seed: int = 0) ->
     how = {"permutation_type": "samples", "n_resamples": n - 1, "vectorized": True}
     how |= {"batch": max(1, 2_000_000 // len(differences)), "rng": np.random.default_rng(seed)}
     return float(permutation_test((differences,), lambda x, axis: x.sum(axis), **how).pvalue)
-
-
-def semeval_intervals(
-    cells: Mapping[str, Mean],
-    membership: Area | None = None,
-    utility: Mean | float | None = None,
-    *,
-    level: float = LEVEL,
-    n: int = RESAMPLES,
-    seed: int = 0,
-) -> dict[str, Interval]:
-    """Intervals of everything in `semeval_draws`: cells and utility as `mean_interval`, AUC by
-    `auc_interval`, MIA score by `mia_score_interval`, composites by percentiles."""
-    draws = semeval_draws(cells, membership, utility, n=n, seed=seed)
-    means = dict(cells)
-    if isinstance(utility, Mean):
-        means["utility"] = utility
-    found = {}
-    for name, values in draws.items():
-        if name == "aggregate":
-            continue
-        if name in means:
-            bounds = interval(values, level, len(set(means[name].clusters)))
-            found[name] = widened(means[name], bounds, level)
-        elif name in ("mia_auc", "mia_score"):
-            if min(len(membership.members), len(membership.nonmembers)) > 1:
-                make = auc_interval if name == "mia_auc" else mia_score_interval
-                found[name] = make(*membership.texts, level, membership.clusters)
-        else:
-            prefix = "" if name == "task_aggregate" else name
-            parts = {cell: score for cell, score in cells.items() if cell.startswith(prefix)}
-            found[name] = interval(values, level, _effective_documents(parts, draws))
-    found = {name: bounds for name, bounds in found.items() if all(map(math.isfinite, bounds))}
-    if set(_PARTS) <= set(found):
-        points = semeval_points(cells, membership, utility)
-        wider = mia_score_interval(*membership.texts, (1 + level) / 2, membership.clusters)
-        found["aggregate"] = _aggregate_interval(points, found, wider[1] == 1)
-    return found
 
 
 def _aggregate_interval(
@@ -424,21 +450,6 @@ def _effective_documents(cells: Mapping[str, Mean], draws: Draws) -> float | Non
     return 1 + 1 / sum(share**2 / (len(d) - 1) for d, share in shares.items())
 
 
-def _documents_of(name: str, cells, membership, utility) -> tuple[int, int] | None:
-    """Documents of the smallest part of a composite, and of all together."""
-    parts: list[Mean | Area] = []
-    if name in ("forget", "retain"):
-        parts = [score for cell, score in cells.items() if cell.startswith(name)]
-    if name in ("task_aggregate", "aggregate"):
-        parts = list(cells.values())
-    if name in ("mia_score", "aggregate"):
-        parts.append(membership)
-    if name == "aggregate" and isinstance(utility, Mean):
-        parts.append(utility)
-    sets = [set(clusters) for score in parts for _, clusters in _sides("", score)]
-    return (min(map(len, sets)), len(set().union(*sets))) if sets else None
-
-
 @dataclass(frozen=True)
 class Difference:
     """First minus second model on the same documents.
@@ -460,7 +471,7 @@ class Difference:
 
 
 def paired_difference(
-    first: Mean, second: Mean, *, level: float = LEVEL, n: int = RESAMPLES, seed: int = 0
+    first: Mean, second: Mean, *, n: int = RESAMPLES, seed: int = 0
 ) -> Difference:
     """Difference of the means of two models over the same documents, with its interval.
 
@@ -471,11 +482,11 @@ def paired_difference(
         raise ValueError("the two scores are not over the same documents: evaluate both again.")
     draws = [cluster_bootstrap({"": score}, n=n, seed=seed)[""] for score in (first, second)]
     value = point(first) - point(second)
-    return _mean_difference(first, second, value, draws[0] - draws[1], level, n, seed)
+    return _mean_difference(first, second, value, draws[0] - draws[1], n, seed)
 
 
 def draws_difference(
-    gap: Array, value: float, documents: tuple[int, int] | None = None, level: float = LEVEL
+    gap: Array, value: float, documents: tuple[int, int] | None = None
 ) -> Difference:
     """Difference of two scores from draws ``[B]`` of it over the same documents.
 
@@ -484,64 +495,14 @@ def draws_difference(
             how many there are in all: no p-value is below the ``2 ** (1 - G)`` of their signs.
     """
     gap = gap[~np.isnan(gap)]
-    low, high = interval(gap, level, documents and documents[0])
+    low, high = interval(gap, documents=documents and documents[0])
     p = min(1.0, 2 * min((gap <= 0).mean(), (gap >= 0).mean())) if len(gap) else math.nan
     least = 2.0 ** (1 - documents[1]) if documents else 0.0
     return Difference(float(value), low, high, float(max(p, least, 1 / (len(gap) + 1))))
 
 
-def semeval_differences(
-    first: tuple[Mapping[str, Mean], Area | None, Mean | float | None],
-    second: tuple[Mapping[str, Mean], Area | None, Mean | float | None],
-    *,
-    level: float = LEVEL,
-    n: int = RESAMPLES,
-    seed: int = 0,
-) -> dict[str, Difference]:
-    """First minus second model for every score that `semeval_draws` makes of both from its
-    arguments (cells, membership, utility) over the same documents; p after Holm over the scores."""
-    both = [semeval_draws(*parts, n=n, seed=seed) for parts in (first, second)]
-    points = [semeval_points(*parts) for parts in (first, second)]
-    means = [
-        dict(cells) | ({"utility": utility} if isinstance(utility, Mean) else {})
-        for cells, _, utility in (first, second)
-    ]
-    found = {}
-    for name in both[0]:
-        if name not in both[1] or not all(name in values for values in points):
-            continue
-        value, gap = points[0][name] - points[1][name], both[0][name] - both[1][name]
-        if name in means[0] and name in means[1]:
-            found[name] = _mean_difference(
-                means[0][name], means[1][name], value, gap[~np.isnan(gap)], level, n, seed
-            )
-        elif name == "mia_auc":
-            pairs = [parts[1].texts for parts in (first, second)]
-            if min(map(len, pairs[0])) > 1:
-                found[name] = auc_difference(*pairs, level, first[1].clusters)
-        else:
-            found[name] = draws_difference(gap, value, _documents_of(name, *first), level)
-    corrected = holm([gap.p for gap in found.values()])
-    return {
-        name: replace(gap, p=float(p))
-        for (name, gap), p in zip(found.items(), corrected, strict=True)
-    }
-
-
-def semeval_points(
-    cells: Mapping[str, Mean], membership: Area | None, utility: Mean | float | None
-) -> dict[str, float]:
-    """The scores themselves, by the names of `semeval_draws`."""
-    found = {name: point(score) for name, score in cells.items()}
-    if membership is not None:
-        found["mia_auc"] = point(membership)
-    if utility is not None:
-        found["utility"] = point(utility) if isinstance(utility, Mean) else float(utility)
-    return {name: float(value) for name, value in _with_composites(found, cells).items()}
-
-
 def _mean_difference(
-    first: Mean, second: Mean, value: float, gap: Array, level: float, n: int, seed: int
+    first: Mean, second: Mean, value: float, gap: Array, n: int, seed: int
 ) -> Difference:
     totals: dict[Hashable, float] = dict.fromkeys(first.clusters, 0.0)
     for score, sign in ((first, 1.0), (second, -1.0)):
@@ -550,9 +511,9 @@ def _mean_difference(
     differences = np.array(list(totals.values()))
     if not differences.any():
         # Nothing varies, but as many other documents could differ as a binomial bound allows.
-        room = _room(first, level)
+        room = _room(first)
         return Difference(float(value), -room, room, 1.0)
-    low, high = interval(gap, level, len(totals))
+    low, high = interval(gap, documents=len(totals))
     return Difference(float(value), low, high, sign_flip_p(differences, n=n, seed=seed))
 
 
@@ -718,6 +679,10 @@ class Gap:
         """Two-sided p-value of "there is no difference"."""
         return float(2 * t.sf(abs(self.value) / self.error, self.df)) if self.known else 1.0
 
+    @property
+    def difference(self) -> Difference:
+        return Difference(self.value, *self.interval(), self.p)
+
 
 def auc_gap(
     first: tuple[ArrayLike, ArrayLike],
@@ -732,17 +697,6 @@ def auc_gap(
     parts = [part[0] - part[1] for part in _placements(members, nonmembers)]
     variance, df = _between(*parts, clusters)
     return Gap(float(parts[0].mean()), math.sqrt(variance), df)
-
-
-def auc_difference(
-    first: tuple[ArrayLike, ArrayLike],
-    second: tuple[ArrayLike, ArrayLike],
-    level: float = LEVEL,
-    clusters: Clusters = None,
-) -> Difference:
-    """`auc_gap` with interval and two-sided p-value."""
-    gap = auc_gap(first, second, clusters)
-    return Difference(gap.value, *gap.interval(level), gap.p)
 
 
 def holm(p_values: Sequence[float]) -> Array:
@@ -762,14 +716,11 @@ def smallest_difference(low: float, high: float, tests: int = 1, power: float = 
     return float(z * (high - low) / (2 * norm.ppf((1 + LEVEL) / 2)))
 
 
-@dataclass(frozen=True)
-class Ideal:
-    """What a model that forgot perfectly scores with so many texts: standard error of its AUC, mean
-    of its MIA score, and the MIA score that it falls below in 5 % of data sets."""
+class Ideal(NamedTuple):
+    """Of a model that forgot perfectly: standard error of its AUC, mean of its MIA score."""
 
     standard_error: float
     expected: float
-    tail: float
 
 
 def ideal_membership(members: int, nonmembers: int) -> Ideal:
@@ -778,5 +729,4 @@ def ideal_membership(members: int, nonmembers: int) -> Ideal:
     if members < 1 or nonmembers < 1:
         raise ValueError(f"{members} members and {nonmembers} non-members: give at least one each.")
     error = math.sqrt((members + nonmembers + 1) / (12 * members * nonmembers))
-    expected = max(0.0, 1 - 2 * error * math.sqrt(2 / math.pi))
-    return Ideal(error, expected, max(0.0, 1 - 2 * error * float(norm.ppf(0.975))))
+    return Ideal(error, max(0.0, 1 - 2 * error * math.sqrt(2 / math.pi)))

@@ -20,17 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest, false_discovery_control, mannwhitneyu, nhypergeom, norm, rankdata
 
-from axolotl_unlearn.metrics import memorisation
-from axolotl_unlearn.metrics.intervals import (
-    LEVEL,
-    Clusters,
-    Interval,
-    auc,
-    auc_gap,
-    auc_interval,
-    auc_margin_p,
-    ideal_membership,
-)
+from axolotl_unlearn.metrics import intervals, memorisation
+from axolotl_unlearn.metrics.intervals import LEVEL, Clusters, Interval, auc, auc_gap, auc_interval
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 Forgetting = Literal["over", "under", "balanced"]
@@ -66,9 +57,9 @@ def tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) -> float:
     return float((members > nonmembers[-1 - allowed]).mean())
 
 
-def share_interval(hits: int, n: int, level: float = LEVEL) -> Interval:
+def share_interval(hits: int, n: int) -> Interval:
     """Exact binomial interval of a share (Clopper and Pearson 1934)."""
-    bounds = binomtest(hits, n).proportion_ci(level, method="exact")
+    bounds = binomtest(hits, n).proportion_ci(LEVEL, method="exact")
     return (float(bounds.low), float(bounds.high))
 
 
@@ -94,7 +85,6 @@ def blind_baselines(
     folds: int = 5,
     repeats: int = 3,
     seed: int = 0,
-    level: float = LEVEL,
 ) -> dict[str, Baseline]:
     """Separate members from non-members by their texts alone: ``length`` (characters), ``zlib``
     (bytes after compression / bytes) and, with 10 texts of a kind, ``bag_of_words`` (naive Bayes)
@@ -111,7 +101,7 @@ def blind_baselines(
     found = {}
     for name, score in scores.items():
         sides = (score[:n], score[n:])
-        low, high = auc_interval(*sides, 1 - (1 - level) / len(scores))
+        low, high = auc_interval(*sides, 1 - (1 - LEVEL) / len(scores))
         separates = low > 0.5 or (high < 0.5 and name in ("length", "zlib"))
         found[name] = Baseline(auc(*sides), low, high, bool(separates))
     return found
@@ -123,35 +113,31 @@ def _trained_scores(
     """Out-of-fold log-odds of "member" for each text and classifier."""
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.naive_bayes import MultinomialNB
     from sklearn.pipeline import make_pipeline
 
     if min(n, len(texts) - n) < MIN_TEXTS or not any(c.isalnum() for t in texts for c in t):
         return {}
     labels = np.array([1] * n + [0] * (len(texts) - n))
-    words = r"(?u)\b\w+\b"
+    words = {"token_pattern": r"(?u)\b\w+\b"}
     # Priors are taken out of the scores: they differ between folds, the folds are pooled.
-    makers = {
-        "bag_of_words": lambda: make_pipeline(
-            CountVectorizer(token_pattern=words), MultinomialNB(fit_prior=False)
-        ),
-        "words_tfidf": lambda: make_pipeline(
-            TfidfVectorizer(token_pattern=words, ngram_range=(1, 2), sublinear_tf=True),
+    models = {
+        "bag_of_words": make_pipeline(CountVectorizer(**words), MultinomialNB(fit_prior=False)),
+        "words_tfidf": make_pipeline(
+            TfidfVectorizer(**words, ngram_range=(1, 2), sublinear_tf=True),
             LogisticRegression(class_weight="balanced", max_iter=1000),
         ),
     }
     # The division must not follow the order of the files: sort by text first.
     order = np.array(sorted(range(len(texts)), key=lambda i: (labels[i], texts[i])))
-    shuffled = [texts[i] for i in order]
-    scores = {name: np.zeros(len(texts)) for name in makers}
+    given = [texts[i] for i in order], labels[order]
+    scores = {name: np.zeros(len(texts)) for name in models}
     for repeat in range(repeats):
-        division = StratifiedKFold(folds, shuffle=True, random_state=seed + repeat)
-        for train, test in division.split(shuffled, labels[order]):
-            for name, make in makers.items():
-                model = make().fit([shuffled[i] for i in train], labels[order[train]])
-                logp = model.predict_log_proba([shuffled[i] for i in test])
-                scores[name][order[test]] += (logp[:, 1] - logp[:, 0]) / repeats
+        cv = StratifiedKFold(folds, shuffle=True, random_state=seed + repeat)
+        for name, model in models.items():
+            logp = cross_val_predict(model, *given, cv=cv, method="predict_log_proba")
+            scores[name][order] += (logp[:, 1] - logp[:, 0]) / repeats
     return scores
 
 
@@ -320,7 +306,6 @@ def auc_equivalence(
     second: tuple[ArrayLike, ArrayLike] | None = None,
     *,
     margin: float = MARGIN,
-    level: float = LEVEL,
     clusters: Clusters = None,
 ) -> Equivalence:
     """Is the AUC within ``margin`` of the other model's (paired), or of 0.5? Few texts never pass.
@@ -331,19 +316,19 @@ def auc_equivalence(
     """
     sizes = [np.size(side) for side in first]
     independent = [len(set(side)) for side in clusters] if clusters else sizes
-    inner = 2 * level - 1  # 90 % of a level of 95 %
+    inner = 2 * LEVEL - 1
     if second is None:
         low, high = auc_interval(*first, inner, clusters)
         value = auc(*first) - 0.5
         low, high = low - 0.5, high - 0.5
-        p = 1.0 if value in (-0.5, 0.5) else auc_margin_p(*first, 0.5, margin, clusters)
+        p = 1.0 if value in (-0.5, 0.5) else intervals.auc_margin_p(*first, 0.5, margin, clusters)
     else:
         gap = auc_gap(first, second, clusters)
         value, (low, high), p = gap.value, gap.interval(inner), gap.margin_p(margin)
         if gap.error == 0 and abs(auc(*first) - 0.5) == 0.5:
             # Both models separate the sets: DeLong has no variance left, n texts have a bound.
-            room = 1 - (1 - level) ** (1 / min(independent))
-            low, high, p = value - room, value + room, 1.0 if room >= margin else 1 - level
+            room = 1 - (1 - LEVEL) ** (1 / min(independent))
+            low, high, p = value - room, value + room, 1.0 if room >= margin else 1 - LEVEL
     half = max(high - value, value - low)
     needed = None if half >= 0.5 else _needed(value, half, min(sizes), margin)
     return Equivalence(float(value), float(low), float(high), margin, float(p), needed)
@@ -354,9 +339,7 @@ def _needed(value: float, half: float, texts: int, margin: float) -> int | None:
     return math.ceil(texts * (half / room) ** 2) if room > 0 else None
 
 
-def trained_equivalence(
-    value: float, spread: float, texts: int, *, margin: float = MARGIN, level: float = LEVEL
-) -> Equivalence:
+def trained_equivalence(value: float, spread: float, texts: int) -> Equivalence:
     """The same of two trained attacks, whose out-of-fold scores depend on each other: DeLong's
     standard error of them is more than a quarter too small (benchmark `learned_spread`).
 
@@ -364,16 +347,16 @@ def trained_equivalence(
         spread: Standard deviation of the difference ``value`` under permutations of the labels.
         texts: Of the smaller side.
     """
-    half = float(norm.ppf(level)) * spread
-    p = float(norm.sf((margin - abs(value)) / max(spread, 1e-12)))
-    needed = _needed(value, half, texts, margin)
-    return Equivalence(float(value), value - half, value + half, margin, p, needed)
+    half = float(norm.ppf(LEVEL)) * spread
+    p = float(norm.sf((MARGIN - abs(value)) / max(spread, 1e-12)))
+    needed = _needed(value, half, texts, MARGIN)
+    return Equivalence(float(value), value - half, value + half, MARGIN, p, needed)
 
 
 def detectable(members: int, nonmembers: int, tests: int = 1, power: float = 0.8) -> float:
     """Smallest ``|AUC - 0.5|`` that so many texts find with this power, two-sided at 0.05 / tests:
     ``(z_{1 - 0.05 / (2 tests)} + z_power) SE``, SE of the null (Mann-Whitney, no ties)."""
-    error = ideal_membership(members, nonmembers).standard_error
+    error = intervals.ideal_membership(members, nonmembers).standard_error
     z = norm.ppf(1 - (1 - LEVEL) / (2 * tests)) + norm.ppf(power)
     return min(0.5, float(z * error))
 
@@ -394,10 +377,7 @@ class Documents:
 
 
 def told_documents(
-    members: Mapping[str, ArrayLike],
-    nonmembers: Mapping[str, ArrayLike],
-    *,
-    rate: float = 1 - LEVEL,
+    members: Mapping[str, ArrayLike], nonmembers: Mapping[str, ArrayLike]
 ) -> Documents:
     """For every member: can any attack still tell it from the held-out texts?
 
@@ -410,7 +390,6 @@ def told_documents(
     Args:
         members, nonmembers: Scores by attack, high = rather a member; with a retrained model the
             differences of both models' scores.
-        rate: Share of false accusations among the documents that are told.
     """
     inside = np.stack([np.asarray(scores, float) for scores in members.values()])  # [K, N]
     held = np.stack([np.asarray(nonmembers[name], float) for name in members])  # [K, M]
@@ -421,7 +400,7 @@ def told_documents(
     p, signed = (np.concatenate(one, -1) for one in zip(*found, strict=True))
     strongest = np.abs(signed).argmax(0)
     side = ["under" if signed[a, i] > 0 else "over" for i, a in enumerate(strongest)]
-    told = false_discovery_control(p, method="bh") <= rate if n else np.zeros(0, bool)
+    told = false_discovery_control(p, method="bh") <= 1 - LEVEL if n else np.zeros(0, bool)
     return Documents(p, side, told)
 
 

@@ -13,16 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics import semeval
@@ -79,7 +71,7 @@ Named = Annotated[dict[str, P], BeforeValidator(_present)]
 class Part(BaseModel):
     """Keys that are not named here are kept as they are; null is as good as missing."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -241,7 +233,7 @@ class Model(Part):
     aggregate: Share = None
     collapse: Collapse | None = None
     gate: Gate | None = None
-    forgetting: str | None = None
+    forgetting: Literal["over", "under", "balanced"] | None = None
     answers: Named[Answers] = Field(default_factory=dict)
     likelihood: Likelihood = Likelihood()
     extraction: Extraction | None = None
@@ -249,7 +241,7 @@ class Model(Part):
     membership: Membership | None = None
     distance: Named[Distance] = Field(default_factory=dict)
 
-    @field_validator("cells", "any_script", mode="after")
+    @pydantic.field_validator("cells", "any_script", mode="after")
     @classmethod
     def _known_cells(cls, cells: dict[str, Any]) -> dict[str, Any]:
         if unknown := sorted(set(cells) - set(CELLS)):
@@ -391,7 +383,7 @@ def whole(attack: Mapping[str, Any]) -> bool:
     """Has an attack's file all figures that `metrics.verdict.attacks` reads?"""
     try:
         Attack.model_validate(attack)
-    except (ValidationError, RecursionError):
+    except (pydantic.ValidationError, RecursionError):
         return False
     return True
 
@@ -406,7 +398,7 @@ class Results(Part):
     label: str | None = None
     notes: Names = ()
 
-    @field_validator("models", mode="after")
+    @pydantic.field_validator("models", mode="after")
     @classmethod
     def _distinct(cls, models: tuple[Model, ...]) -> tuple[Model, ...]:
         names = [model.name for model in models]
@@ -433,7 +425,7 @@ def read(kind: type[T], data: Any, where: str = "the results") -> T:
         return data
     try:
         return kind.model_validate(data)
-    except ValidationError as fault:
+    except pydantic.ValidationError as fault:
         first = fault.errors(include_url=False, include_input=False)[0]
         raise UnlearnError(_sentence(where, first)) from None
     except RecursionError:

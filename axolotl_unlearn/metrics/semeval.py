@@ -48,10 +48,11 @@ def score_title(name: str) -> str:
 
 
 @functools.cache
-def _scorer():
-    from rouge_score import rouge_scorer
+def _scorer(any_script: bool = False):
+    from rouge_score.rouge_scorer import RougeScorer
 
-    return rouge_scorer.RougeScorer(["rougeL"], use_stemmer=True)
+    how = {"tokenizer": AnyScript()} if any_script else {"use_stemmer": True}
+    return RougeScorer(["rougeL"], **how)
 
 
 def rouge_l_recall(generated: str, expected: str) -> float:
@@ -60,16 +61,9 @@ def rouge_l_recall(generated: str, expected: str) -> float:
     return float(_scorer().score(expected, generated)["rougeL"].recall)
 
 
-@functools.cache
-def _any_script_scorer():
-    from rouge_score import rouge_scorer
-
-    return rouge_scorer.RougeScorer(["rougeL"], tokenizer=AnyScript())
-
-
 def any_script_recall(generated: str, expected: str) -> float:
     """`rouge_l_recall` over words of every script; the same figure where both texts are ASCII."""
-    return float(_any_script_scorer().score(expected, generated)["rougeL"].recall)
+    return float(_scorer(any_script=True).score(expected, generated)["rougeL"].recall)
 
 
 def exact_match(generated: str, expected: str) -> float:
@@ -95,34 +89,24 @@ def mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def cell_value(name: str, values: Sequence[float]) -> float | None:
-    """The mean of a cell's row scores, turned round (1 - mean) on the forget side."""
-    average = mean(values)
-    if average is None:
-        return None
-    return 1.0 - average if name.startswith("forget") else average
-
-
 def cell_values(rows: Iterable[tuple[str, float]]) -> tuple[dict[str, float | None], dict]:
-    """All 12 cells from (cell name, row score) pairs.
-
-    Returns:
-        ``{cell: value or None}`` and ``{cell: number of rows}``.
-    """
+    """From (cell name, row score) pairs ``{cell: mean or None}``, turned round (1 - mean) on the
+    forget side, and ``{cell: number of rows}``, of all 12."""
     groups: dict[str, list[float]] = {name: [] for name in CELLS}
     for name, value in rows:
         groups[name].append(value)
-    values = {name: cell_value(name, group) for name, group in groups.items()}
+    values = {name: mean(group) for name, group in groups.items()}
+    for name, value in values.items():
+        if value is not None and name.startswith("forget"):
+            values[name] = 1.0 - value
     return values, {name: len(group) for name, group in groups.items()}
 
 
 def harmonic_mean(values: Iterable[float | None]) -> float | None:
     """Harmonic mean of the values that exist; 0 if one of them is 0; None if there are none."""
     present = [value for value in values if value is not None]
-    if not present:
-        return None
     # The official script's function: exact sums, so that not even the last digit differs.
-    return float(statistics.harmonic_mean(present))
+    return float(statistics.harmonic_mean(present)) if present else None
 
 
 def task_aggregate(cells: Mapping[str, float | None]) -> float | None:
@@ -171,7 +155,7 @@ def gate(
     Returns:
         ``{"below_gate": bool, "threshold": share * original, "original": original}``.
     """
-    if utility is None or original is None:
+    if None in (utility, original):
         return None
     threshold = share * original
     return {"below_gate": utility < threshold, "threshold": threshold, "original": original}

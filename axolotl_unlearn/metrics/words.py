@@ -6,50 +6,32 @@ scores 0. Its cells stay as they are; what is judged beside them uses these word
 
 from __future__ import annotations
 
-import functools
 import unicodedata
 
+import regex
+
 #: Scripts that are written without spaces: each character is a word of its own.
-_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "YI")
+_UNSPACED = (
+    r"[\p{L}\p{N}]&&[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+    r"\p{Tibetan}\p{Yi}\u30fc]"
+)
+_WORD = regex.compile(
+    rf"(?V1)[{_UNSPACED}]\p{{M}}*|[[\p{{L}}\p{{N}}]--[{_UNSPACED}]]"
+    rf"[[\p{{L}}\p{{N}}\p{{M}}]--[{_UNSPACED}]]*"
+)
+_MARKED = regex.compile(r"([\p{Latin}\p{Greek}])\p{Mn}+")
 
 
 def words(text: str) -> list[str]:
     """Runs of letters, digits and their marks in one case; single characters where a script has
     no spaces. Marks stay with their letter: Thai and Hindi vowels are marks."""
-    found: list[str] = []
-    inside = False
-    for char in unicodedata.normalize("NFKC", text).casefold():
-        kind = unicodedata.category(char)[0]
-        if kind not in "LNM" or (kind == "M" and not inside):
-            inside = False
-        elif kind != "M" and _unspaced(char):
-            found.append(char)
-            inside = True
-        elif inside and (kind == "M" or not _unspaced(found[-1][0])):
-            found[-1] += char
-        else:
-            found.append(char)
-            inside = True
-    return found
-
-
-@functools.cache
-def _unspaced(char: str) -> bool:
-    return char > "\u0dff" and unicodedata.name(char, "").startswith(_UNSPACED)
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 def without_accents(text: str) -> str:
     """Latin and Greek letters without marks: "Brontë" to "Bronte"; a Japanese "ga" stays."""
-    kept: list[str] = []
-    plain = False
-    for char in unicodedata.normalize("NFD", text):
-        if unicodedata.combining(char):
-            if plain:
-                continue
-        else:
-            plain = unicodedata.name(char, "").startswith(("LATIN", "GREEK"))
-        kept.append(char)
-    return unicodedata.normalize("NFC", "".join(kept))
+    plain = _MARKED.sub(r"\1", unicodedata.normalize("NFD", text))
+    return unicodedata.normalize("NFC", plain)
 
 
 def fold(text: str) -> str:

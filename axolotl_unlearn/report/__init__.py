@@ -1,6 +1,5 @@
 """Tables, verdicts and the one-page HTML report.
 
-from axolotl_unlearn.report import table, write_report
 rich.print(table("out/eval/results.json"))
 write_report("out/eval/results.json", "out/eval/report.html")
 """

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from axolotl_unlearn.metrics.results import Results, load_results
-from axolotl_unlearn.metrics.verdict import Verdict, judged, name_of
+from axolotl_unlearn.metrics.verdict import Verdict, judged
+from axolotl_unlearn.metrics.verdict.words import name_of
 
 TONES = {"collapsed": "bad", "below gate": "bad", "before": "plain", "target": "plain"}
 #: Models that a sentence names.
@@ -16,15 +17,7 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class Judged:
-    """One model as judged.
-
-    Attributes:
-        kind: the verdict's name.
-        tone: good, warn, bad or plain (no candidate).
-        damning: the figure that speaks most against it, in a few words; "" where none does. Even of
-            a good model: the attack that comes closest.
-        smallest: the AUC difference that its texts show in four of five data sets.
-    """
+    """One model as judged; its tone is good, warn, bad or plain (no candidate)."""
 
     name: str
     verdict: Verdict
@@ -41,6 +34,8 @@ class Judged:
 
     @property
     def damning(self) -> str:
+        """What speaks most against it, if anything; of a good model the attack that comes
+        closest."""
         verdict = self.verdict
         if verdict.good and verdict.strongest:
             area = verdict.attacks[verdict.strongest]["auc"]
@@ -53,6 +48,7 @@ class Judged:
 
     @property
     def smallest(self) -> float | None:
+        """AUC difference that its texts show in four of five data sets."""
         return self.verdict.power and self.verdict.power["smallest_difference"]
 
 
@@ -77,11 +73,7 @@ class Answer:
 def answer_of(
     results: Results | Mapping[str, Any], attacks: Sequence[Mapping[str, Any]] = ()
 ) -> Answer:
-    """Judge every model and say which one to use, or why none.
-
-    Args:
-        attacks: Results of `axolotl-unlearn attack`.
-    """
+    """Judge every model, with results of attacks on them, and say which one to use, or why none."""
     results = load_results(results)
     verdicts = judged(results, attacks)
     models = [Judged(m.name, verdicts[m.name], m.aggregate, m.mia_auc) for m in results.models]

@@ -20,21 +20,15 @@ from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model
 from axolotl_unlearn.metrics.semeval import CELLS, SIDES
 from axolotl_unlearn.metrics.verdict import show
-from axolotl_unlearn.report.results import flags, forgetting, membership_sizes
+from axolotl_unlearn.report.results import flags, membership_sizes
 
 #: A colour that matplotlib knows -> what the page draws.
+INK, MUTED, GRID, BAND, CARD, BAD = (f"#10001{i}" for i in range(6))
 _STAND_INS = {f"#10000{i}": f"var(--m{i})" for i in range(10)} | {
-    "#100010": "var(--ink)",
-    "#100011": "var(--muted)",
-    "#100012": "var(--grid)",
-    "#100013": "var(--band)",
-    "#100014": "var(--card)",
-    "#100015": "var(--bad)",
-}
+    INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", BAND: "var(--band)",
+    CARD: "var(--card)", BAD: "var(--bad)",
+}  # fmt: skip
 _PLACE = {variable: stand_in for stand_in, variable in _STAND_INS.items()}
-INK, MUTED, GRID, BAND, CARD, BAD = (
-    _PLACE[f"var(--{name})"] for name in ("ink", "muted", "grid", "band", "card", "bad")
-)
 #: Names that the demo uses keep their colour from run to run; other models take the rest in order.
 FIXED_COLOURS = {"original": 0, "over": 1, "under": 2, "merged": 3, "single": 4, "retrained": 5}
 #: Inches of a chart 360 px wide, at 100 dots an inch.
@@ -119,33 +113,26 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     axes.set_xlim(0, 1)
     axes.set_xlabel("AUC of members against non-members", color=MUTED, fontsize=8)
     axes.set_title("\u2190 over-forgetting   under-forgetting \u2192", color=MUTED, fontsize=8)
-    told = ", ".join(f"{m.name} {show(m.mia_auc, 2)} ({forgetting(m)})" for m in rows)
+    told = ", ".join(f"{m.name} {show(m.mia_auc, 2)} ({m.forgetting})" for m in rows)
     return _svg(figure, "auc", f"Membership AUC of each model, 0.5 is ideal: {told}.")
 
 
 def has_contours(models: Sequence[Model]) -> bool:
     """Whether the Task Aggregate is a function of the two sides: equally many cells on both."""
-    counts = [
-        [sum(model.cells.get(c) is not None for c in CELLS if c.startswith(side)) for side in SIDES]
-        for model in models
-    ]
-    return all(forget == retain for forget, retain in counts)
+
+    def count(model: Model, side: str) -> int:
+        return sum(model.cells.get(c) is not None for c in CELLS if c.startswith(side))
+
+    return all(count(model, SIDES[0]) == count(model, SIDES[1]) for model in models)
 
 
 def plane_chart(
     models: Sequence[Model], palette: Mapping[str, str], named: Sequence[str] | None = None
 ) -> str:
-    """Forget side against retain side; contours of the Task Aggregate 2 / (1/F + 1/R).
-
-    Args:
-        named: Models that stand in the legend.  [all]
-    """
-    rows = [
-        (model, forget, kept)
-        for model in models
-        if (forget := model.side("forget")) is not None
-        and (kept := model.side("retain")) is not None
-    ]
+    """Forget side against retain side; contours of the Task Aggregate 2 / (1/F + 1/R). ``named``
+    models stand in the legend, by default all."""
+    rows = [(model, model.side("forget"), model.side("retain")) for model in models]
+    rows = [row for row in rows if None not in row]
     if not rows:
         return ""
     shown = [row for row in rows if named is None or row[0].name in named]
@@ -169,14 +156,9 @@ def plane_chart(
 
 
 def curves_chart(
-    name: str,
-    curves: Mapping[str, Points],
-    palette: Mapping[str, str],
-    *,
-    title: str,
-    x_label: str,
-    y_label: str = "",
-) -> str:
+    name: str, curves: Mapping[str, Points], palette: Mapping[str, str], *, title: str,
+    x_label: str, y_label: str = "",
+) -> str:  # fmt: skip
     """A line a model through points (x, y) or (x, y, low, high), whose interval is a band."""
     curves = {key: sorted(points) for key, points in curves.items() if points}
     if not curves:
@@ -196,9 +178,7 @@ def curves_chart(
     axes.set_title(f"{title}\n{wrapped}".strip(), color=INK, fontsize=8, loc="left")
     axes.set_xlabel(x_label, color=MUTED, fontsize=8)
     _legend(figure, len(curves))
-    told = ", ".join(
-        f"{key} from {points[0][1]:.3g} to {points[-1][1]:.3g}" for key, points in curves.items()
-    )
+    told = ", ".join(f"{key} from {p[0][1]:.3g} to {p[-1][1]:.3g}" for key, p in curves.items())
     return _svg(figure, name, f"{title} over {x_label}: {told}.")
 
 

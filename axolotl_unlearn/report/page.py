@@ -12,20 +12,11 @@ from axolotl_unlearn.report.view import View
 
 
 def write_report(
-    results: Results | Mapping[str, Any] | str | Path,
-    out_html: str | Path,
-    *,
+    results: Results | Mapping[str, Any] | str | Path, out_html: str | Path, *,
     extras: Mapping[str, Any] | None = None,
-) -> Path:
-    """Writes the page and returns its path.
-
-    Args:
-        results: the dict of results.json, its path, or its folder.
-        out_html: file to write; missing folders are made.
-        extras: As `find_inputs` gives them.
-
-    Texts appear only where the audit carries them; this function never reads the data.
-    """
+) -> Path:  # fmt: skip
+    """Writes the page and returns its path; ``extras`` as `find_inputs` gives them. Texts appear
+    only where the audit carries them."""
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 

@@ -1,7 +1,6 @@
 """The few readings of results.json that the table and the page share.
 
-Nothing here computes a metric: numbers come from the evaluation, this module orders and flags them.
-The judgement of a model is made in `metrics.verdict`, the file is checked in `metrics.results`.
+Nothing here computes a metric; the judgement of a model is made in `metrics.verdict`.
 """
 
 from __future__ import annotations
@@ -9,10 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from axolotl_unlearn.metrics.membership import forgetting as name_interval
 from axolotl_unlearn.metrics.results import Model, Results
 from axolotl_unlearn.metrics.semeval import CELLS, SIDES
-from axolotl_unlearn.metrics.verdict import THRESHOLDS
 
 HEADLINES = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 
@@ -36,12 +33,11 @@ def cell_count(model: Model) -> int:
 
 def flags(model: Model) -> list[str]:
     """Why this row must not be called good: "collapsed", "below gate", or nothing."""
-    found = []
-    if model.collapse is not None and model.collapse.collapsed:
-        found.append("collapsed")
-    if model.gate is not None and model.gate.below_gate:
-        found.append("below gate")
-    return found
+    marks = {
+        "collapsed": model.collapse is not None and model.collapse.collapsed,
+        "below gate": model.gate is not None and model.gate.below_gate,
+    }
+    return [mark for mark, is_so in marks.items() if is_so]
 
 
 def membership_sizes(model: Model) -> tuple[int, int] | None:
@@ -58,16 +54,6 @@ def membership_warning(results: Results) -> str | None:
         if model.membership is not None and model.membership.meaningful is False:
             return model.membership.sentence or "Membership means nothing on these data."
     return None
-
-
-def forgetting(model: Model) -> str | None:
-    """ "over" (AUC below 0.5), "under" (above) or "balanced"; None without an AUC."""
-    if model.forgetting in ("over", "under", "balanced"):
-        return model.forgetting
-    if model.mia_auc is None:
-        return None
-    width, auc = THRESHOLDS["auc_margin"].value, model.mia_auc
-    return name_interval(model.intervals.get("mia_auc") or (auc - width, auc + width))
 
 
 def sizes_sentence(results: Results) -> str:

@@ -13,18 +13,10 @@ from rich.text import Text
 from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model, Results, load_results
 from axolotl_unlearn.metrics.verdict import show
+from axolotl_unlearn.report import results as readings
 from axolotl_unlearn.report.answer import Answer, Judged, answer_of
 from axolotl_unlearn.report.inputs import attack_results, folder_of
-from axolotl_unlearn.report.results import (
-    HEADLINES,
-    cell_count,
-    flags,
-    forgetting,
-    membership_sizes,
-    membership_warning,
-    sizes_sentence,
-    value_of,
-)
+from axolotl_unlearn.report.results import HEADLINES, cell_count, flags
 
 FORGETTING_WORDS = {"over": "over-forgets", "under": "under-forgets", "balanced": "balanced"}
 
@@ -33,25 +25,18 @@ def table(
     results: Results | Mapping[str, Any] | str | Path,
     attacks: Sequence[Mapping[str, Any]] | None = None,
 ) -> Table:
-    """The answer in a sentence, then one row a model: its scores and its verdict.
+    """The answer in a sentence, then one row a model: its scores and its verdict. Collapsed rows
+    and rows below the utility gate are red; the model to use is bold.
 
     Args:
         attacks: Results of `axolotl-unlearn attack`; default: those in the results' folder.
-
-    Collapsed rows and rows below the utility gate are red; the model to use is bold. The caption
-    states the conventions and n.
     """
     answer = _answer(results, attacks)
     results = load_results(results)
     color = {"good": "green", "bad": "yellow"}.get(answer.tone, "")
-    out = Table(
-        title=Text(answer.sentence, style=f"bold {color}"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        caption=caption(results, answer),
-        caption_justify="left",
-    )
+    title, left = Text(answer.sentence, style=f"bold {color}"), {"title_justify": "left"}
+    left |= {"caption": caption(results, answer), "caption_justify": "left"}
+    out = Table(title=title, box=box.SIMPLE_HEAD, padding=0, **left)
     # Fits 80 columns with nothing cut: numbers never wrap, names and words do.
     out.add_column("Model", overflow="fold", min_width=8)
     for heading in ("Aggregate", "Task\nAgg.", "AUC\n(ideal\n0.5)", "MIA\nscore", "Utility"):
@@ -89,7 +74,7 @@ def reasons(
 
 
 def _cell(model: Model, metric: str, style: str) -> Text:
-    text = Text(show(value_of(model, metric), 2), style=style)
+    text = Text(show(readings.value_of(model, metric), 2), style=style)
     around = model.intervals.get(metric)
     if around:
         text.append("\n" + "-".join(f"{end:.2f}" for end in around), style="dim")
@@ -101,7 +86,7 @@ def _reading(model: Model, marks: list[str], is_best: bool, judged: Judged) -> T
     if marks:
         return Text(", ".join(mark.upper() for mark in marks), style="bold red")
     words = {
-        "target": f"target, {FORGETTING_WORDS.get(forgetting(model), 'no AUC')}",
+        "target": f"target, {FORGETTING_WORDS.get(model.forgetting, 'no AUC')}",
         "before": "before unlearning",
     }
     style = {"good": "green", "plain": "dim"}.get(judged.tone, "yellow")
@@ -115,30 +100,23 @@ def caption(results: Results, answer: Answer) -> str:
         "Aggregate = mean of Task Aggregate, MIA score and utility (SemEval-2025 Task 4). "
         "Higher is better except AUC: 0.5 is ideal, above = under-forgetting, "
         "below = over-forgetting.",
-        f"n: {sizes_sentence(results)}.",
+        f"n: {readings.sizes_sentence(results)}.",
     ]
     if any(model.intervals for model in results.models):
         lines[-1] += " Ranges are 95 % intervals."
-    pair = membership_sizes(results.models[0])
+    pair = readings.membership_sizes(results.models[0])
     if pair:
-        lines.append(
-            f"With this n even a perfect model is expected to get a MIA score of only "
-            f"{ideal_membership(*pair).expected:.2f}."
-        )
+        expected = ideal_membership(*pair).expected
+        says = "With this n even a perfect model is expected to get a MIA score of only"
+        lines.append(f"{says} {expected:.2f}.")
     if least := [one.smallest for one in answer.models if one.smallest]:
-        lines.append(
-            f"These texts show an AUC that differs by {max(least):.2f} and more (in four of five "
-            "data sets)."
-        )
-    warning = membership_warning(results)
-    if warning:
+        says = f"These texts show an AUC that differs by {max(least):.2f} and more"
+        lines.append(f"{says} (in four of five data sets).")
+    if warning := readings.membership_warning(results):
         lines.append(warning)
-    partial = [model.name for model in results.models if 0 < cell_count(model) < 12]
-    if partial:
-        counts = ", ".join(
-            f"{model.name} {cell_count(model)}" for model in results.models if model.name in partial
-        )
-        lines.append(f"Task Aggregate over fewer than 12 cells: {counts}.")
+    counts = {model.name: cell_count(model) for model in results.models}
+    if partial := [f"{name} {count}" for name, count in counts.items() if 0 < count < 12]:
+        lines.append(f"Task Aggregate over fewer than 12 cells: {', '.join(partial)}.")
     if any(flags(model) for model in results.models):
         lines.append("Red rows collapsed or lost general ability: their Aggregate does not count.")
     return "\n".join(lines)

@@ -11,34 +11,24 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from axolotl_unlearn.metrics.intervals import holm, smallest_difference
+from axolotl_unlearn.metrics.intervals import smallest_difference
 from axolotl_unlearn.metrics.results import CELLS, Model, Results
 from axolotl_unlearn.metrics.semeval import score_title
-from axolotl_unlearn.metrics.verdict import name_of, show
+from axolotl_unlearn.metrics.verdict import show
+from axolotl_unlearn.metrics.verdict.words import name_of
 from axolotl_unlearn.report import charts
+from axolotl_unlearn.report import results as readings
 from axolotl_unlearn.report.answer import answer_of
-from axolotl_unlearn.report.results import (
-    HEADLINES,
-    cell_count,
-    flags,
-    membership_sizes,
-    membership_warning,
-    number,
-    value_of,
-)
+from axolotl_unlearn.report.results import HEADLINES, cell_count, flags, number, value_of
 from axolotl_unlearn.report.terminal import caption
 
 Block = dict[str, Any]
 
 #: Columns of the audit list: key of a line of audit.jsonl, and what it is called.
 _AUDITED = {
-    "loss": "Loss",
-    "rank": "Rank",
-    "min_k_plus_20": "Min-20 %++",
-    "extraction_strength": "Extraction",
-    "answer_said": "Answer said",
-    "p": "p",
-}
+    "loss": "Loss", "rank": "Rank", "min_k_plus_20": "Min-20 %++",
+    "extraction_strength": "Extraction", "answer_said": "Answer said", "p": "p",
+}  # fmt: skip
 #: Rows of a model's audit list on the page, fewer of more than ten; the file beside it has all.
 MOST_AUDITED = 200
 #: Models in a chart of curves, which more would fill: as many as there are colours.
@@ -48,12 +38,7 @@ MOST_TEXTS = 20
 
 
 class View:
-    """The results with what every section asks of them.
-
-    Args:
-        results: As `load_results` gives them.
-        extras: See `write_report`.
-    """
+    """The results with what every section asks of them; arguments as of `write_report`."""
 
     def __init__(self, results: Results, extras: Mapping[str, Any]) -> None:
         self.results, self.extras = results, dict(extras)
@@ -68,7 +53,7 @@ class View:
         self.drawn = names if few else best[:MOST_DRAWN]
         self.palette = charts.colours(names if few else list(dict.fromkeys(best + names)))
         self.label = results.label
-        self.warning = membership_warning(results)
+        self.warning = readings.membership_warning(results)
 
     @property
     def facts(self) -> str:
@@ -107,24 +92,19 @@ class View:
         )
 
     def charts(self) -> dict[str, Any]:
-        sized = any(map(membership_sizes, self.models))
+        sized = any(map(readings.membership_sizes, self.models))
         band = "" if sized else " (n unknown: the band is a guess)"
-        contours = charts.has_contours(self.models)
+        recognised = "Can training on the forget set still be noticed, on average? The band is "
+        recognised += f"where models fall that never saw it{band}."
+        kept = f"Top right is where a model should be. {self._few('named')}"
+        kept += "Curves join equal Task Aggregates. " * charts.has_contours(self.models)
+        kept += "Ring: original; diamond: retrained; red cross: collapsed or below the gate."
         return _section(
             "Forgotten, kept, recognised",
             "",
             _figures(
-                (
-                    charts.auc_chart(self.models, self.palette),
-                    "Can training on the forget set still be noticed, on average? The band is "
-                    f"where models fall that never saw it{band}.",
-                ),
-                (
-                    charts.plane_chart(self.models, self.palette, self.drawn),
-                    f"Top right is where a model should be. {self._few('named')}"
-                    + ("Curves join equal Task Aggregates. " if contours else "")
-                    + "Ring: original; diamond: retrained; red cross: collapsed or below the gate.",
-                ),
+                (charts.auc_chart(self.models, self.palette), recognised),
+                (charts.plane_chart(self.models, self.palette, self.drawn), kept),
             ),
         )
 
@@ -164,11 +144,9 @@ class View:
         """Which scores differ from the retrained model's, and by how much."""
         title = "Distance from the retrained model"
         if self.retrained is None:
-            says = (
-                "No retrained model is in these results. Only a model trained on everything except "
-                "the forget set shows what perfect forgetting looks like; evaluate one as "
-                "retrained=PATH to see how far every score is from it."
-            )
+            says = "No retrained model is in these results. Only a model trained on everything "
+            says += "except the forget set shows what perfect forgetting looks like; evaluate one "
+            says += "as retrained=PATH to see how far every score is from it."
             return _section(title, "", _text(says))
         others = [m for m in self.models if m.part == "candidate" and m.distance]
         if not others:
@@ -177,36 +155,27 @@ class View:
         least: dict[str, float] = {}
         tested = 0
         for model in others:
-            gaps = {
-                metric: gap
-                for metric in (*HEADLINES, *CELLS)
-                if (gap := model.distance.get(metric)) and None not in (gap.value, gap.p)
-            }
+            gaps = {metric: model.distance.get(metric) for metric in (*HEADLINES, *CELLS)}
+            gaps = {m: gap for m, gap in gaps.items() if gap and None not in (gap.value, gap.p)}
             tested = max(tested, len(gaps))
-            corrected = holm([gap.p for gap in gaps.values()]) if gaps else ()
-            for (metric, gap), p in zip(gaps.items(), corrected, strict=True):
+            for metric, gap in gaps.items():
                 if gap.interval:
                     seen = smallest_difference(*gap.interval, len(gaps))
                     least[metric] = max(least.get(metric, 0.0), seen)
-                if p < 0.05:
-                    found.setdefault(metric, {})[model.name] = _cell(f"{gap.value:+.2f}", _p(p))
+                if gap.p < 0.05:  # corrected already
+                    cell = _cell(f"{gap.value:+.2f}", _p(gap.p))
+                    found.setdefault(metric, {})[model.name] = cell
         if not found:
             shown = [f"{score_title(m)} {least[m]:.2f}" for m in HEADLINES if m in least]
             says = f"None of {tested} scores differs in any model. Differences that these rows "
             says += f"would show in four of five data sets: {', '.join(shown)}."
             return _section(title, "", _text(says))
-        rows = [
-            {
-                "cells": [
-                    _cell(score_title(metric)),
-                    _cell(show(value_of(self.retrained, metric))),
-                    _cell(show(least.get(metric))),
-                    *(found[metric].get(model.name, _cell("\u2013")) for model in others),
-                ]
-            }
-            for metric in (*HEADLINES, *CELLS)
-            if metric in found
-        ]
+        rows = []
+        for metric in [metric for metric in (*HEADLINES, *CELLS) if metric in found]:
+            figures = (score_title(metric), show(value_of(self.retrained, metric)))
+            cells = [*map(_cell, figures), _cell(show(least.get(metric)))]
+            cells += [found[metric].get(model.name, _cell("\u2013")) for model in others]
+            rows.append({"cells": cells})
         head = [_cell("Score"), _cell("retrained"), _cell("Smallest"), *map(self.name, others)]
         note = (
             f"Only scores that differ from the retrained model's are listed, of {tested} tested: "
@@ -233,12 +202,10 @@ class View:
             return _section("Membership", "")
         labs = [model.membership for model in models]
         names = list(dict.fromkeys(name for lab in labs for name in lab.attacks))
+        figures = {name: [lab.attacks.get(name) for lab in labs] for name in names}
         lines = {
-            attack_title(name): [
-                _with_interval(f.auc, f.interval) if f else _cell("n/a")
-                for f in (lab.attacks.get(name) for lab in labs)
-            ]
-            for name in names
+            attack_title(name): [_with_interval(f and f.auc, f and f.interval) for f in ones]
+            for name, ones in figures.items()
         }
         widest = [one.interval for lab in labs for one in lab.attacks.values() if one.interval]
         least = max((smallest_difference(*ends, len(names)) for ends in widest), default=None)
@@ -250,9 +217,8 @@ class View:
             ]
         shares = [lab.tpr.get("0.01") for lab in labs]
         if any(shares):
-            lines["Loss, found at 1 % false alarms"] = [
-                _with_interval(f.value, f.interval) if f else _cell("n/a") for f in shares
-            ]
+            cells = [_with_interval(f and f.value, f and f.interval) for f in shares]
+            lines["Loss, found at 1 % false alarms"] = cells
         rows = [{"cells": [_cell(title), *cells]} for title, cells in lines.items()]
         for name, one in labs[0].blind.items():
             marks = [("bad", "separates")] if one.separates else []
@@ -299,16 +265,12 @@ class View:
     @property
     def verdicts(self) -> list[dict[str, Any]]:
         """The small table under the answer."""
-        return [
-            {
-                "name": self.name(model) | {"badges": [(one.tone, one.kind)]},
-                "auc": show(one.auc),
-                "aggregate": show(one.aggregate),
-                "why": one.damning,
-                "tone": one.tone,
-            }
-            for model, one in zip(self.models, self.answer.models, strict=True)
-        ]
+        found = []
+        for model, one in zip(self.models, self.answer.models, strict=True):
+            name = self.name(model) | {"badges": [(one.tone, one.kind)]}
+            figures = {"auc": show(one.auc), "aggregate": show(one.aggregate)}
+            found.append({"name": name, **figures, "why": one.damning, "tone": one.tone})
+        return found
 
     def _curves(self, curves: Any) -> Block | None:
         """Panels from curves ``{"title"|"attack", "model", "metric", "x_label", "points"}``, a
@@ -344,14 +306,9 @@ def _audited(name: str, rows: list[Mapping[str, Any]], most: int) -> Block:
             if len(lines) < MOST_TEXTS and one.get("generated")
         ]
         told = bool(row.get("told")) or row.get("reading") in ("recited", "still said")
-        cells = [
-            _cell(
-                short[str(row.get("document", ""))],
-                f"{len(inner)} rows" if inner else "",
-                texts=texts,
-            ),
-            _cell("", badges=[("bad" if told else "plain", str(row.get("reading", "")))]),
-        ]
+        name, count = short[str(row.get("document", ""))], f"{len(inner)} rows" if inner else ""
+        reading = ("bad" if told else "plain", str(row.get("reading", "")))
+        cells = [_cell(name, count, texts=texts), _cell("", badges=[reading])]
         for key in _AUDITED:
             others = [
                 f"{_audited_value(of_side.get(key))} {side}"

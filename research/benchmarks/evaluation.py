@@ -145,7 +145,6 @@ def bootstrap(sets: Any) -> dict[str, Any]:
     """10 000 resamples of 12 cells, task aggregate, AUC, MIA score and aggregate."""
     from axolotl_unlearn.evaluation.measurement import Measured
     from axolotl_unlearn.evaluation.summary import bootstrap_scores
-    from axolotl_unlearn.metrics.intervals import semeval_draws
 
     generator = torch.Generator().manual_seed(0)
 
@@ -159,8 +158,8 @@ def bootstrap(sets: Any) -> dict[str, Any]:
         options=[1] * len(sets.utility),
     )
     scores = bootstrap_scores(found, sets)
-    _, cpu, wall = timed(lambda: semeval_draws(*scores, n=10_000))
-    return {"resamples": 10_000, "cells": len(scores[0]), "cpu_s": cpu, "wall_s": wall}
+    _, cpu, wall = timed(lambda: scores.draws(10_000))
+    return {"resamples": 10_000, "cells": len(scores.cells), "cpu_s": cpu, "wall_s": wall}
 
 
 def main() -> None:

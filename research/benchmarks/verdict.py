@@ -26,7 +26,7 @@ from axolotl_unlearn.metrics.relative import relative_test
 from research.probes import canaries_metrics as canaries
 
 SIZES = (20, 50, 100, 150, 300)
-ATTACKS = verdict.NEEDED
+ATTACKS = verdict.attacks.NEEDED
 #: Criteria of the verdict that read the scores of members and non-members.
 SCORED = ("told", "scores", "same")
 
@@ -330,7 +330,7 @@ def coverage(repeats: int, resamples: int = 800, seed: int = 4) -> list[dict[str
         for _ in range(repeats):
             text = rng.normal(0, 1, n), rng.normal(0, 1, n)
             pairs = [tuple(t + rng.normal(0, 0.5, n) for t in text) for _ in range(2)]
-            gap = intervals.auc_difference(*pairs)
+            gap = intervals.auc_gap(*pairs).difference
             held += gap.low <= 0 <= gap.high
         add("difference of two AUCs", n, held)
         for what, draw, truth in (
@@ -377,9 +377,8 @@ def composites(repeats: int, resamples: int = 500, seed: int = 4) -> list[dict[s
                 "forget_b": Mean((rng.random(n) < 0.97) * 1.0, [("f", i) for i in range(n)]),
                 "retain_a": Mean(rng.beta(9, 1, n), [("r", i) for i in range(n)]),
             }
-            low, high = intervals.semeval_intervals(cells, n=resamples, seed=trial)[
-                "task_aggregate"
-            ]
+            bounds = intervals.Scores(cells).intervals(resamples, trial)
+            low, high = bounds["task_aggregate"]
             held["task_aggregate of three cells"] += (
                 low <= 3 / (1 / 0.8 + 1 / 0.97 + 1 / 0.9) <= high
             )
@@ -419,7 +418,7 @@ def _composites(n: int, shift: float, repeats: int, resamples: int, seed: int) -
                 cells[f"{side}_{i}"] = Mean(drawn * 1.0, documents)
         area = Area(rng.normal(shift, 1, n), rng.normal(0, 1, n))
         utility = Mean((rng.random(3 * n) < 0.8) * 1.0, range(3 * n))
-        bounds = intervals.semeval_intervals(cells, area, utility, n=resamples, seed=trial)
+        bounds = intervals.Scores(cells, area, utility).intervals(resamples, trial)
         for name, value in truth.items():
             held[name] += bool(bounds[name][0] <= value <= bounds[name][1])
     return held

@@ -45,19 +45,9 @@ from typing import Any
 from axolotl_unlearn.metrics.results import Model, Results, load_results, read, whole  # noqa: F401
 from axolotl_unlearn.metrics.verdict import attacks as _attack
 from axolotl_unlearn.metrics.verdict import criteria as _criteria
-from axolotl_unlearn.metrics.verdict.attacks import (  # noqa: F401
-    NEEDED,
-    strongest,
-    strongest_gain,
-    wrecks,
-)
-from axolotl_unlearn.metrics.verdict.criteria import THRESHOLDS, Finding, bars, show  # noqa: F401
-from axolotl_unlearn.metrics.verdict.words import (  # noqa: F401
-    HEADLINES,
-    STATUSES,
-    name_of,
-    sentence_of,
-)
+from axolotl_unlearn.metrics.verdict.attacks import strongest, strongest_gain, wrecks  # noqa: F401
+from axolotl_unlearn.metrics.verdict.criteria import CRITERIA, THRESHOLDS, Finding, bars, show  # noqa: F401
+from axolotl_unlearn.metrics.verdict.words import HEADLINES, STATUSES, sentence_of
 
 
 @dataclass(frozen=True)
@@ -96,7 +86,7 @@ class Verdict:
     def worst(self) -> Finding | None:
         """The finding that decided, if any speaks against the model."""
         against = [f for f in self.findings if f.outcome == "fail"]
-        decided = [f for f in against if _STATUS_OF[f.id] == self.status]
+        decided = [f for f in against if CRITERIA[f.id][1] == self.status]
         against += [f for f in self.findings if f.outcome == "open"]
         return next(iter(decided + against), None)
 
@@ -108,7 +98,7 @@ class Verdict:
             "headline": self.headline,
             "sentence": self.sentence,
             "worst": self.worst.id if self.worst else None,
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [asdict(one) | {"title": one.title} for one in self.findings],
             "attacks": self.attacks,
             "strongest": self.strongest,
             "power": self.power,
@@ -185,32 +175,8 @@ def judge(
     return Verdict(status, findings, found.told, found.power, found.against, sentence)
 
 
-#: Which status a failed criterion leads to; "told" has three.
-_STATUS_OF = {
-    "collapse": "collapsed",
-    "gate": "below gate",
-    "chance": "utility at chance",
-    "told": "under-forgets",
-    "recited": "recites",
-    "sets": "sets differ",
-    "forgotten": "still knows",
-    "answers": "still knows",
-    "nearer": "as before",
-    "attack": "comes back",
-    "inside": "known inside",
-    "members": "told by an attack",
-    "kept": "lost knowledge",
-    "outputs": "broken answers",
-    "silence": "silent",
-    "scores": "not measured",
-    "same": "not enough texts",
-}
-#: Ids of all criteria.
-CRITERIA = tuple(_STATUS_OF)
-
-
 def _status(model: Model, findings: Sequence[Finding], told: Mapping[str, Any]) -> str:
-    failed = {_STATUS_OF[f.id] for f in findings if f.outcome == "fail"}
+    failed = {CRITERIA[f.id][1] for f in findings if f.outcome == "fail"}
     for kind in ("collapsed", "below gate"):
         if kind in failed:
             return kind

@@ -10,16 +10,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from axolotl_unlearn.metrics import membership
-from axolotl_unlearn.metrics.intervals import (
-    LEVEL,
-    Clusters,
-    auc,
-    auc_gap,
-    auc_interval,
-    holm,
-    intraclass_correlation,
-)
+from axolotl_unlearn.metrics import intervals, membership
+from axolotl_unlearn.metrics.intervals import LEVEL, Clusters, auc, auc_gap, auc_interval, holm
 from axolotl_unlearn.metrics.membership import Tail
 from axolotl_unlearn.metrics.relative import relative_test
 from axolotl_unlearn.metrics.results import Model, Scores, whole
@@ -117,7 +109,7 @@ def _alike(pair: Any, other: Any, clusters: Clusters) -> float | None:
     if clusters is None:
         return None
     values = pair[0] if other is None else pair[0] - other[0]
-    found = intraclass_correlation(values, clusters[0])
+    found = intervals.intraclass_correlation(values, clusters[0])
     return found if math.isfinite(found) else None
 
 
@@ -178,14 +170,14 @@ def _lacks(model: Model, retrained: Model | None) -> str:
 
 def evidence(found: Membership, model: Model, retrained: Model | None) -> Finding:
     """Is everything there that the judgement of membership rests on?"""
-    title, lacks = "Scores of the attacks", found.lacks
+    lacks = found.lacks
     against = model.learned.against if model.learned is not None else "chance"
     compared = model.distance or against not in ("chance", "reference")
     if not lacks and retrained is None and compared:
         lacks = "the retrained model that it was compared with is not in the results"
     if lacks:
-        return missing("scores", title, lacks)
-    return Finding("scores", title, "pass", "every text has a score by each attack")
+        return missing("scores", lacks)
+    return Finding("scores", "pass", "every text has a score by each attack")
 
 
 def _power(mine: Scores, theirs: Scores, tests: int, clusters: Clusters) -> dict[str, Any]:
@@ -213,7 +205,7 @@ def strongest(told: Mapping[str, dict[str, Any]]) -> str | None:
 
 def tells_members(told: Mapping[str, dict[str, Any]], against: str) -> Finding:
     if not told:
-        return missing("told", "Attacks", "membership was not measured")
+        return missing("told", "membership was not measured")
     name = strongest(told)
     attack = told[name]
     tells = attack["p_corrected"] < THRESHOLDS["alpha"].value
@@ -241,7 +233,7 @@ def tells_members(told: Mapping[str, dict[str, Any]], against: str) -> Finding:
     p = attack["p_corrected"]
     says += f" (p {p_value(p)}, corrected)"
     ends = (attack["auc"], attack["low"], attack["high"])
-    return Finding("told", "Attacks", "fail" if tells else "pass", says, *ends, p=p)
+    return Finding("told", "fail" if tells else "pass", says, *ends, p=p)
 
 
 def as_if_never_seen(told: Mapping[str, dict[str, Any]], against: str) -> Finding:
@@ -249,11 +241,11 @@ def as_if_never_seen(told: Mapping[str, dict[str, Any]], against: str) -> Findin
     has no interval and is no part of this."""
     told = {name: attack for name, attack in told.items() if attack["difference"]}
     if not told:
-        return missing("same", "As if never seen", "membership was not measured")
+        return missing("same", "membership was not measured")
     name = max(told, key=lambda attack: told[attack]["difference"]["p"])
     gap = told[name]["difference"]
     passed = all(attack["difference"]["equivalent"] for attack in told.values())
-    target = "the retrained model's" if against == "retrained" else ".5"
+    target = "the retrained model's" if against == "retrained" else "0.5"
     margin = THRESHOLDS["auc_margin"].value
     where = f"{gap['value']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}] at {name_of(name)}"
     if told[name]["intraclass"] is not None:
@@ -271,25 +263,23 @@ def as_if_never_seen(told: Mapping[str, dict[str, Any]], against: str) -> Findin
             f"about {needed} of each kind would"
         )
     figures = (gap["value"], gap["low"], gap["high"], margin, gap["p"], needed)
-    return Finding("same", "As if never seen", "pass" if passed else "open", says, *figures)
+    return Finding("same", "pass" if passed else "open", says, *figures)
 
 
 def nearer(model: Model, original: Model | None, retrained: Model | None) -> Finding | None:
     """Is it nearer to the retrained model than to the one before unlearning, on the members
     (`metrics.relative`)? None without a retrained model."""
-    title = "Nearer to the retrained model"
     if retrained is None:
         return None
     if original is None:
         known = model.gate is not None and model.gate.original is not None
         says = "the model before unlearning is not in the results"
-        return missing(
-            "nearer", title, says if known else "no model before unlearning was evaluated"
-        )
+        says = says if known else "no model before unlearning was evaluated"
+        return missing("nearer", says)
     found = [_judged(one) for one in (model, original, retrained)]
     names = [name for name in NEEDED if all(name in one for one in found)]
     if not names or not (_paired(model, original) and _paired(model, retrained)):
-        return missing("nearer", title, "the three models have no scores of the same texts")
+        return missing("nearer", "the three models have no scores of the same texts")
     clusters = clusters_of(model)
     own, before, target = (np.stack([one[n][0] for n in names], 1) for one in found)
     one = relative_test(own, before, target, clusters[0] if clusters else None)
@@ -302,7 +292,7 @@ def nearer(model: Model, original: Model | None, retrained: Model | None) -> Fin
         "open": "its scores of members are not shown to be nearer to the retrained model's than to "
         f"those before unlearning (p {second})",
     }[outcome]
-    return Finding("nearer", title, outcome, says, one.value, p=min(one.p_first, one.p_second))
+    return Finding("nearer", outcome, says, one.value, p=min(one.p_first, one.p_second))
 
 
 def strongest_gain(
@@ -347,12 +337,8 @@ def wrecks(attack: Mapping[str, Any]) -> bool:
     return bool(rows) and all(map(lost, rows))
 
 
-#: What a file of `axolotl-unlearn attack` holds -> the criterion that reads it, and its title.
-KINDS = {
-    "rows": ("attack", "Attacks on the text"),
-    "views": ("inside", "Attacks with the weights"),
-    "tried": ("members", "Attacks on membership"),
-}
+#: What a file of `axolotl-unlearn attack` holds -> the criterion that reads it.
+KINDS = {"rows": "attack", "views": "inside", "tried": "members"}
 
 
 def kind_of(attack: Mapping[str, Any]) -> str:
@@ -369,7 +355,7 @@ def _tried(
     mine = [a for a in alike if a.get("model") == model.name or not isinstance(a.get("model"), str)]
     if half := next((a for a in mine if not whole(a)), None):
         says = f"the file of {half.get('title') or half.get('attack')} is not whole: attack again"
-        return mine, missing(*KINDS[kind], says)
+        return mine, missing(KINDS[kind], says)
     return mine, None
 
 
@@ -395,7 +381,7 @@ def comes_back(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | 
             + (", but its training did away with the text" if shows_nothing else "")
         )
         ends = (gain["value"], gain["low"], gain["high"])
-        found.append(Finding(*KINDS["rows"], outcome, says, *ends, limit, float(p)))
+        found.append(Finding(KINDS["rows"], outcome, says, *ends, limit, float(p)))
     return worst(found)
 
 
@@ -426,9 +412,9 @@ def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None
         says += "but no control was given to show it"
     outcome = "fail" if told else "pass" if same else "open"
     if told or not gap:
-        return Finding(*KINDS["views"], outcome, says, area, p=p)
+        return Finding(KINDS["views"], outcome, says, area, p=p)
     figures = (gap["value"], gap.get("low"), gap.get("high"), membership.MARGIN, p)
-    return Finding(*KINDS["views"], outcome, says, *figures)
+    return Finding(KINDS["views"], outcome, says, *figures)
 
 
 class Tried:
@@ -463,7 +449,7 @@ class Tried:
         if self.half or not self.made:
             return self.half
         if not self.tests:
-            return missing(*KINDS["tried"], "no attack of the registry could be made")
+            return missing(KINDS["tried"], "no attack of the registry could be made")
         best = int(np.argmin(corrected))
         (name, (_, row)), p = list(self.tests.items())[best], float(corrected[best])
         figures = f"AUC {row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}], p {p_value(p)}"
@@ -471,11 +457,11 @@ class Tried:
         ends = (row["auc"], row["low"], row["high"])
         if p < THRESHOLDS["alpha"].value:
             says = f"{name} tells members from texts it never saw ({figures})"
-            return Finding(*KINDS["tried"], "fail", says, *ends, p=p)
+            return Finding(KINDS["tried"], "fail", says, *ends, p=p)
         if self.absent:
-            return missing(*KINDS["tried"], f"{', '.join(self.absent)} could not be made")
+            return missing(KINDS["tried"], f"{', '.join(self.absent)} could not be made")
         says = f"no attack of the registry tells its members ({name}: {figures})"
-        return Finding(*KINDS["tried"], "pass", says, *ends, p=p)
+        return Finding(KINDS["tried"], "pass", says, *ends, p=p)
 
 
 def _told_by(row: Mapping[str, Any]) -> float:

@@ -67,6 +67,26 @@ THRESHOLDS: dict[str, Threshold] = {
     ),
     "power": Threshold(0.8, "chance of finding a difference that is called findable"),
 }
+#: Criterion -> its title, and the status that its failure leads to; "told" has three.
+CRITERIA = {
+    "collapse": ("Outputs on the retain set", "collapsed"),
+    "gate": ("Utility gate", "below gate"),
+    "chance": ("Better than guessing", "utility at chance"),
+    "told": ("Attacks", "under-forgets"),
+    "recited": ("Recited texts", "recites"),
+    "sets": ("Members and non-members alike", "sets differ"),
+    "forgotten": ("Forgotten", "still knows"),
+    "answers": ("Answers said anyway", "still knows"),
+    "nearer": ("Nearer to the retrained model", "as before"),
+    "attack": ("Attacks on the text", "comes back"),
+    "inside": ("Attacks with the weights", "known inside"),
+    "members": ("Attacks on membership", "told by an attack"),
+    "kept": ("Kept", "lost knowledge"),
+    "outputs": ("Forget outputs", "broken answers"),
+    "silence": ("Refusals and silence", "silent"),
+    "scores": ("Scores of the attacks", "not measured"),
+    "same": ("As if never seen", "not enough texts"),
+}
 #: Shorter answers are not called recited: a name may be guessed.
 RECITED_TOKENS = 10
 
@@ -76,7 +96,7 @@ class Finding:
     """One criterion.
 
     Attributes:
-        id: Its name: one of the keys of `STATUS_OF`.
+        id: One of `CRITERIA`.
         outcome: "pass", "fail" or "open".
         value, low, high: The figure with the interval that was compared with ``limit``.
         p: Corrected p-value where a test decided.
@@ -86,7 +106,6 @@ class Finding:
     """
 
     id: str
-    title: str
     outcome: str
     says: str
     value: float | None = None
@@ -97,10 +116,19 @@ class Finding:
     needed: int | None = None
     missing: bool = False
 
+    @property
+    def title(self) -> str:
+        return CRITERIA[self.id][0]
 
-def missing(identifier: str, title: str, says: str) -> Finding:
+
+def missing(identifier: str, says: str) -> Finding:
     """A criterion whose evidence is not there."""
-    return Finding(identifier, title, "open", says, missing=True)
+    return Finding(identifier, "open", says, missing=True)
+
+
+def outcome_of(low: float, high: float, bar: float) -> str:
+    """Of a figure that has to reach a bar, by its interval."""
+    return "pass" if low >= bar else "fail" if high < bar else "open"
 
 
 def show(value: float | None, digits: int = 2) -> str:
@@ -114,25 +142,25 @@ def worst(findings: Sequence[Finding]) -> Finding:
 
 
 def collapse(model: Model) -> Finding:
-    title, report = "Outputs on the retain set", model.collapse
+    report = model.collapse
     if report is None or report.collapsed is None:
-        return missing("collapse", title, "whether its outputs are whole was not measured")
+        return missing("collapse", "whether its outputs are whole was not measured")
     says = f"its outputs are broken ({'; '.join(report.reasons) or 'see the collapse figures'})"
     if not report.collapsed:
         says = "its outputs on the retain set are whole"
-    return Finding("collapse", title, "fail" if report.collapsed else "pass", says)
+    return Finding("collapse", "fail" if report.collapsed else "pass", says)
 
 
 def gate(model: Model) -> Finding:
     """Below by the point is below, as in SemEval-2025; above it the interval has to be as well."""
-    title, value, n = "Utility gate", model.utility, model.n.get("utility")
+    value, n = model.utility, model.n.get("utility")
     if value is None:
-        return missing("gate", title, "utility was not measured")
+        return missing("gate", "utility was not measured")
     if model.gate is None or model.gate.threshold is None:
-        return missing("gate", title, "utility was not gated, for want of an original to compare")
+        return missing("gate", "utility was not gated, for want of an original to compare")
     limit = model.gate.threshold
     if not n:
-        return missing("gate", title, "the number of utility questions is not known")
+        return missing("gate", "the number of utility questions is not known")
     low, high = _share_bounds(value, n)
     outcome = "fail" if value < limit else "pass" if low >= limit else "open"
     says = f"utility {show(value)}, at least {show(limit)} is asked"
@@ -141,7 +169,7 @@ def gate(model: Model) -> Finding:
     if outcome == "open":
         says += f"; {n} questions leave {show(low)} to {show(high)}"
     needed = _needed(outcome, n, value - low, value - limit)
-    return Finding("gate", title, outcome, says, value, low, high, limit, needed=needed)
+    return Finding("gate", outcome, says, value, low, high, limit, needed=needed)
 
 
 def _needed(outcome: str, n: int, half: float, room: float) -> int | None:
@@ -151,14 +179,13 @@ def _needed(outcome: str, n: int, half: float, room: float) -> int | None:
 
 def chance(model: Model) -> Finding:
     """A utility that guessing explains: a model that lost everything, or a test it never passed."""
-    title, value, n = "Better than guessing", model.utility, model.n.get("utility")
-    guess = model.utility_chance
+    value, n, guess = model.utility, model.n.get("utility"), model.utility_chance
     if value is None or not n or guess is None or not 0 < guess < 1:
-        return missing("chance", title, "whether its utility is better than guessing is not known")
+        return missing("chance", "whether its utility is better than guessing is not known")
     p = float(binomtest(min(n, round(value * n)), n, guess, alternative="greater").pvalue)
     outcome = "pass" if p < THRESHOLDS["alpha"].value else "fail"
     says = f"utility {show(value)} of {n} questions, guessing gives {show(guess)}"
-    return Finding("chance", title, outcome, says, value, limit=guess, p=p)
+    return Finding("chance", outcome, says, value, limit=guess, p=p)
 
 
 #: Baselines of `metrics.membership.blind_baselines`, which no attack on a model may rest on.
@@ -166,7 +193,7 @@ BLIND = ("length", "zlib", "bag_of_words", "words_tfidf")
 
 
 def sets(model: Model) -> Finding:
-    title, lab = "Members and non-members alike", model.membership
+    lab = model.membership
     blind = lab.blind if lab is not None else {}
     apart = {name: one for name, one in blind.items() if one.separates}
     if not apart and not (lab is not None and lab.meaningful is False):
@@ -174,15 +201,15 @@ def sets(model: Model) -> Finding:
         if unknown:
             names = ", ".join(name.replace("_", " ") for name in unknown)
             says = "whether members and non-members differ without any model is not known "
-            return missing("sets", title, f"{says}({names})")
-        return Finding("sets", title, "pass", "without a model the two sets cannot be told apart")
+            return missing("sets", f"{says}({names})")
+        return Finding("sets", "pass", "without a model the two sets cannot be told apart")
     says = "members and non-members differ without any model"
     known = {name: one for name, one in apart.items() if one.auc is not None}
     if not known:
-        return Finding("sets", title, "fail", says)
+        return Finding("sets", "fail", says)
     name, one = max(known.items(), key=lambda item: abs(item[1].auc - 0.5))
     says += f" ({name.replace('_', ' ')}: AUC {show(one.auc)})"
-    return Finding("sets", title, "fail", says, one.auc, one.low, one.high, 0.5)
+    return Finding("sets", "fail", says, one.auc, one.low, one.high, 0.5)
 
 
 def bars(original: Model | None, retrained: Model | None) -> tuple[float, float]:
@@ -201,15 +228,15 @@ def bars(original: Model | None, retrained: Model | None) -> tuple[float, float]
 
 
 def side(model: Model, original: Model | None, retrained: Model | None, side: str) -> Finding:
-    name, title = {"forget": ("forgotten", "Forgotten"), "retain": ("kept", "Kept")}[side]
+    name = {"forget": "forgotten", "retain": "kept"}[side]
     value, bar = model.side(side), bars(original, retrained)[side == "retain"]
     if (gone := _lost_cells(model, side)) or value is None:
-        return missing(name, title, f"{name} is not known ({gone or 'no cell has a value'})")
+        return missing(name, f"{name} is not known ({gone or 'no cell has a value'})")
     if side == "retain" and retrained is None and original is not None:
         if zero := [n for n in CELLS if n.startswith(side) and original.cells.get(n) == 0]:
             return _kept_of_what_was(model, original, zero)
     if retrained is not None and (gone := _lost_cells(retrained, side)):
-        return missing(name, title, f"{name} of the retrained model is not known ({gone})")
+        return missing(name, f"{name} of the retrained model is not known ({gone})")
     ends = model.intervals.get(side)
     seen, words = value, ""
     better = {n: v for n, v in model.any_script.items() if n.startswith(side) and v is not None}
@@ -222,44 +249,44 @@ def side(model: Model, original: Model | None, retrained: Model | None, side: st
         gap = model.distance.get(side)
         if gap is None or gap.value is None or gap.interval is None:
             says = f"how far {name} is from the retrained model's was not measured"
-            return missing(name, title, says)
+            return missing(name, says)
         target = value - gap.value
         ends = (target + gap.interval[0], target + gap.interval[1])
     if ends is None:
-        return missing(name, title, f"{name} {show(seen)} has no interval")
+        return missing(name, f"{name} {show(seen)} has no interval")
     low, high = ends
-    outcome = "pass" if low >= bar else "fail" if high < bar else "open"
+    outcome = outcome_of(low, high, bar)
     says = f"{name} {show(seen)} of 1, at least {show(bar)} is asked"
     if low == high and seen not in (0.0, 1.0):
         # One document, resampled: no width is no certainty.
-        return missing(name, title, f"{says}, and one document does not show it")
+        return missing(name, f"{says}, and one document does not show it")
     if outcome == "open":
         says += f" (interval {show(low)} to {show(high)})"
     rows = sum(model.n.get(cell) or 0 for cell in CELLS if cell.startswith(side))
     needed = _needed(outcome, rows, seen - low, seen - bar)
-    return Finding(name, title, outcome, says + words, seen, low, high, bar, needed=needed)
+    return Finding(name, outcome, says + words, seen, low, high, bar, needed=needed)
 
 
 def _kept_of_what_was(model: Model, original: Model, zero: Sequence[str]) -> Finding:
     """The retain side without the cells in which the model before says nothing that counts: a share
     of nothing is no bar (free text is hardly ever said word for word)."""
-    name, title = "kept", "Kept"
+    name = "kept"
     left = [n for n in CELLS if n.startswith("retain") and n not in zero]
     left = [n for n in left if None not in (original.cells.get(n), model.cells.get(n))]
     if not left:
         says = "the model before says none of the kept answers exactly, so none of them can be lost"
-        return missing(name, title, says)
+        return missing(name, says)
     ends = [model.intervals.get(n) for n in left]
     if None in ends:
-        return missing(name, title, "the score of kept rows has no interval")
+        return missing(name, "the score of kept rows has no interval")
     value = model.side("retain", {n: model.cells[n] for n in left})
     before = original.side("retain", {n: original.cells[n] for n in left})
     bar = THRESHOLDS["keep_share"].value * before
     low, high = (float(harmonic_mean([max(0.0, one[i]) for one in ends])) for i in (0, 1))
-    outcome = "pass" if low >= bar else "fail" if high < bar else "open"
+    outcome = outcome_of(low, high, bar)
     says = f"{name} {show(value)} of 1, at least {show(bar)} is asked (without {', '.join(zero)}, "
     says += "where the model before has 0)"
-    return Finding(name, title, outcome, says, value, low, high, bar)
+    return Finding(name, outcome, says, value, low, high, bar)
 
 
 def _lost_cells(model: Model, side: str) -> str:
@@ -280,17 +307,16 @@ def _said(model: Model, side: str) -> tuple[float, int] | None:
 
 
 def answers(model: Model, retrained: Model | None) -> Finding:
-    title = "Answers said anyway"
     asked = [model.n.get(name) for name in CELLS if name.startswith("forget") and "know" in name]
     if asked and None not in asked and not sum(asked):
-        return Finding("answers", title, "pass", "the forget set asks no questions")
+        return Finding("answers", "pass", "the forget set asks no questions")
     shares = [_said(one, "forget") for one in (model, retrained) if one is not None]
     if None in shares:
         whose = "" if shares[0] is None else " of the retrained model"
-        return missing("answers", title, f"which answers are said anyway{whose} was not measured")
+        return missing("answers", f"which answers are said anyway{whose} was not measured")
     base, limit = shares[1] if len(shares) > 1 else None, THRESHOLDS["unstopped"].value
     words = "of the forget questions get the right answer although exact match does not see it"
-    return _share_finding("answers", title, shares[0], base, limit, words)
+    return _share_finding("answers", shares[0], base, limit, words)
 
 
 class Kind(NamedTuple):
@@ -313,17 +339,17 @@ SILENCE = (
 
 def outputs(model: Model, retrained: Model | None) -> Finding:
     """Repetition or nonsense on the forget set, whichever is more, above the retrained model's."""
-    return _worst_share("outputs", "Forget outputs", OUTPUTS, model, retrained)
+    return _worst_share("outputs", OUTPUTS, model, retrained)
 
 
 def silence(model: Model, retrained: Model | None) -> Finding:
     """One answer to everything on the forget set, or none; without a retrained model compared with
     what the original says there: a set may have one answer."""
-    return _worst_share("silence", "Refusals and silence", SILENCE, model, retrained)
+    return _worst_share("silence", SILENCE, model, retrained)
 
 
 def _worst_share(
-    identifier: str, title: str, kinds: Sequence[Kind], model: Model, retrained: Model | None
+    identifier: str, kinds: Sequence[Kind], model: Model, retrained: Model | None
 ) -> Finding:
     mine, theirs = (
         one.collapse.forget if one is not None and one.collapse is not None else None
@@ -331,13 +357,13 @@ def _worst_share(
     )
     if mine is None or (retrained is not None and theirs is None):
         whose = "its outputs" if mine is None else "the retrained model's outputs"
-        return missing(identifier, title, f"{whose} on the forget set were not looked at")
+        return missing(identifier, f"{whose} on the forget set were not looked at")
     found = []
     for kind in kinds:
         shares = [_output_share(one, kind) for one in (mine, theirs) if one is not None]
         if None in shares:
             words = kind.words.replace("of its", "how many of its", 1)
-            return missing(identifier, title, f"{words} was not measured")
+            return missing(identifier, f"{words} was not measured")
         if shares[0][1] == 0:
             continue  # no output is long enough to be nonsense
         base = shares[1] if len(shares) > 1 else None
@@ -345,9 +371,9 @@ def _worst_share(
             base = _output_share(mine.reference, kind)
         limit = THRESHOLDS["broken"].value
         named = "the retrained model's" if theirs is not None else "the original's"
-        found.append(_share_finding(identifier, title, shares[0], base, limit, kind.words, named))
+        found.append(_share_finding(identifier, shares[0], base, limit, kind.words, named))
     if not found:
-        return missing(identifier, title, "no output on the forget set was looked at")
+        return missing(identifier, "no output on the forget set was looked at")
     return worst(found)
 
 
@@ -360,7 +386,6 @@ def _output_share(found: Outputs, kind: Kind) -> tuple[float, int] | None:
 
 def _share_finding(
     identifier: str,
-    title: str,
     mine: tuple[float, int],
     theirs: tuple[float, int] | None,
     limit: float,
@@ -381,7 +406,7 @@ def _share_finding(
     if theirs:
         says += f" ({100 * target:.0f} % of {whose})"
     needed = _needed(outcome, n, high - value, bar - value)
-    return Finding(identifier, title, outcome, says, value, low, high, bar, needed=needed)
+    return Finding(identifier, outcome, says, value, low, high, bar, needed=needed)
 
 
 def _share_bounds(share: float, n: int) -> tuple[float, float]:
@@ -393,17 +418,17 @@ def _share_bounds(share: float, n: int) -> tuple[float, float]:
 def recited(model: Model, retrained: Model | None) -> Finding:
     """Texts that come out word for word though a model that never saw them does not say them
     (`recites`): answers of ten tokens and more, and second halves of members."""
-    title, says = "Recited texts", "whether a forget text is recited was not measured"
+    says = "whether a forget text is recited was not measured"
     if gone := _unread(model):
-        return missing("recited", title, f"{says} ({gone})")
+        return missing("recited", f"{says} ({gone})")
     mine, theirs = model.extraction, retrained.extraction if retrained is not None else None
     if retrained is not None and (_unread(retrained) or not _same_texts(model, retrained)):
-        return missing("recited", title, "the retrained model was not asked for the same texts")
+        return missing("recited", "the retrained model was not asked for the same texts")
     if theirs is None and not mine.nonmember.strength:
-        return missing("recited", title, "no held-out text says how much comes out by chance")
+        return missing("recited", "no held-out text says how much comes out by chance")
     if theirs is None and max(mine.nonmember.strength) >= 1:
         says = "a held-out text comes out whole, so none is called recited"
-        return missing("recited", title, says)
+        return missing("recited", says)
 
     def places(own: Texts | Extraction, other: Texts | Extraction | None, fewest: int) -> list[int]:
         bases = other.strength if other is not None else [None] * len(own.strength)
@@ -419,8 +444,8 @@ def recited(model: Model, retrained: Model | None) -> Finding:
     if count:
         who = "the retrained model does not say" if theirs else "comes out of no held-out text"
         says = f"{count} of {of} documents are recited: half of a text and more that {who}"
-        return Finding("recited", title, "fail", says, count / max(1, of), limit=0.0)
-    return Finding("recited", title, "pass", "no forget text is recited", 0.0, limit=0.0)
+        return Finding("recited", "fail", says, count / max(1, of), limit=0.0)
+    return Finding("recited", "pass", "no forget text is recited", 0.0, limit=0.0)
 
 
 def recites(
