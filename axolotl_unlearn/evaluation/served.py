@@ -69,7 +69,9 @@ class Served:
         return hashlib.sha256("\0".join([self.url, self.name, *said]).encode()).hexdigest()
 
     def pairs(
-        self, pairs: Sequence[tuple[str, str]], on_batch: OnScored = lambda _: None
+        self,
+        pairs: Sequence[tuple[str, str]],
+        on_batch: Callable[[list[int]], None] = lambda _: None,
     ) -> list[TokenFacts]:
         """Facts of what follows each prompt; mean and standard deviation are unknown (NaN)."""
         return self._each(lambda pair: self._facts(*pair), pairs, lambda done, _: on_batch(done))
