@@ -165,14 +165,21 @@ class UnlearnTask(ConfigurableTask):
         config["metadata"] = {**(config.get("metadata") or {}), **command_line_metadata()}
         super().__init__(config=config)
 
-    def fewshot_context(self, doc: dict, num_fewshot: int, **how: Any) -> str | list[str]:
-        if how.get("apply_chat_template"):
+    def fewshot_context(
+        self, doc: dict, num_fewshot: int, system_instruction: str | None = None,
+        apply_chat_template: bool = False, fewshot_as_multiturn: bool = False,
+        chat_template: Any = None, gen_prefix: str | None = None,
+    ) -> str | list[str]:  # fmt: skip
+        if apply_chat_template:
             what = "each prompt is one user turn and the answer follows it without a space"
             if self.plain:
                 what = "its texts are scored as they stand, without the template"
-                how |= {"apply_chat_template": False, "chat_template": None}
+                apply_chat_template, chat_template = False, None
             warn_once(f"--apply_chat_template, {self.config.task}: {what}.")
-        return super().fewshot_context(doc, num_fewshot, **how)
+        return super().fewshot_context(
+            doc, num_fewshot, system_instruction, apply_chat_template, fewshot_as_multiturn,
+            chat_template, gen_prefix,
+        )  # fmt: skip
 
     def construct_requests(self, doc: dict, ctx: str, **kwargs: Any) -> list[Instance] | Instance:
         chat = kwargs.get("apply_chat_template", False) and not self.plain

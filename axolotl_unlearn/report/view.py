@@ -306,9 +306,10 @@ def _audited(name: str, rows: list[Mapping[str, Any]], most: int) -> Block:
             if len(lines) < MOST_TEXTS and one.get("generated")
         ]
         told = bool(row.get("told")) or row.get("reading") in ("recited", "still said")
-        name, count = short[str(row.get("document", ""))], f"{len(inner)} rows" if inner else ""
+        document = short[str(row.get("document", ""))]
+        count = f"{len(inner)} rows" if inner else ""
         reading = ("bad" if told else "plain", str(row.get("reading", "")))
-        cells = [_cell(name, count, texts=texts), _cell("", badges=[reading])]
+        cells = [_cell(document, count, texts=texts), _cell("", badges=[reading])]
         for key in _AUDITED:
             others = [
                 f"{_audited_value(of_side.get(key))} {side}"
