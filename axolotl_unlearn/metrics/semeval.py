@@ -147,15 +147,9 @@ def aggregate(task: float | None, mia: float | None, utility: float | None) -> f
     return None if None in (task, mia, utility) else (task + mia + utility) / 3
 
 
-def gate(
-    utility: float | None, original: float | None, share: float = GATE_SHARE
-) -> dict[str, float | bool] | None:
-    """Whether utility fell below `share` of the original model's; None if either is unknown.
-
-    Returns:
-        ``{"below_gate": bool, "threshold": share * original, "original": original}``.
-    """
+def gate(utility: float | None, original: float | None) -> dict[str, float | bool] | None:
+    """Whether utility fell below `GATE_SHARE` of the original's; None if either is unknown."""
     if None in (utility, original):
         return None
-    threshold = share * original
+    threshold = GATE_SHARE * original
     return {"below_gate": utility < threshold, "threshold": threshold, "original": original}
