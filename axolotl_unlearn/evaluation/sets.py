@@ -110,9 +110,7 @@ class EvaluationSets:
 
 def interleave(groups: Iterable[Sequence[T]]) -> list[T]:
     """One of each group in turn: [a1, b1, c1, a2, b2, ...]; groups may have unequal length."""
-    missing = object()
-    rounds = zip_longest(*groups, fillvalue=missing)
-    return [item for one in rounds for item in one if item is not missing]
+    return [item for one in zip_longest(*groups) for item in one if item is not None]
 
 
 def task_of(record: Record) -> int:
