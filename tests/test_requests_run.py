@@ -304,7 +304,7 @@ def test_what_speaks_against_handing_over(tmp_path):
     assert against(fine, Verdict("x", findings), folder) == (["kept: kept .2"], "kept")
     inside = Finding("inside", "fail", "gradients tell")
     reasons, status = against(fine, Verdict("x", [inside]), folder)
-    assert reasons == ["with the weights: gradients tell"] and status == "inside"
+    assert reasons == ["attacks with the weights: gradients tell"] and status == "inside"
     # Under the bar, though its interval reaches it: not handed over. Above it, open is open.
     low, high = (
         Finding("kept", "open", f"kept {value}", value, value - 0.1, value + 0.1, 0.8)

@@ -81,7 +81,7 @@ class Typed:
     """Tokens of a row, or of a part of one that its strategy cut into several.
 
     Attributes:
-        number: Place of the row among those that were given.
+        number: Place of the row among those that were given; ``part``: of several of one row.
         labels: ``IGNORE`` where nothing was learned.
     """
 
@@ -89,6 +89,7 @@ class Typed:
     number: int
     input_ids: list[int]
     labels: list[int]
+    part: int = 0
 
     @property
     def id(self) -> str:
@@ -191,7 +192,7 @@ def encode(
     for number, one in enumerate(given):
         if not parts[number]:
             lost["filtered by its type"].append(one.id)
-        for part in parts[number]:
+        for place, part in enumerate(parts[number]):
             ids, labels = list(part["input_ids"]), list(part["labels"])
             if limit and len(ids) > limit and _excess(cfg) == "truncate":
                 lost[_CUT].append(one.id)
@@ -199,7 +200,7 @@ def encode(
             if why := _dropped(ids, labels, cfg):
                 lost[why].append(one.id)
             else:
-                out.append(Typed(one, number, ids, labels))
+                out.append(Typed(one, number, ids, labels, place))
     for why, names in lost.items():
         _tell_lost(origin, why, names, every, cfg)
     return out
