@@ -20,7 +20,7 @@ from typing import Any
 from axolotl_unlearn import versions
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import ROLES
-from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
+from axolotl_unlearn.config import UnlearnArgs, nearest, parse_unlearn
 from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
 from axolotl_unlearn.data.records import short
@@ -352,9 +352,8 @@ def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
     if name is None:
         return []
     if name not in _SCHEDULES:
-        near = difflib.get_close_matches(str(name), _SCHEDULES, n=1)
-        says = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_SCHEDULES)}."
-        return [f"`lr_scheduler: {name}` is no schedule; {says}"]
+        near = nearest(name, _SCHEDULES) or f"; there are {', '.join(_SCHEDULES)}"
+        return [f"`lr_scheduler: {name}` is no schedule{near}."]
     if phased and (measured or name in ("one_cycle", "rex")):
         return [f"`lr_scheduler: {name}` cannot begin anew in each of `unlearn.phases`; {cure}."]
     if measured and not _evaluates(cfg):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.checks.level import level_notes
 from axolotl_unlearn.checks.preflight import config_faults, evaluation_notes, take_streams
-from axolotl_unlearn.config import ObjectiveArgs, parse_unlearn
+from axolotl_unlearn.config import ObjectiveArgs, nearest, parse_unlearn
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.checks import check_records, role_of
 from axolotl_unlearn.data.coverage import RowCounts
@@ -101,11 +100,8 @@ def optimizer_faults(cfg: dict) -> list[str]:
     name = str(cfg.get("optimizer") or "adamw_torch")
     if name in known:
         return []
-    near = difflib.get_close_matches(name, known, n=1)
-    return [
-        f"`optimizer: {name}` is no optimizer; "
-        + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}.")
-    ]
+    near = nearest(name, known) or f"; there are {', '.join(sorted(known))}"
+    return [f"`optimizer: {name}` is no optimizer{near}."]
 
 
 def summary(cfg: dict, counts: RowCounts) -> list[str]:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections import defaultdict
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from axolotl_unlearn.columns import ROLES, SIDES
-from axolotl_unlearn.config import DataArgs, UnlearnArgs, unlearn_config
+from axolotl_unlearn.config import DataArgs, UnlearnArgs, nearest, unlearn_config
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.records import (
     SUFFIXES,
@@ -230,9 +229,8 @@ def _type_fault(where: str, entry: dict[str, Any]) -> str:
     if kind is None:
         return f"`{where}.type` is missing; use {PREFIX}forget, {PREFIX}retain or {PREFIX}memorise."
     names = [PREFIX + role for role in TYPES]
-    match = difflib.get_close_matches(str(kind), names, n=1, cutoff=0.5)
-    hint = f" (did you mean {match[0]}?)" if match else ""
-    return f"`{where}.type` is {kind!r}, which has no role here{hint}; use {', '.join(names)}."
+    near = nearest(str(kind), names)
+    return f"`{where}.type` is {kind!r}, which has no role here{near}; use {', '.join(names)}."
 
 
 def _key_faults(where: str, entry: dict[str, Any]) -> list[str]:
@@ -244,15 +242,9 @@ def _key_faults(where: str, entry: dict[str, Any]) -> list[str]:
             f"{_DS_TYPES[suffix]}, or remove the key."
         )
     for key in entry:
-        if key in ENTRY_KEYS:
-            continue
-        match = difflib.get_close_matches(str(key), ENTRY_KEYS, n=1, cutoff=0.6)
-        cure = (
-            f"did you mean {match[0]!r}?"
-            if match
-            else "remove it (format options go into `unlearn.data`)."
-        )
-        faults.append(f"`{where}.{key}` has no effect with this dataset type; {cure}")
+        if key not in ENTRY_KEYS:
+            cure = nearest(key, ENTRY_KEYS) or "; remove it (format options go into `unlearn.data`)"
+            faults.append(f"`{where}.{key}` has no effect with this dataset type{cure}.")
     return faults
 
 

@@ -10,7 +10,6 @@ missing.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import logging
@@ -18,15 +17,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from axolotl_unlearn.columns import IGNORE, KINDS, Kind
+from axolotl_unlearn.config import DataArgs, nearest
 from axolotl_unlearn.data.records import Record, read_rows, short
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form
-
-if TYPE_CHECKING:
-    from axolotl_unlearn.config import DataArgs
 
 LOG = logging.getLogger(__name__)
 
@@ -335,10 +332,9 @@ def checked(entry: Mapping[str, Any], cfg: Any) -> Any:
     given = {key: value for key, value in entry.items() if key not in ("rl", "text_column")}
     strange = [key for key in given if key not in SFTDataset.model_fields]
     if strange:
-        near = difflib.get_close_matches(strange[0], SFTDataset.model_fields, n=1, cutoff=0.6)
-        cure = f"did you mean {near[0]!r}?" if near else "remove it."
+        near = nearest(strange[0], SFTDataset.model_fields)
         raise UnlearnError(
-            f"`unlearn.data.rows`: {strange[0]!r} is no key of an Axolotl dataset; {cure}"
+            f"`unlearn.data.rows`: {strange[0]!r} is no key of an Axolotl dataset{near}; remove it."
         )
     known = DictDefault(SFTDataset(**given).model_dump(exclude_none=True))
     whole = DictDefault({**cfg, "datasets": [known]})
