@@ -37,7 +37,7 @@ class UnlearnPlugin(BasePlugin):
         """
         if not _concerns_us(cfg):
             return
-        from axolotl_unlearn.checks.preflight import prepare
+        from axolotl_unlearn.checks.config import prepare
 
         show_as_sentences()
         with exit_with_sentence():
@@ -126,7 +126,7 @@ class UnlearnPlugin(BasePlugin):
         """Check the data, let Axolotl read them, and count steps in pairs; weights come later."""
         if not _concerns_us(cfg):
             return None
-        from axolotl_unlearn.checks.preflight import prepare_data
+        from axolotl_unlearn.checks.config import prepare_data
 
         _stay_on_cpu(cfg)
         with exit_with_sentence():
@@ -241,7 +241,7 @@ def _check_layers(cfg: DictDefault) -> None:
     """As `check` does for a model in a folder, also for one of the hub, before its weights."""
     from axolotl.loaders.utils import load_model_config
 
-    from axolotl_unlearn.checks.preflight import architecture_faults
+    from axolotl_unlearn.checks.config import architecture_faults
 
     if not _trains(cfg):
         return
@@ -263,7 +263,7 @@ def _check_trained(args: UnlearnArgs, model: Any) -> None:
 
     if not any(objectives()[entry.objective].sees == "hidden" for _, entry in args.entries()):
         return
-    from axolotl_unlearn.checks.preflight import architecture_faults
+    from axolotl_unlearn.checks.config import architecture_faults
     from axolotl_unlearn.engine.layers import decoder_layers
 
     owner, name = decoder_layers(model)

@@ -53,7 +53,7 @@ except SystemExit:
 def test_the_list_of_optimizers_is_that_of_the_installed_axolotl():
     from axolotl.utils.schemas.enums import CustomSupportedOptimizers
 
-    from axolotl_unlearn.checks.preflight import _OWN_OPTIMIZERS
+    from axolotl_unlearn.checks.config import _OWN_OPTIMIZERS
 
     own = {one.value for one in CustomSupportedOptimizers} - {"came_pytorch"}
     later = {"muon_8bit", "scao"}  # from Axolotl 0.20 on
@@ -68,7 +68,7 @@ def test_the_table_of_schedules_is_that_of_the_installed_libraries():
     from transformers import get_scheduler, optimization
     from transformers.trainer_utils import SchedulerType
 
-    from axolotl_unlearn.checks.preflight import _SCHEDULES
+    from axolotl_unlearn.checks.config import _SCHEDULES
 
     assert set(_SCHEDULES) - {"one_cycle", "rex"} == {one.value for one in SchedulerType}
     classes = {

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from axolotl_unlearn.checks import preflight
-from axolotl_unlearn.checks.preflight import PLUGIN, config_faults, evaluation_notes, prepare
+from axolotl_unlearn.checks import config as config_checks
+from axolotl_unlearn.checks.config import PLUGIN, config_faults, evaluation_notes, prepare
 from axolotl_unlearn.checks.report import check_config, optimizer_faults, summary
 from axolotl_unlearn.columns import SIDES, task_number
 from axolotl_unlearn.config import parse_unlearn
@@ -453,17 +453,17 @@ def test_a_budget_of_tokens_and_what_counts_on_one_forward(block, settings, says
 
 def test_trackers_that_cannot_start(monkeypatch):
     """transformers said so after loading: by RuntimeError, and by a TypeError of trackio 0.19."""
-    from axolotl_unlearn.checks import preflight
+    from axolotl_unlearn.checks import config as config_checks
 
-    monkeypatch.setitem(preflight._TRACKERS, "use_mlflow", "not_there_mlflow")
-    (said,) = preflight._tracker_faults({"use_mlflow": True, "use_comet": None})
+    monkeypatch.setitem(config_checks._TRACKERS, "use_mlflow", "not_there_mlflow")
+    (said,) = config_checks._tracker_faults({"use_mlflow": True, "use_comet": None})
     assert said.startswith("`use_mlflow` needs the package not_there_mlflow, which is not")
     old = types.SimpleNamespace(init=lambda project: None, __version__="0.19.0")
     new = types.SimpleNamespace(init=lambda project, bucket_id: None, __version__="9")
     for module, faults in ((old, 1), (new, 0)):
-        monkeypatch.setitem(preflight._TRACKERS, "use_trackio", "json")
+        monkeypatch.setitem(config_checks._TRACKERS, "use_trackio", "json")
         monkeypatch.setitem(sys.modules, "trackio", module)
-        found = preflight._tracker_faults({"use_trackio": True})
+        found = config_checks._tracker_faults({"use_trackio": True})
         assert len(found) == faults and all("trackio 0.19.0 is older" in one for one in found)
 
 
@@ -548,7 +548,7 @@ def test_the_block_stays_a_dict_of_axolotl():
     block = {"forget": [{"objective": "npo"}], "data": {"join": ""}}
     cfg = DictDefault({"plugins": [PLUGIN], "unlearn": block, "group_by_length": True})
     cfg.datasets = [{"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}]
-    preflight.prepare(cfg)
+    config_checks.prepare(cfg)
     assert type(cfg.to_dict()["unlearn"]["data"]) is dict
     assert cfg.unlearn.pairing["group_by_length"] is True
 
@@ -593,7 +593,7 @@ def test_a_file_is_read_as_what_it_is(path, told, says):
 )
 def test_the_stage_of_deepspeed_is_that_of_its_config(deepspeed, stage, tmp_path):
     """It was "zero3" anywhere in the path, so that a block or `ds3.json` passed."""
-    from axolotl_unlearn.checks.preflight import _stage
+    from axolotl_unlearn.checks.config import _stage
 
     (tmp_path / "zero3exp").mkdir()
     for name, number in (("ds3.json", 3), ("zero3exp/ds2.json", 2), ("zero3.json", 2)):
@@ -622,8 +622,10 @@ def test_a_fault_of_the_block_is_the_only_one(entry):
     row = {"q": "Who?", "a": "Ada", "id": "x"}
     block = {"forget": {"objective": "npo"}, "data": {"fields": {"input": "q", "output": "a"}}}
     cfg = {"plugins": [PLUGIN], "datasets": [entry([row])], "unlearn": block}
-    assert preflight.faults(cfg) == []
-    assert len(preflight.faults(cfg | {"unlearn": block | {"forget": {"objective": "nopo"}}})) == 1
+    assert config_checks.faults(cfg) == []
+    assert (
+        len(config_checks.faults(cfg | {"unlearn": block | {"forget": {"objective": "nopo"}}})) == 1
+    )
 
 
 def test_memory_is_of_the_rows_that_there_are(tmp_path):
@@ -784,7 +786,7 @@ def test_the_key_holds_seed_tokenizer_and_version(tmp_path, monkeypatch):
 
 def test_an_edited_memorisation_stream_is_read_again(entry):
     """Axolotl keys its prepared copy by path; the plugin adds the content."""
-    from axolotl_unlearn.checks.preflight import PLUGIN, prepare
+    from axolotl_unlearn.checks.config import PLUGIN, prepare
 
     first = entry([FORGET], "memorise")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from axolotl_unlearn.checks.preflight import PLUGIN, prepare, prepare_data
+from axolotl_unlearn.checks.config import PLUGIN, prepare, prepare_data
 from axolotl_unlearn.checks.report import check, check_config
 from axolotl_unlearn.data.drawn import draw_retain
 from axolotl_unlearn.errors import UnlearnError

@@ -214,7 +214,7 @@ EXAMPLES = [yaml.safe_load(p.read_text()) for p in sorted((ROOT / "examples").rg
 @share(0.3)
 @given(st.sampled_from(EXAMPLES), CHANGES)
 def test_configs(cfg, changes):
-    from axolotl_unlearn.checks.preflight import config_faults
+    from axolotl_unlearn.checks.config import config_faults
 
     with sentence_or_result():
         for fault in config_faults(changed(cfg, changes)):

@@ -129,7 +129,7 @@ def test_one_process_that_fails_ends_the_others_with_its_sentence(stage, forks_o
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3"])
 def test_example_configs_have_no_fault(name):
     """Apart from data, models and DeepSpeed, which a newcomer does not have yet."""
-    from axolotl_unlearn.checks.preflight import faults
+    from axolotl_unlearn.checks.config import faults
 
     cfg = yaml.safe_load((ROOT / f"examples/distributed/{name}.yml").read_text())
     missing = ("does not exist", "data/semeval", "needs the package deepspeed")

@@ -535,7 +535,7 @@ def test_the_temperature_follows_the_entropies():
 
 
 def test_faults_of_the_block_name_the_cure(life):
-    from axolotl_unlearn.checks.preflight import faults
+    from axolotl_unlearn.checks.config import faults
     from axolotl_unlearn.errors import UnlearnError
 
     config = example(life, "fault")

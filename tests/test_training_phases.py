@@ -12,7 +12,7 @@ from conftest import random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 from transformers import get_scheduler
 
-from axolotl_unlearn.checks.preflight import setting_faults
+from axolotl_unlearn.checks.config import setting_faults
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.config.mechanisms import FlattenArgs
 from axolotl_unlearn.engine.entries import make_entries, unit_counts

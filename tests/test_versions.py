@@ -6,7 +6,7 @@ import pytest
 
 from axolotl_unlearn import versions
 from axolotl_unlearn.checks import axolotl_options
-from axolotl_unlearn.checks.preflight import PLUGIN, config_faults
+from axolotl_unlearn.checks.config import PLUGIN, config_faults
 
 ENTRY = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
 CONFIG = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from axolotl_unlearn.checks.preflight import ATTENTION, sharding_key, told
+from axolotl_unlearn.checks.config import ATTENTION, sharding_key, told
 from axolotl_unlearn.config import UnlearnArgs
 from axolotl_unlearn.registry import objectives
 

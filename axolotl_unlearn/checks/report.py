@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.checks import axolotl_options
+from axolotl_unlearn.checks.config import config_faults, evaluation_notes, take_streams
 from axolotl_unlearn.checks.level import level_notes
-from axolotl_unlearn.checks.preflight import config_faults, evaluation_notes, take_streams
 from axolotl_unlearn.config import ObjectiveArgs, nearest, parse_unlearn
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.checks import check_records, role_of

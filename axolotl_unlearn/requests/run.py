@@ -163,7 +163,7 @@ def check(request: Request) -> None:
         UnlearnError: The first that is not; or another request was carried out since, so that it
             would begin with a model that still knows the other's rows.
     """
-    from axolotl_unlearn.checks.preflight import faults
+    from axolotl_unlearn.checks.config import faults
 
     match = request.way["way"] == "match"
     for part in ("forget", "retain", "heldout", "judge"):

@@ -155,12 +155,12 @@ def trained(path: Path) -> str:
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
     """Nothing of ours refuses a config; what Axolotl and PyTorch say of it remains."""
-    from axolotl_unlearn.checks import preflight
+    from axolotl_unlearn.checks import config as config_checks
 
-    names = [name for name in dir(preflight) if name.endswith("_faults")]
+    names = [name for name in dir(config_checks) if name.endswith("_faults")]
     with contextlib.ExitStack() as patches:
         for name in names:
-            patches.enter_context(mock.patch.object(preflight, name, lambda *a, **k: []))
+            patches.enter_context(mock.patch.object(config_checks, name, lambda *a, **k: []))
         yield
 
 
