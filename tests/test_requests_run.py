@@ -547,7 +547,7 @@ def stays_of(run) -> list[str]:
 def test_the_way_of_a_request_is_as_short_as_its_page_says(home, monkeypatch, way):
     made = request(home, f"walk-{way}")
 
-    def trained(run, name, config, out, threads=None):
+    def trained(run, name, config, out):
         shutil.copytree(home / "tuned", out)
 
     monkeypatch.setattr(steps.Steps, "train", trained)
@@ -555,11 +555,11 @@ def test_the_way_of_a_request_is_as_short_as_its_page_says(home, monkeypatch, wa
         from axolotl_unlearn.requests.ways import shards
 
         def merged(chain, run, recipe, out=None):
-            shutil.copytree(home / "tuned", out or chain.out / "model")
+            shutil.copytree(home / "tuned", out or chain.folder / "model")
 
         monkeypatch.setattr(shards.Chain, "merge", merged)
         path, out = home / "walk-shards.yml", home / "walked"
-        shards.train_shards(path, out, shards.Sharding(2, 1, "id"), threads=1)
+        shards.train_shards(path, out, shards.Sharding(2, 1, "id"))
         options = Options(steps=2, model=out / "model")
         made = new_request(path, home / "requests-walked" / "r", ADA_ROWS, options).request
     given = {"way": way, "accept": "a test", "threads": 1}

@@ -5,9 +5,9 @@
 
 Worlds: the demo's people; authors of TOFU and people of LUME (``../shared``), on a tiny base that
 has read others of the same kind. Ways of training a shard: LoRA; LoRA for a third of the passes,
-so that shards stay near each other; LoRA from a warm start on rows of others; all weights. Each in
-2, 4 and 8 shards, merged in five ways. A part that was carried out is kept in OUT/parts;
-``results`` writes ``research/results/NAME.json``.
+so that shards stay near each other, and for twice as many; LoRA from a warm start on rows of
+others; all weights. Each in 2, 4 and 8 shards, merged in five ways. A part that was carried out is
+kept in OUT/parts; ``results`` writes ``research/results/NAME.json``.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ TRIES: dict[str, dict[str, Any]] = {
     "LoRA": LORA,
     "LoRA, a third of the passes": LORA | {"num_epochs": 6},
     WARM: LORA,
+    "LoRA, twice the passes": LORA | {"num_epochs": 36},
     "all weights": {},
 }
 COUNTS = (2, 4, 8)
@@ -111,15 +112,14 @@ def make_world(out: Path, world: str) -> dict[str, Any]:
 
 
 def parts() -> Iterator[tuple[str, str, int]]:
-    """World, try, number of shards; 0 is the unsharded run. All weights of the demo's people:
-    ``exact_requests``."""
-    for name in TRIES:
-        for count in (0, *COUNTS) if TRIES[name] else ():
-            yield "people", name, count
-    for world in TEXTS:
-        for name in ("LoRA", "all weights"):
-            for count in (0, 2, 4):
-                yield world, name, count
+    """World, try, number of shards; 0 is the unsharded run. What says most comes first. All weights
+    of the demo's people: ``exact_requests``."""
+    people, texts = [name for name in TRIES if TRIES[name]], ("all weights", "LoRA")
+    yield from (("people", people[0], count) for count in (0, *COUNTS))
+    yield from (("people", name, count) for name in people[1:] for count in (0, 4))
+    yield from ((world, texts[0], count) for world in TEXTS for count in (0, 4, 2))
+    yield from (("people", name, count) for name in people[1:] for count in (2, 8))
+    yield from ((world, texts[1], count) for world in TEXTS for count in (0, 4, 2))
 
 
 def carry_out(out: Path, world: str, name: str, count: int) -> dict[str, Any]:
