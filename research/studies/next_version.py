@@ -1,15 +1,18 @@
 """Does an unlearning update hold on the next version of its base? Beside unlearning again.
 
     python -m research.studies.next_version out/demo out/next
+    python -m research.studies.next_version out/demo out/next attacks
 
 The demo's original is tuned on further documents and its retained rows (the next version, which
 knows the forget rows still); merged - original is added to it, whole (arXiv 2503.20110) and as a
 SkillPack (2505.18502). Beside them: the update scaled, the demo's single NPO run anew, and the
-retrained model with the same tuning. Writes ``next-version.json``.
+retrained model with the same tuning. The second call attacks what the first one made. Both write
+``next-version.json``.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,19 @@ from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.files import write_json, write_lines
 from research.harness.stages import Evaluate, Kind, Make, Plan, Run, Train
 from research.studies.demo import CPU, MEMBERS, SINGLE_BETA
+from research.studies.never_seen import FILES
 
 RESULTS = Path(__file__).parents[1] / "results" / "next-version.json"
 FURTHER = 400
 SHOWN = ("task_aggregate", "mia_auc", "utility", "aggregate")
 SIDES = ("forget", "retain")
+ATTACKED = {"grafted": "grafted", "again": "again/merged"}
+ATTACKS = {
+    "relearn": ("--source", "forget", "--rows", "20", "--steps", "5,20", "--lr", "1e-3"),
+    "prompt": (),
+    "quantise": ("--schemes", "int4"),
+}
+ASKED = ("--limit", "80", "--max-new-tokens", "64")
 
 
 def table(demo: Path, out: Path) -> dict[str, Kind]:
@@ -55,8 +66,60 @@ def table(demo: Path, out: Path) -> dict[str, Kind]:
     return stages | {"eval": Evaluate(models, options=MEMBERS)}
 
 
+def attack_table(demo: Path, out: Path) -> dict[str, Kind]:
+    """The attacks on models of `table` that lie in ``out``, beside the retrained one."""
+    shared = ["--control", f"retrained={out / 'next_retrained'}", "--data", demo / "data"]
+    shared += ["--out", out / "attacks"]
+
+    def attack(name: str, *words: str, file: str, more: Any = ()) -> Run:
+        words = ["axolotl-unlearn", "attack", name, *words, *shared, *more]
+        return Run(lambda _: words, f"attacks/{file}.json")
+
+    named = {name: f"{name}={out / folder}" for name, folder in ATTACKED.items()}
+    stages: dict[str, Kind] = {
+        f"{name}-{kind}": attack(
+            kind, model, file=f"{FILES.get(kind, kind)}-{name}", more=(*options, *ASKED)
+        )
+        for kind, options in ATTACKS.items()
+        for name, model in named.items()
+    }
+    return stages | {"membership": attack("membership", *named.values(), file="membership")}
+
+
+def attacks_found(folder: Path) -> dict[str, dict[str, Any]]:
+    """Attack -> model -> what is recalled before and after, and above the control with interval;
+    of membership attacks AUC with interval and corrected p. Of those that were made."""
+    found: dict[str, dict[str, Any]] = {}
+    made = {
+        name: [path for kind in ATTACKS for path in folder.glob(f"{kind}-*{name}.json")]
+        for name in ATTACKED
+    }
+    for name, paths in made.items():
+        for result in (json.loads(path.read_text("utf-8")) for path in paths):
+            for row in result["rows"]:
+                if row["variant"] in ("0 steps", "plain", "not quantised"):
+                    continue
+                found.setdefault(f"{result['attack']}, {row['variant']}", {})[name] = {
+                    "before": row["before"]["recalled"]["value"],
+                    "after": row["recalled"]["value"],
+                    "above": row["above_control"]["recalled"],
+                }
+    path = folder / "membership.json"
+    models = json.loads(path.read_text("utf-8"))["models"] if path.is_file() else {}
+    for name, model in models.items():
+        for attack, row in model["attacks"].items():
+            keys = ("auc", "low", "high", "p_corrected", "control")
+            found.setdefault(attack, {})[name] = {key: row.get(key) for key in keys}
+    return found
+
+
 def main() -> None:
     demo, out = (Path(one).resolve() for one in sys.argv[1:3])
+    if "attacks" in sys.argv[3:]:
+        stages = attack_table(demo, out)
+        Plan("next version", out, stages, environment=CPU, threads=1).job.run()
+        save(json.loads(RESULTS.read_text("utf-8"))["models"], attacks_found(out / "attacks"))
+        return
     plan = Plan("next version", out, table(demo, out), seed=0, data=demo / "data", environment=CPU)
     models: dict[str, Any] = {}
     for model in plan.run()["models"]:
@@ -68,14 +131,31 @@ def main() -> None:
     save(models)
 
 
-def save(models: dict[str, dict[str, float]]) -> None:
-    """The figures, and a table of them."""
+def save(models: dict[str, dict[str, float]], attacks: dict[str, Any] | None = None) -> None:
+    """The figures, and tables of them."""
     columns = (*SIDES, *SHOWN)
     rows = [[name, *(f"{row[key]:.2f}" for key in columns)] for name, row in models.items()]
     command = "python -m research.studies.next_version out/demo out/next"
     content = {"command": command, "further": FURTHER, "models": models}
-    table = {"columns": ["model", *columns], "rows": rows}
-    write_json(RESULTS, content | {"tables": {"next-version": table}})
+    tables = {"next-version": {"columns": ["model", *columns], "rows": rows}}
+    if attacks:
+        content |= {"attack_command": f"{command} attacks", "attacks": attacks}
+        lines = [
+            [name, *(_cell(row.get(one)) for one in ATTACKED)] for name, row in attacks.items()
+        ]
+        tables["attacks"] = {"columns": ["attack", *ATTACKED], "rows": lines}
+    write_json(RESULTS, content | {"tables": tables})
+
+
+def _cell(one: dict[str, Any] | None) -> str:
+    if one is None or one.get("auc", 0) is None:
+        return "not measured"
+    if "auc" in one:
+        told = one["p_corrected"] < 0.05
+        return f"{'**' * told}{one['auc']:.2f} [{one['low']:.2f}, {one['high']:.2f}]{'**' * told}"
+    above = one["above"]
+    gap = f"{above['value']:+.2f} [{above['low']:+.2f}, {above['high']:+.2f}]"
+    return f"{one['before']:.2f} -> {one['after']:.2f}; {gap}"
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import torch
@@ -267,3 +269,11 @@ def test_a_stage_starts_from_one_of_the_table(study, tmp_path):
     table = study.table() if study is path_dependence else study.table(tmp_path, tmp_path)
     known = {*table, "examples/tiny-olmo", *(str(tmp_path / n) for n in ("memorised", "retrained"))}
     assert all({*kind.uses(), *kind.needs} <= known for kind in table.values())
+
+
+def test_the_page_has_the_lines_of_each_file():
+    page = Path(__file__).parents[1] / "notebook" / "field.md"
+    found = re.findall(r"\]\((\S+?\.py)\) (\d+)", page.read_text("utf-8"))
+    told = {path: int(lines) for path, lines in found}
+    real = {path: len((page.parent / path).read_text("utf-8").splitlines()) for path in told}
+    assert told == real and len(told) > 20
