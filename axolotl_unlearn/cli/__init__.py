@@ -104,7 +104,7 @@ def quiet() -> None:
     warnings.simplefilter("ignore")
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
-    if datasets := sys.modules.get("datasets"):  # `axolotl unlearn` has loaded it before
+    if datasets := sys.modules.get("datasets"):  # `axolotl-unlearn` has loaded it before
         datasets.disable_progress_bars()
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
