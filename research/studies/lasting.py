@@ -49,7 +49,7 @@ from research.benchmarks.retain_size import apart, clocked
 from research.harness.stages import Plan, Train, near
 from research.studies import never_seen
 from research.studies.demo import CPU
-from research.studies.lasting_worlds import PARTS, blank, make_corpus
+from research.studies.lasting_worlds import PARTS, PASSES, blank, make_corpus
 from research.studies.methods import METHODS
 from research.worlds import generate
 from research.worlds.life import LifeSizes, make_life
@@ -283,7 +283,8 @@ def taught(out: Path, name: str) -> dict[str, Any]:
     start, config = time.process_time(), out / "configs" / "original.yml"
     sides = {side: [out / "data" / f"{side}.jsonl"] for side in ("forget", "retain")}
     with patch.object(teacher.subprocess, "run", run):
-        cost = teacher.make_teacher(config, out / name, **sides, **WELL_READ)
+        read = {"rows": 160, "passes": PASSES["tuned"]} if out.name in PARTS else WELL_READ
+        cost = teacher.make_teacher(config, out / name, **sides, **read)
     steps = cost.read // yaml.safe_load(config.read_text("utf-8"))["micro_batch_size"]
     return {"seconds": time.process_time() - start, "steps": steps, "looks": []}
 

@@ -27,7 +27,7 @@ PARTS: Mapping[str, Mapping[str, int]] = {
 #: Rows of an author in TOFU, one after the other.
 AUTHOR = 20
 #: Passes of the base, and of all tuned models, over their rows.
-PASSES = {"base": 6, "tuned": 12}
+PASSES = {"base": 3, "tuned": 10}
 #: Longer rows are cut: words of a text, from its end.
 WORDS = 60
 
@@ -48,7 +48,9 @@ def lume(folder: Path) -> list[list[dict[str, str]]]:
 def tofu(folder: Path) -> list[list[dict[str, str]]]:
     """Rows of each author."""
     files = ("retain90", "forget10_perturbed")
-    lines = [line for f in files for line in (folder / "tofu" / f"{f}.jsonl").open("utf-8")]
+    lines = [
+        line for f in files for line in (folder / "tofu" / f"{f}.jsonl").open(encoding="utf-8")
+    ]
     rows = [json.loads(line) for line in lines]
     return [
         [
