@@ -3,17 +3,16 @@
     python -m research.studies.lasting do BASE OUT SEED ITEM ...
     python -m research.studies.lasting collect OUT SEED ...     # > research/results/lasting.json
 
-The first writes the data and all configs of a seed (or of the worlds `lume` and `tofu`) and does the
-items, each in a fork of a process that has imported Axolotl once, noting the seconds of processor:
+The first writes the data and all configs of a seed and does the items, each in a fork of a process
+that has imported Axolotl once, noting the seconds of processor:
 
     teacher, train:NAME, merge:NAME, score:NAME, relearn:NAME[:SOURCE[:best]], member:NAME
 
 The second replaces what the results say of these seeds and keeps the others.
 
 BASE is a folder of ``make never-seen`` (seed 0 here): all seeds share its *base*, as all forget
-sets of one public model do; nobody whom the base has read of is in the data of a seed. For a world
-it is the folder that has ``lume`` and ``tofu``. Seed 401 is for development: recipes are chosen by
-its scores. Seeds 411 and 412 were named in a commit before any of their models was made; no recipe
+sets of one public model do; nobody whom the base has read of is in the data of a seed. Seed 401 is
+for development: recipes are chosen by its scores. Seeds 411 and 412 were named in a commit before any of their models was made; no recipe
 is chosen by them.
 """
 
@@ -49,7 +48,6 @@ from research.benchmarks.retain_size import apart, clocked
 from research.harness.stages import Plan, Train, near
 from research.studies import never_seen
 from research.studies.demo import CPU
-from research.studies.lasting_worlds import PARTS, PASSES, blank, make_corpus
 from research.studies.methods import METHODS
 from research.worlds import generate
 from research.worlds.life import LifeSizes, make_life
@@ -191,28 +189,16 @@ def rivals() -> dict[str, Train]:
 
 def prepare(base: Path, out: Path, seed: str) -> None:
     """Data, base, and the configs of all runs, if they are not there."""
-    world = seed in PARTS
-    data, number = out / "data", 0 if world else int(seed)
-    stages = never_seen.table(out, number, SIZES, False)
-    tuned = ("original", "retrained")
-    chosen = {name: replace(stages[name], base=out / "base") for name in tuned}
-    chosen["under"] = stages["under"]
-    chosen |= {"match": match(out), "match_short": short(out)} | rivals()
-    chosen["match_lora"] = short(out, **LORA)
-    chosen |= {name: match(out, **changes) for name, changes in VARIANTS.items()}
-    if world:
-        chosen["base"] = Train("memorise", out / "blank", {"datasets.0.path": "base.jsonl"})
-        chosen["match"] = match(out, **VARIANTS["match_long"], datasets=OWN_ROWS)
-    elif not (out / "base").is_dir():
+    if not (out / "base").is_dir():
         shutil.copytree(base / "base", out / "base")
-    if not (data / "manifest.json").is_file():
-        data.mkdir(parents=True, exist_ok=True)
-        if world:
-            make_corpus(base, data, seed)
-            blank(ROOT / "examples" / "tiny-olmo", out / "blank", data / "background.jsonl")
-        else:
-            make_data(base, data, number)
-    Plan("lasting", out, chosen, seed=number, threads=1, environment=CPU)
+    if not (out / "data" / "manifest.json").is_file():
+        make_data(base, out / "data", int(seed))
+    stages = never_seen.table(out, int(seed), SIZES, False)
+    chosen = {n: replace(stages[n], base=out / "base") for n in ("original", "retrained")}
+    chosen |= {"under": stages["under"], "match": match(out), **rivals()}
+    chosen |= {name: match(out, **changes) for name, changes in VARIANTS.items()}
+    chosen |= {"match_short": short(out), "match_lora": short(out, **LORA)}
+    Plan("lasting", out, chosen, seed=int(seed), threads=1, environment=CPU)
 
 
 def _subjects(out: Path, name: str, against: str | None) -> tuple[Any, Any]:
@@ -283,8 +269,7 @@ def taught(out: Path, name: str) -> dict[str, Any]:
     start, config = time.process_time(), out / "configs" / "original.yml"
     sides = {side: [out / "data" / f"{side}.jsonl"] for side in ("forget", "retain")}
     with patch.object(teacher.subprocess, "run", run):
-        read = {"rows": 160, "passes": PASSES["tuned"]} if out.name in PARTS else WELL_READ
-        cost = teacher.make_teacher(config, out / name, **sides, **read)
+        cost = teacher.make_teacher(config, out / name, **sides, **WELL_READ)
     steps = cost.read // yaml.safe_load(config.read_text("utf-8"))["micro_batch_size"]
     return {"seconds": time.process_time() - start, "steps": steps, "looks": []}
 
@@ -375,7 +360,7 @@ def collected(out: Path, seeds: Sequence[str], before: dict[str, Any]) -> dict[s
         }
     tables = before["tables"]
     for seed in seeds:
-        one = found[seed]
+        one, costs = found[seed], read_json(out / seed / "cost.json")
         for way in dict.fromkeys(name.partition(":")[2] for name in one["relearned"]):
             results = {
                 name.partition(":")[0]: result
@@ -391,6 +376,15 @@ def collected(out: Path, seeds: Sequence[str], before: dict[str, Any]) -> dict[s
         ]
         if one["scored"]:
             tables[f"scored-{seed}"] = scored_table(one["scored"])
+        if lora := one["kept"].get("match_lora"):
+            last, cost = lora["kept"], one["cost"]["train:match_lora"]
+            share = (cost["seconds"] + costs["teacher"]["seconds"]) / cost["beside"]
+            tried = ["0.6", "4", "0.004", "the same, a LoRA of rank 64", str(cost["steps"])]
+            tried += [f"{share:.1f}", f"{last['loss']:.2f} ({last['expected']['loss']:.2f})"]
+            tried += [f"{last['learned']:.2f}"]
+            tried += [f"{last['retain_loss'] - lora['retained']['loss']:+.2f}"]
+            others = tables[f"tries-{seed}"]["rows"][:8]
+            tables[f"tries-{seed}"]["rows"] = [*others, tried]
     tables["sizes"] = sizes_table(found)
     command = "python -m research.studies.lasting collect"
     return {"command": command, "versions": versions(), "seeds": found, "tables": tables}
@@ -461,11 +455,10 @@ def sizes_table(found: Mapping[str, Any]) -> dict[str, Any]:
         rows.append([what, str(forget), str(retain), *cells, f"{share:.1f}", f"{pays:.0f}"])
 
     for seed, one in found.items():
-        run, cost = "match" if seed in PARTS else "match_short", one["cost"]
-        if f"train:{run}" in cost and seed not in DEVELOPMENT:
-            seconds = [cost[f"train:{name}"]["seconds"] for name in ("retrained", "teacher", run)]
-            name = f" on {seed.upper()}" if seed in PARTS else f" (seed {seed})"
-            add(f"tiny{name}", *one["rows"], seconds[0], sum(seconds[1:]))
+        runs, cost = ("retrained", "teacher", "match_short"), one["cost"]
+        if f"train:{runs[-1]}" in cost and seed not in DEVELOPMENT:
+            seconds = [cost[f"train:{name}"]["seconds"] for name in runs]
+            add(f"tiny (seed {seed})", *one["rows"], seconds[0], sum(seconds[1:]))
     results = ROOT / "research" / "results"
     for times, size in read_json(results / "retain-size.json")["sizes"].items():
         seconds = [size[name]["seconds"] for name in ("retrain", "teacher", "match")]
