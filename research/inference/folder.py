@@ -38,6 +38,10 @@ def write(model: Path, tensors: Mapping[str, Tensor], out: Path) -> Path:
         "auto_map": {"AutoModelForCausalLM": "modeling_intervened.IntervenedForCausalLM"},
     }
     write_json(out / "config.json", config | own)
+    # Without a cache, as training leaves it, each new token would ask the gate again.
+    path = out / "generation_config.json"
+    said = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    write_json(path, said | {"use_cache": True})
     return out
 
 

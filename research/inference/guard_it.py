@@ -74,7 +74,7 @@ def clusters(values: Tensor, most: int = 20, seed: int = 0) -> np.ndarray:
 
 def threshold(forget: np.ndarray, retain: np.ndarray) -> float:
     """Where the share of forget similarities above less that of retain ones is largest, half-way
-    between two: at one of them another attention kernel's rounding would decide."""
+    between two, where no rounding decides."""
     seen = np.unique(np.concatenate([forget, retain]))
     cuts = np.concatenate([seen[:1] - 1, (seen[1:] + seen[:-1]) / 2, seen[-1:] + 1])
     gain = [(forget > cut).mean() - (retain > cut).mean() for cut in cuts]

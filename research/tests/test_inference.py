@@ -84,6 +84,7 @@ def test_transformers_loads_the_folder(tmp_path):
     from transformers import AutoModelForCausalLM
 
     model, ids = tiny_llama(), torch.arange(3, 11)[None]
+    model.generation_config.use_cache = False  # as training leaves it
     model.save_pretrained(tmp_path / "plain")
     plain = logits(model, ids)
     tensors = {
@@ -104,6 +105,7 @@ def test_transformers_loads_the_folder(tmp_path):
     # A server that left the hooks out would give the original: it finds no architecture it knows.
     config = json.loads((out / "config.json").read_text("utf-8"))
     assert config["auto_map"] and config["architectures"] == ["IntervenedForCausalLM"]
+    assert loaded.generation_config.use_cache
 
 
 @pytest.mark.parametrize("kind", ["project", "rotate"])
