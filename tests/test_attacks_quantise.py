@@ -81,6 +81,12 @@ def test_few_levels_remain_and_the_rest_is_near(scheme):
     assert half.dtype == torch.bfloat16
 
 
+def test_a_weight_with_a_scale_of_its_own_is_exact():
+    """One column, as of a factor of rank 1: torchao ended in a RuntimeError."""
+    weight = torch.randn(5, 1)
+    assert torch.equal(round_to_nearest(weight, "int8"), weight)
+
+
 def test_nf4_levels_are_those_of_qlora():
     """The 16 values of arXiv 2305.14314, appendix E, times the largest magnitude."""
     levels = [-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0]

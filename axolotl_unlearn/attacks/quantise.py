@@ -70,6 +70,8 @@ def _torchao(weight: Tensor, group: int, bits: int, symmetric: bool) -> Tensor:
         quantize_affine,
     )
 
+    if group == 1:
+        return weight  # exact, each with a scale of its own; torchao has no such block
     mapping = MappingType.SYMMETRIC if symmetric else MappingType.ASYMMETRIC
     block, low, high = (1, group), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     grid = (torch.int8, low, high)
