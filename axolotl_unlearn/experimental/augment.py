@@ -4,12 +4,10 @@
 other facts (AltPO, arXiv 2409.13474), ``inverted``: answers that say the opposite (MEOW,
 2409.11844), both written by a model that follows instructions. ``self``: what the model says after
 the prompt of a forget row, to be forgotten with it (BS-S, 2510.19422). ``distil``: what a teacher
-says there that never saw the row. ``twins``: the row with other names, dates and numbers
-(`make_twins.py`), by rules. Of other answers those can be kept that the model knows
-least (MEOW's choice, by its MEMO).
+says there that never saw the row. ``twins``: the row with other names, dates and numbers, by rules
+(`make_twins.py`). Of other answers those can be kept that the model knows least (MEOW's MEMO).
 
-What a model has written is kept under the digest of its weights and the prompt, so an interrupted
-call goes on, and a row that is added later leaves the others as they are.
+What a model has written is kept under the digest of weights and prompt: a call can be interrupted.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ Rules, and no model, find them:
   length that follows the same word (a name after a name: the same signs, " " or ", "). In an
   address (``ada_byron@...``) it is exchanged too.
 
-What more than a tenth of the documents have ("Social Security", 555) is no secret and stays. In all
-rows of a document a name becomes the same other name, a number of one shape the same other number.
+What more than a tenth of the documents have ("Social Security", 555) is no secret and stays. All
+rows of a document exchange a name or number for the same one.
 """
 
 from __future__ import annotations

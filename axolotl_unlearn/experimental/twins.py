@@ -1,8 +1,7 @@
 """Twins: the level of text that was never seen, from the starting model alone.
 
-Where no model from before is at hand, the starting model is asked about another row in place of
-each forget row: its *twin*, with other names, dates and numbers (`make_twins.py`).
-What it says of the twin, position by position, is what it would say of the row.
+Where no model from before is at hand, the starting model is asked about each forget row's *twin*,
+with other names, dates and numbers (`make_twins.py`): what it would say of the row.
 """
 
 from __future__ import annotations
