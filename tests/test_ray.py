@@ -155,13 +155,14 @@ def test_ray_that_is_not_installed_is_one_sentence(monkeypatch):
 
 def test_a_cluster_that_does_not_come_up_is_one_sentence(monkeypatch):
     """Ray's own fault on a busy machine is a plain Exception, and ended in a traceback."""
-    ray = pytest.importorskip("ray")
 
     def fails(*_, **__):
         raise Exception("The current node timed out during startup.\nMore.")
 
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", fails)
+    # Ray itself, imported before `cluster` has set its variables, would have no token.
+    monkeypatch.setitem(
+        sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=fails)
+    )
     done = CliRunner().invoke(unlearn, ["attack", "membership", "--list", "--ray"])
     assert done.exit_code == 2 and "(The current node timed out during startup.)" in done.output
 
