@@ -96,20 +96,26 @@ def train(path: Path, log: Path) -> dict[str, Any]:
     return weights(Path(yaml.safe_load(path.read_text())["output_dir"]))
 
 
+def make_base(out: Path, rows: Path, epochs: int, **changes: Any) -> None:
+    """The tiny model that has read ``rows``, in ``out/base``."""
+    if weights(out / "base"):
+        return
+    path = config(out, "base", rows, **changes)
+    made = yaml.safe_load(path.read_text()) | {
+        "base_model": str(ROOT / "examples/tiny-olmo"),
+        "reinit_weights": True,
+        "num_epochs": epochs,
+        "learning_rate": 0.002,
+    }
+    made.pop("test_datasets")
+    path.write_text(yaml.safe_dump(made))
+    train(path, out / "logs" / "base.log")
+
+
 def prepare(out: Path) -> list[dict[str, Any]]:
     """Data and base; the rows of the people."""
     make_chats(out / "data", 0)
-    if not weights(out / "base"):
-        path = config(out, "base", out / "data" / "background.jsonl")
-        made = yaml.safe_load(path.read_text()) | {
-            "base_model": str(ROOT / "examples/tiny-olmo"),
-            "reinit_weights": True,
-            "num_epochs": 3,
-            "learning_rate": 0.002,
-        }
-        made.pop("test_datasets")
-        path.write_text(yaml.safe_dump(made))
-        train(path, out / "logs" / "base.log")
+    make_base(out, out / "data" / "background.jsonl", epochs=3)
     lines = (out / "data" / "train.jsonl").read_text("utf-8").splitlines()
     return [json.loads(line) for line in lines]
 

@@ -30,6 +30,7 @@ from research.studies.exact_requests import (
     ROOT,
     config,
     fork_commands,
+    make_base,
     merged,
     prepare,
     processor,
@@ -97,17 +98,7 @@ def make_world(out: Path, world: str) -> dict[str, Any]:
     parts["background"] = groups[OWN + 4 :][:OTHERS]
     for name, part in parts.items():
         write_lines(data / f"{name}.jsonl", [row for rows in part for row in rows])
-    if not weights(out / "base"):
-        path = config(out, "base", data / "background.jsonl", **changes)
-        made = yaml.safe_load(path.read_text()) | {
-            "base_model": str(ROOT / "examples/tiny-olmo"),
-            "reinit_weights": True,
-            "num_epochs": 6,
-            "learning_rate": 0.002,
-        }
-        made.pop("test_datasets")
-        path.write_text(yaml.safe_dump(made))
-        train(path, out / "logs" / "base.log")
+    make_base(out, data / "background.jsonl", epochs=6, **changes)
     return changes
 
 
