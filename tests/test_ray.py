@@ -147,9 +147,10 @@ def test_the_stages_of_a_job_are_tasks(cluster, tmp_path):
     assert job(write) == {"one": "kept", "two": "kept", "table": "done"}
 
 
-def test_ray_that_is_not_installed_is_one_sentence(monkeypatch):
+@pytest.mark.parametrize("option", ["--ray", "--ray=auto", "--ray=nonsense"])
+def test_ray_that_is_not_installed_is_one_sentence(monkeypatch, option):
     monkeypatch.setitem(sys.modules, "ray", None)
-    done = CliRunner().invoke(unlearn, ["attack", "membership", "--list", "--ray"])
+    done = CliRunner().invoke(unlearn, ["attack", "membership", "--list", option])
     assert done.exit_code == 2 and "`--ray` needs Ray" in done.output
 
 

@@ -34,11 +34,12 @@ class RayCommand(click.Command):
 
     def make_context(self, info_name, args, parent=None, **extra) -> click.Context:
         words, address = list(args), None
-        if "--ray" in words:
-            place = words.index("--ray")
-            words.pop(place)
-            given = place < len(words) and ADDRESS.fullmatch(words[place])
-            address = words.pop(place) if given else "local"
+        place = next((n for n, w in enumerate(words) if w.partition("=")[0] == "--ray"), None)
+        if place is not None:
+            address = words.pop(place).partition("=")[2]
+            if not address:
+                given = place < len(words) and ADDRESS.fullmatch(words[place])
+                address = words.pop(place) if given else "local"
             extra["allow_extra_args"] = True
         context = super().make_context(info_name, list(words), parent, **extra)
         names = [info_name]
