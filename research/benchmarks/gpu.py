@@ -513,6 +513,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=4, help="forget rows a step (as many retain)")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=8, help="begin no figure after these")
+    parser.add_argument("--only", nargs="+", help="these figures, in their order")
     parser.add_argument("--out", type=Path, help="folder of results-gpu.json [beside this file]")
     options = parser.parse_args()
     if not options.smoke and not torch.cuda.is_available():
@@ -552,7 +553,7 @@ def run_plans(options: argparse.Namespace) -> None:
     if options.smoke:
         del plans["flex"]  # minutes of compiling, and no backward pass on a CPU
     start = time.perf_counter()
-    for name, plan in plans.items():
+    for name, plan in ((name, plans[name]) for name in options.only or plans):
         if "error" in results.get(name, {"error": ""}):
             if time.perf_counter() - start > 60 * options.minutes:
                 print(f"{name}: left for the next run", flush=True)

@@ -69,12 +69,13 @@ def config_of(example: str, work: Path, pairs: int, smoke: bool) -> Path:
         "gradient_accumulation_steps": 1,
         "save_strategy": "no",
         "logging_steps": 50,
+        "optimizer": "adamw_torch",  # the paged one needs managed memory of a lent card
     }
     del config["tokenizer_config"]
     for entry in config["datasets"]:
         entry["path"] = str(work / Path(entry["path"]).name)
     if smoke:
-        config |= {"bf16": False, "optimizer": "adamw_torch", "num_epochs": 1}
+        config |= {"bf16": False, "num_epochs": 1}
     path = work / f"{example}.yml"
     path.write_text(yaml.safe_dump(config), "utf-8")
     return path
@@ -90,6 +91,8 @@ def main() -> None:
     parser.add_argument(
         "--epochs", type=int, help="fewer than the recipe's five: the first is dear"
     )
+    parser.add_argument("--steps", type=int, help="end the training after these")
+    parser.add_argument("--no-merge", action="store_true")
     parser.add_argument("--smoke", action="store_true")
     given = parser.parse_args()
     if not (given.lume / "train" / "forget.jsonl").is_file():
@@ -127,15 +130,21 @@ def main() -> None:
     if not given.smoke:
         torch.cuda.empty_cache()
     config = config_of("over", work, given.pairs, given.smoke)
-    if given.epochs:
-        results["epochs"] = given.epochs
-        changed = yaml.safe_load(config.read_text("utf-8")) | {"num_epochs": given.epochs}
-        config.write_text(yaml.safe_dump(changed), "utf-8")
+    shorter = {"num_epochs": given.epochs, "max_steps": given.steps}
+    shorter = {key: count for key, count in shorter.items() if count}
+    if shorter:
+        results |= shorter
+        config.write_text(
+            yaml.safe_dump(yaml.safe_load(config.read_text("utf-8")) | shorter), "utf-8"
+        )
     words = [sys.executable, "-m", "axolotl.cli.main", "train", str(config), "--launcher", "python"]
     results["command_seconds"] = timed(words, work / "over.log")
     results["training"] = json.loads((work / "over" / "cost.json").read_text("utf-8"))
     if not given.smoke:  # the merge may fail where mergekit is not installed
         write_json(given.out / "recipe-gpu.json", results)
+    if given.no_merge:
+        print(json.dumps(results, indent=1), flush=True)
+        return
     shutil.rmtree(work / "under", ignore_errors=True)
     shutil.copytree(work / "over", work / "under")
     words = [sys.executable, "-m", "axolotl_unlearn.cli", "merge", "--space", "factors"]
