@@ -70,16 +70,11 @@ ATTACK = "{model} --data {data} --out {attacks} --limit 2 --device cpu"
 CASES = {
     "agent-docs": ("", "text"),
     "attack inside": ("{model} --data {data} --out {attacks} --device cpu", "says"),
-    "attack membership": ("{model} --data {data} --out {attacks} --attacks loss", "models"),
     "attack prompt": (ATTACK + " --variants prefix --max-new-tokens 4", "rows"),
     "attack quantise": (ATTACK + " --schemes int8 --max-new-tokens 4", "rows"),
     "attack relearn": (
         ATTACK + " --source retain --steps 1 --rows 2 --max-new-tokens 4 --lr 0.001",
         "rows",
-    ),
-    "attack traces": (
-        "{model} --original {other} --data {data} --out {attacks} --limit 24 --max-new-tokens 2",
-        "names",
     ),
     "check": ("{forget.yml} --full", "plan"),
     "eval": (

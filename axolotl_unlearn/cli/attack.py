@@ -41,7 +41,7 @@ def _rate(_: Any, parameter: click.Parameter, text: str) -> float | None:
     raise UnlearnError(f"--lr {text!r} must be a number above 0, or best-of-five.")
 
 
-def _device(_: Any, __: click.Parameter, given: str | None) -> str:
+def device(_: Any, __: click.Parameter, given: str | None) -> str:
     import torch
 
     return given or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -51,15 +51,15 @@ def _default(name: str, value: Any, says: str | None = None, **more: Any) -> Cal
     return click.option(name, default=value, help=says, **more)
 
 
-def _options(says: str, *more: Callable, one: bool = True) -> Callable:
-    """Arguments that attacks share; ``says`` of ``--data``; ``one``: of a single model."""
+def _options(says: str, *more: Callable) -> Callable:
+    """Arguments that attacks share; ``says`` of ``--data``."""
     options = [
-        click.argument("model") if one else click.argument("models", nargs=-1),
+        click.argument("model"),
         data_option(says),
         out_option("out/attacks", ATTACKED),
         click.option("--control", help="A model that never saw the forget set, attacked alike."),
         *more,
-        click.option("--device", callback=_device, help="[default: cuda if there is one]"),
+        click.option("--device", callback=device, help="[default: cuda if there is one]"),
         click.option("--dtype", type=click.Choice(DTYPES), default=DTYPES[0]),
     ]
     return lambda function: functools.reduce(lambda f, o: o(f), reversed(options), function)
@@ -104,7 +104,8 @@ def command() -> None:
     """Attack a model: quantise it, retrain it a little, ask it differently, look inside.
 
     An attack prints what the model says of the forget set before and after, with intervals over
-    documents, and writes JSON. Interrupted, the first three go on where they were.
+    documents, and writes JSON. Interrupted, the first three go on where they were. Attacks on
+    membership one by one, and traces: `python -m research membership` and `traces`, in a checkout.
 
     \b
     axolotl-unlearn attack relearn out/merged --control out/retrained --out out/eval
@@ -188,57 +189,3 @@ def inside(model: str, data_dir: Path, out: Path, control: str | None, **options
     sides = [read_documents(path, join=options["join"]) for path in paths]
     subject, against = make_subjects(model, (), control, **options)
     _finish(out, data_dir, inside_attack(subject, *sides, against), [])
-
-
-@command.command(cls=RayCommand)
-@_options(
-    "Folder with member.jsonl and nonmember.jsonl (and retain.jsonl).",
-    click.option("--attacks", help="Names with commas between, or all.  [default: see --list]"),
-    click.option("--limit", type=int, help="So many texts of each kind only."),
-    _SEED,
-    click.option("--list", "listed", is_flag=True, help="Print the attacks and end."),
-    one=False,
-)
-def membership(models: tuple[str, ...], listed: bool, attacks: str | None, **options: Any) -> None:
-    """Tell members from texts never seen, by every registered attack, corrected for their number.
-
-    Writes membership.json. An attack that cannot be made is named as not measured; then no model
-    passes.
-
-    \b
-    axolotl-unlearn attack membership out/merged --attacks loss,g_drift,icp
-    """
-    from axolotl_unlearn.attacks.membership import run
-
-    if listed:
-        answer(attacks=[{"name": one.name, "source": one.source} for one in run.ordered()])
-        show(*map(run.described, run.ordered()))
-        return
-    if not models:
-        raise UnlearnError("name at least one model to attack: a folder, or NAME=FOLDER.")
-    result, path = run.attack_models(models, run.named(attacks), **options)
-    answer(file=path, **result)
-    show(*run.said(result), f"Written: {path}")
-
-
-@command.command(cls=RayCommand)
-@_options(
-    "Folder with retain.jsonl, whose inputs are asked.",
-    click.option("--original", required=True, help="The model before unlearning."),
-    _default("--limit", 200, "So many prompts."),
-    _default("--max-new-tokens", 64),
-    _default("--batch-size", 32),
-)
-def traces(out: Path, **options: Any) -> None:
-    """Tell by answers to unrelated prompts that a model was unlearned. Writes traces.json.
-
-    \b
-    axolotl-unlearn attack traces out/merged --original out/memorised
-    """
-    from axolotl_unlearn.attacks.traces import sentence, traces_attack
-    from axolotl_unlearn.files import write_json
-
-    result = traces_attack(**options)
-    path = write_json(out / "traces.json", result)
-    answer(file=path, **result)
-    show(sentence(result), f"Written: {path}")

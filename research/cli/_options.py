@@ -8,6 +8,8 @@ from collections.abc import Callable
 import click
 from click.core import ParameterSource
 
+from axolotl_unlearn.cli.attack import DTYPES, device
+
 
 def jobs_option(function: Callable) -> Callable:
     """``--jobs``."""
@@ -19,6 +21,17 @@ def seed_option(function: Callable) -> Callable:
     """``--seed`` of a job on made-up data."""
     says = "Seed of data, weights and orders."
     return click.option("--seed", default=0, show_default=True, help=says)(function)
+
+
+def attack_options(function: Callable) -> Callable:
+    """``--control``, ``--device`` and ``--dtype`` of an attack, as those of `axolotl-unlearn`."""
+    for option in (
+        click.option("--control", help="A model that never saw the forget set, attacked alike."),
+        click.option("--device", callback=device, help="[default: cuda if there is one]"),
+        click.option("--dtype", type=click.Choice(DTYPES), default=DTYPES[0], show_default=True),
+    ):
+        function = option(function)
+    return function
 
 
 def as_typed(context: click.Context) -> str:

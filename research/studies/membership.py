@@ -1,8 +1,8 @@
 """Every registered attack on models of two worlds, in one file and one picture.
 
-    axolotl-unlearn attack membership original=L/original merged=L/merged match=L/match \\
+    python -m research membership original=L/original merged=L/merged match=L/match \\
         --attacks all --control L/retrained --data L/data --out out/a
-    axolotl-unlearn attack membership retrained=L/retrained --control L/other --attacks all \\
+    python -m research membership retrained=L/retrained --control L/other --attacks all \\
         --data L/data --out out/b
     python -m research.studies.membership "life=out/a/membership.json,out/b/membership.json"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from axolotl_unlearn.attacks.membership import transfer
 from axolotl_unlearn.engine.token_scoring import score_texts
 from axolotl_unlearn.metrics.intervals import auc
+from research.attacks import transfer
 from research.worlds.generate import Sizes, make_corpus
 
 STEPS = (4, 10, 25)

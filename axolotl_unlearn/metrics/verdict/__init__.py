@@ -3,7 +3,7 @@
 Every criterion has three outcomes: "pass" (the whole interval is on the good side of its limit),
 "fail" (on the bad side) and "open" (the texts do not suffice to say, or what is asked was not
 measured). A model is good when every criterion passes. An attack tells where it is significant
-after Holm's correction over all attacks, those of `attack membership` along. With a retrained model
+after Holm's correction over all attacks, those of membership.json along. With a retrained model
 every attack's AUC is compared with its AUC on the same texts (paired, equivalence within a margin),
 without one with 0.5. Clusters (documents, authors) are what is independent.
 

@@ -418,7 +418,7 @@ def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None
 
 
 class Tried:
-    """The tests of `axolotl-unlearn attack membership` on a model, each attack and each group.
+    """The tests of membership.json (`python -m research membership`): each attack and each group.
 
     Attributes:
         tests: Title -> (p-value before any correction, its figures): of the paired difference from

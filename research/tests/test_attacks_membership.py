@@ -14,13 +14,14 @@ from attack_models import batch_of, fit, tokenizer
 from conftest import tiny_llama
 from numpy.testing import assert_allclose
 
-from axolotl_unlearn.attacks import traces
-from axolotl_unlearn.attacks.membership import REGISTRY, Target, gdrift, icp, tables, transfer
-from axolotl_unlearn.attacks.membership import dataset_inference as di
-from axolotl_unlearn.attacks.membership.base import attack, by_rank, measure
-from axolotl_unlearn.attacks.membership.detectors import binoculars, curvature
-from axolotl_unlearn.attacks.membership.iam import bounded_gumbel, completeness
-from axolotl_unlearn.attacks.membership.run import (
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.metrics.memorisation import TokenFacts
+from research.attacks import REGISTRY, Target, gdrift, icp, tables, traces, transfer
+from research.attacks import dataset_inference as di
+from research.attacks.base import attack, by_rank, measure
+from research.attacks.detectors import binoculars, curvature
+from research.attacks.iam import bounded_gumbel, completeness
+from research.attacks.run import (
     FAR,
     NEAR,
     attack_model,
@@ -30,8 +31,6 @@ from axolotl_unlearn.attacks.membership.run import (
     sentence,
     status,
 )
-from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Jun Kai Lea Mia Ned Ola Pia Rex".split()
 PLACES = "Bath Cork Dover Fife Hull Kent Leeds Perth Oslo Lima Rome Bonn Wien Riga".split()
@@ -88,9 +87,9 @@ def facts(logp, mean=0.0, sd=1.0) -> TokenFacts:
 def run(*arguments):
     from click.testing import CliRunner
 
-    from axolotl_unlearn.cli import unlearn
+    from research.__main__ import research
 
-    return CliRunner().invoke(unlearn, ["attack", "membership", *map(str, arguments)])
+    return CliRunner().invoke(research, ["membership", *map(str, arguments)])
 
 
 def test_binoculars_by_hand():
@@ -370,11 +369,11 @@ def test_answers_drawn_alike_leave_no_trace():
 def test_the_command_of_traces(place):
     from click.testing import CliRunner
 
-    from axolotl_unlearn.cli import unlearn
+    from research.__main__ import research
 
-    words = ["attack", "traces", place / "original", "--original", place / "retrained",
+    words = ["traces", place / "original", "--original", place / "retrained",
              "--data", place / "data", "--out", place / "t", "--max-new-tokens", 8]  # fmt: skip
-    outcome = CliRunner().invoke(unlearn, list(map(str, words)))
+    outcome = CliRunner().invoke(research, list(map(str, words)))
     assert outcome.exit_code == 0, outcome.output
     found = json.loads((place / "t" / "traces.json").read_text("utf-8"))
     assert found["model"]["n"] == 28 and 0 <= found["model"]["low"] <= found["model"]["high"] <= 1

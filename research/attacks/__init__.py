@@ -1,7 +1,7 @@
 """Is a text still known? Attacks behind one protocol (`base`), a file each; `run` makes those that
 are asked for and corrects for their number."""
 
-from axolotl_unlearn.attacks.membership import (  # noqa: F401 (each registers its attacks)
+from research.attacks import (  # noqa: F401 (each registers its attacks)
     dataset_inference,
     detectors,
     gdrift,
@@ -11,6 +11,6 @@ from axolotl_unlearn.attacks.membership import (  # noqa: F401 (each registers i
     tables,
     transfer,
 )
-from axolotl_unlearn.attacks.membership.base import REGISTRY, Attack, Target
+from research.attacks.base import REGISTRY, Attack, Target
 
 __all__ = ["REGISTRY", "Attack", "Target"]

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.attacks.membership.base import Array, Target, attack, by_learning
 from axolotl_unlearn.engine.token_scoring import Query
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import input_device
+from research.attacks.base import Array, Target, attack, by_learning
 
 #: Size of the step: small, so that drifts are those of the gradient, far above float32's rounding.
 STEP = 1e-3

@@ -13,11 +13,11 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from scipy.stats import ttest_ind
 
-from axolotl_unlearn.attacks.membership.base import Array, Outcome, Target, attack
 from axolotl_unlearn.data.documents import Answer
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import auc, auc_interval
 from axolotl_unlearn.metrics.memorisation import TokenFacts, compressed_bytes, loss
+from research.attacks.base import Array, Outcome, Target, attack
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 #: Share of the texts beyond each of the two ends that outliers are clipped to.

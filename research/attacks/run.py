@@ -14,15 +14,6 @@ import numpy as np
 import torch
 
 from axolotl_unlearn.attacks.inside import grid
-from axolotl_unlearn.attacks.membership.base import (
-    REGISTRY,
-    Access,
-    Attack,
-    Outcome,
-    Target,
-    by_rank,
-    measure,
-)
 from axolotl_unlearn.attacks.target import find_side
 from axolotl_unlearn.data.documents import author_of, read_documents
 from axolotl_unlearn.data.records import document_id, read_rows
@@ -38,6 +29,15 @@ from axolotl_unlearn.metrics.membership import (
     tpr_at_fpr,
 )
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer, parse_models
+from research.attacks.base import (
+    REGISTRY,
+    Access,
+    Attack,
+    Outcome,
+    Target,
+    by_rank,
+    measure,
+)
 
 #: (id, text) of each.
 Documents = Sequence[tuple[str, str]]
