@@ -24,9 +24,9 @@ from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.record import read, verify
-from axolotl_unlearn.requests.request import Request, held, weights
+from axolotl_unlearn.requests.request import Request, weights
 from axolotl_unlearn.requests.search import Texts
-from axolotl_unlearn.requests.steps import ENVIRONMENT, Steps, executable
+from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
 from axolotl_unlearn.requests.ways import shards
 from axolotl_unlearn.requests.ways.plan import Line, choose, plan
 from axolotl_unlearn.requests.ways.shards import Sharding, place, train_shards, unit
@@ -280,8 +280,7 @@ def test_adapters_of_an_architecture_that_mergekit_does_not_know(tmp_path):
     facts = {"count": 2, "slices": 1, "rows": {"1-1": 1, "2-1": 1}, "threads": 1, "processes": 1}
     facts["recipe"] = Sharding().recipe.to_dict()
     chain = shards.Chain(tmp_path, {"base_model": str(tmp_path / "base"), "adapter": "lora"}, facts)
-    with held(tmp_path) as lock:
-        chain.merge(Steps(tmp_path / "work", lock, threads=1), chain.write_recipe())
+    chain.merge()
     name = "model.layers.0.self_attn.q_proj.weight"
     before, after = (load_file(tmp_path / one / "model.safetensors") for one in ("base", "model"))
     assert torch.allclose(after[name], before[name] + added, atol=1e-6) and added.abs().max() > 0.1
@@ -319,7 +318,6 @@ def test_to_whom_a_row_belongs(row, by, whose):
         ({"val_set_size": 0.1}, Sharding(), "`val_set_size` does not go with shards"),
         ({}, Sharding(1, 1), "--count 2 or more"),
         ({}, Sharding(by="nobody"), "--by nobody: no row .* has this field"),
-        ({"base_model": "a+b"}, Sharding(), "mergekit reads"),
     ],
 )
 def test_what_cannot_be_sharded(home, tmp_path, changes, sharding, says):  # noqa: F811
@@ -332,10 +330,10 @@ def test_a_person_in_rows_of_others_is_said(home, tmp_path, monkeypatch):  # noq
     """Where those rows are in another shard; nothing is trained."""
     monkeypatch.setattr(shards.Chain, "make", lambda *_: None)
     path, out = sharded(home, tmp_path, [*TRAIN[:18], MENTION], "all")
-    words = ["shards", "train", str(path), "--by", "id", "--out", str(out), "--key"]
+    words = ["shards", "train", str(path), "--by", "id", "--out", str(out)]
     apart = place(KEYED, "ada-quill", 4, 2)[0] != place(KEYED, "p900", 4, 2)[0]
-    (tmp_path / "key").write_text(KEYED.hex())
-    result = CliRunner().invoke(unlearn, [*words, str(tmp_path / "key")])
+    monkeypatch.setattr(shards.secrets, "token_bytes", lambda _: KEYED)
+    result = CliRunner().invoke(unlearn, words)
     assert result.exit_code == 0, result.output
     assert apart and "1 people or documents are named in rows of others" in result.output
     assert "Quill" not in result.output and "ada" not in (out / "shards.json").read_text()

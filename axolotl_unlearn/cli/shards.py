@@ -33,12 +33,11 @@ def command() -> None:
 @click.option("--sum", "summed", is_flag=True, help="Add the shards' changes; else their mean.")
 @click.option("--density", default=0.8, help="Of ties and dare: entries kept.")
 @click.option("--seed", default=0, help="Of dare's random drops.")
-@click.option("--key", type=PATH, help="shards.key of other shards: rows fall into equal places.")
 @click.option("--processes", default=1, type=COUNT, help="Of a training.")
 @click.option("--threads", type=COUNT, help="Of a training.  [all cores]")
 def train(
     config: Path, out: Path, method: str, density: float, summed: bool, seed: int,
-    key: Path | None, threads: int | None, **given: Any,
+    threads: int | None, **given: Any,
 ) -> None:  # fmt: skip
     """Train every shard of CONFIG's rows slice by slice, and merge; goes on if stopped.
 
@@ -47,11 +46,11 @@ def train(
     few_logs()
     from axolotl_unlearn.merging.recipe import Recipe
     from axolotl_unlearn.requests.request import cores
-    from axolotl_unlearn.requests.ways.shards import Sharding, read_key, train_shards
+    from axolotl_unlearn.requests.ways.shards import Sharding, train_shards
 
     recipe = Recipe(method=method, density=density, scale="sum" if summed else "average", seed=seed)
     sharding = Sharding(recipe=recipe, threads=threads or cores(), **given)
-    facts = train_shards(config, out, sharding, key=read_key(key) if key else None)
+    facts = train_shards(config, out, sharding)
     answer(**facts | {"model": out / "model"})
     sizes = [
         sum(n for name, n in facts["rows"].items() if name.split("-")[0] == str(shard))

@@ -32,8 +32,7 @@ def check(
     another base, another LoRA initialisation."""
     warnings: list[str] = []
     for parent in parents:
-        _tied(base, parent)
-        _architecture(base, parent)
+        check_shapes(base, parent)
         warnings += _tokenizer(base, parent, force)
         warnings += _same_base(base, parent, force)
     for parent in parents:
@@ -85,6 +84,12 @@ def check_finite(source: Parent) -> None:
             f"{source.path}: tensor {broken} holds NaN or infinity: that run diverged, train it "
             "again."
         )
+
+
+def check_shapes(base: Model, parent: Parent) -> None:
+    """Raise where the parent's tensors are not those of the base."""
+    _tied(base, parent)
+    _architecture(base, parent)
 
 
 def _tied(base: Model, parent: Parent) -> None:

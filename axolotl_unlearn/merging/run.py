@@ -96,9 +96,7 @@ def merge(
         else:
             write_model(partial, recipe, model, opened, progress)
             write(partial / "mergekit_config.yml", _recipe_text(recipe, model, opened, out))
-        for file in TOKENIZER_FILES:
-            if (model.path / file).exists():
-                shutil.copy(model.path / file, partial / file)
+        copy_tokenizer(model.path, partial)
         facts["seconds"] = round(time.perf_counter() - started, 2)
         facts["versions"] = {name: version(name) for name in ("mergekit", "peft", "torch")}
         write_json(partial / "merge.json", facts, indent=2)
@@ -138,6 +136,12 @@ def write_model(
     writer.finalize()
     config = {key: value for key, value in base.config.items() if key != "torch_dtype"}
     write_json(folder / "config.json", config | {"dtype": "float32"}, indent=2)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    for file in TOKENIZER_FILES:
+        if (source / file).exists():
+            shutil.copy(source / file, folder / file)
 
 
 def _write_factors(

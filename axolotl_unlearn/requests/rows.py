@@ -16,7 +16,7 @@ from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
 from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.ledger import Ledger
-from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.request import Request, write_lines
 
 #: Keys of a ``datasets`` entry that say where rows are, and not how they are read.
 PLACE = (
@@ -295,7 +295,49 @@ def ids(parts: Parts) -> set[str]:
     return {row_id(row) for part in parts for row in part}
 
 
-def dataset(entry: Mapping[str, Any], file: Path, *, test: bool = False) -> dict[str, Any]:
+def write_parts(folder: Path, name: str, parts: Parts) -> list[tuple[int, Path]]:
+    """Write ``NAME-NUMBER.jsonl`` of each entry that has rows; see `files_of`."""
+    for number, part in enumerate(parts):
+        path = folder / f"{name}-{number}.jsonl"
+        write_lines(path, part) if part else path.unlink(missing_ok=True)
+    return files_of(folder, name)
+
+
+def files_of(folder: Path, name: str) -> list[tuple[int, Path]]:
+    """(entry, file) of what `write_parts` wrote."""
+    return sorted((int(p.stem.rpartition("-")[2]), p) for p in folder.glob(f"{name}-*.jsonl"))
+
+
+def read_parts(folder: Path, name: str) -> Parts:
+    """What `write_parts` wrote."""
+    files = dict(files_of(folder, name))
+    return [
+        [dict(row) for _, row in read_rows(files[number])] if number in files else []
+        for number in range(max(files, default=-1) + 1)
+    ]
+
+
+def training(
+    config: Mapping[str, Any],
+    files: Iterable[tuple[int, Path]],
+    tests: Iterable[tuple[int, Path]],
+    out: Path,
+    prepared: Path,
+) -> dict[str, Any]:
+    """The config with the rows of these files, each in the place of an entry's, and these places.
+
+    A validation split has one part for each entry of ``datasets``.
+    """
+    key = "pretraining_dataset" if config.get("pretraining_dataset") else "datasets"
+    given, held = entries(config), entries(config, "test_datasets") or entries(config)
+    made = settings(config)
+    for name, those, parts in ((key, given, files), ("test_datasets", held, tests)):
+        if there := [_dataset(those[n], file, test=name != key) for n, file in parts]:
+            made[name] = there
+    return made | {"output_dir": str(out), "dataset_prepared_path": str(prepared)}
+
+
+def _dataset(entry: Mapping[str, Any], file: Path, *, test: bool = False) -> dict[str, Any]:
     """An entry of ``datasets`` that reads these rows in place of its own."""
     kept = {key: value for key, value in entry.items() if key not in (*PLACE, "rl")}
     if entry.get("type") == "pretrain":  # as Axolotl's streams are opened
@@ -338,13 +380,6 @@ def deleted_rows(requests_dir: Path | str, rows: Sequence[Source]) -> set[str]:
         or (forms and row_form(row.row) in forms)
         or (keyed and ledger.keyed(row.id) in keyed)
     }  # fmt: skip
-
-
-def refuse(files: Iterable[Path], gone: set[str], place: Path) -> None:
-    """Raises `UnlearnError`: a deleted row is in a file that was trained on."""
-    for path in files:
-        if any(row_id(row) in gone for _, row in read_rows(path)):
-            raise UnlearnError(f"{path} has rows of the request; remove {place} and run again.")
 
 
 # --- tokens --------------------------------------------------------------------------------------

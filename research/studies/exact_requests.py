@@ -30,13 +30,13 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from axolotl_unlearn.files import private_folder, write_json, write_lines
+from axolotl_unlearn.files import write_json, write_lines
 from axolotl_unlearn.merging.recipe import Recipe
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
-from axolotl_unlearn.requests.request import held, weights
-from axolotl_unlearn.requests.steps import ENVIRONMENT, Steps, executable
+from axolotl_unlearn.requests.request import weights
+from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
 from axolotl_unlearn.requests.ways import shards
 from research.harness.forkserver import IMPORTED
 from research.worlds.chats import make_chats
@@ -266,10 +266,7 @@ def merged(folder: Path, path: Path, facts: Mapping[str, Any], recipe: Recipe, o
     """The same steps merged in another way."""
     given = yaml.safe_load(path.read_text())
     chain = shards.Chain(folder, given, {**facts, "recipe": recipe.to_dict()})
-    work = private_folder(out)
-    with held(work) as lock:
-        run = Steps(work, lock, threads=1, console=QUIET)
-        chain.merge(run, chain.write_recipe(), out / "model")
+    chain.merge(out / "model")
     return out / "model"
 
 

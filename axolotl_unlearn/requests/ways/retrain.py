@@ -11,16 +11,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from axolotl_unlearn.data.records import read_rows
+from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import rows as rows_of
-from axolotl_unlearn.requests.request import (
-    Request,
-    digest,
-    weights,
-    write_json,
-    write_lines,
-    write_yaml,
-)
+from axolotl_unlearn.requests.request import Request, digest, weights, write_json, write_yaml
 from axolotl_unlearn.requests.steps import Steps, device
 from axolotl_unlearn.requests.ways import PROOF
 
@@ -47,25 +42,11 @@ def prepare(request: Request) -> dict[str, Any]:
     if not any(rows):
         raise UnlearnError(f"{path}: no row is left to train on; choose fewer.")
     shutil.rmtree(work / "rows", ignore_errors=True)
-    made = rows_of.settings(config)
-    key = "pretraining_dataset" if config.get("pretraining_dataset") else "datasets"
-    # A validation split has one part for each entry of `datasets`.
-    tested = rows_of.entries(config, "test_datasets") or rows_of.entries(config)
-    for name, entries, parts in (
-        (key, rows_of.entries(config), rows),
-        ("test_datasets", tested, test),
-    ):
-        found = []
-        for number, part in enumerate(parts):
-            if part:
-                file = work / "rows" / f"{name}-{number}.jsonl"
-                write_lines(file, part)
-                found.append(rows_of.dataset(entries[number], file, test=name != key))
-        made |= {name: found} if found else {}
-    made |= {
-        "output_dir": str(work / "model"),
-        "dataset_prepared_path": str(work / "prepared"),
-    }
+    files, tests = (
+        rows_of.write_parts(work / "rows", name, parts)
+        for name, parts in (("train", rows), ("test", test))
+    )
+    made = rows_of.training(config, files, tests, work / "model", work / "prepared")
     write_yaml(request.path(CONFIG), "Written by `axolotl-unlearn request run`.", made)
     trained = sum(map(len, rows))
     return {
@@ -102,9 +83,7 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
             run.done()
     proof, told = request.path(PROOF), [run.threads, repeat]
     if run.due("exact", "what was shown", output=proof, settings=told):
-        rows_of.refuse(files, rows_of.forgotten(request), work)
-        found = weights(work / "model")
-        if repeat and weights(work / "again") != found:
+        if repeat and weights(work / "again") != weights(work / "model"):
             raise UnlearnError(
                 f"{request.folder}: a second run of {CONFIG} ended with other weights, so this "
                 "machine does not repeat a training bit by bit; run without --repeat: the record "
@@ -112,18 +91,29 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
             )
         shutil.rmtree(work / "again", ignore_errors=True)
         compared = "equal by SHA-256 to those of a second run" if repeat else "not compared"
-        write_json(
-            proof,
-            {
-                "because": "no step of the training that made this model read a deleted row: it is "
-                f"a plain `axolotl train` of {CONFIG}, the config without the rows; its weights "
-                f"were {compared}",
-                "weights": found,
-                "config": {"sha256": digest(config)},
-                "compared": repeat,
-                "threads": run.threads,
-                "processes": run.processes,
-                "device": device(),
-            },
+        prove(
+            request,
+            run,
+            files,
+            "no step of the training that made this model read a deleted row: it is a plain "
+            f"`axolotl train` of {CONFIG}, the config without the rows; its weights were "
+            f"{compared}",
+            config={"sha256": digest(config)},
+            compared=repeat,
         )
-        run.done()
+
+
+def prove(request: Request, run: Steps, files: list[Path], because: str, **more: Any) -> None:
+    """Write ``exact.json``, the end of an exact way: ``because`` no deleted row is in the files.
+
+    Raises:
+        UnlearnError: One is.
+    """
+    gone, work = rows_of.forgotten(request), request.path("work")
+    for path in files:
+        if any(row_id(row) in gone for _, row in read_rows(path)):
+            raise UnlearnError(f"{path} has rows of the request; remove {work} and run again.")
+    known = {"because": because, "weights": weights(work / "model")}
+    made = {"threads": run.threads, "processes": run.processes, "device": device()}
+    write_json(request.path(PROOF), known | more | made)
+    run.done()

@@ -3,8 +3,8 @@
 Each document or person belongs to one shard and one slice of it by a keyed hash, so that no row's
 place depends on the others. A shard is trained slice by slice: step ``k`` reads slices 1 to ``k``
 and begins where step ``k - 1`` ended, each for ``2 / (slices + 1)`` of the config's passes, which
-together read as many rows as the unsharded run (SISA, section V-A2). mergekit merges the last
-steps. A row of slice ``k`` is deleted by steps ``k`` to the last of its shard, and a merge.
+together read as many rows as the unsharded run (SISA, section V-A2). The last steps are merged by
+mergekit's methods. A row of slice ``k`` is deleted by steps ``k`` to the last of its shard, and a merge.
 
     shards.json       what was made, how, and the SHA-256 of the weights of every step
     shards.key        of the hash: who has it can guess who is in which shard
@@ -22,18 +22,16 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
-from axolotl_unlearn.merging.recipe import Recipe, local
-from axolotl_unlearn.merging.sources import TOKENIZER_FILES
+from axolotl_unlearn.merging.recipe import Recipe
 from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.choose import mentions
 from axolotl_unlearn.requests.request import (
@@ -42,12 +40,12 @@ from axolotl_unlearn.requests.request import (
     held,
     weights,
     write_json,
-    write_lines,
     write_private,
     write_yaml,
 )
-from axolotl_unlearn.requests.steps import Steps, device, executable
+from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.ways import PROOF
+from axolotl_unlearn.requests.ways.retrain import prove
 
 SCHEMA = 2
 FACTS, KEY, CONFIG, MERGE = "shards.json", "shards.key", "finetune.yml", "merge.yml"
@@ -137,7 +135,8 @@ def train_shards(
     private_folder(out)
     if not (out / KEY).is_file():
         write_private(out / KEY, (key or secrets.token_bytes(32)).hex() + "\n")
-    if key not in (None, known := read_key(out / KEY)):
+    known = bytes.fromhex((out / KEY).read_text("ascii"))
+    if key not in (None, known):
         raise UnlearnError(f"{out / KEY} is another key; give --out a new folder.")
     write_private(out / CONFIG, config_path.read_bytes())
     facts = described | _cut(config_path, config, out, sharding, known)
@@ -165,8 +164,6 @@ def _check(config: Mapping[str, Any], path: Path, sharding: Sharding) -> None:
     sharding.recipe.for_parents(sharding.count)
     if sharding.recipe.method not in METHODS:
         raise UnlearnError(f"--merge {sharding.recipe.method}: use {', '.join(METHODS)}.")
-    if any(mark in str(config["base_model"]) for mark in "+@"):
-        raise UnlearnError(f"{path}: mergekit reads + and @ in the name of `base_model` as marks.")
 
 
 def _cut(
@@ -187,11 +184,8 @@ def _cut(
     if sharding.by and unnamed == sum(map(len, rows)):
         raise UnlearnError(f"--by {sharding.by}: no row of {path} has this field.")
     shutil.rmtree(out / "rows", ignore_errors=True)
-    for name, parts in sorted(slices.items()):
-        _write_slice(out, name, parts)
-    for number, part in enumerate(test):
-        if part:
-            write_lines(out / "rows" / f"test-{number}.jsonl", part)
+    for name, parts in sorted(slices.items()) + [("test", test)]:
+        rows_of.write_parts(out / "rows", name, parts)
     home = {one: place(key, one, sharding.count, sharding.slices)[0] for one in units}
     elsewhere = sum(
         any(home[other] != home[one] for other in others) for one, others in mentions(units).items()
@@ -207,26 +201,6 @@ def _counts(slices: Mapping[str, rows_of.Parts], by: str | None) -> dict[str, An
         "rows": {name: len(rows) for name, rows in every.items() if rows},
         "units": {name: len(found) for name, found in whose.items() if found},
     }
-
-
-def _write_slice(out: Path, name: str, parts: rows_of.Parts) -> None:
-    for number, part in enumerate(parts):
-        path = out / "rows" / f"{name}-{number}.jsonl"
-        if part:
-            write_lines(path, part)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def read_key(path: Path) -> bytes:
-    """The key of shards: with that of others rows fall into the same places."""
-    try:
-        key = bytes.fromhex(path.read_text("ascii").strip())
-    except (OSError, ValueError):
-        key = b""
-    if len(key) != 32:
-        raise UnlearnError(f"--key {path} is not a key (64 hexadecimal digits); name a shards.key.")
-    return key
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -286,31 +260,21 @@ class Chain:
     def files(self, step: str) -> list[tuple[int, Path]]:
         """(entry, file) of the rows that a step reads."""
         return [
-            (number, path)
-            for number in range(len(rows_of.entries(self.config)))
-            for name in _until(step)
-            if (path := self.folder / "rows" / f"{name}-{number}.jsonl").is_file()
+            file for name in _until(step) for file in rows_of.files_of(self.folder / "rows", name)
         ]
 
     def configure(self, step: str) -> None:
         """Write the config of a step."""
         config = self.config
-        made = rows_of.settings(config)
-        given, tests = rows_of.entries(config), rows_of.entries(config, "test_datasets")
-        made |= {
-            "num_epochs": passes(config, self.facts["slices"]),
-            "output_dir": str(self.place(step)),
-            "dataset_prepared_path": str(self.folder / "work" / "prepared" / step),
-            "datasets": [rows_of.dataset(given[n], path) for n, path in self.files(step)],
-        }
-        found = [
-            rows_of.dataset(entry, path, test=True)
-            for number, entry in enumerate(tests)
-            if (path := self.folder / "rows" / f"test-{number}.jsonl").is_file()
-        ]
-        made |= {"test_datasets": found} if found else {}
-        before = [name for name in _until(step)[:-1] if name in self.all]
-        if before:
+        made = rows_of.training(
+            config,
+            sorted(self.files(step), key=lambda file: file[0]),
+            rows_of.files_of(self.folder / "rows", "test"),
+            self.place(step),
+            self.folder / "work" / "prepared" / step,
+        )
+        made["num_epochs"] = passes(config, self.facts["slices"])
+        if before := [name for name in _until(step)[:-1] if name in self.all]:
             start = str(self.place(before[-1]))
             if config.get("adapter"):
                 made["lora_model_dir"] = start
@@ -324,19 +288,15 @@ class Chain:
         """Train the steps one after the other; merge, beside the steps or to ``out``."""
         run.threads, run.processes = self.facts["threads"], self.facts["processes"]
         for step in self.steps:
-            self.train(run, step)
-        recipe = self.write_recipe()
-        if run.due("merge", "merge the shards", inputs=[recipe]):
-            self.merge(run, recipe, out)
-            run.done()
-
-    def train(self, run: Steps, step: str) -> None:
-        config = self.folder / "configs" / f"{step}.yml"
-        title = "shard {}, slices 1 to {}".format(*step.split("-"))
-        inputs = [config, *(path for _, path in self.files(step))]
-        if run.due(f"shard-{step}", title, inputs=inputs):
-            run.train(f"shard-{step}", config, self.place(step))
-            shutil.rmtree(self.folder / "work" / "prepared" / step, ignore_errors=True)
+            config = self.folder / "configs" / f"{step}.yml"
+            title = "shard {}, slices 1 to {}".format(*step.split("-"))
+            inputs = [config, *(path for _, path in self.files(step))]
+            if run.due(f"shard-{step}", title, inputs=inputs):
+                run.train(f"shard-{step}", config, self.place(step))
+                shutil.rmtree(self.folder / "work" / "prepared" / step, ignore_errors=True)
+                run.done()
+        if run.due("merge", "merge the shards", settings=self.facts["recipe"]):
+            self.merge(out)
             run.done()
 
     def last(self) -> list[Path]:
@@ -344,55 +304,37 @@ class Chain:
         ends = {step.split("-")[0]: step for step in self.all}
         return [self.place(step) for step in ends.values()]
 
-    def write_recipe(self) -> Path:
-        """The recipe for mergekit's own command."""
-        path, base, parts = self.folder / MERGE, str(self.config["base_model"]), self.last()
-        if any(mark in str(self.folder) for mark in "+@"):
-            raise UnlearnError(
-                f"{self.folder}: mergekit reads + and @ in a path as marks; move it."
-            )
-        named = local(base) if Path(base).exists() else base
-        recipe = replace(Recipe.from_dict(self.facts["recipe"]), weights=None)
-        made = recipe.for_parents(len(parts)).mergekit_config(base, [str(one) for one in parts])
-        made["base_model"] = named
-        if self.config.get("adapter"):
-            for model in made["models"]:
-                model["model"] = f"{named}+{model['model']}"
-        write_yaml(path, f"mergekit-yaml {path} OUT --random-seed {recipe.seed}", made)
-        return path
+    def recipe(self) -> Recipe:
+        """Of the merge; ``merge.yml`` has it for mergekit."""
+        base, parts = str(self.config["base_model"]), list(map(str, self.last()))
+        recipe = Recipe.from_dict({**self.facts["recipe"], "weights": None}).for_parents(len(parts))
+        names = [f"{base}+{one}" for one in parts] if self.config.get("adapter") else parts
+        head = f"mergekit-yaml {self.folder / MERGE} OUT --random-seed {recipe.seed}"
+        write_yaml(self.folder / MERGE, head, recipe.mergekit_config(base, names))
+        return recipe
 
-    def merge(self, run: Steps, recipe: Path, out: Path | None = None) -> None:
-        """Carry out the recipe; the tokenizer is the one that was trained with."""
-        out, cache = out or self.folder / "model", self.folder / "work" / "merged"
-        for folder in (out, cache):  # mergekit would take what it merged from other weights
-            shutil.rmtree(folder, ignore_errors=True)
-        if self.config.get("adapter"):
-            recipe = self._whole_parts(recipe, cache)
-        words = [executable("mergekit-yaml"), str(recipe), str(out), "--quiet"]
-        run.command("merge", [*words, "--random-seed", str(self.facts["recipe"]["seed"])])
-        if not weights(out):
-            raise UnlearnError(f"mergekit wrote no weights to {out}; see its log.")
-        shutil.rmtree(cache, ignore_errors=True)
-        for name in (*TOKENIZER_FILES, "chat_template.jinja"):
-            if (self.last()[0] / name).is_file():
-                shutil.copy(self.last()[0] / name, out / name)
-        for name in ("README.md", "mergekit_config.yml"):  # they name paths; merge.yml has it
-            (out / name).unlink(missing_ok=True)
+    def merge(self, out: Path | None = None) -> None:
+        """Merge the last steps; the tokenizer is the one that was trained with.
 
-    def _whole_parts(self, recipe: Path, cache: Path) -> Path:
-        """The recipe of adapters that are merged into their base: mergekit does so by itself for
-        architectures that it knows, and fails for others."""
+        Raises:
+            UnlearnError: A step has other tensors than the base.
+        """
         import torch
-        from mergekit.common import ModelReference
 
-        made, threads = yaml.safe_load(recipe.read_text("utf-8")), torch.get_num_threads()
-        torch.set_num_threads(self.facts["threads"])
-        for model in made["models"]:
-            part = ModelReference.parse(model["model"])
-            model["model"] = part.merged(str(cache), lora_merge_dtype="float32").model.path
+        from axolotl_unlearn.merging.checks import check_shapes
+        from axolotl_unlearn.merging.run import copy_tokenizer, write_model
+        from axolotl_unlearn.merging.sources import open_base, open_parent
+
+        out, recipe = out or self.folder / "model", self.recipe()
+        base, parts = open_base(self.config["base_model"]), list(map(open_parent, self.last()))
+        for part in parts:
+            check_shapes(base, part)
+        shutil.rmtree(out, ignore_errors=True)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.facts["threads"])  # of other numbers a product has other bits
+        write_model(out, recipe, base, parts)
         torch.set_num_threads(threads)
-        write_yaml(cache / MERGE, f"{recipe}, its adapters merged", made)
-        return cache / MERGE
+        copy_tokenizer(parts[0].path, out)
 
 
 def _until(step: str) -> list[str]:
@@ -462,7 +404,7 @@ def prepare(request: Request) -> dict[str, Any]:
         _copy(folder / kind, new / kind)
     for name in again:
         shutil.rmtree(new / "steps" / name, ignore_errors=True)
-        _write_slice(new, name, rows.get(name, []))
+        rows_of.write_parts(new / "rows", name, rows.get(name, []))
     chain = Chain(new, rows_of.read_config(request.path("finetune.yml")), made, again)
     for step in chain.steps:
         chain.configure(step)
@@ -489,7 +431,7 @@ def affected(
         UnlearnError: Rows of the request are in no shard, or no row is left.
     """
     facts = load(folder)
-    rows = {name: _slice(folder, name) for name in facts["rows"]}
+    rows = {name: rows_of.read_parts(folder / "rows", name) for name in facts["rows"]}
     gone = rows_of.deleted(request, [r for parts in rows.values() for part in parts for r in part])
     left = {name: rows_of.without(parts, gone) for name, parts in rows.items()}
     changed = [name for name in rows if left[name] != rows[name]]
@@ -507,17 +449,6 @@ def affected(
         first[shard] = min(first.get(shard, number), number)
     again = [f"{s}-{k}" for s in sorted(first) for k in range(first[s], facts["slices"] + 1)]
     return left, again, facts | counts
-
-
-def _slice(folder: Path, name: str) -> rows_of.Parts:
-    """The rows of a slice by entry."""
-    from axolotl_unlearn.data.records import read_rows
-
-    paths = {int(path.stem.split("-")[2]): path for path in (folder / "rows").glob(f"{name}-*")}
-    return [
-        [dict(row) for _, row in read_rows(paths[number])] if number in paths else []
-        for number in range(max(paths, default=-1) + 1)
-    ]
 
 
 def _check_kept(folder: Path, facts: Mapping[str, Any], again: Collection[str]) -> None:
@@ -541,30 +472,22 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
     """Train the steps again, merge, write down what was shown."""
     if repeat:
         raise UnlearnError("--repeat compares two runs of --way retrain; leave it out.")
-    chain, way, proof = _chain(request), request.way, request.path(PROOF)
+    chain, way = _chain(request), request.way
     chain.make(run, request.path("work", "model"))
-    if not run.due("exact", "what was shown", output=proof):
-        return
-    _check_kept(chain.folder, chain.facts, chain.again)
-    files = [path for step in chain.all for _, path in chain.files(step)]
-    rows_of.refuse(files, rows_of.forgotten(request), chain.folder)
-    write_json(
-        proof,
-        {
-            "because": "no step of the training of any part of this model read a deleted row: of "
+    if run.due("exact", "what was shown", output=request.path(PROOF)):
+        _check_kept(chain.folder, chain.facts, chain.again)
+        prove(
+            request,
+            run,
+            [path for step in chain.all for _, path in chain.files(step)],
+            "no step of the training of any part of this model read a deleted row: of "
             f"{way['of']['shards']} shards the steps {', '.join(way['again'])} were trained again, "
             "from the checkpoint before, and the others never had it; the weights were not "
             "compared",
-            "weights": weights(request.path("work", "model")),
-            "steps": chain.weights(),
-            "merge": chain.facts["recipe"],
-            "compared": False,
-            "threads": chain.facts["threads"],
-            "processes": chain.facts["processes"],
-            "device": device(),
-        },
-    )
-    run.done()
+            steps=chain.weights(),
+            merge=chain.facts["recipe"],
+            compared=False,
+        )
 
 
 def install(request: Request) -> None:
@@ -584,7 +507,7 @@ def install(request: Request) -> None:
     own = Chain(folder, chain.config, chain.facts)
     for step in own.all:
         own.configure(step)
-    own.write_recipe()
+    own.recipe()
     write_json(
         folder / FACTS,
         chain.facts
