@@ -554,7 +554,7 @@ def test_the_way_of_a_request_is_as_short_as_its_page_says(home, monkeypatch, wa
     if way == "shards":
         from axolotl_unlearn.requests.ways import shards
 
-        def merged(chain, run, recipe, out=None):
+        def merged(chain, out=None):
             shutil.copytree(home / "tuned", out or chain.folder / "model")
 
         monkeypatch.setattr(shards.Chain, "merge", merged)

@@ -7,7 +7,6 @@ as text (weights, pictures, encrypted archives) is named, so that nobody takes i
 from __future__ import annotations
 
 import base64
-import binascii
 import bz2
 import gzip
 import html
@@ -21,9 +20,10 @@ import urllib.parse
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any
+from typing import IO
 
 from axolotl_unlearn.data.near import strings
 
@@ -39,7 +39,8 @@ _MAGIC = dict.fromkeys(_MEDIA, "pictures and sound") | {
     b"Rar!": "archives (rar)",
     b"%PDF": "PDF",
 }
-_ZSTD = b"\x28\xb5\x2f\xfd"
+_GZIP, _ZIP, _ZSTD = b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd"
+_COMPRESSED = {_GZIP: gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 #: Text is read in parts of this many characters, which overlap by some words.
 _PART, _OVERLAP = 2**22, 2**12
 #: Archives within archives; deeper ones are named.
@@ -85,8 +86,8 @@ def _stream(
     closed = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
     closed = closed or _CLOSED.get(suffix) or ("weights" if depth and suffix in WEIGHTS else None)
     opened = _opened(file, head)
-    inside = opened is not None or head.startswith(b"PK\x03\x04") or head[257:262] == b"ustar"
-    if inside and depth >= _DEEPEST:
+    zipped, tarred = head.startswith(_ZIP), head[257:262] == b"ustar"
+    if (opened or zipped or tarred) and depth >= _DEEPEST:
         closed = "archives within archives"
     if head.startswith(_ZSTD) and opened is None:
         closed = "archives (zstd)"
@@ -95,7 +96,7 @@ def _stream(
     elif opened is not None:
         with opened:
             yield from _stream(opened, Path(name).stem, decode, unread, depth + 1)
-    elif head.startswith(b"PK\x03\x04"):  # also an office document, an e-book, a jar
+    elif zipped:  # also an office document, an e-book, a jar
         with zipfile.ZipFile(file) as archive:
             for member in archive.infolist():
                 yield member.filename
@@ -104,7 +105,7 @@ def _stream(
                 elif not member.is_dir():
                     with archive.open(member) as found:
                         yield from _stream(found, member.filename, decode, unread, depth + 1)
-    elif head[257:262] == b"ustar":
+    elif tarred:
         with tarfile.open(fileobj=file) as archive:
             for member in archive:
                 yield member.name
@@ -126,22 +127,19 @@ def _stream(
 
 def _opened(file: IO[bytes], head: bytes) -> IO[bytes] | None:
     """What one compressed stream holds; its head is looked at, so it can go back."""
-    if head.startswith(b"\x1f\x8b"):
-        return gzip.GzipFile(fileobj=file)
-    if head.startswith(b"BZh"):
-        return bz2.BZ2File(file)
-    if head.startswith(b"\xfd7zXZ\x00"):
-        return lzma.LZMAFile(file)
-    if head.startswith(_ZSTD):
-        try:
-            import zstandard
-        except ImportError:
-            return None
-        copy = SpooledTemporaryFile(2**26)
-        zstandard.ZstdDecompressor().copy_stream(file, copy)
-        copy.seek(0)
-        return copy
-    return None
+    for magic, open_ in _COMPRESSED.items():
+        if head.startswith(magic):
+            return open_(file)
+    if not head.startswith(_ZSTD):
+        return None
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    copy = SpooledTemporaryFile(2**26)
+    zstandard.ZstdDecompressor().copy_stream(file, copy)
+    copy.seek(0)
+    return copy
 
 
 def _encoding(head: bytes) -> str:
@@ -190,19 +188,11 @@ def forms(text: str) -> Iterator[str]:
 def _out_of_base64(run: str) -> Iterator[str]:
     letters = re.sub(r"[\r\n=]", "", run).replace("-", "+").replace("_", "/")
     for start in range(4):  # where a part of the file begins within it
-        cut = letters[start : start + (len(letters) - start) // 4 * 4]
-        try:
-            content = base64.b64decode(cut)
-        except (binascii.Error, ValueError):
-            continue
-        tail = letters[start + len(cut) :]
-        if len(tail) > 1:
-            content += base64.b64decode(tail + "=" * (4 - len(tail)))
-        if content[:2] == b"\x1f\x8b":
-            try:
-                content = gzip.decompress(content)
-            except (OSError, EOFError, zlib.error):
-                continue
+        cut = letters[start:]
+        content = base64.b64decode(cut + "A" * (-len(cut) % 4))  # zeros at the end
+        if content.startswith(_GZIP):
+            with suppress(zlib.error):
+                content = zlib.decompressobj(31).decompress(content)
         yield content.decode(_encoding(content[:512]), "replace")
 
 
@@ -229,19 +219,9 @@ def _tables(file: IO[bytes], decode: Decode | None, *, parquet: bool = False) ->
                 if decode is None:
                     raise ValueError("token ids and no tokenizer")
                 yield from decode([ids for ids in column.to_pylist() if ids])
-            elif _has_text(column.type):
+            elif "string" in str(column.type):  # of lists, structs and dictionaries too
                 for text in strings(column.to_pylist()):
                     yield from forms(text)
-
-
-def _has_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return True
-    if pa.types.is_dictionary(kind):
-        return _has_text(kind.value_type)
-    return any(_has_text(kind.field(i).type) for i in range(kind.num_fields))
 
 
 # --- git -----------------------------------------------------------------------------------------
@@ -256,15 +236,10 @@ def git_texts(folder: Path, unread: set[str]) -> Iterator[str]:
     """Every object that a repository holds, on a branch or not: files of all commits, messages."""
     command = ["git", "-c", "safe.directory=*", f"--git-dir={folder}", "cat-file"]
     command += ["--batch-all-objects", "--batch", "--unordered"]
-    environment = {
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "PATH": os.environ["PATH"],
-    }
+    own = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1", "PATH": os.environ["PATH"]}
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     try:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
+        process = subprocess.Popen(command, stdout=pipe, stderr=nowhere, env=own)
     except OSError:
         unread.add("git repositories (`git` is missing)")
         return

@@ -24,22 +24,10 @@ from axolotl_unlearn.files import write
 from axolotl_unlearn.requests import record
 from axolotl_unlearn.requests.attestations import ATTESTATIONS, BOM
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts
-from axolotl_unlearn.requests.request import counted, digest
+from axolotl_unlearn.requests.request import counted
 
 MANIFEST, ENTRIES, HANDLING = "manifest.json", "ledger-entries.jsonl", "handling.json"
 PARTS = (record.RECORD, record.SIGNATURE, record.PAGE, ATTESTATIONS, BOM)
-VERIFY = """How to verify this file
-=======================
-
-    pip install 'axolotl-unlearn[sign]'
-    axolotl-unlearn request verify THIS.zip
-    axolotl-unlearn request verify THIS.zip --model MODEL --public-key KEY
-
-The first line compares every byte with manifest.json, the record with the entries of the ledger,
-and the pages with the record. The second one compares the files of a model with the record, and
-the signature of the record with the public key of whoever made it. Only a signature, or a copy of
-the ledger that was kept elsewhere, says who wrote the record.
-"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +74,7 @@ def export(folder: Path, out: Path, given: Handling, subject: str | None = None)
         ENTRIES: b"".join(canonical(entry) + b"\n" for entry in entries),
         HANDLING: json.dumps(handling, indent=1, ensure_ascii=False).encode() + b"\n",
         "REPLY.txt": reply(statement, handling).encode(),
-        "VERIFY.txt": VERIFY.encode(),
+        "VERIFY.txt": (Path(__file__).parent / "verify.txt").read_bytes(),
     }
     write(out, _archive(files), private=True)
     return handling
@@ -109,35 +97,16 @@ def _handling(statement: Mapping[str, Any], given: Handling, subject: str | None
 
 def reply(statement: Mapping[str, Any], handling: Mapping[str, Any]) -> str:
     """A letter to whoever asked, of what may be claimed; names and reference are the user's own."""
+    from jinja2 import Environment, PackageLoader
+
+    templates = Environment(loader=PackageLoader(__package__, "."), trim_blocks=True)
     facts = statement["predicate"]
-    verdict, rows = facts["verdict"], facts["request"]["counts"]["forget"]
-    exact, erased = facts.get("way", {}).get("because"), facts.get("erased")
-    found = (
-        "On that day none of our tests told these rows from texts that the model had never seen."
-        if verdict["good"]
-        else "Our tests did not show that the model has forgotten these rows; the record says what "
-        "was found and why the model is used all the same."
+    return templates.get_template("reply.txt.j2").render(
+        handling=handling,
+        facts=facts,
+        exact=facts.get("way", {}).get("because"),
+        counted=counted,
     )
-    old = (
-        f"On {erased['time'][:10]} we removed {counted(len(erased['removed']), 'place')} with the "
-        f"model before, its copies and caches; {len(erased['left'])} files that we know of still "
-        "hold such texts."
-        if erased
-        else "The model before has not been erased."
-    )
-    paragraphs = [
-        f"Dear {handling['to'] or 'Sir or Madam'},",
-        f"on {handling['received']} you asked us to remove data from a model that was trained on "
-        f"it{f' ({ref})' if (ref := handling['reference']) else ''}. We did so on "
-        f"{handling['done']}; it was due on {handling['due']}.",
-        f"We removed {counted(rows, 'row')} of training data by "
-        + ("training the model without them." if exact else f"unlearning. {found}"),
-        old,
-        "What we cannot say: that nobody could bring anything back, that no copy is left anywhere, "
-        "and that rows which were not named say nothing of you. Every later model is tested again.",
-        *([handling["by"]] if handling["by"] else []),
-    ]
-    return "\n\n".join(paragraphs) + "\n"
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
@@ -184,18 +153,11 @@ def verify(path: Path, model: str | None = None, public_key: Path | None = None)
         f"{len(bound)} pages as recorded",
         f"received {handling['received']}, due {handling['due']}, done {handling['done']}"
         + (", late" if handling["late"] else ""),
-        "model: not compared; give `--model`" if model is None else _model(model, statement),
+        "model: not compared; give `--model`"
+        if model is None
+        else record.compare_model(Path(model_facts(model)["path"]), statement),
     ]
     with tempfile.TemporaryDirectory() as place:
         for name in {record.RECORD, record.SIGNATURE} & set(files):
             (Path(place) / name).write_bytes(files[name])
         return [*said, record.check_signature(Path(place), public_key)]
-
-
-def _model(model: str, statement: Mapping[str, Any]) -> str:
-    files = record.model_files(Path(model_facts(model)["path"]))
-    found = {name: digest(file) for name, file in files.items()}
-    subjects = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
-    if strange := sorted({n for n in {*found, *subjects} if found.get(n) != subjects.get(n)}):
-        raise UnlearnError(f"{model}: {strange[0]} is not the file of the record.")
-    return f"model: all {len(subjects)} files as recorded"

@@ -15,15 +15,6 @@ from axolotl_unlearn.requests.ledger import Ledger, canonical
 Statement = Mapping[str, Any]
 #: Of a request: which rows are whose.
 SUBJECTS = "subjects.json"
-#: What a reading means, for readers who were not there.
-MEANING = {
-    "still said": "an answer of it is still said",
-    "still known": "told from texts that were never seen, as if known",
-    "pushed away": "told from texts that were never seen, as something that was pushed away",
-    "not told": "cannot be told from texts that were never seen",
-    "not said": "no answer of it is said; whether it can be told was not measured",
-    "not measured": "no test was possible",
-}
 
 
 def readings(statement: Statement) -> dict[str, int]:
@@ -52,7 +43,6 @@ def page(statement: Statement, *, evaluation: bool = False) -> str:
         record=statement["predicate"],
         subjects=statement["subject"],
         readings=readings(statement),
-        meaning=MEANING,
         evaluation=evaluation,
         css=Markup(css),
     )

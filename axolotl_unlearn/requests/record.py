@@ -15,7 +15,7 @@ import hashlib
 import importlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,13 @@ from axolotl_unlearn.store import versions
 
 PREDICATE = "urn:axolotl-unlearn:deletion-request:v0.3"
 RECORD, SIGNATURE, PAGE = "record.json", "record.json.sig", "REPORT.html"
+#: An amended record until it takes the place of the one before.
+DRAFT = f"{RECORD}.next"
 #: What was removed and what is left, by name: for the owner alone.
 ERASED = "erased.json"
 #: Parts of a request's folder that ``files`` of its record leaves out: what has a place of its own
 #: in the record, and the run's scratch.
-APART = (RECORD, f"{RECORD}.next", SIGNATURE, "model", "work")
+APART = (RECORD, DRAFT, SIGNATURE, "model", "work")
 #: Rows of a request, which `erase` and its owner may remove.
 ROWS = ("data/", "eval-data/")
 LIMITS = (
@@ -76,9 +78,11 @@ def write(folder: Path | str) -> Path:
             "look into its report, or run again with `--accept REASON`."
         )
     if known := _entry(ledger, request.id):
-        if (folder / RECORD).is_file() and digest(folder / RECORD) == known["record"]:
-            return folder / RECORD
-        ledger.refuse_twice(request.id)
+        there = [folder / name for name in (RECORD, DRAFT) if (folder / name).is_file()]
+        if known["record"] not in map(digest, there):
+            ledger.refuse_twice(request.id)
+        read(folder)
+        return folder / RECORD
     model = model_facts(request.after)
     statement = {
         "_type": attestations.STATEMENT,
@@ -89,17 +93,8 @@ def write(folder: Path | str) -> Path:
         "predicateType": PREDICATE,
         "predicate": _predicate(request, verdict, ledger, model),
     }
-    made = _bind(folder, ledger, statement)
-    replace_bytes(folder / RECORD, canonical(statement) + b"\n")
-    for name, content in made.items():
-        replace_bytes(folder / name, content)
-    ledger.append(
-        "accepted",
-        request.id,
-        model=model | {"path": ledger.inside(model["path"])},
-        record=digest(folder / RECORD),
-        good=bool(verdict["good"]),
-    )
+    place = ledger.inside(model["path"])
+    _enter(folder, "accepted", statement, model=model | {"path": place}, good=bool(verdict["good"]))
     return folder / RECORD
 
 
@@ -108,38 +103,39 @@ def amend(folder: Path | str, event: str, **parts: Any) -> None:
 
     The record before stays provable: its digest is in the ledger.
     """
-    folder = Path(folder)
-    ledger, statement = Ledger(folder.parent), read(folder)
+    statement = read(folder)
     statement["predicate"] |= parts
-    made = _bind(folder, ledger, statement)
-    draft = folder / f"{RECORD}.next"
-    replace_bytes(draft, canonical(statement) + b"\n")
-    ledger.append(event, statement["predicate"]["request"]["id"], record=digest(draft))
-    _publish(folder, draft, made)
+    _enter(Path(folder), event, statement)
 
 
-def _publish(folder: Path, draft: Path, made: Mapping[str, bytes]) -> None:
-    """The amended record takes its place, last: a run that was killed before does it again."""
-    (folder / SIGNATURE).unlink(missing_ok=True)  # it was of the record before
-    for name, content in made.items():
-        replace_bytes(folder / name, content)
-    draft.replace(folder / RECORD)
-
-
-def _bind(folder: Path, ledger: Ledger, statement: dict[str, Any]) -> dict[str, bytes]:
-    """Put the digests of the folder's files into a statement; returns the pages made of it.
+def _enter(folder: Path, event: str, statement: dict[str, Any], **facts: Any) -> None:
+    """Bind the folder's files, enter the record into the ledger, publish it.
 
     A file that is bound already keeps its digest: an amended record vouches for no change.
     """
-    made = _pages(folder, statement)
-    known = statement["predicate"].get("files", {})
-    new = {n: p for n, p in _files(folder).items() if n not in known or n == ERASED}
-    statement["predicate"]["files"] = {
+    ledger, predicate = Ledger(folder.parent), statement["predicate"]
+    made, known = _pages(folder, statement), predicate.get("files", {})
+    predicate["files"] = {
         **known,
-        **{name: {"hmac-sha256": ledger.keyed_file(path)} for name, path in new.items()},
+        **{
+            name: {"hmac-sha256": ledger.keyed_file(path)}
+            for name, path in _files(folder).items()
+            if name not in known or name == ERASED
+        },
         **{n: {"sha256": hashlib.sha256(content).hexdigest()} for n, content in made.items()},
     }
-    return made
+    replace_bytes(folder / DRAFT, canonical(statement) + b"\n")
+    entry = digest(folder / DRAFT)
+    ledger.append(event, predicate["request"]["id"], record=entry, **facts)
+    _publish(folder, made)
+
+
+def _publish(folder: Path, made: Mapping[str, bytes]) -> None:
+    """The draft becomes the record, last: a run that was killed before does it again."""
+    (folder / SIGNATURE).unlink(missing_ok=True)  # it was of the record before
+    for name, content in made.items():
+        replace_bytes(folder / name, content)
+    (folder / DRAFT).replace(folder / RECORD)
 
 
 def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
@@ -151,14 +147,15 @@ def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
     }
 
 
+def _below(folder: Path) -> dict[str, Path]:
+    """Every file and link below a folder by its name from there."""
+    names = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+    return {n: path for n, path in names.items() if path.is_symlink() or not path.is_dir()}
+
+
 def _files(folder: Path) -> dict[str, Path]:
     """Every file of a request's folder that its record binds under ``files``, by name."""
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
-    return {
-        name: path
-        for name, path in sorted(found.items())
-        if name.split("/")[0] not in APART and (path.is_symlink() or not path.is_dir())
-    }
+    return {n: path for n, path in _below(folder).items() if n.split("/")[0] not in APART}
 
 
 def model_files(model: Path) -> dict[str, Path]:
@@ -166,22 +163,16 @@ def model_files(model: Path) -> dict[str, Path]:
 
     Its README, signatures and what is hidden at its top are its owner's.
     """
-    found = {path.relative_to(model).as_posix(): path for path in model.rglob("*")}
     return {
         name: path
-        for name, path in sorted(found.items())
-        if not path.is_dir()
-        and not name.startswith(".")
-        and name != "README.md"
-        and not ("/" not in name and path.suffix == ".sig")
+        for name, path in _below(model).items()
+        if not (path.is_dir() or name.startswith(".") or name == "README.md")
+        and ("/" in name or path.suffix != ".sig")
     }
 
 
 def _predicate(
-    request: Request,
-    verdict: Mapping[str, Any],
-    ledger: Ledger,
-    model: Mapping[str, Any],
+    request: Request, verdict: Mapping[str, Any], ledger: Ledger, model: Mapping[str, Any]
 ) -> dict[str, Any]:
     folder, facts = request.folder, request.facts
     lines, _ = audited(folder)
@@ -192,8 +183,7 @@ def _predicate(
 
     def without_names(texts: list[str]) -> list[str]:
         for name in sorted(names, key=len, reverse=True):
-            texts = [text.replace(name, ledger.keyed(name)) if name in text else text
-                     for text in texts]  # fmt: skip
+            texts = [t.replace(name, ledger.keyed(name)) if name in t else t for t in texts]
         return texts
 
     def public(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,7 +242,7 @@ def _attacks(folder: Path) -> list[dict[str, Any]]:
     """What each attack found, in its own words; see `axolotl-unlearn attack`."""
     from axolotl_unlearn.attacks.results import sentence
 
-    found = []
+    attacks = []
     for path in (p for part in ("eval", "attacks") for p in sorted((folder / part).glob("*.json"))):
         result = json.loads(path.read_text("utf-8"))
         known = isinstance(result, dict) and {"attack", "title"} <= set(result)
@@ -260,9 +250,10 @@ def _attacks(folder: Path) -> list[dict[str, Any]]:
             variants = [row["variant"] for row in result.get("rows", ())]
             variants += [view["title"] for view in result.get("views", {}).values()]
             said = {"attack": result["attack"], "variants": variants, "says": sentence(result)}
-            more = {"digest": {"sha256": digest(path)}} | attestations.judged(result)
-            found.append(said | more)
-    return found
+            attacks.append(
+                said | {"digest": {"sha256": digest(path)}} | attestations.judged(result)
+            )
+    return attacks
 
 
 # --- checking ------------------------------------------------------------------------------------
@@ -275,7 +266,7 @@ def read(folder: Path | str) -> dict[str, Any]:
         UnlearnError: A broken ledger, a request that it does not know, a changed record.
     """
     folder = Path(folder)
-    path, draft = folder / RECORD, folder / f"{RECORD}.next"
+    path, draft = folder / RECORD, folder / DRAFT
     request, ledger = Request.load(folder), Ledger(folder.parent)
     entry = _entry(ledger, request.id)
     if entry is None:
@@ -284,7 +275,7 @@ def read(folder: Path | str) -> dict[str, Any]:
             f"`axolotl-unlearn request run {folder}`."
         )
     if draft.is_file() and digest(draft) == entry["record"]:  # `amend` was killed
-        _publish(folder, draft, _pages(folder, json.loads(draft.read_bytes())))
+        _publish(folder, _pages(folder, json.loads(draft.read_bytes())))
     if not path.is_file():
         raise UnlearnError(f"{path} is missing; restore it from a copy.")
     if digest(path) != entry["record"]:
@@ -386,15 +377,31 @@ def _check_model(
             f"{kinds[before is not None]}; name the model that the request made."
         )
     check_base(source, base, before)
-    files = model_files(Path(facts["path"]))
-    subjects = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
-    for name, known in subjects.items():
-        path = files.pop(name, None)
+
+    def gone(name: str) -> bool:
+        return model is None and _gone(ledger, statement, f"model/{name}")
+
+    return compare_model(Path(facts["path"]), statement, gone) + (", base too" if base else "")
+
+
+def compare_model(
+    place: Path, statement: Mapping[str, Any], gone: Callable[[str], bool] = lambda name: False
+) -> str:
+    """Compare the files of a model with the subjects of a record.
+
+    Args:
+        gone: Whether a file may be missing.
+
+    Raises:
+        UnlearnError: The first that is not as recorded.
+    """
+    files, subjects = model_files(place), statement["subject"]
+    for one in subjects:
+        path = files.pop(one["name"], None)
         if path is None:
-            if model is None and _gone(ledger, statement, f"model/{name}"):
-                continue
-            raise UnlearnError(f"{facts['path']} has no {name}, which is in the record.")
-        if digest(path) != known:
+            if not gone(one["name"]):
+                raise UnlearnError(f"{place} has no {one['name']}, which is in the record.")
+        elif digest(path) != one["digest"]["sha256"]:
             raise UnlearnError(
                 f"{path} is not the file of the record: it was changed, or it is another model "
                 "(after further training: `axolotl-unlearn request audit`)."
@@ -403,7 +410,7 @@ def _check_model(
         raise UnlearnError(
             f"{min(files.values())} is not in the record: it was added to the model."
         )
-    return f"model: all {len(subjects)} files as recorded" + (", base too" if base else "")
+    return f"model: all {len(subjects)} files as recorded"
 
 
 def check_base(
@@ -422,8 +429,8 @@ def check_base(
 
 def _entry(ledger: Ledger, request: str) -> dict[str, Any] | None:
     """The last entry about the record of a request."""
-    found = [e for e in ledger.entries() if e["request"] == request and "record" in e]
-    return found[-1] if found else None
+    entries = [e for e in ledger.entries() if e["request"] == request and "record" in e]
+    return entries[-1] if entries else None
 
 
 # --- signature -----------------------------------------------------------------------------------

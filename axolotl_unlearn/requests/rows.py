@@ -16,7 +16,9 @@ from axolotl_unlearn.data.records import SUFFIXES, read_json_lines, read_rows
 from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.ledger import Ledger
-from axolotl_unlearn.requests.request import Request, write_lines
+from axolotl_unlearn.requests.request import Request, weights, write_json, write_lines
+from axolotl_unlearn.requests.steps import Steps, device
+from axolotl_unlearn.requests.ways import PROOF
 
 #: Keys of a ``datasets`` entry that say where rows are, and not how they are read.
 PLACE = (
@@ -380,6 +382,22 @@ def deleted_rows(requests_dir: Path | str, rows: Sequence[Source]) -> set[str]:
         or (forms and row_form(row.row) in forms)
         or (keyed and ledger.keyed(row.id) in keyed)
     }  # fmt: skip
+
+
+def prove(request: Request, run: Steps, files: list[Path], because: str, **more: Any) -> None:
+    """Write ``exact.json``, the end of an exact way: ``because`` no deleted row is in the files.
+
+    Raises:
+        UnlearnError: One is.
+    """
+    gone, work = forgotten(request), request.path("work")
+    for path in files:
+        if any(row_id(row) in gone for _, row in read_rows(path)):
+            raise UnlearnError(f"{path} has rows of the request; remove {work} and run again.")
+    known = {"because": because, "weights": weights(work / "model")}
+    made = {"threads": run.threads, "processes": run.processes, "device": device()}
+    write_json(request.path(PROOF), known | more | made)
+    run.done()
 
 
 # --- tokens --------------------------------------------------------------------------------------

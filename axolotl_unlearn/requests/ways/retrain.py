@@ -11,12 +11,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.data.records import read_rows
-from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import rows as rows_of
-from axolotl_unlearn.requests.request import Request, digest, weights, write_json, write_yaml
-from axolotl_unlearn.requests.steps import Steps, device
+from axolotl_unlearn.requests.request import Request, digest, weights, write_yaml
+from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.ways import PROOF
 
 CONFIG = "retrain.yml"
@@ -91,7 +89,7 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
             )
         shutil.rmtree(work / "again", ignore_errors=True)
         compared = "equal by SHA-256 to those of a second run" if repeat else "not compared"
-        prove(
+        rows_of.prove(
             request,
             run,
             files,
@@ -101,19 +99,3 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
             config={"sha256": digest(config)},
             compared=repeat,
         )
-
-
-def prove(request: Request, run: Steps, files: list[Path], because: str, **more: Any) -> None:
-    """Write ``exact.json``, the end of an exact way: ``because`` no deleted row is in the files.
-
-    Raises:
-        UnlearnError: One is.
-    """
-    gone, work = rows_of.forgotten(request), request.path("work")
-    for path in files:
-        if any(row_id(row) in gone for _, row in read_rows(path)):
-            raise UnlearnError(f"{path} has rows of the request; remove {work} and run again.")
-    known = {"because": because, "weights": weights(work / "model")}
-    made = {"threads": run.threads, "processes": run.processes, "device": device()}
-    write_json(request.path(PROOF), known | more | made)
-    run.done()

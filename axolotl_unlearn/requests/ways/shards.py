@@ -3,8 +3,8 @@
 Each document or person belongs to one shard and one slice of it by a keyed hash, so that no row's
 place depends on the others. A shard is trained slice by slice: step ``k`` reads slices 1 to ``k``
 and begins where step ``k - 1`` ended, each for ``2 / (slices + 1)`` of the config's passes, which
-together read as many rows as the unsharded run (SISA, section V-A2). The last steps are merged by
-mergekit's methods. A row of slice ``k`` is deleted by steps ``k`` to the last of its shard, and a merge.
+together read as many rows as the unsharded run (SISA, section V-A2). mergekit's methods merge the
+last steps. A row of slice ``k`` is deleted by steps ``k`` to the last of its shard, and a merge.
 
     shards.json       what was made, how, and the SHA-256 of the weights of every step
     shards.key        of the hash: who has it can guess who is in which shard
@@ -45,7 +45,6 @@ from axolotl_unlearn.requests.request import (
 )
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.ways import PROOF
-from axolotl_unlearn.requests.ways.retrain import prove
 
 SCHEMA = 2
 FACTS, KEY, CONFIG, MERGE = "shards.json", "shards.key", "finetune.yml", "merge.yml"
@@ -476,7 +475,7 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
     chain.make(run, request.path("work", "model"))
     if run.due("exact", "what was shown", output=request.path(PROOF)):
         _check_kept(chain.folder, chain.facts, chain.again)
-        prove(
+        rows_of.prove(
             request,
             run,
             [path for step in chain.all for _, path in chain.files(step)],
