@@ -75,9 +75,11 @@ class Reference:
 
     def refresh(self) -> None:
         """Flush this process's files and read those of all."""
-        for store in (self._logp, self._hidden):
-            if not isinstance(store, dict):
-                store.refresh()
+        for store in self._on_disk():
+            store.refresh()
+
+    def _on_disk(self) -> list[RowStore]:
+        return [one for one in (self._logp, self._hidden) if not isinstance(one, dict)]
 
     def remembered(self) -> dict[str, Tensor]:
         """What is in memory alone, and how many states `keep_states` has, for a checkpoint.
@@ -91,7 +93,6 @@ class Reference:
             for key, value in store.items()
         }
         if self._part is not None:
-            self._hidden.flush()
             known[f"states/{self._part}"] = torch.tensor(len(self._hidden))
         return known
 
@@ -207,6 +208,8 @@ class Reference:
                 for key, values in zip(keys, on_cpu[number].split(lengths), strict=True):
                     if key is not None:
                         self._hidden[key] = values
+        for store in self._on_disk():
+            store.flush()
         return fresh
 
     def _answer(

@@ -1,20 +1,23 @@
 """Rows of numbers on disk under the hash of what they were computed from.
 
-A `RowStore` behaves like a dict from 16-byte keys to tensors. Values lie end to end in a data file
-and are read through a memory map; an index file holds fixed records with a checksum. Each process
-writes files of its own and reads everybody's, so a run may stop anywhere and go on with any number
-of processes. (`axolotl_unlearn.store`, JSON in a file each, takes 30 times as long and 5 times the
-space.)
+A `RowStore` behaves like a dict from 16-byte keys to tensors. Records (a head with a checksum, the
+values) lie end to end in a file that is read through a memory map. Each process writes a file of
+its own and reads everybody's, so a run may stop anywhere and go on with any number of processes.
+What is put in between two flushes is written at once: rows that were computed together are known
+together, and what is lacking is computed in the same batch again, to the same last bit.
+(`axolotl_unlearn.store`, JSON in a file each, takes 30 times as long and 5 times the space.)
 """
 
 from __future__ import annotations
 
 import math
+import os
 import struct
 import zlib
 from collections.abc import Iterator
+from io import FileIO
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -22,11 +25,23 @@ from torch import Tensor
 
 from axolotl_unlearn.errors import UnlearnError
 
-#: key, offset in the data file, rows, columns (0: one-dimensional), dtype number, CRC32 of the data
-_RECORD = struct.Struct("<16sqqqii")
+#: CRC32 of the rest, key, rows, columns (0: one-dimensional), dtype number.
+_HEAD = struct.Struct("<I16sqqi")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-#: Bytes of data that must be written before the index names them again.
-_FLUSH = 1 << 20
+
+
+def _records(path: Path) -> Iterator[tuple[bytes, int, int]]:
+    """Key, start and stop of each record of a file, up to one that is half-written."""
+    size, start = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while start + _HEAD.size <= size:
+            file.seek(start)
+            _, key, rows, columns, dtype = _HEAD.unpack(file.read(_HEAD.size))
+            stop = start + _HEAD.size + rows * max(1, columns) * _DTYPES[dtype].itemsize
+            if stop > size:
+                return
+            yield key, start, stop
+            start = stop
 
 
 class RowStore:
@@ -34,10 +49,10 @@ class RowStore:
 
     Args:
         folder: Made if it is not there.
-        name: Files are ``<name>-<part>.bin`` and ``.index``.
+        name: Files are ``<name>-<part>.bin``.
         part: This process's own part.
         alone: Other parts are not read.
-        limit: Bytes of data above which a value is not kept.
+        limit: Bytes of this part's file above which a value is not kept.
 
     Raises:
         UnlearnError: On reading a value whose checksum is wrong.
@@ -52,33 +67,22 @@ class RowStore:
         alone: bool = False,
         limit: float = math.inf,
     ) -> None:
-        self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.name = name
-        self.part = part
-        self.alone = alone
-        self.limit = limit
-        self._where: dict[bytes, tuple[Path, tuple]] = {}
+        self.path, self.limit = Path(folder) / f"{name}-{part}.bin", limit
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._read = self.path.name if alone else f"{name}-*.bin"
+        self._where: dict[bytes, tuple[Path, int, int]] = {}
         self._maps: dict[Path, np.memmap] = {}
-        self._data: BinaryIO | None = None
-        self._index: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._pending: list[bytes] = []
-        self._pending_bytes = 0
+        self._end = 0  # of the file, once all is written
         self.refresh()
 
     def refresh(self) -> None:
-        """Read all parts' indices, up to what their data files hold."""
+        """Find what all parts hold."""
         self.flush()
         self._maps.clear()
-        parts = str(self.part) if self.alone else "*"
-        for index in sorted(self.folder.glob(f"{self.name}-{parts}.index")):
-            data = index.with_suffix(".bin")
-            size = data.stat().st_size if data.exists() else 0
-            raw = index.read_bytes()
-            for start in range(0, len(raw) - _RECORD.size + 1, _RECORD.size):
-                record = _RECORD.unpack_from(raw, start)
-                if record[1] + _bytes(record) <= size:
-                    self._where[record[0]] = (data, record)
+        for path in sorted(self.path.parent.glob(self._read)):
+            self._where |= {key: (path, *place) for key, *place in _records(path)}
 
     def __contains__(self, key: object) -> bool:
         return key in self._where
@@ -92,87 +96,59 @@ class RowStore:
     def __setitem__(self, key: bytes, value: Tensor) -> None:
         if key in self._where:
             return
-        if self._data is None:
-            self._open()
-        offset = self._data.tell()
-        if offset + value.numel() * value.element_size() > self.limit:
-            return
-        value = value.detach().contiguous()
-        value = value.cpu() if value.device.type != "cpu" else value
+        if self._file is None:
+            self._cut()
+            self._file = self.path.open("ab", buffering=0)
+            self._end = self._file.tell()
+        value = value.detach().cpu().contiguous()
         raw = value.view(torch.uint8).numpy().tobytes() if value.numel() else b""
         columns = value.shape[1] if value.dim() == 2 else 0
-        self._data.write(raw)
-        checksum = zlib.crc32(raw) & 0x7FFFFFFF
-        record = (key, offset, len(value), columns, _DTYPES.index(value.dtype), checksum)
-        self._where[key] = (Path(self._data.name), record)
-        self._pending.append(_RECORD.pack(*record))
-        self._pending_bytes += len(raw)
-        if self._pending_bytes > _FLUSH:
-            self.flush()
+        head = _HEAD.pack(0, key, len(value), columns, _DTYPES.index(value.dtype))[4:]
+        stop = self._end + _HEAD.size + len(raw)
+        if stop <= self.limit:
+            checksum = zlib.crc32(raw, zlib.crc32(head))
+            self._pending += [checksum.to_bytes(4, "little"), head, raw]
+            self._where[key] = self.path, self._end, stop
+            self._end = stop
 
     def __getitem__(self, key: bytes) -> Tensor:
-        path, record = self._where[key]
-        _, offset, rows, columns, dtype, checksum = record
-        stop = offset + _bytes(record)
+        path, start, stop = self._where[key]
         if path not in self._maps or len(self._maps[path]) < stop:
             self.flush()
-            if path.stat().st_size == 0:
-                return torch.zeros(0)
             self._maps[path] = np.memmap(path, np.uint8, mode="r")
-        raw = np.array(self._maps[path][offset:stop])  # a copy: the map is read-only
-        if zlib.crc32(raw) & 0x7FFFFFFF != checksum:
+        record = np.array(self._maps[path][start:stop])  # a copy: the map is read-only
+        checksum, _, rows, columns, dtype = _HEAD.unpack_from(record)
+        if zlib.crc32(record[4:]) != checksum:
             raise UnlearnError(
-                f"{path} is damaged; delete the folder {self.folder} and it is made again."
+                f"{path} is damaged; delete the folder {path.parent} and it is made again."
             )
-        shape = (rows, columns) if columns else (rows,)
-        return torch.from_numpy(raw).view(_DTYPES[dtype]).view(shape)
+        values = torch.from_numpy(record[_HEAD.size :]).view(_DTYPES[dtype])
+        return values.view(rows, columns) if columns else values
 
     def keep(self, count: int) -> None:
         """Forget all but the first values of this part (`alone`), on disk too."""
         self.close()
         self._where.clear()
-        index = self.folder / f"{self.name}-{self.part}.index"
-        raw = index.read_bytes()[: count * _RECORD.size] if index.exists() else b""
-        whole = len(raw) // _RECORD.size
-        index.write_bytes(raw[: whole * _RECORD.size])
-        last = _RECORD.unpack_from(raw, (whole - 1) * _RECORD.size) if whole else None
-        data = index.with_suffix(".bin")
-        data.touch()
-        with data.open("r+b") as file:
-            file.truncate(last[1] + _bytes(last) if last else 0)
+        self._cut(count)
         self.refresh()
 
-    def _open(self) -> None:
-        """Append to this part, after cutting off what an interrupted run left half-written."""
-        data = self.folder / f"{self.name}-{self.part}.bin"
-        index = data.with_suffix(".index")
-        for path in (data, index):
-            path.touch()
-        records = index.stat().st_size // _RECORD.size * _RECORD.size
-        with index.open("r+b") as file:
-            file.truncate(records)
-        self._data = data.open("ab")
-        self._index = index.open("ab")
+    def _cut(self, count: int | None = None) -> None:
+        """Cut off what an interrupted run left half-written, and all after ``count`` records."""
+        self.path.touch()
+        ends = [stop for _, _, stop in islice(_records(self.path), count)]
+        os.truncate(self.path, ends[-1] if ends else 0)
 
     def flush(self) -> None:
-        """Data first, then the index that names it."""
-        if self._data is None:
-            return
-        self._data.flush()
-        self._index.write(b"".join(self._pending))
-        self._index.flush()
-        self._pending.clear()
-        self._pending_bytes = 0
+        """Write what was put in."""
+        if self._pending:
+            left = memoryview(b"".join(self._pending))
+            while left:
+                left = left[self._file.write(left) :]
+            self._pending.clear()
 
     def close(self) -> None:
-        """Flush and close the files; reading still works."""
+        """Flush and close the file; reading still works."""
         self.flush()
-        for file in (self._data, self._index):
-            if file is not None:
-                file.close()
-        self._data = self._index = None
-
-
-def _bytes(record: tuple) -> int:
-    _, _, rows, columns, dtype, _ = record
-    return rows * max(1, columns) * _DTYPES[dtype].itemsize
+        if self._file is not None:
+            self._file.close()
+        self._file = None
