@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from axolotl_unlearn.config import parse_unlearn
+from axolotl_unlearn.config import RENAMED, _tell_renamed, parse_unlearn
 from axolotl_unlearn.config.presets import preset_names
 from axolotl_unlearn.errors import UnlearnError
 
@@ -178,8 +178,20 @@ def test_never_seen_is_its_example_written_out():
     }
     for entry in tiny["forget"]:
         entry.pop("floor", None)
-    tiny["forget"] = [e for e in tiny["forget"] if e["objective"] != "alike_gradients"]
+    tiny["forget"] = [e for e in tiny["forget"] if e["objective"] != "gradient_norm_matching"]
     assert _written(parse_unlearn(small)) == _written(parse_unlearn(tiny))
+
+
+def test_old_names_of_objectives_are_read_and_the_new_ones_said(caplog):
+    _tell_renamed.cache_clear()
+    block = {"forget": [{"objective": old} for old in RENAMED], "level": {"heldout": "h"}}
+    for _ in range(2):
+        args = parse_unlearn(block)
+    assert [entry.objective for entry in args.forget] == list(RENAMED.values())
+    assert [record.getMessage() for record in caplog.records] == [
+        f"`objective: {old}` is read for one more release; write `{new}`."
+        for old, new in RENAMED.items()
+    ]
 
 
 def test_never_seen_says_what_it_lacks_and_holds_to_the_start_without_an_original():

@@ -165,13 +165,13 @@ def fitted(block: dict) -> dict:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_trains_and_repeats(stage, monkeypatch, name):
-    monkeypatch.setattr(presets, "ALIKE_FROM", 1)  # of the six rows here
+    monkeypatch.setattr(presets, "MATCHED_FROM", 1)  # of the six rows here
     block = block_of(name, stage) if name in PRESETS else shown(name)
     if name in PRESETS and fitted(PRESETS[name]) != PRESETS[name]:
         block = fitted(PRESETS[name])
     if name not in PRESETS and OBJECTIVES[name].reference:  # else it starts where it wants to be
         block["forget"]["reference"] = {"model": str(stage / "teacher")}
-    if name not in PRESETS and OBJECTIVES[name].crowd:  # beside what sets its level
+    if name not in PRESETS and OBJECTIVES[name].against_heldout:  # beside what sets its level
         match = {"objective": "match", "reference": {"model": str(stage / "teacher")}}
         block |= {"forget": [block["forget"], match], "retain": {"objective": "nll"}}
         block["level"] = {"heldout": str(stage / "heldout.jsonl"), "every": 2, "stop": False}
@@ -191,7 +191,7 @@ def test_a_method_trains_and_repeats(stage, monkeypatch, name):
 def test_never_seen_takes_rows_of_one_kind_without_tasks(stage, tmp_path, monkeypatch, kind, least):
     """The preset names both kinds and three tasks; what no row meets was a fault. Six rows are too
     few to be drawn to a distribution where it takes seven."""
-    monkeypatch.setattr(presets, "ALIKE_FROM", least)
+    monkeypatch.setattr(presets, "MATCHED_FROM", least)
     for side in ("forget", "retain", "heldout"):
         rows = [json.loads(line) for line in (stage / f"{side}.jsonl").read_text().splitlines()]
         kept = ({"input": r["input"], "output": r["output"], "kind": kind} for r in rows)
@@ -202,8 +202,8 @@ def test_never_seen_takes_rows_of_one_kind_without_tasks(stage, tmp_path, monkey
     log, moved = three_steps(cfg, rows)
     assert moved > 0 and all(math.isfinite(entry["loss"]) for entry in log)
     found = [(e.objective, e.kinds, e.tasks) for _, e in parse_unlearn(dict(cfg.unlearn)).entries()]
-    alike = None if kind == "question" else [kind]
-    drawn = [("alike", alike, None), ("alike_states", alike, None)]
+    kinds = None if kind == "question" else [kind]
+    drawn = [("feature_matching", kinds, None), ("hidden_matching", kinds, None)]
     assert found == [
         ("match", [kind], None), ("nckd", [kind], None), *drawn * (least == 1),
         ("nll", [kind], None), ("kl", [kind], None),

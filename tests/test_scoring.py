@@ -174,8 +174,8 @@ def left_padded(batch):
 def test_every_registered_objective_has_an_oracle():
     from axolotl_unlearn.objectives import OBJECTIVES
 
-    # test_reference_crowd.py: compare with rows, not with a model
-    elsewhere = {"alike", "alike_states", "alike_gradients"}
+    # test_reference_heldout.py: compare with rows, not with a model
+    elsewhere = {"feature_matching", "hidden_matching", "gradient_norm_matching"}
     assert {config["objective"] for _, config, _ in CASES.values()} == set(OBJECTIVES) - elsewhere
 
 

@@ -474,7 +474,7 @@ def test_forget_rows_weigh_by_their_attribution(stage):
         return load_file(folder / "model.safetensors")
 
     resumed = run("weighed-2", 1.0, resume_from_checkpoint=str(weighed / "checkpoint-2"))
-    ordinary, level = run("not-weighed", None), run("all-alike", 1e9)
+    ordinary, level = run("not-weighed", None), run("all-weighed", 1e9)
     for name, value in weights(weighed).items():
         assert_close(value, weights(resumed)[name], rtol=0, atol=0)
         assert_close(weights(level)[name], weights(ordinary)[name], rtol=0, atol=2e-5)

@@ -293,16 +293,20 @@ def test_retained_rows_are_measured_by_the_model_that_the_run_holds_them_to(life
     assert seen["watched"][0]["retain_loss"] != pytest.approx(own["retained"]["loss"], abs=1e-3)
 
 
-@pytest.mark.parametrize("objective", ["alike", "alike_states", "alike_gradients"])
-def test_alike_draws_from_the_first_look_after_the_settling(life, objective):
+@pytest.mark.parametrize(
+    "objective", ["feature_matching", "hidden_matching", "gradient_norm_matching"]
+)
+def test_matching_draws_from_the_first_look_after_the_settling(life, objective):
     """Nothing is drawn before that look, so a run that never comes to it ends at the very weights
     of the run without the entry; one that looks at every second step does not."""
 
-    def weights(name, alike, **level):
+    def weights(name, times, **level):
         config = example(life, name, **OFTEN | level)
-        forget = [e for e in config["unlearn"]["forget"] if "alike" not in e["objective"]]
+        forget = [
+            e for e in config["unlearn"]["forget"] if not e["objective"].endswith("_matching")
+        ]
         entry = {"objective": objective, "kinds": "completion"}
-        config["unlearn"]["forget"] = forget + [entry] * alike
+        config["unlearn"]["forget"] = forget + [entry] * times
         return load_file(train(life, config) / "model.safetensors")
 
     def same(one, other):
@@ -317,7 +321,7 @@ def test_alike_draws_from_the_first_look_after_the_settling(life, objective):
 @pytest.mark.parametrize("rank", [0, 4])
 def test_killed_between_two_looks_it_goes_on_as_if_nothing_had_happened(life, monkeypatch, rank):
     """Killed before step 6 of 8, looked at every two: the run that goes on has the start, the
-    targets, the temperature, what `alike` knows and the best state of the whole run."""
+    targets, the temperature, what `feature_matching` knows and the best state of the whole run."""
     from axolotl_unlearn.training.trainer import UnlearnTrainer
 
     lora = {"adapter": "lora", "lora_r": rank, "lora_alpha": 4, "lora_target_linear": True}
@@ -455,7 +459,7 @@ def test_without_a_model_from_before(life, capsys):
         )
         assert done.exit_code == 0, done.output
     block = config["unlearn"]
-    for entry in block["forget"][:4]:  # `alike` asks nobody
+    for entry in block["forget"][:4]:  # `feature_matching` asks nobody
         entry["reference"] = {"twins": str(life / "twins.jsonl")}
     block["forget"].append({"objective": "po", "weight": 0.5})
     config["datasets"].append(
@@ -562,7 +566,7 @@ def test_faults_of_the_block_name_the_cure(life):
         assert any("nothing would be forgotten" in fault for fault in faults(config)), reference
         config["unlearn"]["level"] = level
     assert faults(config) == []
-    config["unlearn"]["forget"] += [{"objective": "alike_gradients"}]
+    config["unlearn"]["forget"] += [{"objective": "gradient_norm_matching"}]
     for attention, fine in (("sdpa", True), ("eager", True), ("flash_attention_2", False)):
         found = faults(config | {"attn_implementation": attention})
         assert fine != any("second derivatives" in fault for fault in found)
@@ -570,7 +574,7 @@ def test_faults_of_the_block_name_the_cure(life):
         "`flash_attention: True` has none" in f for f in faults(config | {"flash_attention": True})
     )
     config["unlearn"]["forget"].pop()
-    for name in ("alike", "alike_states", "alike_gradients"):
+    for name in ("feature_matching", "hidden_matching", "gradient_norm_matching"):
         config["unlearn"]["forget"] += [{"objective": name}]
         assert faults(config) == []
         level = config["unlearn"].pop("level")

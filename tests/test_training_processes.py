@@ -175,17 +175,17 @@ def test_full_fine_tuning_in_parts_goes_on(stage, server, way):  # noqa: F811
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", [{}, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("crowd", [False, True])
-def test_match_with_looks(life, server, trained, crowd):  # noqa: F811
+@pytest.mark.parametrize("compares", [False, True])
+def test_match_with_looks(life, server, trained, compares):  # noqa: F811
     """Looks at steps 0, 2, 4 and 5: level, stopping and the kept state are those of one process."""
     found = []
     for processes in (1, 2):
         cfg = example(
-            life, f"match-{len(trained)}-{crowd}-{processes}", every=2, settle=0.0, patience=9
+            life, f"match-{len(trained)}-{compares}-{processes}", every=2, settle=0.0, patience=9
         )
-        alike = [e for e in cfg["unlearn"]["forget"] if e["objective"].startswith("alike")]
-        if not crowd:
-            cfg["unlearn"]["forget"] = [e for e in cfg["unlearn"]["forget"] if e not in alike]
+        matching = [e for e in cfg["unlearn"]["forget"] if e["objective"].endswith("_matching")]
+        if not compares:
+            cfg["unlearn"]["forget"] = [e for e in cfg["unlearn"]["forget"] if e not in matching]
         cfg |= trained | {"max_steps": 5, "micro_batch_size": 4 // processes}
         cfg |= {"optimizer": "sgd", "learning_rate": 0.05, "warmup_ratio": 0}
         found.append(train_on(server, processes, cfg))

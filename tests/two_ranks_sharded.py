@@ -87,7 +87,7 @@ def main(out: str) -> None:
     mine = {key: value[ROWS[dist.get_rank()]] for key, value in batch.items()}
     found = {}
     for name, objective in OBJECTIVES.items():
-        if objective.crowd:
+        if objective.against_heldout:
             continue
         entries = entries_for(*configs(name))
         start = tiny_llama(seed=1).train()

@@ -106,7 +106,7 @@ def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     found = axolotl_options.refused(cfg, bool(args.data.rows)) + _together(cfg, args)
     found += _reference_faults(cfg, args)
     names = {entry.objective for entry in args.forget}
-    if args.level or any(name == "match" or objectives()[name].crowd for name in names):
+    if args.level or any(name == "match" or objectives()[name].against_heldout for name in names):
         from axolotl_unlearn.checks.level import level_faults
 
         found += level_faults(cfg, args)

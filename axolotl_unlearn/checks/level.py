@@ -25,7 +25,7 @@ def level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
         return found + [
             f"`{name}` compares with held-out rows: give `unlearn.level: {{heldout: FILE}}`."
             for name in names
-            if objectives()[name].crowd
+            if objectives()[name].against_heldout
         ]
     named = [f"{key}: {cfg[key]}" for key in ATTENTION if cfg.get(key)]
     return found + told(
@@ -40,8 +40,8 @@ def level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
         (level.certainty and "nckd" not in names,
          "`unlearn.level.certainty` sets the temperature of `nckd`, but no forget objective is "
          "`nckd`: add one or remove the key."),
-        *(("alike_gradients" in names and not one.endswith((": sdpa", ": eager")),
-           f"`alike_gradients` needs second derivatives, which `{one}` has none of: use "
+        *(("gradient_norm_matching" in names and not one.endswith((": sdpa", ": eager")),
+           f"`gradient_norm_matching` needs second derivatives, which `{one}` has none of: use "
            "`attn_implementation: sdpa` or `eager`.") for one in named),
         (sharding_key(cfg),
          "`unlearn.level` scores whole rows under the policy, which FSDP and DeepSpeed do not "
@@ -59,7 +59,7 @@ def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
             "was forgotten: on a development seed AUCs of 0.74 (loss) to 0.89 (learned) remained, "
             "with a teacher 0.50 and 0.65 (research/notebook/never-seen.md)."
         )
-    elif matched and all(e.objective != "alike_gradients" for e in args.forget):
+    elif matched and all(e.objective != "gradient_norm_matching" for e in args.forget):
         found.append(
             "an attacker with the weights can still tell by gradients what was forgotten: on a "
             "development seed G-Drift had an AUC of 0.69 [0.55, 0.86], beside a retrained model "

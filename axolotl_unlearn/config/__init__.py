@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, Literal, get_args
 
@@ -23,6 +25,15 @@ from pydantic_core import core_schema
 from axolotl_unlearn.columns import Kind, task_number
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.registry import objectives
+
+LOG = logging.getLogger(__name__)
+
+#: Names of objectives up to 0.2, which are read for one more release.
+RENAMED = {
+    "alike": "feature_matching",
+    "alike_states": "hidden_matching",
+    "alike_gradients": "gradient_norm_matching",
+}
 
 
 class Strict(BaseModel):
@@ -59,6 +70,18 @@ WatchArgs = Annotated[Any, Later("WatchArgs")]
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, (dict, str, int, ObjectiveArgs)) else value
+
+
+@cache
+def _tell_renamed(old: str) -> None:
+    LOG.warning("`objective: %s` is read for one more release; write `%s`.", old, RENAMED[old])
+
+
+def _renamed(name: Any) -> Any:
+    if not isinstance(name, str) or name not in RENAMED:
+        return name
+    _tell_renamed(name)
+    return RENAMED[name]
 
 
 def _text_is(key: str) -> BeforeValidator:
@@ -113,7 +136,9 @@ class ObjectiveArgs(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    objective: str = Field(description="name in the registry; see `axolotl-unlearn methods`")
+    objective: Annotated[str, BeforeValidator(_renamed)] = Field(
+        description="name in the registry; see `axolotl-unlearn methods`"
+    )
     weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="factor in the total loss")
     anneal: Annotated[AnnealArgs | None, _text_is("schedule")] = Field(
         None, description="linear or cosine: lead the weight to 0 (or `to`) by the last step"
@@ -195,7 +220,7 @@ class ObjectiveArgs(BaseModel):
             raise ValueError(
                 f"objective {self.objective} compares with no reference; remove `reference`"
             )
-        if (known.crowd or known.sees in ("labels", "pairs")) and self.positions == "all":
+        if (known.against_heldout or known.sees in ("labels", "pairs")) and self.positions == "all":
             raise ValueError(
                 f"objective {self.objective} sees label positions only; remove `positions: all`"
             )

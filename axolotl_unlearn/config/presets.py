@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 #: Blocks of which a config may give some keys beside a preset; all else replaces the preset's.
 _MERGED = ("data", "labels", "fields", "pairing", "level")
 
-#: Rows from which `alike` and its kin, which compare distributions, have something to compare.
-ALIKE_FROM = 20
+#: Rows from which objectives that compare distributions have something to compare.
+MATCHED_FROM = 20
 
 
 def places(preset: Any) -> set[str]:
@@ -77,8 +77,8 @@ def fitted(args: UnlearnArgs, counts: RowCounts) -> UnlearnArgs:
 
     Such a preset names kinds and tasks that data need not have. Tasks that no row of the side
     has are left out; an entry that is then for no row is left out if another one of its
-    objective has rows, and is else for all kinds. Without `ALIKE_FROM` rows `alike` and its kin
-    are left out.
+    objective has rows, and is else for all kinds. With fewer than `MATCHED_FROM`
+    rows those that compare with held-out rows are left out.
     """
     changed = {}
     for side in SIDES:
@@ -102,7 +102,10 @@ def fitted(args: UnlearnArgs, counts: RowCounts) -> UnlearnArgs:
                     continue
                 busy.add(entry.objective)
                 entry = entry.model_copy(update={"kinds": None})
-            if objectives()[entry.objective].crowd and counts.of_entry(side, entry) < ALIKE_FROM:
+            if (
+                objectives()[entry.objective].against_heldout
+                and counts.of_entry(side, entry) < MATCHED_FROM
+            ):
                 continue
             changed[side].append(entry)
     return args.model_copy(update=changed)

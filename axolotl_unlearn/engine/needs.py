@@ -85,7 +85,7 @@ class ForwardResult:
         profiles: ``[R, S]`` float32 mean, then standard deviation of a row's hidden states over the
             positions asked for, of all layers one after the other; 0 where there are none.
         pull: numbers and features of rows, ``[P]`` and ``[P, F]``, to ``[2, P, F]``: where those of
-            held-out rows lie and the way there (`axolotl_unlearn.reference.crowd`).
+            held-out rows lie and the way there (`axolotl_unlearn.reference.heldout`).
     """
 
     logp: Tensor

@@ -131,7 +131,7 @@ def refuse_without_second_derivative(model: nn.Module) -> None:
         norms_of_rows(model, batch, where).sum().backward()
     except RuntimeError as error:
         raise UnlearnError(
-            f"`alike_gradients` needs second derivatives, and a part of this model has none "
+            f"`gradient_norm_matching` needs second derivatives, and a part of this model has none "
             f"({error}): use `attn_implementation: sdpa` or `eager`, and no fused kernels."
         ) from error
     finally:

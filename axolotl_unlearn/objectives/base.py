@@ -124,7 +124,7 @@ class Objective:
         return {key: one for key, one in all_.items() if one.kind is one.KEYWORD_ONLY}
 
     @property
-    def crowd(self) -> bool:
+    def against_heldout(self) -> bool:
         """Whether it compares with held-out rows, in the place of a model."""
         return self.sees in ("features", "profiles", "gradients")
 
@@ -142,7 +142,7 @@ MODULES = {
     "preference": "dpo flat",
     "divergence": "undial shred ceu nckd",
     "bounded": "clamped_entropy masc ihl unilogit flat_logits bst",
-    "matching": "match alike alike_states alike_gradients",
+    "matching": "match feature_matching hidden_matching gradient_norm_matching",
     "representation": "rmu adaptive_rmu hidden_mse",
     "weighted": "wga tnpo wtnpo satimp",
 }

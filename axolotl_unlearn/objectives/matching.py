@@ -52,9 +52,9 @@ def match(
     return Terms(values, {"gap": gap, "distance": gap.abs()})
 
 
-@objective("alike", sees="features", source="this project, no arXiv id")
-def alike(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
-    """Alike: draw the forget documents to where documents lie that the model never saw.
+@objective("feature_matching", sees="features", source="this project, no arXiv id")
+def feature_matching(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
+    """Feature matching: draw the forget documents to where documents lie that the model never saw.
 
     ``(f - c) S^-1 (mean f - c)`` for the features f of a row; its mean over all rows is the squared
     distance of the two means in the features' own spread, which is what a linear membership attack
@@ -75,28 +75,28 @@ def alike(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
     return Terms(((features - centre) * direction).sum(-1))
 
 
-@objective("alike_states", sees="profiles", source="this project, no arXiv id")
-def alike_states(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
-    """Alike inside: draw the hidden states of forget documents to where those of unseen ones lie.
+@objective("hidden_matching", sees="profiles", source="this project, no arXiv id")
+def hidden_matching(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
+    """Hidden matching: draw hidden states of forget documents to where those of unseen ones lie.
 
-    As `alike`, with mean and standard deviation of a row's hidden states after each layer as its
-    features: what a probe of the layers sees and the output need not show. There are more of them
-    than rows, so each counts by itself: ``sum_i (f_i - c_i) (mean f_i - c_i) / s_i^2 / F``, with
-    s_i the spread over held-out rows.
+    As `feature_matching`, with mean and standard deviation of a row's hidden states after each
+    layer as its features: what a probe of the layers sees and the output need not show. There are
+    more of them than rows, so each counts by itself: ``sum_i (f_i - c_i) (mean f_i - c_i) / s_i^2 /
+    F``, with s_i the spread over held-out rows.
 
     Args:
         features, centre, direction: ``[row, feature]``; the latter two without gradient.
     """
-    return alike(features, centre, direction)
+    return feature_matching(features, centre, direction)
 
 
-@objective("alike_gradients", sees="gradients", source="this project, no arXiv id")
-def alike_gradients(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
-    """Alike in its slope: forget documents pull at the weights as strongly as unseen ones do.
+@objective("gradient_norm_matching", sees="gradients", source="this project, no arXiv id")
+def gradient_norm_matching(features: Tensor, centre: Tensor, direction: Tensor) -> Terms:
+    """Gradient norm matching: forget documents pull at the weights as strongly as unseen ones do.
 
-    As `alike`, with the logarithm of the norm of the gradient that a row's mean NLL gives each
-    weight matrix of the decoder as its features. Around a text that was once memorized the
-    loss stays flatter, which an attacker with the weights sees (white-box, arXiv 1812.00910).
+    As `feature_matching`, with the logarithm of the norm of the gradient that a row's mean NLL
+    gives each weight matrix of the decoder as its features. Around a text that was once memorized
+    the loss stays flatter, which an attacker with the weights sees (arXiv 1812.00910).
 
     It takes a forward of its own and differentiates the backward: a step of 24 rows, 4 of them
     forget documents, takes 1.5 times as long. Kernels without a second derivative are refused.
@@ -104,4 +104,4 @@ def alike_gradients(features: Tensor, centre: Tensor, direction: Tensor) -> Term
     Args:
         features, centre, direction: ``[row, feature]``; the latter two without gradient.
     """
-    return alike(features, centre, direction)
+    return feature_matching(features, centre, direction)

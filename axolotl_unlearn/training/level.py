@@ -41,7 +41,7 @@ from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.models import input_device
 from axolotl_unlearn.reference.base import evaluating, row_keys
-from axolotl_unlearn.reference.crowd import HeldoutDistribution
+from axolotl_unlearn.reference.heldout import HeldoutDistribution
 from axolotl_unlearn.reference.level import NEAR, Calibration, Level, entropy_without
 from axolotl_unlearn.training.stopping import (
     Scores,
@@ -300,7 +300,7 @@ class LevelCallback(TrainerCallback):
         log: Gets what the attacks tell.
         rest: For each held-out row `entropy_without` of what the reference says of it, ``[T, K]``,
             or None: the temperature begins where that is as much as the policy is. Else at 1.
-        crowds: Get the features of all judged rows at each such look.
+        distributions: Get the features of all judged rows at each such look.
         order_only: The teacher is the starting model, which knows the forget rows (or their twins'
             unchanged words): it tells which tokens are harder than others, and no level.
     """
@@ -315,7 +315,7 @@ class LevelCallback(TrainerCallback):
     out: Path | None = None
     log: Callable[[dict[str, float]], None] = lambda _: None
     rest: Sequence[Tensor | None] | None = None
-    crowds: Mapping[str, HeldoutDistribution] = field(default_factory=dict)
+    distributions: Mapping[str, HeldoutDistribution] = field(default_factory=dict)
     order_only: bool = False
     began: float = field(default=0.0, init=False)
     kept: dict[str, Tensor] = field(default_factory=dict, init=False)
@@ -374,7 +374,7 @@ class LevelCallback(TrainerCallback):
             out=Path(trainer.args.output_dir),
             log=trainer.log,
             rest=rest,
-            crowds=trainer.crowds,
+            distributions=trainer.distributions,
             order_only=not source.is_teacher,
         )
 
@@ -416,7 +416,7 @@ class LevelCallback(TrainerCallback):
     def gather(
         self, model: nn.Module, forget: Sequence[TokenFacts], heldout: Sequence[TokenFacts]
     ) -> None:
-        """Show each crowd how all judged rows stand."""
+        """Show each distribution how all judged rows stand."""
         keys = self.forget.by_group(self.forget.keys)
 
         def stand(rows: ScoredRows, facts: Sequence[TokenFacts], what: str) -> dict:
@@ -428,9 +428,9 @@ class LevelCallback(TrainerCallback):
             found = dict(zip(asked, values, strict=True))
             return rows.by_group([found.get(i) for i in range(len(rows.rows))])
 
-        for what, crowd in self.crowds.items():
+        for what, distribution in self.distributions.items():
             seen, unseen = stand(self.forget, forget, what), stand(self.heldout, heldout, what)
-            crowd.look(
+            distribution.look(
                 {group: dict(zip(keys[group], seen[group], strict=True)) for group in self.judged},
                 {group: torch.stack(unseen[group]) for group in self.judged},
             )
@@ -484,7 +484,7 @@ class LevelCallback(TrainerCallback):
         return verdict
 
     def _moving(self) -> list[Any]:
-        return [one for one in (self.level, self.stopping, *self.crowds.values()) if one]
+        return [one for one in (self.level, self.stopping, *self.distributions.values()) if one]
 
     def save(self, path: Path) -> None:
         """What a resumed run needs to go on bit by bit."""

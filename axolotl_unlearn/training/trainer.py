@@ -42,7 +42,7 @@ from axolotl_unlearn.training.gradients import GradientSteps
 from axolotl_unlearn.training.phases import Phase, make_phases, phase_at
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.reference.crowd import HeldoutDistribution
+    from axolotl_unlearn.reference.heldout import HeldoutDistribution
     from axolotl_unlearn.reference.level import Level
     from axolotl_unlearn.training.level import LevelledReference
 
@@ -90,13 +90,13 @@ class UnlearnTrainer(GradientSteps):
             from axolotl_unlearn.reference.level import Level
 
             self.level = Level(self.unlearn_args.level.gain)
-        self.crowds: dict[str, HeldoutDistribution] = {}  # by what is seen of them
+        self.distributions: dict[str, HeldoutDistribution] = {}  # by what is seen of them
         used = [OBJECTIVES[entry.objective] for entry in entries]
-        for sees in dict.fromkeys(one.sees for one in used if one.crowd):
-            from axolotl_unlearn.reference.crowd import HeldoutDistribution
+        for sees in dict.fromkeys(one.sees for one in used if one.against_heldout):
+            from axolotl_unlearn.reference.heldout import HeldoutDistribution
 
-            self.crowds[sees] = HeldoutDistribution(sees != "profiles")
-        if "gradients" in self.crowds:
+            self.distributions[sees] = HeldoutDistribution(sees != "profiles")
+        if "gradients" in self.distributions:
             from axolotl_unlearn.engine.row_gradients import refuse_without_second_derivative
 
             refuse_without_second_derivative(self.accelerator.unwrap_model(self.model))
@@ -274,8 +274,8 @@ class UnlearnTrainer(GradientSteps):
     def _reference_of(
         self, entry: Entry
     ) -> Reference | LevelledReference | HeldoutDistribution | None:
-        if entry.objective.crowd:
-            return self.crowds[entry.objective.sees]
+        if entry.objective.against_heldout:
+            return self.distributions[entry.objective.sees]
         if self.source_of(entry) is None:
             return None
         reference, name = self.references[self.source_of(entry)], entry.objective.name

@@ -280,13 +280,13 @@ def marks(seeds: Seeds) -> dict[str, list]:
     columns = ["mark", *(f"seed {seed}" for seed in seeds)]
     if len(seeds) > 1:
         columns.append("all seeds, 90 % interval")
-        alike = 0
+        equal = 0
         for attack in attacks:
             value, half = pooled(seeds, attack)
-            alike += (equivalent := abs(value) + half < MARGIN)
+            equal += (equivalent := abs(value) + half < MARGIN)
             text = f"{value:+.2f} ± {half:.2f}" + (", equivalent" if equivalent else "")
             rows[WITHIN.format(TITLES[attack])].append(text)
-        rows[EQUIVALENT].append(f"{alike} of {len(attacks)}")
+        rows[EQUIVALENT].append(f"{equal} of {len(attacks)}")
         for name in ("original", "retrained"):
             known = [seed["models"] for seed in seeds.values()]
             gaps = [models["match"]["utility"] - models[name]["utility"] for models in known]

@@ -6,9 +6,9 @@ The folders may also be those of `make never-seen-real`.
 
 All are told which texts are members, apart from the fifth that they judge. Four are what the
 recipe's objectives work against: the ridge regression of `axolotl-unlearn eval` on a text's
-features (`alike`), logistic probes of mean and spread of each layer's hidden states
-(`alike_states`), and a regression on the norms of the gradient that a text gives each weight matrix
-(`alike_gradients`; white-box, arXiv 1812.00910). No objective looks at the rest: random forests,
+features (`feature_matching`), logistic probes of mean and spread of each layer's hidden states
+(`hidden_matching`), and a regression on the norms of the gradient that a text gives each weight matrix
+(`gradient_norm_matching`; white-box, arXiv 1812.00910). No objective looks at the rest: random forests,
 which need not be linear; probes of the hidden states of the last token and of the fifth of tokens
 that are least likely; the gradient norms of the loss of those tokens alone; a probe of how the loss
 pulls at each layer's hidden states.
@@ -63,15 +63,19 @@ def probe() -> Any:
 
 #: Title, what it sees of a text, and how it is made.
 ATTACKS: dict[str, tuple[str, str, Callable[[], Any]]] = {
-    "ridge": ("ridge, token scores (`alike`)", "features", ridge),
-    "probe": ("probe, mean hidden states (`alike_states`)", "mean", probe),
+    "ridge": ("ridge, token scores (`feature_matching`)", "features", ridge),
+    "probe": ("probe, mean hidden states (`hidden_matching`)", "mean", probe),
     "forest": ("random forest, token scores", "features", forest),
     "forest_states": ("random forest, mean hidden states", "mean", forest),
     "last": ("probe, the last token's hidden states", "last", probe),
-    "spread": ("probe, spread of the hidden states (`alike_states`)", "spread", probe),
+    "spread": ("probe, spread of the hidden states (`hidden_matching`)", "spread", probe),
     "forest_spread": ("random forest, spread of the hidden states", "spread", forest),
     "least": ("probe, hidden states of the least likely tokens", "least", probe),
-    "gradient": ("ridge, gradient norms of all weights (`alike_gradients`)", "gradient", ridge),
+    "gradient": (
+        "ridge, gradient norms of all weights (`gradient_norm_matching`)",
+        "gradient",
+        ridge,
+    ),
     "forest_gradient": ("random forest, gradient norms of all weights", "gradient", forest),
     "least_gradient": ("ridge, gradient norms of the least likely tokens", "least_gradient", ridge),
     "pull": ("probe, gradients at the hidden states", "pull", probe),

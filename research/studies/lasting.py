@@ -160,8 +160,8 @@ def short(out: Path, **more: Any) -> Train:
         {"objective": "match", "weight": 4, "reference": teacher, **texts},
         {"objective": "match", "kinds": "question", "reference": teacher},
         {"objective": "nckd", "reference": teacher},
-        {"objective": "alike", "weight": 0.05, **texts},
-        {"objective": "alike_states", "weight": 2, **texts},
+        {"objective": "feature_matching", "weight": 0.05, **texts},
+        {"objective": "hidden_matching", "weight": 2, **texts},
     ]
     retain = [
         {"objective": "nll", "weight": 4, **texts, **taught},

@@ -174,8 +174,8 @@ METHODS: dict[str, Method] = {
             "unlearn.forget": [
                 _MATCH,
                 _NCKD | {"temperature": 1.0},  # its teacher is well-read
-                {"objective": "alike", "weight": 0.05},
-                {"objective": "alike_states", "weight": 2},
+                {"objective": "feature_matching", "weight": 0.05},
+                {"objective": "hidden_matching", "weight": 2},
             ],
             "unlearn.retain": [{"objective": "nll"}, {"objective": "kl", "direction": "reverse"}],
             # All as in examples/smollm2/match.yml, for nothing is tuned again.

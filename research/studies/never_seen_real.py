@@ -35,7 +35,7 @@ FEWER = {
     "inside": (),
 }
 #: As in examples/match.yml.
-GRADIENTS = {"objective": "alike_gradients", "kinds": "completion", "weight": 0.05}
+GRADIENTS = {"objective": "gradient_norm_matching", "kinds": "completion", "weight": 0.05}
 
 
 def teacher_words(plan: Plan, passes: int) -> list[str | Path]:
@@ -75,7 +75,7 @@ def table(
         heldout: Held-out documents of each task.
         seed: Chooses the documents.
         pair: Also the paper's two runs and their merge.
-        gradients: `match` has `alike_gradients` too.
+        gradients: `match` has `gradient_norm_matching` too.
     """
     stages = real_table(lume, tofu, sizes, out, seed)
     judged = {name: stage for name, stage in REAL_MODELS.items() if pair or stage not in PAIR}
@@ -141,7 +141,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=0, help="chooses the documents")
     parser.add_argument("--no-pair", action="store_true", help="not the paper's runs and merge")
-    parser.add_argument("--gradients", action="store_true", help="match with alike_gradients")
+    parser.add_argument(
+        "--gradients", action="store_true", help="match with gradient_norm_matching"
+    )
     given = vars(parser.parse_args())
     pair = not given.pop("no_pair")
     plan_never_seen_real(given.pop("out"), pair=pair, **given).show()

@@ -216,10 +216,10 @@ def test_the_job_is_a_life_and_only_judges_with_the_retrained_model(tmp_path):
     assert configs["retrained"]["datasets"][0]["path"].endswith("retrain.jsonl")
     for name in ("match", "match_lora"):
         block = configs[name]["unlearn"]
-        asked, alike = block["forget"][:4], block["forget"][4:]
-        kin = ["alike", "alike_states", "alike_gradients"]
-        assert [entry["objective"] for entry in alike] == kin
-        assert not any("reference" in entry for entry in alike)
+        asked, matching = block["forget"][:4], block["forget"][4:]
+        kin = ["feature_matching", "hidden_matching", "gradient_norm_matching"]
+        assert [entry["objective"] for entry in matching] == kin
+        assert not any("reference" in entry for entry in matching)
         teachers = {entry["reference"]["model"] for entry in asked}
         assert len(teachers) == 1 and teachers.pop().endswith("teacher")
         assert block["level"]["heldout"].endswith("data/heldout.jsonl")

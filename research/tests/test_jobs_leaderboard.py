@@ -40,7 +40,7 @@ def test_every_method_has_the_same_chance():
     assert all(list(m.values) == sorted(m.values) for m in METHODS.values())
     forgets = {name for name, one in OBJECTIVES.items() if one.side == "forget"}
     # These compare with held-out rows, which no other method is given.
-    forgets -= {name for name, one in OBJECTIVES.items() if one.crowd}
+    forgets -= {name for name, one in OBJECTIVES.items() if one.against_heldout}
     assert {e["objective"] for m in METHODS.values() for e in (m.forget, *m.beside)} == forgets
     assert len({slug(name) for name in METHODS}) == len(METHODS)
     npo = METHODS["NPO"]

@@ -1,5 +1,5 @@
-"""`alike`, `alike_states`, `alike_gradients`: features with gradient, what the engine finds for
-them, and the crowd by hand arithmetic."""
+"""Objectives that match held-out rows: features with gradient, what the engine finds for them,
+and the distribution of held-out rows by hand arithmetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from axolotl_unlearn.metrics.learned import FEATURES, text_features, token_featu
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.reference.crowd import RIDGE, HeldoutDistribution
+from axolotl_unlearn.reference.heldout import RIDGE, HeldoutDistribution
 from axolotl_unlearn.reference.level import Level
 from axolotl_unlearn.training import level
 from axolotl_unlearn.training.level import LevelCallback, ScoredRows, inside
@@ -141,21 +141,23 @@ def test_direction_and_distance_by_hand():
     batch = batch_of(2)
     keys = row_keys(batch)
     group = (0, 1)
-    crowd = HeldoutDistribution()
+    distribution = HeldoutDistribution()
     seen = {group: dict(zip(keys, rows([3.0, 5.0]), strict=True))}
-    crowd.look(seen, {group: rows([0.0, 2.0])})
-    assert crowd.direction(group).item() == pytest.approx(3 / (1 + RIDGE))
+    distribution.look(seen, {group: rows([0.0, 2.0])})
+    assert distribution.direction(group).item() == pytest.approx(3 / (1 + RIDGE))
     # Twice the unit, half the direction: features of any scale count alike.
-    crowd.look({group: {k: 2 * v for k, v in seen[group].items()}}, {group: rows([0.0, 4.0])})
-    assert crowd.direction(group).item() == pytest.approx(3 / (1 + RIDGE) / 2)
+    distribution.look(
+        {group: {k: 2 * v for k, v in seen[group].items()}}, {group: rows([0.0, 4.0])}
+    )
+    assert distribution.direction(group).item() == pytest.approx(3 / (1 + RIDGE) / 2)
 
 
 def test_where_features_outnumber_rows_each_counts_by_itself():
     """Spreads 1 and 2, one feature that never varies: d = (3, 4), so 3 / 1 / 3 and 4 / 4 / 3."""
-    group, crowd = (0, 1), HeldoutDistribution(correlated=False)
+    group, distribution = (0, 1), HeldoutDistribution(correlated=False)
     heldout = torch.tensor([[0.0, 0.0, 7.0], [2.0, 4.0, 7.0]]).double()
-    crowd.look({group: {b"a": torch.tensor([4.0, 6.0, 9.0]).double()}}, {group: heldout})
-    assert crowd.direction(group).tolist() == pytest.approx([1.0, 1 / 3, 0.0])
+    distribution.look({group: {b"a": torch.tensor([4.0, 6.0, 9.0]).double()}}, {group: heldout})
+    assert distribution.direction(group).tolist() == pytest.approx([1.0, 1 / 3, 0.0])
 
 
 def test_a_row_in_a_batch_renews_what_is_known_of_it():
@@ -163,17 +165,17 @@ def test_a_row_in_a_batch_renews_what_is_known_of_it():
     group is drawn nowhere, and what was given at the look is not changed."""
     batch = batch_of(3)
     group = (0, 1)
-    crowd = HeldoutDistribution()
+    distribution = HeldoutDistribution()
     given = {group: dict(zip(row_keys(batch)[:2], rows([3.0, 5.0]), strict=True))}
-    crowd.look(given, {group: rows([0.0, 2.0])})
-    pull = crowd.look_up(None, None, batch, None).pull
+    distribution.look(given, {group: rows([0.0, 2.0])})
+    pull = distribution.look_up(None, None, batch, None).pull
     features = torch.tensor([[1.0], [9.0]], requires_grad=True)
     centre, direction = pull(torch.tensor([0, 2]), features)
     assert centre.tolist() == [[1.0], [0.0]] and not direction.requires_grad
     assert direction.flatten().tolist() == pytest.approx([2 / (1 + RIDGE), 0.0])
-    assert crowd.seen[group][row_keys(batch)[0]].item() == 1
+    assert distribution.seen[group][row_keys(batch)[0]].item() == 1
     assert given[group][row_keys(batch)[0]].item() == 3
-    values = OBJECTIVES["alike"].function(features, centre, direction).values
+    values = OBJECTIVES["feature_matching"].function(features, centre, direction).values
     assert values.tolist() == pytest.approx([0.0, 0.0])
     values.sum().backward()
     assert features.grad.flatten().tolist() == pytest.approx([2 / (1 + RIDGE), 0.0])
@@ -187,16 +189,16 @@ def test_the_mean_over_all_rows_is_the_squared_distance():
         rng.standard_normal((50, 3)) @ mixing,
         1 + rng.standard_normal((20, 3)) @ mixing,
     )
-    crowd, group = HeldoutDistribution(), (0, 1)
+    distribution, group = HeldoutDistribution(), (0, 1)
     own = {bytes([i]): row for i, row in enumerate(torch.tensor(forget))}
-    crowd.look({group: own}, {group: torch.tensor(heldout)})
+    distribution.look({group: own}, {group: torch.tensor(heldout)})
     scale = heldout.std(0)
     pooled = np.concatenate([heldout - heldout.mean(0), forget - forget.mean(0)]) / scale
     metric = np.linalg.inv(np.cov(pooled.T, bias=True) + RIDGE * np.eye(3))
     d = (forget.mean(0) - heldout.mean(0)) / scale
-    direction = crowd.direction(group).expand(20, 3)
-    centre = crowd.centres[group].expand(20, 3)
-    found = OBJECTIVES["alike"].function(torch.tensor(forget), centre, direction).values
+    direction = distribution.direction(group).expand(20, 3)
+    centre = distribution.centres[group].expand(20, 3)
+    found = OBJECTIVES["feature_matching"].function(torch.tensor(forget), centre, direction).values
     assert found.mean().item() == pytest.approx(d @ metric @ d)
 
 
@@ -242,9 +244,13 @@ def test_a_look_asks_inside_the_model_about_judged_rows_alone(monkeypatch):
     kinds = (KINDS["completion"], KINDS["question"], KINDS["completion"])
     rows = [row | {"kind": kind, "task": 0} for row, kind in zip(rows, kinds, strict=True)]
     watched = ScoredRows(rows, SimpleNamespace(decode=lambda *_, **__: ""))
-    crowd = SimpleNamespace(look=lambda *sides: shown.append(sides))
+    distribution = SimpleNamespace(look=lambda *sides: shown.append(sides))
     callback = LevelCallback(
-        LevelArgs(heldout="-"), Level(), *[watched] * 3, ([], []), crowds={"profiles": crowd}
+        LevelArgs(heldout="-"),
+        Level(),
+        *[watched] * 3,
+        ([], []),
+        distributions={"profiles": distribution},
     )
     monkeypatch.setattr(
         level, "inside", lambda *given: asked.append(len(given[1])) or inside(*given)
@@ -360,17 +366,19 @@ def test_a_model_without_second_derivatives_is_refused_before_the_run():
     assert all(weight.grad is None for weight in model.parameters())
 
 
-@pytest.mark.parametrize("objective", ["alike", "alike_states", "alike_gradients"])
-def test_a_step_draws_forget_rows_to_the_crowd(objective):
+@pytest.mark.parametrize(
+    "objective", ["feature_matching", "hidden_matching", "gradient_norm_matching"]
+)
+def test_a_step_draws_forget_rows_to_heldout_rows(objective):
     """Loss and gradient of a step equal those of plain autograd, and going down the gradient of
-    `alike` alone brings the model's features of two documents nearer to those asked for."""
+    the objective alone brings the features of two documents nearer to those asked for."""
     model, double = tiny_llama(seed=3).float(), tiny_llama(seed=3).double()
     batch = batch_of()
 
     def features(of) -> torch.Tensor:
-        if objective == "alike_states":
+        if objective == "hidden_matching":
             return plain_states(of, batch)[:2]
-        if objective == "alike_gradients":
+        if objective == "gradient_norm_matching":
             return torch.stack([plain_norms(of, batch, row) for row in (0, 1)])
         where = label_positions(batch)
         three = plain(of, batch)
@@ -378,16 +386,20 @@ def test_a_step_draws_forget_rows_to_the_crowd(objective):
             token_features(*(column[row, where[row]] for column in three)) for row in (0, 1)
         ])  # fmt: skip
 
-    crowd, group = HeldoutDistribution(correlated=objective != "alike_states"), (0, 1)
+    distribution, group = HeldoutDistribution(correlated=objective != "hidden_matching"), (0, 1)
     start = features(double).detach()
     rng = torch.Generator().manual_seed(0)
     noise = torch.randn(30, start.shape[1], generator=rng).double()
     heldout = start.mean(0) + 0.3 + 0.2 * noise
     keys = row_keys(batch)[:2]
-    crowd.look({group: dict(zip(keys, start, strict=True))}, {group: heldout})
+    distribution.look({group: dict(zip(keys, start, strict=True))}, {group: heldout})
     entries = make_entries(parse({"forget": {"objective": objective, "kinds": "completion"}}))
-    result = step_loss(model, batch, entries, reference=crowd)
-    want = ((features(double) - crowd.centres[group]) * crowd.direction(group)).sum(-1).mean()
+    result = step_loss(model, batch, entries, reference=distribution)
+    want = (
+        ((features(double) - distribution.centres[group]) * distribution.direction(group))
+        .sum(-1)
+        .mean()
+    )
     assert result.total.item() == pytest.approx(want.item(), rel=1e-4)
     result.total.backward()
     want.backward()
@@ -400,7 +412,7 @@ def test_a_step_draws_forget_rows_to_the_crowd(objective):
     before = result.total.item()
     for _ in range(20):
         optimizer.zero_grad()
-        loss = step_loss(model, batch, entries, reference=crowd).total
+        loss = step_loss(model, batch, entries, reference=distribution).total
         loss.backward()
         optimizer.step()
     assert 0 <= loss.item() < 0.8 * before

@@ -38,7 +38,7 @@ def of_all(mine: list[T]) -> list[T]:
 
 
 class HeldoutDistribution:
-    """What `alike` and its kin compare with, in the place of a model.
+    """What `feature_matching` and its kin compare with, in the place of a model.
 
     Args:
         correlated: Whether S is a covariance; else the variances, over the number of features.
