@@ -17,9 +17,11 @@ from axolotl_unlearn.cli._json import answer, one_object
 from axolotl_unlearn.errors import UnlearnError
 
 #: Commands that are methods without a promise of stability: hidden, found by their name.
-EXPERIMENTAL = ("augment", "fisher-start")
-_STUDIES = ("analyse", "canaries", "demo", "demo-real", "depth", "leaderboard", "locate",
-            "make-data", "never-seen", "reproduce", "reproduce-real", "tune-merge")  # fmt: skip
+EXPERIMENTAL = ("augment",)
+_STUDIES = """
+    analyse canaries demo demo-real depth fisher-start leaderboard locate make-data never-seen
+    reproduce reproduce-real tune-merge
+""".split()
 #: Old names -> the command lines that replace them, for one release.
 RENAMED = {
     "audit": "axolotl-unlearn request audit",

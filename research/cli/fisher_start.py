@@ -1,4 +1,4 @@
-"""``axolotl-unlearn fisher-start my.yml``"""
+"""``python -m research fisher-start my.yml``"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def command(config: Path, out: Path, rows: int) -> None:
     The information takes twice the memory of the weights that the LoRA is for.
     """
     from axolotl_unlearn.config.reading import read_config
-    from axolotl_unlearn.experimental.fisher_start import fisher_start
+    from research.merging.fisher_start import fisher_start
 
     done = fisher_start(read_config(config), out, rows=rows)
     click.echo(f"{done} weights start in the adapter. In the config that forgets:")

@@ -12,8 +12,8 @@ from conftest import tiny_llama
 from data_tokenizers import byte_tokenizer
 from torch.testing import assert_close
 
-from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.experimental.fisher_start import (
+from research.__main__ import research
+from research.merging.fisher_start import (
     fisher_information,
     row_weights,
     weighted_factors,
@@ -88,7 +88,7 @@ def test_base_and_adapter_add_up_to_the_model(tmp_path):
     }  # fmt: skip
     (tmp_path / "my.yml").write_text(yaml.safe_dump(config))
     words = ["fisher-start", str(tmp_path / "my.yml"), "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(unlearn, words)
+    done = CliRunner().invoke(research, words)
     assert done.exit_code == 0, done.output
     assert "lora_model_dir: " in done.output
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -103,5 +103,5 @@ def test_base_and_adapter_add_up_to_the_model(tmp_path):
     assert (alone - expected).abs().max() > 1e-2
     plain = dict(config, adapter=None)
     (tmp_path / "my.yml").write_text(yaml.safe_dump(plain))
-    assert "`adapter: lora`" in CliRunner().invoke(unlearn, words).output
+    assert "`adapter: lora`" in CliRunner().invoke(research, words).output
     assert Path(tmp_path / "out/base/tokenizer.json").exists()
