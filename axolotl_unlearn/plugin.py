@@ -165,7 +165,6 @@ class UnlearnPlugin(BasePlugin):
                 meta.train_dataset,
                 seed=0,
                 retain_per_forget=args.pairing.retain_per_forget if args.retain else 0,
-                epoch_over=args.pairing.epoch_over,
                 alternatives="alternative" in args.roles(),
             )
         # Axolotl counted single rows; a step is made of pairs.

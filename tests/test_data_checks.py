@@ -20,8 +20,8 @@ from axolotl_unlearn.columns import SIDES, task_number
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.checks import check_columns, check_entries, check_records
+from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.training.guard import names_of_rows
 
 FORGET = {"id": "a1qa0", "input": "q", "output": "d", "task": "Task2"}
 RETAIN = {"id": "b1qa0", "input": "r", "output": "e", "task": "Task2"}
@@ -155,50 +155,17 @@ def test_own_fields_and_data_elsewhere(entry):
 
 
 @pytest.mark.parametrize(
-    ("part", "kept"),
-    [
-        ({"split": "train[:2]"}, "ab"),
-        ({"split": "train[50%:]"}, "cd"),
-        ({"split": "train[:1]+train[-1:]"}, "ad"),
-        ({"shards": 2, "shards_idx": 1}, "cd"),
-        ({"split": "train[1:]", "shards": 3}, "b"),
-        ({"preprocess_shards": 2}, "abcd"),
-    ],
+    "part", [{"split": "train[:1]"}, {"split": "test"}, {"shards": 2}, {"preprocess_shards": 2}]
 )
-@pytest.mark.parametrize("rows", [None, {"type": "alpaca"}])
-def test_a_part_of_a_file_is_what_training_reads(entry, tmp_path, part, kept, rows):
-    """`check` counted all rows, or ended in a TypeError with the tokens."""
-    from axolotl.utils.data.shared import datasets_with_name_generator, load_dataset_with_config
-    from axolotl.utils.dict import DictDefault
-
-    from axolotl_unlearn.checks.estimate import _records
-
-    names = {"input": "instruction"} if rows else {}
-    files = [
-        {names.get(k, k): v for k, v in {**FORGET, "id": n, "input": n}.items()} for n in "abcd"
-    ]
-    one = entry(files, ds_type="json", **part)
-    block = {"forget": {"objective": "npo"}, "data": {"rows": rows} if rows else {}}
-    cfg = {"unlearn": block, "datasets": [one]}
-    checked = check_records(cfg)
-    assert checked.faults == [] and sum(checked.counts.rows.values()) == len(kept)
-    assert names_of_rows(cfg, "forget", range(len(kept))) == [repr(n) for n in kept]
-    assert [r.id for r in _records(cfg, parse_unlearn(block), "forget")] == list(kept)
-    read = []  # as Axolotl takes them
-    for each in datasets_with_name_generator([DictDefault({"split": "train"} | one)]):
-        found = load_dataset_with_config(each, False)
-        if each.shards:
-            found = found.shard(num_shards=each.shards, index=each.get("shards_idx", 0))
-        read += found["id"]
-    assert read == list(kept)
-
-
-def test_a_part_that_a_file_does_not_have(entry):
-    for part in ({"split": "test"}, {"split": "train[:x]"}, {"shards": 2, "shards_idx": 2}):
-        (fault,) = check_files(
-            {"unlearn": {"forget": {"objective": "npo"}}, "datasets": [entry([FORGET], **part)]}
-        )
-        assert "takes no part of its 1 rows" in fault
+def test_a_part_of_a_local_file_is_refused(entry, part):
+    """The file is read whole, by `check` and by training."""
+    block = {"forget": {"objective": "npo"}}
+    one = entry([FORGET], **part)
+    (fault,) = check_files({"unlearn": block, "datasets": [one]})
+    assert "which is read whole" in fault
+    with pytest.raises(UnlearnError, match="which is read whole"):
+        load_strategy("memorise", None, {"sequence_len": 8}, one)
+    assert not check_files({"unlearn": block, "datasets": [one | {"path": "someone/rows"}]})
 
 
 def test_a_faulty_block_does_not_hide_the_files(entry):

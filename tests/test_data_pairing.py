@@ -84,19 +84,6 @@ def test_a_fixed_pairing_would_never_see_the_tail():
     assert seen == set(range(5))
 
 
-def test_epoch_over_the_longer_set():
-    """4 forget, 10 retain, ratio 3: ceil(10/3) = 4 pairs; ratio 1: 10 pairs, 2.5 forget passes."""
-    rows = merged(4, 10)
-    assert len(PairedDataset(rows, retain_per_forget=3, epoch_over="longest")) == 4
-    pairs = PairedDataset(rows, epoch_over="longest")
-    first, second = epoch_rows(pairs, 0), epoch_rows(pairs, 1)
-    assert sorted(row for _, (row,) in first) == list(range(10))
-    uses = Counter(forget for forget, _ in first)
-    assert sorted(uses.values()) == [2, 2, 3, 3]
-    assert set(Counter(forget for forget, _ in first + second).values()) == {5}
-    assert len(PairedDataset(merged(9, 2), epoch_over="longest")) == 9
-
-
 def test_same_seed_same_pairs_other_seed_other_pairs():
     rows = merged(6, 6)
     orders = [epoch_rows(PairedDataset(rows, seed=seed), 2) for seed in (5, 5, 6)]

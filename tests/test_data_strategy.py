@@ -195,9 +195,8 @@ def test_axolotl_packing_has_no_place_for_roles(tmp_path, config):
     assert packed["input_ids"].shape == (1, 9) and set(packed) == set(plain.column_names)
 
 
-@pytest.mark.parametrize("format", ["list", "pandas", "pandas_indented", "parquet"])
+@pytest.mark.parametrize("format", ["list", "parquet"])
 def test_axolotl_loads_every_format(tmp_path, config, format):
-    """Hugging Face reads column-oriented JSON as one row; the type reads the file itself."""
     path = tmp_path / ("f.parquet" if format == "parquet" else "f.json")
     if format == "parquet":
         import pyarrow as pa
@@ -205,20 +204,9 @@ def test_axolotl_loads_every_format(tmp_path, config, format):
 
         pq.write_table(pa.Table.from_pylist(FORGET), path)
     else:
-        columns = {k: {str(i): row[k] for i, row in enumerate(FORGET)} for k in FORGET[0]}
-        top = FORGET if format == "list" else columns
-        path.write_text(json.dumps(top, indent=1 if format == "pandas_indented" else None))
+        path.write_text(json.dumps(FORGET))
     dataset = load(config((path, "forget"))).train_dataset
     assert sorted(bytes(row["input_ids"][:-1]) for row in dataset) == [b"ab c", b"q d"]
-
-
-def test_a_slice_is_what_was_asked_for(tmp_path, config):
-    path = write(tmp_path / "f.jsonl", FORGET)
-    dataset = load(config((path, "forget", {"split": "train[1:]"}))).train_dataset
-    assert [bytes(row["input_ids"][:-1]) for row in dataset] == [b"q d"]
-    for extra, texts in (({"shards": 2}, [b"ab c"]), ({"preprocess_shards": 2}, [b"ab c", b"q d"])):
-        dataset = load(config((path, "forget", extra))).train_dataset
-        assert sorted(bytes(row["input_ids"][:-1]) for row in dataset) == texts
 
 
 def test_memorise_needs_no_block_and_labels_everything(tmp_path, config):
@@ -299,27 +287,13 @@ def strategy(cfg, role="forget", tokenizer=None):
 DOCUMENT = {"id": "1sc1", "input": "0123456789", "output": "z", "task": "Task1"}
 
 
-@pytest.mark.parametrize(
-    ("role", "does"), [("forget", "used to forget"), ("memorise", "memorised")]
-)
-def test_labelled_tokens_are_not_cut_by_themselves(tmp_path, config, caplog, role, does):
-    """13 tokens, all labelled, into 8: five would not be forgotten. Asked for, they are counted."""
+@pytest.mark.parametrize("role", ["forget", "memorise"])
+def test_labelled_tokens_are_not_cut(tmp_path, config, role):
+    """13 tokens, all labelled, into 8: five would not be forgotten."""
     cfg = config((write(tmp_path / "f.jsonl", [DOCUMENT]), role), sequence_len=8)
-    with pytest.raises(
-        UnlearnError, match=f"1 rows.*'1sc1'.*needs 13.*not be {does}.*: 13`"
-    ) as told:
+    with pytest.raises(UnlearnError, match="1 rows do not fit into 8.*'1sc1'.*: 13`") as told:
         strategy(cfg, role).wrap_dataset(None)
     assert "456789" not in str(told.value)
-    cfg = config(
-        (write(tmp_path / "f.jsonl", [DOCUMENT]), role),
-        sequence_len=8,
-        unlearn=BLOCK | {"data": {"cut_documents": True}},
-    )
-    with caplog.at_level(logging.WARNING, "axolotl_unlearn"):
-        assert len(strategy(cfg, role).wrap_dataset(None)) == 1
-    assert f"lost 5 tokens on their left to fit into 8, 5 of them with labels (not {does})" in (
-        caplog.text
-    )
 
 
 @pytest.mark.parametrize("role", ["forget", "retain", "memorise"])
@@ -393,7 +367,7 @@ def test_answers_that_do_not_fit_are_named_at_once(tmp_path, config):
         {"id": "3qa0", "input": "a", "output": "b", "task": "Task1"},
     ]
     cfg = config((write(tmp_path / "f.jsonl", rows), "forget"), sequence_len=5)
-    with pytest.raises(UnlearnError, match="2 answers do not fit into 5.*'1qa0'.*needs 11.*: 11`"):
+    with pytest.raises(UnlearnError, match="2 rows do not fit into 5.*'1qa0'.*needs 11.*: 11`"):
         strategy(cfg).wrap_dataset(None)
 
 
@@ -432,7 +406,7 @@ def test_no_lume_row_is_lost(tmp_path, config):
         (files["forget"], "forget"),
         (files["retain"], "retain"),
         sequence_len=256,
-        unlearn=BLOCK | {"data": {"cut_documents": True}},
+        unlearn=BLOCK | {"data": {"labels": {"completion": "answer"}}},
     )
     for side, count in (("forget", 1112), ("retain", 1136)):
         entry = DictDefault({"path": files[side]})
@@ -444,8 +418,7 @@ def test_no_lume_row_is_lost(tmp_path, config):
             text = tokenizer.decode(row["input_ids"][:-1])
             assert text.endswith(" " + record.output)
             assert row["length"] == len(row["input_ids"]) == len(row["labels"]) <= 256
-            whole = row["kind"] == 0
-            assert whole == (row["labels"][0] != X) == (record.kind == "completion")
+            assert (row["kind"] == 0) == (record.kind == "completion")
 
 
 def test_kind_labels_options(config, tmp_path):

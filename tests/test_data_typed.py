@@ -11,6 +11,7 @@ import yaml
 from data_tokenizers import byte_tokenizer
 
 from axolotl_unlearn.checks import axolotl_options
+from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import DataArgs, parse_unlearn
 from axolotl_unlearn.data import checks, typed
 from axolotl_unlearn.errors import UnlearnError
@@ -187,12 +188,12 @@ def test_tokens_and_labels_are_those_of_plain_fine_tuning(tmp_path, base, name):
     )
     plain = rows_of(cfg)
     assert plain and any(label != -100 for row in plain for label in row["labels"])
-    shorter = {"leave_out_dropped": name == "too long for all"}
-    cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": {"rows": entry, **shorter}}
-    strategy = load_strategy("forget", load_tokenizer(cfg), cfg, {"path": path})
+    cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": {"rows": entry}}
+    role = "retain" if name == "too long for all" else "forget"
+    strategy = load_strategy(role, load_tokenizer(cfg), cfg, {"path": path})
     found = strategy.wrap_dataset(None)
     assert tokens(found) == tokens(plain)
-    assert set(found["role"]) == {0} and set(found["kind"]) == {0}
+    assert set(found["role"]) == {ROLES[role]} and set(found["kind"]) == {0}
     # one at a time, in envelopes and in another order: the same, with nothing of its neighbours
     data = DataArgs(rows=[{"type": "alpaca"}, entry])
     for number, row in enumerate(rows):
@@ -398,10 +399,13 @@ def test_preference_rows_are_the_chosen_answer_as_trl_reads_it(tmp_path, base, k
 @pytest.mark.parametrize(
     ("settings", "role", "says"),
     [
-        ({}, "forget", "1 rows would be left out .longer than `sequence_len: 900`.*long.*dropped"),
+        (
+            {},
+            "forget",
+            "1 rows would be left out .longer than `sequence_len: 900`.*long.*remove them",
+        ),
         ({}, "alternative", "1 rows would be left out"),
         ({}, "retain", None),
-        ({"leave_out_dropped": True}, "forget", None),
         ({"excess_length_strategy": "raise"}, "retain", "set `excess_length_strategy: drop`"),
         ({"excess_length_strategy": "truncate"}, "forget", None),
     ],
@@ -417,10 +421,8 @@ def test_a_row_that_would_not_be_forgotten_is_an_error(
     rows = [*ALPACA, ALPACA[0] | {"output": "b" * 900, "id": "long"}]
     path = write(tmp_path / "rows.jsonl", rows)
     entry = {"path": path, "ds_type": "json", "type": "alpaca"}
-    opt_out = settings.pop("leave_out_dropped", False)
     cfg = load_config(tmp_path, "plain", base, datasets=[entry], **settings)
-    data = {"rows": {"type": "alpaca"}} | ({"leave_out_dropped": True} if opt_out else {})
-    cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": data}
+    cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": {"rows": {"type": "alpaca"}}}
     strategy = load_strategy(role, load_tokenizer(cfg), cfg, {"path": path})
     if says:
         with pytest.raises(UnlearnError, match=says):
@@ -468,10 +470,8 @@ def test_faults_of_the_rows(tmp_path):
         parse_unlearn({"data": {"rows": {"field": "x"}}})
     with pytest.raises(UnlearnError, match="`join` does nothing beside `rows`"):
         parse_unlearn({"data": {"rows": {"type": "alpaca"}, "join": "x"}})
-    with pytest.raises(UnlearnError, match="`cut_documents` does nothing beside `rows`"):
-        parse_unlearn({"data": {"rows": {"type": "alpaca"}, "cut_documents": True}})
-    with pytest.raises(UnlearnError, match="`leave_out_dropped` does nothing without `rows`"):
-        parse_unlearn({"data": {"leave_out_dropped": True}})
+    with pytest.raises(UnlearnError, match="`join` does nothing beside `rows`"):
+        parse_unlearn({"data": {"rows": {"type": "alpaca"}, "join": ""}})
 
 
 def test_an_entry_that_does_not_read_the_rows(base):

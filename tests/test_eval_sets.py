@@ -65,7 +65,7 @@ def test_other_formats_give_the_same_content(folder, suffix):
     for name in ("forget", "retain", "member", "nonmember", "general"):
         frame = pd.DataFrame(rows_of(folder, name))
         if suffix == ".json":
-            frame.to_json(folder / f"{name}.json")  # column-oriented, as pandas writes it
+            frame.to_json(folder / f"{name}.json", orient="records")
         else:
             frame.to_parquet(folder / f"{name}.parquet")
         (folder / f"{name}.jsonl").unlink()

@@ -896,8 +896,7 @@ def test_a_validation_split_takes_whole_documents_and_no_forget_row(stage):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     sets = datasets(stage, "forget", "retain")
     sets[1]["path"] = str(path)
-    block = config(stage, "x")["unlearn"] | {"pairing": {"epoch_over": "longest"}}
-    cfg = config(stage, "split", datasets=sets, val_set_size=0.2, evals_per_epoch=1, unlearn=block)
+    cfg = config(stage, "split", datasets=sets, val_set_size=0.2, evals_per_epoch=1)
     file = stage / "split.yml"
     file.write_text(yaml.safe_dump(cfg))
     loaded = load_cfg(str(file))
@@ -916,7 +915,7 @@ def test_a_validation_split_takes_whole_documents_and_no_forget_row(stage):
     said = CliRunner().invoke(unlearn, ["check", str(file), "--full", "--json"])
     assert json.loads(said.stdout)["plan"]["steps"] == meta.total_num_steps, said.output
     once = {"save_strategy": "steps", "save_steps": 1, "eval_steps": 1, "evals_per_epoch": None}
-    changes = {"datasets": sets, "val_set_size": 0.2, "unlearn": block, "max_steps": 1}
+    changes = {"datasets": sets, "val_set_size": 0.2, "max_steps": 1}
     logs = history(train(stage, "split-run", **changes, **once))
     assert [log["step"] for log in logs if "eval_retain_nll" in log] == [0, 1]
     file.write_text(yaml.safe_dump(cfg | {"val_set_size": 0.9}))

@@ -67,7 +67,7 @@ def _records(cfg: dict[str, Any], args: UnlearnArgs, side: str) -> Iterator[Reco
     listed = args.data.suppression if side in LEARNED else None
     for entry in _files(cfg, side):
         if args.data.rows:
-            rows = read_sources(entry["path"], args.data, entry)
+            rows = read_sources(entry["path"], args.data)
             left = allowed(rows, listed, entry["path"], lambda one: one.row)
             yield from (one.record for one in left)
         else:
@@ -147,15 +147,12 @@ def near_duplicates(forget: Sequence[Record], retain: Sequence[Record]) -> dict[
 
 def plan(cfg: dict[str, Any], args: UnlearnArgs, rows: dict[str, int]) -> dict[str, Any]:
     """Steps on one process, where the reference comes from, and forwards of a step."""
-    from axolotl_unlearn.data.pairing import pairs_in_epoch
-
     found: dict[str, Any] = {"objectives": [f"{s}/{e.objective}" for s, e in args.entries()]}
     batch = int(cfg.get("micro_batch_size") or 1)
     cuts = int(cfg.get("gradient_accumulation_steps") or 1)
     if rows["forget"] and (rows["retain"] or not args.retain):
         beside = args.pairing.retain_per_forget if args.retain else 0
-        over = args.pairing.epoch_over
-        pairs = pairs_in_epoch(rows["forget"], rows["retain"], beside, over)
+        pairs = rows["forget"]  # of an epoch
         epoch = math.ceil(pairs / (batch * cuts))
         total = math.ceil(epoch * float(cfg.get("num_epochs") or 1))
         if args.phases:

@@ -267,16 +267,6 @@ class DataArgs(Strict):
         "of the turn is there and `false` takes its label away",
     )
     max_length: int | None = Field(None, gt=1, description="default: sequence_len")
-    cut_documents: bool = Field(
-        False,
-        description="rows that are labelled whole and do not fit lose their beginning, which is "
-        "then not forgotten (counted in the log); false: they are an error",
-    )
-    leave_out_dropped: bool = Field(
-        False,
-        description="forget rows that fine-tuning by `rows` drops (longer than `sequence_len`, "
-        "without labels) are left out and counted in the log; false: they are an error",
-    )
     retain_rows: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
         None,
         description="of a retain side that does not fit: draw so many rows while the files are "
@@ -307,17 +297,13 @@ class DataArgs(Strict):
                     "with `field_messages: conversations` and `message_property_mappings: {role: "
                     "from, content: value}`"
                 )
-        shaped = {
-            "join", "template", "chat_template", "eos", "labels", "max_length", "cut_documents"
-        }  # fmt: skip
+        shaped = {"join", "template", "chat_template", "eos", "labels", "max_length"}
         if self.rows and self.model_fields_set & shaped:
             first = sorted(self.model_fields_set & shaped)[0]
             raise ValueError(
                 f"`{first}` does nothing beside `rows`, whose type decides tokens and labels; "
                 "remove one of them"
             )
-        if self.leave_out_dropped and not self.rows:
-            raise ValueError("`leave_out_dropped` does nothing without `rows`; remove it")
         if self.template and self.chat_template:
             raise ValueError("give either template or chat_template, not both")
         head, output, _ = (self.template or "").partition("{output}")
@@ -343,9 +329,6 @@ class PairingArgs(Strict):
     """How forget and retain rows meet in a batch."""
 
     retain_per_forget: int = Field(1, ge=0, description="retain rows for each forget row")
-    epoch_over: Literal["forget", "longest"] = Field(
-        "forget", description="an epoch is one pass over the forget rows, or over the longer set"
-    )
     group_by_length: bool = Field(False, description="batch pairs of similar length together")
     max_tokens: int | None = Field(
         None,

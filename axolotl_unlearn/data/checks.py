@@ -117,7 +117,7 @@ def records_of(
     if data is not None and data.rows:
         from axolotl_unlearn.data.typed import read_sources
 
-        return [one.record for one in read_sources(entry["path"], data, entry)]
+        return [one.record for one in read_sources(entry["path"], data)]
     data = data or DataArgs()
     kind = data.default_kind
     return read_records(entry["path"], data.fields, unique=unique, kind=kind, entry=entry)
@@ -233,6 +233,19 @@ def _type_fault(where: str, entry: dict[str, Any]) -> str:
     return f"`{where}.type` is {kind!r}, which has no role here{near}; use {', '.join(names)}."
 
 
+def part_of_a_file(entry: Mapping[str, Any]) -> list[str]:
+    """An entry that takes some rows of a local file, which is read whole."""
+    part = entry.get("shards") or entry.get("preprocess_shards")
+    if not (part or entry.get("split") not in (None, "train")) or not os.path.isfile(
+        str(entry.get("path"))
+    ):
+        return []
+    return [
+        f"`split`, `shards` or `preprocess_shards` takes a part of {entry['path']}, which is read "
+        "whole; write the rows to a file of their own."
+    ]
+
+
 def _key_faults(where: str, entry: dict[str, Any]) -> list[str]:
     faults = []
     told, suffix = entry.get("ds_type"), Path(str(entry.get("path"))).suffix
@@ -241,6 +254,7 @@ def _key_faults(where: str, entry: dict[str, Any]) -> list[str]:
             f"`{where}.ds_type: {told}` would read {short(entry['path'])} as what it is not; use "
             f"{_DS_TYPES[suffix]}, or remove the key."
         )
+    faults += part_of_a_file(entry)
     for key in entry:
         if key not in ENTRY_KEYS:
             cure = nearest(key, ENTRY_KEYS) or "; remove it (format options go into `unlearn.data`)"

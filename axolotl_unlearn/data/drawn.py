@@ -57,17 +57,12 @@ def rows_to_draw(cfg: dict[str, Any], args: UnlearnArgs) -> int:
     if args.data.retain_rows != "auto":
         return args.data.retain_rows
     forget = [entry for entry in cfg.get("datasets") or [] if role_of(entry) == "forget"]
-    if args.pairing.epoch_over == "longest":
-        raise UnlearnError(
-            "a retain side that is drawn from has no end, so no epoch is over the longer side: "
-            "remove `unlearn.pairing.epoch_over`, or give `unlearn.data.retain_rows` a number."
-        )
     if not all(Path(str(entry.get("path"))).is_file() for entry in forget):
         raise UnlearnError(
             "`unlearn.data.retain_rows: auto` counts the forget rows, which are no local files: "
             "give a number."
         )
-    rows = sum(len(list(read_rows(entry["path"], entry))) for entry in forget)
+    rows = sum(len(list(read_rows(entry["path"]))) for entry in forget)
     accumulated = (cfg.get("micro_batch_size") or 1) * (cfg.get("gradient_accumulation_steps") or 1)
     batch = cfg.get("batch_size") or accumulated * int(os.environ.get("WORLD_SIZE", 1))
     if args.phases:
@@ -99,11 +94,6 @@ def draw_retain(cfg: dict[str, Any], folder: Path, count: int) -> list[tuple[str
             raise UnlearnError(
                 f"`unlearn.data.retain_rows` draws from files of JSON lines, and {path} is none; "
                 "write the rows to one, or remove the option."
-            )
-        if entry.get("split") not in (None, "train") or entry.get("shards"):
-            raise UnlearnError(
-                f"`unlearn.data.retain_rows` draws from all of {path}; remove `split` and `shards` "
-                "of its entry, or the option."
             )
         with path.open("rb") as lines:
             for number_of_line, line in enumerate(lines):

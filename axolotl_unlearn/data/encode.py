@@ -8,7 +8,7 @@ With `chat_template` tokens and labels are those of Axolotl's own strategy of th
 A prompt that is too long loses tokens on its left (after the BOS), so that prompt, completion and
 EOS fit; ZJUKLAB cuts the same side (arXiv 2503.21088, released code). A completion that does not
 fit by itself is an error: cutting it would forget less than the config says. So is a cut of a row
-that is labelled whole, unless `cut_documents` asks for it (`axolotl_unlearn.data.strategy`).
+that is labelled whole (`axolotl_unlearn.data.strategy`).
 """
 
 from __future__ import annotations

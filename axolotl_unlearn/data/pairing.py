@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset, Sampler
@@ -35,9 +35,8 @@ class PairedDataset(Dataset):
     Args:
         rows: Dataset with the columns of `axolotl_unlearn.data.strategy`.
         seed: Fixes all permutations.
-        retain_per_forget: Retain rows in each pair; 0 for objectives that need none.
-        epoch_over: "forget": an epoch is one pass over the forget rows, and the retain stream
-            goes on in the next epoch. "longest": as many pairs as one pass over either set takes.
+        retain_per_forget: Retain rows in each pair; 0 for objectives that need none. An epoch is
+            one pass over the forget rows, and the retain stream goes on in the next one.
         shuffle: False for evaluation: both sets in file order, the same pairs in every epoch. Each
             row of the larger set comes once and all rows of the smaller one equally often, with
             more than one row of a side in a pair where their numbers ask for it.
@@ -57,7 +56,6 @@ class PairedDataset(Dataset):
         *,
         seed: int = 0,
         retain_per_forget: int = 1,
-        epoch_over: Literal["forget", "longest"] = "forget",
         shuffle: bool = True,
         alternatives: bool = False,
     ) -> None:
@@ -88,9 +86,7 @@ class PairedDataset(Dataset):
             from axolotl_unlearn.data.beside import matched
 
             self.alternatives = matched(rows, roles)
-        counts = len(self.forget_rows), len(self.retain_rows)
-        trained = pairs_in_epoch(*counts, retain_per_forget, epoch_over)
-        self._length = trained if shuffle else self._even_length()
+        self._length = len(self.forget_rows) if shuffle else self._even_length()
         self._permutation = lru_cache(maxsize=8)(self._draw)
 
     def __len__(self) -> int:
@@ -174,13 +170,6 @@ class PairedDataset(Dataset):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._permutation = lru_cache(maxsize=8)(self._draw)
-
-
-def pairs_in_epoch(forget: int, retain: int, retain_per_forget: int, epoch_over: str) -> int:
-    """Pairs in an epoch of training with so many rows."""
-    if epoch_over == "longest" and retain_per_forget:
-        return max(forget, -(-retain // retain_per_forget))
-    return forget
 
 
 class PairSampler(Sampler[int]):

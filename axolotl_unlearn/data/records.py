@@ -103,16 +103,15 @@ def read_records(
     task is accepted if the field names are the default ones: ids become ``row0``, ``row1`` ...
 
     Args:
-        path: ``.jsonl``, ``.json`` (a list of records, or columns as pandas writes them) or
-            ``.parquet``.
+        path: ``.jsonl``, ``.json`` (a list of records, or JSON lines) or ``.parquet``.
         unique: Refuse an id that occurs twice. A memorisation stream repeats its rows.
         kind: That of rows which do not tell.
-        entry: Of ``datasets``, whose ``split`` or ``shards`` may take a part of the file.
+        entry: Of ``datasets``, which may name the ``field`` of plain texts.
 
     Raises:
         UnlearnError: The first fault of the file.
     """
-    rows = as_prompts(read_rows(path, entry), fields, entry)
+    rows = as_prompts(read_rows(path), fields, entry)
     return list(records_from_rows(rows, str(path), fields, unique=unique, kind=kind))
 
 
@@ -213,7 +212,7 @@ def row_type(path: str | os.PathLike[str]) -> str | None:
     Raises:
         UnlearnError: A file without a readable row.
     """
-    for _, row in _raw_rows(Path(path)):
+    for _, row in read_rows(path):
         return next((kind for field, kind in _PROMPTS.items() if kind and row.get(field)), None)
     return None
 
@@ -303,48 +302,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (the row has {', '.join(short(k)[1:-1] for k in known)})" if known else ""
 
 
-def read_rows(
-    path: str | os.PathLike[str], entry: Mapping[str, Any] | None = None
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (place, row) of a file of any format, with no demand on the fields of a row.
-
-    Args:
-        entry: Of ``datasets``, whose ``split`` or ``shards`` may take a part of the file.
-
-    Raises:
-        UnlearnError: The first fault of the file.
-    """
-    if not entry or (entry.get("split") in (None, "train") and not entry.get("shards")):
-        yield from _raw_rows(Path(path))
-        return
-    rows = list(_raw_rows(Path(path)))
-    yield from (rows[number] for number in _part_of(entry, len(rows)))
-
-
-def _part_of(entry: Mapping[str, Any], count: int) -> list[int]:
-    """Rows of a file of ``count`` that Axolotl takes for an entry, by its own libraries."""
-    from datasets import Dataset, ReadInstruction
-
-    given = {key: entry[key] for key in ("split", "shards", "shards_idx") if key in entry}
-    try:
-        parts = ReadInstruction.from_spec(entry.get("split") or "train")
-        places = [
-            place
-            for one in parts.to_absolute({"train": count})
-            for place in range(count)[one.from_ : one.to]
-        ]
-        if shards := entry.get("shards"):
-            numbers = Dataset.from_dict({"place": places})
-            places = numbers.shard(shards, entry.get("shards_idx") or 0)["place"][:]
-    except (ValueError, TypeError, AssertionError, IndexError) as error:
-        said = ", ".join(f"`{key}: {short(value)[1:-1]}`" for key, value in given.items())
-        raise UnlearnError(
-            f"{said} of {entry.get('path')} takes no part of its {count} rows "
-            f"({type(error).__name__}); correct it, or write the rows to a file of their own."
-        ) from None
-    return list(places)
-
-
 def read_json_lines(path: str | os.PathLike[str], *, cut: bool = False) -> list[dict[str, Any]]:
     """Rows of a JSON lines file that a command of ours wrote; it may have none.
 
@@ -365,8 +322,13 @@ def read_json_lines(path: str | os.PathLike[str], *, cut: bool = False) -> list[
     return rows
 
 
-def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (place, row) of a file of any format."""
+def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (place, row) of a file of any format, with no demand on the fields of a row.
+
+    Raises:
+        UnlearnError: The first fault of the file.
+    """
+    path = Path(path)
     if not os.path.exists(path):
         raise UnlearnError(
             f"{path} does not exist; check the path (relative paths start from "
@@ -384,12 +346,9 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield from _parquet_rows(path)
         return
     text = read_text(path)
-    start = text.lstrip()[:1]
-    if start == "[":
+    if text.lstrip()[:1] == "[":
         rows = enumerate(_parse(text, path), start=1)
         yield from (_as_row(row, f"record {number}", path) for number, row in rows)
-    elif path.suffix == ".json" and start == "{":
-        yield from _object_rows(text, path)
     else:
         yield from _line_rows(text, path)
 
@@ -455,35 +414,6 @@ def _as_row(row: Any, place: str, path: Path) -> tuple[str, Mapping[str, Any]]:
             f"{path}, {place}: a record must be an object with fields, not {type(row).__name__}."
         )
     return place, row
-
-
-def _object_rows(text: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """A ``.json`` file that starts with a brace: columns, one record, or really JSON lines."""
-    try:
-        top = _parse(text, path)
-    except UnlearnError as error:
-        if "(Extra data)" not in str(error):
-            raise
-        yield from _line_rows(text, path)
-        return
-    columns = {
-        name: dict(enumerate(column)) if isinstance(column, list) else column
-        for name, column in top.items()
-    }
-    if not all(isinstance(column, dict) for column in columns.values()):
-        yield _as_row(top, "record 1", path)
-        return
-    keys = list(next(iter(columns.values()), {}))
-    for name, column in columns.items():
-        odd = set(column).symmetric_difference(keys)
-        if odd:
-            raise UnlearnError(
-                f"{path}: row {short(min(map(str, odd)))} is not in every column (see "
-                f"{short(name)}); "
-                "the columns of column-oriented JSON must have the same rows, or write JSON lines."
-            )
-    for key in keys:
-        yield f"row {short(key)}", {name: column[key] for name, column in columns.items()}
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -2,8 +2,7 @@
 
 Axolotl resolves ``type: axolotl_unlearn.data.forget`` to that module's ``load(tokenizer, cfg,
 ds_cfg)`` and lets the strategy wrap the dataset it has read. A local file is read again here: by
-Hugging Face ``datasets`` column-oriented JSON would be one row of structs, and bytes that are not
-UTF-8 would be replaced, both without a word.
+Hugging Face ``datasets`` bytes that are not UTF-8 would be replaced without a word.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from datasets import Dataset
 
 from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number, task_number
 from axolotl_unlearn.config import DataArgs, unlearn_config
+from axolotl_unlearn.data.checks import part_of_a_file
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
 from axolotl_unlearn.data.records import Record, as_prompts, read_records, records_from_rows
 from axolotl_unlearn.data.table import FEATURES, MEMORISE_FEATURES, RowTable
@@ -39,6 +39,8 @@ class _RoleStrategy(DatasetWrappingStrategy):
         name = entry.get("path")
         self.path = Path(name) if name and Path(name).is_file() else None
         self.source = str(name or f"{role} rows")
+        for fault in part_of_a_file(entry):
+            raise UnlearnError(fault)
 
     def _allowed(self, rows: list, content: Callable[[Any], Any] | None = None) -> list:
         """Without those that a deletion request suppresses."""
@@ -72,12 +74,11 @@ class RecordStrategy(_RoleStrategy):
             rows = as_prompts(_numbered(dataset), fields, self.entry)
             records = list(records_from_rows(rows, self.source, fields, unique=unique, kind=kind))
         records = self._allowed(records)
-        table, cuts = self._encode(records)
+        table = self._encode(records)
         LOG.info(
             "%s: %d %s rows, %d tokens, longest %d",
             self.source, table.rows, self.role, table.tokens, table.longest,
         )  # fmt: skip
-        self._tell_cuts(cuts, len(records))
         return table.dataset()
 
     def _labelled(self, record: Record) -> Literal["document", "answer"]:
@@ -88,34 +89,14 @@ class RecordStrategy(_RoleStrategy):
         said = self.data.chat_template or record.kind in self.data.labels.model_fields_set
         return self.encoder.labelled(record.kind) if said or self.role != "memorise" else "document"
 
-    def _tell_cuts(self, cut: list[tuple[int, Record]], rows: int) -> None:
-        """Count tokens lost; those with labels are an error unless they are asked for."""
-        limit = self.encoder.max_length
-        whole = [(lost, r.id) for lost, r in cut if self._labelled(r) == "document"]
-        does = "memorised" if self.role == "memorise" else f"used to {self.role}"
-        if whole and not self.data.cut_documents and not self._texts:
-            lost, name = max(whole)
-            raise UnlearnError(
-                f"{self.source}: {len(whole)} rows that are labelled whole do not fit into {limit} "
-                f"tokens, the longest (row {name!r}) needs {limit + lost}; their beginnings would "
-                f"not be {does}: set `sequence_len: {limit + lost}` or more (and "
-                "`unlearn.data.max_length`, if set), or accept it with `unlearn.data."
-                "cut_documents: true`."
-            )
-        if cut:
-            LOG.warning(
-                "%s: %d of %d rows lost %d tokens on their %s to fit into %d, %d of them with "
-                "labels (not %s); raise sequence_len to keep them whole.",
-                self.source, len(cut), rows, sum(lost for lost, _ in cut),
-                "right" if self._texts else "left", limit, sum(lost for lost, _ in whole), does,
-            )  # fmt: skip
-
-    def _encode(self, records: list[Record]) -> tuple[RowTable, list[tuple[int, Record]]]:
-        """Token rows, and the records that were cut with the number of tokens that they lost."""
+    def _encode(self, records: list[Record]) -> RowTable:
+        """Token rows. Prompts may lose their beginning and texts of a corpus their end, which is
+        counted; what has labels otherwise fits, or is an error."""
         table = RowTable(MEMORISE_FEATURES if self.role == "memorise" else FEATURES)
-        cuts, too_long = [], []
+        limit, cuts, too_long = self.encoder.max_length, [], []
         tokens = zip(records, self.encoder.tokens(records), strict=True)
         for number, (record, whole) in enumerate(tokens):
+            labelled = self._labelled(record)
             try:
                 encoded = self.encoder.fitted(record, whole, cut=self._texts)
             except AnswerTooLong as error:
@@ -126,11 +107,12 @@ class RecordStrategy(_RoleStrategy):
                     f"{self.source}: row {record.id!r} is a single token, so nothing can be "
                     "predicted; set `unlearn.data.eos: true` or remove the row."
                 )
-            if encoded.truncated:
-                cuts.append((encoded.truncated, record))
+            if encoded.truncated and labelled == "document" and not self._texts:
+                too_long.append((limit + encoded.truncated, record.id))
+            cuts += [encoded.truncated] * (encoded.truncated > 0)
             table.add(
                 encoded.input_ids,
-                self.encoder.labels(encoded, self._labelled(record)),
+                self.encoder.labels(encoded, labelled),
                 role=ROLES.get(self.role),
                 kind=KINDS[record.kind],
                 task=record.task_number,
@@ -141,11 +123,18 @@ class RecordStrategy(_RoleStrategy):
         if too_long:
             needed, name = max(too_long)
             raise UnlearnError(
-                f"{self.source}: {len(too_long)} answers do not fit into {self.encoder.max_length} "
-                f"tokens, the longest (row {name!r}) needs {needed}; set `sequence_len: {needed}` "
-                "or more (and `unlearn.data.max_length`, if set)."
+                f"{self.source}: {len(too_long)} rows do not fit into {limit} tokens with all that "
+                f"has labels, the longest (row {name!r}) needs {needed}; set `sequence_len: "
+                f"{needed}` or more (and `unlearn.data.max_length`, if set)."
             )
-        return table, cuts
+        if cuts:
+            LOG.warning(
+                "%s: %d of %d rows lost %d tokens on their %s to fit into %d; raise sequence_len "
+                "to keep them whole.",
+                self.source, len(cuts), len(records), sum(cuts),
+                "right" if self._texts else "left", limit,
+            )  # fmt: skip
+        return table
 
 
 class TypedStrategy(_RoleStrategy):
@@ -156,11 +145,11 @@ class TypedStrategy(_RoleStrategy):
 
         # A row gives several token rows where its type cuts a text.
         if self.path is not None:
-            given = typed.read_sources(self.path, self.data, self.entry)
+            given = typed.read_sources(self.path, self.data)
         else:
             given = typed.sources(_numbered(dataset), self.source, self.data)
         given = self._allowed(given, lambda one: one.row)
-        every = self.role != "retain" and not self.data.leave_out_dropped
+        every = self.role != "retain"
         rows = typed.encode(given, self.data, self.tokenizer, self.cfg, self.source, every)
         if not rows:
             raise UnlearnError(

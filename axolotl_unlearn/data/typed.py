@@ -145,11 +145,9 @@ def _source(row: Mapping[str, Any], where: str, data: DataArgs) -> Source:
     return Source(name, content, entry, said.get("document", ""), kind, task)
 
 
-def read_sources(
-    path: Path | str, data: DataArgs, entry: Mapping[str, Any] | None = None
-) -> list[Source]:
-    """The rows of a file, or of the part that an entry of ``datasets`` takes; see `sources`."""
-    return sources(read_rows(path, entry), str(path), data)
+def read_sources(path: Path | str, data: DataArgs) -> list[Source]:
+    """The rows of a file; see `sources`."""
+    return sources(read_rows(path), str(path), data)
 
 
 def encode(
@@ -232,12 +230,10 @@ def _tell_lost(origin: str, why: str, names: Sequence[str], every: bool, cfg: An
             "%s: %d rows were never learned (%s) and are left out.", origin, len(names), said
         )
         return
-    cure = "accept it with `unlearn.data.leave_out_dropped: true`"
-    if not every:
-        cure = "set `excess_length_strategy: drop`"
     raise UnlearnError(
         f"{origin}: {len(names)} rows would be left out ({said}; the first is {short(names[0])}): "
-        f"{'raise `sequence_len`' if why == _LONG else 'remove them'}, or {cure}."
+        f"{'raise `sequence_len`, or ' * (why == _LONG)}"
+        f"{'remove them' if every else 'set `excess_length_strategy: drop`'}."
     )
 
 

@@ -296,13 +296,11 @@ class UnlearnTrainer(GradientSteps):
     # -- pairs -------------------------------------------------------------------------------
 
     def _pairs(self, rows: Dataset, training: bool) -> PairedDataset:
-        pairing = self.unlearn_args.pairing
-        retain = pairing.retain_per_forget
+        retain = self.unlearn_args.pairing.retain_per_forget
         return PairedDataset(
             rows,
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             retain_per_forget=retain if self.unlearn_args.retain else 0,
-            epoch_over=pairing.epoch_over if training else "longest",
             shuffle=training,
             alternatives="alternative" in self.unlearn_args.roles(),
         )
