@@ -663,7 +663,7 @@ def test_activated_lora_is_no_change_of_weights(project, tmp_path):
 def test_not_enough_room(project, tmp_path, monkeypatch):
     real = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=1000))
-    with pytest.raises(UnlearnError, match="of disk but 1e-06 GB are free"):
+    with pytest.raises(UnlearnError, match="of disk but 1.0 kB are free"):
         merge(both(project), project / "memorised", tmp_path / "out")
 
 

@@ -582,7 +582,7 @@ def test_faults_before_anything_is_written(home, tmp_path, monkeypatch):
     assert "fits none" in fault(home, tmp_path, wanted=Wanted(where=[("id", "bob")]))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
-    assert re.search(r"has 10 bytes free, but \d[\d.]* [kMG]B are", fault(home, tmp_path))
+    assert re.search(r"needs \d[\d.]* [kMG]B of disk but 10 bytes are", fault(home, tmp_path))
 
 
 def pairs(first: int, count: int) -> list[dict]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -62,18 +61,6 @@ def check_output(out: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> 
         raise UnlearnError(
             f"{out} is no result of a merge, --overwrite would delete it: choose another --out."
         )
-
-
-def check_room(out: Path, needed: int) -> str:
-    """Raise when the disk will not do; return a line to print."""
-    folder = next(path for path in [out, *out.resolve().parents] if path.exists())
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise UnlearnError(
-            f"{out} needs {needed / 1e9:.3g} GB of disk but {free / 1e9:.3g} GB are free: make "
-            "room or choose another --out."
-        )
-    return f"needs {needed / 1e9:.3g} GB of disk ({free / 1e9:.3g} GB free)"
 
 
 def check_finite(source: Parent) -> None:

@@ -14,11 +14,10 @@ import yaml
 from torch import Tensor
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import replacing, write, write_json
+from axolotl_unlearn.files import check_room, replacing, write, write_json
 from axolotl_unlearn.merging.checks import (
     check,
     check_output,
-    check_room,
     initialisation_cosines,
 )
 from axolotl_unlearn.merging.methods import merge_delta, merge_factors

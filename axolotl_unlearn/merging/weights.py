@@ -56,6 +56,12 @@ class Tensors:
             return cls(dict.fromkeys(handle.keys(), path))
 
     @classmethod
+    def of_folder(cls, folder: Path) -> Tensors:
+        """Of every file of a model or adapter."""
+        files = sorted(folder.glob("*.safetensors"))
+        return cls({name: file for file in files for name in cls.of_file(file)})
+
+    @classmethod
     def of_checkpoint(cls, folder: Path) -> Tensors:
         index = folder / "model.safetensors.index.json"
         if not index.exists():

@@ -8,7 +8,6 @@ of the record is not back.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -26,7 +25,8 @@ from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.requests.ledger import Ledger, model_facts
 from axolotl_unlearn.requests.record import check_base, read
-from axolotl_unlearn.requests.request import counted
+from axolotl_unlearn.requests.request import counted, read_json
+from axolotl_unlearn.requests.verdict import without_answers
 
 #: Readings of a document that is there, worst first.
 THERE = ("still said", "still known")
@@ -181,7 +181,7 @@ def audit_requests(
         rows = read_records(find_file(data, "forget"))
         found[folder.name] = EvaluationSets(data, rows, [], member, nonmember)
         then |= {(folder.name, line["document"]): line for line in predicate["documents"]}
-        known = json.loads(results.read_text("utf-8")) if results.is_file() else {}
+        known = read_json(results) or {}
         settings = Settings.read(known.get("settings", {}))
     if not found:
         return Audit(model, missing=missing)
@@ -212,9 +212,7 @@ def _line(
     if said or whole:
         reading = "still said"
     elif reading == "still said":  # no more than on the day of the record
-        reading = "not said" if now["told"] is None else "not told"
-        if now["told"]:
-            reading = "still known" if (now["rank"] or 0) < 0.5 else "pushed away"
+        reading = without_answers(now)
     recorded = before.get("reading")
     back = said or whole or (reading == "still known" and recorded not in THERE)
     figures = ("p", "q", "rank", "extraction_strength", "answers_said")

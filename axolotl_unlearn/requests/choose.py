@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from axolotl_unlearn.data.near import near_rows, strings
 from axolotl_unlearn.data.records import read_rows
@@ -95,13 +95,9 @@ class Offered:
         return {*self.near, *(name for ids in self.mentions.values() for name in ids)}
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """
-    Attributes:
-        rows: In the order of the data.
-        other_forms: Ids of those that are written in other characters than what was asked for.
-    """
+class Chosen(NamedTuple):
+    """Rows in the order of the data, and ids of those that are written in other characters than
+    what was asked for."""
 
     rows: list[Source]
     other_forms: set[str]
@@ -118,68 +114,70 @@ def choose(rows: Sequence[Source], wanted: Wanted) -> Chosen:
             "say which rows to delete: --person NAME, --where FIELD=VALUE, --contains TEXT, "
             "--matches REGEX, --rows FILE or --documents IDS."
         )
-    chosen: set[str] = set()
-    exact: set[str] = set()
-
-    def take(found: set[str], as_written: set[str], nothing: str) -> None:
-        if not found:
+    chosen, exact = set(), set()
+    for ids, as_written, nothing in _named_by(rows, wanted):
+        if not ids:
             raise UnlearnError(nothing)
-        chosen.update(found)
-        exact.update(as_written)
-
-    def equal(values: Mapping[str, Sequence[str]], asked: str, nothing: str) -> None:
-        plain = normal_form(asked)
-        found = {i for i, those in values.items() if plain in map(normal_form, those)}
-        take(found, {i for i in found if asked in values[i]}, nothing)
-
-    count, texts = len(rows), {row.id: list(strings(row.row)) for row in rows}
-    for name, value in wanted.where:
-        fields = sorted({str(key) for row in rows for key in row.row})
-        cure = f"rows have {', '.join(fields)}"
-        if name.split(".")[0] in fields:
-            cure = "--person NAME looks into their texts"
-        values = {row.id: _values(row.row, name.split(".")) for row in rows}
-        equal(values, value, f"--where {name}={value} fits none of {count} rows; {cure}.")
-    for text in wanted.contains:
-        plain = normal_form(text)
-        found = {i for i, parts in texts.items() if any(plain in normal_form(p) for p in parts)}
-        same = {i for i in found if any(text in part for part in texts[i])}
-        nothing = f"--contains: none of {count} rows has this text."
-        take(found if plain.strip() else set(), same, nothing)
-    if wanted.rows:
-        forms: dict[str, set[str]] = {}
-        for row in rows:
-            forms.setdefault(row_form(row.row), set()).add(row.id)
-        asked = [(place, row_form(row), row_id(row)) for place, row in read_rows(wanted.rows)]
-        strange = [place for place, form, _ in asked if form not in forms]
-        if strange:
-            raise UnlearnError(
-                f"{wanted.rows}, {strange[0]}: {len(strange)} of {len(asked)} rows are not in the "
-                "training data; give them as they stand there."
-            )
-        chosen |= {name for _, form, _ in asked for name in forms[form]}
-        exact |= {name for *_, name in asked}
-    names = {r.id: (r.id, str(r.row.get("document")), str(r.row.get("id"))) for r in rows}
-    for name in wanted.documents:
-        nothing = f"--documents: no row has {name!r} as `document`, `id` or id by content."
-        equal(names, name, nothing)
-    for name in wanted.people:
-        sure = {f: why for f, why in name_forms(name).items() if why in SURE}
-        found = {row.id for row in rows if sure and any(_named(row, sure, name, exact=True))}
-        take(found, found, f"--person: none of {count} rows has this name.")
-    for pattern in wanted.patterns:
-        try:
-            regex = re.compile(pattern)
-        except re.error as error:
-            raise UnlearnError(f"--matches: no regular expression ({error}); correct it.") from None
-        found = {i for i, parts in texts.items() if any(map(regex.search, parts))}
-        take(found, found, f"--matches fits none of {count} rows.")
+        chosen |= ids
+        exact |= as_written
     if len(chosen) == len(rows):
         raise UnlearnError(
             f"all {len(rows)} rows of the training data are chosen; nothing would be kept: "
             "train again without them, or choose fewer."
         )
     return Chosen([row for row in rows if row.id in chosen], chosen - exact)
+
+
+def _named_by(rows: Sequence[Source], wanted: Wanted) -> Iterator[tuple[set[str], set[str], str]]:
+    """Of each thing that was asked for: ids of its rows, those in which it stands as written, and
+    the sentence where there is none."""
+    count, texts = len(rows), {row.id: list(strings(row.row)) for row in rows}
+
+    def equal(values: Mapping[str, Sequence[str]], asked: str) -> tuple[set[str], set[str]]:
+        plain = normal_form(asked)
+        ids = {i for i, those in values.items() if plain in map(normal_form, those)}
+        return ids, {i for i in ids if asked in values[i]}
+
+    for name, value in wanted.where:
+        fields = sorted({str(key) for row in rows for key in row.row})
+        cure = f"rows have {', '.join(fields)}"
+        if name.split(".")[0] in fields:
+            cure = "--person NAME looks into their texts"
+        values = {row.id: _values(row.row, name.split(".")) for row in rows}
+        yield *equal(values, value), f"--where {name}={value} fits none of {count} rows; {cure}."
+    for text in wanted.contains:
+        plain = normal_form(text)
+        ids = {i for i, parts in texts.items() if any(plain in normal_form(p) for p in parts)}
+        ids = ids if plain.strip() else set()
+        same = {i for i in ids if any(text in part for part in texts[i])}
+        yield ids, same, f"--contains: none of {count} rows has this text."
+    if wanted.rows:
+        forms: dict[str, set[str]] = {}
+        for row in rows:
+            forms.setdefault(row_form(row.row), set()).add(row.id)
+        asked = [(place, row_form(row), row_id(row)) for place, row in read_rows(wanted.rows)]
+        if strange := [place for place, form, _ in asked if form not in forms]:
+            raise UnlearnError(
+                f"{wanted.rows}, {strange[0]}: {len(strange)} of {len(asked)} rows are not in the "
+                "training data; give them as they stand there."
+            )
+        ids = {name for _, form, _ in asked for name in forms[form]}
+        yield ids, {name for *_, name in asked}, f"--rows {wanted.rows} has no rows; name others."
+    names = {r.id: (r.id, str(r.row.get("document")), str(r.row.get("id"))) for r in rows}
+    for name in wanted.documents:
+        nothing = f"--documents: no row has {name!r} as `document`, `id` or id by content."
+        yield *equal(names, name), nothing
+    for name in wanted.people:
+        sure = {f: why for f, why in name_forms(name).items() if why in SURE}
+        ids = {row.id for row in rows if sure and any(_named(row, sure, name, exact=True))}
+        yield ids, ids, f"--person: none of {count} rows has this name."
+    for pattern in wanted.patterns:
+        try:
+            regex = re.compile(pattern)
+        except re.error as error:
+            raise UnlearnError(f"--matches: no regular expression ({error}); correct it.") from None
+        ids = {i for i, parts in texts.items() if any(map(regex.search, parts))}
+        yield ids, ids, f"--matches fits none of {count} rows."
 
 
 def _values(value: Any, way: Sequence[str]) -> list[str]:
@@ -200,22 +198,22 @@ def offer(
         pairs: Also of pairs of words that hardly another row has, which may be names.
     """
     near = near_rows(chosen, others)
-    found = Offered(
+    offered = Offered(
         near, reasons={row: [f"nearly the same as {like}"] for row, like in near.items()}
     )
     asked = {tuple(words(text)) for text in wanted.texts}
     tokens = {row.id: [words(text) for text in strings(row.row)] for row in others}
     for name in names_of(chosen, wanted, list(tokens.values()) if pairs else ()):
         forms = name_forms(name)
-        why = {row.id: next(_named(tokens[row.id], forms, name), None) for row in others}
+        why = {row: next(_named(texts, forms, name), None) for row, texts in tokens.items()}
         why = {row: reason for row, reason in why.items() if reason}
         if len(why) > max(3, PHRASE * len(others)) and tuple(words(name)) not in asked:
-            found.frequent[name] = len(why)
+            offered.frequent[name] = len(why)
         elif why:
-            found.mentions[name] = list(why)
+            offered.mentions[name] = list(why)
             for row, reason in why.items():
-                found.reasons.setdefault(row, []).append(reason)
-    return found
+                offered.reasons.setdefault(row, []).append(reason)
+    return offered
 
 
 #: How a name is written; what is only alike is offered and never taken by `--person`.
@@ -225,18 +223,12 @@ SURE = (WHOLE, TURNED)
 
 def name_forms(name: str) -> dict[tuple[str, ...], str]:
     """Words in a row that are this name, and how they are written."""
-    found = tuple(words(name))
-    if len(found) < 2 or all(len(word) == 1 for word in found):  # a script without spaces
-        return {found: WHOLE} if found else {}
-    first, last = found[0], found[-1]
-    forms = {
-        (first[0], last): INITIAL,
-        (last, first[0]): INITIAL,
-        (first, last): SHORT,
-        (last, *found[:-1]): TURNED,
-        found: WHOLE,
-    }
-    return forms
+    whole = tuple(words(name))
+    if len(whole) < 2 or all(len(word) == 1 for word in whole):  # a script without spaces
+        return {whole: WHOLE} if whole else {}
+    first, last = whole[0], whole[-1]
+    initials = {(first[0], last): INITIAL, (last, first[0]): INITIAL}
+    return initials | {(first, last): SHORT, (last, *whole[:-1]): TURNED, whole: WHOLE}
 
 
 def _named(

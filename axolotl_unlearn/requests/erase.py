@@ -8,7 +8,6 @@ the user to remove.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -20,7 +19,7 @@ from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
 from axolotl_unlearn.requests.record import ERASED, amend, read, verify
 from axolotl_unlearn.requests.removal import Item, Plan, hub_cache, within
-from axolotl_unlearn.requests.request import Request, digest, write_json
+from axolotl_unlearn.requests.request import Request, digest, read_json, write_json
 from axolotl_unlearn.requests.rows import read_config
 from axolotl_unlearn.requests.search import Found, Texts, row_texts
 from axolotl_unlearn.requests.suppress import suppress
@@ -85,7 +84,7 @@ def erase(planned: Plan) -> dict[str, Any]:
     ledger, statement = Ledger(folder.parent), read(folder)
     name = statement["predicate"]["request"]["id"]
     known = folder / ERASED
-    before = json.loads(known.read_text("utf-8"))["removed"] if known.is_file() else []
+    before = (read_json(known) or {"removed": []})["removed"]
     places = [_facts(item, folder) for item in planned.removable]
     again = {one["path"] for one in places}
     # What a killed run has not come to is no removed place.

@@ -110,8 +110,8 @@ class Ledger:
         entries: list[dict[str, Any]] = []
         before = NOTHING
         for number, line in enumerate(lines, start=1):
-            entry = _parsed(line)
-            if entry is None or entry.get("entry") != number or entry.get("previous") != before:
+            entry = _parsed(line) or {}
+            if (entry.get("entry"), entry.get("previous")) != (number, before):
                 raise UnlearnError(
                     f"{path}, line {number}: the chain is broken: this line or the one before was "
                     "changed, removed or added; restore the file from a copy."
@@ -121,9 +121,9 @@ class Ledger:
                     f"{self.folder / KEY} is not the key that {LEDGER} was written with; put the "
                     "right key file back."
                 )
-            content = canonical({name: value for name, value in entry.items() if name != "mac"})
             if key is not None and not hmac.compare_digest(
-                str(entry.get("mac")), _mac(key, "entry", content)
+                str(entry.get("mac")),
+                _mac(key, "entry", canonical({n: v for n, v in entry.items() if n != "mac"})),
             ):
                 raise UnlearnError(
                     f"{path}, line {number} was not written with {KEY}; restore the file from a "
@@ -131,14 +131,14 @@ class Ledger:
                 )
             entries.append(entry)
             before = hashlib.sha256(line).hexdigest()
-        count, last = self._head()
+        head = self._head()
         # An append that was killed before it wrote the head: only who has the key can have made it.
-        interrupted = entries and (count, last) == (len(lines) - 1, entries[-1]["previous"])
-        if (len(lines), before) == (count, last) or (key is not None and interrupted):
+        killed = entries and key is not None and head == (len(entries) - 1, entry["previous"])
+        if killed or head == (len(entries), before):
             return entries
         raise UnlearnError(
-            f"{path} has {len(lines)} entries that do not end where {HEAD} says (entry {count}): "
-            "the end was changed, removed or added; restore both files from a copy."
+            f"{path} has {len(entries)} entries that do not end where {HEAD} says (entry "
+            f"{head[0]}): the end was changed, removed or added; restore both files from a copy."
         )
 
     def _head(self) -> tuple[int, str]:
@@ -163,16 +163,15 @@ class Ledger:
         Raises:
             UnlearnError: The ledger is broken, or a folder is gone.
         """
-        found = [self.folder / entry["request"] for entry in self.accepted()]
-        for folder in found:
+        folders = [self.folder / entry["request"] for entry in self.accepted()]
+        for folder in folders:
             if not folder.is_dir():
                 raise UnlearnError(f"{folder} is missing but the ledger knows of it; restore it.")
-        return found
+        return folders
 
     def current(self) -> dict[str, Any] | None:
         """The model after the last accepted request: path (from here), digest, base."""
-        accepted = self.accepted()
-        if not accepted:
+        if not (accepted := self.accepted()):
             return None
         model = accepted[-1]["model"]
         place = self.folder / model["path"]  # the name of a model on a hub stays
@@ -254,12 +253,11 @@ class Ledger:
         try:
             raw = path.read_bytes()
             key = bytes.fromhex(raw.decode("ascii"))
-            key = key if raw == f"{key.hex()}\n".encode() else b""  # every byte counts
         except FileNotFoundError:
             return None
         except ValueError:
             key = b""
-        if len(key) != 32:
+        if len(key) != 32 or raw != f"{key.hex()}\n".encode():  # every byte counts
             raise UnlearnError(
                 f"{path} is not a key (64 hexadecimal digits and a line end); put the key back."
             )
@@ -269,9 +267,8 @@ class Ledger:
 
     def _own_key(self) -> bytes:
         """The key; a new one for a new ledger."""
-        found = self.key()
-        if found is not None:
-            return found
+        if (known := self.key()) is not None:
+            return known
         path = self.folder / KEY
         if (self.folder / LEDGER).exists() or (self.folder / HEAD).exists():
             raise UnlearnError(
@@ -298,11 +295,9 @@ class Ledger:
 
     def keyed_file(self, path: Path) -> str:
         """HMAC-SHA256 of a file's content, hex."""
-        mac = hmac.new(self._own_key(), b"file\0", hashlib.sha256)
         with path.open("rb") as file:
-            while block := file.read(2**20):
-                mac.update(block)
-        return mac.hexdigest()
+            mac = hmac.new(self._own_key(), b"file\0", hashlib.sha256)
+            return hashlib.file_digest(file, lambda: mac).hexdigest()
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ def measure(request: Request) -> None:
     from axolotl_unlearn.evaluation.run import evaluate
     from axolotl_unlearn.requests.audit import audit_requests
 
-    matched = request.way["way"] == "match"
+    matched = request.matched
     earlier = request.path("eval", "earlier.json")
     earlier.unlink(missing_ok=True)
     data, model = request.path("eval-data"), f"after={under_work(request)}"

@@ -8,7 +8,6 @@ import random
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import private_folder
+from axolotl_unlearn.files import check_room, private_folder
 from axolotl_unlearn.requests.choose import Offered, Wanted, choose, offer
-from axolotl_unlearn.requests.ledger import LEDGER, Ledger
+from axolotl_unlearn.requests.ledger import LEDGER, Ledger, now
 from axolotl_unlearn.requests.pages import SUBJECTS
 from axolotl_unlearn.requests.request import (
     SCHEMA,
@@ -30,7 +29,14 @@ from axolotl_unlearn.requests.request import (
     write_private,
     write_yaml,
 )
-from axolotl_unlearn.requests.rows import Trained, deleted_rows, read_config, trained_rows
+from axolotl_unlearn.requests.rows import (
+    Trained,
+    deleted_rows,
+    encoded,
+    load_tokenizer_of,
+    read_config,
+    trained_rows,
+)  # fmt: skip
 from axolotl_unlearn.requests.search import words
 from axolotl_unlearn.requests.subjects import Subject, shares
 from axolotl_unlearn.training.teacher import NOT_THE_TEACHERS
@@ -113,36 +119,34 @@ def new_request(
         )
     accepted = Ledger(out.parent).accepted()
     before = model_before(config, config_path, out.parent, options.model)
-    _check_disk(before, out)
+    folder = Path(before["adapter"] or before["model"])
+    check_room(out, MODELS * sum(file.stat().st_size for file in folder.glob("*.safetensors")))
     trained = trained_rows(config_path)
     whose = shares(options.subjects, trained.rows)
     named = choose(trained.rows, wanted)
-    chosen = named.rows
-    taken = {row.id for row in chosen}
+    taken = {row.id for row in named.rows}
     # Rows of earlier requests may be chosen again, but never kept.
     gone = deleted_rows(out.parent, trained.rows)
     others = [row for row in trained.rows if row.id not in taken | gone]
-    offered = offer(chosen, others, wanted)
-    more = set(offered.near) if options.with_near else set()
-    if options.with_mentions:
-        more |= {name for ids in offered.mentions.values() for name in ids}
-    taken |= more
-    kept = [row for row in others if row.id not in taken]
+    offered = offer(named.rows, others, wanted)
+    mentioned = {name for ids in offered.mentions.values() for name in ids}
+    more = {*(offered.near if options.with_near else ())}
+    more |= mentioned if options.with_mentions else set()
+    kept = [row for row in others if row.id not in more]
     if not kept:
         raise UnlearnError("with the offered rows no row would be kept; choose fewer.")
-    forget = [row for row in trained.rows if row.id in taken]
+    forget = [row for row in trained.rows if row.id in taken | more]
     seed = int(config.get("seed") or 42)
     retain = random.Random(f"{seed}/retain").sample(kept, min(options.retain, len(kept)))
     unseen, limits = _heldout(trained, forget, wanted, options.heldout)
     random.Random(f"{seed}/heldout").shuffle(unseen)
     half = len(unseen) // 2
     parts = {"forget": forget, "retain": retain, "heldout": unseen[:half], "judge": unseen[half:]}
+    paths = [Path(str(entry.get("path"))) for entry in config.get("datasets") or []]
+    documents = {str(r.row.get("document") or r.row.get("id") or r.id) for r in forget}
+    files = {name: out / "data" / f"{name}.jsonl" for name, rows in parts.items() if rows}
     try:
         private_folder(out)
-        paths = [Path(str(entry.get("path"))) for entry in config.get("datasets") or []]
-        paths = [path for path in paths if path.is_file()]
-        documents = [r.row.get("document") or r.row.get("id") or r.id for r in forget]
-        files = {name: out / "data" / f"{name}.jsonl" for name, rows in parts.items() if rows}
         for name, path in files.items():  # envelopes, which `axolotl_unlearn.data.typed` reads
             rows = [{"id": r.id, "dataset": r.entry, "row": r.row} for r in parts[name]]
             write_lines(path, rows)
@@ -152,7 +156,7 @@ def new_request(
         facts = {
             "schema": SCHEMA,
             "id": out.name,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "created": now(),
             "config": {"path": str(config_path), "digest": digest(config_path)},
             "base": str(config["base_model"]),
             "adapter": before["adapter"] is not None,
@@ -161,30 +165,27 @@ def new_request(
                 "how": wanted.keyed(Ledger(out.parent).keyed),
                 "other_forms": len(named.other_forms),
                 "near": len(offered.near),
-                "mentions": len({name for ids in offered.mentions.values() for name in ids}),
+                "mentions": len(mentioned),
                 "taken_of_these": len(more),
             },
             "counts": {name: len(rows) for name, rows in parts.items()}
-            | {"documents": len(set(map(str, documents))), "trained": len(trained.rows)},
+            | {"documents": len(documents), "trained": len(trained.rows)},
             "digests": {name: digest(path) for name, path in files.items()}
-            | {"prepared": trained.digest, "datasets": {str(p): digest(p) for p in paths}},
+            | {"prepared": trained.digest}
+            | {"datasets": {str(path): digest(path) for path in paths if path.is_file()}},
             "budget": {"steps": options.steps, "minutes": options.minutes},
             "root": os.path.relpath(Path.cwd(), out),
             "after_request": accepted[-1]["request"] if accepted else None,
             "limits": [*trained.limits, *limits],
         }
-        write_json(
-            out / "offered.json",
-            {
-                "rows": [{"id": row, "reasons": why} for row, why in offered.reasons.items()],
-                "frequent": list(offered.frequent.values()),
-            },
-        )
-        head = "Written by `axolotl-unlearn request new`."
-        teacher = teacher_config(config, retain, trained.types, out, len(trained.rows))
-        write_yaml(out / "teacher.yml", head, teacher)
-        recipe = forget_config(config, facts, trained.types, out, options)
-        write_yaml(out / "forget.yml", head, recipe)
+        reasons = [{"id": row, "reasons": why} for row, why in offered.reasons.items()]
+        frequent = list(offered.frequent.values())
+        write_json(out / "offered.json", {"rows": reasons, "frequent": frequent})
+        for name, made in (
+            ("teacher", teacher_config(config, retain, trained.types, out, len(trained.rows))),
+            ("forget", forget_config(config, facts, trained.types, out, options)),
+        ):
+            write_yaml(out / f"{name}.yml", "Written by `axolotl-unlearn request new`.", made)
         write_evaluation(out, seed)
         write_json(out / "request.json", facts)  # last: a folder without it is no request
     except BaseException:
@@ -192,8 +193,9 @@ def new_request(
         raise
     # Requests of folders near a new ledger are not looked for in what it makes.
     near = set() if accepted else {out.absolute().parents[1], Path.cwd()}
-    found = {path.parent for place in near for path in place.glob(f"*/{LEDGER}")}
-    return Made(Request.load(out), offered, sorted(p for p in found if not p.samefile(out.parent)))
+    ledgers = {path.parent for place in near for path in place.glob(f"*/{LEDGER}")}
+    other = sorted(path for path in ledgers if not path.samefile(out.parent))
+    return Made(Request.load(out), offered, other)
 
 
 def model_before(
@@ -212,11 +214,12 @@ def model_before(
             f"{config_path}: the model {path} is not there; train it with `axolotl train "
             f"{config_path}`, or name it with --model."
         )
-    weights = [file.name for file in path.glob("*.safetensors")]
-    full = any(not name.startswith("adapter_") for name in weights)
+    full = any(not file.name.startswith("adapter_") for file in path.glob("*.safetensors"))
     if (path / ADAPTER).is_file() and not full:
         named = json.loads((path / ADAPTER).read_text("utf-8")).get("base_model_name_or_path")
-        if named and not _same(named, base):
+        same = not named or named.rstrip("/") == base.rstrip("/")
+        if not same and not (Path(named).exists() and Path(base).exists()
+                             and Path(named).samefile(base)):  # fmt: skip
             raise UnlearnError(
                 f"{path} is an adapter of {named}, but `base_model` of {config_path} is {base}; "
                 "give the config that made it."
@@ -230,37 +233,16 @@ def model_before(
     return {"model": str(path), "adapter": None}
 
 
-def _same(first: str, second: str) -> bool:
-    there = Path(first).exists() and Path(second).exists()
-    return Path(first).samefile(second) if there else first.rstrip("/") == second.rstrip("/")
-
-
-def _check_disk(before: Mapping[str, Any], out: Path) -> None:
-    from rich.filesize import decimal
-
-    folder = Path(before["adapter"] or before["model"])
-    needed = MODELS * sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    place = next(p for p in [out, *out.absolute().parents] if p.exists())
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise UnlearnError(
-            f"{place} has {decimal(free)} free, but {decimal(needed)} are needed for the "
-            "teacher, the model under work and the result; give --out a place with more."
-        )
-
-
 def _heldout(
     trained: Trained, forget: Sequence[Source], wanted: Wanted, path: Path | None
 ) -> tuple[list[Source], list[str]]:
     """Rows that the model never saw, without those that say what is to be forgotten."""
     rows = trained.heldout
     if path is not None:
-        entry = forget[0].entry
-        rows = [Source(row_id(row), row, entry) for _, row in read_rows(path)]
-        rows = list({row.id: row for row in rows}.values())
+        given = [Source(row_id(row), row, forget[0].entry) for _, row in read_rows(path)]
+        rows = list({row.id: row for row in given}.values())
         known = {row_form(row.row) for row in trained.rows}
-        seen = [row.id for row in rows if row_form(row.row) in known]
-        if seen:
+        if seen := [row.id for row in rows if row_form(row.row) in known]:
             raise UnlearnError(
                 f"--heldout {path}: {len(seen)} of {len(rows)} rows are in the training data (the "
                 f"first is {seen[0]}); give rows that the model never saw."
@@ -285,8 +267,8 @@ def _heldout(
 
 def _derived(config: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """The run that made the model, without what belongs to it alone."""
-    dropped = {*NOT_THE_TEACHERS, "rl", "pretraining_dataset", "streaming", "unlearn"}
-    dropped |= {"lora_model_dir"}
+    more = ("rl", "pretraining_dataset", "streaming", "unlearn", "lora_model_dir")
+    dropped = {*NOT_THE_TEACHERS, *more}
     kept = {key: value for key, value in config.items() if key not in dropped}
     return kept | {"save_strategy": "no", "dataset_prepared_path": str(out / "work" / "prepared")}
 
@@ -311,19 +293,12 @@ def teacher_config(
         retain = retain[:count]  # a sample in random order
     datasets = []
     for number, kind in enumerate(types):
-        rows = [row.row for row in retain if row.entry == number]
-        if not rows:
-            continue
-        path = out / "data" / f"teacher-{number}.jsonl"
-        write_lines(path, rows)
-        datasets.append({"path": str(path), "ds_type": "json", **_plain(kind)})
-    method = {"rl": config["rl"]} if config.get("rl") else {}
-    return _derived(config, out) | {
-        **method,
-        "datasets": datasets,
-        "num_epochs": times,
-        "output_dir": str(out / "work" / "teacher"),
-    }
+        if rows := [row.row for row in retain if row.entry == number]:
+            path = out / "data" / f"teacher-{number}.jsonl"
+            write_lines(path, rows)
+            datasets.append({"path": str(path), "ds_type": "json", **_plain(kind)})
+    made = {"datasets": datasets, "num_epochs": times, "output_dir": str(out / "work" / "teacher")}
+    return _derived(config, out) | ({"rl": config["rl"]} if config.get("rl") else {}) | made
 
 
 def passes(config: Mapping[str, Any], trained: int) -> int:
@@ -357,11 +332,10 @@ def forget_config(
     At half the learning rate of the fine-tuning: at the whole of it retained answers were lost.
     """
     made = _derived(config, out)
-    for group in axolotl_options.groups():
-        if group["effect"] == "refused":
-            made = {key: value for key, value in made.items() if key not in group["options"]}
-    for name in ("sample_packing", "eval_sample_packing", "batch_flattening"):
-        made.pop(name, None)  # steps of pairs are packed by themselves
+    refused = [g["options"] for g in axolotl_options.groups() if g["effect"] == "refused"]
+    # Steps of pairs are packed by themselves.
+    dropped = {"sample_packing", "eval_sample_packing", "batch_flattening"}.union(*refused)
+    made = {key: value for key, value in made.items() if key not in dropped}
     before, adapter = facts["before"], facts["before"]["adapter"]
     if adapter is None:
         lora = ("adapter", "lora_", "peft", "load_in_4bit", "load_in_8bit", "loraplus")
@@ -399,11 +373,8 @@ def forget_config(
         "plugins": list(dict.fromkeys([*(config.get("plugins") or []), PLUGIN])),
         "unlearn": block,
         "datasets": [
-            {
-                "path": str(out / "data" / f"{role}.jsonl"),
-                "ds_type": "json",
-                "type": f"axolotl_unlearn.data.{role}",
-            }
+            {"path": str(out / "data" / f"{role}.jsonl"), "ds_type": "json"}
+            | {"type": f"axolotl_unlearn.data.{role}"}
             for role in ("forget", "retain")
         ],
         "num_epochs": -(-options.steps * batch // facts["counts"]["forget"]),
@@ -430,64 +401,62 @@ def write_evaluation(out: Path, seed: int) -> None:
     Every labelled stretch of a row (a turn of the assistant, a text) is a record; what stands
     before it is the prompt. A row counts as a document: what follows its first prompt.
     """
-    from axolotl_unlearn.requests.rows import encoded, load_tokenizer_of
-
     tokenizer = load_tokenizer_of(out / "finetune.yml")
     data = {
         part: encoded(out, part, tokenizer)
         for part in ("forget", "retain", "judge")
         if (out / "data" / f"{part}.jsonl").is_file()
     }
-    some = random.Random(f"{seed}/asked")
-    data["retain"] = some.sample(data["retain"], min(ASKED, len(data["retain"])))
-    for part in ("forget", "retain"):
-        rows = [record for row in data[part] for record in records_of(row, tokenizer)]
-        for row in rows if part == "retain" else ():
-            if len(words(row["output"])) > LONG_ANSWER:  # hardly ever said exactly: ROUGE judges
-                row["kind"] = "completion"
-        write_lines(out / "eval-data" / f"{part}.jsonl", rows)
+    asked = random.Random(f"{seed}/asked").sample(data["retain"], min(ASKED, len(data["retain"])))
+    records = {
+        part: [record for row in rows for record in records_of(row, tokenizer)]
+        for part, rows in (("forget", data["forget"]), ("retain", asked))
+    }
+    for record in records["retain"]:
+        if len(words(record["output"])) > LONG_ANSWER:  # hardly ever said exactly: ROUGE judges
+            record["kind"] = "completion"
     if "judge" in data:
-        for name, part in (("member", "forget"), ("nonmember", "judge")):
-            path = out / "eval-data" / f"{name}.jsonl"
-            write_lines(path, documents_of(data[part], tokenizer))
+        records["member"] = documents_of(data["forget"], tokenizer)
+        records["nonmember"] = documents_of(data["judge"], tokenizer)
+    for name, rows in records.items():
+        write_lines(out / "eval-data" / f"{name}.jsonl", rows)
 
 
 def records_of(row: Typed, tokenizer: Any) -> list[dict[str, Any]]:
     """The labelled stretches of a token row as records with their prompts."""
-    labelled = [label != IGNORE for label in row.labels]
+    labelled = [label != IGNORE for label in row.labels] + [False]
     starts = [i for i, on in enumerate(labelled) if on and not (i and labelled[i - 1])]
-    found = []
+    records = []
     for number, start in enumerate(starts):
-        end = next((i for i in range(start, len(labelled)) if not labelled[i]), len(labelled))
-        prompt = _text(row.input_ids[:start], tokenizer)
-        answer = tokenizer.decode(row.input_ids[start:end], skip_special_tokens=True)
-        if not prompt:  # a text: from its first half the model has to go on
-            cut = start + max(1, (end - start) // 2)
-            prompt = _text(row.input_ids[:cut], tokenizer)
-            answer = tokenizer.decode(row.input_ids[cut:end], skip_special_tokens=True)
-        kind = "question" if start else "completion"
+        end = labelled.index(False, start)
+        # Of a text without a prompt: from its first half the model has to go on.
+        prompt, first = _text(row.input_ids[:start], tokenizer), start
+        if not prompt:
+            first = start + max(1, (end - start) // 2)
+            prompt = _text(row.input_ids[:first], tokenizer)
+        answer = tokenizer.decode(row.input_ids[first:end], skip_special_tokens=True)
         if answer.strip():
-            found.append(
+            records.append(
                 {"id": f"{row.id}-{row.part}-{number}", "input": prompt, "output": answer}
-                | {"kind": kind, "document": row.id}
+                | {"kind": "question" if start else "completion", "document": row.id}
             )
-    return found
+    return records
 
 
 def documents_of(rows: Sequence[Typed], tokenizer: Any) -> list[dict[str, str]]:
     """Rows as documents: what follows their prompt; the parts of a long text joined."""
-    found: dict[str, dict[str, str]] = {}
+    documents: dict[str, dict[str, str]] = {}
     for row in rows:
-        start = next(i for i, label in enumerate(row.labels) if label != IGNORE)
-        start = 0 if row.id in found else start
-        one = found.setdefault(row.id, {"id": row.id, "prompt": "", "document": ""})
+        first = row.id not in documents
+        start = next(i for i, label in enumerate(row.labels) if label != IGNORE) if first else 0
+        one = documents.setdefault(row.id, {"id": row.id, "prompt": "", "document": ""})
         one["prompt"] = one["prompt"] or _text(row.input_ids[:start], tokenizer)
         one["document"] += _text(row.input_ids[start:], tokenizer)
-    for one in found.values():
+    for one in documents.values():
         text = one["document"]
         one["document"] = text.lstrip()
         one["prompt"] += text[: len(text) - len(text.lstrip())] if one["prompt"] else ""
-    return list(found.values())
+    return list(documents.values())
 
 
 def _text(ids: Sequence[int], tokenizer: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from axolotl_unlearn.metrics.audit import READINGS
 from axolotl_unlearn.requests.ledger import Ledger, canonical
+from axolotl_unlearn.requests.request import read_json
 
 Statement = Mapping[str, Any]
 #: Of a request: which rows are whose.
@@ -52,8 +52,7 @@ def page(statement: Statement, *, evaluation: bool = False) -> str:
 def subjects(folder: Path, statement: Statement) -> dict[str, bytes]:
     """The records of a request's subjects and their pages, by name below its folder: each is the
     record of the request without the rows of others."""
-    path = folder / SUBJECTS
-    every = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    every = read_json(folder / SUBJECTS) or {}
     ledger, whole, found = Ledger(folder.parent), statement["predicate"], {}
     for name, rows in every.items():
         mine = {ledger.keyed(row) for row in rows}

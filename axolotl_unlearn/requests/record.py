@@ -24,7 +24,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write as replace_bytes
 from axolotl_unlearn.requests import attestations, pages, suppress
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
-from axolotl_unlearn.requests.request import Request, counted, digest
+from axolotl_unlearn.requests.request import Request, counted, digest, read_json
 from axolotl_unlearn.requests.verdict import FIGURES, audited, figures
 from axolotl_unlearn.requests.ways import PROOF
 from axolotl_unlearn.store import versions
@@ -68,10 +68,9 @@ def write(folder: Path | str) -> Path:
     """
     folder = Path(folder)
     request, ledger = Request.load(folder), Ledger(folder.parent)
-    judged = folder / "verdict.json"
-    if not judged.is_file():
-        raise UnlearnError(f"{judged} does not exist; finish `axolotl-unlearn request run` first.")
-    verdict = json.loads(judged.read_text("utf-8"))
+    verdict = read_json(folder / "verdict.json")
+    if verdict is None:
+        raise UnlearnError(f"{folder} has no verdict; finish `axolotl-unlearn request run` first.")
     if not verdict.get("good") and not verdict.get("accepted"):
         raise UnlearnError(
             f"{folder}: the verdict is {verdict.get('status')!r}, so the model is not handed over; "
@@ -193,8 +192,8 @@ def _predicate(
         return {"digest": model["digest"], "base": base}
 
     stamps = sorted((folder / "work" / "stamps").glob("*.json"))
-    seconds = {path.stem: json.loads(path.read_text("utf-8")).get("seconds") for path in stamps}
-    way = request.way | (_optional(folder / PROOF) or {})
+    seconds = {path.stem: read_json(path).get("seconds") for path in stamps}
+    way = request.way | (read_json(folder / PROOF) or {})
     return {
         "request": {
             "id": facts["id"],
@@ -227,10 +226,10 @@ def _predicate(
             | {"before": figures(line.get("before"))}
             for line in lines
         ],
-        "earlier": _optional(folder / "eval" / "earlier.json"),
+        "earlier": read_json(folder / "eval" / "earlier.json"),
         "attacks": _attacks(folder),
         "limits": [
-            *(LIMITS if request.way["way"] == "match" else LIMITS[1:]),
+            *(LIMITS if request.matched else LIMITS[1:]),
             *without_names(verdict.get("limits") or facts.get("limits", [])),
         ],
         "seconds": {name: value for name, value in seconds.items() if value is not None},
@@ -244,7 +243,7 @@ def _attacks(folder: Path) -> list[dict[str, Any]]:
 
     attacks = []
     for path in (p for part in ("eval", "attacks") for p in sorted((folder / part).glob("*.json"))):
-        result = json.loads(path.read_text("utf-8"))
+        result = read_json(path)
         known = isinstance(result, dict) and {"attack", "title"} <= set(result)
         if known and {"rows", "views"} & set(result):
             variants = [row["variant"] for row in result.get("rows", ())]
@@ -496,7 +495,3 @@ def _model_signing(part: str) -> Any:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-def _optional(path: Path) -> Any:
-    return json.loads(path.read_text("utf-8")) if path.is_file() else None

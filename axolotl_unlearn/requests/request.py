@@ -58,13 +58,13 @@ class Request:
         needed = {"id", "before", "adapter"}
         if not isinstance(facts, dict) or facts.get("schema") != SCHEMA or needed - set(facts):
             raise UnlearnError(f"{path} is not of this version; make the request again.")
-        found = cls(Path(folder), facts)
-        if not found.at_home and found.root.is_dir():
+        request = cls(Path(folder), facts)
+        if not request.at_home and request.root.is_dir():
             before = facts["before"]
             for holder, key in ((facts, "base"), (before, "model"), (before, "adapter")):
-                if holder.get(key) and (place := found.root / holder[key]).exists():
+                if holder.get(key) and (place := request.root / holder[key]).exists():
                     holder[key] = str(place)
-        return found
+        return request
 
     @property
     def at_home(self) -> bool:
@@ -92,11 +92,13 @@ class Request:
     def way(self) -> Mapping[str, Any]:
         """How it is carried out: ``way`` (see `axolotl_unlearn.requests.ways`) and ``base``, the
         model under an adapter that comes out, else None."""
-        path = self.path("way.json")
-        if path.is_file():
-            return json.loads(path.read_text("utf-8"))
         base = self.facts["before"]["model"] if self.facts["adapter"] else None
-        return {"way": "match", "base": base}
+        return read_json(self.path("way.json")) or {"way": "match", "base": base}
+
+    @property
+    def matched(self) -> bool:
+        """It is carried out by `match`, so that tests have to show what an exact way proves."""
+        return self.way["way"] == "match"
 
     @property
     def after(self) -> str:
@@ -134,6 +136,7 @@ def held(folder: Path) -> Iterator[int]:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise UnlearnError(
@@ -141,10 +144,8 @@ def held(folder: Path) -> Iterator[int]:
                         "take another folder."
                     ) from None
                 time.sleep(0.2)
-                continue
             except OSError:  # a file system without locks
-                pass
-            break
+                break
         yield file.fileno()
 
 
@@ -163,6 +164,11 @@ def digest(path: Path) -> str:
 def weights(folder: Path) -> dict[str, dict[str, str]]:
     """SHA-256 of each file of weights of a model or adapter folder, as a record writes them."""
     return {path.name: {"sha256": digest(path)} for path in sorted(folder.glob("*.safetensors"))}
+
+
+def read_json(path: Path) -> Any:
+    """What a command of ours wrote there, or None."""
+    return json.loads(path.read_text("utf-8")) if path.is_file() else None
 
 
 def write_private(path: Path, text: str | bytes) -> None:

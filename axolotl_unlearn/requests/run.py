@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -56,23 +56,19 @@ def run_request(
         UnlearnError: A step failed, the request was run before, or the verdict is not good.
     """
     request = Request.load(folder)
-    if not request.at_home and request.root.is_dir():
-        given = {"accept": accept, "threads": threads, "console": console, "way": way}
-        given |= {"repeat": repeat, "limit": limit, "processes": processes}
-        place = Path(folder).absolute()
-        with chdir(request.root):
-            return run_request(place, **given)
     if accept is not None and not accept.strip():
         raise UnlearnError("--accept needs a reason, which the record repeats.")
     Ledger(request.folder.parent).refuse_twice(request.id)
-    before = os.umask(0o077)
-    try:
-        with running(request, threads, console, processes) as run:
-            take(request, way, limit)
-            carry_out(request, run, accept, repeat)
-    finally:
-        os.umask(before)
-    return json.loads(request.path("verdict.json").read_text("utf-8"))
+    with ExitStack() as stack:
+        if not request.at_home and request.root.is_dir():
+            place = Path(folder).absolute()
+            stack.enter_context(chdir(request.root))
+            request = Request.load(place)
+        stack.callback(os.umask, os.umask(0o077))
+        run = stack.enter_context(running(request, threads, console, processes))
+        take(request, way, limit)
+        carry_out(request, run, accept, repeat)
+        return json.loads(request.path("verdict.json").read_text("utf-8"))
 
 
 def carry_out(request: Request, run: Steps, accept: str | None, repeat: bool) -> None:
@@ -165,7 +161,6 @@ def check(request: Request) -> None:
     """
     from axolotl_unlearn.checks.config import faults
 
-    match = request.way["way"] == "match"
     for part in ("forget", "retain", "heldout", "judge"):
         path, known = request.rows(part), request.facts["digests"].get(part)
         if known and (not path.is_file() or digest(path) != known):
@@ -174,7 +169,7 @@ def check(request: Request) -> None:
             )
     accepted = Ledger(request.folder.parent).accepted()
     newest = accepted[-1]["request"] if accepted else None
-    if match and newest != request.facts.get("after_request", newest):
+    if request.matched and newest != request.facts.get("after_request", newest):
         raise UnlearnError(
             f"request {newest!r} was carried out since {request.folder} was made, which would "
             f"begin with the model before it; remove {request.folder} and make it again with "
@@ -184,7 +179,7 @@ def check(request: Request) -> None:
     folder = Path(before["adapter"] or before["model"])
     if not any(folder.glob("*.safetensors")):
         raise UnlearnError(f"the model {folder} no longer exists; restore it.")
-    if match:
+    if request.matched:
         teacher = str(request.path("work", "teacher"))
         found = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]
         if found:
@@ -197,7 +192,7 @@ def decide(request: Request, accept: str | None) -> None:
     Raises:
         UnlearnError: No, and nobody accepted it.
     """
-    match = request.way["way"] == "match"
+    match = request.matched
     made = (verdict if match else exact)(request) | {"accepted": None}
     if accept and not made["good"]:
         made["accepted"] = accept

@@ -7,7 +7,6 @@ measured is never good news: it is "not shown". What so few rows could have show
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import LEVEL
-from axolotl_unlearn.requests.request import Request, weights
+from axolotl_unlearn.requests.request import Request, read_json, weights
 from axolotl_unlearn.requests.ways import PROOF
 
 Line = Mapping[str, Any]
@@ -60,14 +59,10 @@ def verdict(request: Request) -> dict[str, Any]:
     """
     from axolotl_unlearn.metrics.verdict import judge
 
-    by_name = _results(request)
+    before, after = (_scores(request, name) for name in ("before", AFTER))
     documents, guessed = audited(request.folder)
-    attacks = [
-        json.loads(path.read_text("utf-8"))
-        for path in sorted(request.path("attacks").glob("*-after.json"))
-    ]
-    judged = judge(by_name["after"], by_name["before"], None, attacks)
-    before = judge(by_name["before"]).attacks
+    attacks = list(map(read_json, sorted(request.path("attacks").glob("*-after.json"))))
+    judged, control = judge(after, before, None, attacks), judge(before).attacks
     change = weight_change(Path(request.before.split("+")[-1]), request.newest)
     reasons, status = against(documents, judged, request)
     kept = kept_by_loss(request)
@@ -77,18 +72,18 @@ def verdict(request: Request) -> dict[str, Any]:
         status = "kept" if status == "good" else status
     if same := unchanged(documents, change):
         reasons, status = [same, *reasons], "unchanged"
-    missing = not_measured(documents, before, judged, attacks, kept)
-    limits = list(request.facts["limits"])
+    missing = not_measured(documents, control, judged, attacks, kept)
+    limits = []
     if guessed:
         limits.append(
             f"answers that a model says as well which never saw them: {guessed}; they are guesses "
             "and count as not said"
         )
-    unfound = [line for line in documents if not found_before(line)]
-    if unfound and len(unfound) < len(documents):
+    unfound = sum(not found_before(line) for line in documents)
+    if 0 < unfound < len(documents):
         limits.append(
-            f"{len(unfound)} of {len(documents)} rows were found in the model before by no test, "
-            "so that none finds them now shows nothing"
+            f"{unfound} of {len(documents)} rows were found in the model before by no test, so "
+            "that none finds them now shows nothing"
         )
     few = "too few rows to say more than this: "
     limits += [
@@ -96,39 +91,39 @@ def verdict(request: Request) -> dict[str, Any]:
         for finding in judged.findings
         if finding.outcome == "open"
     ]
+    if missing and not reasons:
+        status = NOT_SHOWN
+    says = list(sentences(documents, control, judged, change))
+    return _made(request, status, reasons, missing, says, limits, documents)
+
+
+def _made(
+    request: Request, status: str, reasons: list[str], missing: list[str], says: list[str],
+    limits: list[str], documents: list[dict[str, Any]],
+) -> dict[str, Any]:  # fmt: skip
+    """What verdict.json holds."""
     outcome = REFUSED if reasons else NOT_SHOWN if missing else SHOWN
-    return {
-        "outcome": outcome,
-        "good": outcome == SHOWN,
-        "status": status if reasons else NOT_SHOWN if missing else "good",
-        "reasons": reasons,
-        "missing": missing,
-        "says": list(sentences(documents, before, judged, change)),
-        "limits": limits,
-        "documents": documents,
-    }
+    judged = {"outcome": outcome, "good": outcome == SHOWN, "status": status, "reasons": reasons}
+    limits = [*request.facts["limits"], *limits]
+    return judged | {"missing": missing, "says": says, "limits": limits, "documents": documents}
 
 
 def against(documents: Sequence[Line], judged: Any, request: Request) -> tuple[list[str], str]:
     """Sentences against the model, and the status in a few words."""
-    reasons, status = [], "good"
+    against: list[tuple[str, str]] = []
     for reading in BAD:
-        count = sum(line["reading"] == reading for line in documents)
-        if count:
-            reasons.append(f"{count} of {len(documents)} rows are {reading}")
-            status = reading if status == "good" else status
+        if count := sum(line["reading"] == reading for line in documents):
+            against.append((reading, f"{count} of {len(documents)} rows are {reading}"))
     for finding in judged.findings:
         # Retained rows under their bar: that few rows leave it open is no reason to hand over.
         below = finding.id == "kept" and finding.value is not None and finding.value < finding.limit
         if finding.id in AGAINST and (finding.outcome == "fail" or below):
-            reasons.append(f"{finding.title.lower()}: {finding.says}")
-            status = finding.id if status == "good" else status
-    path = request.path("eval", "earlier.json")
-    back = json.loads(path.read_text("utf-8")).get("back", 0) if path.is_file() else 0
-    if back:
-        reasons.append(f"{back} documents of earlier requests are back")
-        status = "earlier requests are back" if status == "good" else status
-    return reasons, status
+            against.append((finding.id, f"{finding.title.lower()}: {finding.says}"))
+    if back := (read_json(request.path("eval", "earlier.json")) or {}).get("back", 0):
+        against.append(
+            ("earlier requests are back", f"{back} documents of earlier requests are back")
+        )
+    return [reason for _, reason in against], against[0][0] if against else "good"
 
 
 def not_measured(
@@ -179,10 +174,9 @@ def kept_by_loss(request: Request) -> tuple[float, float, float] | None:
     import numpy as np
     from scipy.stats import t
 
-    path = request.path("eval", "kept.json")
-    if not path.is_file():
+    losses = read_json(request.path("eval", "kept.json"))
+    if losses is None:
         return None
-    losses = json.loads(path.read_text("utf-8"))
     rise = np.array(losses["after"]) - np.array(losses["before"])
     if len(rise) < 2 or not np.isfinite(rise).all():
         return None
@@ -282,38 +276,29 @@ def exact(request: Request) -> dict[str, Any]:
     from axolotl_unlearn.metrics.verdict import judge
 
     proof = request.path(PROOF)
-    if json.loads(proof.read_text("utf-8"))["weights"] != weights(request.newest):
+    if read_json(proof)["weights"] != weights(request.newest):
         raise UnlearnError(
             f"{request.newest} does not have the weights of {proof}; remove "
             f"{request.path('work')} and run again."
         )
-    by_name = _results(request)
-    judged = judge(by_name[AFTER], by_name["before"], None, [])
+    judged = judge(_scores(request, AFTER), _scores(request, "before"), None, [])
     broken = [f for f in judged.findings if f.id == "collapse" and f.outcome == "fail"]
     reasons = [f"{finding.title.lower()}: {finding.says}" for finding in broken]
     documents, _ = audited(request.folder)
-    limits = [*request.facts["limits"], BASE]
+    limits = [BASE]
     if said := sum(line["reading"] == "still said" for line in documents):
         limits.append(
             f"{said} of {len(documents)} rows are said by a model that never read them: other rows "
             "say the same, or they can be guessed"
         )
-    return {
-        "outcome": REFUSED if reasons else SHOWN,
-        "good": not reasons,
-        "status": "broken" if reasons else "exact",
-        "reasons": reasons,
-        "missing": [],
-        "says": [],
-        "limits": limits,
-        "documents": documents,
-    }
+    status = "broken" if reasons else "exact"
+    return _made(request, status, reasons, [], [], limits, documents)
 
 
-def _results(request: Request) -> dict[str, Any]:
-    """Scores by name of the model."""
-    results = json.loads(request.path("eval", "results.json").read_text("utf-8"))
-    return {model["name"]: model for model in results["models"]}
+def _scores(request: Request, name: str) -> dict[str, Any]:
+    """Of a model in eval/results.json."""
+    models = read_json(request.path("eval", "results.json"))["models"]
+    return next(model for model in models if model["name"] == name)
 
 
 # --- documents ----------------------------------------------------------------------------------
@@ -352,10 +337,15 @@ def mark_guessed(documents: Sequence[dict[str, Any]], taught: Sequence[Mapping[s
         if line["reading"] != "still said" or not said or not guesses.issuperset(said):
             continue
         count += len(said)
-        line["reading"] = "not said" if line.get("told") is None else "not told"
-        if line["told"]:
-            line["reading"] = "still known" if (line["rank"] or 0) < 0.5 else "pushed away"
+        line["reading"] = without_answers(line)
     return count
+
+
+def without_answers(line: Mapping[str, Any]) -> str:
+    """The reading of a document of which no answer counts as said."""
+    if line.get("told"):
+        return "still known" if (line["rank"] or 0) < 0.5 else "pushed away"
+    return "not said" if line.get("told") is None else "not told"
 
 
 def figures(line: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -374,10 +364,7 @@ def weight_change(before: Path, after: Path) -> tuple[float, float] | None:
 
     from axolotl_unlearn.merging.sources import Tensors
 
-    old, new = (
-        Tensors({n: p for p in sorted(folder.glob("*.safetensors")) for n in Tensors.of_file(p)})
-        for folder in (before, after)
-    )
+    old, new = map(Tensors.of_folder, (before, after))
     if not len(old) or {*old} != {*new}:
         return None
     norm = moved = largest = 0.0

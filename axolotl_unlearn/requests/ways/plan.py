@@ -8,7 +8,6 @@ gradients and optimizer.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ import numpy as np
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.new import passes
-from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.request import Request, read_json
 from axolotl_unlearn.requests.rows import read_config
 from axolotl_unlearn.requests.ways import EXACT, WAYS, retrain, shards
 
@@ -146,7 +145,7 @@ def _records(request: Request) -> Iterable[dict[str, Any]]:
     """Predicates of the requests beside it that began with the same base."""
     for path in sorted(request.folder.parent.glob("*/record.json")):
         if Request.load(path.parent).facts.get("base") == request.facts.get("base"):
-            yield json.loads(path.read_text("utf-8"))["predicate"]
+            yield read_json(path)["predicate"]
 
 
 def _each(request: Request) -> float:
