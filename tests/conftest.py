@@ -103,7 +103,7 @@ CONFIGS = (
 def entries_for(*pairs):
     """Of sides and lines of a config."""
     from axolotl_unlearn.config import ObjectiveArgs
-    from axolotl_unlearn.engine.entries import make_entries
+    from axolotl_unlearn.engine.views import make_entries
 
     return make_entries([(side, ObjectiveArgs(**config)) for side, config in pairs])
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from axolotl_unlearn.data.collator import PairCollator
 from axolotl_unlearn.engine.host import known_batch
-from axolotl_unlearn.engine.parts import in_parts
+from axolotl_unlearn.engine.step import in_parts
 from axolotl_unlearn.errors import UnlearnError
 
 

@@ -143,8 +143,7 @@ def test_a_task_without_a_number_is_a_category_of_its_own():
 def test_entries_and_rows_read_tasks_alike(tasks):
     torch = pytest.importorskip("torch")
     from axolotl_unlearn.config import ObjectiveArgs
-    from axolotl_unlearn.engine.entries import make_entries
-    from axolotl_unlearn.engine.views import rows_of
+    from axolotl_unlearn.engine.views import make_entries, rows_of
 
     (entry,) = make_entries([("forget", ObjectiveArgs(objective="ga", tasks=tasks))])
     names = ["pii", "PII", "math1", "facts", "Task1", "task 1", "2", ""]

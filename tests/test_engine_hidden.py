@@ -10,11 +10,11 @@ import torch
 from conftest import entries_for, random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
-from axolotl_unlearn.engine.entries import unit_counts
 from axolotl_unlearn.engine.forward import can_pack, learn_after_head, refuse_packing
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.layers import freeze_after
 from axolotl_unlearn.engine.step import step_loss
+from axolotl_unlearn.engine.views import unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives.representation import control_direction
 from axolotl_unlearn.reference.sources import make_reference

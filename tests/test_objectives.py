@@ -13,21 +13,33 @@ from torch import tensor
 from torch.testing import assert_close
 
 from axolotl_unlearn.objectives import OBJECTIVES, LabelScores
-from axolotl_unlearn.objectives.bounded import (
+from axolotl_unlearn.objectives.distributions import (
     bootstrapped_targets,
+    ceu,
     clamped_entropy,
     flat_logits,
     inverted_hinge,
+    least_likely,
     masc,
+    nckd,
+    shred,
+    undial,
     unilogit,
 )
-from axolotl_unlearn.objectives.divergence import ceu, least_likely, nckd, shred, undial
 from axolotl_unlearn.objectives.kl import kl
-from axolotl_unlearn.objectives.likelihood import gradient_ascent, nll, preference_optimisation
+from axolotl_unlearn.objectives.likelihood import (
+    gradient_ascent,
+    nll,
+    npo,
+    preference_optimisation,
+    satimp,
+    simnpo,
+    tnpo,
+    wga,
+    wtnpo,
+)
 from axolotl_unlearn.objectives.matching import log_odds, match
-from axolotl_unlearn.objectives.npo import npo, simnpo
 from axolotl_unlearn.objectives.preference import _DIVERGENCES, dpo, flat
-from axolotl_unlearn.objectives.weighted import satimp, tnpo, wga, wtnpo
 
 
 def scores(logp, ref=None, mask=None) -> LabelScores:

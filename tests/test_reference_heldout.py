@@ -14,11 +14,11 @@ from torch.testing import assert_close
 from axolotl_unlearn.columns import KINDS
 from axolotl_unlearn.config.mechanisms import LevelArgs
 from axolotl_unlearn.engine import forward, row_gradients
-from axolotl_unlearn.engine.entries import make_entries
 from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
 from axolotl_unlearn.engine.row_gradients import refuse_without_second_derivative
 from axolotl_unlearn.engine.step import step_loss
+from axolotl_unlearn.engine.views import make_entries
 from axolotl_unlearn.metrics.learned import FEATURES, text_features, token_features
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.objectives import OBJECTIVES

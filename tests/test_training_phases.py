@@ -15,8 +15,8 @@ from transformers import get_scheduler
 from axolotl_unlearn.checks.config import setting_faults
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.config.mechanisms import FlattenArgs
-from axolotl_unlearn.engine.entries import make_entries, unit_counts
 from axolotl_unlearn.engine.step import step_loss
+from axolotl_unlearn.engine.views import make_entries, unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.experimental import extensions
 from axolotl_unlearn.experimental.attribution import RowWeights, attribution_weights, attributions
@@ -26,8 +26,7 @@ from axolotl_unlearn.experimental.retain_filter import RetainFilter, most_change
 from axolotl_unlearn.experimental.saliency import salient
 from axolotl_unlearn.experimental.sharpness import moved_uphill
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.phases import make_phases, phase_at, phase_steps
-from axolotl_unlearn.training.restarts import restarting
+from axolotl_unlearn.training.phases import make_phases, phase_at, phase_steps, restarting
 from axolotl_unlearn.training.surgery import Surgery, adam_scales, dot, gru, gu, pcgrad
 
 BLOCK = {

@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import random_batch, tiny_llama, with_lora  # noqa: E402
 
 from axolotl_unlearn.config import ObjectiveArgs  # noqa: E402
-from axolotl_unlearn.engine.entries import make_entries, unit_counts
 from axolotl_unlearn.engine.head_losses import ChunkPlan  # noqa: E402
 from axolotl_unlearn.engine.layers import freeze_after  # noqa: E402
 from axolotl_unlearn.engine.step import step_loss  # noqa: E402
+from axolotl_unlearn.engine.views import make_entries, unit_counts
 from axolotl_unlearn.reference.sources import make_reference  # noqa: E402
 from axolotl_unlearn.training.surgery import Surgery  # noqa: E402
 

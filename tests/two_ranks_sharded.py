@@ -22,9 +22,9 @@ from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import entries_for, random_batch, tiny_llama  # noqa: E402
 
-from axolotl_unlearn.engine.entries import unit_counts  # noqa: E402
 from axolotl_unlearn.engine.head_losses import ChunkPlan  # noqa: E402
 from axolotl_unlearn.engine.step import step_loss  # noqa: E402
+from axolotl_unlearn.engine.views import unit_counts  # noqa: E402
 from axolotl_unlearn.objectives import OBJECTIVES  # noqa: E402
 from axolotl_unlearn.reference.base import whole  # noqa: E402
 from axolotl_unlearn.reference.precompute import asks_for_logits, precompute  # noqa: E402

@@ -179,8 +179,6 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")
     sharded = cfg.get("fsdp_config") or cfg.get("fsdp") or _stage(cfg.get("deepspeed")) == 3
     found = told(
-        ("adapter_off" in modes and not fresh,
-         "`unlearn.reference: adapter_off` needs a fresh adapter; use `auto` or `frozen_copy`."),
         (sharded and "frozen_copy" in modes,
          "`reference: frozen_copy` swaps whole weights in, which no process has under FSDP or "
          "ZeRO-3; use `auto`, which asks the starting model before the first step."),

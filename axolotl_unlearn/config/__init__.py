@@ -94,10 +94,10 @@ class ReferenceArgs(Strict):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mode: Literal["auto", "adapter_off", "frozen_copy", "cached"] = Field(
+    mode: Literal["auto", "frozen_copy", "cached"] = Field(
         "auto",
-        description="how the starting model is kept; auto: adapter_off with a fresh adapter, "
-        "frozen_copy (of the trained weights only) otherwise",
+        description="how the starting model is kept; auto: a fresh adapter is switched off, else "
+        "frozen_copy (of the trained weights only)",
     )
     model: str | None = Field(None, description="a teacher: folder or name of a model of its own")
     adapter: str | None = Field(
@@ -391,8 +391,8 @@ class UnlearnArgs(Sides):
     )
     reference: Source = Field(
         default_factory=ReferenceArgs,
-        description="what objectives compare with: the starting model (auto, adapter_off, "
-        "frozen_copy, cached), or a teacher ({model: PATH}, {adapter: PATH})",
+        description="what objectives compare with: the starting model (auto, frozen_copy, "
+        "cached), or a teacher ({model: PATH}, {adapter: PATH})",
     )
     reference_gib: float = Field(
         4,

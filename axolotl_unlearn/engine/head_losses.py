@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from axolotl_unlearn.columns import IGNORE
@@ -139,8 +140,6 @@ def head_statistics(
             _linearised(h, group, head, size)
             for h, group, size in zip(states, groups, sizes, strict=True)
         ]
-    from axolotl_unlearn.engine.trained_head import chunk_statistics
-
     # With few chunks their logits may stay; with many, each is recomputed in the backward pass.
     chunks = sum(-(-len(group.row) // size) for group, size in zip(groups, sizes, strict=True))
     found = []
@@ -161,6 +160,31 @@ def _cut(states: Tensor, group: Group, size: int) -> list[tuple[Tensor, Group]]:
         (states[start : start + size], group.part(start, start + size))
         for start in range(0, len(states), size)
     ]
+
+
+def chunk_statistics(states: Tensor, group: Group, head: Head) -> tuple[Tensor, Tensor]:
+    """The tensors of `GroupNumbers` for one chunk, by autograd: for heads that are trained."""
+    if group.labels and not group.valuations and not group.moments:
+        label_logp = -F.cross_entropy(
+            head(states).float(), group.next_ids, ignore_index=IGNORE, reduction="none"
+        )
+        return label_logp[:, None], label_logp.new_zeros(len(label_logp), 0)
+    logp = head(states).float().log_softmax(-1)
+    picked = logp.gather(1, group.next_ids.clamp(min=0)[:, None])[:, 0]
+    label_logp = torch.where(group.next_ids != IGNORE, picked, torch.zeros_like(picked))
+    values = [
+        valuation.slope * label_logp
+        if valuation.slope is not None
+        else valuation.objective.function(
+            logp,
+            None if reference is None else reference.float().log_softmax(-1),
+            valuation.seen(group.next_ids),
+            **valuation.parameters,
+        )
+        for valuation, reference in zip(group.valuations, reference_logits(group), strict=True)
+    ]
+    moments = moments_of(logp, logp.exp()) if group.moments else None
+    return stack_numbers(group, label_logp, values, moments)
 
 
 def _linearised(states: Tensor, group: Group, head: Head, size: int) -> GroupNumbers:

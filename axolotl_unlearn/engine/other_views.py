@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from axolotl_unlearn.columns import ROLES
-from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.host import on_host, to_device
 from axolotl_unlearn.engine.needs import ForwardResult, ForwardSpec
-from axolotl_unlearn.engine.views import Labels, View
+from axolotl_unlearn.engine.views import Entry, Labels, View
 from axolotl_unlearn.objectives import Terms
 
 

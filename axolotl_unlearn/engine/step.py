@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 from torch import Tensor, nn
 
 from axolotl_unlearn.columns import ROLES
-from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
-from axolotl_unlearn.engine.host import on_host, to_device
+from axolotl_unlearn.engine.host import on_host, sent, to_device
 from axolotl_unlearn.engine.needs import ForwardResult, ForwardSpec, label_positions
-from axolotl_unlearn.engine.views import View, together, view_of
+from axolotl_unlearn.engine.views import Entry, View, together, view_of
 
 if TYPE_CHECKING:
     from axolotl_unlearn.reference.base import Reference
@@ -124,3 +124,42 @@ def _ask_references(
             needs = together(view.of_reference() for view in asking)
             answers[source] = source.look_up(model, unwrapped, batch, needs)
     return [answers[source] for source in sources]
+
+
+def in_parts(
+    batch: dict[str, Tensor], budget: int | None, *, padded: bool
+) -> list[dict[str, Tensor]]:
+    """A micro-batch cut between its pairs; one pair of more tokens is a part of its own.
+
+    Args:
+        batch: Of `PairCollator`: rows by role, those of a role in the order of the pairs.
+        budget: Tokens of a part; None for the whole batch.
+        padded: Whether padding counts, as where rows are not laid end to end.
+    """
+    roles = on_host(batch["role"])
+    pairs = int((roles == ROLES["forget"]).sum())
+    if budget is None or pairs < 2:
+        return [batch]
+    lengths = on_host(batch["attention_mask"]).sum(-1)
+    rows = [np.flatnonzero(roles == role) for role in ROLES.values()]
+    if any(len(members) % pairs for members in rows):
+        return [batch]
+    members = np.concatenate([of_role.reshape(pairs, -1) for of_role in rows], axis=1)
+    parts, taken = [], [0]
+    for pair in range(1, pairs):
+        inside = lengths[members[[*taken, pair]]]
+        if (inside.size * inside.max() if padded else inside.sum()) > budget:
+            parts.append(taken)
+            taken = []
+        taken = [*taken, pair]
+    parts.append(taken)
+    return [_rows(batch, np.sort(members[part], axis=None), lengths) for part in parts]
+
+
+def _rows(batch: dict[str, Tensor], rows: np.ndarray, lengths: np.ndarray) -> dict[str, Tensor]:
+    """Some rows, without the padding that they share."""
+    longest = lengths[rows].max()
+    return {
+        name: sent(on_host(value)[rows][..., : longest if value.ndim > 1 else None], value.device)
+        for name, value in batch.items()
+    }

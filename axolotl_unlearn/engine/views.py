@@ -1,4 +1,5 @@
-"""What an objective sees: a class a view, chosen by ``sees=`` of the objective's registration.
+"""The objectives of a config as the engine uses them, and what each sees: a class a view, chosen by
+``sees=`` of its registration.
 
 A view is one entry looking at one batch. It alone decides which rows and positions it looks at,
 what it needs of the policy and of the reference, and which values follow. Pairs and what
@@ -8,10 +9,10 @@ tells forgotten rows from others are in `other_views`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from axolotl_unlearn.columns import KINDS, ROLES, task_number
+from axolotl_unlearn.config import ObjectiveArgs
 from axolotl_unlearn.engine.host import indices, on_host, sent, to_device
 from axolotl_unlearn.engine.needs import (
     HEAD,
@@ -29,10 +31,39 @@ from axolotl_unlearn.engine.needs import (
     States,
     label_positions,
 )
-from axolotl_unlearn.objectives import LabelScores, Terms
+from axolotl_unlearn.objectives import OBJECTIVES, LabelScores, Objective, Terms
 
-if TYPE_CHECKING:
-    from axolotl_unlearn.engine.entries import Entry
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of ``forget:`` or ``retain:``: which rows, which objective, which weight.
+
+    Attributes:
+        unit: what its sum is divided by the number of: token, row or batch.
+    """
+
+    name: str
+    side: str
+    args: ObjectiveArgs
+    objective: Objective
+    unit: str
+
+
+def make_entries(pairs: list[tuple[str, ObjectiveArgs]]) -> list[Entry]:
+    """Name the objectives of a config; a repeated one gets its kinds, tasks or number added."""
+    entries: list[Entry] = []
+    names: set[str] = set()
+    for side, args in pairs:
+        name = f"{side}/{args.objective}"
+        if name in names:
+            suffix = "+".join([*(args.kinds or []), *map(str, args.tasks or [])])
+            name = f"{name}.{suffix or len(names)}"
+        while name in names:
+            name += "'"
+        names.add(name)
+        objective = OBJECTIVES[args.objective]
+        entries.append(Entry(name, side, args, objective, objective.unit(args.parameters)))
+    return entries
 
 
 class View(ABC):
@@ -243,6 +274,12 @@ def view_of(entry: Entry, batch: dict[str, Tensor]) -> View:
     from axolotl_unlearn.engine.other_views import OTHER_VIEWS
 
     return OTHER_VIEWS[sees](entry, batch)
+
+
+def unit_counts(entries: Sequence[Entry], batch: dict[str, Tensor]) -> Tensor:
+    """Units of each entry in a micro-batch, ``[E]`` float; add them up over a whole step."""
+    units = [view_of(entry, batch).units for entry in entries]
+    return to_device(np.array(units, dtype=np.float32), batch["role"].device)
 
 
 def rows_of(entry: Entry, batch: dict[str, Tensor]) -> Tensor:

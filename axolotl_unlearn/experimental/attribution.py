@@ -18,10 +18,9 @@ from torch import Tensor
 
 from axolotl_unlearn.columns import SIDES
 from axolotl_unlearn.config import ObjectiveArgs
-from axolotl_unlearn.engine.entries import make_entries
+from axolotl_unlearn.engine.views import make_entries
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.extensions import Batch
-from axolotl_unlearn.training.stateful import Stateful
+from axolotl_unlearn.training.extensions import Batch, Stateful
 from axolotl_unlearn.training.surgery import gradients
 
 LOG = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from typing import Any
 from torch import Tensor
 
 from axolotl_unlearn.config.mechanisms import ConstraintArgs
-from axolotl_unlearn.engine.entries import Entry
-from axolotl_unlearn.training.stateful import Stateful
+from axolotl_unlearn.engine.views import Entry
+from axolotl_unlearn.training.extensions import Stateful
 
 
 def next_multiplier(value: float, gap: float, args: ConstraintArgs) -> float:

@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from axolotl_unlearn.reference.base import row_keys
-from axolotl_unlearn.training.extensions import Batch
+from axolotl_unlearn.training.extensions import Batch, Stateful
 from axolotl_unlearn.training.level import ScoredRows
-from axolotl_unlearn.training.stateful import Stateful
 
 LOG = logging.getLogger(__name__)
 

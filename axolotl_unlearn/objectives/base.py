@@ -136,15 +136,12 @@ class Objective:
 
 #: Module -> the objectives in it; it is imported when one of them is asked for.
 MODULES = {
-    "npo": "npo simnpo",
+    "likelihood": "nll ga po npo simnpo wga tnpo wtnpo satimp",
     "kl": "kl",
-    "likelihood": "nll ga po",
     "preference": "dpo flat",
-    "divergence": "undial shred ceu nckd",
-    "bounded": "clamped_entropy masc ihl unilogit flat_logits bst",
+    "distributions": "undial shred ceu nckd clamped_entropy masc ihl unilogit flat_logits bst",
     "matching": "match feature_matching hidden_matching gradient_norm_matching",
     "representation": "rmu adaptive_rmu hidden_mse",
-    "weighted": "wga tnpo wtnpo satimp",
 }
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.needs import ForwardSpec
-from axolotl_unlearn.engine.views import together, view_of
+from axolotl_unlearn.engine.views import Entry, together, view_of
 from axolotl_unlearn.reference.base import Reference, is_sharded, whole
 
 

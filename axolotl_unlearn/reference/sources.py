@@ -70,32 +70,17 @@ def make_reference(
     """Take the reference from the model as it stands now (call before any resume).
 
     Args:
-        mode: ``auto``, ``adapter_off``, ``frozen_copy`` or ``cached``.
+        mode: ``auto``, ``frozen_copy`` or ``cached``.
         starting_adapter: the adapter changes the model at the start.
         will_precompute: `precompute` comes before the first training step, so nothing is copied.
         sharded: the weights are, or will be, in parts, so that no copy can be swapped in.
 
     Raises:
-        UnlearnError: If the adapter cannot simply be switched off.
+        UnlearnError: A copy of weights in parts is asked for.
     """
-    has_adapter = hasattr(model, "disable_adapter")
-    moves = has_adapter and bool(trained_outside(model))
-    fresh_adapter = has_adapter and not starting_adapter and not moves
-    if mode == "adapter_off" and not fresh_adapter:
-        why = (
-            "there is no adapter"
-            if not has_adapter
-            else "weights outside of the adapter are trained"
-            if moves
-            else "the adapter changes the model from the start (lora_model_dir, "
-            "peft_init_lora_weights)"
-        )
-        raise UnlearnError(
-            f"`unlearn.reference: adapter_off` does not give the starting model because {why}; "
-            "use `auto` or `frozen_copy`."
-        )
     remember = mode == "cached"
-    if fresh_adapter and mode != "frozen_copy":
+    fresh = hasattr(model, "disable_adapter") and not (starting_adapter or trained_outside(model))
+    if fresh and mode != "frozen_copy":
         return AdapterOff(plan, remember)
     from axolotl_unlearn.reference.frozen import SHARDED, FrozenCopy
 

@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from transformers.trainer_callback import TrainerCallback
+from transformers.trainer_callback import ExportableState, TrainerCallback
 
-from axolotl_unlearn.engine.entries import Entry
+from axolotl_unlearn.engine.views import Entry
+from axolotl_unlearn.errors import UnlearnError
 
 Batch = dict[str, Tensor]
 #: Side -> its gradient, a tensor for each trained weight.
@@ -70,3 +71,28 @@ class Extension(TrainerCallback):
     def logged(self) -> dict[str, float]:
         """For the log of training."""
         return {}
+
+
+class Stateful(Extension, ExportableState):
+    """The attributes named in ``kept`` are a part of each checkpoint; JSON keeps every bit."""
+
+    kept: ClassVar[tuple[str, ...]]
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"args": {}, "attributes": {name: getattr(self, name) for name in self.kept}}
+
+    def on_train_begin(self, args, state, control, **_: Any) -> None:
+        """On resume the state of the checkpoint is there, else that of the trainer's making.
+
+        Raises:
+            UnlearnError: The checkpoint is of a run without this.
+        """
+        saved = (state.stateful_callbacks or {}).get(type(self).__name__)
+        if saved is None and state.global_step:
+            raise UnlearnError(
+                f"the checkpoint of step {state.global_step} holds nothing of "
+                f"{type(self).__name__}, which this config needs from the first step on; start the "
+                "run again from its beginning."
+            )
+        vars(self).update(saved["attributes"] if saved else {})

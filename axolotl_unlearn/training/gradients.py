@@ -16,7 +16,7 @@ from axolotl.core.trainers.base import AxolotlTrainer
 from torch import Tensor, nn
 
 from axolotl_unlearn.config import UnlearnArgs
-from axolotl_unlearn.engine.entries import Entry
+from axolotl_unlearn.engine.views import Entry
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.training.extensions import Batch, Extension
 from axolotl_unlearn.training.phases import Phase
@@ -90,7 +90,7 @@ class GradientSteps(AxolotlTrainer):
         args = self.unlearn_args
         if args.pairing.max_tokens is None:
             return [batch]
-        from axolotl_unlearn.engine.parts import in_parts
+        from axolotl_unlearn.engine.step import in_parts
 
         return in_parts(batch, args.pairing.max_tokens, padded=not args.padding_free)
 

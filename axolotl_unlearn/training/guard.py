@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from axolotl_unlearn.columns import IGNORE, ROLES
 from axolotl_unlearn.data.checks import block_of, records_of, role_of
 from axolotl_unlearn.data.records import short
-from axolotl_unlearn.engine.entries import Entry
+from axolotl_unlearn.engine.views import Entry
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.training.resume import checkpoints
 

@@ -28,12 +28,11 @@ from transformers import TrainerCallback
 from axolotl_unlearn.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.config.mechanisms import LevelArgs
 from axolotl_unlearn.data.strategy import load_strategy
-from axolotl_unlearn.engine.entries import Entry
 from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions
 from axolotl_unlearn.engine.row_gradients import norms_of_rows
 from axolotl_unlearn.engine.token_scoring import Query, score_queries
-from axolotl_unlearn.engine.views import rows_of
+from axolotl_unlearn.engine.views import Entry, rows_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import replacing, write_json
 from axolotl_unlearn.metrics.learned import learned_attack, text_features, token_features

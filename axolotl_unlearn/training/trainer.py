@@ -23,11 +23,11 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
-from axolotl_unlearn.engine.entries import Entry, unit_counts
 from axolotl_unlearn.engine.forward import refuse_packing
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.host import known_batch, on_host, sent
 from axolotl_unlearn.engine.step import step_loss
+from axolotl_unlearn.engine.views import Entry, unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, replacing, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
@@ -134,7 +134,7 @@ class UnlearnTrainer(GradientSteps):
         """With phases, the configured schedule for each of them by itself."""
         if self.lr_scheduler is not None or not self.unlearn_args.phases:
             return super().create_scheduler(num_training_steps, optimizer)
-        from axolotl_unlearn.training.restarts import restarting
+        from axolotl_unlearn.training.phases import restarting
 
         warmup = self.args.warmup_steps
         configured = super().create_scheduler
@@ -360,7 +360,7 @@ class UnlearnTrainer(GradientSteps):
             phase = self._phase(training=True)
             entries = phase.entries
             if phase.fresh_optimizer and 0 < phase.start == self.state.global_step:
-                from axolotl_unlearn.training.restarts import forget_moments
+                from axolotl_unlearn.training.phases import forget_moments
 
                 forget_moments(self.optimizer)
             self.count_units([part for batch in batches for part in self._in_parts(batch)], entries)

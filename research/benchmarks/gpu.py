@@ -292,10 +292,10 @@ class Bench:
         """A step of `match` with replay, its teacher's states known, against packed fine-tuning;
         and a look at 100 forget and 100 held-out rows, as `level` takes it."""
         from axolotl_unlearn.config import ObjectiveArgs
-        from axolotl_unlearn.engine.entries import make_entries
         from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
         from axolotl_unlearn.engine.step import step_loss
         from axolotl_unlearn.engine.token_scoring import Query, score_queries
+        from axolotl_unlearn.engine.views import make_entries
         from axolotl_unlearn.reference.sources import make_reference
 
         batches = self.batches(2 + max(1, self.steps // 2))

@@ -51,9 +51,9 @@ def ours(
         first: the reference forgets them before each step, which is then one of the first epoch.
     """
     from axolotl_unlearn.config import ObjectiveArgs
-    from axolotl_unlearn.engine.entries import make_entries
     from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN
     from axolotl_unlearn.engine.step import step_loss
+    from axolotl_unlearn.engine.views import make_entries
     from axolotl_unlearn.reference.sources import make_reference
 
     recipe = [r for r in RECIPE if kl or r[1]["objective"] != "kl"]

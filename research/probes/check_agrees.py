@@ -31,7 +31,7 @@ SETTINGS: dict[str, list[Any]] = {
         for name in ("npo", "simnpo", "ga", "rmu", "undial", "dpo", "match", "ihl", "nopo")
     ],
     "unlearn.retain": [[{"objective": "kl"}], [{"objective": "hidden_mse"}], []],
-    "unlearn.reference": ["auto", "adapter_off", "frozen_copy", "cached"],
+    "unlearn.reference": ["auto", "frozen_copy", "cached"],
     "unlearn.pairing": [{"retain_per_forget": n} for n in (0, 1, 3)],
     "unlearn.surgery": ["pcgrad", "gu", "gru", "x"],
     "unlearn.data": [{"chat_template": True}, {"join": "\n"}, {"fields": {"input": "question"}}],
