@@ -78,7 +78,6 @@ SINCE = {"post_lora_merge": "0.21"}
 OURS = (
     "axolotl_unlearn.plugin.UnlearnPlugin",
     "axolotl_unlearn.training.trainer.UnlearnTrainer",
-    "axolotl_unlearn.training.gradients.GradientSteps",
     "axolotl_unlearn.experimental.duals.Duals",
     "axolotl_unlearn.training.guard.CollapseWatch",
     "axolotl_unlearn.training.level.LevelCallback",

@@ -1,4 +1,4 @@
-"""Methods without a promise of stability, loaded where a config asks for them."""
+"""Methods without a promise of stability; extensions of a run are loaded where a config asks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
 #: Config key -> module and class of the extension that it asks for, in the order of their hooks.
 EXTENSIONS = {
-    "twins": ("twins", "AskTwins"),
-    "leave_out": ("retain_filter", "RetainFilter"),
-    "attribution": ("attribution", "RowWeights"),
-    "constraint": ("duals", "Duals"),
-    "saliency": ("saliency", "Saliency"),
-    "sharpness": ("sharpness", "Sharpness"),
-    "flatten": ("flatten", "Flatten"),
+    "level": ("training.level", "LevelCallback"),
+    "watch": ("training.guard", "CollapseWatch"),
+    "twins": ("experimental.twins", "AskTwins"),
+    "leave_out": ("experimental.retain_filter", "RetainFilter"),
+    "attribution": ("experimental.attribution", "RowWeights"),
+    "constraint": ("experimental.duals", "Duals"),
+    "saliency": ("experimental.saliency", "Saliency"),
+    "sharpness": ("experimental.sharpness", "Sharpness"),
+    "flatten": ("experimental.flatten", "Flatten"),
 }
 
 
@@ -29,7 +31,7 @@ def extensions(args: UnlearnArgs) -> list[type[Extension]]:
         "constraint": [entry.constraint for _, entry in args.entries()],
     }
     return [
-        getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        getattr(importlib.import_module(f"axolotl_unlearn.{module}"), name)
         for key, (module, name) in EXTENSIONS.items()
         if any(inside.get(key) or [getattr(args, key, None)])
     ]

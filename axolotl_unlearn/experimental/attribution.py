@@ -66,7 +66,7 @@ class RowWeights(Stateful):
     def __init__(self) -> None:
         self.known: dict[str, float] = {}
 
-    def on_start(self, trainer: Any, resumed: bool) -> None:
+    def on_start(self, trainer: Any, resumed: Any) -> None:
         """By the gradients of single rows at the start; each process takes all of them."""
         if resumed:
             return

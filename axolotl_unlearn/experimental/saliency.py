@@ -94,7 +94,7 @@ class Saliency(Extension):
 
     by_side = True
 
-    def on_start(self, trainer: Any, resumed: bool) -> None:
+    def on_start(self, trainer: Any, resumed: Any) -> None:
         model, out = trainer.accelerator.unwrap_model(trainer.model), Path(trainer.args.output_dir)
         if resumed:
             self.masks = load(out, model)

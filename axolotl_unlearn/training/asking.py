@@ -77,7 +77,8 @@ def all_rows(
 ) -> tuple[Iterator[dict[str, Tensor]], int]:
     """This process's share of all rows in batches of similar length, and their number; ``equal``:
     as many in every process, some of them twice."""
-    sets = row_sets(trainer) + ([] if trainer.heldout is None else [trainer.heldout])
+    sets = row_sets(trainer)
+    sets += [one.also_asked for one in trainer.extensions if one.also_asked is not None]
     size = max(8, trainer.args.per_device_train_batch_size)
     chunks = []
     for rows in sets:

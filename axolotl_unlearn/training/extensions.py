@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, ClassVar
 
+from datasets import Dataset
 from torch import Tensor, nn
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
@@ -24,10 +26,12 @@ class Extension(TrainerCallback):
     Attributes:
         by_side: Whether it needs gradients taken from the graph (`forgetting` and below).
         apart: Whether forget objectives need a forward of their own (`forgetting`).
+        also_asked: Rows that references are asked about beside those of the run.
     """
 
     by_side: ClassVar[bool] = False
     apart: ClassVar[bool] = False
+    also_asked: Dataset | None = None
 
     @classmethod
     def of(cls, trainer: Any) -> Extension:
@@ -37,8 +41,16 @@ class Extension(TrainerCallback):
     def on_reference(self, trainer: Any, source: Any, reference: Any) -> None:
         """Before a reference is asked about all rows."""
 
-    def on_start(self, trainer: Any, resumed: bool) -> None:
-        """Before the first step, when references have answered."""
+    def on_start(self, trainer: Any, resumed: Path | None) -> None:
+        """Before the first step, when references have answered; ``resumed``: the folder that
+        `on_checkpoint` got."""
+
+    def on_checkpoint(self, out: Path, folder: Path) -> None:
+        """Before the other files of a checkpoint of the run ``out``: write your own, if any."""
+
+    def on_compared(self, entry: Entry, reference: Any) -> Any:
+        """What answers for the reference of an entry (None if it has none)."""
+        return reference
 
     def on_batch(self, batches: Sequence[Batch]) -> None:
         """The micro-batches of the next optimizer step."""

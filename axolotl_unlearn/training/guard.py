@@ -1,7 +1,7 @@
 """While a run trains: which rows broke it, and whether the model is falling apart.
 
-`blame` is asked once, when a loss or a gradient is no longer finite; `collapse_callback` looks at
-the retain loss and at a few answers every so often (`unlearn.watch`).
+`blame` is asked once, when a loss or a gradient is no longer finite; `CollapseWatch` looks at the
+retain loss and at a few answers every so often (`unlearn.watch`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
 
 from axolotl_unlearn.columns import IGNORE, ROLES
 from axolotl_unlearn.data.checks import block_of, records_of, role_of
 from axolotl_unlearn.data.records import short
 from axolotl_unlearn.engine.views import Entry
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.training.extensions import Extension
 from axolotl_unlearn.training.resume import checkpoints
 
 LOG = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def names_of_rows(cfg: dict[str, Any], side: str, numbers: Iterable[int]) -> lis
     return [short(names[n]) if 0 <= n < len(names) else f"row {n}" for n in numbers]
 
 
-class CollapseWatch(TrainerCallback):
+class CollapseWatch(Extension):
     """Warns, or ends the run, when retained rows are lost or answers go in circles.
 
     Args:
@@ -120,6 +120,11 @@ class CollapseWatch(TrainerCallback):
 
     def __init__(self, watch: Any, rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
         self.watch, self.rows, self.tokenizer = watch, rows, tokenizer
+
+    @classmethod
+    def of(cls, trainer: Any) -> CollapseWatch:
+        watch = trainer.unlearn_args.watch
+        return cls(watch, trainer.rows_with_role("retain", watch.rows), trainer.processing_class)
 
     def seen(self, what: str, step: int, control: Any) -> None:
         stops = self.watch.then == "stop"

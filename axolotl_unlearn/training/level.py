@@ -23,18 +23,17 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
-from transformers import TrainerCallback
 
 from axolotl_unlearn.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.config.mechanisms import LevelArgs
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions
-from axolotl_unlearn.engine.row_gradients import norms_of_rows
+from axolotl_unlearn.engine.row_gradients import norms_of_rows, refuse_without_second_derivative
 from axolotl_unlearn.engine.token_scoring import Query, score_queries
 from axolotl_unlearn.engine.views import Entry, rows_of
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import replacing, write_json
+from axolotl_unlearn.files import declare, replacing, write_json
 from axolotl_unlearn.metrics.learned import learned_attack, text_features, token_features
 from axolotl_unlearn.metrics.membership import attack_scores
 from axolotl_unlearn.metrics.memorisation import TokenFacts
@@ -42,6 +41,7 @@ from axolotl_unlearn.models import input_device
 from axolotl_unlearn.reference.base import evaluating, row_keys
 from axolotl_unlearn.reference.heldout import HeldoutDistribution
 from axolotl_unlearn.reference.level import NEAR, Calibration, Level, entropy_without
+from axolotl_unlearn.training.extensions import Extension
 from axolotl_unlearn.training.stopping import (
     Scores,
     Stopping,
@@ -286,22 +286,26 @@ def agreed(mine: T) -> T:
 
 
 @dataclass(eq=False)
-class LevelCallback(TrainerCallback):
+class LevelCallback(Extension):
     """Fits, watches, corrects, stops, and brings the best state back.
 
     Attributes:
         args: The config's ``unlearn.level``.
-        level: What `LevelledReference` reads.
+        level: In whose scale `match` and `nckd` read their reference.
         forget, heldout, retain: Rows to watch.
-        teacher: Label log-probs of the teacher, for ``(forget, heldout)``.
+        teacher: Label log-probs of the teacher, for ``(forget, heldout)``; it, ``stopping`` and
+            ``rest`` are there `on_start`.
+        also_asked: The held-out rows as references are asked about them.
         stopping: The rule; None trains to the last step and keeps it.
         out: Folder for ``level.json``, what was seen at each look.
         log: Gets what the attacks tell.
         rest: For each held-out row `entropy_without` of what the reference says of it, ``[T, K]``,
             or None: the temperature begins where that is as much as the policy is. Else at 1.
-        distributions: Get the features of all judged rows at each such look.
+        distributions: By what is seen of them, those that get the features of all judged rows at
+            each such look.
         order_only: The teacher is the starting model, which knows the forget rows (or their twins'
             unchanged words): it tells which tokens are harder than others, and no level.
+        rank: Of this process.
     """
 
     args: LevelArgs
@@ -309,18 +313,21 @@ class LevelCallback(TrainerCallback):
     forget: ScoredRows
     heldout: ScoredRows
     retain: ScoredRows
-    teacher: tuple[Sequence[Tensor], Sequence[Tensor]]
+    teacher: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())
+    also_asked: Dataset | None = None
     stopping: Stopping | None = None
     out: Path | None = None
     log: Callable[[dict[str, float]], None] = lambda _: None
     rest: Sequence[Tensor | None] | None = None
     distributions: Mapping[str, HeldoutDistribution] = field(default_factory=dict)
     order_only: bool = False
+    rank: int = 0
     began: float = field(default=0.0, init=False)
     kept: dict[str, Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.judged = judged(self.forget)
+        self._levelled: dict[tuple[int, str], LevelledReference] = {}
         lacking = set(self.forget.groups) - set(self.heldout.groups)
         if lacking:
             raise UnlearnError(
@@ -330,52 +337,76 @@ class LevelCallback(TrainerCallback):
 
     @classmethod
     def of(cls, trainer: Any) -> LevelCallback:
-        """For a run whose references have been asked about all rows."""
-        args, rows, unseen = trainer.unlearn_args.level, trainer.train_dataset, [*trainer.heldout]
-        matches = [entry for entry in trainer.entries if entry.objective.name == "match"]
+        args, rows, tokenizer = (
+            trainer.unlearn_args.level, trainer.train_dataset, trainer.processing_class
+        )  # fmt: skip
+        unseen = heldout_rows(args, tokenizer, trainer.axolotl_cfg)
+        entries = trainer.entries
         roles = np.asarray(rows["role"][:])
-        unmatched = np.flatnonzero(~_meant_by(matches, rows) & (roles == ROLES["forget"]))
-        if len(unmatched):
+        matched = _meant_by([one for one in entries if one.objective.name == "match"], rows)
+        if len(unmatched := np.flatnonzero(~matched & (roles == ROLES["forget"]))):
             groups = _named((row["kind"], row["task"]) for row in rows.select(unmatched))
             raise UnlearnError(
                 "`unlearn.level` watches all forget rows, but no `match` entry is for "
                 f"{groups}: add one for them, or forget them in a run of their own."
             )
-        source = trainer.source_of(matches[0])
-        teacher = trainer.references[source]
-        distributions = [
+        seen = dict.fromkeys(e.objective.sees for e in entries if e.objective.against_heldout)
+        if "gradients" in seen:
+            refuse_without_second_derivative(trainer.accelerator.unwrap_model(trainer.model))
+        forget = [rows[i] for i in _drawn(rows, np.flatnonzero(roles == ROLES["forget"]), args)]
+        # What rows lose that are trained word by word is not diluted by rows that are only held.
+        words = [e for e in entries if (e.side, e.objective.name) == ("retain", "nll")]
+        trained = _meant_by(words, rows)
+        retain = np.flatnonzero(trained if trained.any() else roles == ROLES["retain"])
+        kept = [rows[int(i)] for i in retain[:: max(1, len(retain) // RETAIN_ROWS)]]
+        return cls(
+            args,
+            Level(args.gain),
+            *(ScoredRows(own, tokenizer) for own in (forget, [*unseen], kept)),
+            also_asked=unseen,
+            out=Path(trainer.args.output_dir),
+            log=trainer.log,
+            distributions={sees: HeldoutDistribution(sees != "profiles") for sees in seen},
+            rank=trainer.args.process_index,
+        )
+
+    def on_start(self, trainer: Any, resumed: Path | None) -> None:
+        """What references have said is read; on resume, what `on_checkpoint` wrote."""
+        args, entries = self.args, trainer.entries
+        source = next(trainer.source_of(e) for e in entries if e.objective.name == "match")
+        asked, self.order_only = trainer.references[source], not source.is_teacher
+        self.teacher = tuple(
+            [asked.label_logp(row) for row in one.rows] for one in (self.forget, self.heldout)
+        )
+        by_teacher = [
             (entry, trainer.references[own])
-            for entry in trainer.entries
+            for entry in entries
             if entry.objective.sees == "distributions"
             and (own := trainer.source_of(entry)) is not None
             and own.is_teacher
         ]
-        instead = [pair for pair in distributions if pair[0].objective.name == "nckd"]
-        kept_by = [pair for pair in distributions if pair[0].side == "retain"]
-        forget = [rows[i] for i in _drawn(rows, np.flatnonzero(roles == ROLES["forget"]), args)]
-        # What rows lose that are trained word by word is not diluted by rows that are only held.
-        words = [e for e in trainer.entries if (e.side, e.objective.name) == ("retain", "nll")]
-        trained = _meant_by(words, rows)
-        retain = np.flatnonzero(trained if trained.any() else roles == ROLES["retain"])
-        kept = [rows[int(i)] for i in retain[:: max(1, len(retain) // RETAIN_ROWS)]]
-        rest = None
         if args.certainty:
-            some = max(1, len(unseen) // RETAIN_ROWS)  # one number is made of what they tell
-            asked = (None if i % some else _asked(row, instead) for i, row in enumerate(unseen))
-            rest = [one and entropy_without(*one).cpu() for one in asked]
-        rule = Stopping(args.margin, args.retain, args.patience, args.said, *_kept(kept, kept_by))
-        return cls(
-            args,
-            trainer.level,
-            *(ScoredRows(own, trainer.processing_class) for own in (forget, unseen, kept)),
-            tuple([teacher.label_logp(row) for row in own] for own in (forget, unseen)),
-            stopping=rule if args.stop else None,
-            out=Path(trainer.args.output_dir),
-            log=trainer.log,
-            rest=rest,
-            distributions=trainer.distributions,
-            order_only=not source.is_teacher,
-        )
+            instead = [pair for pair in by_teacher if pair[0].objective.name == "nckd"]
+            some = max(1, len(self.heldout.rows) // RETAIN_ROWS)  # one number is made of them
+            told = (
+                None if i % some else _asked(row, instead)
+                for i, row in enumerate(self.heldout.rows)
+            )
+            self.rest = [one and entropy_without(*one).cpu() for one in told]
+        if args.stop:
+            kept = _kept(self.retain.rows, [p for p in by_teacher if p[0].side == "retain"])
+            self.stopping = Stopping(args.margin, args.retain, args.patience, args.said, *kept)
+        if resumed:
+            self.load(resumed)
+
+    def on_compared(self, entry: Entry, reference: Any) -> Any:
+        objective = entry.objective
+        if objective.against_heldout:
+            return self.distributions[objective.sees]
+        if objective.name == "match" or (objective.name == "nckd" and self.args.certainty):
+            levelled = LevelledReference(reference, self.level, tempered=objective.name == "nckd")
+            return self._levelled.setdefault((id(reference), objective.name), levelled)
+        return reference
 
     def fit(self, heldout: Sequence[Tensor]) -> None:
         """The level as the policy stands, from its label log-probs of the held-out rows; of an
@@ -485,18 +516,20 @@ class LevelCallback(TrainerCallback):
     def _moving(self) -> list[Any]:
         return [one for one in (self.level, self.stopping, *self.distributions.values()) if one]
 
-    def save(self, path: Path) -> None:
+    def on_checkpoint(self, out: Path, folder: Path) -> None:
         """What a resumed run needs to go on bit by bit."""
         spent = time.monotonic() - self.began
-        with replacing(path) as draft:
+        declare(out, folder, "log-probs", folder=True)
+        with replacing(folder / f"level-{self.rank}.pt") as draft:
             torch.save((spent, self.kept, [vars(one) for one in self._moving()]), draft)
 
-    def load(self, path: Path) -> None:
-        """What `save` wrote.
+    def load(self, folder: Path) -> None:
+        """What `on_checkpoint` wrote.
 
         Raises:
             UnlearnError: There is none.
         """
+        path = folder / f"level-{self.rank}.pt"
         if not path.is_file():
             raise UnlearnError(
                 f"{path} is missing: without it the half-forgotten model would count as the start "

@@ -17,7 +17,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.training.extensions import Batch, Extension
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.training.gradients import GradientSteps
+    from axolotl_unlearn.training.trainer import UnlearnTrainer
 
 Vector = Sequence[Tensor]
 
@@ -128,7 +128,7 @@ class Surgery:
         self.sides: dict[str, list[Tensor]] = {}
 
     def step(
-        self, trainer: GradientSteps, model: nn.Module, batch: Batch, sides: set[str]
+        self, trainer: UnlearnTrainer, model: nn.Module, batch: Batch, sides: set[str]
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """One micro-batch: its losses, and with the last one of a step the cosine of `finish`."""
         extensions = trainer.extensions
@@ -147,7 +147,7 @@ class Surgery:
         return losses, self.finish(trainer.optimizer, extensions) if last else None
 
     def _of_batch(
-        self, trainer: GradientSteps, model: nn.Module, batch: Batch, sides: set[str]
+        self, trainer: UnlearnTrainer, model: nn.Module, batch: Batch, sides: set[str]
     ) -> dict[str, Tensor]:
         parts = trainer.current_gradient_accumulation_steps
         losses = {side: x / parts for side, x in trainer._losses(model, batch, sides).items()}
@@ -158,7 +158,7 @@ class Surgery:
         return {side: loss.detach() for side, loss in losses.items()}
 
     def forget_gradient(
-        self, trainer: GradientSteps, model: nn.Module, batches: Sequence[Batch]
+        self, trainer: UnlearnTrainer, model: nn.Module, batches: Sequence[Batch]
     ) -> list[Tensor]:
         """That of the forget objectives over some batches, up to a factor; logs nothing."""
         weights = [p for p in model.parameters() if p.requires_grad]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import resource
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from axolotl.core.trainers.base import AxolotlTrainer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -38,31 +41,44 @@ from axolotl_unlearn.reference.sources import (
     make_reference,
 )
 from axolotl_unlearn.training.extensions import Batch, Extension
-from axolotl_unlearn.training.gradients import GradientSteps
 from axolotl_unlearn.training.phases import Phase, make_phases, phase_at
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.reference.heldout import HeldoutDistribution
-    from axolotl_unlearn.reference.level import Level
-    from axolotl_unlearn.training.level import LevelledReference
+    from axolotl_unlearn.training.surgery import Surgery
 
 #: Folder of a checkpoint with the reference's log-probs of the rows so far.
 REMEMBERED = "remembered"
 BATCH_KEYS = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
 
 
-class UnlearnTrainer(GradientSteps):
+class UnlearnTrainer(AxolotlTrainer):
     """One ``compute_loss`` for every objective.
 
     The class attributes are bound to a config by `trainer_class`, because Axolotl builds the
     trainer itself.
+
+    Attributes:
+        extensions: Of the run, from `train` on.
     """
 
+    unlearn_args: UnlearnArgs
     starting_adapter: bool = False
     extension_types: Sequence[type[Extension]] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.extensions: Sequence[Extension] = ()
+        self.surgery: Surgery | None = None
+        if self.unlearn_args.by_side:
+            from axolotl_unlearn.training.surgery import Surgery
+
+            reduce = partial(self.accelerator.reduce, reduction="mean")
+            self.surgery = Surgery(self.unlearn_args.surgery, reduce)
+        self._step_batches: list[Batch] = []
+        self._step_counts: Tensor | None = None
+        self._meters: dict[str, dict[str, list]] = {
+            phase: defaultdict(lambda: [0.0, 0.0]) for phase in ("train", "eval")
+        }
         # With True, Trainer would skip the division by the accumulation steps that
         # `_unlearn_loss` counts on (and a constant loss of 3 would be logged as 6).
         self.model_accepts_loss_kwargs = False
@@ -83,24 +99,6 @@ class UnlearnTrainer(GradientSteps):
         self.references = {
             source: self._make_reference(source) for source in self.unlearn_args.references()
         }
-        self.level: Level | None = None  # in whose scale what `match` aims at is read
-        self.heldout: Dataset | None = None
-        self._levelled: dict[tuple[int, str], LevelledReference] = {}
-        if self.unlearn_args.level is not None:
-            from axolotl_unlearn.reference.level import Level
-
-            self.level = Level(self.unlearn_args.level.gain)
-        self.distributions: dict[str, HeldoutDistribution] = {}  # by what is seen of them
-        used = [OBJECTIVES[entry.objective] for entry in entries]
-        for sees in dict.fromkeys(one.sees for one in used if one.against_heldout):
-            from axolotl_unlearn.reference.heldout import HeldoutDistribution
-
-            self.distributions[sees] = HeldoutDistribution(sees != "profiles")
-        if "gradients" in self.distributions:
-            from axolotl_unlearn.engine.row_gradients import refuse_without_second_derivative
-
-            refuse_without_second_derivative(self.accelerator.unwrap_model(self.model))
-        self._step_counts: Tensor | None = None
 
     # -- phases ------------------------------------------------------------------------------
 
@@ -192,36 +190,20 @@ class UnlearnTrainer(GradientSteps):
 
             self.add_callback(AskSharded(self))
         self.extensions = [kind.of(self) for kind in self.extension_types]
-        if self.level is not None:
-            from axolotl_unlearn.training.level import LevelCallback, heldout_rows
-
-            self.heldout = heldout_rows(
-                self.unlearn_args.level, self.processing_class, self.axolotl_cfg
-            )
         for source, reference in self.references.items():
             if self._precomputes(source) and not reference.complete:
                 from axolotl_unlearn.training.asking import ask
 
                 ask(self, source, reference)
-        if self.level is not None:
-            self.level_watch = LevelCallback.of(self)
-            self.add_callback(self.level_watch)
-        if (watch := self.unlearn_args.watch) is not None:
-            from axolotl_unlearn.training.guard import CollapseWatch
-
-            rows = self.rows_with_role("retain", watch.rows)
-            self.add_callback(CollapseWatch(watch, rows, self.processing_class))
-        resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
-        if isinstance(resumed, str):
-            for number, reference in enumerate(self.references.values()):
-                for path in sorted(Path(resumed, REMEMBERED).glob(f"reference-{number}-*")):
-                    reference.recall(load_file(path))
-        self._keep_states(Path(resumed).parent if isinstance(resumed, str) else None)
-        if isinstance(resumed, str) and self.level is not None:
-            self.level_watch.load(Path(resumed, REMEMBERED, f"level-{self.args.process_index}.pt"))
+        given = kwargs.get("resume_from_checkpoint", args[0] if args else None)
+        resumed = Path(given, REMEMBERED) if isinstance(given, str) else None
+        for number, reference in enumerate(self.references.values() if resumed else ()):
+            for path in sorted(resumed.glob(f"reference-{number}-*")):
+                reference.recall(load_file(path))
+        self._keep_states(resumed and resumed.parents[1])
         for one in self.extensions:
             self.add_callback(one)
-            one.on_start(self, bool(resumed))
+            one.on_start(self, resumed)
         output = super().train(*args, **kwargs)
         if self.is_world_process_zero():
             write_cost(Path(self.args.output_dir), output.metrics, output.global_step)
@@ -237,9 +219,8 @@ class UnlearnTrainer(GradientSteps):
                 name = f"reference-{number}-{self.args.process_index}.safetensors"
                 with replacing(folder / name) as draft:
                     save_file(known, draft)
-        if self.level is not None:
-            declare(out, folder, "log-probs", folder=True)
-            self.level_watch.save(folder / f"level-{self.args.process_index}.pt")
+        for one in self.extensions:
+            one.on_checkpoint(out, folder)
         super()._save_checkpoint(model, trial)
 
     def _keep_states(self, before: Path | None) -> None:
@@ -271,22 +252,13 @@ class UnlearnTrainer(GradientSteps):
             )
         return super().evaluate(*args, **kwargs)
 
-    def _reference_of(
-        self, entry: Entry
-    ) -> Reference | LevelledReference | HeldoutDistribution | None:
-        if entry.objective.against_heldout:
-            return self.distributions[entry.objective.sees]
-        if self.source_of(entry) is None:
-            return None
-        reference, name = self.references[self.source_of(entry)], entry.objective.name
-        if self.level is None or name not in ("match", "nckd"):
-            return reference
-        if name == "nckd" and not self.unlearn_args.level.certainty:
-            return reference
-        from axolotl_unlearn.training.level import LevelledReference
-
-        levelled = LevelledReference(reference, self.level, tempered=name == "nckd")
-        return self._levelled.setdefault((id(reference), name), levelled)
+    def _reference_of(self, entry: Entry) -> Any:
+        """What answers as a `Reference` does; None if it is compared with nothing."""
+        source = self.source_of(entry)
+        reference = None if source is None else self.references[source]
+        for one in self.extensions:
+            reference = one.on_compared(entry, reference)
+        return reference
 
     def rows_with_role(self, role: str, count: int | None = None) -> list[dict[str, Any]]:
         """The first ones of training, or all."""
@@ -457,6 +429,62 @@ class UnlearnTrainer(GradientSteps):
         if kept.all():
             return batch
         return {key: sent(on_host(value)[kept], value.device) for key, value in batch.items()}
+
+    # -- gradients ---------------------------------------------------------------------------
+
+    def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
+        """The loss is read after the backward pass, which the host would else start late."""
+        loss = self._both_passes(model, inputs, num_items_in_batch)
+        if not torch.isfinite(loss):
+            raise self._blown_up(f"the loss is {loss.item()}", model)
+        return loss
+
+    def _both_passes(self, model, inputs, num_items_in_batch) -> Tensor:
+        """With surgery, the gradients of both sides by themselves, joined at the end of a step."""
+        sides = self._phase(training=True).sides
+        alone = len(sides) < 2 and not any(one.by_side for one in self.extensions)
+        if self.surgery is None or alone:
+            *first, last = self._in_parts(self._prepare_inputs(inputs))
+            with self.accelerator.no_sync(model) if first else nullcontext():
+                losses = [super(UnlearnTrainer, self).training_step(model, part) for part in first]
+            return sum(losses, super().training_step(model, last, num_items_in_batch))
+        model.train()
+        losses, cosine = self.surgery.step(self, model, self._prepare_inputs(inputs), sides)
+        if cosine is not None:
+            self._meters["train"]["gradient_cosine"] = [float(cosine), 1.0]
+        return sum(losses.values())
+
+    def _in_parts(self, batch: Batch) -> list[Batch]:
+        """With ``pairing.max_tokens``, a micro-batch in several forwards."""
+        args = self.unlearn_args
+        if args.pairing.max_tokens is None:
+            return [batch]
+        from axolotl_unlearn.engine.step import in_parts
+
+        return in_parts(batch, args.pairing.max_tokens, padded=not args.padding_free)
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        """Not finite, it would end in the weights; the scaler of fp16 skips such steps itself."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        scales = self.accelerator.scaler is not None
+        if norm is not None and not scales and not math.isfinite(norm):
+            raise self._blown_up(f"the gradient is {float(norm)}", model)
+        return norm
+
+    def _blown_up(self, what: str, model: nn.Module) -> UnlearnError:
+        """Found row by row in one process; several would wait for each other: all rows then."""
+        from axolotl_unlearn.training.guard import blame, blown_up
+
+        phase = self._phase(training=True)
+        alone = self.args.world_size == 1
+        found = blame(
+            model,
+            map(self._prepare_inputs, self._step_batches),
+            phase.entries if alone else [],
+            partial(self.loss_of, model),
+        )
+        out = Path(self.args.output_dir)
+        return blown_up(what, self.state.global_step, found, self.axolotl_cfg, out)
 
     # -- log ---------------------------------------------------------------------------------
 
