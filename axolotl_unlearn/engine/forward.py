@@ -5,16 +5,23 @@ the positions that are asked about, computes logits for those alone, and gives n
 back in the logits' place. Because this happens inside the head's own ``forward``, wrappers that
 gather or hook parameters there (DDP, FSDP2, ZeRO-3, PEFT) keep working. Where only hidden states of
 some layer are asked for, later layers do not run (`axolotl_unlearn.engine.layers`). Where the model
-can take rows laid end to end, padding is not computed at all. What must be known of a model is
-learnt once (`axolotl_unlearn.engine.probe`).
+can take rows laid end to end, padding is not computed at all.
+
+Two things are learnt once about a model, on a few made-up tokens: what it does to its logits after
+the head, and whether it keeps rows apart that are laid end to end. Both are tried, not assumed.
+
+Shape letters: R rows, T time, N tokens, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import permutations
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +30,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from axolotl_unlearn.engine import probe
 from axolotl_unlearn.engine.head_losses import (
     DEFAULT_PLAN,
     ChunkPlan,
@@ -34,6 +40,8 @@ from axolotl_unlearn.engine.head_losses import (
 from axolotl_unlearn.engine.host import indices, on_host, to_device
 from axolotl_unlearn.engine.needs import HEAD, ForwardResult, ForwardSpec, Head, States, targets
 from axolotl_unlearn.errors import UnlearnError
+
+LOG = logging.getLogger(__name__)
 
 
 def observe(
@@ -328,14 +336,32 @@ def _learn_packing(model: nn.Module, unwrapped: nn.Module, device: torch.device)
     if told is block_mask and _has_windows(config):  # one mask would not do for all layers
         told = positions_alone
     for blocks in dict.fromkeys((told, positions_alone)):
-        run = partial(_run_made_up, model, unwrapped, device, blocks=blocks)
         try:
-            if probe.keeps_rows_apart(run, config, name):
+            if _keeps_rows_apart(model, unwrapped, device, blocks):
                 return blocks
         except (RuntimeError, TypeError, ValueError):  # a model that cannot be told so
             if blocks is positions_alone:
                 raise
+    LOG.info("%s does not keep rows apart when laid end to end; batches are padded.", name)
     return None
+
+
+def _keeps_rows_apart(
+    model: nn.Module, unwrapped: nn.Module, device: torch.device, blocks: Blocks
+) -> bool:
+    """A second row must get the same hidden states whatever stands before it, and those that it
+    gets alone. Three forwards of a few tokens."""
+    first, other, second = _made_up_rows(unwrapped, 7, 7, 9)
+    run = partial(_run_made_up, model, unwrapped, device, blocks=blocks)
+    alone, after_first, after_other = (
+        run(rows)[0] for rows in ([second], [first, second], [other, second])
+    )
+    moved = (after_first[:7] - after_other[:7]).abs().max().float()
+    leak = (after_first[7:].float() - after_other[7:].float()).abs().max()
+    shift = (after_first[7:].float() - alone.float()).abs().max()
+    low = alone.dtype in (torch.bfloat16, torch.float16)
+    same = bool(shift <= (5e-2 if low else 1e-3) * alone.float().abs().max())
+    return bool(leak <= 1e-4 * moved) and same
 
 
 #: Attentions that may keep rows apart, and what they are told.
@@ -419,8 +445,18 @@ def intercept_head(head: nn.Module, program: Callable[[Tensor, Head], Tensor]) -
             del head.forward
 
 
+Change = Callable[[Tensor], Tensor]
+#: What models do to the logits that their head gives, with a number of their config: capped as
+#: Gemma 2 does, multiplied (Cohere, HyperCLOVA X), divided (Granite).
+_CHANGES: tuple[Callable[[Tensor, float], Tensor], ...] = (
+    lambda z, value: torch.tanh(z / value) * value,
+    lambda z, value: z * value,
+    lambda z, value: z / value,
+)
+_NAMES = ("logit", "lm_head", "softcap")
+
 #: Bare model -> what it does to its logits after the head, learnt once; None: nothing.
-_AFTER_HEAD: WeakKeyDictionary[nn.Module, probe.Change | None] = WeakKeyDictionary()
+_AFTER_HEAD: WeakKeyDictionary[nn.Module, Change | None] = WeakKeyDictionary()
 
 
 def learn_after_head(model: nn.Module, unwrapped: nn.Module, device: torch.device | str) -> None:
@@ -432,9 +468,58 @@ def learn_after_head(model: nn.Module, unwrapped: nn.Module, device: torch.devic
     bare = _bare(unwrapped)
     if bare not in _AFTER_HEAD:
         keep_packing_of_weights(bare)
-        run = partial(_run_made_up, model, unwrapped, device)
-        name = type(bare).__name__
-        _AFTER_HEAD[bare] = probe.change_after_head(run, unwrapped.config.get_text_config(), name)
+        _AFTER_HEAD[bare] = _change_after_head(model, unwrapped, device)
+
+
+def _change_after_head(
+    model: nn.Module, unwrapped: nn.Module, device: torch.device | str
+) -> Change | None:
+    """Of all that the model's config allows, what comes nearest to its own logits. One forward.
+
+    Raises:
+        UnlearnError: Nothing comes near, or the model gives NaN.
+    """
+    name = type(_bare(unwrapped)).__name__
+    _, made, logits = _run_made_up(model, unwrapped, device, _made_up_rows(unwrapped, 9))
+    if made.isnan().any():
+        raise UnlearnError(
+            f"{name} gives NaN at made-up tokens: its numbers overflow. Load it in float32 or "
+            "bfloat16; if that does not help, the run that made it failed."
+        )
+    logits = logits.to(made.device).float()  # the head of a spread model may lie elsewhere
+
+    def changed(change: Change | None) -> Tensor:
+        return (made if change is None else change(made)).float()
+
+    def error(change: Change | None) -> float:
+        gap = (changed(change) - logits).abs().max().item()
+        return gap if math.isfinite(gap) else math.inf
+
+    best = min(_candidates(unwrapped.config.get_text_config()), key=error)
+    if not torch.allclose(changed(best), logits, rtol=2e-2, atol=1e-3):
+        raise UnlearnError(
+            f"{name} changes its logits after the LM head in a way that is not known here; please "
+            "report the model's name."
+        )
+    return best
+
+
+def _candidates(config: Any) -> list[Change | None]:
+    """One or two changes with numbers that the config keeps under fitting names, then none."""
+    values = [
+        value
+        for key, value in vars(config).items()
+        if any(name in key for name in _NAMES)
+        and isinstance(value, (int, float))
+        and value not in (0, 1)  # of no effect, and True and False
+    ]
+    single = [partial(change, value=value) for value in values for change in _CHANGES]
+    double: list[Change] = [
+        lambda z, first=first, second=second: second(first(z))
+        for first, second in permutations(single, 2)
+        if first.keywords != second.keywords
+    ]
+    return [*single, *double, None]
 
 
 def keep_packing_of_weights(model: nn.Module) -> None:
@@ -456,7 +541,7 @@ def keep_packing_of_weights(model: nn.Module) -> None:
                 )
 
 
-def after_head(model: nn.Module) -> probe.Change | None:
+def after_head(model: nn.Module) -> Change | None:
     """What the model does to its logits after the head; None where it does nothing.
 
     Outside a forward it is found out where it is not known (`learn_after_head`).
@@ -476,6 +561,16 @@ def _bare(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def _made_up_rows(model: nn.Module, *lengths: int) -> list[Tensor]:
+    """Rows ``[1, n]`` of random tokens, the same on all processes.
+
+    Pad and special tokens could be treated apart; they are unlikely, not excluded.
+    """
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    return [torch.randint(0, vocabulary, (1, n), generator=generator) for n in lengths]
+
+
 @torch.no_grad()
 def _run_made_up(
     model: nn.Module,
@@ -484,7 +579,8 @@ def _run_made_up(
     rows: Sequence[Tensor],
     blocks: Blocks = positions_alone,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`probe.Run` of a model."""
+    """A forward of made-up rows ``[1, n]`` laid end to end: hidden states before the head,
+    ``[N, D]``, what the head makes of them, and the model's logits, ``[N, V]``."""
     device = torch.device(device)
     kept: list[Tensor] = []
 

@@ -19,13 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.engine.forward import (
-    final_logits,
-    intercept_head,
-    learn_after_head,
-    output_head,
-    output_vocabulary,
-)
+from axolotl_unlearn.engine.forward import learn_after_head, output_vocabulary, run_to_head
+from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.models import input_device
@@ -225,25 +220,19 @@ def _forward(model: Any, queries: Sequence[Query], chunk_mib: int, loss_only: bo
     targets = torch.tensor([t for query in queries for t in query.targets])
     size = max(16, chunk_mib * 2**20 // (4 * output_vocabulary(model)))
 
-    found: list[Tensor] = []
-
-    def at_head(hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
-        """``[R, T, D]`` to ``[1, P, 4]``, which the model takes for its logits."""
+    def at_head(hidden: Tensor, logits: Head) -> list[Tensor]:
+        """``[R, T, D]`` to ``[P, 4]``."""
         picked = hidden[rows.to(hidden.device), times.to(hidden.device)]
-        logits = final_logits(head, model)
         parts = []
         for a in range(0, len(picked), size):
             z = logits(picked[a : a + size])
             # The head of a spread model may lie on another device than its embeddings.
             parts.append(token_statistics(z, targets[a : a + size].to(z.device), loss_only))
-        found.append(torch.cat(parts))
-        return found[0][None]
+        return [torch.cat(parts)]
 
     seen = None if bool(mask.all()) else mask.to(device)
-    with intercept_head(output_head(model), at_head):
-        model(input_ids=ids.to(device), attention_mask=seen, use_cache=False)
-    # Not the model's output: what it does to logits afterwards `final_logits` has done already.
-    return found[0]
+    inputs = {"input_ids": ids.to(device), "attention_mask": seen}
+    return run_to_head(model, inputs, at_head, model)[0]
 
 
 def token_statistics(logits: Tensor, targets: Tensor, loss_only: bool = False) -> Tensor:
