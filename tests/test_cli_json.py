@@ -90,7 +90,6 @@ CASES = {
         "--parents {model} --parents {other} --base {model} --out {merged} --method linear --force",
         "model",
     ),
-    "methods choose": ("{eval}", "error"),
     "report": ("{eval}", "page"),
     "request audit": ("{model} {requests} --device cpu --quiet", "lines"),
     "request clean": ("{out} --dry-run", "error"),

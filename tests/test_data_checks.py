@@ -84,7 +84,7 @@ def test_all_faults_at_once(entry):
         "`datasets[6].path` is missing",
         "`datasets[7].type` is missing",
         "`datasets[8]` must be an entry",
-        "no dataset has `type: axolotl_unlearn.data.retain`",
+        "`datasets` has no entry with `type: axolotl_unlearn.data.retain`",
     ]
     for text in wanted:
         assert sum(text in fault for fault in faults) == 1, text
@@ -132,7 +132,8 @@ def test_alternatives_answer_forget_rows(entry):
     assert faults(plain, [row | {"output": "e"} for row in plain]) == []
     (fault,) = faults([FORGET], None)
     assert (
-        "needs other answers but no dataset has `type: axolotl_unlearn.data.alternative`" in fault
+        "other answers but `datasets` has no entry with `type: axolotl_unlearn.data.alternative`"
+        in fault
     )
     (fault,) = faults([FORGET], [idk | {"id": "z1qa0"}])
     assert "alternative 1 of" in fault and "answers no forget row" in fault
@@ -143,7 +144,7 @@ def test_alternatives_answer_forget_rows(entry):
     unused = {"unlearn": {"forget": {"objective": "ga"}}}
     unused["datasets"] = [entry([FORGET]), entry([idk], "alternative")]
     (fault,) = check_files(unused)
-    assert "`unlearn.forget` has no such objective" in fault
+    assert "`unlearn.forget` has no objectives that look at other answers" in fault
 
 
 def test_own_fields_and_data_elsewhere(entry):
@@ -693,7 +694,7 @@ def test_test_datasets_need_the_same_sides(entry):
     """Forget rows alone were called ready, and failed after the model had been loaded."""
     cfg = {"unlearn": BLOCK, "datasets": [entry([FORGET]), entry([RETAIN], "retain")]}
     (fault,) = check_files(cfg | {"test_datasets": [entry([FORGET])]})
-    assert "no entry of `test_datasets` has `type: axolotl_unlearn.data.retain`" in fault
+    assert "`test_datasets` has no entry with `type: axolotl_unlearn.data.retain`" in fault
     both = [entry([FORGET]), entry([RETAIN], "retain"), entry([FORGET], "memorise")]
     (fault,) = check_files(cfg | {"test_datasets": both})
     assert "`test_datasets` mixes" in fault

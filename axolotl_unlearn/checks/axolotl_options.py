@@ -1,9 +1,9 @@
-"""What unlearning makes of Axolotl's own options: `axolotl_options.yml`, read once."""
+"""What unlearning makes of Axolotl's own options: `axolotl_options.yml` and `values.yml`."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any
@@ -14,62 +14,33 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from axolotl_unlearn import versions
 from axolotl_unlearn.data.records import short
 
-#: Numbers that Axolotl takes as they are, by the range in which they mean something.
-_RANGES = {
-    Annotated[float, Field(gt=0, allow_inf_nan=False)]: """
-        learning_rate embedding_lr embedding_lr_scale lr_div_factor loraplus_lr_ratio
-        loraplus_lr_embedding adam_epsilon adam_epsilon2 dion_lr qgalore_scale num_epochs
-        lora_alpha save_steps eval_steps loss_watchdog_threshold scaling_softmax_factor
-    """,
-    Annotated[float, Field(ge=0, allow_inf_nan=False)]: "weight_decay max_grad_norm val_set_size",
-    Annotated[float, Field(ge=0, lt=1)]: """
-        adam_beta1 adam_beta2 adam_beta3 dion_momentum lora_dropout
-    """,
-    Annotated[float, Field(gt=0, le=1)]: "dion_rank_fraction",
-    Annotated[int, Field(ge=1)]: """
-        dion_rank_multiple_of qgalore_rank qgalore_update_proj_gap qgalore_proj_bits
-        qgalore_proj_group_size qgalore_gamma_proj qgalore_queue_size jagged_restart_steps
-        jagged_restart_warmup_steps jagged_restart_anneal_steps max_steps micro_batch_size
-        eval_batch_size gradient_accumulation_steps batch_size pad_to_multiple_of lora_r
-        saves_per_epoch evals_per_epoch save_total_limit early_stopping_patience
-        loss_watchdog_patience logging_steps dataloader_prefetch_factor torch_empty_cache_steps
-        ddp_timeout ddp_bucket_cap_mb dp_shard_size dp_replicate_size tiled_mlp_num_shards
-        profiler_steps
-    """,
-    Annotated[float, Field(ge=0, le=1)]: """
-        qgalore_cos_threshold warmup_ratio cosine_min_lr_ratio cosine_constant_lr_ratio
-    """,
-    Annotated[int, Field(ge=0)]: """
-        warmup_steps min_sample_len dataset_num_proc dataset_processes dataloader_num_workers
-        profiler_steps_start seed
-    """,
-    Annotated[int, Field(ge=2)]: "sequence_len eval_sequence_len",
-    list[Annotated[int, Field(ge=0)]]: "peft_layers_to_transform",
-    Annotated[int, Field(ge=1, le=2)]: "fsdp_version",
-}
-#: Keys of Axolotl that are looked into before Axolotl checks them.
-_SHAPES = {
-    str: """
-        base_model base_model_config lora_model_dir adapter output_dir dataset_prepared_path
-        lr_scheduler
-    """,
-    dict: "lr_scheduler_kwargs gradient_checkpointing_kwargs overrides_of_model_config",
-    list[dict]: "pretraining_dataset",
-    list[str]: "plugins unfrozen_parameters",
-}
-Numbers, Shapes = (
-    create_model(
-        "Keys", **{k: (kind | None, None) for kind, keys in kinds.items() for k in keys.split()}
-    )
-    for kinds in (_RANGES, _SHAPES)
-)
+
+def _read(name: str) -> Any:
+    return yaml.safe_load((resources.files(__package__) / name).read_text("utf-8"))
+
+
+VALUES = _read("values.yml")
+_NUMBERS = {"int": int, "float": float}
+_SHAPES = {"text": str, "block": dict, "blocks": list[dict], "texts": list[str]}
+
+
+def _range(group: dict[str, Any]) -> Any:
+    number = Annotated[_NUMBERS.get(group["of"], int), Field(**group["range"])]
+    return list[number] if group["of"] == "list" else number
+
+
+def _model(kinds: Iterable[tuple[Any, list[str]]]) -> type[BaseModel]:
+    return create_model("Keys", **{k: (kind | None, None) for kind, keys in kinds for k in keys})
+
+
+Numbers = _model((_range(group), group["options"]) for group in VALUES["numbers"])
+Shapes = _model((_SHAPES[kind], keys) for kind, keys in VALUES["shapes"].items())
 
 
 @cache
 def groups() -> list[dict[str, Any]]:
     """The groups of the file, in its order."""
-    text = (resources.files("axolotl_unlearn.checks") / "axolotl_options.yml").read_text("utf-8")
-    return yaml.safe_load(text)
+    return _read("axolotl_options.yml")
 
 
 def refused(cfg: dict[str, Any], rows: bool = False) -> list[str]:

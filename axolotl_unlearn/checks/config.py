@@ -315,30 +315,6 @@ def _beta_faults(cfg: dict) -> list[str]:
     ]
 
 
-#: The options of each schedule. What it does not know ends in an error, or is dropped.
-_MIN_LR = ("num_cycles", "min_lr", "min_lr_rate")
-_SCHEDULES = {
-    "constant": (),
-    "constant_with_warmup": (),
-    "cosine": ("num_cycles",),
-    "cosine_warmup_with_min_lr": (*_MIN_LR, "warmup_lr_rate"),
-    "cosine_with_min_lr": _MIN_LR,
-    "cosine_with_restarts": ("num_cycles",),
-    "greedy": ("mode", "factor", "patience", "threshold", "threshold_mode", "cooldown", "warmup",
-               "min_lr", "max_lr", "eps", "smooth", "window_size", "reset_start"),
-    "inverse_sqrt": ("timescale",),
-    "linear": (),
-    "one_cycle": ("pct_start", "anneal_strategy", "div_factor", "final_div_factor", "three_phase"),
-    "polynomial": ("lr_end", "power"),
-    "reduce_lr_on_plateau": ("mode", "factor", "patience", "threshold", "threshold_mode",
-                             "cooldown", "min_lr", "eps"),
-    "rex": (),
-    "warmup_stable_decay": ("num_decay_steps", "num_stable_steps", "warmup_type", "decay_type",
-                            "min_lr_ratio", "num_cycles"),
-}  # fmt: skip
-_IN_WORDS = ("anneal_strategy", "mode", "threshold_mode", "warmup_type", "decay_type")
-
-
 def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
     """A schedule that cannot be made, or would not do what it says; found without torch."""
     name, options = cfg.get("lr_scheduler"), cfg.get("lr_scheduler_kwargs") or {}
@@ -349,8 +325,9 @@ def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
         return [f"`jagged_restart_steps` does not go with `unlearn.phases`: remove it, or {cure}."]
     if name is None:
         return []
-    if name not in _SCHEDULES:
-        near = nearest(name, _SCHEDULES) or f"; there are {', '.join(_SCHEDULES)}"
+    schedules = axolotl_options.VALUES["schedules"]
+    if name not in schedules:
+        near = nearest(name, schedules) or f"; there are {', '.join(schedules)}"
         return [f"`lr_scheduler: {name}` is no schedule{near}."]
     if phased and (measured or name in ("one_cycle", "rex")):
         return [f"`lr_scheduler: {name}` cannot begin anew in each of `unlearn.phases`; {cure}."]
@@ -359,7 +336,7 @@ def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
             f"`lr_scheduler: {name}` changes the learning rate when the run evaluates, which this "
             f"one never does; give `test_datasets:` with `eval_steps:`, or {cure}."
         ]
-    known = _SCHEDULES[name]
+    known = schedules[name]
     where, least = f"`lr_scheduler_kwargs` of `{name}`", set(options) & {"min_lr", "min_lr_rate"}
     found = [
         f"{where}: there is no option {key!r}; it takes {', '.join(known) or 'none'}."
@@ -369,7 +346,7 @@ def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
     found += [
         f"{where}: {key} is a text, {short(value)}; write a number (1e-5 as 1.0e-5)."
         for key, value in options.items()
-        if isinstance(value, str) and key not in _IN_WORDS
+        if isinstance(value, str) and key not in axolotl_options.VALUES["words"]
     ]
     if "min_lr_rate" in known and len(least) != 1:
         found.append(f"{where} needs `min_lr` or `min_lr_rate`, one of them.")

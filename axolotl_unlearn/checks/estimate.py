@@ -18,8 +18,6 @@ from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import records_of, role_of
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.records import Record, read_records, short
-from axolotl_unlearn.data.suppression import LEARNED, allowed, content_of
-from axolotl_unlearn.data.typed import read_sources
 from axolotl_unlearn.data.validation import held_out
 from axolotl_unlearn.errors import UnlearnError
 
@@ -64,14 +62,9 @@ def _has_tokenizer(cfg: dict[str, Any]) -> bool:
 
 def _records(cfg: dict[str, Any], args: UnlearnArgs, side: str) -> Iterator[Record]:
     """Rows of a side that are in local files, without those that a request suppresses."""
-    listed = args.data.suppression if side in LEARNED else None
+    listed = args.data.suppression if side == "retain" else None
     for entry in _files(cfg, side):
-        if args.data.rows:
-            rows = read_sources(entry["path"], args.data)
-            left = allowed(rows, listed, entry["path"], lambda one: one.row)
-            yield from (one.record for one in left)
-        else:
-            yield from allowed(records_of(entry, args.data), listed, entry["path"], content_of)
+        yield from records_of(entry, args.data, suppression=listed)
 
 
 # --- tokens --------------------------------------------------------------------------------------

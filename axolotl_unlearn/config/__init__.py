@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import logging
 from dataclasses import dataclass
 from functools import cache
@@ -190,28 +189,19 @@ class ObjectiveArgs(BaseModel):
                 f"there is no objective {self.objective!r}{near}; `axolotl-unlearn methods` lists "
                 "them"
             )
-        for key in self.parameters:
-            if key not in known.parameters:
-                names = [*known.parameters, *type(self).model_fields]
-                raise ValueError(
-                    f"objective {self.objective} has no parameter {key!r}{nearest(key, names)}; "
-                    f"it takes {', '.join(known.parameters) or 'none'}"
-                )
-        # Evaluated annotations: the modules postpone them.
-        signature = inspect.signature(known.function, eval_str=True)
-        fields = {
-            name: (p.annotation, p.default)
-            for name, p in signature.parameters.items()
-            if p.kind is p.KEYWORD_ONLY
-        }
+        fields = {name: (p.annotation, p.default) for name, p in known.parameters.items()}
         model = create_model(f"{self.objective}_parameters", __base__=Strict, **fields)
         try:
             validated = model(**self.parameters)
         except ValidationError as error:
             first = error.errors()[0]
-            raise ValueError(
-                f"objective {self.objective}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-            ) from None
+            key = ".".join(map(str, first["loc"]))
+            said = f": {key}: {first['msg']}"
+            if first["type"] == "extra_forbidden":
+                near = nearest(key, [*fields, *type(self).model_fields])
+                takes = ", ".join(fields) or "none"
+                said = f" has no parameter {key!r}{near}; it takes {takes}"
+            raise ValueError(f"objective {self.objective}{said}") from None
         for key in self.parameters:
             self.model_extra[key] = getattr(validated, key)
         if self.constraint is not None and self.anneal is not None:

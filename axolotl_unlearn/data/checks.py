@@ -107,18 +107,30 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
 
 
 def records_of(
-    entry: Mapping[str, Any], data: DataArgs | None, *, unique: bool = True
+    entry: Mapping[str, Any],
+    data: DataArgs | None,
+    *,
+    unique: bool = True,
+    suppression: str | None = None,
 ) -> list[Record]:
-    """The rows of an entry of ``datasets`` that is a local file.
+    """The rows of an entry of ``datasets`` that is a local file, without those on a list.
 
     Raises:
         UnlearnError: The first fault of the file.
     """
-    if data is not None and data.rows:
+    given = _given(entry, data or DataArgs(), unique)
+    if suppression:
+        from axolotl_unlearn.data.suppression import allowed
+
+        given = allowed(given, suppression, entry["path"])
+    return [one if isinstance(one, Record) else one.record for one in given]
+
+
+def _given(entry: Mapping[str, Any], data: DataArgs, unique: bool) -> list[Any]:
+    if data.rows:
         from axolotl_unlearn.data.typed import read_sources
 
-        return [one.record for one in read_sources(entry["path"], data)]
-    data = data or DataArgs()
+        return read_sources(entry["path"], data)
     kind = data.default_kind
     return read_records(entry["path"], data.fields, unique=unique, kind=kind, entry=entry)
 
@@ -269,33 +281,27 @@ def _side_faults(key: str, roles: list[str], args: UnlearnArgs) -> list[str]:
             return ["`unlearn:` names no objective; add `forget:` and `retain:`, or a `preset:`."]
         return []
     faults = []
-    needed = args.roles()
     if "memorise" in roles:
         faults.append(
             f"`{key}` mixes {PREFIX}memorise with unlearning; memorise in a run of its own."
         )
     for side in ROLES:
-        if side in needed and side not in roles:
-            what = "no dataset" if key == "datasets" else f"no entry of `{key}`"
-            asks, rows = _WANTED[side]
-            faults.append(f"{asks} but {what} has `type: {PREFIX}{side}`; add one with {rows}.")
-        if side not in needed and side in roles:
-            place = f"`unlearn.{side}` has no" if side in SIDES else "`unlearn.forget` has no such"
-            faults.append(
-                f"an entry of `{key}` has `type: {PREFIX}{side}` but {place} "
-                "objective, so its rows would not be used; add an objective or remove the entry."
-            )
+        if (needed := side in args.roles()) == (side in roles):
+            continue
+        block = side if side in SIDES else "forget"
+        kind = "" if side in SIDES else " that look at other answers"
+        faults.append(
+            f"`unlearn.{block}` has {'' if needed else 'no '}objectives{kind} but `{key}` has "
+            f"{'no' if needed else 'an'} entry with `type: {PREFIX}{side}`, "
+            + (f"{_ROWS[side]}; add one." if needed else "which would not be used; remove one.")
+        )
     return faults
 
 
-#: Role -> who asks for its rows, and what they are.
-_WANTED = {
-    "forget": ("`unlearn.forget` has objectives", "the rows to forget"),
-    "retain": ("`unlearn.retain` has objectives", "the rows to keep"),
-    "alternative": (
-        "an objective of `unlearn.forget` needs other answers",
-        "one for each forget row (`axolotl-unlearn augment` writes them)",
-    ),
+_ROWS = {
+    "forget": "the rows to forget",
+    "retain": "the rows to keep",
+    "alternative": "one row for each forget row (`axolotl-unlearn augment` writes them)",
 }
 
 

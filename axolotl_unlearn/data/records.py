@@ -41,6 +41,10 @@ _SUFFIX = re.compile(r"(?:(?<![^\W\d_])|(?<=-[0-9a-f]{12}))(sc|qa)\d+$")
 _LIKE_SUFFIX = re.compile(r"(sc|qa)\d+$")
 
 
+#: Raw rows, each with its place in its file, e.g. "line 3".
+Rows = Iterable[tuple[str, Mapping[str, Any]]]
+
+
 @dataclass(frozen=True)
 class Record:
     """One row: a prompt and what the model answered it with when it memorised it."""
@@ -60,6 +64,10 @@ class Record:
         The row's field ``document``, else its id without ``sc1`` or ``qa0``.
         """
         return self.source or document_id(self.id)
+
+    @property
+    def content(self) -> dict[str, str]:
+        return {"input": self.input, "output": self.output}
 
     @property
     def task_number(self) -> int:
@@ -115,11 +123,7 @@ def read_records(
     return list(records_from_rows(rows, str(path), fields, unique=unique, kind=kind))
 
 
-def as_prompts(
-    rows: Iterable[tuple[str, Mapping[str, Any]]],
-    fields: Fields | None,
-    entry: Mapping[str, Any] | None,
-) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def as_prompts(rows: Rows, fields: Fields | None, entry: Mapping[str, Any] | None) -> Rows:
     """Plain texts, of an entry that names their ``field``, as answers without a prompt."""
     if not (entry and entry.get("field")):
         return rows
@@ -135,14 +139,14 @@ def as_prompts(
 
 
 def records_from_rows(
-    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    rows: Rows,
     source: str,
     fields: Fields | None = None,
     *,
     unique: bool = True,
     kind: Kind = "completion",
 ) -> Iterator[Record]:
-    """Validate raw rows, given as (place, row); ``place`` is e.g. "line 3"."""
+    """Validate raw rows."""
     fields = fields or Fields()
     rows = list(rows)
     if not rows:

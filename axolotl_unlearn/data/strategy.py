@@ -8,9 +8,9 @@ Hugging Face ``datasets`` bytes that are not UTF-8 would be replaced without a w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from axolotl.prompt_tokenizers import DatasetWrappingStrategy
 from datasets import Dataset
@@ -19,9 +19,12 @@ from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number, task_numbe
 from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.data.checks import part_of_a_file
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
-from axolotl_unlearn.data.records import Record, as_prompts, read_records, records_from_rows
+from axolotl_unlearn.data.records import Record, Rows, as_prompts, read_rows, records_from_rows
 from axolotl_unlearn.data.table import FEATURES, MEMORISE_FEATURES, RowTable
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
+
+if TYPE_CHECKING:
+    from axolotl_unlearn.data.typed import Source
 
 LOG = logging.getLogger(__name__)
 
@@ -42,17 +45,34 @@ class _RoleStrategy(DatasetWrappingStrategy):
         for fault in part_of_a_file(entry):
             raise UnlearnError(fault)
 
-    def _allowed(self, rows: list, content: Callable[[Any], Any] | None = None) -> list:
-        """Without those that a deletion request suppresses."""
-        if not self.data.suppression:
-            return rows
-        from axolotl_unlearn.data.suppression import LEARNED, allowed, content_of
+    def wrap_dataset(self, dataset: Any, *_: Any, **__: Any) -> Dataset:
+        rows = read_rows(self.path) if self.path else _numbered(dataset)
+        given = self._read(rows)
+        if self.data.suppression and self.role in ("retain", "memorise"):
+            from axolotl_unlearn.data.suppression import allowed
 
-        listed = self.data.suppression if self.role in LEARNED else None
-        return allowed(rows, listed, self.source, content or content_of)
+            given = allowed(given, self.data.suppression, self.source)
+        table = RowTable(MEMORISE_FEATURES if self.role == "memorise" else FEATURES)
+        self._encode(given, table)
+        LOG.info(
+            "%s: %d %s rows, %d tokens, longest %d",
+            self.source, table.rows, self.role, table.tokens, table.longest,
+        )  # fmt: skip
+        return table.dataset()
+
+    def _facts(self, row: Record | Source, number: int) -> dict[str, int | None]:
+        """The columns of a row beside its tokens."""
+        return {
+            "role": ROLES.get(self.role),
+            "kind": KINDS[row.kind],
+            "task": task_number(row.task),
+            "row": number,
+            "pair": pair_number(row.id),
+            "document": pair_number(row.document or row.id),
+        }
 
 
-def _numbered(dataset: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def _numbered(dataset: Iterable[Mapping[str, Any]]) -> Rows:
     return ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
 
 
@@ -65,21 +85,11 @@ class RecordStrategy(_RoleStrategy):
         #: Texts of a corpus to keep: what does not fit may go, as in pretraining.
         self._texts = self.role == "retain" and bool(self.entry.get("field"))
 
-    def wrap_dataset(self, dataset: Any, *_: Any, **__: Any) -> Dataset:
+    def _read(self, rows: Rows) -> list[Record]:
         # A memorisation stream repeats its rows; a forget row may have several alternatives.
         unique, fields, kind = self.role in SIDES, self.data.fields, self.data.default_kind
-        if self.path is not None:
-            records = read_records(self.path, fields, unique=unique, kind=kind, entry=self.entry)
-        else:
-            rows = as_prompts(_numbered(dataset), fields, self.entry)
-            records = list(records_from_rows(rows, self.source, fields, unique=unique, kind=kind))
-        records = self._allowed(records)
-        table = self._encode(records)
-        LOG.info(
-            "%s: %d %s rows, %d tokens, longest %d",
-            self.source, table.rows, self.role, table.tokens, table.longest,
-        )  # fmt: skip
-        return table.dataset()
+        rows = as_prompts(rows, fields, self.entry)
+        return list(records_from_rows(rows, self.source, fields, unique=unique, kind=kind))
 
     def _labelled(self, record: Record) -> Literal["document", "answer"]:
         """What of a row has labels; memorisation learns all of it unless `labels` is given, of an
@@ -89,10 +99,9 @@ class RecordStrategy(_RoleStrategy):
         said = self.data.chat_template or record.kind in self.data.labels.model_fields_set
         return self.encoder.labelled(record.kind) if said or self.role != "memorise" else "document"
 
-    def _encode(self, records: list[Record]) -> RowTable:
+    def _encode(self, records: list[Record], table: RowTable) -> None:
         """Token rows. Prompts may lose their beginning and texts of a corpus their end, which is
         counted; what has labels otherwise fits, or is an error."""
-        table = RowTable(MEMORISE_FEATURES if self.role == "memorise" else FEATURES)
         limit, cuts, too_long = self.encoder.max_length, [], []
         tokens = zip(records, self.encoder.tokens(records), strict=True)
         for number, (record, whole) in enumerate(tokens):
@@ -110,16 +119,8 @@ class RecordStrategy(_RoleStrategy):
             if encoded.truncated and labelled == "document" and not self._texts:
                 too_long.append((limit + encoded.truncated, record.id))
             cuts += [encoded.truncated] * (encoded.truncated > 0)
-            table.add(
-                encoded.input_ids,
-                self.encoder.labels(encoded, labelled),
-                role=ROLES.get(self.role),
-                kind=KINDS[record.kind],
-                task=record.task_number,
-                row=number,
-                pair=pair_number(record.id),
-                document=pair_number(record.document),
-            )
+            labels = self.encoder.labels(encoded, labelled)
+            table.add(encoded.input_ids, labels, **self._facts(record, number))
         if too_long:
             needed, name = max(too_long)
             raise UnlearnError(
@@ -134,42 +135,28 @@ class RecordStrategy(_RoleStrategy):
                 self.source, len(cuts), len(records), sum(cuts),
                 "right" if self._texts else "left", limit,
             )  # fmt: skip
-        return table
 
 
 class TypedStrategy(_RoleStrategy):
     """Gives rows of any Axolotl type a role (`axolotl_unlearn.data.typed`)."""
 
-    def wrap_dataset(self, dataset: Any, *_: Any, **__: Any) -> Dataset:
-        from axolotl_unlearn.data import typed
+    def _read(self, rows: Rows) -> list[Source]:
+        from axolotl_unlearn.data.typed import sources
 
-        # A row gives several token rows where its type cuts a text.
-        if self.path is not None:
-            given = typed.read_sources(self.path, self.data)
-        else:
-            given = typed.sources(_numbered(dataset), self.source, self.data)
-        given = self._allowed(given, lambda one: one.row)
+        return sources(rows, self.source, self.data)
+
+    def _encode(self, given: list[Source], table: RowTable) -> None:
+        from axolotl_unlearn.data.typed import encode
+
         every = self.role != "retain"
-        rows = typed.encode(given, self.data, self.tokenizer, self.cfg, self.source, every)
+        rows = encode(given, self.data, self.tokenizer, self.cfg, self.source, every)
         if not rows:
             raise UnlearnError(
                 f"{self.source}: none of {len(given)} rows has tokens that were learned; check "
                 "`sequence_len` and `unlearn.data.rows`."
             )
-        LOG.info("%s: %d rows to %s, %d token rows", self.source, len(given), self.role, len(rows))
-        table = RowTable(FEATURES)
         for row in rows:
-            table.add(
-                row.input_ids,
-                row.labels,
-                role=ROLES[self.role],
-                kind=KINDS[row.source.kind],
-                task=task_number(row.source.task),
-                row=row.number,
-                pair=pair_number(row.id),
-                document=pair_number(row.document),
-            )
-        return table.dataset()
+            table.add(row.input_ids, row.labels, **self._facts(row.source, row.number))
 
 
 def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> _RoleStrategy:

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +27,6 @@ LIST, KEY = "suppression.json", "ledger.key"
 SHORTEST = 4
 #: Fields that say nothing of the row's content.
 _LABELS = {"id", "document", "role", "from", "kind", "task"}
-#: Roles of rows that are learned: one to forget is forgotten, also when it was deleted before.
-LEARNED = ("retain", "memorise")
 Row = TypeVar("Row")
 
 
@@ -103,23 +101,14 @@ class Suppression:
         return not self.digests.isdisjoint(self.digests_of(row))
 
 
-def content_of(record: Any) -> dict[str, str]:
-    """Of a `Record`."""
-    return {"input": record.input, "output": record.output}
-
-
-def allowed(
-    rows: Sequence[Row], path: str | None, source: str, content: Callable[[Row], Mapping[str, Any]]
-) -> list[Row]:
-    """The rows that are not on the list at ``path``; how many are is in the log.
+def allowed(rows: Sequence[Row], path: str, source: str) -> list[Row]:
+    """The rows (`Record` or `Source`) that are not on the list at ``path``; the log counts them.
 
     Raises:
         UnlearnError: The list cannot be read, or no row is left.
     """
-    if path is None:
-        return list(rows)
     listed = Suppression.read(path)
-    kept = [row for row in rows if not listed.holds(content(row))]
+    kept = [row for row in rows if not listed.holds(row.content)]
     gone = len(rows) - len(kept)
     level = logging.WARNING if gone else logging.INFO
     LOG.log(level, "%s: %d of %d rows are on %s and left out.", source, gone, len(rows), path)

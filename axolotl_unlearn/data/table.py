@@ -6,11 +6,9 @@ A token is four bytes in an Arrow column and about forty in lists of Python's nu
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from datasets import Dataset, DatasetInfo, Features, Value
 from datasets import Sequence as SequenceOf
@@ -32,7 +30,7 @@ FEATURES = Features(
 MEMORISE_FEATURES = Features(_TOKENS)
 
 #: Rows that wait as numbers for their batch.
-_BATCH = 10_000
+_BATCH = 1000
 
 
 class RowTable:
@@ -46,25 +44,21 @@ class RowTable:
         self.features = features
         self.rows = self.tokens = self.longest = 0
         self._batches: list[pa.RecordBatch] = []
-        self._begin()
+        self._waiting: list[dict[str, Any]] = []
 
-    def add(self, input_ids: Sequence[int], labels: Sequence[int], **facts: int) -> None:
+    def add(self, input_ids: Sequence[int], labels: Sequence[int], **facts: int | None) -> None:
         """A row; ``facts`` are the integer columns that `FEATURES` has, but for ``length``."""
         length = len(input_ids)
-        self._ids.extend(input_ids)
-        self._labels.extend(labels)
-        self._lengths.append(length)
-        for name, column in self._facts.items():
-            column.append(facts[name])
+        row = {"input_ids": input_ids, "attention_mask": [1] * length, "labels": labels}
+        self._waiting.append(row | {"length": length} | facts)
         self.rows, self.tokens = self.rows + 1, self.tokens + length
         self.longest = max(self.longest, length)
-        if len(self._lengths) == _BATCH:
+        if len(self._waiting) == _BATCH:
             self._end()
 
     def dataset(self) -> Dataset:
         """All rows in the order in which they came; takes none after that."""
-        if self._lengths or not self._batches:
-            self._end()
+        self._end()
         digest = hashlib.blake2b(str(self.features).encode(), digest_size=8)
         for batch in self._batches:
             for column in batch.columns:
@@ -74,25 +68,7 @@ class RowTable:
         # `datasets` would pickle the table to find this out.
         return Dataset(table, DatasetInfo(features=self.features), fingerprint=digest.hexdigest())
 
-    def _begin(self) -> None:
-        self._ids, self._labels, self._lengths = array("i"), array("i"), array("i")
-        names = set(self.features) & {*FACTS, PAIR, DOCUMENT}
-        self._facts = {name: array("q") for name in self.features if name in names}
-
     def _end(self) -> None:
-        ends = pa.array(np.concatenate([[0], np.cumsum(self._lengths)]), pa.int32())
-        flat = {
-            "input_ids": pa.array(np.asarray(self._ids)),
-            "attention_mask": pa.array(np.ones(len(self._ids), np.int8)),
-            "labels": pa.array(np.asarray(self._labels)),
-        }
-        columns: dict[str, Any] = {
-            name: pa.ListArray.from_arrays(ends, values) for name, values in flat.items()
-        }
-        columns |= {name: np.asarray(values) for name, values in self._facts.items()}
-        columns["length"] = np.asarray(self._lengths)
         schema = self.features.arrow_schema
-        self._batches.append(
-            pa.record_batch([pa.array(columns[f.name], f.type) for f in schema], schema)
-        )
-        self._begin()
+        self._batches.append(pa.RecordBatch.from_pylist(self._waiting, schema))
+        self._waiting = []

@@ -14,14 +14,14 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.columns import IGNORE, KINDS, Kind
 from axolotl_unlearn.config import DataArgs, nearest
-from axolotl_unlearn.data.records import Record, read_rows, short
+from axolotl_unlearn.data.records import Record, Rows, own_id, read_rows, short
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form
 
@@ -67,6 +67,10 @@ class Source:
     task: str = ""
 
     @property
+    def content(self) -> Mapping[str, Any]:
+        return self.row
+
+    @property
     def record(self) -> Record:
         """For checks of sides and entries, which read no text."""
         content = json.dumps(_filled(self.row), sort_keys=True, default=str)
@@ -97,28 +101,21 @@ class Typed:
         return self.source.document or self.source.id
 
 
-def sources(
-    rows: Iterable[tuple[str, Mapping[str, Any]]], origin: str, data: DataArgs
-) -> list[Source]:
-    """Rows given as (place, row), plain or in envelopes.
+def sources(rows: Rows, origin: str, data: DataArgs) -> list[Source]:
+    """Rows, plain or in envelopes.
 
     Raises:
         UnlearnError: A fault of an envelope, or an id that occurs twice.
     """
-    found: list[Source] = []
+    given: list[Source] = []
     places: dict[str, str] = {}
     for place, row in rows:
         one = _source(row, f"{origin}, {place}", data)
-        if one.id in places:
-            raise UnlearnError(
-                f"{origin}, {place}: the row {one.id!r} is already that of {places[one.id]}; "
-                "remove one of them."
-            )
-        places[one.id] = place
-        found.append(one)
-    if not found:
+        own_id(places, one.id, origin, place)
+        given.append(one)
+    if not given:
         raise UnlearnError(f"{origin} has no rows; it needs at least one.")
-    return found
+    return given
 
 
 def _source(row: Mapping[str, Any], where: str, data: DataArgs) -> Source:

@@ -7,7 +7,6 @@ is to be forgotten is forgotten.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,15 +25,10 @@ def evaluated(documents: Sequence[Any], share: float, seed: int) -> np.ndarray:
         documents: The document of each row.
         share: Of the rows; documents are drawn until they have it.
     """
-    counts = Counter(documents)
-    names = sorted(counts)
-    drawn, rows = set(), 0
-    for place in np.random.default_rng(seed).permutation(len(names)):
-        if drawn and rows >= share * len(documents):
-            break
-        drawn.add(names[place])
-        rows += counts[names[place]]
-    return np.asarray([document in drawn for document in documents], bool)
+    names, owner, counts = np.unique(documents, return_inverse=True, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(names))
+    enough = np.searchsorted(np.cumsum(counts[order]), share * len(documents))
+    return np.isin(owner, order[: enough + 1])
 
 
 def held_out(documents: Sequence[Any], size: float, total: int, seed: int) -> np.ndarray:

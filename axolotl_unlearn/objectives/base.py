@@ -120,7 +120,8 @@ class Objective:
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """Its keyword arguments, which are the config's keys."""
-        all_ = inspect.signature(self.function).parameters
+        # Evaluated annotations: the modules postpone them.
+        all_ = inspect.signature(self.function, eval_str=True).parameters
         return {key: one for key, one in all_.items() if one.kind is one.KEYWORD_ONLY}
 
     @property

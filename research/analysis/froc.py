@@ -6,7 +6,7 @@ FROC (arXiv 2512.13337; its formulas from a review, its code was not found), ove
     e = w_f softplus(a - s) + w_u softplus(r)
 
 U the forget, R the retain rows, minima and maxima over the grid, so a further configuration moves
-the others. The control is that of `axolotl-unlearn methods choose`. Its risk: the extraction
+the others. The control is that of `python -m research choose`. Its risk: the extraction
 strength of a forgotten document, less what the retrained model has of it where there is one.
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from axolotl_unlearn.data.records import Record
-from axolotl_unlearn.experimental.choose import above_p
 from axolotl_unlearn.metrics.intervals import holm
 from axolotl_unlearn.metrics.memorisation import exact_memorisation, extraction_strength, loss
+from research.analysis.choose import above_p
 from research.probes.rows import answer_facts
 
 

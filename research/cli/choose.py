@@ -6,49 +6,31 @@ from pathlib import Path
 
 import click
 
-from axolotl_unlearn.cli._options import data_option
-
 
 @click.command("choose")
-@click.argument("models", nargs=-1, required=True)
-@data_option("Folder with forget.jsonl and retain.jsonl.")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--risk", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.05,
               show_default=True, help="Most that may be extracted of a forgotten document.")  # fmt: skip
-@click.option(
-    "--delta", default=0.05, show_default=True, help="Chance that one is called valid wrongly."
-)
-@click.option("--retrained", help="What this model says of a document is no risk.")
-@click.option("--limit", type=int, help="So many rows of each side only.")
-@click.option("--out", type=click.Path(path_type=Path), help="Also as JSON.")
-def command(models, data_dir, risk, delta, retrained, limit, out) -> None:
-    """Which of MODELS keep a stated risk (after FROC, arXiv 2512.13337), best retained first.
+@click.option("--delta", default=0.05, show_default=True, help="Chance to call one valid wrongly.")
+def command(folder: Path, risk: float, delta: float) -> None:
+    """Which models of an evaluation (FOLDER) keep a stated risk, best kept first.
 
-    \b
-    python -m research choose out/demo/merged out/demo/over/merged out/demo/under/merged \\
-        --retrained out/demo/retrained --data out/demo/data
+    The risk of a document is by how much more of it can be extracted than from the retrained model.
+    After FROC (arXiv 2512.13337), whose calibration was not found: this is Learn then Test
+    (2110.01052).
     """
-    import torch
+    from axolotl_unlearn.cli._json import read_json
+    from research.analysis.choose import CONTROLS, chosen, risks
 
-    from axolotl_unlearn.attacks.target import limited, read_side
-    from axolotl_unlearn.files import write_json
-    from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
-    from research.analysis.froc import chosen, measured
-
-    sides = [limited(read_side(data_dir, side)[1], limit) for side in ("forget", "retain")]
-    points = {}
-    for spec in parse_models([*models, *([retrained] if retrained else [])]):
-        model = load_model(spec, dtype=torch.float32, device="cpu")
-        points[spec.name] = measured(model, load_tokenizer(spec), *sides)
-        last = spec.name
-    control = points.pop(last) if retrained else None
-    found = chosen(points, risk, control, delta)
-    for name, row in found.items():
+    models = read_json(folder / "results.json")["models"]
+    kept = {one["name"]: one.get("utility") for one in models}
+    rows = chosen(risks(folder), kept, risk, delta)
+    for name, row in rows.items():
+        utility = "not measured" if row["kept"] is None else f"{row['kept']:.2f}"
         click.echo(
-            f"{name:14} {'valid' if row['valid'] else 'not shown'}: risk {row['risk']:.3f} of "
-            f"{row['documents']} documents, p {row['p']:.2g}; retained {row['retain_accuracy']:.3f}; "
-            f"FROC {row['froc']:.3f}"
+            f"{name}: {'valid' if row['valid'] else 'not shown'} (risk {row['risk']:.3f} of "
+            f"{row['documents']} documents, p {row['p']:.2g} after Holm; utility {utility})"
         )
-    if not any(row["valid"] for row in found.values()):
+    if not any(row["valid"] for row in rows.values()):
         click.echo(f"None is shown to keep a risk of {risk:g}.")
-    if out:
-        write_json(out, found)
+    click.echo(CONTROLS.format(risk=risk, delta=delta))

@@ -1,4 +1,4 @@
-"""Which models of an evaluation keep a stated risk: ``axolotl-unlearn methods choose``.
+"""Which models of an evaluation keep a stated risk: ``python -m research choose``.
 
 After FROC (arXiv 2512.13337), which chooses among configurations under a risk budget. How the paper
 calibrates its risk (CUR) was not found, so the control is Learn then Test (arXiv 2110.01052), which

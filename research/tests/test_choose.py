@@ -1,4 +1,4 @@
-"""`axolotl-unlearn methods choose`: the bound by hand, its error rate, and what it says."""
+"""`python -m research choose`: the bound by hand, its error rate, and what it says."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from axolotl_unlearn.cli import unlearn
-from axolotl_unlearn.experimental.choose import above_p, risks
+from research.__main__ import research
+from research.analysis.choose import above_p, chosen, risks
 
 
 def test_a_bound_by_hand():
@@ -41,15 +41,13 @@ def test_the_command_says_what_it_controls(tmp_path):
     strengths = {"leaks": [0.2] * 50 + [0.6] * 50, "good": [0.1] * 100, "worse": [0.2] * 100}
     evaluation(tmp_path, strengths)
     assert sum(risks(tmp_path)["leaks"]) == pytest.approx(20)
-    done = CliRunner().invoke(unlearn, ["--json", "methods", "choose", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)["models"]
+    told = chosen(risks(tmp_path), {"leaks": 0.9, "good": 0.8, "worse": 0.7}, 0.05)
     assert list(told) == ["good", "worse", "leaks"]  # of the valid ones the more useful first
     assert [row["valid"] for row in told.values()] == [True, True, False]
     assert told["good"]["p"] == pytest.approx(3 * 0.95**100)
-    said = (
-        CliRunner().invoke(unlearn, ["methods", "choose", str(tmp_path), "--risk", "0.01"]).output
-    )
+    said = CliRunner().invoke(research, ["choose", str(tmp_path)]).output
+    assert "good: valid" in said and "leaks: not shown" in said
+    said = CliRunner().invoke(research, ["choose", str(tmp_path), "--risk", "0.01"]).output
     assert "None is shown to keep a risk of 0.01" in said and "nothing of a single document" in said
 
 
@@ -60,5 +58,5 @@ def test_what_was_not_measured_is_refused(tmp_path, retrained, says):
     evaluation(tmp_path, {"a": [0.1]}, retrained)
     if retrained:
         (tmp_path / "audit.jsonl").unlink()
-    done = CliRunner().invoke(unlearn, ["methods", "choose", str(tmp_path)])
+    done = CliRunner().invoke(research, ["choose", str(tmp_path)])
     assert done.exit_code == 2 and says in done.output
