@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.store import file_digest
 
 ADAPTER_CONFIG = "adapter_config.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "*.gguf")
@@ -173,13 +174,8 @@ def _looks_like_path(name: str) -> bool:
     )
 
 
-def weights_digest(spec: ModelSpec, seen: dict[str, str]) -> str:
-    """SHA-256 over weights, configs and tokenizer of a model.
-
-    Args:
-        seen: digests of files by "path:size:mtime", read and added to, so that big files are read
-            once.
-    """
+def weights_digest(spec: ModelSpec) -> str:
+    """SHA-256 over weights, configs and tokenizer of a model."""
     total = hashlib.sha256()
     for folder in spec.folders:
         if not folder.is_dir():
@@ -188,17 +184,8 @@ def weights_digest(spec: ModelSpec, seen: dict[str, str]) -> str:
         files = {path for pattern in _WEIGHTS for path in folder.glob(pattern)}
         files |= {folder / name for name in (*_CONFIG, *_TOKENIZER) if (folder / name).is_file()}
         for path in sorted(files):
-            total.update(f"{path.name}:{_file_digest(path, seen)}\n".encode())
+            total.update(f"{path.name}:{file_digest(path)}\n".encode())
     return total.hexdigest()
-
-
-def _file_digest(path: Path, seen: dict[str, str]) -> str:
-    state = path.stat()
-    key = f"{path.resolve()}:{state.st_size}:{state.st_mtime_ns}"
-    if key not in seen:
-        with path.open("rb") as file:
-            seen[key] = hashlib.file_digest(file, "sha256").hexdigest()
-    return seen[key]
 
 
 def load_tokenizer(spec: ModelSpec) -> Any:

@@ -68,9 +68,10 @@ def test_the_table_of_schedules_is_that_of_the_installed_libraries():
     from transformers import get_scheduler, optimization
     from transformers.trainer_utils import SchedulerType
 
-    from axolotl_unlearn.checks.config import _SCHEDULES
+    from axolotl_unlearn.checks.axolotl_options import VALUES
 
-    assert set(_SCHEDULES) - {"one_cycle", "rex"} == {one.value for one in SchedulerType}
+    schedules = VALUES["schedules"]
+    assert set(schedules) - {"one_cycle", "rex"} == {one.value for one in SchedulerType}
     classes = {
         "reduce_lr_on_plateau": torch.optim.lr_scheduler.ReduceLROnPlateau,
         "one_cycle": torch.optim.lr_scheduler.OneCycleLR,
@@ -78,13 +79,13 @@ def test_the_table_of_schedules_is_that_of_the_installed_libraries():
     }
     ours = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "verbose"}
     ours |= {"epochs", "steps_per_epoch", "max_lr", "total_steps", "cycle_momentum"}
-    for name, known in _SCHEDULES.items():
+    for name, known in schedules.items():
         function = classes.get(name) or optimization.TYPE_TO_SCHEDULER_FUNCTION.get(name)
         takes = set(inspect.signature(function).parameters) if function else set()
         assert takes - ours <= set(known) | {"base_momentum", "max_momentum"}, name
         assert set(known) <= takes, name
     given = {"num_decay_steps": 2} | {"min_lr": 0.1}
-    for name, known in _SCHEDULES.items():
+    for name, known in schedules.items():
         if name not in ("one_cycle", "rex"):
             options = {key: value for key, value in given.items() if key in known}
             optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)

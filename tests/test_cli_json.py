@@ -90,6 +90,7 @@ CASES = {
         "--parents {model} --parents {other} --base {model} --out {merged} --method linear --force",
         "model",
     ),
+    "methods": ("npo", "objectives"),
     "report": ("{eval}", "page"),
     "request audit": ("{model} {requests} --device cpu --quiet", "lines"),
     "request clean": ("{out} --dry-run", "error"),

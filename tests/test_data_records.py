@@ -265,7 +265,7 @@ def test_documents(tmp_path):
     for row, says in [
         ({"id": "x", "documnt": "a"}, "line 1: there is no field 'document'.*'documnt'"),
         ({"id": "x", "document": 3}, "field 'document' must be a text"),
-        ({"id": "x", "document": ""}, "field 'document' must be a text that is not empty"),
+        ({"id": "x", "document": ""}, "field 'document' is empty"),
     ]:
         path.write_text(lines([row]))
         with pytest.raises(UnlearnError, match=says):

@@ -462,7 +462,7 @@ def faults(tmp_path, rows, retain=None, **data) -> str:
 
 def test_faults_of_the_rows(tmp_path):
     twice = faults(tmp_path, [ALPACA[0], dict(reversed(ALPACA[0].items()))])
-    assert "line 2: the row" in twice and "Ada" not in twice
+    assert "line 2: the id" in twice and "Ada" not in twice
     assert "cannot be forgotten and kept" in faults(tmp_path, ALPACA[:1], ALPACA)
     assert "`dataset: 3` is no entry" in faults(tmp_path, [{"dataset": 3, "row": ALPACA[0]}])
     assert "`kind` must be" in faults(tmp_path, [{"kind": "poem", "row": ALPACA[0]}])

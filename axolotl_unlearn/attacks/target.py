@@ -47,7 +47,7 @@ class AttackTarget:
     @functools.cached_property
     def identity(self) -> tuple:
         """Everything about the model and the way it is asked that could change its answers."""
-        return (weights_digest(self.spec, {}), self.join, self.max_new_tokens, self.dtype)
+        return (weights_digest(self.spec), self.join, self.max_new_tokens, self.dtype)
 
     def load(self) -> tuple[Any, Any]:
         """A fresh copy of the model, and its tokenizer."""

@@ -6,10 +6,10 @@ Texts are in nothing of it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from axolotl_unlearn.errors import UnlearnError
 
 #: Rows of which at most near-duplicates are looked for: pairs take time.
 MOST_COMPARED = 20_000
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1}
 #: Adam: two moments in float32; optimizers with "8bit" in their name keep a byte each.
 _MOMENTS = 8
 
@@ -108,13 +107,8 @@ def _files(cfg: dict[str, Any], side: str) -> list[dict[str, Any]]:
 
 def layout(labels: Sequence[int]) -> str:
     """ "12 without label, 7 with": runs of a row's tokens."""
-    runs: list[list[Any]] = []
-    for label in labels:
-        known = "without label" if label == IGNORE else "with"
-        if not runs or runs[-1][1] != known:
-            runs.append([0, known])
-        runs[-1][0] += 1
-    return ", ".join(f"{count} {known}" for count, known in runs)
+    runs = groupby(label == IGNORE for label in labels)
+    return ", ".join(f"{len([*run])} {'without label' if none else 'with'}" for none, run in runs)
 
 
 def near_duplicates(forget: Sequence[Record], retain: Sequence[Record]) -> dict[str, Any]:
@@ -199,16 +193,16 @@ def memory(cfg: dict[str, Any], args: UnlearnArgs, longest: int) -> dict[str, in
     Args:
         longest: Tokens of the longest row: of how many logits are computed at once.
     """
-    tensors = dict(_tensors(Path(str(cfg.get("base_model") or "nowhere"))))
-    if not tensors:
+    shapes = dict(_shapes(Path(str(cfg.get("base_model") or "nowhere"))))
+    if not shapes:
         return {}
-    numbers = sum(math.prod(shape) for shape, _ in tensors.values())
+    numbers = sum(map(math.prod, shapes.values()))
     four_bit, eight_bit = cfg.get("load_in_4bit"), cfg.get("load_in_8bit")
     each = 0.5 if four_bit else 1 if eight_bit else 4 if cfg.get("bf16") in (None, False) else 2
     trained = numbers
     if cfg.get("adapter"):
         rank = int(cfg.get("lora_r") or 8)
-        trained = rank * sum(sum(s) for n, (s, _) in tensors.items() if _has_lora(cfg, n, s))
+        trained = rank * sum(sum(s) for n, s in shapes.items() if _has_lora(cfg, n, s))
     optimizer = str(cfg.get("optimizer") or "")
     moments = 2 if "8bit" in optimizer else 0 if optimizer == "sgd" else _MOMENTS
     copies = sum(r.mode == "frozen_copy" or (r.mode == "auto" and _mode(cfg) == "frozen_copy")
@@ -216,7 +210,7 @@ def memory(cfg: dict[str, Any], args: UnlearnArgs, longest: int) -> dict[str, in
     rows = int(cfg.get("micro_batch_size") or 1)
     rows *= 1 + (args.pairing.retain_per_forget if args.retain else 0)
     # The matrix with the most rows: embeddings or head.
-    vocabulary = max(shape[0] for shape, _ in tensors.values())
+    vocabulary = max(shape[0] for shape in shapes.values())
     parts = {
         "weights": int(numbers * each) + (4 * trained if cfg.get("adapter") else 0),
         "gradients_and_optimizer": trained * (4 + moments),
@@ -226,17 +220,16 @@ def memory(cfg: dict[str, Any], args: UnlearnArgs, longest: int) -> dict[str, in
     return parts | {"at_least": sum(parts.values())}
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, tuple[list[int], int]]]:
-    """Name, shape and bytes a number of every tensor, from the heads of the files."""
+def _shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
+    """Name and shape of every tensor, from the heads of the files."""
+    from safetensors import SafetensorError, safe_open
+
     for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            try:
-                head = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), 2**27)))
-                for name, facts in head.items():
-                    if name != "__metadata__":
-                        yield name, (facts["shape"], _BYTES.get(facts["dtype"], 4))
-            except (ValueError, KeyError, TypeError):
-                raise UnlearnError(f"{path} is cut off; write it again.") from None
+        try:
+            with safe_open(path, "np") as file:
+                yield from ((name, file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+        except SafetensorError:
+            raise UnlearnError(f"{path} is cut off; write it again.") from None
 
 
 def _has_lora(cfg: dict[str, Any], name: str, shape: list[int]) -> bool:

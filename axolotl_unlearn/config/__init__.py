@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -531,17 +531,9 @@ def nearest(name: str, known: Any) -> str:
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
-def _keys_at(location: tuple) -> list[str]:
-    """The keys of the block in which an unknown one was found, which it might have meant."""
-    known: Any = UnlearnArgs
-    for part in location[:-1]:
-        if isinstance(part, str) and part in known.model_fields:
-            found = [known.model_fields[part].annotation]
-            while found and not (isinstance(found[0], type) and issubclass(found[0], BaseModel)):
-                later = isinstance(found[0], Later)
-                found = [*([found[0].model] if later else get_args(found[0])), *found[1:]]
-            known = found[0] if found else known
-    return list(known.model_fields)
+def _keys(model: type[BaseModel]) -> set[str]:
+    """The keys of all blocks of its kind that have been imported."""
+    return set(model.model_fields).union(*map(_keys, model.__subclasses__()))
 
 
 def _sentence(error: ValidationError, where: str) -> str:
@@ -550,7 +542,7 @@ def _sentence(error: ValidationError, where: str) -> str:
         path = ".".join([where, *map(str, fault["loc"])])
         said = f": {fault['msg'].removeprefix('Value error, ')}"
         if fault["type"] == "extra_forbidden":
-            said = f" is not a key of the block{nearest(fault['loc'][-1], _keys_at(fault['loc']))}"
+            said = f" is not a key of the block{nearest(fault['loc'][-1], _keys(Strict))}"
         faults.append(f"`{path}`{said}")
     return "; ".join(faults) + "."
 

@@ -61,30 +61,22 @@ def read_documents(path: str | os.PathLike[str], *, join: str = " ") -> list[tup
         where = f"{path}, {place}"
         name = next((n for n in ("document", "text") if n in row), None)
         if name is not None:
-            text = row[name]
+            text = require_text(row, name, where)
         elif "input" in row and "output" in row:
-            prompt, text = (
-                text_of(row, field, FieldArgs(), where) for field in ("input", "output")
-            )
-            text = prompt + join + text if prompt else text
+            before, text = (text_of(row, key, FieldArgs(), where) for key in ("input", "output"))
+            text = before + join + text if before else text
         else:
             raise UnlearnError(
                 f"{where}: there is no field 'document'{nearest('document', row)}; a document "
                 "needs 'document', 'text', or 'input' and 'output'."
             )
-        if not isinstance(text, str) or not text.strip():
-            raise UnlearnError(f"{where}: field {name!r} must be a text that is not empty.")
-        require_unicode(text, str(name), where)
-        record_id = (
-            text_of(row, "id", FieldArgs(), where, number_ok=True)
-            if "id" in row
-            else f"row{number}"
-        )
-        own_id(places, record_id, str(path), place)
-        prompt = row.get("prompt")
-        prompt = prompt if isinstance(prompt, str) else ""
+        if not text.strip():
+            raise UnlearnError(f"{where}: the document is empty; fill it or remove the row.")
+        known = text_of(row, "id", FieldArgs(), where, True) if "id" in row else f"row{number}"
+        own_id(places, known, str(path), place)
+        prompt = row.get("prompt") if isinstance(row.get("prompt"), str) else ""
         author = document_name(row.get("author"))
-        documents.append((record_id, Answer(text, prompt, author) if prompt or author else text))
+        documents.append((known, Answer(text, prompt, author) if prompt or author else text))
     return documents
 
 

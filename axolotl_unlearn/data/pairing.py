@@ -29,6 +29,11 @@ FORGET, RETAIN = ROLES["forget"], ROLES["retain"]
 _MEGA = 50
 
 
+@lru_cache(maxsize=8)
+def _permutation(size: int, *seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(size)
+
+
 class PairedDataset(Dataset):
     """Pairs of one merged dataset whose column ``role`` tells forget (0) from retain (1) rows.
 
@@ -87,7 +92,6 @@ class PairedDataset(Dataset):
 
             self.alternatives = matched(rows, roles)
         self._length = len(self.forget_rows) if shuffle else self._even_length()
-        self._permutation = lru_cache(maxsize=8)(self._draw)
 
     def __len__(self) -> int:
         """Pairs in one epoch."""
@@ -143,33 +147,17 @@ class PairedDataset(Dataset):
 
     def lengths(self, indices: Sequence[int]) -> np.ndarray:
         """Tokens of the longest row of each pair, [pair]."""
-        if "length" in self.rows.column_names:
-            tokens = np.asarray(self.rows["length"][:])
-        else:
-            tokens = np.asarray([len(ids) for ids in self.rows["input_ids"]])
-        found = []
+        tokens, longest = np.asarray(self.rows["length"][:]), []
         for index in indices:
             forget, retain = self.indices(index)
             answers = self._answers(forget, index) if self.alternatives else ()
-            found.append(max(tokens[row] for row in (*forget, *retain, *answers)))
-        return np.asarray(found)
+            longest.append(max(tokens[row] for row in (*forget, *retain, *answers)))
+        return np.asarray(longest)
 
     def _slot(self, role: int, slot: int) -> int:
         members = self.forget_rows if role == FORGET else self.retain_rows
         cycle, place = divmod(slot, len(members))
-        return int(members[self._permutation(role, cycle)[place]])
-
-    def _draw(self, role: int, cycle: int) -> np.ndarray:
-        size = len(self.forget_rows if role == FORGET else self.retain_rows)
-        return np.random.default_rng((self.seed, role, cycle)).permutation(size)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # DataLoader workers get a copy; the cache of permutations cannot be pickled.
-        return {k: v for k, v in self.__dict__.items() if k != "_permutation"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._permutation = lru_cache(maxsize=8)(self._draw)
+        return int(members[_permutation(len(members), self.seed, role, cycle)[place]])
 
 
 class PairSampler(Sampler[int]):

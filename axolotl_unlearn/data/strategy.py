@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 Role = Literal["forget", "retain", "alternative", "memorise"]
 
 
-class _RoleStrategy(DatasetWrappingStrategy):
+class RoleStrategy(DatasetWrappingStrategy):
     """Rows of one entry of ``datasets`` under a role, read from its file where that is here."""
 
     def __init__(
@@ -76,7 +76,7 @@ def _numbered(dataset: Iterable[Mapping[str, Any]]) -> Rows:
     return ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
 
 
-class RecordStrategy(_RoleStrategy):
+class RecordStrategy(RoleStrategy):
     """Turns a file of records into tokenised rows, one for one."""
 
     def __init__(self, *given: Any, max_length: int) -> None:
@@ -137,7 +137,7 @@ class RecordStrategy(_RoleStrategy):
             )  # fmt: skip
 
 
-class TypedStrategy(_RoleStrategy):
+class TypedStrategy(RoleStrategy):
     """Gives rows of any Axolotl type a role (`axolotl_unlearn.data.typed`)."""
 
     def _read(self, rows: Rows) -> list[Source]:
@@ -159,7 +159,7 @@ class TypedStrategy(_RoleStrategy):
             table.add(row.input_ids, row.labels, **self._facts(row.source, row.number))
 
 
-def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> _RoleStrategy:
+def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> RoleStrategy:
     """The strategy for a ``datasets`` entry.
 
     Raises:

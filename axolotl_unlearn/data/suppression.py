@@ -74,13 +74,13 @@ class Suppression:
             digests = frozenset(json.loads(raw)["digests"])
         except (ValueError, KeyError, TypeError):
             digests = frozenset()
-        found = cls(path, key, digests)
-        if not hmac.compare_digest(found._content(), raw):
+        listed = cls(path, key, digests)
+        if not hmac.compare_digest(listed._content(), raw):
             raise UnlearnError(
                 f"{path} is not as it was written with {KEY}; restore it from a copy, or write it "
                 "again with `axolotl-unlearn request suppress`."
             )
-        return found
+        return listed
 
     def write(self) -> None:
         write(self.path, self._content())

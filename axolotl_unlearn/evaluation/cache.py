@@ -27,7 +27,6 @@ class Cache(Store):
     def __init__(self, folder: Path | None, workers: Workers | None = None) -> None:
         super().__init__(folder)
         self.workers = workers or Workers()
-        self.files: dict[str, str] = self.get("files") or {}
 
     def get(self, key: str) -> Any:
         return self.workers.first(lambda: super(Cache, self).get(key))
@@ -37,14 +36,12 @@ class Cache(Store):
             super().put(key, value)
 
     def weights(self, spec: ModelSpec) -> str:
-        """Digest of a model's weights, configs and tokenizer; files are read once."""
+        """Digest of a model's weights, configs and tokenizer."""
         if spec.served:
             from axolotl_unlearn.evaluation.served import Served
 
             return self.workers.first(lambda: Served(spec.model).digest())
-        digest = self.workers.first(lambda: weights_digest(spec, self.files))
-        self.put("files", self.files)
-        return digest
+        return self.workers.first(lambda: weights_digest(spec))
 
     def key(self, weights: str, sets: EvaluationSets, settings: Settings) -> str:
         parts = [_CACHE_VERSION, TASK_VERSION, weights, sets.digest, settings.key]

@@ -250,7 +250,7 @@ class Writer:
         self.tokenizer = load_tokenizer(self.spec)
         self.store, self.seed, self.number = store, seed, number
         self.options = options
-        self.digest = weights_digest(self.spec, {})
+        self.digest = weights_digest(self.spec)
         self.asked = 0
         self._model: Any = None
 

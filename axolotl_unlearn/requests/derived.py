@@ -78,7 +78,7 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
             raise UnlearnError(f"{place} does not exist; name folders that hold models.")
         for model in _models(place, request.folder.parent):
             spec = ModelSpec("", str(model))
-            digests[model] = weights_digest(spec, {}) if model.is_dir() else ""
+            digests[model] = weights_digest(spec) if model.is_dir() else ""
     left = [m for m in digests if m.resolve() not in known.paths and digests[m] not in known.clean]
     found: list[Derived] = []
     while new := [(m, why) for m in left if (why := _why(m, digests[m], known, root))]:

@@ -63,7 +63,7 @@ def model_facts(path: Path | str) -> dict[str, Any]:
     from axolotl_unlearn.models import ModelSpec, parse_models, weights_digest
 
     def known(folder: str) -> str | None:
-        return weights_digest(ModelSpec("", folder), {}) if Path(folder).is_dir() else None
+        return weights_digest(ModelSpec("", folder)) if Path(folder).is_dir() else None
 
     spec = parse_models([str(path)])[0]
     base = {"name": spec.model, "digest": known(spec.model)} if spec.adapter else None

@@ -213,7 +213,7 @@ def test_the_commands(tmp_path, endpoint):
     told = json.loads(file.read_text("utf-8"))
     assert set(told["pearson"]) == {"jailbreak", "noise", "int4", "relearn"}
     names = [f"{name}={path}" for name, path in zip("mc", models[::2], strict=True)]
-    said = run("choose", *names, *data, "--risk", 0.5, "--retrained", lab.control, "--out", file)
+    said = run("froc", *names, *data, "--risk", 0.5, "--retrained", lab.control, "--out", file)
     found = json.loads(file.read_text("utf-8"))
     assert found["m"]["risk"] > found["c"]["risk"] == 0 and "FROC" in said
     out = tmp_path / "next"
