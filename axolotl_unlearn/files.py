@@ -131,14 +131,14 @@ def declare(
     with locked(out):  # several processes, one list
         known = read_manifest(out)
         entry = {"path": os.path.relpath(path, out), "holds": holds}
-        found = {
+        manifest = {
             "schema": 1,
             "sources": _and(known["sources"], (os.path.relpath(one, out) for one in sources)),
             "retained": _and(known["retained"], (os.path.relpath(one, out) for one in retained)),
             "entries": _and(known["entries"], [entry]),
         }
-        if found != known:
-            write_json(out / MANIFEST, found, private=True)
+        if manifest != known:
+            write_json(out / MANIFEST, manifest, private=True)
     return path
 
 
@@ -167,16 +167,16 @@ def read_manifest(out: Path | str) -> dict[str, Any]:
     if not path.exists():
         return {"schema": 1, "sources": [], "retained": [], "entries": []}
     try:
-        found = json.loads(path.read_text("utf-8"))
-        paths = [entry["path"] for entry in found["entries"]]
-        paths += found["sources"] + found.setdefault("retained", [])
+        manifest = json.loads(path.read_text("utf-8"))
+        paths = [entry["path"] for entry in manifest["entries"]]
+        paths += manifest["sources"] + manifest.setdefault("retained", [])
         if not all(isinstance(one, str) for one in paths):
             raise TypeError
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise UnlearnError(
             f"{path} cannot be read as a list of files; remove by hand what the run has written."
         ) from None
-    return found
+    return manifest
 
 
 def strip(out: Path) -> None:

@@ -116,10 +116,10 @@ class UnlearnPlugin(BasePlugin):
             from axolotl_unlearn.requests.audit import audit_requests
 
             with exit_with_sentence():
-                found = audit_requests(output_path, requests)
-                found.require_tested(requests)
-            print("\n".join([*found.back_lines(), found.says]), flush=True)
-            if found.back:
+                audit = audit_requests(output_path, requests)
+                audit.require_tested(requests)
+            print("\n".join([*audit.back_lines(), audit.says]), flush=True)
+            if audit.back:
                 raise SystemExit(3)
 
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:
@@ -252,8 +252,8 @@ def _check_layers(cfg: DictDefault) -> None:
     known["tie_word_embeddings"] = any(
         getattr(one, "tie_word_embeddings", None) for one in (whole, config)
     )
-    if found := architecture_faults(cfg, unlearn_config(cfg), known | overrides):
-        raise UnlearnError(" ".join(found))
+    if faults := architecture_faults(cfg, unlearn_config(cfg), known | overrides):
+        raise UnlearnError(" ".join(faults))
 
 
 def _check_trained(args: UnlearnArgs, model: Any) -> None:
@@ -269,8 +269,8 @@ def _check_trained(args: UnlearnArgs, model: Any) -> None:
     parts = [model.get_input_embeddings(), *getattr(owner, name)]
     trained = [any(p.requires_grad for p in part.parameters()) for part in parts]
     lowest = trained.index(True) - 1 if any(trained) else len(parts)
-    if found := architecture_faults({}, args, {}, lowest):
-        raise UnlearnError(" ".join(found))
+    if faults := architecture_faults({}, args, {}, lowest):
+        raise UnlearnError(" ".join(faults))
 
 
 def _check_teachers(cfg: DictDefault) -> None:

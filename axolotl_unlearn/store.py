@@ -29,13 +29,13 @@ def versions() -> dict[str, str]:
     """Versions of the installed packages that results depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {}
+    installed = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 @cache

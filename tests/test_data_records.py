@@ -264,7 +264,7 @@ def test_documents(tmp_path):
     assert read_documents(path, join="")[2][1] == "Once therewas a fox."
     for row, says in [
         ({"id": "x", "documnt": "a"}, "line 1: there is no field 'document'.*'documnt'"),
-        ({"id": "x", "document": 3}, "field 'document' must be a text"),
+        ({"id": "x", "document": 3}, "field 'document' is of type int"),
         ({"id": "x", "document": ""}, "field 'document' is empty"),
     ]:
         path.write_text(lines([row]))

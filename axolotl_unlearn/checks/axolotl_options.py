@@ -49,7 +49,7 @@ def refused(cfg: dict[str, Any], rows: bool = False) -> list[str]:
     Args:
         rows: whether rows are read by Axolotl's own types (``unlearn.data.rows``).
     """
-    found = []
+    faults = []
     for group in groups():
         if rows and group.get("unless") == "rows":
             continue
@@ -60,10 +60,10 @@ def refused(cfg: dict[str, Any], rows: bool = False) -> list[str]:
             is_small = isinstance(size, int) and size <= group.get("above", -1)
             if value and not is_small and value in values.get(option, [value]):
                 cure = group.get("cure", "remove it")
-                found.append(
+                faults.append(
                     f"`{option}: {value}` does not go with unlearning ({group['why']}); {cure}."
                 )
-    return found
+    return faults
 
 
 def _installed() -> list[dict[str, Any]]:
@@ -97,27 +97,27 @@ def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> list[str]:
     others = {option: group for group in groups() for option in group["options"]}
     # Other plugins' keys are like Axolotl's own (`lm_eval_batch_size`).
     cutoff = 0.8 if len(cfg.get("plugins") or []) < 2 else 0.95
-    found = []
+    faults = []
     for key in ignored(cfg):
         # A text, slow to compare; or a place for YAML anchors, as `x-datasets`.
         if len(key) > 40 or key.startswith(("x-", "_", ".")):
             continue
         near = difflib.get_close_matches(key, [*known, "unlearn"], n=1, cutoff=cutoff)
         if key in ours:
-            found.append(
+            faults.append(
                 f"`{key}` would be ignored, it belongs into the block `unlearn:`; move it."
             )
         elif key in others and cfg[key] is None:  # `axolotl merge-lora` sets some so
             continue
         elif key in others and len(cfg.get("plugins") or []) < 2:
-            found.append(
+            faults.append(
                 f"`{key}` is an option of Axolotl {span(others[key])}; "
                 f"{'.'.join(map(str, versions.axolotl()))} is installed and would ignore it; "
                 "remove it."
             )
         elif near and key not in others:
-            found.append(f"`{key}` is no option and would be ignored; did you mean `{near[0]}`?")
-    return found
+            faults.append(f"`{key}` is no option and would be ignored; did you mean `{near[0]}`?")
+    return faults
 
 
 def span(group: dict[str, Any]) -> str:

@@ -61,20 +61,20 @@ def faults(cfg: dict) -> list[str]:
 
 def config_faults(cfg: dict) -> list[str]:
     """The faults that show without a look at the data, which some commands never read."""
-    found = axolotl_options.shape_faults(cfg)
-    if found:
-        return found
+    faults = axolotl_options.shape_faults(cfg)
+    if faults:
+        return faults
     args = None
     block, entries = cfg.get("unlearn"), cfg.get("datasets")
     roles = {role_of(entry) for entry in entries} if isinstance(entries, list) else set()
     if block is None:
         if roles & set(ROLES):
-            found.append(
+            faults.append(
                 "`unlearn:` is missing although `datasets:` has forget or retain rows; add a block "
                 "such as `unlearn: {preset: zjuklab-paper}`."
             )
         elif "memorise" not in roles:
-            found.append(
+            faults.append(
                 "the plugin axolotl_unlearn.UnlearnPlugin is listed but there is no `unlearn:` "
                 "block; add one or remove the plugin."
             )
@@ -82,7 +82,7 @@ def config_faults(cfg: dict) -> list[str]:
         plugins = [str(name) for name in cfg.get("plugins") or []]
         near = difflib.get_close_matches(PLUGIN, plugins, n=1, cutoff=0.5)
         if PLUGIN not in plugins and (near or not versions.loads_us_unasked()):
-            found.append(
+            faults.append(
                 f"`plugins:` lacks {PLUGIN}"
                 + (f" (it has {near[0]!r}, a misspelling?)" if near else "")
                 + "; without it Axolotl ignores `unlearn:` and would fine-tune on the forget rows."
@@ -90,29 +90,29 @@ def config_faults(cfg: dict) -> list[str]:
         try:
             args = parse_unlearn(block)
         except UnlearnError as error:
-            found.append(str(error))
+            faults.append(str(error))
     if block is not None or roles - {None}:
-        found += check_entries(cfg)
-    found += axolotl_options.misplaced(cfg, UnlearnArgs.model_fields)
+        faults += check_entries(cfg)
+    faults += axolotl_options.misplaced(cfg, UnlearnArgs.model_fields)
     numbers = axolotl_options.number_faults(cfg)
-    found += numbers + _schedule_faults(cfg, args) + _tracker_faults(cfg)
-    found += [] if numbers else _best_model_faults(cfg) + _beta_faults(cfg)
-    found += setting_faults(cfg, args) if args is not None and args.trains else []
-    return found + _model_faults(cfg)
+    faults += numbers + _schedule_faults(cfg, args) + _tracker_faults(cfg)
+    faults += [] if numbers else _best_model_faults(cfg) + _beta_faults(cfg)
+    faults += setting_faults(cfg, args) if args is not None and args.trains else []
+    return faults + _model_faults(cfg)
 
 
 def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     """What the block and Axolotl's settings ask of each other and of the model."""
-    found = axolotl_options.refused(cfg, bool(args.data.rows)) + _together(cfg, args)
-    found += _reference_faults(cfg, args)
+    faults = axolotl_options.refused(cfg, bool(args.data.rows)) + _together(cfg, args)
+    faults += _reference_faults(cfg, args)
     names = {entry.objective for entry in args.forget}
     if args.level or any(name == "match" or objectives()[name].against_heldout for name in names):
         from axolotl_unlearn.checks.level import level_faults
 
-        found += level_faults(cfg, args)
+        faults += level_faults(cfg, args)
     layers = cfg.get("peft_layers_to_transform") if cfg.get("adapter") else None
     layers = [n for n in layers if isinstance(n, int)] if isinstance(layers, list) else []
-    return found + architecture_faults(cfg, args, _config_of_folder(cfg), min(layers, default=0))
+    return faults + architecture_faults(cfg, args, _config_of_folder(cfg), min(layers, default=0))
 
 
 def told(*faults: tuple[Any, str]) -> list[str]:
@@ -178,7 +178,7 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     modes = {reference.mode for reference in references if not reference.is_teacher}
     fresh = cfg.get("adapter") and not cfg.get("lora_model_dir")
     sharded = cfg.get("fsdp_config") or cfg.get("fsdp") or _stage(cfg.get("deepspeed")) == 3
-    found = told(
+    faults = told(
         (sharded and "frozen_copy" in modes,
          "`reference: frozen_copy` swaps whole weights in, which no process has under FSDP or "
          "ZeRO-3; use `auto`, which asks the starting model before the first step."),
@@ -187,7 +187,7 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
          "parts under FSDP2 only; set `fsdp_version: 2`, or give `reference: {model: BASE}`."),
     )  # fmt: skip
     for one in references:
-        found += told(
+        faults += told(
             (sharded and one.twins,
              "`reference: {twins: ...}` asks the starting model before training, which FSDP and "
              "ZeRO-3 do not allow; train on one device or with DDP."),
@@ -201,7 +201,7 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
                f"`reference.{key}: {path}` does not exist; check the path.")
               for key, path in (("model", one.model), ("adapter", one.adapter))),
         )  # fmt: skip
-    return found
+    return faults
 
 
 def _stage(deepspeed: Any) -> int | None:
@@ -218,22 +218,22 @@ def _stage(deepspeed: Any) -> int | None:
 
 def _tracker_faults(cfg: dict) -> list[str]:
     """A package that is not there, or that transformers cannot start; found after loading."""
-    found = []
+    faults = []
     for key, module in (_TRACKERS | {"deepspeed": "deepspeed"}).items():
         if cfg.get(key) and importlib.util.find_spec(module) is None:
-            found.append(
+            faults.append(
                 f"`{key}` needs the package {module}, which is not installed; "
                 f"`pip install {module.replace('_', '-')}` or remove the key."
             )
-    if cfg.get("use_trackio") and not found:
+    if cfg.get("use_trackio") and not faults:
         import trackio
 
         if "bucket_id" not in inspect.signature(trackio.init).parameters:
-            found.append(
+            faults.append(
                 f"`use_trackio`: trackio {trackio.__version__} is older than transformers expects "
                 "(it takes no `bucket_id`); upgrade trackio or use another tracker."
             )
-    return found
+    return faults
 
 
 #: Keys that ask for evaluations during the run, and those that act on what they find.
@@ -338,21 +338,21 @@ def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
         ]
     known = schedules[name]
     where, least = f"`lr_scheduler_kwargs` of `{name}`", set(options) & {"min_lr", "min_lr_rate"}
-    found = [
+    faults = [
         f"{where}: there is no option {key!r}; it takes {', '.join(known) or 'none'}."
         for key in options
         if key not in known
     ]
-    found += [
+    faults += [
         f"{where}: {key} is a text, {short(value)}; write a number (1e-5 as 1.0e-5)."
         for key, value in options.items()
         if isinstance(value, str) and key not in axolotl_options.VALUES["words"]
     ]
     if "min_lr_rate" in known and len(least) != 1:
-        found.append(f"{where} needs `min_lr` or `min_lr_rate`, one of them.")
+        faults.append(f"{where} needs `min_lr` or `min_lr_rate`, one of them.")
     if name == "warmup_stable_decay" and "num_decay_steps" not in options:
-        found.append(f"{where} needs `num_decay_steps`.")
-    return found
+        faults.append(f"{where} needs `num_decay_steps`.")
+    return faults
 
 
 def architecture_faults(
@@ -364,13 +364,13 @@ def architecture_faults(
         known: Its config.json, of the language model; empty where it is not here.
         first: The lowest decoder layer that is trained.
     """
-    found = _tied_faults(cfg) if known.get("tie_word_embeddings") else []
+    faults = _tied_faults(cfg) if known.get("tie_word_embeddings") else []
     hidden = [one for one in args.entries() if objectives()[one[1].objective].sees == "hidden"]
     count = known.get("num_hidden_layers")
     for side, entry in hidden:
         name, layer = f"{side}/{entry.objective}", entry.parameter("layer")
         default = "" if "layer" in entry.parameters else " (the default)"
-        found += told(
+        faults += told(
             (str(known.get("model_type")).startswith("gemma3n"),
              f"{name} looks at the hidden states of a layer, of which Gemma 3n has four at once "
              "(AltUp): use an objective on log-probs."),
@@ -382,7 +382,7 @@ def architecture_faults(
              f"layer {first} on), so this objective would change nothing; give a higher layer, or "
              "train lower ones."),
         )  # fmt: skip
-    return found
+    return faults
 
 
 def _tied_faults(cfg: dict) -> list[str]:
@@ -391,18 +391,18 @@ def _tied_faults(cfg: dict) -> list[str]:
         return []
     keys = ["lora_target_modules"]
     keys += [] if cfg.get("peft_ensure_weight_tying") else ["lora_modules_to_save"]
-    found = []
+    faults = []
     for key in keys:
         value = cfg.get(key) or ()
         names = map(str, [value] if isinstance(value, str) else value)
         ends = [name for name in names if re.search("|".join(ENDS), name)]
         if ends:
             cure = "remove it" if key == keys[0] else "remove it, or set `peft_ensure_weight_tying`"
-            found.append(
+            faults.append(
                 f"`{key}` has {ends[0]}, but this model's head is its embedding matrix: trained "
                 f"apart they are lost when the adapter is merged; {cure}."
             )
-    return found
+    return faults
 
 
 def _config_of_folder(cfg: dict) -> dict[str, Any]:
@@ -418,7 +418,7 @@ def _config_of_folder(cfg: dict) -> dict[str, Any]:
 
 
 def _model_faults(cfg: dict) -> list[str]:
-    found = []
+    faults = []
     for key in ("base_model", "lora_model_dir"):
         path = cfg.get(key)
         if not isinstance(path, str) or os.path.exists(path):
@@ -428,8 +428,8 @@ def _model_faults(cfg: dict) -> list[str]:
             continue
         maker = _MAKERS.get(path.rstrip("/").removeprefix("./"))
         cure = f"run `{maker}` first" if maker else "check the path, relative to where you started"
-        found.append(f"`{key}: {path}` does not exist; {cure}.")
-    return found
+        faults.append(f"`{key}: {path}` does not exist; {cure}.")
+    return faults
 
 
 def _is_local(path: str) -> bool:
@@ -453,12 +453,12 @@ def prepare(cfg: dict) -> None:
     if cfg.get("use_ray") and "RANK" in os.environ:
         _cpu_settings(cfg)  # a worker of Ray: its driver, which may lack a GPU, has done the rest
         return
-    found = axolotl_options.shape_faults(cfg)
-    if not found:
+    wrong = axolotl_options.shape_faults(cfg)
+    if not wrong:
         take_streams(cfg)
-        found = config_faults(cfg)
-    if found:
-        raise UnlearnError(" ".join(found))
+        wrong = config_faults(cfg)
+    if wrong:
+        raise UnlearnError(" ".join(wrong))
     if not cfg.get("use_ray"):
         _cpu_settings(cfg)
     if cfg.get("seed") is None:

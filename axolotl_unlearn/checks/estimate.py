@@ -42,16 +42,16 @@ def outlook(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             rows["retain"] -= int(held_out(documents, size, sum(rows.values()), seed).sum())
         except UnlearnError as error:
             faults.append(str(error))
-    found: dict[str, Any] = {"plan": plan(cfg, args, rows)}
-    found["near_duplicates"] = near_duplicates(sides["forget"], sides["retain"])
-    found["tokens"] = {}
+    facts: dict[str, Any] = {"plan": plan(cfg, args, rows)}
+    facts["near_duplicates"] = near_duplicates(sides["forget"], sides["retain"])
+    facts["tokens"] = {}
     for side in ROLES if _has_tokenizer(cfg) else ():
         if sides[side]:
-            found["tokens"][side], more = tokens(cfg, side)
+            facts["tokens"][side], more = tokens(cfg, side)
             faults += more
-    longest = [one["longest"] for one in found["tokens"].values() if one["rows"]]
-    found["memory"] = memory(cfg, args, max(longest, default=cfg.get("sequence_len") or 2048))
-    return {name: value for name, value in found.items() if value}, faults
+    longest = [one["longest"] for one in facts["tokens"].values() if one["rows"]]
+    facts["memory"] = memory(cfg, args, max(longest, default=cfg.get("sequence_len") or 2048))
+    return {name: value for name, value in facts.items() if value}, faults
 
 
 def _has_tokenizer(cfg: dict[str, Any]) -> bool:
@@ -93,10 +93,10 @@ def tokens(cfg: dict[str, Any], side: str) -> tuple[dict[str, Any], list[str]]:
         for part in rows.data.column("labels").chunks:
             labelled += int((part.flatten().to_numpy() != IGNORE).sum())
     lengths.sort()
-    found = {"rows": len(lengths), "total": sum(lengths), "labelled": labelled}
+    facts = {"rows": len(lengths), "total": sum(lengths), "labelled": labelled}
     if lengths:
-        found |= {"median": lengths[len(lengths) // 2], "longest": lengths[-1], "first": first}
-    return found, faults
+        facts |= {"median": lengths[len(lengths) // 2], "longest": lengths[-1], "first": first}
+    return facts, faults
 
 
 def _files(cfg: dict[str, Any], side: str) -> list[dict[str, Any]]:
@@ -124,8 +124,8 @@ def near_duplicates(forget: Sequence[Record], retain: Sequence[Record]) -> dict[
         [Source(f"{n} {r.id}", {"a": r.input, "b": r.output}) for n, r in enumerate(records)]
         for records in (forget, retain)
     )
-    found = near_rows(*sides)
-    pairs = [[short(n.partition(" ")[2]) for n in pair] for pair in found.items()]
+    near = near_rows(*sides)
+    pairs = [[short(n.partition(" ")[2]) for n in pair] for pair in near.items()]
     return {"rows": len(pairs), "of": len(retain), "first": pairs[:3]}
 
 
@@ -134,7 +134,7 @@ def near_duplicates(forget: Sequence[Record], retain: Sequence[Record]) -> dict[
 
 def plan(cfg: dict[str, Any], args: UnlearnArgs, rows: dict[str, int]) -> dict[str, Any]:
     """Steps on one process, where the reference comes from, and forwards of a step."""
-    found: dict[str, Any] = {"objectives": [f"{s}/{e.objective}" for s, e in args.entries()]}
+    facts: dict[str, Any] = {"objectives": [f"{s}/{e.objective}" for s, e in args.entries()]}
     batch = int(cfg.get("micro_batch_size") or 1)
     cuts = int(cfg.get("gradient_accumulation_steps") or 1)
     if rows["forget"] and (rows["retain"] or not args.retain):
@@ -147,21 +147,21 @@ def plan(cfg: dict[str, Any], args: UnlearnArgs, rows: dict[str, int]) -> dict[s
 
             total = sum(phase_steps(args, epoch))
         steps = min(cfg.get("max_steps") or total, total)
-        found |= {"steps": steps, "steps_of_an_epoch": epoch}
+        facts |= {"steps": steps, "steps_of_an_epoch": epoch}
         if args.level:
             read = math.ceil(pairs * steps / epoch) * (1 + beside)
-            found["level"] = {"rows_of_steps": read, **looks(args, rows, steps)}
+            facts["level"] = {"rows_of_steps": read, **looks(args, rows, steps)}
     references = args.references()
-    found["reference"] = [
+    facts["reference"] = [
         r.model or r.adapter or r.twins or (_mode(cfg) if r.mode == "auto" else r.mode)
         for r in references
     ]
     before = [r.mode == "cached" or bool(r.is_teacher or r.twins) for r in references]
-    found["forwards_of_a_step"] = {
+    facts["forwards_of_a_step"] = {
         "with_gradient": cuts,
         "of_references": f"up to {cuts * before.count(False)}" if False in before else 0,
     }
-    return found
+    return facts
 
 
 def looks(args: UnlearnArgs, rows: dict[str, int], steps: int) -> dict[str, int]:
@@ -193,7 +193,7 @@ def memory(cfg: dict[str, Any], args: UnlearnArgs, longest: int) -> dict[str, in
     Args:
         longest: Tokens of the longest row: of how many logits are computed at once.
     """
-    shapes = dict(_shapes(Path(str(cfg.get("base_model") or "nowhere"))))
+    shapes = dict(shapes_of(Path(str(cfg.get("base_model") or "nowhere"))))
     if not shapes:
         return {}
     numbers = sum(map(math.prod, shapes.values()))
@@ -220,7 +220,7 @@ def memory(cfg: dict[str, Any], args: UnlearnArgs, longest: int) -> dict[str, in
     return parts | {"at_least": sum(parts.values())}
 
 
-def _shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
+def shapes_of(folder: Path) -> Iterator[tuple[str, list[int]]]:
     """Name and shape of every tensor, from the heads of the files."""
     from safetensors import SafetensorError, safe_open
 
@@ -243,11 +243,11 @@ def _has_lora(cfg: dict[str, Any], name: str, shape: list[int]) -> bool:
 # --- in words ------------------------------------------------------------------------------------
 
 
-def lines(found: dict[str, Any]) -> Iterator[str]:
+def lines(facts: dict[str, Any]) -> Iterator[str]:
     """The same for a terminal."""
     from rich.filesize import decimal
 
-    plan = found.get("plan")
+    plan = facts.get("plan")
     if plan is None:
         return
     if "steps" in plan:
@@ -265,13 +265,13 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         f"  reference: {', '.join(plan['reference']) or 'none'}; forwards a step: "
         f"{forwards['with_gradient']} with gradient, {forwards['of_references']} of references"
     )
-    for side, one in (found.get("tokens") or {}).items():
+    for side, one in (facts.get("tokens") or {}).items():
         yield (
             f"  {side}: {one['rows']} rows, {one['total']} tokens (median {one.get('median')}, "
             f"longest {one.get('longest')}), {one['labelled']} with labels; the first row: "
             f"{one.get('first')}"
         )
-    near = found.get("near_duplicates") or {}
+    near = facts.get("near_duplicates") or {}
     if near.get("rows"):
         named = "; ".join(f"{a} and forget row {b}" for a, b in near["first"])
         yield (
@@ -280,6 +280,6 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         )
     if "skipped" in near:
         yield f"  near-duplicates were not looked for: {near['skipped']}"
-    if memory := found.get("memory"):
+    if memory := facts.get("memory"):
         parts = ", ".join(f"{n.replace('_', ' ')} {decimal(b)}" for n, b in memory.items() if b)
         yield f"  memory before activations: {parts}"

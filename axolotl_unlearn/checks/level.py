@@ -15,20 +15,20 @@ def level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     level, names = args.level, dict.fromkeys(entry.objective for entry in args.forget)
     matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
     before = [s.is_teacher or (s.mode == "cached" or s.twins) and level for s in matched]
-    found = told(
+    faults = told(
         (not all(before),
          "`match` would aim at the starting model's own level, so nothing would be forgotten: give "
          "a teacher (`reference: {model: PATH}`), or `reference: cached` (or `{twins: FILE}`) and "
          "held-out rows in `unlearn.level`."),
     )  # fmt: skip
     if level is None:
-        return found + [
+        return faults + [
             f"`{name}` compares with held-out rows: give `unlearn.level: {{heldout: FILE}}`."
             for name in names
             if objectives()[name].against_heldout
         ]
     named = [f"{key}: {cfg[key]}" for key in ATTENTION if cfg.get(key)]
-    return found + told(
+    return faults + told(
         (len(set(matched)) > 1,
          "`unlearn.level` reads one reference: give all `match` entries the same."),
         (not os.path.isfile(level.heldout),
@@ -51,24 +51,24 @@ def level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
 
 def level_notes(cfg: dict, args: UnlearnArgs) -> list[str]:
     """What a run towards a level can be expected to leave, or holds retained rows to."""
-    found = []
+    notes = []
     matched = [e.reference or args.reference for e in args.forget if e.objective == "match"]
     if matched and not all(source.is_teacher for source in matched):
-        found.append(
+        notes.append(
             "without a model from before (`reference: cached`, `twins`) attacks still tell what "
             "was forgotten: on a development seed AUCs of 0.74 (loss) to 0.89 (learned) remained, "
             "with a teacher 0.50 and 0.65 (research/notebook/never-seen.md)."
         )
     elif matched and all(e.objective != "gradient_norm_matching" for e in args.forget):
-        found.append(
+        notes.append(
             "an attacker with the weights can still tell by gradients what was forgotten: on a "
             "development seed G-Drift had an AUC of 0.69 [0.55, 0.86], beside a retrained model "
             "0.49 (docs/never-seen.md)."
         )
     start = Path(str(cfg.get("base_model"))) / "merge.json"
     if args.teacher and args.original is None and os.path.isfile(start):
-        found.append(
+        notes.append(
             f"retained rows are held to `base_model: {cfg['base_model']}`, which is a merge: if it "
             "is the start halfway to the teacher, name the model before it as `unlearn.original`."
         )
-    return found
+    return notes

@@ -42,27 +42,27 @@ def check(path: Path, full: bool) -> tuple[list[str], list[str], dict[str, Any]]
         return [f"{path} has no `unlearn:` block; {cure}."], [], {}
     if not axolotl_options.shape_faults(cfg):
         take_streams(cfg)
-    found, lines, facts = config_faults(cfg), [], {}
+    faults, lines, facts = config_faults(cfg), [], {}
     try:
         with passing_draw(cfg) as (drawn, named):
             checked = check_records(drawn)
-            found += map(named, checked.faults)
-            if not found:
+            faults += map(named, checked.faults)
+            if not faults:
                 unread = [f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg)]
                 lines = summary(cfg, checked.counts)
                 if unread:
                     what = "no option of Axolotl, read by other plugins at most"
                     lines.append(f"  note: {what}: {', '.join(unread)}")
                 lines += [f"  note: {named(one)}" for one in checked.notes]
-            if full and not found:
+            if full and not faults:
                 from axolotl_unlearn.checks import estimate
 
-                facts, found = estimate.outlook(drawn)
-                found = [*map(named, found), *axolotl_faults(copy.deepcopy(drawn))]
+                facts, faults = estimate.outlook(drawn)
+                faults = [*map(named, faults), *axolotl_faults(copy.deepcopy(drawn))]
                 lines += estimate.lines(facts)
     except UnlearnError as error:
-        found.append(str(error))
-    return found, lines, facts
+        faults.append(str(error))
+    return faults, lines, facts
 
 
 def axolotl_faults(cfg: dict) -> list[str]:

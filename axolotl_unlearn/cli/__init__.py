@@ -6,7 +6,6 @@ import importlib
 import logging
 import os
 import pkgutil
-import select
 import sys
 import traceback
 import warnings
@@ -58,11 +57,9 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except UnlearnError as error:
             self.fail(ctx, f"Error: {error}", 2)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # which click knows
         except Exception as error:
-            if isinstance(error, BrokenPipeError) and _nobody_reads():
-                ctx.exit(141)  # as a program that the signal SIGPIPE ends
             if isinstance(error, OSError) and error.filename is not None:
                 name = str(error.filename)
                 name = name if len(name) < 200 else f"{name[:200]}..."
@@ -76,19 +73,6 @@ class LazyGroup(click.Group):
         click.echo(says, err=True)
         answer(error=says.partition("Error: ")[2])
         ctx.exit(code)
-
-
-def _nobody_reads() -> bool:
-    """Whether the reader of our output is gone (``| head``); then nothing more is written to it."""
-    gone = False
-    for stream in (sys.stdout, sys.stderr):
-        poll = select.poll()
-        poll.register(stream.fileno(), 0)
-        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
-            # What is left in the buffer would raise again when Python ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            gone = True
-    return gone
 
 
 def _without_message(error: BaseException) -> str:

@@ -30,16 +30,16 @@ def out_option(default: str, says: str = "Folder of the job.") -> Callable:
 
 def lines(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[str]:
     """Values; ``@FILE`` stands for the lines of a file, ``@-`` for those of the standard input."""
-    found: list[str] = []
+    values: list[str] = []
     for text in given:
         if text.startswith("@@"):
-            found.append(text[1:])
+            values.append(text[1:])
         elif text.startswith("@"):
             with click.open_file(text[1:], encoding="utf-8") as file:
-                found += [line for line in file.read().splitlines() if line.strip()]
+                values += [line for line in file.read().splitlines() if line.strip()]
         else:
-            found.append(text)
-    return found
+            values.append(text)
+    return values
 
 
 def one_value(context: click.Context, option: click.Parameter, given: str | None) -> str:

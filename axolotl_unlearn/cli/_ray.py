@@ -74,8 +74,8 @@ class RayCommand(click.Command):
             click.echo(says, nl=False, err=True)
             click.echo("" if wanted() else out, nl=False)
         if wanted():
-            found = [json.loads(out) for _, out, _ in done]
-            answer(**(found[0] if len(found) == 1 else {"tasks": found}))
+            answers = [json.loads(out) for _, out, _ in done]
+            answer(**(answers[0] if len(answers) == 1 else {"tasks": answers}))
         return context.exit(next((code for code, _, _ in done if code), 0))
 
 

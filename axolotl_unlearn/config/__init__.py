@@ -354,8 +354,8 @@ class Sides(Strict):
     def roles(self) -> set[str]:
         """Roles of the rows that they need: a pair is made around each forget row."""
         known = objectives()
-        found = {role for side, e in self.entries() for role in known[e.objective].roles(side)}
-        return found | ({"forget"} if "alternative" in found else set())
+        roles = {role for side, e in self.entries() for role in known[e.objective].roles(side)}
+        return roles | ({"forget"} if "alternative" in roles else set())
 
 
 #: Keys that a config gives for a preset's places (``$teacher``), and whether they are needed.

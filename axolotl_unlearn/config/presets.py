@@ -36,8 +36,8 @@ def filled(preset: Any, given: dict[str, Any]) -> Any:
         as_model = isinstance(value, str) and preset != "$heldout"
         return {"model": value} if as_model else value
     if isinstance(preset, dict):
-        found = {key: filled(value, given) for key, value in preset.items()}
-        return {key: value for key, value in found.items() if value is not None}
+        block = {key: filled(value, given) for key, value in preset.items()}
+        return {key: value for key, value in block.items() if value is not None}
     return [filled(value, given) for value in preset] if isinstance(preset, list) else preset
 
 

@@ -30,7 +30,7 @@ def matched(rows: Any, roles: np.ndarray) -> dict[int, list[int]]:
             "two forget rows have the same id (or files without ids, or a text that was cut into "
             "several rows), so alternatives cannot find theirs; give ids that occur once."
         )
-    found: dict[int, list[int]] = {row: [] for row in forget.values()}
+    answers: dict[int, list[int]] = {row: [] for row in forget.values()}
     given = np.flatnonzero(roles == ROLES["alternative"])
     for row in given[np.argsort(number[given], kind="stable")].tolist():
         own = forget.get(int(pair[row]))
@@ -44,14 +44,14 @@ def matched(rows: Any, roles: np.ndarray) -> dict[int, list[int]]:
                 f"alternative {number[row] + 1} of its file has another kind or task than its "
                 "forget row; make them equal."
             )
-        found[own].append(row)
-    without = [number[row] for row, several in found.items() if not several]
+        answers[own].append(row)
+    without = [number[row] for row, several in answers.items() if not several]
     if without:
         raise UnlearnError(
             f"{len(without)} of {len(forget)} forget rows have no alternative, the first is row "
             f"{min(without) + 1}; add one for each (`axolotl-unlearn augment`)."
         )
-    return found
+    return answers
 
 
 def unmatched(given: Files, others: Files) -> list[str]:

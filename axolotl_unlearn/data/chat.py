@@ -50,8 +50,8 @@ class Chat:
             return known
         turns = (("user", record.input), ("assistant", record.output))
         messages = [{"role": role, "content": content} for role, content in turns]
-        found = self._strategy.tokenize_prompt({"messages": messages})
-        ids, labels = list(found["input_ids"]), list(found["labels"])
+        tokens = self._strategy.tokenize_prompt({"messages": messages})
+        ids, labels = list(tokens["input_ids"]), list(tokens["labels"])
         given = [place for place, label in enumerate(labels) if label != IGNORE]
         if not self.of.options.eos:
             ends = {*self._strategy._eot_token_ids, self.of.tokenizer.eos_token_id}
@@ -63,7 +63,7 @@ class Chat:
                 "use another template, or `unlearn.data.template`."
             )
         start = given[0]
-        found = Encoded(ids[:start], ids[start:], labels[start:])
+        tokens = Encoded(ids[:start], ids[start:], labels[start:])
         if len(self._known) < MOST_KNOWN:
-            self._known[record.input, record.output] = found
-        return found
+            self._known[record.input, record.output] = tokens
+        return tokens

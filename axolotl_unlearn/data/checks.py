@@ -188,10 +188,10 @@ def _notes_on(path: str, role: str, records: list[Record], data: DataArgs) -> li
     """Rows without a prompt, and questions that are learned or forgotten with their answers."""
     if not any(record.input.strip() for record in records):
         return [f"no {role} row of {path} has a prompt: what is labelled stands alone."]
-    found = []
+    notes = []
     untold = [r.id for r in records if r.kind == data.default_kind and is_ambiguous(r.id)]
     if untold:
-        found.append(
+        notes.append(
             f"the ending of the id {short(untold[0])} in {path} ({len(untold)} such) is taken for "
             "a part of its name and tells no kind: give a field `kind`, or an id as 'doc7-qa0'."
         )
@@ -200,8 +200,8 @@ def _notes_on(path: str, role: str, records: list[Record], data: DataArgs) -> li
         r for r in records if r.kind == "completion" and r.input.rstrip().endswith(("?", "？"))
     ]
     if role == "memorise" or not whole or not asked:
-        return found
-    return found + [
+        return notes
+    return notes + [
         f"{len(asked)} of {len(records)} {role} rows of {path} end their prompt with a question "
         "mark and are labelled whole, question included: give such rows `kind: question` (or an "
         "id that ends in qa0), or a template, if the model learned the answers only."

@@ -62,29 +62,29 @@ class RowCounts:
 
     def faults(self, args: UnlearnArgs) -> list[str]:
         """Entries and tasks without rows, and forget rows without an entry."""
-        found = []
+        faults = []
         for where, side, entry in _placed(args):
             if not self._of_side(side):
                 continue  # no such data at all: reported elsewhere, or not read yet
             tasks = {task for of, _, task in self.rows if of == side}
             strangers = [t for t in entry.tasks or [] if task_number(t) not in tasks]
             if strangers:
-                found.append(
+                faults.append(
                     f"`{where}.tasks`: no {side} row has the task {strangers[0]!r}; there are "
                     f"{self._listed(self._of_side(side))}."
                 )
             elif not self.of_entry(side, entry):
-                found.append(
+                faults.append(
                     f"`{where}` ({entry.objective}) is for no row: there are "
                     f"{self._listed(self._of_side(side))}; correct its `kinds` or `tasks`."
                 )
         left = self._uncovered("forget", args)
         if left:
-            found.append(
+            faults.append(
                 f"no entry of `unlearn.forget` is for {self._listed(left)}, so these forget rows "
                 "would not be forgotten; add an entry for them or remove them from the data."
             )
-        return found
+        return faults
 
     def notes(self, args: UnlearnArgs) -> list[str]:
         """Retain rows without an entry: nothing is lost, but they take places in batches."""

@@ -180,8 +180,8 @@ class Encoder:
         known = self._known
         new = [text for text in dict.fromkeys(texts) if text and text not in known]
         if new:
-            found = self.tokenizer(new, add_special_tokens=False)["input_ids"]
-            known = known | dict(zip(new, found, strict=True))
+            ids = self.tokenizer(new, add_special_tokens=False)["input_ids"]
+            known = known | dict(zip(new, ids, strict=True))
             if len(self._known) < MOST_KNOWN:
                 self._known = known
         return [list(known.get(text, ())) for text in texts]

@@ -43,18 +43,18 @@ def near_rows(chosen: Sequence[Source], others: Sequence[Source]) -> dict[str, s
     def sketch(text: str) -> MinHash:
         words = text.split()
         grams = {" ".join(words[i : i + 3]) for i in range(max(1, len(words) - 2))}
-        found = MinHash(num_perm=PERMUTATIONS)
-        found.update_batch([gram.encode() for gram in grams])
-        return found
+        minhash = MinHash(num_perm=PERMUTATIONS)
+        minhash.update_batch([gram.encode() for gram in grams])
+        return minhash
 
     index = MinHashLSH(threshold=SIMILAR, num_perm=PERMUTATIONS)
     plain = {row.id: plain_text(row) for row in chosen}
     for name, text in plain.items():
         index.insert(name, sketch(text))
-    found = {}
+    near = {}
     for row in others:
         text = plain_text(row)
         close = [(fuzz.ratio(text, plain[name]), name) for name in index.query(sketch(text))]
         if close and max(close)[0] >= NEAR:
-            found[row.id] = max(close)[1]
-    return found
+            near[row.id] = max(close)[1]
+    return near

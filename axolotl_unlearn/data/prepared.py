@@ -55,8 +55,8 @@ def drop_half_written(folder: Path) -> None:
     """Remove rows that a killed run has saved in part: Axolotl would read what is there and end."""
 
     def broken() -> list[Path]:
-        found = (path for path in folder.glob("*") if _AXOLOTLS.fullmatch(path.name))
-        return [path for path in found if path.is_dir() and not _is_whole(path)]
+        folders = (path for path in folder.glob("*") if _AXOLOTLS.fullmatch(path.name))
+        return [path for path in folders if path.is_dir() and not _is_whole(path)]
 
     if broken():
         from axolotl.utils.data.lock import LOCK_FILE_NAME
@@ -120,7 +120,7 @@ def _data_files(entry: dict[str, Any]) -> list[Path]:
     named = entry.get("data_files") or []
     patterns = [named] if isinstance(named, str) else named
     # `datasets` resolves them against the working folder, or against the data folder.
-    found = {f for p in patterns for f in glob.glob(str(p), recursive=True)}
-    found |= {f for p in patterns for f in glob.glob(str(path / p), recursive=True)}
-    found |= {str(path)} if path.is_file() else {str(p) for p in path.rglob("*") if path.name}
-    return [Path(file) for file in sorted(found) if Path(file).is_file()]
+    files = {f for p in patterns for f in glob.glob(str(p), recursive=True)}
+    files |= {f for p in patterns for f in glob.glob(str(path / p), recursive=True)}
+    files |= {str(path)} if path.is_file() else {str(p) for p in path.rglob("*") if path.name}
+    return [Path(file) for file in sorted(files) if Path(file).is_file()]

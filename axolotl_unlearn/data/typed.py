@@ -168,16 +168,12 @@ def encode(
         UnlearnError: An entry that Axolotl does not know, rows that it cannot read, or with
             ``every`` (or ``excess_length_strategy: raise``) rows that it drops.
     """
-    by_entry: dict[int, list[int]] = defaultdict(list)
-    for number, one in enumerate(given):
-        by_entry[one.entry].append(number)
     parts: dict[int, list[dict[str, list[int]]]] = {}
-    for entry, numbers in by_entry.items():
+    for entry in {one.entry for one in given}:
+        numbers = [number for number, one in enumerate(given) if one.entry == entry]
         rows = [given[number].row for number in numbers]
-        for number, found in zip(
-            numbers, _tokenised(data.rows[entry], rows, tokenizer, cfg, origin), strict=True
-        ):
-            parts[number] = found
+        tokens = _tokenised(data.rows[entry], rows, tokenizer, cfg, origin)
+        parts |= zip(numbers, tokens, strict=True)
     out: list[Typed] = []
     lost: dict[str, list[str]] = defaultdict(list)
     limit = cfg.get("sequence_len")
@@ -279,21 +275,21 @@ def _tokenised(
             wrapped, _ = get_dataset_wrapper(
                 known, tokenizer, settings, base, dataset, style or None
             )
-            found = [[row] for row in wrapped]
+            token_rows = [[row] for row in wrapped]
         else:
-            found = [_parts(strategy, row) for row in dataset]
+            token_rows = [_parts(strategy, row) for row in dataset]
     except (KeyError, TypeError, ValueError, AttributeError, InvalidDataException) as error:
         raise UnlearnError(
             f"{origin}: Axolotl's type {_name(kind)} cannot read these rows "
             f"({type(error).__name__}{_field(error)}); give in `unlearn.data.rows` the entry of "
             "`datasets` that made the model."
         ) from None
-    if len(found) != len(rows):
+    if len(token_rows) != len(rows):
         raise UnlearnError(
-            f"{origin}: Axolotl's type {_name(kind)} makes {len(found)} rows of {len(rows)}, so "
-            "they cannot be told apart; this type is not supported."
+            f"{origin}: Axolotl's type {_name(kind)} makes {len(token_rows)} rows of "
+            f"{len(rows)}, so they cannot be told apart; this type is not supported."
         )
-    return found
+    return token_rows
 
 
 def _parts(strategy: Any, row: Mapping[str, Any]) -> list[dict[str, list[int]]]:
@@ -302,18 +298,18 @@ def _parts(strategy: Any, row: Mapping[str, Any]) -> list[dict[str, list[int]]]:
         return []
     if not strategy.supports_batched:
         return [_with_labels(strategy.tokenize_prompt(dict(row)))]
-    found = strategy.tokenize_prompt({name: [value] for name, value in row.items()})
-    labelled = "labels" in found and "pretrain" not in type(strategy).__module__
+    columns = strategy.tokenize_prompt({name: [value] for name, value in row.items()})
+    labelled = "labels" in columns and "pretrain" not in type(strategy).__module__
     names = ("input_ids", "labels") if labelled else ("input_ids",)
     return [
-        _with_labels({name: found[name][i] for name in names})
-        for i in range(len(found.get("input_ids", ())))
+        _with_labels({name: columns[name][i] for name in names})
+        for i in range(len(columns.get("input_ids", ())))
     ]
 
 
-def _with_labels(found: Mapping[str, Any]) -> dict[str, list[int]]:
-    ids = list(found["input_ids"])
-    return {"input_ids": ids, "labels": list(found.get("labels", ids))}
+def _with_labels(columns: Mapping[str, Any]) -> dict[str, list[int]]:
+    ids = list(columns["input_ids"])
+    return {"input_ids": ids, "labels": list(columns.get("labels", ids))}
 
 
 def checked(entry: Mapping[str, Any], cfg: Any) -> Any:
@@ -362,7 +358,7 @@ def _preferred(
     more = {}
     if transform and "tokenizer" in inspect.signature(transform).parameters:
         more["tokenizer"] = tokenizer
-    found = []
+    token_rows = []
     for row in dataset:
         made = transform(dict(row), **more) if transform else row
         chosen, end = made["chosen"], tokenizer.eos_token
@@ -376,8 +372,8 @@ def _preferred(
                 for ids in (prompt, whole)
             )
         labels = [IGNORE] * len(prompt) + whole[len(prompt) :]
-        found.append([{"input_ids": whole, "labels": labels}])
-    return found
+        token_rows.append([{"input_ids": whole, "labels": labels}])
+    return token_rows
 
 
 def _name(kind: Any) -> str:

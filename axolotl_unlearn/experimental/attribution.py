@@ -50,9 +50,9 @@ def attributions(
     """
     retain = iter(retain)
     count, mean = 1, [g.float() for g in next(retain)]
-    for found in retain:
+    for gradient in retain:
         count += 1
-        mean = [m + (g - m) / count for m, g in zip(mean, found, strict=True)]
+        mean = [m + (g - m) / count for m, g in zip(mean, gradient, strict=True)]
     return [
         sum(float((g.double() * m).sum()) for g, m in zip(row, mean, strict=True)) for row in forget
     ]
@@ -84,23 +84,23 @@ class RowWeights(Stateful):
                 yield gradients(loss, weights)
 
         with Progress(disable=not trainer.is_world_process_zero(), transient=True) as bar:
-            found = attributions(each("forget"), each("retain"))
-        self.fit(rows["forget"], found, trainer.unlearn_args.attribution)
+            shares = attributions(each("forget"), each("retain"))
+        self.fit(rows["forget"], shares, trainer.unlearn_args.attribution)
 
     def on_rows(self, batch: Batch) -> Batch:
         return batch | {"weight": self.of_rows(batch)}
 
-    def fit(self, rows: Sequence[dict[str, Tensor]], found: Sequence[float], args: Any) -> None:
+    def fit(self, rows: Sequence[dict[str, Tensor]], shares: Sequence[float], args: Any) -> None:
         """From the attributions of all forget rows."""
-        weights = attribution_weights(found, args.temperature)
+        weights = attribution_weights(shares, args.temperature)
         keys = [row_keys(row)[0].hex() for row in rows]
         self.known = dict(zip(keys, weights, strict=True))
         LOG.info(
             "attributions of %d forget rows: %.3g to %.3g; their weights: %.3g to %.3g.",
-            *(len(found), min(found), max(found), min(weights), max(weights)),
+            *(len(shares), min(shares), max(shares), min(weights), max(weights)),
         )
 
     def of_rows(self, batch: Batch) -> Tensor:
         """Weight of each row ``[R]``; 1 for those that are not known."""
-        found = [self.known.get(key.hex(), 1.0) for key in row_keys(batch)]
-        return torch.tensor(found, device=batch["labels"].device)
+        weights = [self.known.get(key.hex(), 1.0) for key in row_keys(batch)]
+        return torch.tensor(weights, device=batch["labels"].device)

@@ -156,12 +156,12 @@ def forget_records(config: Mapping[str, Any], data: Any) -> tuple[list[Record], 
             "answer here; write their alternatives as rows of the same type, with the ids of the "
             "forget rows."
         )
-    found, paths = records_of("forget", config, data)
-    if not found:
+    records, paths = records_of("forget", config, data)
+    if not records:
         raise UnlearnError(
             "`datasets` has no forget rows; add an entry with `type: axolotl_unlearn.data.forget`."
         )
-    return found, paths
+    return records, paths
 
 
 def records_of(role: str, config: Mapping[str, Any], data: Any) -> tuple[list[Record], list[Path]]:
@@ -171,13 +171,13 @@ def records_of(role: str, config: Mapping[str, Any], data: Any) -> tuple[list[Re
         UnlearnError: Not records in local files.
     """
     entries = [e for e in config.get("datasets") or [] if role_of(e) == role]
-    found: list[Record] = []
+    records: list[Record] = []
     paths = [Path(str(entry.get("path"))) for entry in entries]
     for path, entry in zip(paths, entries, strict=True):
         if not path.is_file():
             raise UnlearnError(f"`datasets` reads {path}, which is no local file of records.")
-        found += read_records(path, data.fields, kind=data.default_kind, entry=entry)
-    return found, paths
+        records += read_records(path, data.fields, kind=data.default_kind, entry=entry)
+    return records, paths
 
 
 def declined(record: Record, number: int, seed: int) -> list[str]:
@@ -299,7 +299,7 @@ class Writer:
 
     def write(self, prompt: str, not_these: Sequence[str]) -> list[str]:
         """Up to ``number`` different texts that follow the prompt, none of ``not_these``."""
-        found: list[str] = []
+        different: list[str] = []
         fresh = False
         for draw in range(DRAWS):
             facts = ("augment", self.digest, prompt, self.seed, draw, self.number, self.options)
@@ -309,12 +309,12 @@ class Writer:
                 texts, fresh = self._sample(prompt, key), True
                 self.store.put(key, texts)
             for text in texts:
-                if text and text not in found and text not in not_these:
-                    found.append(text)
-            if len(found) >= self.number:
+                if text and text not in different and text not in not_these:
+                    different.append(text)
+            if len(different) >= self.number:
                 break
         self.asked += fresh
-        return found[: self.number]
+        return different[: self.number]
 
     def _sample(self, prompt: str, key: str) -> list[str]:
         """One call of ``generate`` with a seed of this prompt's own."""

@@ -50,12 +50,12 @@ def flattened(gradient: Tensor, of: Tensor, args: FlattenArgs) -> Tensor:
         return gradient  # what overflowed is refused, or skipped by the scaler, afterwards
     exact = of.dtype if of.dtype == torch.float64 else torch.float32
     u, s, v = principal(of.to(exact), args.components)
-    found = gradient.to(exact)
+    flat = gradient.to(exact)
     if args.side in ("input", "both"):
-        found = collapsed(found, v, s, args.how)
+        flat = collapsed(flat, v, s, args.how)
     if args.side in ("output", "both"):
-        found = collapsed(found.mT, u, s, args.how).mT
-    return found.to(gradient.dtype)
+        flat = collapsed(flat.mT, u, s, args.how).mT
+    return flat.to(gradient.dtype)
 
 
 def all_flattened(

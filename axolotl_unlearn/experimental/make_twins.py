@@ -49,15 +49,15 @@ class _Word:
 
 def _words(text: str) -> Iterator[_Word]:
     before, last = "", 0
-    for found in _WORD.finditer(text):
-        start, end = found.span()
+    for match in _WORD.finditer(text):
+        start, end = match.span()
         between = text[last:start]
         begins = not last or bool(_SENTENCE.search(between))
         chunk = text[text.rfind(" ", 0, start) + 1 : (text + " ").index(" ", end)]
         inside = bool(_ADDRESS.search(chunk))
         around = (between, text[end : end + 1])
-        yield _Word(found[0], start, "" if begins else before, around, begins, inside)
-        before, last = found[0], end
+        yield _Word(match[0], start, "" if begins else before, around, begins, inside)
+        before, last = match[0], end
 
 
 class Pool:
@@ -164,6 +164,6 @@ class Pool:
 
 def _parts(number: str) -> Iterator[tuple[tuple, str]]:
     """Each part of a number with its place, a shape and how many parts are before it."""
-    shape = _DIGITS.sub(lambda found: "9" * len(found[0]), number)
+    shape = _DIGITS.sub(lambda digits: "9" * len(digits[0]), number)
     for place, part in enumerate(_DIGITS.findall(number) if number[0].isdigit() else ()):
         yield (shape, place), part

@@ -69,9 +69,9 @@ class RetainFilter(Stateful):
         was_training = model.training
         model.eval()
         scored = (one.logp for one in self.rows.score(model))
-        found = [-float(np.mean(logp)) if len(logp) else 0.0 for logp in scored]
+        losses = [-float(np.mean(logp)) if len(logp) else 0.0 for logp in scored]
         model.train(was_training)
-        return found
+        return losses
 
     def on_train_begin(self, args, state, control, model=None, **_: Any) -> None:
         super().on_train_begin(args, state, control)

@@ -27,14 +27,14 @@ TAU = 1.0
 
 def matches(completion: str, terms: Terms) -> dict[str, int]:
     """How often each forget term occurs in a completion; terms that do not occur are left out."""
-    found = {}
+    counts = {}
     # `datasets` gives every row the keys of all rows, None where they are another row's.
     own = [t for t, w in terms.items() if w is not None] if isinstance(terms, Mapping) else terms
     for term in own:
         count = len(re.findall(rf"(?<!\w){re.escape(term)}(?!\w)", completion, re.IGNORECASE))
         if count:
-            found[term] = count
-    return found
+            counts[term] = count
+    return counts
 
 
 def _rewards(
@@ -51,14 +51,14 @@ def binary(
     prompts: Any, completions: Sequence[Any], terms: Sequence[Terms], **_: Any
 ) -> list[float]:
     """0 if any forget term occurs, else 1."""
-    return _rewards(completions, terms, lambda found, own: float(not found))
+    return _rewards(completions, terms, lambda counts, own: float(not counts))
 
 
 def exponential_decay(
     prompts: Any, completions: Sequence[Any], terms: Sequence[Terms], **_: Any
 ) -> list[float]:
     """``exp(-matches / tau)``, every occurrence counted; in (0, 1]."""
-    return _rewards(completions, terms, lambda found, own: math.exp(-sum(found.values()) / TAU))
+    return _rewards(completions, terms, lambda counts, own: math.exp(-sum(counts.values()) / TAU))
 
 
 def pagerank(
@@ -69,8 +69,8 @@ def pagerank(
     Without weights (a plain list) every term weighs 1.
     """
 
-    def reward(found: dict[str, int], own: Terms) -> float:
+    def reward(counts: dict[str, int], own: Terms) -> float:
         weights = own if isinstance(own, Mapping) else dict.fromkeys(own, 1.0)
-        return min(1.0, max(0.0, 1.0 - math.fsum(weights[term] for term in found)))
+        return min(1.0, max(0.0, 1.0 - math.fsum(weights[term] for term in counts)))
 
     return _rewards(completions, terms, reward)

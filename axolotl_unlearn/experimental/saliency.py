@@ -104,8 +104,8 @@ class Saliency(Extension):
         trainer.current_gradient_accumulation_steps = 1
         model.to(trainer.args.device).train()
         with trainer.compute_loss_context_manager():
-            found = trainer.surgery.forget_gradient(trainer, model, batches)
-        self.masks = chosen(model, found, trainer.unlearn_args.saliency)
+            gradient = trainer.surgery.forget_gradient(trainer, model, batches)
+        self.masks = chosen(model, gradient, trainer.unlearn_args.saliency)
         if trainer.is_world_process_zero():
             save(out, self.masks)
 

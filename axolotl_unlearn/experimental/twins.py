@@ -70,19 +70,19 @@ def own_twins(forget: Sequence[Row], twins: Sequence[Row]) -> list[Row]:
         UnlearnError: A row has none, or is its own.
     """
     known = {int(row["pair"]): row for row in twins}
-    found = [known.get(int(row["pair"])) for row in forget]
-    if missing := found.count(None):
+    own = [known.get(int(row["pair"])) for row in forget]
+    if missing := own.count(None):
         raise UnlearnError(
             f"`reference.twins`: {missing} of {len(forget)} forget rows have no twin; write them "
             "with `axolotl-unlearn augment twins`."
         )
-    pairs = zip(forget, found, strict=True)
+    pairs = zip(forget, own, strict=True)
     if same := sum(list(a["input_ids"]) == list(b["input_ids"]) for a, b in pairs):
         raise UnlearnError(
             f"`reference.twins`: {same} of {len(forget)} forget rows are their own twins, so they "
             "would not be forgotten; change their twins."
         )
-    return found
+    return own
 
 
 class Twins:
@@ -138,16 +138,16 @@ class Asked:
     at: Tensor
     asked: ForwardSpec
 
-    def back(self, found: ForwardResult) -> ForwardResult:
+    def back(self, result: ForwardResult) -> ForwardResult:
         """What was found of the twins, at the positions of the rows."""
-        logp = found.logp.gather(1, self.at)
+        logp = result.logp.gather(1, self.at)
         if self.asked.labels is not None:
             logp = logp.where(self.asked.labels, 0.0)
         states = {}
         for layer, mask in self.asked.states.items():
             row, time = mask.nonzero(as_tuple=True)
-            states[layer] = States(found.states[layer].at(row, self.at[row, time]), mask)
-        return ForwardResult(logp, states, logits=found.logits)
+            states[layer] = States(result.states[layer].at(row, self.at[row, time]), mask)
+        return ForwardResult(logp, states, logits=result.logits)
 
 
 def _key(ids: Tensor, labels: Tensor) -> bytes:

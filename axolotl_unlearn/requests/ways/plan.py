@@ -153,13 +153,13 @@ def _each(request: Request) -> float:
     the processor, which others may share."""
     import torch
 
-    from axolotl_unlearn.checks.estimate import _tensors
+    from axolotl_unlearn.checks.estimate import shapes_of
 
     device, clock = "cpu", time.process_time
     if torch.cuda.is_available():
         device, clock = "cuda", time.monotonic
     base = Path(str(request.facts["base"]))
-    numbers = sum(int(np.prod(shape)) for _, (shape, _) in _tensors(base)) or 10**9
+    numbers = sum(int(np.prod(shape)) for _, shape in shapes_of(base)) or 10**9
     size = 1024
     a = torch.ones(size, size, device=device)
     a @ a
