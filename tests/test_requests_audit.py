@@ -210,7 +210,7 @@ NOW = {
 )
 def test_back_is_what_was_not_there_on_the_day_of_the_record(now, then, reading, back):
     line = _line("2026-001", "ab", NOW | now, then)
-    assert (line.reading, line.back) == (reading, back)
+    assert (line["reading"], line["back"]) == (reading, back)
 
 
 def test_few_held_out_rows_are_said_to_be_few():

@@ -9,6 +9,7 @@ of the record is not back.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,27 +33,8 @@ from axolotl_unlearn.requests.verdict import without_answers
 THERE = ("still said", "still known")
 
 
-@dataclass(frozen=True)
-class Line:
-    """One deleted document.
-
-    Attributes:
-        document: Its keyed id, as in the record.
-        reading: One of `metrics.audit.READINGS`; then: the reading in the record.
-        back: It is there and was not there when the record was written.
-        p, q, rank, extraction_strength, answers_said: As in the audit of an evaluation.
-    """
-
-    request: str
-    document: str
-    reading: str
-    then: str | None
-    back: bool
-    p: float | None
-    q: float | None
-    rank: float | None
-    extraction_strength: float | None
-    answers_said: int | None
+#: Of a document: as in the audit of an evaluation, and beside them its reading.
+FIGURES = ("p", "q", "rank", "extraction_strength", "answers_said")
 
 
 @dataclass(frozen=True)
@@ -60,7 +42,9 @@ class Audit:
     """What was found in a model.
 
     Attributes:
-        lines: Worst first.
+        lines: Worst first: ``request``; ``document``, by its keyed id; ``reading`` (one of
+            `metrics.audit.READINGS`) and ``then``, that of the record; ``back``: it is there and
+            was not on the day of the record; `FIGURES`.
         heldout: Number of held-out texts that the documents were compared with.
         heldout_loss, chance: Mean loss of the held-out texts, and of a uniform guess, nats a token.
         missing: Requests whose rows are gone, so that nobody can test them.
@@ -70,7 +54,7 @@ class Audit:
     """
 
     model: str
-    lines: list[Line] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)
     heldout: int = 0
     heldout_loss: float | None = None
     chance: float | None = None
@@ -84,12 +68,15 @@ class Audit:
         return self.heldout_loss is not None and self.heldout_loss >= self.chance
 
     @property
-    def back(self) -> list[Line]:
-        return [line for line in self.lines if line.back]
+    def back(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["back"]]
 
     def back_lines(self) -> list[str]:
         """A line for each document that is back."""
-        return [f"  back: {one.request} {one.document[:12]}, {one.reading}" for one in self.back]
+        return [
+            f"  back: {line['request']} {line['document'][:12]}, {line['reading']}"
+            for line in self.back
+        ]
 
     def require_tested(self, requests_dir: Path | str) -> None:
         """Raises UnlearnError where nothing was tested, or a model that knows nothing."""
@@ -103,16 +90,15 @@ class Audit:
         """The result in words."""
         if not self.lines:
             return "No deleted document to look for."
-        n, requests = len(self.lines), len({line.request for line in self.lines})
-        counts = {r: sum(line.reading == r for line in self.lines) for r in READINGS}
+        n, readings = len(self.lines), Counter(line["reading"] for line in self.lines)
+        requests = len({line["request"] for line in self.lines})
         text = (
             f"{counted(n, 'deleted document')} of {counted(requests, 'request')}, "
             f"{counted(self.heldout, 'held-out row')}: {len(self.back) or 'none is'} back "
-            f"({', '.join(f'{count} {r}' for r, count in counts.items() if count)})."
+            f"({', '.join(f'{readings[r]} {r}' for r in READINGS if readings[r])})."
         )
-        there = [line for line in self.lines if line.reading in THERE and not line.back]
-        if there:
-            text += f" {len(there)} were there when their record was written."
+        if there := sum(line["reading"] in THERE and not line["back"] for line in self.lines):
+            text += f" {there} were there when their record was written."
         # The smaller of two p-values counts, doubled, where the learned attack has one too.
         needed = (2 if self.learned else 1) * n / (1 - LEVEL)
         least = math.ceil(needed / (self.heldout + 1))
@@ -162,7 +148,7 @@ def audit_requests(
         UnlearnError: A broken ledger, a changed record, an adapter of another base.
     """
     facts, ledger = model_facts(model), Ledger(requests_dir)
-    found: dict[str, EvaluationSets] = {}
+    every: dict[str, EvaluationSets] = {}
     then: dict[tuple[str, str], dict[str, Any]] = {}
     missing, settings, is_base = [], Settings(), False
     for folder in ledger.folders():
@@ -170,7 +156,7 @@ def audit_requests(
         base = predicate["model"]["after"]["base"]
         check_base(model, facts["base"], base)
         is_base |= bool(base and facts["digest"] and facts["digest"] == base["digest"])
-        data, results = folder / "eval-data", folder / "eval" / "results.json"
+        data = folder / "eval-data"
         if find_file(data, "forget") is None:
             missing.append(folder.name)
             continue
@@ -179,17 +165,17 @@ def audit_requests(
             for name in ("member", "nonmember")
         )
         rows = read_records(find_file(data, "forget"))
-        found[folder.name] = EvaluationSets(data, rows, [], member, nonmember)
+        every[folder.name] = EvaluationSets(data, rows, [], member, nonmember)
         then |= {(folder.name, line["document"]): line for line in predicate["documents"]}
-        known = read_json(results) or {}
+        known = read_json(folder / "eval" / "results.json") or {}
         settings = Settings.read(known.get("settings", {}))
-    if not found:
+    if not every:
         return Audit(model, missing=missing)
     # Cheap and exact: the model alone decides, in float32 where it runs on the CPU.
     settings = replace(
         settings, device=device, dtype=None, batch_size=batch_size, device_map=None
     ).placed(None)
-    sets = _together(found, Path(requests_dir))
+    sets = _together(every, Path(requests_dir))
     lines, loss, chance, learned = _measured(model, sets, settings, progress)
     judged = []
     for line in lines:
@@ -202,7 +188,7 @@ def audit_requests(
 
 def _line(
     request: str, document: str, now: Mapping[str, Any], then: Mapping[str, Any] | None
-) -> Line:
+) -> dict[str, Any]:
     """What a document does now, beside what it did when the record was written."""
     before = then or {}
     said = (now["answers_said"] or 0) > (before.get("answers_said") or 0)
@@ -213,15 +199,15 @@ def _line(
         reading = "still said"
     elif reading == "still said":  # no more than on the day of the record
         reading = without_answers(now)
-    recorded = before.get("reading")
-    back = said or whole or (reading == "still known" and recorded not in THERE)
-    figures = ("p", "q", "rank", "extraction_strength", "answers_said")
-    return Line(request, document, reading, recorded, back, **{name: now[name] for name in figures})
+    back = said or whole or (reading == "still known" and before.get("reading") not in THERE)
+    line = {"request": request, "document": document, "reading": reading}
+    return line | {"then": before.get("reading"), "back": back} | {n: now[n] for n in FIGURES}
 
 
-def _badness(line: Line) -> tuple:
-    p = 1.0 if line.p is None else line.p
-    return (not line.back, READINGS.index(line.reading), p, line.request, line.document)
+def _badness(line: Mapping[str, Any]) -> tuple:
+    p = 1.0 if line["p"] is None else line["p"]
+    named = line["request"], line["document"]
+    return (not line["back"], READINGS.index(line["reading"]), p, *named)
 
 
 def _together(parts: Mapping[str, EvaluationSets], folder: Path) -> EvaluationSets:
@@ -279,28 +265,23 @@ def junit(result: Audit) -> str:
     """The audit as junit XML: one test a document, by its keyed id."""
     suites = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(suites, "testsuite", name="axolotl-unlearn request audit")
-    untested = 0
+    skipped = {(name, "rows"): "the rows of this request are gone" for name in result.missing}
     for line in result.lines:
-        case = ElementTree.SubElement(suite, "testcase", classname=line.request, name=line.document)
-        if line.back:
-            fault = ElementTree.SubElement(case, "failure", message=line.reading)
-            fault.text = ", ".join(
-                f"{name} {value}"
-                for name, value in asdict(line).items()
-                if name not in ("request", "document", "back") and value is not None
-            )
-        elif line.reading == "not measured":
-            untested += 1
-            ElementTree.SubElement(case, "skipped", message="no held-out rows and no answer")
-    for name in result.missing:
-        case = ElementTree.SubElement(suite, "testcase", classname=name, name="rows")
-        ElementTree.SubElement(case, "skipped", message="the rows of this request are gone")
-    counts = {
-        "tests": len(result.lines) + len(result.missing),
-        "failures": len(result.back),
-        "errors": 0,
-        "skipped": untested + len(result.missing),
-    }
+        where = (line["request"], line["document"])
+        if line["back"]:
+            case = ElementTree.SubElement(suite, "testcase", classname=where[0], name=where[1])
+            fault = ElementTree.SubElement(case, "failure", message=line["reading"])
+            shown = {n: line[n] for n in ("reading", "then", *FIGURES) if line[n] is not None}
+            fault.text = ", ".join(f"{name} {value}" for name, value in shown.items())
+        elif line["reading"] == "not measured":
+            skipped[where] = "no held-out rows and no answer"
+        else:
+            ElementTree.SubElement(suite, "testcase", classname=where[0], name=where[1])
+    for (request, name), why in skipped.items():
+        case = ElementTree.SubElement(suite, "testcase", classname=request, name=name)
+        ElementTree.SubElement(case, "skipped", message=why)
+    counts = {"tests": len(suite), "failures": len(result.back), "errors": 0}
+    counts["skipped"] = len(skipped)
     suite.attrib.update({name: str(count) for name, count in counts.items()})
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"

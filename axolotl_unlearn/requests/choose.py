@@ -143,7 +143,7 @@ def _named_by(rows: Sequence[Source], wanted: Wanted) -> Iterator[tuple[set[str]
         cure = f"rows have {', '.join(fields)}"
         if name.split(".")[0] in fields:
             cure = "--person NAME looks into their texts"
-        values = {row.id: _values(row.row, name.split(".")) for row in rows}
+        values = {row.id: values_at(row.row, name.split(".")) for row in rows}
         yield *equal(values, value), f"--where {name}={value} fits none of {count} rows; {cure}."
     for text in wanted.contains:
         plain = normal_form(text)
@@ -180,12 +180,12 @@ def _named_by(rows: Sequence[Source], wanted: Wanted) -> Iterator[tuple[set[str]
         yield ids, ids, f"--matches fits none of {count} rows."
 
 
-def _values(value: Any, way: Sequence[str]) -> list[str]:
-    """What stands at a field, as texts; several for a list."""
+def values_at(value: Any, way: Sequence[str]) -> list[str]:
+    """What stands at a field (``meta.person`` is a way of two), as texts; several for a list."""
     if isinstance(value, (list, tuple)):
-        return [found for part in value for found in _values(part, way)]
+        return [text for part in value for text in values_at(part, way)]
     if way:
-        return _values(value.get(way[0]), way[1:]) if isinstance(value, Mapping) else []
+        return values_at(value.get(way[0]), way[1:]) if isinstance(value, Mapping) else []
     return [] if value is None or isinstance(value, Mapping) else [str(value)]
 
 

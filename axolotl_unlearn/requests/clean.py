@@ -53,21 +53,13 @@ def plan(
         items = [item for item in items if item.kind != "log-probs"]
     kept = [path for path in _named(manifests, "retained") if path.is_file()]
     # Prepared data alone: a list that was tampered with may name any place.
-    outside = [
-        item.path.parent
-        for item in items
-        if item.why is None and not within(item.path.resolve(), out.resolve())
-    ]
+    free = [item.path.parent for item in items if item.why is None]
+    outside = [path for path in free if not within(path.resolve(), out.resolve())]
     texts = ((t for path in files for _, row in read_rows(path) for t in strings(row))
              for files in (sources, kept))  # fmt: skip
-    return Plan(
-        out,
-        Texts.of(*texts),
-        [out, *outside, *hub_cache(), *places],
-        [str(out), *(str(one.parent) for one in manifests)],
-        items,
-        sources,
-    )
+    models = [str(out), *(str(one.parent) for one in manifests)]
+    searched = [out, *outside, *hub_cache(), *places]
+    return Plan(out, Texts.of(*texts), searched, models, items, sources)
 
 
 def clean(planned: Plan) -> Found:

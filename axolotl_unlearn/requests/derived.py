@@ -32,7 +32,6 @@ ORIGINS = (
     *(ADAPTER_CONFIG, "config.json", "mergekit_config.yml", "merge.yml", "merge.json"),
     *("unlearn_base.json", "README.md"),
 )
-_WEIGHTS = (".safetensors", ".gguf")
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,7 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
         UnlearnError: The request was not carried out, or a place does not exist.
     """
     request = Request.load(folder)
-    known, root = _known(request), request.root
-    digests: dict[Path, str] = {}
+    known, digests = _known(request), {}
     for place in places:
         if not place.exists():
             raise UnlearnError(f"{place} does not exist; name folders that hold models.")
@@ -80,14 +78,14 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
             spec = ModelSpec("", str(model))
             digests[model] = weights_digest(spec) if model.is_dir() else ""
     left = [m for m in digests if m.resolve() not in known.paths and digests[m] not in known.clean]
-    found: list[Derived] = []
-    while new := [(m, why) for m in left if (why := _why(m, digests[m], known, root))]:
+    models: list[Derived] = []
+    while new := [(m, why) for m in left if (why := _why(m, digests[m], known, request.root))]:
         for model, why in new:
-            found.append(Derived(model, why, size_of(model)))
+            models.append(Derived(model, why, size_of(model)))
             known.paths.add(model.resolve())
             known.digests |= {digests[model]} - {""}
         left = [model for model in left if model.resolve() not in known.paths]
-    return sorted(found, key=lambda one: one.path)
+    return sorted(models, key=lambda one: one.path)
 
 
 def _known(request: Request) -> _Known:
@@ -106,14 +104,15 @@ def _known(request: Request) -> _Known:
         model = read(folder)["predicate"]["model"]
         clean = known.clean if number >= mine else known.digests
         clean.update({model["after"]["digest"]} - {None})
-        if number <= mine:
-            known.digests |= {model["before"]["digest"]} - {None}
-            other = Request.load(folder)
-            source = str(other.facts["before"]["adapter"] or other.facts["before"]["model"])
-            if (place := other.root / source).exists():
-                known.paths.add(place.resolve())
-            else:
-                known.names.add(source)
+        if number > mine:
+            continue
+        known.digests |= {model["before"]["digest"]} - {None}
+        other = Request.load(folder)
+        source = str(other.facts["before"]["adapter"] or other.facts["before"]["model"])
+        if (place := other.root / source).exists():
+            known.paths.add(place.resolve())
+        else:
+            known.names.add(source)
     bases = [request.root / str(request.facts["base"]), request.path("model")]
     safe = {digest for place in bases for digest in _tensors(place, rounded=True)}
     known.tensors = {one for place in known.paths for one in _tensors(place, rounded=True)} - safe
@@ -179,25 +178,27 @@ def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
     """
     import torch
 
-    from axolotl_unlearn.merging.sources import Tensors
-
-    def sha(array: Any) -> str:
-        return hashlib.sha256(array.astype("<f4").tobytes()).hexdigest()
+    from axolotl_unlearn.merging.weights import Tensors
 
     kinds = (torch.float32, *((torch.bfloat16, torch.float16) if rounded else ()))
-    files = [p for p in sorted(model.glob("*")) if p.suffix in _WEIGHTS]
-    for file in [model] if model.is_file() else files:
+    for file in [model] if model.is_file() else sorted(model.glob("*")):
+        arrays: Iterable[Any] = ()
         if file.suffix == ".gguf":
             from gguf import dequantize
 
-            for one in _gguf(file).tensors:
-                if one.tensor_type.name in ("F32", "F16", "BF16") and one.n_elements > 1:
-                    yield sha(dequantize(one.data, one.tensor_type))
-            continue
-        opened = Tensors.of_file(file)
-        for tensor in map(opened.__getitem__, opened):
-            if tensor.is_floating_point() and tensor.numel() > 1:
-                yield from (sha(tensor.to(kind).float().numpy()) for kind in kinds)
+            plain = ("F32", "F16", "BF16")
+            arrays = (
+                dequantize(one.data, one.tensor_type)
+                for one in _gguf(file).tensors
+                if one.tensor_type.name in plain
+            )
+        elif file.suffix == ".safetensors":
+            opened = Tensors.of_file(file)
+            tensors = (one for one in map(opened.__getitem__, opened) if one.is_floating_point())
+            arrays = (one.to(kind).float().numpy() for one in tensors for kind in kinds)
+        for array in arrays:
+            if array.size > 1:
+                yield hashlib.sha256(array.astype("<f4").tobytes()).hexdigest()
 
 
 def _gguf(path: Path) -> Any:

@@ -81,35 +81,35 @@ def erase(planned: Plan) -> dict[str, Any]:
         request. The record has ids in the place of names outside its folder.
     """
     folder = planned.folder
-    ledger, statement = Ledger(folder.parent), read(folder)
-    name = statement["predicate"]["request"]["id"]
-    known = folder / ERASED
-    before = (read_json(known) or {"removed": []})["removed"]
+    ledger, known = Ledger(folder.parent), folder / ERASED
     places = [_facts(item, folder) for item in planned.removable]
     again = {one["path"] for one in places}
     # What a killed run has not come to is no removed place.
     removed = [
         one
-        for one in before
+        for one in (read_json(known) or {"removed": []})["removed"]
         if one["path"] not in again and not os.path.lexists(folder / one["path"])
     ] + places
 
-    def public(one: Mapping[str, Any]) -> dict[str, Any]:
-        """In a record: the name of a file may be that of a person."""
-        if not one["path"].startswith(".."):
-            return dict(one)
-        rest = {key: value for key, value in one.items() if key != "path"}
-        return rest | {"hmac-sha256": ledger.keyed(one["path"])}
+    def public(ones: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """In a record: the name of a file outside may be that of a person."""
+        return [
+            {"hmac-sha256": ledger.keyed(one["path"])} | {k: one[k] for k in one if k != "path"}
+            if one["path"].startswith("..")
+            else dict(one)
+            for one in ones
+        ]
 
     def counts(found: Mapping[Path, int], what: str) -> list[dict[str, Any]]:
-        return [{"path": os.path.relpath(path, folder), what: count}
-                for path, count in sorted(found.items())]  # fmt: skip
+        each = sorted(found.items())
+        return [{"path": os.path.relpath(path, folder), what: count} for path, count in each]
 
     suppress(folder.parent)
     # Before anything goes: a run that is killed leaves a trace of what it was about to remove.
-    ledger.append("erasing", name, places=[public(one) for one in places])
+    name = read(folder)["predicate"]["request"]["id"]
+    ledger.append("erasing", name, places=public(places))
     write_json(known, {"removed": removed})
-    found = planned.look(removing=True)
+    found, texts = planned.look(removing=True), planned.texts
     listed = {
         "removed": removed,
         "kept": [_facts(item, folder) for item in planned.items if item.why is not None],
@@ -119,16 +119,15 @@ def erase(planned: Plan) -> dict[str, Any]:
     erased = {
         "time": now(),
         "bytes": sum(one["bytes"] for one in removed),
-        "windows": planned.texts.whole,
-        "names": len(planned.texts.windows) - planned.texts.whole,
-        "too_short": planned.texts.too_short,
+        "windows": texts.whole,
+        "names": len(texts.windows) - texts.whole,
+        "too_short": texts.too_short,
         "searched_files": found.files,
         "unsearched_files": len(found.unsearched) + len(found.unreadable),
         "unsearched": found.not_searched(),
     }
     write_json(known, erased | listed)
-    public_lists = {part: [public(one) for one in ones] for part, ones in listed.items()}
-    amend(folder, "erased", erased=erased | public_lists)
+    amend(folder, "erased", erased=erased | {part: public(ones) for part, ones in listed.items()})
     return erased | listed
 
 
@@ -233,10 +232,9 @@ def _keeper(request: Request, roots: list[Path]) -> Callable[[Path], str | None]
         why = f"request {name!r}, which was not carried out yet, begins with it"
         if name not in done:
             needed += [(source, why) for source in (before["adapter"], before["model"])]
-    used: dict[Path, str] = {}
-    for source, why in needed:
-        if source and Path(source).exists():
-            used.setdefault(Path(source).resolve(), why)
+    there = [(Path(source), why) for source, why in needed if source]
+    # Of two reasons the first.
+    used = {path.resolve(): why for path, why in reversed(there) if path.exists()}
 
     def reason(path: Path) -> str | None:
         real = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()

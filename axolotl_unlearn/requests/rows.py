@@ -76,15 +76,14 @@ def training_rows(config: Mapping[str, Any], key: str = "datasets") -> list[Sour
     Raises:
         UnlearnError: No dataset, or one that cannot be read.
     """
-    found: dict[str, Source] = {}
+    rows: dict[str, Source] = {}
     given = entries(config, key)
     if not given:
         raise UnlearnError(f"the config has no `{key}`; give the config that made the model.")
     for number, entry in enumerate(given):
         for row in _rows_of(entry, f"{key}[{number}]"):
-            one = Source(row_id(row), row, number)
-            found.setdefault(one.id, one)
-    return list(found.values())
+            rows.setdefault(row_id(row), Source(row_id(row), row, number))
+    return list(rows.values())
 
 
 def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
@@ -104,18 +103,16 @@ def _rows_of(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     try:
         if entry.get("type") == "pretrain":  # as Axolotl's streams are opened
             names = ("path", "name", "data_files", "split")
-            given = {"split": "train"} | {n: entry[n] for n in names if entry.get(n)}
-            found = load_dataset(**given)
+            rows = load_dataset(**{"split": "train"} | {n: entry[n] for n in names if entry.get(n)})
         else:
-            found = load_dataset_with_config(DictDefault({**entry}), False)
+            rows = load_dataset_with_config(DictDefault({**entry}), False)
     except (ValueError, OSError) as error:
         raise UnlearnError(
             f"`{where}.path: {entry.get('path')}` cannot be read ({type(error).__name__}); the "
             "rows that made the model are needed."
         ) from None
-    if isinstance(found, dict):
-        found = found[entry.get("split") or "train"]
-    return [dict(row) for row in found][first:]
+    rows = rows[entry.get("split") or "train"] if isinstance(rows, dict) else rows
+    return [dict(row) for row in rows][first:]
 
 
 @dataclass(frozen=True)

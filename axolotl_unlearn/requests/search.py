@@ -57,19 +57,17 @@ class Texts:
         """
         windows: set[tuple[str, ...]] = set()
         too_short = 0
-        for text in set(deleted):
-            found = words(text)
-            if len(found) < SHORTEST and not _telling(found):
+        for found in map(words, set(deleted)):
+            if len(found) >= SHORTEST or _telling(found):
+                windows.update(in_a_row(found, min(WINDOW, len(found))))
+            else:
                 too_short += bool(found)
-                continue
-            windows.update(in_a_row(found, min(WINDOW, len(found))))
-        sizes = tuple(sorted({len(window) for window in windows}))
-        for text in set(kept):
-            found = words(text)
+        sizes = {len(window) for window in windows}
+        for found in map(words, set(kept)):
             for size in sizes:
                 windows.difference_update(in_a_row(found, size))
-        sizes = tuple(sorted({len(window) for window in windows}))
         keys = tuple({max(window, key=len) for window in windows})
+        sizes = tuple(sorted({len(window) for window in windows}))
         return cls(frozenset(windows), sizes, keys if len(keys) <= _KEYS else (), too_short)
 
     @property
@@ -164,58 +162,44 @@ def search(
 
 def _files(places: Iterable[Path], skipped: set[Path], found: Found) -> Iterator[Path]:
     """Files, and folders of git repositories; each by its real path once."""
-    seen: set[Path] = set()
-
-    def walk(place: Path) -> Iterator[Path]:
-        real = place.resolve()
-        if real in seen or real in skipped:
-            return
+    pending = list(places)[::-1]
+    # A link must not lead to the whole disk; what was asked for is searched all the same.
+    asked, seen = {place.resolve() for place in pending}, set(skipped)
+    above = {folder for place in asked for folder in place.parents}
+    above = {folder for folder in above if asked.isdisjoint([folder, *folder.parents])} | _SYSTEM
+    while pending:
+        place = pending.pop()
+        if (real := place.resolve()) in seen:
+            continue
         seen.add(real)
         if place.is_file():
             yield place
+        elif place.is_dir() and place.name in _SKIPPED:
+            found.unsearched[place] = f"folders called {place.name}"
+        elif place.is_dir() and real in above:
+            found.unsearched[place] = "links to folders above or of the system"
         elif place.is_dir():
-            if place.name in _SKIPPED:
-                found.unsearched[place] = f"folders called {place.name}"
-                return
-            if real in above or real in _SYSTEM:
-                found.unsearched[place] = "links to folders above or of the system"
-                return
             try:
                 inside = sorted(place.iterdir())
             except OSError:
                 found.unreadable.append(place)
-                return
+                continue
             if is_git(place):
                 yield place
                 inside = [path for path in inside if path.name != "objects"]
-            for path in inside:
-                yield from walk(path)
-
-    places = list(places)
-    # A link must not lead to the whole disk; what was asked for is searched all the same.
-    asked = {place.resolve() for place in places}
-    above = {folder for place in asked for folder in place.parents}
-    above = {folder for folder in above if asked.isdisjoint([folder, *folder.parents])}
-    for place in places:
-        yield from walk(place)
+            pending += inside[::-1]
 
 
 def row_texts(path: Path) -> list[str]:
     """Every text of a file of JSON lines with a field ``row``, as a request keeps them."""
-    found: list[str] = []
-    if path.is_file():
-        for row in read_json_lines(path):
-            row = row.get("row", row)
-            found += [*strings(row), *_numbers(row)]
-    return found
+    rows = (row.get("row", row) for row in read_json_lines(path)) if path.is_file() else ()
+    return [text for row in rows for text in (*strings(row), *_numbers(row))]
 
 
 def _numbers(value: Any) -> Iterator[str]:
     """Numbers that may name somebody: a telephone, a policy."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list):
-        for one in value:
+    if isinstance(value, (Mapping, list)):
+        for one in value.values() if isinstance(value, Mapping) else value:
             yield from _numbers(one)
     elif isinstance(value, int) and abs(value) >= 10**LEAST_DIGITS:
         yield str(value)

@@ -116,7 +116,7 @@ def audited(model: Path, requests: Path) -> dict[str, Any]:
     found = audit_requests(str(model), requests, device="cpu")
     readings: dict[str, Counter] = {}
     for line in found.lines:
-        readings.setdefault(line.request, Counter())[line.reading] += 1
+        readings.setdefault(line["request"], Counter())[line["reading"]] += 1
     return {"says": found.says, "back": len(found.back), "readings": readings}
 
 

@@ -140,9 +140,9 @@ def together(model: Path, requests: Path, out: Path, kept: Path) -> dict[str, An
     found = audit_requests(str(model), requests, device="cpu")
     return {
         "says": found.says,
-        "rows": Counter(line.reading for line in found.lines),
+        "rows": Counter(line["reading"] for line in found.lines),
         "back": len(found.back),
-        "answers_said": sum(line.answers_said or 0 for line in found.lines),
+        "answers_said": sum(line["answers_said"] or 0 for line in found.lines),
         "learned": found.learned,
         "kept": said(out, kept, model)["datasets"],
     }

@@ -121,7 +121,7 @@ def _points(
     request: Request, folder: Path | None, records: list[dict[str, Any]]
 ) -> Iterable[tuple[float, float]]:
     """(rows read, seconds) of trainings of this model that were measured."""
-    config = read_config(request.path("finetune.yml"))
+    config, trained = read_config(request.path("finetune.yml")), request.facts["counts"]["trained"]
     if folder is not None:
         facts = shards.load(folder)
         for name, seconds in facts["seconds"].items():
@@ -129,15 +129,13 @@ def _points(
             if step != name and seconds and (reads := shards.reads(facts, step)):
                 yield reads * shards.passes(config, facts["slices"]), seconds
     for record in records:
-        way, seconds = record.get("way", {}), record.get("seconds", {})
-        if way.get("way") == "retrain" and seconds.get("retrain"):
-            trained = request.facts["counts"]["trained"]
+        way, seconds = record["way"], record["seconds"]
+        if way["way"] == "retrain" and seconds.get("retrain"):
             yield way["rows"]["trained"] * passes(config, trained), seconds["retrain"]
-        elif way.get("way") == "match" and seconds.get("teacher"):
+        elif way["way"] == "match" and seconds.get("teacher"):
             yield _taught(request), seconds["teacher"]
     log = request.root / str(config.get("output_dir")) / "debug.log"
-    said = _RUNTIME.findall(log.read_text("utf-8", "replace")) if log.is_file() else ()
-    if said:
+    if said := _RUNTIME.findall(log.read_text("utf-8", "replace")) if log.is_file() else ():
         yield _whole(request), START + float(said[-1])
 
 
@@ -180,14 +178,10 @@ def _cost(
         reads = _reads(way, request, folder)
     except UnlearnError as error:
         return Cost(way, SHOWS[way], closed=str(error))
-    measured = [
-        record["seconds"]["measure"]
-        for record in records
-        if record.get("way", {"way": "match"})["way"] == way and record["seconds"].get("measure")
-    ]
     from axolotl_unlearn.checks.estimate import memory
     from axolotl_unlearn.config import parse_unlearn
 
+    measured = [r["seconds"].get("measure") for r in records if r["way"]["way"] == way]
     seconds = line.seconds(reads)
     config = read_config(request.path("forget.yml" if way == "match" else "finetune.yml"))
     block = parse_unlearn(config.get("unlearn") or {} if way == "match" else {})
@@ -196,7 +190,7 @@ def _cost(
         SHOWS[way],
         round(seconds, 1),
         line.by,
-        measured[-1] if measured else None,
+        next((one for one in reversed(measured) if one), None),
         memory(config, block, int(config.get("sequence_len") or 2048)).get("at_least"),
         sum(reads),
         round((seconds - line.start) / line.each) if way == "match" else None,

@@ -8,7 +8,7 @@ last steps. A row of slice ``k`` is deleted by steps ``k`` to the last of its sh
 
     shards.json       what was made, how, and the SHA-256 of the weights of every step
     shards.key        of the hash: who has it can guess who is in which shard
-    rows/ configs/    S-K-*.jsonl and S-K.yml: rows of a slice, config of a step
+    rows/S-K-*.jsonl  rows of a slice
     steps/S-K/        what a step ended with: an adapter or a model
     merge.yml model/  mergekit's recipe and the served model
 """
@@ -33,7 +33,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.merging.recipe import Recipe
 from axolotl_unlearn.requests import rows as rows_of
-from axolotl_unlearn.requests.choose import mentions
+from axolotl_unlearn.requests.choose import mentions, values_at
 from axolotl_unlearn.requests.request import (
     Request,
     digest,
@@ -48,7 +48,7 @@ from axolotl_unlearn.requests.ways import PROOF
 
 SCHEMA = 2
 FACTS, KEY, CONFIG, MERGE = "shards.json", "shards.key", "finetune.yml", "merge.yml"
-KINDS = ("steps", "rows", "configs")
+KINDS = ("steps", "rows")
 #: Fields that say to whom a row belongs, if `--by` does not: the first that a row has.
 BY = ("document", "id")
 METHODS = ("linear", "ties", "dare_linear", "dare_ties")
@@ -89,15 +89,8 @@ def place(key: bytes, unit: str, count: int, slices: int) -> tuple[int, int]:
 
 def unit(row: Mapping[str, Any], by: str | None) -> str | None:
     """To whom or what a row belongs; None if it does not say."""
-    for field in [by] if by else BY:
-        value: Any = row
-        for part in field.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if isinstance(value, (list, tuple)):
-            value = value[0] if value else None
-        if value is not None and not isinstance(value, Mapping):
-            return str(value)
-    return None
+    fields = [by] if by else BY
+    return next((text for field in fields for text in values_at(row, field.split("."))), None)
 
 
 # --- making them ---------------------------------------------------------------------------------
@@ -141,8 +134,6 @@ def train_shards(
     facts = described | _cut(config_path, config, out, sharding, known)
     write_json(out / FACTS, facts)
     chain = Chain(out, config, facts)
-    for step in chain.steps:
-        chain.configure(step)
     work = private_folder(out / "work")
     with held(work) as lock:
         run = Steps(work, lock, console=console or Console())
@@ -189,17 +180,13 @@ def _cut(
     elsewhere = sum(
         any(home[other] != home[one] for other in others) for one, others in mentions(units).items()
     )
-    return _counts(slices, sharding.by) | {"unnamed": unnamed, "elsewhere": elsewhere}
+    return _counts(slices) | {"unnamed": unnamed, "elsewhere": elsewhere}
 
 
-def _counts(slices: Mapping[str, rows_of.Parts], by: str | None) -> dict[str, Any]:
-    """Rows and people of the slices that have any."""
-    every = {name: [r for part in parts for r in part] for name, parts in sorted(slices.items())}
-    whose = {name: {unit(r, by) or row_id(r) for r in rows} for name, rows in every.items()}
-    return {
-        "rows": {name: len(rows) for name, rows in every.items() if rows},
-        "units": {name: len(found) for name, found in whose.items() if found},
-    }
+def _counts(slices: Mapping[str, rows_of.Parts]) -> dict[str, Any]:
+    """Rows of the slices that have any."""
+    counts = {name: sum(map(len, parts)) for name, parts in sorted(slices.items())}
+    return {"rows": {name: count for name, count in counts.items() if count}}
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -262,15 +249,15 @@ class Chain:
             file for name in _until(step) for file in rows_of.files_of(self.folder / "rows", name)
         ]
 
-    def configure(self, step: str) -> None:
+    def configure(self, step: str) -> Path:
         """Write the config of a step."""
-        config = self.config
+        config, work = self.config, self.folder / "work"
         made = rows_of.training(
             config,
             sorted(self.files(step), key=lambda file: file[0]),
             rows_of.files_of(self.folder / "rows", "test"),
             self.place(step),
-            self.folder / "work" / "prepared" / step,
+            work / "prepared" / step,
         )
         made["num_epochs"] = passes(config, self.facts["slices"])
         if before := [name for name in _until(step)[:-1] if name in self.all]:
@@ -280,14 +267,15 @@ class Chain:
             else:
                 made.setdefault("tokenizer_config", str(config["base_model"]))
                 made["base_model"] = start
-        path = self.folder / "configs" / f"{step}.yml"
+        path = work / f"{step}.yml"
         write_yaml(path, "Written by axolotl-unlearn: a step of a shard.", made)
+        return path
 
     def make(self, run: Steps, out: Path | None = None) -> None:
         """Train the steps one after the other; merge, beside the steps or to ``out``."""
         run.threads, run.processes = self.facts["threads"], self.facts["processes"]
         for step in self.steps:
-            config = self.folder / "configs" / f"{step}.yml"
+            config = self.configure(step)
             title = "shard {}, slices 1 to {}".format(*step.split("-"))
             inputs = [config, *(path for _, path in self.files(step))]
             if run.due(f"shard-{step}", title, inputs=inputs):
@@ -404,9 +392,6 @@ def prepare(request: Request) -> dict[str, Any]:
     for name in again:
         shutil.rmtree(new / "steps" / name, ignore_errors=True)
         rows_of.write_parts(new / "rows", name, rows.get(name, []))
-    chain = Chain(new, rows_of.read_config(request.path("finetune.yml")), made, again)
-    for step in chain.steps:
-        chain.configure(step)
     write_json(new / FACTS, made)
     trained = sum(made["rows"].values())
     return {
@@ -440,7 +425,7 @@ def affected(
             f"{folder}: {len(missing)} rows of the request are in no shard; make the request with "
             "the data of the shards."
         )
-    counts = _counts(left, facts["by"])
+    counts = _counts(left)
     if not counts["rows"]:
         raise UnlearnError(f"{folder}: no row is left to train on; choose fewer.")
     first: dict[int, int] = {}
@@ -504,8 +489,6 @@ def install(request: Request) -> None:
             _copy(folder / kind, old / kind)
         _copy(chain.folder / kind, folder / kind)
     own = Chain(folder, chain.config, chain.facts)
-    for step in own.all:
-        own.configure(step)
     own.recipe()
     write_json(
         folder / FACTS,
