@@ -7,7 +7,7 @@ import re
 import click
 
 from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import PATH
+from axolotl_unlearn.cli._options import PATH, say
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES
 
@@ -59,8 +59,6 @@ def command(parents, base, out, recipe, overwrite, force, weights, **options) ->
     Example:
       axolotl-unlearn merge --parents out/over out/under --base out/memorised --out out/merged
     """
-    from rich.progress import Progress
-
     from axolotl_unlearn.merging.run import merge, merge_from_recipe
 
     if recipe is not None:
@@ -72,17 +70,10 @@ def command(parents, base, out, recipe, overwrite, force, weights, **options) ->
     if missing := [name for name, value in needed.items() if not value]:
         says = " and ".join(missing)
         raise UnlearnError(f"merge needs {says}: see `axolotl-unlearn merge --help`.")
-    with Progress(transient=True) as bar:
-        task = bar.add_task("merging", total=None)
-        shared = {
-            "overwrite": overwrite,
-            "force": force,
-            "log": lambda line: bar.console.print(line, highlight=False, soft_wrap=True),
-            "progress": lambda done, total: bar.update(task, completed=done, total=total),
-        }
-        if recipe is not None:
-            folder = merge_from_recipe(recipe, out, **shared)
-        else:
-            folder = merge(parents, base, out, weights=weights or None, **options, **shared)
+    shared = {"overwrite": overwrite, "force": force, "log": say, "progress": True}
+    if recipe is not None:
+        folder = merge_from_recipe(recipe, out, **shared)
+    else:
+        folder = merge(parents, base, out, weights=weights or None, **options, **shared)
     answer(model=folder)
     click.echo(f"Merged {len(parents) or 'the same'} parents into {folder}")

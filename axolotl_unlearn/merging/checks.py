@@ -32,15 +32,24 @@ def check(
     warnings: list[str] = []
     for parent in parents:
         check_shapes(base, parent)
-        warnings += _tokenizer(base, parent, force)
-        warnings += _same_base(base, parent, force)
-    for parent in parents:
-        check_finite(parent)
+        warnings += _tokenizer(base, parent, force) + _same_base(base, parent, force)
+    for source in (*parents, *(() if recipe.space == "factors" else (base,))):
+        # A NaN in one adapter would poison the merge in silence.
+        if broken := source.tensors.scan[1]:
+            raise UnlearnError(
+                f"{source.path}: tensor {broken} holds NaN or infinity: that run diverged, train "
+                "it again."
+            )
     if recipe.space == "factors":
         _factors(parents)
-        warnings += _initialisation(parents, force)
-    else:
-        check_finite(base)
+        for other, cosine in zip(parents[1:], initialisation_cosines(parents), strict=True):
+            if cosine < SAME_INIT:
+                warnings += _refuse(
+                    f"{parents[0].path} and {other.path} did not start from the same LoRA weights "
+                    f"(cosine of their A factors {cosine:.3f}), so their factors have no common "
+                    "axes: train both with one seed, or use --space delta",
+                    force,
+                )
     return warnings
 
 
@@ -63,40 +72,22 @@ def check_output(out: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> 
         )
 
 
-def check_finite(source: Parent) -> None:
-    """A NaN in one adapter would poison the merge in silence."""
-    broken = source.tensors.scan[1]
-    if broken is not None:
-        raise UnlearnError(
-            f"{source.path}: tensor {broken} holds NaN or infinity: that run diverged, train it "
-            "again."
-        )
-
-
 def check_shapes(base: Model, parent: Parent) -> None:
-    """Raise where the parent's tensors are not those of the base."""
-    _tied(base, parent)
-    _architecture(base, parent)
+    """Raise where the parent's tensors are not those of the base.
 
-
-def _tied(base: Model, parent: Parent) -> None:
-    """PEFT adds what one of two tied matrices learned to both; the merge would to one."""
-    if not base.tied or not isinstance(parent, Adapter):
-        return
-    names = [*parent.factors, *([] if parent.keeps_ties else parent.replaced)]
-    for name in names:
-        if name.removesuffix(".weight").rpartition(".")[2] in ENDS:
-            raise UnlearnError(
-                f"{parent.path} adapts {name}, which the base {base.path} uses as embeddings and "
-                "as head: adapted they are two matrices, and the base has one; take it out of the "
-                "LoRA and train again."
-            )
-
-
-def _architecture(base: Model, parent: Parent) -> None:
-    names = (
-        set(parent.tensors) if isinstance(parent, Model) else {*parent.factors, *parent.replaced}
-    )
+    Of tied matrices PEFT adds what one learned to both; the merge would to one.
+    """
+    names = set(parent.tensors)
+    if isinstance(parent, Adapter):
+        names = {*parent.factors, *parent.replaced}
+        tied = [*parent.factors, *([] if parent.keeps_ties else parent.replaced)]
+        for name in tied if base.tied else ():
+            if name.removesuffix(".weight").rpartition(".")[2] in ENDS:
+                raise UnlearnError(
+                    f"{parent.path} adapts {name}, which the base {base.path} uses as embeddings "
+                    "and as head: adapted they are two matrices, and the base has one; take it out "
+                    "of the LoRA and train again."
+                )
     strange = names - set(base.tensors)
     if isinstance(parent, Model):
         ours, theirs = (
@@ -175,14 +166,12 @@ def tokenizer_difference(first: Any, second: Any) -> str | None:
         set(second.all_special_tokens) - {second.pad_token}
     ):
         return "other special tokens"
-    texts = [PROBE, *(first.decode([number]) for number in sorted(vocabulary.values()))]
-    for add_special_tokens in (True, False):
-        given = texts[:1] if add_special_tokens else texts
-        ids = [
-            one(given, add_special_tokens=add_special_tokens)["input_ids"]
-            for one in (first, second)
-        ]
-        if ids[0] != ids[1]:
+    every = [first.decode([number]) for number in sorted(vocabulary.values())]
+    for special, texts in ((True, [PROBE]), (False, [PROBE, *every])):
+        ours, theirs = (
+            one(texts, add_special_tokens=special)["input_ids"] for one in (first, second)
+        )
+        if ours != theirs:
             return "the same text has other tokens"
     return None
 
@@ -199,8 +188,7 @@ def _same_base(base: Model, parent: Parent, force: bool) -> list[str]:
                 "another hash): give the base it started from, train it again",
                 force,
             )
-        file = folder / "adapter_config.json"
-        if named is None and file.exists():
+        if named is None and (file := folder / "adapter_config.json").exists():
             named = Path(read_json(file).get("base_model_name_or_path") or "/nowhere")
     if named is not None and named.resolve() == base.path.resolve():
         weights = parent.path / "adapter_model.safetensors"
@@ -254,10 +242,8 @@ def _factors(parents: Sequence[Parent]) -> None:
         elif one.replaced:
             fault = f"{one.path} holds fully trained tensors ({next(iter(one.replaced))})"
         elif first.rank != one.rank:
-            fault = (
-                f"{first.path} has LoRA rank {first.rank} and {one.path} rank {one.rank}: a factor "
-                "merge needs one rank"
-            )
+            ranks = f"{first.path} has LoRA rank {first.rank} and {one.path} rank {one.rank}"
+            fault = f"{ranks}: a factor merge needs one rank"
         elif other := set(first.factors) ^ set(one.factors):
             fault = f"{first.path} and {one.path} do not adapt the same modules ({min(other)})"
         if fault:
@@ -271,25 +257,12 @@ def initialisation_cosines(parents: Sequence[Adapter]) -> list[float]:
     training; adapters of different draws have a cosine of about 0 throughout.
     """
 
-    def starts(parent: Adapter) -> list[torch.Tensor]:
-        return [parent.tensors[key].float().flatten() for key, _ in parents[0].factors.values()]
-
-    first = starts(parents[0])
-    pairs = [zip(first, starts(other), strict=True) for other in parents[1:]]
-    return [fmean(torch.cosine_similarity(a, b, dim=0).item() for a, b in some) for some in pairs]
-
-
-def _initialisation(parents: Sequence[Adapter], force: bool) -> list[str]:
-    warnings: list[str] = []
-    for other, cosine in zip(parents[1:], initialisation_cosines(parents), strict=True):
-        if cosine < SAME_INIT:
-            warnings += _refuse(
-                f"{parents[0].path} and {other.path} did not start from the same LoRA weights "
-                f"(cosine of their A factors {cosine:.3f}), so their factors have no common axes: "
-                "train both with one seed, or use --space delta",
-                force,
-            )
-    return warnings
+    pairs = []
+    for other in parents[1:]:
+        keys = [a for a, _ in parents[0].factors.values()]
+        starts = ((one.tensors[a].float().flatten() for one in (parents[0], other)) for a in keys)
+        pairs.append(fmean(torch.cosine_similarity(*two, dim=0).item() for two in starts))
+    return pairs
 
 
 def _refuse(sentence: str, force: bool) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 
 import torch
@@ -35,12 +35,10 @@ def merge_delta(recipe: Recipe, name: str, base: Tensor, parents: Sequence[Tenso
     """One full-weight tensor of the merged model, by mergekit. All tensors of one shape."""
     from mergekit.merge_methods.api import merge_tensors
 
-    parameters = {**recipe.delta_parameters(), "weight": list(recipe.weights or ())}
-    method = MERGEKIT[recipe.method][0]
+    how = {"parameters": {**recipe.delta_parameters(), "weight": list(recipe.weights or ())}}
     with seeded(recipe.seed, name):
-        return merge_tensors(
-            [base, *parents], method, parameters=parameters, base_index=0, name=name
-        )
+        tensors, method = [base, *parents], MERGEKIT[recipe.method]
+        return merge_tensors(tensors, method, base_index=0, name=name, **how)
 
 
 def _multipliers(recipe: Recipe, scalings: Sequence[float], side: str) -> list[float]:
@@ -84,18 +82,19 @@ def merge_factor(
 
 
 def merge_factors(
-    recipe: Recipe, parents: Sequence[Adapter], done: Callable[[], None] = lambda: None
+    recipe: Recipe, parents: Sequence[Adapter], progress: bool = False
 ) -> dict[str, Tensor]:
     """Every factor merged on its own in float32; the result has scaling 1 (alpha = r).
 
     Equals PEFT's ``add_weighted_adapter`` at weights w (scale: sum for linear, dare_linear and
     magnitude_prune, average for ties and dare_ties), bit for bit unless drops are random.
     """
-    merged = {}
-    for name, keys in parents[0].factors.items():
+    from rich.progress import track
+
+    pairs, merged = parents[0].factors, {}
+    for name in track(pairs, "merging", transient=True, disable=not progress):
         scalings = [parent.scaling(name) for parent in parents]
-        for key in keys:
+        for key in pairs[name]:
             factors = [parent.tensors[key].float() for parent in parents]
             merged[key] = merge_factor(recipe, key, factors, scalings)
-        done()
     return merged

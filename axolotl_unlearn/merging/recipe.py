@@ -19,14 +19,14 @@ from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 
-#: Our name -> mergekit's on full weights, and the source. Breadcrumbs removes the largest `gamma`
-#: and the smallest entries: with gamma 0 that is pruning by magnitude, to the last bit.
+#: Our name -> mergekit's on full weights. Breadcrumbs removes the largest `gamma` and the smallest
+#: entries: with gamma 0 that is pruning by magnitude, to the last bit.
 MERGEKIT = {
-    "linear": ("task_arithmetic", "arXiv 2212.04089"),
-    "ties": ("ties", "arXiv 2306.01708"),
-    "dare_linear": ("dare_linear", "arXiv 2311.03099"),
-    "dare_ties": ("dare_ties", "arXiv 2311.03099, 2306.01708"),
-    "magnitude_prune": ("breadcrumbs", "PEFT magnitude_prune"),
+    "linear": "task_arithmetic",
+    "ties": "ties",
+    "dare_linear": "dare_linear",
+    "dare_ties": "dare_ties",
+    "magnitude_prune": "breadcrumbs",
 }
 METHODS = tuple(MERGEKIT)
 SPACES = ("delta", "factors")
@@ -105,7 +105,7 @@ class Recipe:
         own = self.delta_parameters()
         shared = {"normalize": own.pop("normalize")}
         return {
-            "merge_method": MERGEKIT[self.method][0],
+            "merge_method": MERGEKIT[self.method],
             "base_model": local(base),
             "models": [
                 {"model": local(parent), "parameters": {"weight": float(weight), **own}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shutil
 import time
@@ -21,12 +20,11 @@ from axolotl_unlearn.merging.checks import (
     initialisation_cosines,
 )
 from axolotl_unlearn.merging.methods import merge_delta, merge_factors
-from axolotl_unlearn.merging.recipe import MERGEKIT, Recipe
+from axolotl_unlearn.merging.recipe import Recipe
 from axolotl_unlearn.merging.sources import TOKENIZER_FILES, Adapter, Parent, open_base, open_parent
 from axolotl_unlearn.merging.weights import Model, read_json
 
 SHARD = 1_000_000_000  # bytes; mergekit's writer holds one shard in memory
-Progress = Callable[[int, int], None]
 
 
 def merge(
@@ -38,7 +36,7 @@ def merge(
     overwrite: bool = False,
     force: bool = False,
     log: Callable[[str], None] = lambda line: None,
-    progress: Progress = lambda done, total: None,
+    progress: bool = False,
     **recipe_values,
 ) -> Path:
     """Merge adapters or full models that share a base; return the output folder.
@@ -73,7 +71,6 @@ def merge(
 
     facts: dict = {
         "recipe": recipe.to_dict(),
-        "reference": MERGEKIT[recipe.method][1],
         "output": output,
         "forced": force,
         "base": {"path": str(model.path), "sha256": _known_hash(model)},
@@ -91,7 +88,13 @@ def merge(
     try:
         if recipe.space == "factors":
             facts["initialisation_cosine"] = initialisation_cosines(opened)
-            _write_factors(partial, recipe, model, opened, output, progress)
+            merged = merge_factors(recipe, opened, progress)
+            inner = partial if output == "adapter" else partial / "factors"
+            _write_adapter(inner, merged, opened[0])
+            if output == "model":
+                once = Recipe(method="linear", weights=(1.0,))
+                write_model(partial, once, model, [Adapter(inner)])
+                shutil.rmtree(inner)
         else:
             write_model(partial, recipe, model, opened, progress)
             write(partial / "mergekit_config.yml", _recipe_text(recipe, model, opened, out))
@@ -111,27 +114,23 @@ def merge(
 
 
 def write_model(
-    folder: Path,
-    recipe: Recipe,
-    base: Model,
-    parents: Sequence[Parent],
-    progress: Progress = lambda done, total: None,
+    folder: Path, recipe: Recipe, base: Model, parents: Sequence[Parent], progress: bool = False
 ) -> None:
     """The merged full model in float32, one tensor at a time.
 
     Tensors that no parent touches, and buffers that are not floating point, are the base's own.
     """
     from mergekit.io.tensor_writer import TensorWriter
+    from rich.progress import track
 
     writer = TensorWriter(str(folder), max_shard_size=SHARD)
-    for done, name in enumerate(base.tensors, 1):
+    for name in track(base.tensors, "merging", transient=True, disable=not progress):
         own = base.tensors[name]
         if own.is_floating_point():
             own = own.float()
             if any(parent.touches(name) for parent in parents):
                 own = merge_delta(recipe, name, own, [one.weight(name, own) for one in parents])
         writer.save_tensor(name, own, clone=False)
-        progress(done, len(base.tensors))
     writer.finalize()
     config = {key: value for key, value in base.config.items() if key != "torch_dtype"}
     write_json(folder / "config.json", config | {"dtype": "float32"}, indent=2)
@@ -143,32 +142,13 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
             shutil.copy(source / file, folder / file)
 
 
-def _write_factors(
-    folder: Path,
-    recipe: Recipe,
-    base: Model,
-    parents: Sequence[Adapter],
-    output: str,
-    progress: Progress,
-) -> None:
-    """The merged adapter, or the base with it."""
-    done, total = itertools.count(1), len(parents[0].factors)
-    merged = merge_factors(recipe, parents, lambda: progress(next(done), total))
-    rank = parents[0].rank
-    config = parents[0].config | {
-        "r": rank, "lora_alpha": rank, "rank_pattern": {}, "alpha_pattern": {},
-        "use_rslora": False, "init_lora_weights": True, "inference_mode": True,
-    }  # fmt: skip
-    inner = folder if output == "adapter" else folder / "factors"
-    _write_adapter(inner, merged, config)
-    if output == "model":
-        write_model(folder, Recipe(method="linear", weights=(1.0,)), base, [Adapter(inner)])
-        shutil.rmtree(inner)
-
-
-def _write_adapter(folder: Path, tensors: dict[str, Tensor], config: dict) -> None:
+def _write_adapter(folder: Path, tensors: dict[str, Tensor], like: Adapter) -> None:
     from safetensors.torch import save_file
 
+    config = like.config | {
+        "r": like.rank, "lora_alpha": like.rank, "rank_pattern": {}, "alpha_pattern": {},
+        "use_rslora": False, "init_lora_weights": True, "inference_mode": True,
+    }  # fmt: skip
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     with replacing(folder / "adapter_model.safetensors") as draft:
         save_file(tensors, draft, metadata={"format": "pt"})
@@ -180,7 +160,7 @@ def _recipe_text(recipe: Recipe, base: Model, parents: Sequence[Parent], out: Pa
     adapted = [isinstance(parent, Adapter) for parent in parents]
     names = [str(p.path / "merged" if a else p.path) for p, a in zip(parents, adapted, strict=True)]
     head = [
-        f"Written by `axolotl-unlearn merge` ({MERGEKIT[recipe.method][1]}). By mergekit itself:",
+        "Written by `axolotl-unlearn merge`. By mergekit itself:",
         f"  mergekit-yaml {out}/mergekit_config.yml OUT"
         + (f" --random-seed {recipe.seed}" if recipe.random else ""),
     ]
