@@ -33,15 +33,15 @@ def audit(model, requests_dir, junit_file, figures, quiet: bool, **options) -> N
     from axolotl_unlearn.files import write, write_json
     from axolotl_unlearn.requests.audit import audit_requests, junit
 
-    found = audit_requests(model, requests_dir, progress=not quiet, **options)
-    answer(**found.to_json())
+    result = audit_requests(model, requests_dir, progress=not quiet, **options)
+    answer(**result.to_json())
     if figures:
-        write_json(figures, found.to_json())
+        write_json(figures, result.to_json())
     if junit_file:
-        write(junit_file, junit(found))
-    found.require_tested(requests_dir)
-    say(*found.back_lines(), found.says)
-    if found.back:
+        write(junit_file, junit(result))
+    result.require_tested(requests_dir)
+    say(*result.back_lines(), result.says)
+    if result.back:
         raise SystemExit(3)
 
 
@@ -60,11 +60,11 @@ def derived(folder: Path, places: tuple[Path, ...]) -> None:
     from axolotl_unlearn.requests.derived import derived as found_in
     from axolotl_unlearn.requests.removal import shown
 
-    found = found_in(folder, places)
-    answer(withdraw=[vars(one) for one in found])
-    say(*(f"withdraw  {decimal(o.bytes):>9}  {shown(o.path)}: {o.why}" for o in found))
-    say(f"to withdraw: {len(found)}; what names and shares nothing is not found")
-    if found:
+    models = found_in(folder, places)
+    answer(withdraw=[vars(one) for one in models])
+    say(*(f"withdraw  {decimal(o.bytes):>9}  {shown(o.path)}: {o.why}" for o in models))
+    say(f"to withdraw: {len(models)}; what names and shares nothing is not found")
+    if models:
         raise SystemExit(3)
 
 
@@ -84,9 +84,9 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) ->
 
     _there(places)
     planned = erasing.plan(folder, places=places, with_data=with_data)
-    say(*planned.lines(), *planned.found_lines(planned.found))
+    say(*planned.lines(), *planned.found_lines())
     items = [vars(item) for item in planned.items]
-    answer(items=items, removed=yes, **planned.facts(planned.found))
+    answer(items=items, removed=yes, **planned.facts())
     if not yes:
         say("nothing was changed; `--yes` removes what is listed so")
         return
@@ -118,12 +118,12 @@ def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path
     if dry_run:
         say("nothing was changed")
         return
-    found = cleaning.clean(planned)
-    answer(**planned.facts(found))
-    left = f"removed {len(planned.removable)} places; {len(found.left) or 'none'} left"
-    say(*planned.found_lines(found), left)
+    result = cleaning.clean(planned)
+    answer(**planned.facts())
+    left = f"removed {len(planned.removable)} places; {len(result.left) or 'none'} left"
+    say(*planned.found_lines(), left)
     stays = len(planned.items) - len(planned.removable)
-    if found.left or stays or not planned.texts.windows:
+    if result.left or stays or not planned.texts.windows:
         raise SystemExit(3)
 
 

@@ -37,11 +37,11 @@ for _one in _records.COMMANDS:
 def _pairs(
     context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> list[tuple[str, str]]:
-    found = [text.partition("=") for text in lines(context, option, given)]
-    for number, (name, equals, _value) in enumerate(found, start=1):
+    pairs = [text.partition("=") for text in lines(context, option, given)]
+    for number, (name, equals, _value) in enumerate(pairs, start=1):
         if not (name and equals):
             raise UnlearnError(f"--where, value {number}: it must be FIELD=VALUE.")
-    return [(name, value) for name, _equals, value in found]
+    return [(name, value) for name, _equals, value in pairs]
 
 
 def _quietly() -> None:

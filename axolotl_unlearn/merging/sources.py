@@ -59,11 +59,11 @@ class Adapter(Folder):
         """Base weight name -> (key of A, key of B)."""
         pairs = {}
         for key in self.tensors:
-            if found := re.fullmatch(r"(.*\.lora_(?:embedding_)?)A((?:\.weight)?)", key):
-                other = f"{found[1]}B{found[2]}"
+            if match := re.fullmatch(r"(.*\.lora_(?:embedding_)?)A((?:\.weight)?)", key):
+                other = f"{match[1]}B{match[2]}"
                 if other not in self.tensors:
                     raise UnlearnError(f"{self.path} holds {key} but not {other}: save it again.")
-                module = found[1].rpartition(".lora_")[0].removeprefix(PREFIX)
+                module = match[1].rpartition(".lora_")[0].removeprefix(PREFIX)
                 pairs[f"{module}.weight"] = (key, other)
         return pairs
 

@@ -62,14 +62,14 @@ def pages(statement: Statement) -> dict[str, bytes]:
 
 
 def _tests(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = []
+    tests = []
     for attack in record["attacks"]:
         result, failed = attack.get("result", "WARNED"), attack.get("failed", [])
         names = {one: f"{attack['attack']}/{one}" for one in attack["variants"]}
         held = [name for one, name in names.items() if one not in failed]
         configuration = [{"name": "finetune.yml", "digest": record["config"]["digest"]}]
         configuration += [{"name": attack["attack"], "digest": attack["digest"]}]
-        found.append(
+        tests.append(
             {
                 "result": result,
                 "configuration": configuration,
@@ -79,7 +79,7 @@ def _tests(record: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "failedTests": [names[one] for one in failed],
             }
         )
-    return found
+    return tests
 
 
 def _summary(record: Mapping[str, Any], tests: list[bytes]) -> dict[str, Any]:

@@ -247,15 +247,15 @@ def _measured(
     loaded = load(spec, settings, cache.workers)
     with bars.progress:
         tokenizer = load_tokenizer(spec)
-        found = measure(loaded, tokenizer, sets, settings, cache, "", bars, spec)
+        measured = measure(loaded, tokenizer, sets, settings, cache, "", bars, spec)
     documents: dict[str, list[str]] = {}
     for row in sets.forget:
         documents.setdefault(row.document, []).append(row.id)
     for name, _ in sets.member:
         documents.setdefault(document_id(name), [])
-    losses, attack = found.nonmember_loss, learned(found, sets)
+    losses, attack = measured.nonmember_loss, learned(measured, sets)
     each = attack and told_by_learned(attack, sets)
-    lines = audit(evidence(found, sets), documents, learned=each)
+    lines = audit(evidence(measured, sets), documents, learned=each)
     mean = sum(losses) / len(losses) if losses else None
     together = attack and {"auc": attack.auc, "p": attack.p}
     return lines, mean, math.log(output_vocabulary(loaded)), together

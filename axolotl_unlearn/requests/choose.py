@@ -62,15 +62,13 @@ class Wanted:
     def keyed(self, key: Callable[[str], str]) -> list[str]:
         """The options with ids in the place of their values, which name people."""
 
-        def short(value: object) -> str:
-            return key(str(value))[:12]
-
-        parts = [f"--where {name}={short(value)}" for name, value in self.where]
-        parts += [f"--contains {short(text)}" for text in self.contains]
-        parts += [f"--person {short(name)}" for name in self.people]
-        parts += [f"--matches {short(pattern)}" for pattern in self.patterns]
-        parts += [f"--rows {short(self.rows)}"] if self.rows else []
-        return parts + [f"--documents {short(name)}" for name in self.documents]
+        named = [(f"--where {name}=", value) for name, value in self.where]
+        named += [("--contains ", text) for text in self.contains]
+        named += [("--person ", name) for name in self.people]
+        named += [("--matches ", pattern) for pattern in self.patterns]
+        named += [("--rows ", self.rows)] if self.rows else []
+        named += [("--documents ", name) for name in self.documents]
+        return [option + key(str(value))[:12] for option, value in named]
 
 
 @dataclass(frozen=True)
@@ -286,8 +284,8 @@ def mentions(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, set[
     """
     names: dict[tuple[str, ...], set[str]] = {}
     for whose, rows in units.items():
-        found = words(re.sub(r"[-_]+", " ", whose))
-        named = [" ".join(found)] if len(found) > 1 and "".join(found).isalpha() else None
+        parts = words(re.sub(r"[-_]+", " ", whose))
+        named = [" ".join(parts)] if len(parts) > 1 and "".join(parts).isalpha() else None
         for name in named or names_of([Source("", row) for row in rows], Wanted()):
             for form, how in name_forms(name).items():
                 if how in SURE:
@@ -318,9 +316,9 @@ def _rare_pairs(
     """
 
     def runs(texts: Sequence[Sequence[str]]) -> set[tuple[str, ...]]:
-        found = {run for text in texts for run in in_a_row(text, 2) if min(map(len, run)) > 1}
+        pairs = {run for text in texts for run in in_a_row(text, 2) if min(map(len, run)) > 1}
         threes = {run for text in texts for run in in_a_row(text, 3)}
-        return found | {run for run in threes if max(map(len, run)) == 1}
+        return pairs | {run for run in threes if max(map(len, run)) == 1}
 
     def name(run: tuple[str, ...]) -> bool:
         if any(word.isdigit() for word in run):

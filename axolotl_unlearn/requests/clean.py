@@ -64,12 +64,12 @@ def plan(
 
 def clean(planned: Plan) -> Found:
     """Remove, search everything again, and drop the lists if nothing is left."""
-    found = planned.look(removing=True)
-    if not found.left and len(planned.removable) == len(planned.items):
+    result = planned.look(removing=True)
+    if not result.left and len(planned.removable) == len(planned.items):
         for manifest in _manifests(planned.folder):
             if not any(_items(manifest, planned.folder)):
                 manifest.unlink()
-    return found
+    return result
 
 
 def _manifests(out: Path) -> list[Path]:

@@ -103,15 +103,15 @@ def _stream(
                 if member.flag_bits & 1:
                     unread.add("encrypted archives")
                 elif not member.is_dir():
-                    with archive.open(member) as found:
-                        yield from _stream(found, member.filename, decode, unread, depth + 1)
+                    with archive.open(member) as inner:
+                        yield from _stream(inner, member.filename, decode, unread, depth + 1)
     elif tarred:
         with tarfile.open(fileobj=file) as archive:
             for member in archive:
                 yield member.name
                 if member.isfile():
-                    found = archive.extractfile(member)
-                    yield from _stream(found, member.name, decode, unread, depth + 1)
+                    inner = archive.extractfile(member)
+                    yield from _stream(inner, member.name, decode, unread, depth + 1)
             file.seek(archive.offset)  # it takes a damaged member for the end
             if any(part.strip(b"\0") for part in iter(lambda: file.read(2**20), b"")):
                 unread.add("parts of damaged archives")
@@ -168,8 +168,8 @@ def _text(file: IO[bytes], encoding: str) -> Iterator[str]:
 def forms(text: str) -> Iterator[str]:
     """A text, and what it may stand for: escapes, entities, without tags, out of base64."""
 
-    def characters(found: re.Match[str]) -> str:  # of a run of \uXXXX: two may be one character
-        units = bytes.fromhex(re.sub(r"\\+u", "", found[1] or ""))
+    def characters(escape: re.Match[str]) -> str:  # of a run of \uXXXX: two may be one character
+        units = bytes.fromhex(re.sub(r"\\+u", "", escape[1] or ""))
         return units.decode("utf-16-be", "replace") or " "
 
     plain = _ESCAPE.sub(characters, text)

@@ -55,7 +55,7 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     own = [one / name for one in sorted(folder.parent.iterdir()) for name in KEPT if one.is_dir()]
     places = [*roots, folder, *places, Path.cwd(), request.root, *hub_cache()]
     planned = Plan(folder, texts, places, [request.after], skip=own)
-    planned.found = planned.look()
+    planned.look()
     reason = _keeper(request, roots)
     items = list(_items(request, statement, roots, with_data))
     items += _found_items(planned.found, items, [*roots, folder])
@@ -67,10 +67,10 @@ def _outputs(request: Request) -> list[Path]:
     """Folders that the training run of the config has written to."""
     config = read_config(request.path("finetune.yml"))
     names = [config.get("output_dir"), config.get("dataset_prepared_path") or PREPARED]
-    found = [request.root / str(name) for name in names if name]
+    outputs = [request.root / str(name) for name in names if name]
     if shards := request.way.get("shards"):  # the served model that they came with
-        found.append(Path(os.path.normpath(request.path(shards, "model"))))
-    return found
+        outputs.append(Path(os.path.normpath(request.path(shards, "model"))))
+    return outputs
 
 
 def erase(planned: Plan) -> dict[str, Any]:
@@ -100,8 +100,8 @@ def erase(planned: Plan) -> dict[str, Any]:
             for one in ones
         ]
 
-    def counts(found: Mapping[Path, int], what: str) -> list[dict[str, Any]]:
-        each = sorted(found.items())
+    def counts(places: Mapping[Path, int], what: str) -> list[dict[str, Any]]:
+        each = sorted(places.items())
         return [{"path": os.path.relpath(path, folder), what: count} for path, count in each]
 
     suppress(folder.parent)
@@ -109,12 +109,12 @@ def erase(planned: Plan) -> dict[str, Any]:
     name = read(folder)["predicate"]["request"]["id"]
     ledger.append("erasing", name, places=public(places))
     write_json(known, {"removed": removed})
-    found, texts = planned.look(removing=True), planned.texts
+    result, texts = planned.look(removing=True), planned.texts
     listed = {
         "removed": removed,
         "kept": [_facts(item, folder) for item in planned.items if item.why is not None],
-        "left": counts(found.left, "windows"),
-        "named": counts(found.named, "texts"),
+        "left": counts(result.left, "windows"),
+        "named": counts(result.named, "texts"),
     }
     erased = {
         "time": now(),
@@ -122,9 +122,9 @@ def erase(planned: Plan) -> dict[str, Any]:
         "windows": texts.whole,
         "names": len(texts.windows) - texts.whole,
         "too_short": texts.too_short,
-        "searched_files": found.files,
-        "unsearched_files": len(found.unsearched) + len(found.unreadable),
-        "unsearched": found.not_searched(),
+        "searched_files": result.files,
+        "unsearched_files": len(result.unsearched) + len(result.unreadable),
+        "unsearched": result.not_searched(),
     }
     write_json(known, erased | listed)
     amend(folder, "erased", erased=erased | {part: public(ones) for part, ones in listed.items()})
@@ -192,11 +192,11 @@ def _items(
             yield Item.at("rows of the request", folder / name, why)
 
 
-def _found_items(found: Found, items: list[Item], roots: list[Path]) -> Iterator[Item]:
+def _found_items(result: Found, items: list[Item], roots: list[Path]) -> Iterator[Item]:
     """Caches, prepared data and logs below our folders that hold deleted texts."""
     listed = [item.path.resolve() for item in items]
     seen: set[Path] = set()
-    for path in sorted(found.left):
+    for path in sorted(result.left):
         real = path.resolve()
         root = next((r for r in roots if within(real, r.resolve())), None)
         if root is None or path.is_dir() or any(within(real, one) for one in listed):

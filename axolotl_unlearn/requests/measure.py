@@ -52,9 +52,9 @@ def measure(request: Request) -> None:
     evaluate(models, data, options)
     if matched:
         attack(request, model)
-    found = audit_requests(under_work(request), request.folder.parent)
+    audited = audit_requests(under_work(request), request.folder.parent)
     # A record repeats it, and has no path of this machine.
-    write_json(earlier, found.to_json() | {"model": "after"})
+    write_json(earlier, audited.to_json() | {"model": "after"})
 
 
 def attack(request: Request, model: str) -> None:

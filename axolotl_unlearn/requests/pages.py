@@ -53,7 +53,7 @@ def subjects(folder: Path, statement: Statement) -> dict[str, bytes]:
     """The records of a request's subjects and their pages, by name below its folder: each is the
     record of the request without the rows of others."""
     every = read_json(folder / SUBJECTS) or {}
-    ledger, whole, found = Ledger(folder.parent), statement["predicate"], {}
+    ledger, whole, pages = Ledger(folder.parent), statement["predicate"], {}
     for name, rows in every.items():
         mine = {ledger.keyed(row) for row in rows}
         documents = [line for line in whole["documents"] if line["document"] in mine]
@@ -69,6 +69,6 @@ def subjects(folder: Path, statement: Statement) -> dict[str, bytes]:
         }
         rest = {key: value for key, value in whole.items() if key != "files"}
         record = {**statement, "predicate": rest | own}
-        found[f"subjects/{name}/record.json"] = canonical(record) + b"\n"
-        found[f"subjects/{name}/REPORT.html"] = page(record).encode()
-    return found
+        pages[f"subjects/{name}/record.json"] = canonical(record) + b"\n"
+        pages[f"subjects/{name}/REPORT.html"] = page(record).encode()
+    return pages

@@ -42,7 +42,7 @@ class Plan:
         sources: The user's own files of the rows, which stay and are not searched.
         skip: Likewise, without a word.
         models: Whose tokenizer reads token ids.
-        found: Where deleted texts were found, before anything went.
+        found: Where deleted texts were found by the last `look`.
     """
 
     folder: Path
@@ -63,14 +63,16 @@ class Plan:
         decode = _tokenizer(self.models)  # before its folder may go
         for item in self.removable if removing else ():
             remove(item.path)
-        return search(self.places, self.texts, decode, skip=[*self.sources, *self.skip])
+        skip = [*self.sources, *self.skip]
+        self.found = search(self.places, self.texts, decode, skip=skip)
+        return self.found
 
-    def stays(self, found: Mapping[Path, int]) -> dict[Path, int]:
+    def stays(self, places: Mapping[Path, int]) -> dict[Path, int]:
         """What was found in none of the items that go."""
         gone = [item.path.resolve() for item in self.removable]
         return {
             path: count
-            for path, count in sorted(found.items())
+            for path, count in sorted(places.items())
             if not any(within(path.resolve(), item) for item in gone)
         }
 
@@ -82,30 +84,31 @@ class Plan:
         for path in self.sources:
             yield f"yours   {_at(path)}forget rows: {shown(path)}"
 
-    def facts(self, found: Found) -> dict[str, Any]:
-        """Of a search, for programs."""
+    def facts(self) -> dict[str, Any]:
+        """Of the last search, for programs."""
+        result = self.found
         return {
-            "left": self.stays(found.left),
-            "named": self.stays(found.named),
-            "searched": {"files": found.files, "bytes": found.searched_bytes}
+            "left": self.stays(result.left),
+            "named": self.stays(result.named),
+            "searched": {"files": result.files, "bytes": result.searched_bytes}
             | {"windows": self.texts.whole},
-            "unsearched": found.unsearched,
-            "unreadable": found.unreadable,
+            "unsearched": result.unsearched,
+            "unreadable": result.unreadable,
         }
 
-    def found_lines(self, found: Found) -> Iterator[str]:
-        """What a search has found in what stays, and what it could not look into; no text."""
-        whole, texts = self.texts.whole, self.texts
-        for path, counts in _by_folder(self.stays(found.left)):
+    def found_lines(self) -> Iterator[str]:
+        """What the last search has found in what stays, and what it did not look into; no text."""
+        result, texts, whole = self.found, self.texts, self.texts.whole
+        for path, counts in _by_folder(self.stays(result.left)):
             said = f"{max(counts)} of {whole} windows{_files(counts)}"
             yield f"left    {_at(path)}still holds deleted texts, {said}: {shown(path)}"
-        for path, counts in _by_folder(self.stays(found.named)):
+        for path, counts in _by_folder(self.stays(result.named)):
             said = f"holds {max(counts)} short texts (names, numbers){_files(counts)}"
             yield f"named   {_at(path)}{said}: {shown(path)}"
-        for path, counts in _by_folder(dict.fromkeys(found.unreadable, 0)):
+        for path, counts in _by_folder(dict.fromkeys(result.unreadable, 0)):
             yield f"unread  {_at(path)}look yourself{_files(counts)}: {shown(path)}"
         said = (
-            f"searched {found.files} files ({sized(found.searched_bytes)}) for "
+            f"searched {result.files} files ({sized(result.searched_bytes)}) for "
             f"{counted(whole, 'window')} of eight words and "
             f"{counted(len(texts.windows) - whole, 'short text')}"
         )
@@ -113,10 +116,10 @@ class Plan:
             said = "nothing could be searched for: the rows are gone, or kept rows say all of it"
         if texts.too_short:
             said += f"; not searched for: {counted(texts.too_short, 'text')} of a single word"
-        if found.unsearched:
-            said += f"; cannot be searched: {found.not_searched()}"
-        if found.unreadable:
-            said += f"; {len(found.unreadable)} files were unreadable"
+        if result.unsearched:
+            said += f"; cannot be searched: {result.not_searched()}"
+        if result.unreadable:
+            said += f"; {len(result.unreadable)} files were unreadable"
         yield said
 
 
@@ -132,10 +135,10 @@ def sized(count: int) -> str:
     return decimal(count)
 
 
-def _by_folder(found: Mapping[Path, int]) -> Iterator[tuple[Path, list[int]]]:
+def _by_folder(files_by_path: Mapping[Path, int]) -> Iterator[tuple[Path, list[int]]]:
     """Files with their count; those of a cache of Hugging Face by its folders."""
     caches, groups = hub_cache(), {}
-    for path, count in found.items():
+    for path, count in files_by_path.items():
         cache = next((one for one in caches if one in path.parents), None)
         place = cache / path.relative_to(cache).parts[0] if cache else path
         groups.setdefault(place, {})[path] = count

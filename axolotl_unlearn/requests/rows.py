@@ -56,13 +56,13 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def entries(config: Mapping[str, Any], key: str = "datasets") -> list[dict[str, Any]]:
     """The entries of a config, each with its ``type`` (and the run's ``rl``)."""
-    found = config.get(key) or []
+    given_entries = config.get(key) or []
     if key == "datasets" and config.get("pretraining_dataset"):
         given = config["pretraining_dataset"]
         given = [{"path": given}] if isinstance(given, str) else given
-        found = [{"type": "pretrain", **entry} for entry in given]
+        given_entries = [{"type": "pretrain", **entry} for entry in given]
     more = {"rl": config["rl"]} if config.get("rl") else {}
-    return [{**entry, **more} for entry in found]
+    return [{**entry, **more} for entry in given_entries]
 
 
 def row_types(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -352,8 +352,8 @@ def forgotten(request: Request) -> set[str]:
 
 def deleted(request: Request, rows: Iterable[Mapping[str, Any]]) -> set[str]:
     """Ids of what this request deletes, and of those of the rows that an earlier one did."""
-    found = [Source(row_id(row), row) for row in rows]
-    return forgotten(request) | deleted_rows(request.folder.parent, found)
+    sources = [Source(row_id(row), row) for row in rows]
+    return forgotten(request) | deleted_rows(request.folder.parent, sources)
 
 
 def deleted_rows(requests_dir: Path | str, rows: Sequence[Source]) -> set[str]:

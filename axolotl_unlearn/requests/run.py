@@ -181,9 +181,9 @@ def check(request: Request) -> None:
         raise UnlearnError(f"the model {folder} no longer exists; restore it.")
     if request.matched:
         teacher = str(request.path("work", "teacher"))
-        found = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]
-        if found:
-            raise UnlearnError(f"{request.path('forget.yml')}: " + " ".join(found))
+        wrong = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]
+        if wrong:
+            raise UnlearnError(f"{request.path('forget.yml')}: " + " ".join(wrong))
 
 
 def decide(request: Request, accept: str | None) -> None:

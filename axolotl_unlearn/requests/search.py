@@ -57,15 +57,15 @@ class Texts:
         """
         windows: set[tuple[str, ...]] = set()
         too_short = 0
-        for found in map(words, set(deleted)):
-            if len(found) >= SHORTEST or _telling(found):
-                windows.update(in_a_row(found, min(WINDOW, len(found))))
+        for spoken in map(words, set(deleted)):
+            if len(spoken) >= SHORTEST or _telling(spoken):
+                windows.update(in_a_row(spoken, min(WINDOW, len(spoken))))
             else:
-                too_short += bool(found)
+                too_short += bool(spoken)
         sizes = {len(window) for window in windows}
-        for found in map(words, set(kept)):
+        for spoken in map(words, set(kept)):
             for size in sizes:
-                windows.difference_update(in_a_row(found, size))
+                windows.difference_update(in_a_row(spoken, size))
         keys = tuple({max(window, key=len) for window in windows})
         sizes = tuple(sorted({len(window) for window in windows}))
         return cls(frozenset(windows), sizes, keys if len(keys) <= _KEYS else (), too_short)
@@ -81,20 +81,20 @@ class Texts:
             folded = normal_form(text)
             if not any(key in folded for key in self.keys):
                 return set()
-        found = words(text)
-        return {w for size in self.sizes for w in in_a_row(found, size) if w in self.windows}
+        spoken = words(text)
+        return {w for size in self.sizes for w in in_a_row(spoken, size) if w in self.windows}
 
 
-def _telling(found: Sequence[str]) -> bool:
+def _telling(spoken: Sequence[str]) -> bool:
     """A name or a number: two words, or digits, or a word that is hardly a common one."""
-    letters = "".join(found)
+    letters = "".join(spoken)
     digits = sum(map(str.isdigit, letters))
-    return digits >= LEAST_DIGITS or (len(found) > 1 and len(letters) >= 6)
+    return digits >= LEAST_DIGITS or (len(spoken) > 1 and len(letters) >= 6)
 
 
-def in_a_row(found: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+def in_a_row(run: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
     """Every run of so many words."""
-    return zip(*(found[i:] for i in range(size)), strict=False)
+    return zip(*(run[i:] for i in range(size)), strict=False)
 
 
 @dataclass
@@ -134,8 +134,8 @@ def search(
         decode: Lists of token ids to texts; without it prepared data sets cannot be searched.
         skip: Folders and files that are not looked into.
     """
-    found = Found()
-    for path in _files(places, {path.resolve() for path in skip}, found):
+    result = Found()
+    for path in _files(places, {path.resolve() for path in skip}, result):
         unread: set[str] = set()
         windows: set[tuple[str, ...]] = set()
         repository = path.is_dir()
@@ -146,21 +146,21 @@ def search(
                 if len(windows) == len(texts.windows):
                     break
             if "weights" not in unread:
-                found.files += 1
-                found.searched_bytes += 0 if repository else path.stat().st_size
+                result.files += 1
+                result.searched_bytes += 0 if repository else path.stat().st_size
         except (OSError, ValueError, EOFError):
-            found.unreadable.append(path)  # what came before the fault counts all the same
+            result.unreadable.append(path)  # what came before the fault counts all the same
         if unread:
-            found.unsearched[path] = ", ".join(sorted(unread))
+            result.unsearched[path] = ", ".join(sorted(unread))
         long = sum(len(window) >= SHORTEST for window in windows)
         if long:
-            found.left[path] = long
+            result.left[path] = long
         elif windows:
-            found.named[path] = len(windows)
-    return found
+            result.named[path] = len(windows)
+    return result
 
 
-def _files(places: Iterable[Path], skipped: set[Path], found: Found) -> Iterator[Path]:
+def _files(places: Iterable[Path], skipped: set[Path], result: Found) -> Iterator[Path]:
     """Files, and folders of git repositories; each by its real path once."""
     pending = list(places)[::-1]
     # A link must not lead to the whole disk; what was asked for is searched all the same.
@@ -175,14 +175,14 @@ def _files(places: Iterable[Path], skipped: set[Path], found: Found) -> Iterator
         if place.is_file():
             yield place
         elif place.is_dir() and place.name in _SKIPPED:
-            found.unsearched[place] = f"folders called {place.name}"
+            result.unsearched[place] = f"folders called {place.name}"
         elif place.is_dir() and real in above:
-            found.unsearched[place] = "links to folders above or of the system"
+            result.unsearched[place] = "links to folders above or of the system"
         elif place.is_dir():
             try:
                 inside = sorted(place.iterdir())
             except OSError:
-                found.unreadable.append(place)
+                result.unreadable.append(place)
                 continue
             if is_git(place):
                 yield place

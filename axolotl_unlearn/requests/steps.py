@@ -49,12 +49,12 @@ _PR_SET_PDEATHSIG = 1
 def executable(name: str) -> str:
     """A command of this environment, even if the environment is not activated."""
     beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
+    command = str(beside) if beside.exists() else shutil.which(name)
+    if not command:
         raise UnlearnError(
             f"the command `{name}` is missing; install the package with `make setup`."
         )
-    return found
+    return command
 
 
 def device() -> str:
@@ -158,9 +158,9 @@ class Steps:
         """How far a training is, and about how many seconds are left, from its log."""
         said, passes, (_, title, began) = "", self._passes, self._begun
         while not ended.wait(SAY_SECONDS):
-            found = _EPOCH.findall(log.read_text("utf-8", errors="replace"))
-            if found and found[-1] != said and 0 < float(found[-1]) <= passes:
-                said = found[-1]
+            epochs = _EPOCH.findall(log.read_text("utf-8", errors="replace"))
+            if epochs and epochs[-1] != said and 0 < float(epochs[-1]) <= passes:
+                said = epochs[-1]
                 left = (time.monotonic() - began) * (passes / float(said) - 1)
                 self._say(f"{title}: pass {said} of {passes:g}, about {left:.0f} s left")
 

@@ -44,11 +44,11 @@ def read_subjects(path: Path) -> list[Subject]:
         lines = enumerate(read_text(path).split("\n"), start=1)
         named = ((n, line.strip()) for n, line in lines if line.strip())
         rows = [(f"line {n}", {"subject": f"{n:03}", "person": name}) for n, name in named]
-    found: dict[str, Subject] = {}
+    subjects: dict[str, Subject] = {}
     for place, row in rows:
         name = str(row.get("subject") or "")
         strange = sorted(set(row) - {"subject", "where", *_KEYS})
-        if not name or Path(name).name != name or not name.isprintable() or name in found:
+        if not name or Path(name).name != name or not name.isprintable() or name in subjects:
             raise UnlearnError(
                 f"{path}, {place}: `subject` is missing, not a plain name, or that of another "
                 "line; give each subject a name of its own, such as a number."
@@ -62,10 +62,10 @@ def read_subjects(path: Path) -> list[Subject]:
         for key, part in _KEYS.items():
             several = row[key] if isinstance(row.get(key), list) else [row.get(key)]
             parts[part] = [str(one) for one in several if one is not None]
-        found[name] = Subject(name, Wanted(**parts))
-    if not found:
+        subjects[name] = Subject(name, Wanted(**parts))
+    if not subjects:
         raise UnlearnError(f"{path} has no subjects; write one a line.")
-    return list(found.values())
+    return list(subjects.values())
 
 
 def together(subjects: Sequence[Subject]) -> Wanted:
@@ -80,10 +80,10 @@ def shares(subjects: Sequence[Subject], rows: Sequence[Source]) -> dict[str, lis
     Raises:
         UnlearnError: A subject has no row.
     """
-    found = {}
+    ids = {}
     for one in subjects:
         try:
-            found[one.name] = [row.id for row in choose(rows, one.wanted).rows]
+            ids[one.name] = [row.id for row in choose(rows, one.wanted).rows]
         except UnlearnError as error:
             raise UnlearnError(f"subject {one.name}: {error}") from None
-    return found
+    return ids

@@ -29,7 +29,7 @@ def suppress(requests: Path | str) -> tuple[Path, int, int]:
     if key is None or not accepted:
         raise UnlearnError(f"{requests} has no request that was carried out, or no ledger.key.")
     before = Suppression.read(path) if path.exists() else Suppression(path, key)
-    found = set(before.digests)
+    digests = set(before.digests)
     for name in sorted(accepted):
         data = ledger.folder / name / "data"
         mine, others = (
@@ -41,9 +41,9 @@ def suppress(requests: Path | str) -> tuple[Path, int, int]:
             }
             for parts in (("forget",), ("retain", "heldout", "judge"))
         )
-        found |= mine - others
-    Suppression(path, key, frozenset(found)).write()
-    return path, len(found), len(found - before.digests)
+        digests |= mine - others
+    Suppression(path, key, frozenset(digests)).write()
+    return path, len(digests), len(digests - before.digests)
 
 
 def filtered(path: Path, rows: Path, out: Path) -> tuple[int, int]:

@@ -149,11 +149,11 @@ def not_measured(
             f"whether {untested} of {len(documents)} rows can be told from texts that were never "
             "seen was not measured: there are no held-out rows (`request new --heldout`)"
         )
-    found = sum(map(found_before, documents))
+    detected = sum(map(found_before, documents))
     told = any(one["p_corrected"] < 1 - LEVEL for one in before.values())
-    if found < CONTROL * len(documents) and not told:
+    if detected < CONTROL * len(documents) and not told:
         missing.append(
-            f"the tests find {found} of {len(documents)} rows in the model before, so that they "
+            f"the tests find {detected} of {len(documents)} rows in the model before, so that they "
             "find none now shows nothing"
         )
     done = {str(one.get("attack")) for one in attacks}
@@ -227,8 +227,10 @@ def sentences(
     change: tuple[float, float] | None,
 ) -> Iterator[str]:
     """The first lines of the report: what these tests were able to find."""
-    found = sum(map(found_before, documents))
-    control = f"Control: in the model before the same tests find {found} of {len(documents)} rows"
+    detected = sum(map(found_before, documents))
+    control = (
+        f"Control: in the model before the same tests find {detected} of {len(documents)} rows"
+    )
     if before:
         name = min(before, key=lambda attack: before[attack]["p_corrected"])
         one = before[name]

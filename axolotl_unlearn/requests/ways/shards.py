@@ -82,8 +82,8 @@ class Sharding:
 
 def place(key: bytes, unit: str, count: int, slices: int) -> tuple[int, int]:
     """Shard and slice of a person or document, from 1."""
-    found = hmac.new(key, b"shard\0" + unit.encode("utf-8", "surrogatepass"), hashlib.sha256)
-    first, second = found.digest()[:8], found.digest()[8:16]
+    mac = hmac.new(key, b"shard\0" + unit.encode("utf-8", "surrogatepass"), hashlib.sha256)
+    first, second = mac.digest()[:8], mac.digest()[8:16]
     return int.from_bytes(first) % count + 1, int.from_bytes(second) % slices + 1
 
 
