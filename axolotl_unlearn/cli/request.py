@@ -117,10 +117,8 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
             f"Unicode form, spaces, dashes, quotes); see {out / 'data' / 'forget.jsonl'}."
         )
     if offered.near and not options.with_near:
-        say(
-            f"{len(offered.near)} retained rows are nearly the same as rows to forget "
-            "(--with-near takes them)."
-        )
+        near = "retained rows are nearly the same as rows to forget (--with-near takes them)."
+        say(f"{len(offered.near)} {near}")
     for name, ids in offered.mentions.items() if not options.with_mentions else ():
         say(f"{len(ids)} retained rows also say {name!r} (--with-mentions takes them).")
     for name, count in offered.frequent.items():
@@ -128,10 +126,8 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
     if offered.reasons:
         say(f"Each of them with its reason: {out / 'offered.json'}")
     for other in made.other_ledgers:
-        say(
-            f"{out.parent} begins a new ledger; the requests in {other} are not looked for in what "
-            "this one makes."
-        )
+        unknown = f"the requests in {other} are not looked for in what this one makes."
+        say(f"{out.parent} begins a new ledger; {unknown}")
     if options.subjects:
         say(f"{counted(len(options.subjects), 'subject')}: each gets a record of its own.")
     say(*(f"Not claimed: {limit}." for limit in facts["limits"]))
