@@ -100,7 +100,7 @@ class RowStore:
             self._cut()
             self._file = self.path.open("ab", buffering=0)
             self._end = self._file.tell()
-        value = value.detach().cpu().contiguous()
+        value = value.detach().contiguous()  # on the host already
         raw = value.view(torch.uint8).numpy().tobytes() if value.numel() else b""
         columns = value.shape[1] if value.dim() == 2 else 0
         head = _HEAD.pack(0, key, len(value), columns, _DTYPES.index(value.dtype))[4:]
