@@ -340,24 +340,23 @@ def test_states_are_remembered_and_a_killed_run_goes_on_with_those_of_its_checkp
         return [step_loss(model, batch, entries, reference=asked).total.item() for batch in chosen]
 
     whole, folder = reference("whole")
-    whole.keep_states(folder, gib)
+    whole.keep_for_run(folder, gib)
     expected = losses(whole, batches)
     assert whole.forwards == (4 if gib == 1 else 6)
-    kept = sum(path.stat().st_size for path in folder.glob("*.bin"))
+    kept = (folder / "states-0.bin").stat().st_size
     assert 0 < kept <= gib * 2**30
     killed, folder = reference("killed")
-    killed.keep_states(folder, gib)
+    killed.keep_for_run(folder, gib)
     losses(killed, batches[:2])
-    checkpoint = killed.remembered()
+    checkpoint = killed.counts()
     losses(killed, batches[2:3])
     killed.refresh()
     resumed, _ = reference("killed")
-    resumed.recall(checkpoint)
-    resumed.keep_states(folder, gib)
+    resumed.keep_for_run(folder, gib, known=checkpoint)
     assert losses(resumed, batches[2:]) == expected[2:]
     assert resumed.forwards == (2 if gib == 1 else 4)
     afresh, _ = reference("killed")
-    afresh.keep_states(folder, gib)
+    afresh.keep_for_run(folder, gib)
     assert losses(afresh, batches) == expected and afresh.forwards == whole.forwards
 
 

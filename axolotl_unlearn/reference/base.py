@@ -52,8 +52,6 @@ class Reference:
         self.twins: Twins | None = None  # rows to be asked about in the place of others
         self._logp: MutableMapping[bytes, Tensor] | RowStore = {}
         self._hidden: MutableMapping[bytes, Tensor] | RowStore = {}
-        self._part: int | None = None  # of `keep_states`
-        self._states_before: dict[int, int] = {}  # by part, of the checkpoint
 
     def keep_in(self, folder: Path, part: int = 0) -> None:
         """Remember in files of this folder instead of in memory, and know what they hold."""
@@ -62,16 +60,26 @@ class Reference:
         self._logp = RowStore(folder, "logp", part)
         self._hidden = RowStore(folder, "hidden", part)
 
-    def keep_states(self, folder: Path, gib: float, part: int = 0) -> None:
-        """Remember hidden states as they come, in files of one run, up to so many GiB.
+    def keep_for_run(
+        self, folder: Path, gib: float, part: int = 0, known: Mapping[str, int] | None = None
+    ) -> None:
+        """Remember in files of one run, hidden states up to so many GiB (0: not at all).
 
-        Another run's are deleted; `recall` before keeps those that a checkpoint had.
+        Another run's are deleted but for the first ``known`` (`counts`) of a checkpoint: computed
+        again in other batches they would differ in their last bits.
         """
         from axolotl_unlearn.reference.store import RowStore
 
-        self.remember_hidden, self._part = True, part
-        self._hidden = RowStore(folder, "states", part, alone=True, limit=gib * 2**30)
-        self._hidden.keep(self._states_before.get(part, 0))
+        self._logp = RowStore(folder, "logp", part, alone=True)
+        if gib:
+            self.remember_hidden = True
+            self._hidden = RowStore(folder, "states", part, alone=True, limit=gib * 2**30)
+        for store in self._on_disk():
+            store.keep((known or {}).get(store.path.stem, 0))
+
+    def counts(self) -> dict[str, int]:
+        """How many answers each file has."""
+        return {store.path.stem: len(store) for store in self._on_disk()}
 
     def refresh(self) -> None:
         """Flush this process's files and read those of all."""
@@ -80,31 +88,6 @@ class Reference:
 
     def _on_disk(self) -> list[RowStore]:
         return [one for one in (self._logp, self._hidden) if not isinstance(one, dict)]
-
-    def remembered(self) -> dict[str, Tensor]:
-        """What is in memory alone, and how many states `keep_states` has, for a checkpoint.
-
-        Computed again in other batches they would differ in their last bits.
-        """
-        known = {
-            f"{name}/{key.hex()}": value
-            for name, store in (("logp", self._logp), ("hidden", self._hidden))
-            if isinstance(store, dict)
-            for key, value in store.items()
-        }
-        if self._part is not None:
-            known[f"states/{self._part}"] = torch.tensor(len(self._hidden))
-        return known
-
-    def recall(self, known: Mapping[str, Tensor]) -> None:
-        """The other way round, on resume."""
-        for name, value in known.items():
-            kind, _, key = name.partition("/")
-            if kind == "states":
-                self._states_before[int(key)] = int(value)
-            else:
-                store = self._logp if kind == "logp" else self._hidden
-                store[bytes.fromhex(key)] = value
 
     def release(self, model: nn.Module, keep_head: bool) -> None:
         """Give up the means to compute more; a row that is not known is an error from now on."""

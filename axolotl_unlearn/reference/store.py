@@ -45,7 +45,7 @@ def _records(path: Path) -> Iterator[tuple[bytes, int, int]]:
 
 
 class RowStore:
-    """A dict of tensors on disk.
+    """A dict of tensors (on the host, without gradient) on disk.
 
     Args:
         folder: Made if it is not there.
@@ -100,7 +100,7 @@ class RowStore:
             self._cut()
             self._file = self.path.open("ab", buffering=0)
             self._end = self._file.tell()
-        value = value.detach().contiguous()  # on the host already
+        value = value.contiguous()
         raw = value.view(torch.uint8).numpy().tobytes() if value.numel() else b""
         columns = value.shape[1] if value.dim() == 2 else 0
         head = _HEAD.pack(0, key, len(value), columns, _DTYPES.index(value.dtype))[4:]
@@ -122,8 +122,10 @@ class RowStore:
             raise UnlearnError(
                 f"{path} is damaged; delete the folder {path.parent} and it is made again."
             )
-        values = torch.from_numpy(record[_HEAD.size :]).view(_DTYPES[dtype])
-        return values.view(rows, columns) if columns else values
+        values = record[_HEAD.size :]
+        if columns:
+            values = values.reshape(rows, columns * _DTYPES[dtype].itemsize)
+        return torch.from_numpy(values).view(_DTYPES[dtype])
 
     def keep(self, count: int) -> None:
         """Forget all but the first values of this part (`alone`), on disk too."""

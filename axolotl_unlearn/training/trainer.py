@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import resource
 import shutil
@@ -17,7 +18,6 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from axolotl.core.trainers.base import AxolotlTrainer
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
@@ -32,7 +32,7 @@ from axolotl_unlearn.engine.host import known_batch, on_host, sent
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.engine.views import Entry, unit_counts
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.files import declare, replacing, write_json
+from axolotl_unlearn.files import declare, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
 from axolotl_unlearn.reference.base import Reference, anyone
 from axolotl_unlearn.reference.sources import (
@@ -46,7 +46,7 @@ from axolotl_unlearn.training.phases import Phase, make_phases, phase_at
 if TYPE_CHECKING:
     from axolotl_unlearn.training.surgery import Surgery
 
-#: Folder of a checkpoint with the reference's log-probs of the rows so far.
+#: Folder of a checkpoint: how many answers each reference has, and what extensions write.
 REMEMBERED = "remembered"
 BATCH_KEYS = ("input_ids", "attention_mask", "labels", "role", "kind", "task")
 
@@ -197,10 +197,7 @@ class UnlearnTrainer(AxolotlTrainer):
                 ask(self, source, reference)
         given = kwargs.get("resume_from_checkpoint", args[0] if args else None)
         resumed = Path(given, REMEMBERED) if isinstance(given, str) else None
-        for number, reference in enumerate(self.references.values() if resumed else ()):
-            for path in sorted(resumed.glob(f"reference-{number}-*")):
-                reference.recall(load_file(path))
-        self._keep_states(resumed and resumed.parents[1])
+        self._keep_answers(resumed)
         for one in self.extensions:
             self.add_callback(one)
             one.on_start(self, resumed)
@@ -214,33 +211,34 @@ class UnlearnTrainer(AxolotlTrainer):
         out = Path(self._get_output_dir(trial=trial))
         folder = out / f"checkpoint-{self.state.global_step}" / REMEMBERED
         for number, reference in enumerate(self.references.values()):
-            if known := reference.remembered():
-                declare(out, folder, "log-probs", folder=True)
-                name = f"reference-{number}-{self.args.process_index}.safetensors"
-                with replacing(folder / name) as draft:
-                    save_file(known, draft)
+            if not reference.complete:
+                name = f"reference-{number}-{self.args.process_index}.json"
+                write_json(folder / name, reference.counts())
         for one in self.extensions:
             one.on_checkpoint(out, folder)
         super()._save_checkpoint(model, trial)
 
-    def _keep_states(self, before: Path | None) -> None:
-        """Of references that are asked for them during the run; ``before``: what it resumes."""
-        asked = {
+    def _keep_answers(self, resumed: Path | None) -> None:
+        """In files beside the run; ``resumed``: where `_save_checkpoint` wrote how many it had."""
+        seen = {
             self.source_of(entry)
             for entry in self.entries
             if entry.objective.reference and entry.objective.sees in ("distributions", "hidden")
         }
+        out, part = Path(self.args.output_dir), self.args.process_index
         for number, (source, reference) in enumerate(self.references.items()):
+            if reference.complete:
+                continue
             gib = math.inf if source.mode == "cached" else self.unlearn_args.reference_gib
-            if source in asked and gib and not reference.complete:
-                out = Path(self.args.output_dir)
-                own = declare(out, out / "reference", "log-probs", folder=True) / f"run-{number}"
-                part = self.args.process_index
-                if before and before.resolve() != out.resolve():
-                    for file in (before / "reference" / own.name).glob(f"states-{part}.*"):
-                        own.mkdir(exist_ok=True)
+            own = declare(out, out / "reference", "log-probs", folder=True) / f"run-{number}"
+            known = {}
+            if resumed and (counts := resumed / f"reference-{number}-{part}.json").is_file():
+                known = json.loads(counts.read_text("utf-8"))
+                if resumed.parents[1].resolve() != out.resolve():
+                    own.mkdir(exist_ok=True)
+                    for file in resumed.parents[1].glob(f"reference/{own.name}/*-{part}.bin"):
                         shutil.copy(file, own)
-                reference.keep_states(own, gib, part)
+            reference.keep_for_run(own, gib if source in seen else 0, part, known)
 
     def evaluate(self, *args: Any, **kwargs: Any):
         """Within a run: a model that has just been loaded would be its own reference."""

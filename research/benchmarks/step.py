@@ -61,15 +61,15 @@ def ours(
     reference = make_reference(mode, model, starting_adapter=False, plan=DEFAULT_PLAN)
     folder = tempfile.TemporaryDirectory()  # as a run keeps them
     if mode == "auto":
-        reference.keep_states(Path(folder.name), 4)
+        reference.keep_for_run(Path(folder.name), 4)
     for batch in known:
         with torch.no_grad():
             step_loss(model, batch, entries, reference=reference)
 
     def loss(batch, folder=folder):
         if first:
-            reference._logp.clear()
-            reference._hidden._where.clear()
+            for store in (reference._logp, reference._hidden):
+                getattr(store, "_where", store).clear()
         return step_loss(model, batch, entries, reference=reference).total
 
     return loss
