@@ -316,6 +316,8 @@ def test_to_whom_a_row_belongs(row, by, whose):
     [
         ({"max_steps": 5}, Sharding(), "`max_steps` does not go with shards; write `num_epochs`"),
         ({"val_set_size": 0.1}, Sharding(), "`val_set_size` does not go with shards"),
+        ({"peft_use_dora": True}, Sharding(), "`peft_use_dora` does not go with shards"),
+        ({"peft_init_lora_weights": "pissa"}, Sharding(), "changes the base; leave it out"),
         ({}, Sharding(1, 1), "--count 2 or more"),
         ({}, Sharding(by="nobody"), "--by nobody: no row .* has this field"),
     ],

@@ -320,12 +320,9 @@ def verify(
 
 def _gone(ledger: Ledger, statement: Mapping[str, Any], name: str) -> bool:
     """`request erase` has removed this file of a request, or began to."""
-    predicate = statement["predicate"]
-    places = list((predicate["erased"] or {}).get("removed", []))
-    for entry in ledger.entries():
-        if entry["event"] == "erasing" and entry["request"] == predicate["request"]["id"]:
-            places += entry["places"]
-    gone = {one["path"] for one in places if "path" in one}
+    mine = ("erasing", statement["predicate"]["request"]["id"])
+    entries = (e for e in ledger.entries() if (e["event"], e["request"]) == mine)
+    gone = {one["path"] for entry in entries for one in entry["places"] if "path" in one}
     return any(name == one or name.startswith(f"{one}/") for one in gone)
 
 

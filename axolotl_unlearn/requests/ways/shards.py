@@ -32,6 +32,7 @@ from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
 from axolotl_unlearn.merging.recipe import Recipe
+from axolotl_unlearn.merging.sources import PLAIN_STARTS
 from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.choose import mentions, values_at
 from axolotl_unlearn.requests.request import (
@@ -58,6 +59,9 @@ REFUSED = {
     "val_set_size": "name the held-out rows in `test_datasets`",
     "pretraining_dataset": "name the texts in `datasets` with `type: completion`",
     "lora_model_dir": "begin with a base model",
+    # Adapters that are not base + B A.
+    "peft_use_dora": "train a plain LoRA",
+    "peft_layer_replication": "train a plain LoRA",
 }
 
 
@@ -149,6 +153,11 @@ def _check(config: Mapping[str, Any], path: Path, sharding: Sharding) -> None:
     for name, cure in REFUSED.items():
         if config.get(name):
             raise UnlearnError(f"{path}: `{name}` does not go with shards; {cure}.")
+    start = config.get("peft_init_lora_weights", True)
+    if str(start).lower() not in PLAIN_STARTS:
+        raise UnlearnError(
+            f"{path}: `peft_init_lora_weights: {start}` changes the base; leave it out."
+        )
     if min(sharding.count, sharding.slices) < 1 or sharding.count * sharding.slices < 2:
         raise UnlearnError("give --count 2 or more shards, or one of --slices 2 or more.")
     sharding.recipe.for_parents(sharding.count)
