@@ -20,8 +20,8 @@ from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.measurement import Settings
-from axolotl_unlearn.evaluation.sets import EvaluationSets, find_file
-from axolotl_unlearn.metrics.audit import READINGS, audit
+from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.metrics.audit import READINGS
 from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.requests.ledger import Ledger, model_facts
@@ -31,9 +31,9 @@ from axolotl_unlearn.requests.verdict import without_answers
 
 #: Readings of a document that is there, worst first.
 THERE = ("still said", "still known")
-
-
-#: Of a document: as in the audit of an evaluation, and beside them its reading.
+#: Files of ``eval-data`` that tell of deleted rows.
+PARTS = ("forget", "member", "nonmember")
+#: Of a document: as in the audit of an evaluation.
 FIGURES = ("p", "q", "rank", "extraction_strength", "answers_said")
 
 
@@ -49,8 +49,8 @@ class Audit:
         heldout_loss, chance: Mean loss of the held-out texts, and of a uniform guess, nats a token.
         missing: Requests whose rows are gone, so that nobody can test them.
         is_base: It is the base under the models of the requests.
-        learned: ``{"auc", "p"}`` of the learned attack on all documents together, which needs 20
-            texts of a side; then it is among the attacks on each.
+        learned: ``{"auc", "p", ...}`` of the learned attack on all documents together, which needs
+            20 texts of a side; then it is among the attacks on each.
     """
 
     model: str
@@ -156,16 +156,15 @@ def audit_requests(
         base = predicate["model"]["after"]["base"]
         check_base(model, facts["base"], base)
         is_base |= bool(base and facts["digest"] and facts["digest"] == base["digest"])
-        data = folder / "eval-data"
-        if find_file(data, "forget") is None:
+        files = {name: folder / "eval-data" / f"{name}.jsonl" for name in PARTS}
+        if not files["forget"].is_file():
             missing.append(folder.name)
             continue
         member, nonmember = (  # held-out rows may be missing
-            read_documents(path) if (path := find_file(data, name)) else []
-            for name in ("member", "nonmember")
+            read_documents(files[name]) if files[name].is_file() else [] for name in PARTS[1:]
         )
-        rows = read_records(find_file(data, "forget"))
-        every[folder.name] = EvaluationSets(data, rows, [], member, nonmember)
+        rows = read_records(files["forget"])
+        every[folder.name] = EvaluationSets(folder, rows, [], member, nonmember)
         then |= {(folder.name, line["document"]): line for line in predicate["documents"]}
         known = read_json(folder / "eval" / "results.json") or {}
         settings = Settings.read(known.get("settings", {}))
@@ -235,11 +234,10 @@ def _measured(
     model: str, sets: EvaluationSets, settings: Settings, progress: bool
 ) -> tuple[list[dict[str, Any]], float | None, float, dict[str, float] | None]:
     """Audit lines, mean loss of the held-out texts, that of a guess, and the learned attack."""
-    from axolotl_unlearn.data.records import document_id
     from axolotl_unlearn.engine.forward import output_vocabulary
     from axolotl_unlearn.evaluation.cache import Cache
     from axolotl_unlearn.evaluation.measure import ProgressBars, load, measure
-    from axolotl_unlearn.evaluation.summary import evidence, learned, told_by_learned
+    from axolotl_unlearn.evaluation.summary import add_audits, add_learned
     from axolotl_unlearn.models import load_tokenizer, parse_models
 
     spec = parse_models([model])[0]
@@ -248,17 +246,11 @@ def _measured(
     with bars.progress:
         tokenizer = load_tokenizer(spec)
         measured = measure(loaded, tokenizer, sets, settings, cache, "", bars, spec)
-    documents: dict[str, list[str]] = {}
-    for row in sets.forget:
-        documents.setdefault(row.document, []).append(row.id)
-    for name, _ in sets.member:
-        documents.setdefault(document_id(name), [])
-    losses, attack = measured.nonmember_loss, learned(measured, sets)
-    each = attack and told_by_learned(attack, sets)
-    lines = audit(evidence(measured, sets), documents, learned=each)
+    own, by_name = {"name": "model", "role": "candidate"}, {"model": measured}
+    learned = add_learned([own], by_name, sets)
+    lines, losses = add_audits([own], by_name, sets, learned=learned), measured.nonmember_loss
     mean = sum(losses) / len(losses) if losses else None
-    together = attack and {"auc": attack.auc, "p": attack.p}
-    return lines, mean, math.log(output_vocabulary(loaded)), together
+    return lines, mean, math.log(output_vocabulary(loaded)), own.get("learned")
 
 
 def junit(result: Audit) -> str:
