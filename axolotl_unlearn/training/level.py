@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
+from axolotl_unlearn.attacks.target import collate
 from axolotl_unlearn.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.config.mechanisms import LevelArgs
 from axolotl_unlearn.data.strategy import load_strategy
@@ -248,12 +249,7 @@ def inside(model: nn.Module, rows: Sequence[dict[str, Any]], what: str) -> list[
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
     found: dict[int, Tensor] = {}
     for chosen in (order[i : i + STATE_ROWS] for i in range(0, len(order), STATE_ROWS)):
-        batch = {
-            name: pad_sequence(
-                [torch.as_tensor(rows[i][name]) for i in chosen], True, IGNORE * (name == "labels")
-            ).to(device)
-            for name in KEYED
-        }
+        batch = collate([(rows[i]["input_ids"], rows[i]["labels"]) for i in chosen], device)
         where = label_positions(batch)
         if what == "gradients":  # no other forward beside that of theirs
             seen = norms_of_rows(model, batch, where)
@@ -278,11 +274,7 @@ def _kept(
 
 def agreed(mine: T) -> T:
     """The first process's: clocks and last bits differ, and all must end at one step."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return mine
-    found = [mine]
-    torch.distributed.broadcast_object_list(found)
-    return found[0]
+    return broadcast_object_list([mine])[0]
 
 
 @dataclass(eq=False)

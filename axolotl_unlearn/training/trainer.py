@@ -347,7 +347,6 @@ class UnlearnTrainer(AxolotlTrainer):
         return known_batch(super()._prepare_inputs(inputs))
 
     def _counts(self, batch: dict[str, Tensor], entries: Sequence[Entry]) -> Tensor:
-        _require_columns(batch)
         return unit_counts(entries, self._marked(batch))
 
     def _marked(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -369,7 +368,6 @@ class UnlearnTrainer(AxolotlTrainer):
     ) -> dict[str, Tensor]:
         """Weighted objectives of either side (or ``sides``) for one micro-batch, as a part of its
         step; ``log``: whether it counts for what is logged, and for extensions."""
-        _require_columns(batch)
         training = model.training
         phase = self._phase(training=training)
         weights = phase.weights(self.state.global_step)
@@ -550,16 +548,6 @@ class _Logs(dict):
         if key.startswith("memory/") and not torch.cuda.is_available():
             return
         super().__setitem__(key, value)
-
-
-def _require_columns(batch: dict[str, Any]) -> None:
-    missing = [key for key in BATCH_KEYS if key not in batch]
-    if missing:
-        raise UnlearnError(
-            f"the batch lacks the columns {', '.join(missing)}: keep "
-            "`remove_unused_columns: false` and use the dataset types axolotl_unlearn.data.forget "
-            "and .retain."
-        )
 
 
 def trainer_class(
