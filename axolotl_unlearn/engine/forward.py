@@ -93,18 +93,18 @@ def observe(
             all_layers = (*(outputs[layer] for layer in inner), head_inputs)
             states.append(row_profiles(all_layers, needs.profiles, layout.pick))
         zero = head_inputs.flatten()[:0].sum()
-        return [zero, *(found.graded for found in numbers), *states]
+        return [zero, *(stats.graded for stats in numbers), *states]
 
     with tapped as outputs:
         zero, *pieces = run_to_head(model, layout.inputs, program, unwrapped)
     # Gradients pass through the model's output; what has none does not.
-    numbers = [replace(found, graded=piece) for found, piece in zip(numbers, pieces, strict=False)]
-    found = read_groups(groups, numbers, needs, pieces[len(groups) :], zero)
+    numbers = [replace(stats, graded=piece) for stats, piece in zip(numbers, pieces, strict=False)]
+    result = read_groups(groups, numbers, needs, pieces[len(groups) :], zero)
     if needs.gradients is None:
-        return found
+        return result
     from axolotl_unlearn.engine.row_gradients import norms_of_rows
 
-    return replace(found, gradients=norms_of_rows(unwrapped, batch, needs.gradients))
+    return replace(result, gradients=norms_of_rows(unwrapped, batch, needs.gradients))
 
 
 def run_to_head(
@@ -158,12 +158,12 @@ def group_positions(needs: ForwardSpec, next_ids: Tensor) -> list[Group]:
         return []
     where = [(code == pattern).nonzero() for pattern in patterns]
     ids = on_host(next_ids)
-    found = to_device(
+    places = to_device(
         np.concatenate([np.stack([*at, ids[at]]) for at in where], 1), next_ids.device
     )
     groups = []
     for pattern, (row, time, own) in zip(
-        patterns, found.split([len(at[0]) for at in where], 1), strict=True
+        patterns, places.split([len(at[0]) for at in where], 1), strict=True
     ):
         labels, logged, moments, *looks = (bool(pattern >> bit & 1) for bit in range(len(asked)))
         valuations = tuple(v for v, here in zip(needs.valuations, looks, strict=True) if here)
@@ -190,20 +190,20 @@ def read_groups(
     weighted: dict[str, Tensor] = {}
     rows, times, columns = [], [], []
     moments = None if needs.moments is None else logp.new_zeros(*logp.shape, 2)
-    for group, found in zip(groups, numbers, strict=True):
+    for group, stats in zip(groups, numbers, strict=True):
         if group.moments:
-            two = found.graded[:, int(group.labels) :][:, :2]
+            two = stats.graded[:, int(group.labels) :][:, :2]
             moments = moments.index_put((group.row, group.time), two)
         if group.labels or group.logged:
             rows.append(group.row)
             times.append(group.time)
-            columns.append((found.graded if group.labels else found.values)[:, 0])
-        own = found.values[:, int(group.logged) :].unbind(-1)
+            columns.append((stats.graded if group.labels else stats.values)[:, 0])
+        own = stats.values[:, int(group.logged) :].unbind(-1)
         for valuation, column in zip(group.valuations, own, strict=True):
             values[valuation.name].append(column)
         if group.valuations:
             side = group.valuations[0].side
-            weighted[side] = weighted.get(side, 0) + group.factor * found.graded[:, -1].sum()
+            weighted[side] = weighted.get(side, 0) + group.factor * stats.graded[:, -1].sum()
     if columns:
         logp = logp.index_put((torch.cat(rows), torch.cat(times)), torch.cat(columns))
     return ForwardResult(
@@ -212,7 +212,7 @@ def read_groups(
             layer: States(taken, mask)
             for (layer, mask), taken in zip(needs.states.items(), states, strict=False)
         },
-        {name: torch.cat(found) if found else logp.new_zeros(0) for name, found in values.items()},
+        {name: torch.cat(parts) if parts else logp.new_zeros(0) for name, parts in values.items()},
         weighted,
         zero,
         moments=moments,

@@ -142,7 +142,7 @@ def head_statistics(
         ]
     # With few chunks their logits may stay; with many, each is recomputed in the backward pass.
     chunks = sum(-(-len(group.row) // size) for group, size in zip(groups, sizes, strict=True))
-    found = []
+    results = []
     for h, group, size in zip(states, groups, sizes, strict=True):
         parts = [
             # With its random state: LoRA on the head may have dropout.
@@ -151,8 +151,8 @@ def head_statistics(
             else chunk_statistics(part, piece, head)
             for part, piece in _cut(h, group, size)
         ]
-        found.append(GroupNumbers(*(torch.cat(columns) for columns in zip(*parts, strict=True))))
-    return found
+        results.append(GroupNumbers(*(torch.cat(columns) for columns in zip(*parts, strict=True))))
+    return results
 
 
 def _cut(states: Tensor, group: Group, size: int) -> list[tuple[Tensor, Group]]:

@@ -126,7 +126,7 @@ def row_profiles(layers: Sequence[Tensor], where: Tensor, pick: Pick) -> Tensor:
     layer by layer, ``[R, S]`` in at least float32; 0 for a row without."""
     row, time = where.nonzero(as_tuple=True)
     count = where.sum(-1, keepdim=True).clamp(min=1)
-    found = []
+    profile = []
     for layer in layers:
         states = pick(layer, row, time)
         states = states.to(torch.promote_types(states.dtype, torch.float32))
@@ -134,5 +134,5 @@ def row_profiles(layers: Sequence[Tensor], where: Tensor, pick: Pick) -> Tensor:
         mean = nothing.index_add(0, row, states) / count
         variance = nothing.index_add(0, row, (states - mean[row]) ** 2) / count
         # Where all states are the same the root has no derivative.
-        found += [mean, variance.clamp(min=1e-12).sqrt() * (count > 1)]
-    return torch.cat(found, -1)
+        profile += [mean, variance.clamp(min=1e-12).sqrt() * (count > 1)]
+    return torch.cat(profile, -1)

@@ -72,9 +72,9 @@ def gradient_norms(model: nn.Module, run: Run, batch: dict[str, Tensor], where: 
     graded = torch.is_grad_enabled()
     rows = where.any(-1).nonzero()[:, 0]
     modules = matrices(model)
-    found = torch.zeros(len(where), len(modules), device=where.device)
+    log_norms = torch.zeros(len(where), len(modules), device=where.device)
     if len(rows) == 0:
-        return found
+        return log_norms
     ids, where = batch["input_ids"][rows], where[rows]
     # Kernels of attention have a first derivative only.
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), _watched(modules) as seen:
@@ -91,8 +91,8 @@ def gradient_norms(model: nn.Module, run: Run, batch: dict[str, Tensor], where: 
         size = (len(rows), ids.shape[1])
         squares = [_squared(x, g, size) for x, g in zip(inputs, pulls, strict=True)]
         norms = torch.stack(squares, -1)
-    found = found.index_put((rows,), norms.clamp(min=LEAST).log() / 2)
-    return found if graded else found.detach()
+    log_norms = log_norms.index_put((rows,), norms.clamp(min=LEAST).log() / 2)
+    return log_norms if graded else log_norms.detach()
 
 
 def _squared(given: Tensor, pull: Tensor, size: tuple[int, int]) -> Tensor:

@@ -80,7 +80,7 @@ def step_loss(
     counts = [count.clamp(min=1) for count in counts]
     factors = [weight * scale / count for weight, count in zip(weights, counts, strict=True)]
     asked = zip(views, references, factors, strict=True)
-    needs = together(view.of_policy(found, factor) for view, found, factor in asked)
+    needs = together(view.of_policy(answer, factor) for view, answer, factor in asked)
     labelled = label_positions(batch)
     # The log has the NLL of either side, except where a training step need not reach the head.
     if knows_nll := needs.reach_head or not unwrapped.training:
@@ -88,8 +88,8 @@ def step_loss(
     policy = observe(model, batch, needs, unwrapped=unwrapped, plan=plan)
     sides = dict.fromkeys(entry.side for entry in entries)
     result = StepLoss({side: policy.weighted.get(side, policy.zero) for side in sides})
-    for number, (view, found) in enumerate(zip(views, references, strict=True)):
-        entry, terms = view.entry, view.terms(policy, found)
+    for number, (view, answer) in enumerate(zip(views, references, strict=True)):
+        entry, terms = view.entry, view.terms(policy, answer)
         value = terms.values.sum()
         if not view.weighed_at_head:
             loss = weights[number] * scale * value / counts[number]

@@ -169,11 +169,11 @@ class Labels(View):
         if len(rows) == 0:
             return Terms(policy.zero)
         scores = self.scores_of(policy, reference, rows)
-        found = self.entry.objective.function(scores, **self.entry.args.parameters)
+        terms = self.entry.objective.function(scores, **self.entry.args.parameters)
         if self.weight is None:
-            return found
-        weight = self.weight[rows].view(-1, *[1] * (found.values.dim() - 1))
-        return found._replace(values=found.values * weight)
+            return terms
+        weight = self.weight[rows].view(-1, *[1] * (terms.values.dim() - 1))
+        return terms._replace(values=terms.values * weight)
 
     def rows_seen(self) -> Tensor:
         """Rows with positions, ``[r]``."""

@@ -171,11 +171,11 @@ class Reference:
         # DDP's own forward would synchronise buffers, and not every process computes at this time.
         called = model.module if isinstance(model, DistributedDataParallel) else model
         with evaluating(unwrapped), self.active(unwrapped):
-            found = observe(called, part, part_needs, unwrapped=unwrapped, plan=self.plan)
+            result = observe(called, part, part_needs, unwrapped=unwrapped, plan=self.plan)
         logp_asked = part_needs.labels is not None and any(asked.labels[i] for i in rows)
-        copied = [found.logp] if logp_asked else []
+        copied = [result.logp] if logp_asked else []
         if self.remember_hidden:
-            copied += [states.values for states in found.states.values()]
+            copied += [states.values for states in result.states.values()]
         on_cpu = to_host(copied)
         if logp_asked:
             where = on_host(part_needs.labels)
@@ -183,7 +183,7 @@ class Reference:
                 if asked.labels[i] is not None:
                     self._logp[asked.labels[i]] = torch.from_numpy(logp[here])
         fresh: dict[bytes | None, Tensor] = {}
-        for number, (layer, states) in enumerate(found.states.items()):
+        for number, (layer, states) in enumerate(result.states.items()):
             lengths = on_host(states.positions).sum(-1).tolist()
             keys = [asked.states[layer][i] for i in rows]
             fresh |= zip(keys, states.values.split(lengths), strict=True)
@@ -250,10 +250,10 @@ class AdapterOff(Reference):
 def _modules(model: nn.Module) -> list[nn.Module]:
     """All modules, a shared one more than once: 0.8 ms in 32 layers with LoRA, where ``modules()``,
     which makes a name for each and looks it up, takes 40."""
-    found = [model]
-    for module in found:
-        found += [child for child in module._modules.values() if child is not None]
-    return found
+    modules = [model]
+    for module in modules:
+        modules += [child for child in module._modules.values() if child is not None]
+    return modules
 
 
 @contextmanager

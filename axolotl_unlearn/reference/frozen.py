@@ -89,8 +89,8 @@ class FrozenCopy(Reference):
             )
         with safe_open(path, "pt") as file:  # which knows no device `cpu:0`
             self.keep_in(path.parent / file.metadata()["store"], part)
-            found = {name: file.get_tensor(name).to(device) for name in file.keys()}
-        self._head = [found.get(name) for name in _HEAD] if found else None
+            kept = {name: file.get_tensor(name).to(device) for name in file.keys()}
+        self._head = [kept.get(name) for name in _HEAD] if kept else None
         self.complete = True
 
     def _at_start(self, parameter: Tensor | None) -> Tensor | None:

@@ -32,9 +32,9 @@ def of_all(mine: list[T]) -> list[T]:
     """Those of all processes, by rank."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return mine
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, mine)
-    return [one for part in found for one in part]
+    of_ranks: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(of_ranks, mine)
+    return [one for part in of_ranks for one in part]
 
 
 class HeldoutDistribution:
@@ -99,10 +99,10 @@ class HeldoutDistribution:
                 self.seen[group][key] = values
         if not groups:
             return features.new_zeros(2, *features.shape)
-        found = {
+        pulls = {
             group: (self.centres[group], self.direction(group))
             if group in self.seen
             else (torch.zeros_like(own[0]),) * 2
             for group in set(groups)
         }
-        return torch.stack([torch.stack([*found[g]]) for g in groups], 1).to(features)
+        return torch.stack([torch.stack([*pulls[g]]) for g in groups], 1).to(features)

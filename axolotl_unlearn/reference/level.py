@@ -89,11 +89,11 @@ class Calibration:
         asked = replace(self, shift=torch.zeros_like(self.shift))(teacher)
         if abs(float((policy - asked).mean())) > NEAR:
             return self
-        asked, found = log_odds(asked.float()).sort().values, log_odds(policy.float()).sort().values
+        asked, now = log_odds(asked.float()).sort().values, log_odds(policy.float()).sort().values
         bins = max(1, min(BINS, len(asked) // PER_BIN))
         means = [
             torch.stack([part.mean() for part in values.tensor_split(bins)])
-            for values in (asked, found, log_odds(teacher.float()).sort().values)
+            for values in (asked, now, log_odds(teacher.float()).sort().values)
         ]
         left = means[1] - means[0]
         # Nobody tells .998 from .999, and the loss hardly weighs it: such an error would add up.
@@ -200,11 +200,11 @@ def entropy_without(logits: Tensor, labels: Tensor) -> Tensor:
         ``[N, K]``.
     """
     others = logits.float().scatter(1, labels[:, None], torch.finfo(torch.float32).min / 8)
-    found = [
+    entropies = [
         torch.distributions.Categorical(logits=others / temperature).entropy()
         for temperature in TEMPERATURES.tolist()
     ]
-    return torch.stack(found, -1)
+    return torch.stack(entropies, -1)
 
 
 def _parts(rows: Sequence[Tensor]) -> int:

@@ -81,15 +81,15 @@ def _broken(gradient: Tensor | None) -> bool:
     return gradient is not None and not bool(torch.isfinite(gradient).all())
 
 
-def blown_up(what: str, step: int, found: Blown, cfg: Any, out: Path) -> UnlearnError:
+def blown_up(what: str, step: int, blown: Blown, cfg: Any, out: Path) -> UnlearnError:
     """The sentence with which a run ends: step, ids of the rows, part, and what is kept."""
     names = []
     for side in ROLES:
-        numbers = [number for where, number in found.rows if where == side]
+        numbers = [number for where, number in blown.rows if where == side]
         names += [f"{side} {name}" for name in names_of_rows(cfg, side, numbers)]
     more = f" and {len(names) - MOST_ROWS} more" if len(names) > MOST_ROWS else ""
-    by = f", by {', '.join(found.parts)}" if found.parts else ""
-    at = f", first at {found.parameter}" if found.parameter else ""
+    by = f", by {', '.join(blown.parts)}" if blown.parts else ""
+    at = f", first at {blown.parameter}" if blown.parameter else ""
     kept = checkpoints(out)
     last = f"the last checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
     return UnlearnError(
@@ -160,7 +160,7 @@ class CollapseWatch(Extension):
         """Greedy continuations of the rows' prompts."""
         was_training, device = model.training, next(model.parameters()).device
         model.eval()
-        found = []
+        texts = []
         for row in self.rows:
             labels = list(row["labels"])
             known = next((i for i, x in enumerate(labels) if x != IGNORE), 1) or 1
@@ -172,6 +172,6 @@ class CollapseWatch(Extension):
                 do_sample=False,
                 pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id,
             )
-            found.append(self.tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True))
+            texts.append(self.tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True))
         model.train(was_training)
-        return found
+        return texts

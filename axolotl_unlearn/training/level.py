@@ -77,15 +77,15 @@ class LevelledReference:
     def look_up(self, model: Any, unwrapped: Any, batch: dict[str, Tensor], needs: Any) -> Any:
         """As the reference, with the rows' labels at the level to aim at, or its logits divided by
         the temperature."""
-        found = self.reference.look_up(model, unwrapped, batch, needs)
+        answer = self.reference.look_up(model, unwrapped, batch, needs)
         if self.tempered:
-            return replace(found, logits=lambda x: found.logits(x) / self.level.temperature)
-        logp = found.logp.clone()
+            return replace(answer, logits=lambda x: answer.logits(x) / self.level.temperature)
+        logp = answer.logp.clone()
         for row in needs.labels.any(-1).nonzero()[:, 0].tolist():
             where = needs.labels[row]
             group = (int(batch["kind"][row]), int(batch["task"][row]))
             logp[row, where] = self.level.aim(logp[row, where], group)
-        return replace(found, logp=logp)
+        return replace(answer, logp=logp)
 
 
 def forget_rows(path: str, tokenizer: Any, cfg: Any) -> Dataset:
@@ -143,10 +143,10 @@ class ScoredRows:
         return score_queries(model, self.queries)
 
     def by_group(self, values: Sequence[Any]) -> dict[Hashable, list[Any]]:
-        found = defaultdict(list)
+        grouped = defaultdict(list)
         for group, value in zip(self.groups, values, strict=True):
-            found[group].append(value)
-        return dict(found)
+            grouped[group].append(value)
+        return dict(grouped)
 
 
 def judged(forget: ScoredRows) -> set[Hashable]:
@@ -193,8 +193,8 @@ def learned_auc(
     members, nonmembers = (
         (rows := np.concatenate(side))[:: max(1, -(-len(rows) // LEARNED_ROWS))] for side in sides
     )
-    found = learned_attack(members, nonmembers, permutations=0)
-    return None if found is None else max(0.5, found.auc)
+    attack = learned_attack(members, nonmembers, permutations=0)
+    return None if attack is None else max(0.5, attack.auc)
 
 
 def _facts(logp: Tensor) -> TokenFacts:
@@ -226,9 +226,9 @@ def _asked(
     for entry, reference in entries:
         if entry.args.positions == "answer" and rows_of(entry, batch).any():
             where = label_positions(batch)
-            found = reference.look_up(None, None, batch, ForwardSpec(states={HEAD: where}))
+            answer = reference.look_up(None, None, batch, ForwardSpec(states={HEAD: where}))
             with torch.no_grad():
-                logits = found.logits(found.states[HEAD].values)
+                logits = answer.logits(answer.states[HEAD].values)
             return logits, batch["labels"].roll(-1)[where].to(logits.device)
     return None
 
@@ -236,10 +236,10 @@ def _asked(
 def _meant_by(entries: Sequence[Entry], rows: Dataset) -> np.ndarray:
     """Rows that any of the entries is for, ``[R]`` bool."""
     batch = {name: torch.tensor(rows[name][:]) for name in ("role", "kind", "task")}
-    found = torch.zeros(len(rows), dtype=torch.bool)
+    meant = torch.zeros(len(rows), dtype=torch.bool)
     for entry in entries:
-        found |= rows_of(entry, batch)
-    return found.numpy()
+        meant |= rows_of(entry, batch)
+    return meant.numpy()
 
 
 @torch.no_grad()
@@ -247,7 +247,7 @@ def inside(model: nn.Module, rows: Sequence[dict[str, Any]], what: str) -> list[
     """``profiles`` or ``gradients`` of each row at its labels (`ForwardResult`), ``[F]`` each."""
     device = input_device(model)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
-    found: dict[int, Tensor] = {}
+    values: dict[int, Tensor] = {}
     for chosen in (order[i : i + STATE_ROWS] for i in range(0, len(order), STATE_ROWS)):
         batch = collate([(rows[i]["input_ids"], rows[i]["labels"]) for i in chosen], device)
         where = label_positions(batch)
@@ -255,8 +255,8 @@ def inside(model: nn.Module, rows: Sequence[dict[str, Any]], what: str) -> list[
             seen = norms_of_rows(model, batch, where)
         else:
             seen = observe(model, batch, ForwardSpec(profiles=where)).profiles
-        found |= zip(chosen, seen.double().cpu(), strict=True)
-    return [found[i] for i in range(len(rows))]
+        values |= zip(chosen, seen.double().cpu(), strict=True)
+    return [values[i] for i in range(len(rows))]
 
 
 def _kept(
@@ -430,8 +430,8 @@ class LevelCallback(Extension):
                 side += [-np.asarray(f.mean) for f in rows.by_group(facts)[group]]
             known = self.forget.by_group(self.teacher[0])[group]
             aims = map(self.level.unmoved, known, repeat(group))
-            found = torch.cat(_logps(self.forget.by_group(forget)[group]))
-            gaps.append(float((found - torch.cat(list(aims))).mean()))
+            reached = torch.cat(_logps(self.forget.by_group(forget)[group]))
+            gaps.append(float((reached - torch.cat(list(aims))).mean()))
         if max(map(abs, gaps)) <= 2 * NEAR:
             self.level.sharpen(*(float(np.concatenate(side).mean()) for side in sides))
 
@@ -447,8 +447,8 @@ class LevelCallback(Extension):
                 return rows.by_group([token_features(*one) for one in columns])
             asked = [i for i, group in enumerate(rows.groups) if group in self.judged]
             values = inside(model, [rows.rows[i] for i in asked], what)
-            found = dict(zip(asked, values, strict=True))
-            return rows.by_group([found.get(i) for i in range(len(rows.rows))])
+            by_row = dict(zip(asked, values, strict=True))
+            return rows.by_group([by_row.get(i) for i in range(len(rows.rows))])
 
         for what, distribution in self.distributions.items():
             seen, unseen = stand(self.forget, forget, what), stand(self.heldout, heldout, what)

@@ -53,8 +53,8 @@ def choose_checkpoint(cfg: Any) -> None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run by their step, half ones too."""
-    found = (p for p in folder.glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit())
-    return sorted(found, key=lambda p: int(p.name.rpartition("-")[2]))
+    folders = (p for p in folder.glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit())
+    return sorted(folders, key=lambda p: int(p.name.rpartition("-")[2]))
 
 
 def why_broken(folder: Path) -> str | None:

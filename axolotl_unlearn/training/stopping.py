@@ -24,12 +24,12 @@ def attack_aucs(forget: Scores, heldout: Scores) -> dict[str, float]:
     """
     groups = [group for group in forget if group in heldout]
     attacks = {name for group in groups for name in forget[group]}
-    found = {}
+    aucs = {}
     for name in sorted(attacks):
         parts = [(forget[g][name], heldout[g][name]) for g in groups]
         total = sum(len(members) for members, _ in parts)
-        found[name] = sum(len(m) * auc(m, n) for m, n in parts) / total
-    return found
+        aucs[name] = sum(len(m) * auc(m, n) for m, n in parts) / total
+    return aucs
 
 
 def told_apart(forget: Scores, heldout: Scores) -> int:

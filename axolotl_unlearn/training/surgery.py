@@ -102,12 +102,12 @@ def adam_scales(optimizer: Any, parameters: Sequence[nn.Parameter]) -> list[Tens
 
 def gradients(loss: Tensor, parameters: Sequence[Tensor], *, keep: bool = False) -> list[Tensor]:
     """Of a loss by each of the weights; ``keep`` the graph for another one."""
-    found = (
+    grads = (
         torch.autograd.grad(loss, parameters, retain_graph=keep, allow_unused=True)
         if loss.requires_grad  # a batch may hold no row of any of a side's entries
         else [None] * len(parameters)
     )
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
 
 
 class Surgery:
@@ -175,15 +175,15 @@ class Surgery:
         remaining = len(losses)
         for side, loss in losses.items():
             remaining -= 1
-            found = gradients(loss, self.parameters, keep=remaining > 0)
+            grads = gradients(loss, self.parameters, keep=remaining > 0)
             before = self.sides.get(side)
             self.sides[side] = (
-                found if before is None else [a + b for a, b in zip(before, found, strict=True)]
+                grads if before is None else [a + b for a, b in zip(before, grads, strict=True)]
             )
 
     def finish(self, optimizer: Any, extensions: Sequence[Extension] = ()) -> Tensor | None:
         """Write the joined gradient; returns the cosine between the two, if there are two."""
-        sides = {side: [self.reduce(g) for g in found] for side, found in self.sides.items()}
+        sides = {side: [self.reduce(g) for g in grads] for side, grads in self.sides.items()}
         self.sides = {}
         for one in extensions:
             sides = one.on_gradients(sides)

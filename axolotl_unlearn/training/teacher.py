@@ -61,14 +61,14 @@ def retained_rows(
         UnlearnError: A row of ``retain`` is to be forgotten, or no row is left.
     """
     data = _data(config)
-    found: dict[tuple[str, str], Record] = {}
+    by_text: dict[tuple[str, str], Record] = {}
     read = 0
     for entry in config.get("datasets") or []:
         path = Path(str(entry.get("path")))
         if path.is_file():
             rows = _records(path, data)
             read += len(rows)
-            found |= {(row.input, row.output): row for row in rows}
+            by_text |= {(row.input, row.output): row for row in rows}
         elif not retain:
             raise UnlearnError(
                 f"`datasets` reads {path}, which is no local file of records: give the retained "
@@ -76,12 +76,12 @@ def retained_rows(
             )
     if retain:
         rows = [row for path in retain for row in _records(path, data)]
-        found = {(row.input, row.output): row for row in rows}
+        by_text = {(row.input, row.output): row for row in rows}
     gone = [row for path in forget for row in _records(path, data)]
     texts = {(row.input, row.output) for row in gone}
     documents = {row.document for row in gone if not is_made_up(row.id)}
     seen, left = [], []
-    for text, row in found.items():
+    for text, row in by_text.items():
         named = not is_made_up(row.id) and row.document in documents
         (seen if text in texts or named else left).append(row)
     if retain and seen:

@@ -473,14 +473,14 @@ class UnlearnTrainer(AxolotlTrainer):
 
         phase = self._phase(training=True)
         alone = self.args.world_size == 1
-        found = blame(
+        blown = blame(
             model,
             map(self._prepare_inputs, self._step_batches),
             phase.entries if alone else [],
             partial(self.loss_of, model),
         )
         out = Path(self.args.output_dir)
-        return blown_up(what, self.state.global_step, found, self.axolotl_cfg, out)
+        return blown_up(what, self.state.global_step, blown, self.axolotl_cfg, out)
 
     # -- log ---------------------------------------------------------------------------------
 
