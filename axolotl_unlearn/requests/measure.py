@@ -97,9 +97,7 @@ def under_work(request: Request) -> str:
 
 def teacher_of(request: Request) -> str:
     """The teacher, which never saw the rows: the control of the attacks."""
-    folder = request.path("work", "teacher")
-    adapter = (folder / "adapter_config.json").is_file()
-    return f"{request.facts['base']}+{folder}" if adapter else str(folder)
+    return str(request.path("work", "teacher"))
 
 
 def kept_losses(request: Request) -> dict[str, list[float]]:

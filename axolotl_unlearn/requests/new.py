@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -17,6 +16,7 @@ from axolotl_unlearn.data.records import read_rows
 from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import check_room, private_folder
+from axolotl_unlearn.models import parse_models
 from axolotl_unlearn.requests.choose import Offered, Wanted, choose, offer
 from axolotl_unlearn.requests.ledger import LEDGER, Ledger, now
 from axolotl_unlearn.requests.pages import SUBJECTS
@@ -59,7 +59,6 @@ MODELS = 3
 #: share of the fine-tuning's learning rate.
 LOST, SAID, RATE = 0.1, 0.05, 0.5
 
-ADAPTER = "adapter_config.json"
 PLUGIN = "axolotl_unlearn.UnlearnPlugin"
 
 
@@ -173,7 +172,6 @@ def new_request(
             "digests": {name: digest(path) for name, path in files.items()}
             | {"prepared": trained.digest}
             | {"datasets": {str(path): digest(path) for path in paths if path.is_file()}},
-            "budget": {"steps": options.steps, "minutes": options.minutes},
             "root": os.path.relpath(Path.cwd(), out),
             "after_request": accepted[-1]["request"] if accepted else None,
             "limits": [*trained.limits, *limits],
@@ -209,28 +207,27 @@ def model_before(
     current = Ledger(requests).current()
     path = given or Path(current["path"] if current else str(config.get("output_dir") or ""))
     base = str(config["base_model"])
-    if not path.is_dir() or not ((path / ADAPTER).is_file() or (path / "config.json").is_file()):
+    if not path.is_dir():
         raise UnlearnError(
             f"{config_path}: the model {path} is not there; train it with `axolotl train "
             f"{config_path}`, or name it with --model."
         )
-    full = any(not file.name.startswith("adapter_") for file in path.glob("*.safetensors"))
-    if (path / ADAPTER).is_file() and not full:
-        named = json.loads((path / ADAPTER).read_text("utf-8")).get("base_model_name_or_path")
-        same = not named or named.rstrip("/") == base.rstrip("/")
-        if not same and not (Path(named).exists() and Path(base).exists()
-                             and Path(named).samefile(base)):  # fmt: skip
-            raise UnlearnError(
-                f"{path} is an adapter of {named}, but `base_model` of {config_path} is {base}; "
-                "give the config that made it."
-            )
-        return {"model": base, "adapter": str(path)}
-    if not full:
+    spec = parse_models([str(path)])[0]
+    if not any(path.glob("*.safetensors")):
         raise UnlearnError(
             f"{config_path}: {path} has no weights (*.safetensors); train the model first, or name "
             "it with --model."
         )
-    return {"model": str(path), "adapter": None}
+    if spec.adapter is None:
+        return {"model": str(path), "adapter": None}
+    there = Path(spec.model).exists() and Path(base).exists()
+    same = Path(spec.model).samefile(base) if there else spec.model.rstrip("/") == base.rstrip("/")
+    if not same:
+        raise UnlearnError(
+            f"{path} is an adapter of {spec.model}, but `base_model` of {config_path} is {base}; "
+            "give the config that made it."
+        )
+    return {"model": base, "adapter": str(path)}
 
 
 def _heldout(
