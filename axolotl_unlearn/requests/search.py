@@ -17,8 +17,6 @@ from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.normal_form import normal_form, words
 from axolotl_unlearn.requests.containers import Decode, git_texts, is_git, texts_of
 
-__all__ = ["Found", "Texts", "row_texts", "search", "strings", "words"]
-
 #: Words of a window: eight in a row are hardly ever the same by chance.
 WINDOW = 8
 #: Words of a text that is searched whole and hardly ever found by chance. Below that only names and
