@@ -30,6 +30,7 @@ class UnlearnPlugin(BasePlugin):
     and without rows of our types, no hook does anything.
     """
 
+    @exit_with_sentence()
     def register(self, cfg: dict) -> None:
         """Check the raw config before anything is loaded, and set what unlearning relies on.
 
@@ -40,8 +41,7 @@ class UnlearnPlugin(BasePlugin):
         from axolotl_unlearn.checks.config import prepare
 
         show_as_sentences()
-        with exit_with_sentence():
-            prepare(cfg)
+        prepare(cfg)
 
     def get_input_args(self) -> str:
         return "axolotl_unlearn.config.UnlearnPluginArgs"
@@ -101,6 +101,7 @@ class UnlearnPlugin(BasePlugin):
 
             record_base(cfg.output_dir, cfg.base_model)
 
+    @exit_with_sentence()
     def post_lora_merge(self, cfg: DictDefault, adapter_path: str, output_path: str) -> None:
         """Record base and adapter by content in the merged folder, and audit it if the config asks.
 
@@ -115,13 +116,13 @@ class UnlearnPlugin(BasePlugin):
         if requests := unlearn_config(cfg).audit:
             from axolotl_unlearn.requests.audit import audit_requests
 
-            with exit_with_sentence():
-                audit = audit_requests(output_path, requests)
-                audit.require_tested(requests)
+            audit = audit_requests(output_path, requests)
+            audit.require_tested(requests)
             print("\n".join([*audit.back_lines(), audit.says]), flush=True)
             if audit.back:
                 raise SystemExit(3)
 
+    @exit_with_sentence()
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta | None:
         """Check the data, let Axolotl read them, and count steps in pairs; weights come later."""
         if not _concerns_us(cfg):
@@ -129,17 +130,15 @@ class UnlearnPlugin(BasePlugin):
         from axolotl_unlearn.checks.config import prepare_data
 
         _stay_on_cpu(cfg)
-        with exit_with_sentence():
-            prepare_data(cfg)
-            if cfg.resume_from_checkpoint or cfg.auto_resume_from_checkpoints:
-                from axolotl_unlearn.training.resume import choose_checkpoint
+        prepare_data(cfg)
+        if cfg.resume_from_checkpoint or cfg.auto_resume_from_checkpoints:
+            from axolotl_unlearn.training.resume import choose_checkpoint
 
-                choose_checkpoint(cfg)
-            _refuse_other_trainers(cfg)
+            choose_checkpoint(cfg)
+        _refuse_other_trainers(cfg)
         if preprocess or not _trains(cfg):
             return None
-        with exit_with_sentence():
-            _refuse_sharding_on_cpu(cfg)
+        _refuse_sharding_on_cpu(cfg)
         from axolotl.common.datasets import load_datasets
 
         from axolotl_unlearn.data.checks import check_columns
@@ -152,21 +151,19 @@ class UnlearnPlugin(BasePlugin):
         if size:
             from axolotl_unlearn.data.validation import split
 
-            with exit_with_sentence():
-                meta.train_dataset, meta.eval_dataset = split(meta.train_dataset, size, cfg.seed)
+            meta.train_dataset, meta.eval_dataset = split(meta.train_dataset, size, cfg.seed)
         args = unlearn_config(cfg)
-        with exit_with_sentence():
-            fitted, notes = check_columns(args, meta.train_dataset)
-            if fitted is not args:
-                args, cfg.unlearn = fitted, fitted.model_dump(exclude_unset=True)
-            for note in notes:
-                LOG.warning(note)
-            pairs = PairedDataset(
-                meta.train_dataset,
-                seed=0,
-                retain_per_forget=args.pairing.retain_per_forget if args.retain else 0,
-                alternatives="alternative" in args.roles(),
-            )
+        fitted, notes = check_columns(args, meta.train_dataset)
+        if fitted is not args:
+            args, cfg.unlearn = fitted, fitted.model_dump(exclude_unset=True)
+        for note in notes:
+            LOG.warning(note)
+        pairs = PairedDataset(
+            meta.train_dataset,
+            seed=0,
+            retain_per_forget=args.pairing.retain_per_forget if args.retain else 0,
+            alternatives="alternative" in args.roles(),
+        )
         # Axolotl counted single rows; a step is made of pairs.
         epoch = math.ceil(len(pairs) / cfg.batch_size)
         steps = sum(phase_steps(args, epoch)) if args.phases else epoch * cfg.num_epochs

@@ -333,7 +333,7 @@ def test_evaluation_pairs_have_the_first_alternative():
     "column, role, value, message",
     [
         ("pair", 2, 77, "alternative 1 of its file answers no forget row"),
-        ("kind", 2, 7, "alternative 1 of its file has another kind or task"),
+        ("kind", 2, 7, "alternative 1 of its file answers no forget row of its kind"),
         ("pair", 0, 3, "two forget rows have the same id"),
     ],
 )

@@ -402,10 +402,11 @@ def test_preference_rows_are_the_chosen_answer_as_trl_reads_it(tmp_path, base, k
         (
             {},
             "forget",
-            "1 rows would be left out .longer than `sequence_len: 900`.*long.*remove them",
+            "1 rows would be left out .longer than `sequence_len: 900`.*long.*dropped",
         ),
         ({}, "alternative", "1 rows would be left out"),
         ({}, "retain", None),
+        ({"leave_out_dropped": True}, "forget", None),
         ({"excess_length_strategy": "raise"}, "retain", "set `excess_length_strategy: drop`"),
         ({"excess_length_strategy": "truncate"}, "forget", None),
     ],
@@ -421,8 +422,13 @@ def test_a_row_that_would_not_be_forgotten_is_an_error(
     rows = [*ALPACA, ALPACA[0] | {"output": "b" * 900, "id": "long"}]
     path = write(tmp_path / "rows.jsonl", rows)
     entry = {"path": path, "ds_type": "json", "type": "alpaca"}
+    data = {
+        "rows": {"type": "alpaca"},
+        "leave_out_dropped": settings.get("leave_out_dropped", False),
+    }
+    settings = {key: value for key, value in settings.items() if key not in data}
     cfg = load_config(tmp_path, "plain", base, datasets=[entry], **settings)
-    cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": {"rows": {"type": "alpaca"}}}
+    cfg["unlearn"] = {"forget": {"objective": "npo"}, "data": data}
     strategy = load_strategy(role, load_tokenizer(cfg), cfg, {"path": path})
     if says:
         with pytest.raises(UnlearnError, match=says):
@@ -472,6 +478,8 @@ def test_faults_of_the_rows(tmp_path):
         parse_unlearn({"data": {"rows": {"type": "alpaca"}, "join": "x"}})
     with pytest.raises(UnlearnError, match="`join` does nothing beside `rows`"):
         parse_unlearn({"data": {"rows": {"type": "alpaca"}, "join": ""}})
+    with pytest.raises(UnlearnError, match="`leave_out_dropped` does nothing without `rows`"):
+        parse_unlearn({"data": {"leave_out_dropped": True}})
 
 
 def test_an_entry_that_does_not_read_the_rows(base):

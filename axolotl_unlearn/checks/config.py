@@ -68,16 +68,14 @@ def config_faults(cfg: dict) -> list[str]:
     block, entries = cfg.get("unlearn"), cfg.get("datasets")
     roles = {role_of(entry) for entry in entries} if isinstance(entries, list) else set()
     if block is None:
-        if roles & set(ROLES):
-            faults.append(
-                "`unlearn:` is missing although `datasets:` has forget or retain rows; add a block "
-                "such as `unlearn: {preset: zjuklab-paper}`."
-            )
-        elif "memorise" not in roles:
-            faults.append(
-                "the plugin axolotl_unlearn.UnlearnPlugin is listed but there is no `unlearn:` "
-                "block; add one or remove the plugin."
-            )
+        faults += told(
+            (roles & set(ROLES),
+             "`unlearn:` is missing although `datasets:` has forget or retain rows; add a block "
+             "such as `unlearn: {preset: zjuklab-paper}`."),
+            (not roles & {*ROLES, "memorise"},
+             f"the plugin {PLUGIN} is listed but there is no `unlearn:` block; add one or remove "
+             "the plugin."),
+        )  # fmt: skip
     else:
         plugins = [str(name) for name in cfg.get("plugins") or []]
         near = difflib.get_close_matches(PLUGIN, plugins, n=1, cutoff=0.5)

@@ -257,6 +257,11 @@ class DataArgs(Strict):
         "of the turn is there and `false` takes its label away",
     )
     max_length: int | None = Field(None, gt=1, description="default: sequence_len")
+    leave_out_dropped: bool = Field(
+        False,
+        description="forget rows that fine-tuning by `rows` drops (longer than `sequence_len`, "
+        "without labels) are left out and counted in the log; false: they are an error",
+    )
     retain_rows: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
         None,
         description="of a retain side that does not fit: draw so many rows while the files are "
@@ -294,6 +299,8 @@ class DataArgs(Strict):
                 f"`{first}` does nothing beside `rows`, whose type decides tokens and labels; "
                 "remove one of them"
             )
+        if self.leave_out_dropped and not self.rows:
+            raise ValueError("`leave_out_dropped` does nothing without `rows`; remove it")
         if self.template and self.chat_template:
             raise ValueError("give either template or chat_template, not both")
         head, output, _ = (self.template or "").partition("{output}")
@@ -420,11 +427,6 @@ class UnlearnArgs(Sides):
     )
     watch: WatchArgs | None = Field(
         None, description="when to warn, or stop, because the model falls apart"
-    )
-    chunk_positions: int | None = Field(
-        None,
-        gt=0,
-        description="positions per chunk of the LM head; default: as many as fit chunk_mib",
     )
     chunk_mib: int = Field(256, gt=0, description="memory for one chunk of float32 logits")
     padding_free: bool = Field(

@@ -34,15 +34,10 @@ def matched(rows: Any, roles: np.ndarray) -> dict[int, list[int]]:
     given = np.flatnonzero(roles == ROLES["alternative"])
     for row in given[np.argsort(number[given], kind="stable")].tolist():
         own = forget.get(int(pair[row]))
-        if own is None:
+        if own is None or (kind[row], task[row]) != (kind[own], task[own]):
             raise UnlearnError(
-                f"alternative {number[row] + 1} of its file answers no forget row; give it the "
-                "`id` of one (or leave out all ids and keep the order of the forget rows)."
-            )
-        if (kind[row], task[row]) != (kind[own], task[own]):
-            raise UnlearnError(
-                f"alternative {number[row] + 1} of its file has another kind or task than its "
-                "forget row; make them equal."
+                f"alternative {number[row] + 1} of its file answers no forget row of its kind and "
+                "task; give it the `id` of one (or leave out all ids and keep their order)."
             )
         answers[own].append(row)
     without = [number[row] for row, several in answers.items() if not several]

@@ -6,7 +6,6 @@ hold the text of a row, because forget texts are sensitive.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 from axolotl_unlearn.columns import KINDS, Kind, task_number
 from axolotl_unlearn.config import FieldArgs as Fields
+from axolotl_unlearn.config import nearest as meant
 from axolotl_unlearn.errors import UnlearnError
 
 #: File name endings that can be read.
@@ -298,12 +298,9 @@ def short(value: Any) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     # Names only: a key that is a text is none, and nobody reads a hundred of them.
-    known = sorted(k for k in map(str, known) if len(k) <= 40)[:20]
-    lower = {k.lower(): k for k in known}
-    match = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-    if match:
-        return f" (did you mean {short(lower[match[0]])}?)"
-    return f" (the row has {', '.join(short(k)[1:-1] for k in known)})" if known else ""
+    names = sorted(k for k in map(str, known) if len(k) <= 40)[:20]
+    listed = f" (the row has {', '.join(short(k)[1:-1] for k in names)})" if names else ""
+    return meant(name, names) or listed
 
 
 def read_json_lines(path: str | os.PathLike[str], *, cut: bool = False) -> list[dict[str, Any]]:

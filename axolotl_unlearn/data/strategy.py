@@ -148,7 +148,7 @@ class TypedStrategy(RoleStrategy):
     def _encode(self, given: list[Source], table: RowTable) -> None:
         from axolotl_unlearn.data.typed import encode
 
-        every = self.role != "retain"
+        every = self.role != "retain" and not self.data.leave_out_dropped
         rows = encode(given, self.data, self.tokenizer, self.cfg, self.source, every)
         if not rows:
             raise UnlearnError(

@@ -86,7 +86,7 @@ class UnlearnTrainer(AxolotlTrainer):
         self.args.logging_nan_inf_filter = False
         if self.args.dataloader_pin_memory and self.args.device.type == "cuda":
             self.accelerator.dataloader_config.non_blocking = True
-        self.chunk_plan = ChunkPlan(self.unlearn_args.chunk_positions, self.unlearn_args.chunk_mib)
+        self.chunk_plan = ChunkPlan(mib=self.unlearn_args.chunk_mib)
         if not self.unlearn_args.padding_free:
             refuse_packing(self.accelerator.unwrap_model(self.model))
         entries = [entry for _, entry in self.unlearn_args.entries()]
