@@ -162,12 +162,8 @@ def test_rows_take_the_memory_of_their_numbers(tmp_path, config, monkeypatch):
 
     from axolotl_unlearn.data import encode, table
 
-    for module, name, size in (
-        (table, "_BATCH", 100),
-        (encode, "_AT_ONCE", 100),
-        (encode, "MOST_KNOWN", 0),
-    ):
-        monkeypatch.setattr(module, name, size)
+    for module, name in ((table, "_BATCH"), (encode, "_AT_ONCE")):
+        monkeypatch.setattr(module, name, 100)
     rows = [{"id": f"{n}qa0", "input": "q", "output": f"{n:<198}"} for n in range(3000)]
     made = strategy(config((write(tmp_path / "f.jsonl", rows), "forget"), sequence_len=256))
     tracemalloc.start()

@@ -13,6 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from axolotl_unlearn.columns import IGNORE, ROLES, pair_number
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import records_of, role_of
@@ -247,39 +249,14 @@ def lines(facts: dict[str, Any]) -> Iterator[str]:
     """The same for a terminal."""
     from rich.filesize import decimal
 
-    plan = facts.get("plan")
-    if plan is None:
+    if not facts:
         return
-    if "steps" in plan:
-        each = plan["steps_of_an_epoch"]
-        yield f"  {plan['steps']} steps on one process, {each} an epoch"
-    if level := plan.get("level"):
-        count, each = level["looks"], level["rows_of_a_look"]
-        yield (
-            f"  cost: up to {level['rows_of_steps']} rows read with gradient, and {count * each} "
-            f"without in {count} looks at {each} rows; {level['rows_asked_before']} rows asked of "
-            "the reference before; it may end sooner"
-        )
-    forwards = plan["forwards_of_a_step"]
-    yield (
-        f"  reference: {', '.join(plan['reference']) or 'none'}; forwards a step: "
-        f"{forwards['with_gradient']} with gradient, {forwards['of_references']} of references"
-    )
-    for side, one in (facts.get("tokens") or {}).items():
-        yield (
-            f"  {side}: {one['rows']} rows, {one['total']} tokens (median {one.get('median')}, "
-            f"longest {one.get('longest')}), {one['labelled']} with labels; the first row: "
-            f"{one.get('first')}"
-        )
-    near = facts.get("near_duplicates") or {}
+    shown = facts | {"memory": {part: decimal(n) for part, n in facts.get("memory", {}).items()}}
+    text = yaml.safe_dump({k: v for k, v in shown.items() if v}, sort_keys=False, width=100)
+    yield from (f"  {line}" for line in text.splitlines())
+    near = facts.get("near_duplicates", {})
     if near.get("rows"):
-        named = "; ".join(f"{a} and forget row {b}" for a, b in near["first"])
         yield (
-            f"  note: {near['rows']} of {near['of']} retain rows hardly differ from forget rows: "
-            f"{named}"
+            f"  note: {near['rows']} of {near['of']} retain rows hardly differ from forget rows, "
+            "so what is forgotten would be kept."
         )
-    if "skipped" in near:
-        yield f"  near-duplicates were not looked for: {near['skipped']}"
-    if memory := facts.get("memory"):
-        parts = ", ".join(f"{n.replace('_', ' ')} {decimal(b)}" for n, b in memory.items() if b)
-        yield f"  memory before activations: {parts}"

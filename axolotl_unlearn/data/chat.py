@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from axolotl_unlearn.columns import IGNORE
-from axolotl_unlearn.data.encode import MOST_KNOWN, Encoded, Encoder
+from axolotl_unlearn.data.encode import Encoded, Encoder
 from axolotl_unlearn.data.records import Record, short
 from axolotl_unlearn.data.typed import checked
 from axolotl_unlearn.errors import UnlearnError
@@ -17,7 +17,6 @@ class Chat:
 
     def __init__(self, of: Encoder) -> None:
         self.of = of
-        self._known: dict[tuple[str, str], Encoded] = {}
 
     def texts(self, record: Record) -> tuple[str, str]:
         """Prompt and completion, before special tokens."""
@@ -45,9 +44,6 @@ class Chat:
 
     def encoded(self, record: Record) -> Encoded:
         """Tokens and labels of Axolotl's strategy; without `eos` the turn's end has no label."""
-        known = self._known.get((record.input, record.output))
-        if known is not None:
-            return known
         turns = (("user", record.input), ("assistant", record.output))
         messages = [{"role": role, "content": content} for role, content in turns]
         tokens = self._strategy.tokenize_prompt({"messages": messages})
@@ -63,7 +59,4 @@ class Chat:
                 "use another template, or `unlearn.data.template`."
             )
         start = given[0]
-        tokens = Encoded(ids[:start], ids[start:], labels[start:])
-        if len(self._known) < MOST_KNOWN:
-            self._known[record.input, record.output] = tokens
-        return tokens
+        return Encoded(ids[:start], ids[start:], labels[start:])

@@ -26,8 +26,6 @@ from axolotl_unlearn.errors import UnlearnError
 
 #: Records whose texts go to the tokenizer together.
 _AT_ONCE = 1000
-#: Distinct texts of which the tokens are kept: a memorisation stream repeats its rows.
-MOST_KNOWN = 10_000
 
 
 class AnswerTooLong(UnlearnError):
@@ -90,7 +88,6 @@ class Encoder:
                 "`unlearn.data.chat_template` is true but the tokenizer has no chat template; set "
                 "Axolotl's `chat_template:` or use `unlearn.data.template`."
             )
-        self._known: dict[str, list[int]] = {}
         self.bos = self._leading_special_tokens()
         self.adds_space = self._adds_space()
 
@@ -177,28 +174,20 @@ class Encoder:
         return Chat(self)
 
     def _plain(self, texts: Sequence[str]) -> list[list[int]]:
-        known = self._known
-        new = [text for text in dict.fromkeys(texts) if text and text not in known]
-        if new:
-            ids = self.tokenizer(new, add_special_tokens=False)["input_ids"]
-            known = known | dict(zip(new, ids, strict=True))
-            if len(self._known) < MOST_KNOWN:
-                self._known = known
-        return [list(known.get(text, ())) for text in texts]
+        rows = self.tokenizer([*texts], add_special_tokens=False)["input_ids"]
+        return [list(ids) if text else [] for text, ids in zip(texts, rows, strict=True)]
 
     def _completions(
         self, texts: Sequence[tuple[str, str]], prompts: Sequence[list[int]]
-    ) -> Iterator[list[int]]:
-        rests: list[list[int] | None] = [None] * len(texts)
-        if self.adds_space:
-            wholes = self._plain([prompt + text for prompt, text in texts])
-            rests = [
-                whole[len(prompt) :] if prompt and whole[: len(prompt)] == prompt else None
-                for whole, prompt in zip(wholes, prompts, strict=True)
-            ]
-        left = [text for (_, text), rest in zip(texts, rests, strict=True) if rest is None]
-        alone = iter(self._plain(left))
-        return (next(alone) if rest is None else rest for rest in rests)
+    ) -> list[list[int]]:
+        alone = self._plain([text for _, text in texts])
+        if not self.adds_space:
+            return alone
+        wholes = self._plain([prompt + text for prompt, text in texts])
+        return [
+            whole[len(prompt) :] if prompt and whole[: len(prompt)] == prompt else own
+            for own, whole, prompt in zip(alone, wholes, prompts, strict=True)
+        ]
 
     def _leading_special_tokens(self) -> list[int]:
         """What the tokenizer puts before a plain text by itself; never what it puts after it."""
