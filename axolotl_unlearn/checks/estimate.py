@@ -17,7 +17,7 @@ import yaml
 
 from axolotl_unlearn.columns import IGNORE, ROLES, pair_number
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
-from axolotl_unlearn.data.checks import records_of, role_of
+from axolotl_unlearn.data.checks import role_of
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.records import Record, read_records, short
 from axolotl_unlearn.data.validation import held_out
@@ -29,12 +29,16 @@ MOST_COMPARED = 20_000
 _MOMENTS = 8
 
 
-def outlook(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Facts about a config without faults, JSON-like; and faults that only tokens show."""
+def outlook(cfg: dict[str, Any], read: dict[str, list[Record]]) -> tuple[dict[str, Any], list[str]]:
+    """Facts about a config without faults, JSON-like; and faults that only tokens show.
+
+    Args:
+        read: The rows by role, as `check_records` has read them.
+    """
     args = parse_unlearn(cfg.get("unlearn") or {})
     if not args.trains:
         return {}, []
-    sides = {side: list(_records(cfg, args, side)) for side in ROLES}
+    sides = {side: read.get(side, []) for side in ROLES}
     args = RowCounts.of_records(sides).fitted(args)
     rows, faults = {side: len(records) for side, records in sides.items()}, []
     if size := cfg.get("val_set_size"):
@@ -59,13 +63,6 @@ def outlook(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 def _has_tokenizer(cfg: dict[str, Any]) -> bool:
     folder = Path(str(cfg.get("tokenizer_config") or cfg.get("base_model")))
     return any(folder.glob("tokenizer*"))
-
-
-def _records(cfg: dict[str, Any], args: UnlearnArgs, side: str) -> Iterator[Record]:
-    """Rows of a side that are in local files, without those that a request suppresses."""
-    listed = args.data.suppression if side == "retain" else None
-    for entry in _files(cfg, side):
-        yield from records_of(entry, args.data, suppression=listed)
 
 
 # --- tokens --------------------------------------------------------------------------------------

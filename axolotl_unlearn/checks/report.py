@@ -57,7 +57,7 @@ def check(path: Path, full: bool) -> tuple[list[str], list[str], dict[str, Any]]
             if full and not faults:
                 from axolotl_unlearn.checks import estimate
 
-                facts, faults = estimate.outlook(drawn)
+                facts, faults = estimate.outlook(drawn, checked.sides)
                 faults = [*map(named, faults), *axolotl_faults(copy.deepcopy(drawn))]
                 lines += estimate.lines(facts)
     except UnlearnError as error:

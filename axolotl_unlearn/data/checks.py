@@ -33,6 +33,8 @@ PREFIX = "axolotl_unlearn.data."
 #: The dataset types, by what their rows are for.
 TYPES = (*ROLES, "memorise")
 KEYS = ("datasets", "test_datasets")
+#: Roles of rows that are learned: one to forget is forgotten, also when it was deleted before.
+LEARNED = ("retain", "memorise")
 
 #: Keys of a ``datasets`` entry that have an effect with our types. Axolotl drops unknown ones
 #: and those of other types do nothing here, both without a word.
@@ -51,11 +53,13 @@ class Checked:
 
     Attributes:
         faults: Sentences with file, row and cure.
-        counts: Rows of ``datasets`` by side, kind and task, for sides that are local files only.
+        sides: Rows of ``datasets`` by role, of roles that are local files only.
+        counts: How many they are by side, kind and task.
         notes: Sentences about rows that may not say what they were meant to.
     """
 
     faults: list[str] = field(default_factory=list)
+    sides: dict[str, list[Record]] = field(default_factory=dict)
     counts: RowCounts = field(default_factory=RowCounts)
     notes: list[str] = field(default_factory=list)
 
@@ -106,33 +110,25 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
     return faults
 
 
-def records_of(
-    entry: Mapping[str, Any],
-    data: DataArgs | None,
-    *,
-    unique: bool = True,
-    suppression: str | None = None,
-) -> list[Record]:
+def records_of(entry: Mapping[str, Any], data: DataArgs | None) -> list[Record]:
     """The rows of an entry of ``datasets`` that is a local file, without those on a list.
 
     Raises:
         UnlearnError: The first fault of the file.
     """
-    given = _given(entry, data or DataArgs(), unique)
-    if suppression:
-        from axolotl_unlearn.data.suppression import allowed
-
-        given = allowed(given, suppression, entry["path"])
-    return [one if isinstance(one, Record) else one.record for one in given]
-
-
-def _given(entry: Mapping[str, Any], data: DataArgs, unique: bool) -> list[Any]:
+    data, role, path = data or DataArgs(), role_of(entry), entry["path"]
     if data.rows:
         from axolotl_unlearn.data.typed import read_sources
 
-        return read_sources(entry["path"], data)
-    kind = data.default_kind
-    return read_records(entry["path"], data.fields, unique=unique, kind=kind, entry=entry)
+        given: list[Any] = read_sources(path, data)
+    else:
+        how = {"unique": role in SIDES, "kind": data.default_kind}
+        given = read_records(path, data.fields, entry=entry, **how)
+    if data.suppression and role in LEARNED:
+        from axolotl_unlearn.data.suppression import allowed
+
+        given = allowed(given, data.suppression, path)
+    return [one if isinstance(one, Record) else one.record for one in given]
 
 
 def check_records(cfg: dict[str, Any]) -> Checked:
@@ -156,7 +152,7 @@ def check_records(cfg: dict[str, Any]) -> Checked:
                 unread.add(role)
                 continue
             try:
-                sets[role].append((path, records_of(entry, data, unique=role in SIDES)))
+                sets[role].append((path, records_of(entry, data)))
             except UnlearnError as error:
                 checked.faults.append(str(error))
                 unread.add(role)
@@ -170,12 +166,12 @@ def check_records(cfg: dict[str, Any]) -> Checked:
 
             checked.faults += unmatched(*beside)
         if key == "datasets" and args is not None and args.trains:
-            whole = {
-                role: (record for _, records in files for record in records)
+            checked.sides = {
+                role: [record for _, records in files for record in records]
                 for role, files in sets.items()
                 if role not in unread
             }
-            checked.counts = RowCounts.of_records(whole)
+            checked.counts = RowCounts.of_records(checked.sides)
             checked.faults += checked.counts.faults(checked.counts.fitted(args))
             if any(s.twins for s in args.references()) and "forget" not in unread and not data.rows:
                 from axolotl_unlearn.data.beside import without_twin

@@ -17,7 +17,7 @@ from datasets import Dataset
 
 from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number, task_number
 from axolotl_unlearn.config import DataArgs, unlearn_config
-from axolotl_unlearn.data.checks import part_of_a_file
+from axolotl_unlearn.data.checks import LEARNED, part_of_a_file
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
 from axolotl_unlearn.data.records import Record, Rows, as_prompts, read_rows, records_from_rows
 from axolotl_unlearn.data.table import FEATURES, MEMORISE_FEATURES, RowTable
@@ -48,7 +48,7 @@ class RoleStrategy(DatasetWrappingStrategy):
     def wrap_dataset(self, dataset: Any, *_: Any, **__: Any) -> Dataset:
         rows = read_rows(self.path) if self.path else _numbered(dataset)
         given = self._read(rows)
-        if self.data.suppression and self.role in ("retain", "memorise"):
+        if self.data.suppression and self.role in LEARNED:
             from axolotl_unlearn.data.suppression import allowed
 
             given = allowed(given, self.data.suppression, self.source)

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from axolotl_unlearn.data.checks import role_of
-from axolotl_unlearn.data.records import Record, read_records
+from axolotl_unlearn.data import checks
+from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.experimental.make_twins import Pool
 from axolotl_unlearn.files import declare, write_lines
@@ -170,13 +170,13 @@ def records_of(role: str, config: Mapping[str, Any], data: Any) -> tuple[list[Re
     Raises:
         UnlearnError: Not records in local files.
     """
-    entries = [e for e in config.get("datasets") or [] if role_of(e) == role]
+    entries = [e for e in config.get("datasets") or [] if checks.role_of(e) == role]
     records: list[Record] = []
     paths = [Path(str(entry.get("path"))) for entry in entries]
     for path, entry in zip(paths, entries, strict=True):
         if not path.is_file():
             raise UnlearnError(f"`datasets` reads {path}, which is no local file of records.")
-        records += read_records(path, data.fields, kind=data.default_kind, entry=entry)
+        records += checks.records_of(entry, data)
     return records, paths
 
 

@@ -106,7 +106,7 @@ def names_of_rows(cfg: dict[str, Any], side: str, numbers: Iterable[int]) -> lis
     names: list[str] = []
     if args is not None and len(entries) == 1 and os.path.isfile(entries[0]["path"]):
         with suppress(UnlearnError):  # the file has changed since
-            names = [row.id for row in records_of(entries[0], args.data, unique=False)]
+            names = [row.id for row in records_of(entries[0], args.data)]
     return [short(names[n]) if 0 <= n < len(names) else f"row {n}" for n in numbers]
 
 

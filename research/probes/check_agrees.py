@@ -124,13 +124,14 @@ def checked(path: Path) -> list[str]:
     from axolotl_unlearn.checks.estimate import outlook
     from axolotl_unlearn.checks.report import axolotl_faults, check_config
     from axolotl_unlearn.config.reading import read_config
+    from axolotl_unlearn.data.checks import check_records
     from axolotl_unlearn.errors import UnlearnError
 
     try:
         faults, _ = check_config(path)
         if not faults:
             cfg = read_config(path)
-            faults = [*outlook(cfg)[1], *axolotl_faults(cfg)]
+            faults = [*outlook(cfg, check_records(cfg).sides)[1], *axolotl_faults(cfg)]
     except UnlearnError as error:
         faults = [str(error)]
     return faults
