@@ -10,27 +10,17 @@ import yaml
 from axolotl_unlearn.errors import UnlearnError
 
 
-def _load_once(text: str) -> Any:
+class _Once(yaml.SafeLoader):
     """YAML of which no block has a key twice: the last one would count."""
-    loader = yaml.SafeLoader(text)
-    root, seen = loader.get_single_node(), set()
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-            continue
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key, value in node.value:
+        for key, _ in node.value:
             if names.count(key.value) > 1 and key.value != "<<":
                 raise yaml.constructor.ConstructorError(
                     problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
                 )
-            waiting.append(value)
-    return None if root is None else loader.construct_document(root)
+        return super().construct_mapping(node, deep)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -42,7 +32,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UnlearnError(f"{path} does not exist; give the path of an Axolotl config.")
     try:
-        cfg = _load_once(path.read_text("utf-8"))
+        cfg = yaml.load(path.read_text("utf-8"), _Once)
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
