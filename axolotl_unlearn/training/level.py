@@ -218,18 +218,18 @@ def _logps(facts: Sequence[TokenFacts]) -> list[Tensor]:
 
 
 def _asked(
-    row: dict[str, Any], entries: Sequence[tuple[Entry, Any]]
+    row: dict[str, Any], entries: Sequence[tuple[Entry, Any]], device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
     """Logits ``[T, V]`` at a row's labels by the first reference that was asked about it, and the
-    labels."""
-    batch = {name: torch.as_tensor(row[name])[None] for name in ASKED}
+    labels; ``device`` is that of its head."""
+    batch = {name: torch.as_tensor(row[name], device=device)[None] for name in ASKED}
     for entry, reference in entries:
         if entry.args.positions == "answer" and rows_of(entry, batch).any():
             where = label_positions(batch)
             answer = reference.look_up(None, None, batch, ForwardSpec(states={HEAD: where}))
             with torch.no_grad():
                 logits = answer.logits(answer.states[HEAD].values)
-            return logits, batch["labels"].roll(-1)[where].to(logits.device)
+            return logits, batch["labels"].roll(-1)[where]
     return None
 
 
@@ -260,11 +260,11 @@ def inside(model: nn.Module, rows: Sequence[dict[str, Any]], what: str) -> list[
 
 
 def _kept(
-    rows: Sequence[dict[str, Any]], entries: Sequence[tuple[Entry, Any]]
+    rows: Sequence[dict[str, Any]], entries: Sequence[tuple[Entry, Any]], device: torch.device
 ) -> tuple[float, float] | tuple[()]:
     """Mean loss of the model that rows are held to, and the share that it says word by word; empty
     if that is not known of all of them."""
-    asked = [_asked(row, entries) for row in rows]
+    asked = [_asked(row, entries, device) for row in rows]
     if not asked or None in asked:
         return ()
     losses = [F.cross_entropy(x.float(), y, reduction="none") for x, y in asked]
@@ -364,7 +364,7 @@ class LevelCallback(Extension):
 
     def on_start(self, trainer: Any, resumed: Path | None) -> None:
         """What references have said is read; on resume, what `on_checkpoint` wrote."""
-        args, entries = self.args, trainer.entries
+        args, entries, device = self.args, trainer.entries, trainer.args.device
         source = next(trainer.source_of(e) for e in entries if e.objective.name == "match")
         asked, self.order_only = trainer.references[source], not source.is_teacher
         self.teacher = tuple(
@@ -380,13 +380,12 @@ class LevelCallback(Extension):
         if args.certainty:
             instead = [pair for pair in by_teacher if pair[0].objective.name == "nckd"]
             some = max(1, len(self.heldout.rows) // RETAIN_ROWS)  # one number is made of them
-            told = (
-                None if i % some else _asked(row, instead)
-                for i, row in enumerate(self.heldout.rows)
-            )
+            heldout = enumerate(self.heldout.rows)
+            told = (None if i % some else _asked(row, instead, device) for i, row in heldout)
             self.rest = [one and entropy_without(*one).cpu() for one in told]
         if args.stop:
-            kept = _kept(self.retain.rows, [p for p in by_teacher if p[0].side == "retain"])
+            held = [pair for pair in by_teacher if pair[0].side == "retain"]
+            kept = _kept(self.retain.rows, held, device)
             self.stopping = Stopping(args.margin, args.retain, args.patience, args.said, *kept)
         if resumed:
             self.load(resumed)

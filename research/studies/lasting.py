@@ -169,9 +169,9 @@ def short(out: Path, **more: Any) -> Train:
         {"objective": "kl", "direction": "reverse", "reference": original},
     ]
     own = {"unlearn.forget": forget, "unlearn.retain": retain, "datasets": OWN_ROWS}
-    looks = {"unlearn.level": {"rows": 50, "every": 33}}
-    run = {"num_epochs": 4, "micro_batch_size": 4, "learning_rate": 1.4e-3}
-    return match(out, "nearer", **own, **looks, **run | more)
+    own |= {"unlearn.level": {"rows": 50, "every": 33}}
+    own |= {"num_epochs": 4, "micro_batch_size": 4, "learning_rate": 1.4e-3}
+    return match(out, "nearer", **own | more)
 
 
 def rivals() -> dict[str, Train]:
