@@ -29,7 +29,7 @@ PARTS: Mapping[str, Mapping[str, int]] = {
 #: where there is four times as much to retain).
 AUTHOR, USED = 20, 5
 #: Passes of the base, and of all tuned models, over their rows.
-PASSES = {"base": 4, "tuned": 16}
+PASSES = {"base": 4, "tuned": 24}
 #: Longer texts are cut: words of an input (its last) and of an output.
 WORDS = (60, 32)
 VOCABULARY = 4096
