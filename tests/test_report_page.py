@@ -28,7 +28,7 @@ from rich.console import Console
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.report import charts, table, write_report
 from axolotl_unlearn.report.inputs import find_inputs
-from axolotl_unlearn.report.view import attack_title
+from axolotl_unlearn.report.page import attack_title
 
 PLOTS = {"auc", "plane", "attack"}
 
@@ -138,7 +138,7 @@ def test_the_learned_attack_stands_beside_the_others(tmp_path):
 
 
 def test_long_ids_are_cut_where_that_tells_them_apart():
-    from axolotl_unlearn.report.view import _short_ids
+    from axolotl_unlearn.report.page import _short_ids
 
     first, second = (f'"{a}-1111-4222-8333-444455556666"' for a in ("0a0a0a0a", "0b0b0b0b"))
     assert _short_ids([first, second]) == {first: "0a0a0a0a", second: "0b0b0b0b"}

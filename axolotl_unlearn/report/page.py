@@ -1,14 +1,40 @@
-"""One self-contained HTML page from results.json: no script, no font, nothing from elsewhere."""
+"""One self-contained HTML page from results.json: no script, no font, nothing from elsewhere.
+
+``page.html.j2`` lays out what `View` has; nothing here computes a metric.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.files import write
-from axolotl_unlearn.metrics.results import Results, load_results
-from axolotl_unlearn.report.view import View
+from axolotl_unlearn.metrics.intervals import smallest_difference
+from axolotl_unlearn.metrics.results import CELLS, Model, Results, load_results
+from axolotl_unlearn.metrics.semeval import score_title
+from axolotl_unlearn.metrics.verdict import show
+from axolotl_unlearn.metrics.verdict.words import name_of
+from axolotl_unlearn.report import charts
+from axolotl_unlearn.report import results as readings
+from axolotl_unlearn.report.answer import answer_of
+from axolotl_unlearn.report.results import HEADLINES, cell_count, flags, number, value_of
+from axolotl_unlearn.report.terminal import caption
+
+SCORES = (*HEADLINES, *CELLS)
+#: Columns of the audit list: key of a line of audit.jsonl, and what it is called.
+AUDITED = {
+    "loss": "Loss", "rank": "Rank", "min_k_plus_20": "Min-20 %++",
+    "extraction_strength": "Extraction", "answer_said": "Answer said", "p": "p",
+}  # fmt: skip
+#: Rows of a model's audit list on the page, fewer of more than ten; the file beside it has all.
+MOST_AUDITED = 200
+#: Models in a chart of curves, which more would fill: as many as there are colours.
+MOST_DRAWN = 10
+#: Documents of it whose texts are shown, where they may be.
+MOST_TEXTS = 20
 
 
 def write_report(
@@ -17,13 +43,18 @@ def write_report(
 ) -> Path:  # fmt: skip
     """Writes the page and returns its path; ``extras`` as `find_inputs` gives them. Texts appear
     only where the audit carries them."""
-    from jinja2 import Environment, PackageLoader
+    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    view = View(load_results(results), extras or {})
-    templates = Environment(loader=PackageLoader(__package__, "."), autoescape=True)
+    templates = Environment(
+        loader=PackageLoader(__package__, "."), autoescape=True, undefined=StrictUndefined
+    )
     css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-    page = templates.get_template("page.html.j2").render(view=view, css=Markup(css))
+    page = templates.get_template("page.html.j2").render(
+        view=View(load_results(results), extras or {}), css=Markup(css), p=p_value, show=show,
+        AUDITED=AUDITED, HEADLINES=HEADLINES, SCORES=SCORES, attack_title=attack_title,
+        cell_count=cell_count, score_title=score_title, value_of=value_of,
+    )  # fmt: skip
     return write(out_html, harmless(page) + "\n")
 
 
@@ -34,3 +65,192 @@ _TURNS = {code: f"[U+{code:04X}]" for code in (*range(0x202A, 0x202F), *range(0x
 def harmless(page: str) -> str:
     """A page whose texts were escaped: marks of writing direction shown, half surrogates gone."""
     return page.translate(_TURNS).encode("utf-8", "replace").decode()
+
+
+class View:
+    """The results with what the sections ask of them; arguments as of `write_report`."""
+
+    marks = staticmethod(lambda model: [("bad", mark) for mark in flags(model)])
+
+    def __init__(self, results: Results, extras: Mapping[str, Any]) -> None:
+        self.results, self.extras = results, dict(extras)
+        self.models: Sequence[Model] = results.models
+        self.retrained = results.role("retrained")
+        self.answer = answer_of(results, _rows(self.extras.get("attack_results")))
+        names = [model.name for model in self.models]
+        best = [role.name for role in (results.role("original"), self.retrained) if role]
+        best += [one.name for one in self.answer.candidates if one.name not in best]
+        few = len(names) <= MOST_DRAWN
+        #: Models with a curve and a name in charts of all of them.
+        self.drawn = names if few else best[:MOST_DRAWN]
+        self.palette = charts.colours(names if few else list(dict.fromkeys(best + names)))
+        self.warning = readings.membership_warning(results)
+        self.caption = " ".join(caption(results, self.answer).splitlines())
+        self.sized = any(map(readings.membership_sizes, self.models))
+        self.contours = charts.has_contours(self.models)
+        self.auc_chart = charts.auc_chart(self.models, self.palette)
+        self.plane_chart = charts.plane_chart(self.models, self.palette, self.drawn)
+        self.cells = [name for name in CELLS if any(name in m.cells for m in self.models)]
+
+    @property
+    def facts(self) -> str:
+        count = len(self.models)
+        facts = [f"{count} model{'s' if count > 1 else ''}"]
+        facts += [f"data {self.results.data_dir}"] if self.results.data_dir else []
+        return " · ".join(facts + ([self.results.created] if self.results.created else []))
+
+    def few(self, how: str) -> str:
+        """Says that not every model has a curve or a name."""
+        if len(self.drawn) == len(self.models):
+            return ""
+        return (
+            f"Of {len(self.models)} models {len(self.drawn)} are {how}: original, retrained and "
+            "the best by the answer. "
+        )
+
+    @property
+    def audits(self) -> Iterator[dict[str, Any]]:
+        """The documents of each candidate, worst first; those of the best are not folded."""
+        rows, candidates = _rows(self.extras.get("audit")), self.answer.candidates
+        most = max(20, min(MOST_AUDITED, 10 * MOST_AUDITED // max(1, len(candidates))))
+        by_name = {model.name: model for model in self.models}
+        for place, name in enumerate(one.name for one in candidates):
+            mine = [row for row in rows if row.get("model") == name]
+            told = sum(bool(row.get("told")) for row in mine)
+            said = sum(row.get("reading") == "still said" for row in mine)
+            label = f"{name}: {told} of {len(mine)} documents can be told"
+            label += f", an answer of {said} is still said" if said else ""
+            if len(mine) > most:
+                label += f"; the {most} worst are listed, audit.jsonl has all"
+            counts = by_name[name].more.get("audit")
+            if isinstance(counts, Mapping) and counts.get("resolution"):
+                label += f". {counts['resolution']}"
+            short = _short_ids([str(row.get("document", "")) for row in mine])
+            lines = [_line(row, short, n < MOST_TEXTS) for n, row in enumerate(mine[:most])]
+            yield {"model": name, "label": label, "lines": lines, "folded": place > 0}
+
+    @cached_property
+    def distances(self) -> dict[str, Any]:
+        """Candidates, their differences ``found`` by metric and model, the ``least`` difference of
+        a metric that would be, and how many were ``tested``."""
+        models = [m for m in self.models if m.part == "candidate" and m.distance]
+        found: dict[str, dict[str, Any]] = {}
+        least: dict[str, float] = {}
+        tested = 0
+        for model in models if self.retrained else ():
+            gaps = {metric: model.distance.get(metric) for metric in SCORES}
+            gaps = {m: gap for m, gap in gaps.items() if gap and None not in (gap.value, gap.p)}
+            tested = max(tested, len(gaps))
+            for metric, gap in gaps.items():
+                if gap.interval:
+                    seen = smallest_difference(*gap.interval, len(gaps))
+                    least[metric] = max(least.get(metric, 0.0), seen)
+                if gap.p < 0.05:  # corrected already
+                    found.setdefault(metric, {})[model.name] = gap
+        return {"models": models, "found": found, "least": least, "tested": tested}
+
+    @property
+    def sentences(self) -> list[tuple[str, str]]:
+        """What each attack says, by its name."""
+        named = self.extras.get("attack_sentences")
+        named = named.items() if isinstance(named, Mapping) else ()
+        return [(str(name), str(text).removeprefix(f"{name}: ")) for name, text in named]
+
+    @cached_property
+    def membership(self) -> dict[str, Any]:
+        """Models with figures, names of attacks, and the difference that all attacks would show."""
+        models = [m for m in self.models if m.membership is not None and m.membership.attacks]
+        labs = [model.membership for model in models]
+        names = list(dict.fromkeys(name for lab in labs for name in lab.attacks))
+        widest = [one.interval for lab in labs for one in lab.attacks.values() if one.interval]
+        least = max((smallest_difference(*ends, len(names)) for ends in widest), default=None)
+        shares = [lab.tpr.get("0.01") for lab in labs]
+        return {"models": models, "attacks": names, "least": least, "shares": shares}
+
+    @property
+    def provenance(self) -> str:
+        """Models, versions, data hashes, settings: what a second person needs."""
+        models = {
+            m.name: [m.model, *(m.more[k] for k in ("weights", "seconds") if k in m.more)]
+            for m in self.models
+        }
+        facts = {**self.results.more, "models": models}
+        return json.dumps(facts, indent=2, ensure_ascii=False, default=str)
+
+    @property
+    def curves(self) -> list[tuple[str, str]]:
+        """Panels from curves ``{"title"|"attack", "model", "metric", "x_label", "points"}``, a
+        point ``{"x", "y", "low"?, "high"?}``. Curves of one title and metric share a panel."""
+        panels: dict[tuple[str, str, str], dict[str, list[list[float]]]] = {}
+        for curve in _rows(self.extras.get("attacks")):
+            title = str(curve.get("title") or curve.get("attack") or "attack")
+            key = (title, str(curve.get("metric", "")), str(curve.get("x_label", "step")))
+            points = []
+            for point in _rows(curve.get("points")):
+                values = [number(point.get(end)) for end in ("x", "y", "low", "high")]
+                if None not in values[:2]:
+                    points.append(values if None not in values else values[:2])
+            panels.setdefault(key, {})[str(curve.get("model", title))] = points
+        figures = []
+        for (title, metric, x_label), lines in panels.items():
+            if len(lines) > MOST_DRAWN:
+                known = [name for name in lines if name in self.drawn] or list(lines)
+                lines = {name: lines[name] for name in known[:MOST_DRAWN]}
+            names = {"title": title, "x_label": x_label, "y_label": metric}
+            figures.append((charts.curves_chart("attack", lines, self.palette, **names), ""))
+        return figures
+
+
+def _line(row: Mapping[str, Any], short: Mapping[str, str], with_texts: bool) -> dict[str, Any]:
+    """One document of the audit list as it is shown."""
+    inner, figures = _rows(row.get("rows")), []
+    for key in AUDITED:
+        others = [
+            f"{_audited(of_side.get(key))} {side}"
+            for side in ("before", "retrained")
+            if isinstance(of_side := row.get(side), Mapping) and of_side.get(key) is not None
+        ]
+        if key == "p" and number(row.get("q")) is not None:
+            others = [f"q {p_value(row['q'], '')}"]
+        figures.append((_audited(row.get(key), key == "p"), "\n".join(others)))
+    texts = [
+        [str(one.get(key, "")) for key in ("prompt", "expected", "generated")]
+        for one in inner
+        if with_texts and one.get("generated")
+    ]
+    return {
+        "document": short[str(row.get("document", ""))],
+        "count": f"{len(inner)} rows" if inner else "",
+        "texts": texts,
+        "reading": str(row.get("reading", "")),
+        "bad": bool(row.get("told")) or row.get("reading") in ("recited", "still said"),
+        "figures": figures,
+    }
+
+
+def p_value(value: float, name: str = "p ") -> str:
+    return f"{name}< 0.001" if value < 0.001 else f"{name}{value:.3f}"
+
+
+def attack_title(name: str) -> str:
+    words = name_of(name)
+    return words[:1].upper() + words[1:]
+
+
+def _audited(value: Any, is_p: bool = False) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return p_value(value, "") if is_p and number(value) is not None else show(number(value))
+
+
+def _short_ids(names: Sequence[str]) -> dict[str, str]:
+    """Ids without quotation marks, and cut to 8 characters where these still tell them apart."""
+    bare = {name: name.strip("\"'") for name in names}
+    cut = {name[:8] for name in bare.values()}
+    long = max(map(len, bare.values()), default=0) > 24
+    return {k: v[:8] for k, v in bare.items()} if long and len(cut) == len(bare) else bare
+
+
+def _rows(value: Any) -> list[Mapping[str, Any]]:
+    """The mappings of a list, none where it is no list."""
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
