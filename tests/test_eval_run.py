@@ -21,6 +21,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run
 from axolotl_unlearn.evaluation.collapse import cut, second_half
 from axolotl_unlearn.evaluation.compare import compare
+from axolotl_unlearn.evaluation.measure import Session
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
 from axolotl_unlearn.evaluation.sets import load_sets
 from axolotl_unlearn.metrics.semeval import CELLS
@@ -161,7 +162,7 @@ def test_second_run_loads_no_model(home, results, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a model was loaded although everything is cached")
 
-    monkeypatch.setattr(run, "load", refuse)
+    monkeypatch.setattr(Session, "load", refuse)
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
     again = evaluate(models, home / "data", home / "eval", **OPTIONS)
     assert again == results
@@ -189,13 +190,13 @@ def test_a_model_added_later_is_judged_against_the_original(home, results, tmp_p
     """By counts that are kept instead of the original's texts: it is not generated again, and what
     the model collapsed from does not depend on when it was added."""
     first = evaluate([str(home / "original")], home / "data", tmp_path, **OPTIONS)
-    measure, measured = run.measure, []
+    measure, measured = Session.measure, []
 
     def noted(*given):
-        measured.append(given[-1].name)
+        measured.append(given[-1])
         return measure(*given)
 
-    monkeypatch.setattr(run, "measure", noted)
+    monkeypatch.setattr(Session, "measure", noted)
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
     both = evaluate(models, home / "data", tmp_path, **OPTIONS)
     assert measured == ["retrained"]
@@ -325,15 +326,15 @@ def test_likelihoods_go_on_too_and_a_part_at_a_time(home, results, tmp_path, mon
 def test_a_finished_model_is_not_measured_again_after_a_kill(home, results, tmp_path, monkeypatch):
     """Killed in the second model, whose outputs were judged with everybody's at the end: the first
     had no judgement and was generated again, all of it."""
-    measure, measured = run.measure, []
+    measure, measured = Session.measure, []
 
     def dies(*given):
-        measured.append(given[-1].name)
+        measured.append(given[-1])
         if len(measured) == 2:
             raise KeyboardInterrupt
         return measure(*given)
 
-    monkeypatch.setattr(run, "measure", dies)
+    monkeypatch.setattr(Session, "measure", dies)
     models = [str(home / "original"), f"retrained={home / 'broken'}"]
     with pytest.raises(KeyboardInterrupt):
         evaluate(models, home / "data", tmp_path, **OPTIONS)

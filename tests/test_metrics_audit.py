@@ -71,7 +71,7 @@ def test_nothing_to_test_is_no_error():
 
 def test_attacks_on_membership_tell_documents_that_the_list_did_not(tmp_path):
     """Of p .01, .03 and .9 Benjamini-Hochberg keeps .03 * 3 / 2 = .045; who stands in the list
-    with a worse reading stays there. The audit did not read membership.json."""
+    with a worse reading stays there. The audit did not read the file."""
     from axolotl_unlearn.report import find_inputs
 
     lines = [
@@ -81,9 +81,10 @@ def test_attacks_on_membership_tell_documents_that_the_list_did_not(tmp_path):
     ]
     told = {"a": 0.01, "b": 0.03, "c": 0.9}
     documents = {name: {"p": p, "side": "under"} for name, p in told.items()}
-    attacks = {"loss": {"auc": 0.5, "low": 0.4, "high": 0.6, "p": 0.5}}
-    models = {"models": {"one": {"attacks": attacks, "documents": documents}}}
-    (tmp_path / "membership.json").write_text(json.dumps(models), "utf-8")
+    tests = {"loss": {"auc": 0.5, "low": 0.4, "high": 0.6, "p": 0.5}}
+    file = {"attack": "membership", "title": "m", "model": "one", "tests": tests}
+    file |= {"documents": documents, "sentence": "None told."}
+    (tmp_path / "membership-one.json").write_text(json.dumps(file), "utf-8")
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "audit.jsonl").write_text(text, "utf-8")
     found = find_inputs(results(entry()), tmp_path)["audit"]
@@ -93,7 +94,7 @@ def test_attacks_on_membership_tell_documents_that_the_list_did_not(tmp_path):
     readings = {line["document"]: line["reading"] for line in one}
     assert readings == {"a": "still said", "b": "still known", "c": "not told", "d": "not measured"}
     documents["a"]["p"] = "no"
-    (tmp_path / "membership.json").write_text(json.dumps(models), "utf-8")
+    (tmp_path / "membership-one.json").write_text(json.dumps(file), "utf-8")
     spoiled = find_inputs(results(entry()), tmp_path)["audit"]
     assert "attacks_p" not in spoiled[0]
 

@@ -23,7 +23,7 @@ ADDRESS = re.compile(r"local|auto|ray://.+|[^/]+:\d+")
 
 
 class RayCommand(click.Command):
-    """A command that takes ``--ray``: a task for each of its subjects, where it is about one."""
+    """A command that takes ``--ray``: a task for each of its subjects."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -66,10 +66,8 @@ class RayCommand(click.Command):
         address, names, options, subjects = context.meta["ray"]
         if address is None:
             return super().invoke(context)
-        about_one = any(isinstance(one, click.Argument) and one.nargs == 1 for one in self.params)
         options += ["--json"] * wanted()
-        tasks = [[one] for one in subjects] if about_one else [subjects]
-        done = run([[*names, *options, *task] for task in tasks], address)
+        done = run([[*names, *options, subject] for subject in subjects], address)
         for _, out, says in done:
             click.echo(says, nl=False, err=True)
             click.echo("" if wanted() else out, nl=False)

@@ -6,24 +6,26 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from axolotl_unlearn.evaluation.cache import Cache
-from axolotl_unlearn.evaluation.measure import counting, in_parts, load
+from axolotl_unlearn.evaluation.measure import Local, Session
 from axolotl_unlearn.evaluation.measurement import Measured
-from axolotl_unlearn.models import ModelSpec, load_tokenizer
-
-
-def collapse_key(keys: Mapping[str, str], spec: ModelSpec, before: ModelSpec | None) -> str:
-    return f"{keys[spec.name]}-collapse4-{keys[before.name] if before else 'none'}"
+from axolotl_unlearn.metrics.memorisation import loss
+from axolotl_unlearn.models import ModelSpec
 
 
 class CollapseChecker:
     """Collapse reports, one model at a time, against the original's outputs where they are known:
     of the retain rows, where a model should still answer, and under ``forget`` of the others."""
 
-    def __init__(self, before: ModelSpec | None, sets, settings, cache: Cache, keys, bars) -> None:
-        self.before, self.sets, self.settings = before, sets, settings
-        self.cache, self.keys, self.bars = cache, keys, bars
+    def __init__(self, session: Session, keys: Mapping[str, str], before: ModelSpec | None) -> None:
+        self.session, self.keys, self.before = session, keys, before
         self._ordinary: list[float] = []
+
+    def _key(self, spec: ModelSpec) -> str:
+        before = self.keys[self.before.name] if self.before else "none"
+        return f"{self.keys[spec.name]}-collapse4-{before}"
+
+    def stored(self, spec: ModelSpec) -> dict[str, Any] | None:
+        return self.session.cache.get(self._key(spec))
 
     def report(
         self, spec: ModelSpec, found: Measured, original: Measured | None
@@ -31,9 +33,8 @@ class CollapseChecker:
         """Of a model with its texts, or the one that is stored; None where neither is there."""
         from axolotl_unlearn.metrics.fluency import collapse_report
 
-        key = collapse_key(self.keys, spec, self.before)
-        stored = self.cache.get(key)
-        rows = [row for row in self.sets.rows if row.key in found.texts]
+        stored = self.stored(spec)
+        rows = [row for row in self.session.sets.rows if row.key in found.texts]
         if stored is not None or not rows:
             return stored
         texts = [found.texts[row.key] for row in rows]
@@ -53,9 +54,8 @@ class CollapseChecker:
             if (where := [i for i, row in enumerate(rows) if row.side == side])
         }
         report = dict(sides.get("retain") or sides["forget"])
-        report["forget"] = sides.get("forget")
-        report["against"] = against
-        self.cache.put(key, report)
+        report |= {"forget": sides.get("forget"), "against": against}
+        self.session.cache.put(self._key(spec), report)
         return report
 
     def _losses(self, texts: Sequence[str], bar: str) -> list[float] | None:
@@ -63,37 +63,25 @@ class CollapseChecker:
         server."""
         if self.before.served:
             return None
-        workers = self.cache.workers
-        tokenizer = load_tokenizer(self.before)
-        model = load(self.before, self.settings, workers)
+        model = self.session.load(self.before)
         if not self._ordinary:
             # An output begins in the middle of a text, where every model is less sure: so does
             # what it is compared with.
-            halves = [second_half(text) for _, text in self.sets.nonmember]
-            ordinary = [half for half in halves if half]
-            self._ordinary = self._under(model, tokenizer, ordinary, "ordinary texts")
-        return self._under(model, tokenizer, texts, bar)
+            halves = [second_half(text) for _, text in self.session.sets.nonmember]
+            self._ordinary = self._under(model, list(filter(None, halves)), "ordinary texts")
+        return self._under(model, texts, bar)
 
-    def _under(self, model, tokenizer, texts: Sequence[str], bar: str) -> list[float]:
+    def _under(self, model: Local, texts: Sequence[str], bar: str) -> list[float]:
         """Mean loss of each text; 0 for a text of one token or none."""
-        from axolotl_unlearn.engine.token_scoring import context_of, score_texts
-        from axolotl_unlearn.metrics.memorisation import loss
+        from axolotl_unlearn.engine.token_scoring import context_of
 
-        workers, limit = self.cache.workers, context_of(model)
+        tokenizer, limit = model.tokenizer, context_of(model.model)
         texts = [cut(text, tokenizer, limit) for text in texts]
         long = [i for i, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) > 1]
-        with self.bars.bar(bar, len(long)) as advance:
-            how = {"loss_only": True, "on_batch": counting(advance, workers)}
-
-            def score(some: Sequence[str]) -> list[float]:
-                facts = workers.map(partial(score_texts, model, tokenizer, **how), some)
-                return [loss(one) for one in facts]
-
-            kept = in_parts([texts[i] for i in long], score, Cache(None, workers), "")
-        found = [0.0] * len(texts)
-        for i, one in zip(long, kept, strict=True):
-            found[i] = one
-        return found
+        ask = partial(model.texts, loss_only=True)
+        losses = self.session.each(bar, [texts[i] for i in long], ask, loss)
+        found = dict(zip(long, losses, strict=True))
+        return [found.get(i, 0.0) for i in range(len(texts))]
 
 
 def cut(text: str, tokenizer: Any, limit: int | None) -> str:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
-from axolotl_unlearn.evaluation.sets import Row
-from axolotl_unlearn.evaluation.workers import Workers
-from axolotl_unlearn.models import ModelSpec, load_model
+from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.metrics import memorisation as metrics
+from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
 
 if TYPE_CHECKING:
     from axolotl_unlearn.data.records import Record
-    from axolotl_unlearn.evaluation.mmlu import Option
+    from axolotl_unlearn.evaluation.generate import OnBatch
+    from axolotl_unlearn.evaluation.served import Served
     from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 T = TypeVar("T")
 R = TypeVar("R")
+#: What is moved by the numbers of finished items.
+Count = Callable[[list[int]], None]
 
 
 class ProgressBars:
@@ -46,42 +50,50 @@ class ProgressBars:
         self.progress.console.print(text, soft_wrap=True, highlight=False)
 
 
-def measure(
-    model, tokenizer, sets, settings: Settings, cache: Cache, key: str, bars: ProgressBars,
-    spec: ModelSpec,
-) -> Measured:  # fmt: skip
-    """All that is known of a model."""
-    found = Measured()
-    if getattr(model, "scores", True):
-        _measure_likelihoods(model, tokenizer, sets, settings, found, cache, key, bars, spec.name)
-    else:
-        bars.note(
-            f"note: {spec.name}: this server gives no log-probs of a prompt (`echo`), so loss, "
-            "attacks, extraction and utility are not measured."
-        )
-    _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spec)
-    count_outputs(found, sets)
-    return found
+class Local:
+    """A model of this process, on its device or spread over several; one of a server answers the
+    same questions (`evaluation.served.Served`).
 
+    Attributes:
+        scores: Whether it tells log-probs of a text.
+        distributions: And what the whole vocabulary has.
+    """
 
-def load(spec: ModelSpec, settings: Settings, workers: Workers) -> Any:
-    """The model where these settings put it: on this process' device, spread over several, or on
-    its server."""
-    if spec.served:
-        from axolotl_unlearn.evaluation.served import Served
+    scores = distributions = True
 
-        return Served(spec.model)
-    return load_model(
-        spec,
-        dtype=torch_dtype(settings.dtype),
-        device=workers.device or settings.device,
-        device_map=settings.device_map,
-    )
+    def __init__(self, spec: ModelSpec, settings: Settings, device: str | None) -> None:
+        self.spec, self.settings, self.tokenizer = spec, settings, load_tokenizer(spec)
+        dtype, where = torch_dtype(settings.dtype), device or settings.device
+        self.model = load_model(spec, dtype=dtype, device=where, device_map=settings.device_map)
 
+    def texts(self, texts: Sequence[str], **options: Any) -> list[TokenFacts]:
+        from axolotl_unlearn.engine import token_scoring
 
-def counting(advance: Callable[[int], None], workers: Workers) -> Callable[[list[int]], None]:
-    """Moves a bar by what this process and, about as fast, each of its siblings has done."""
-    return lambda done: advance(len(done) * workers.count)
+        return token_scoring.score_texts(self.model, self.tokenizer, texts, **options)
+
+    def answers(self, records: Sequence[Record], join: str, **options: Any) -> list[TokenFacts]:
+        from axolotl_unlearn.config import DataArgs
+        from axolotl_unlearn.engine.token_scoring import Query, score_queries
+        from axolotl_unlearn.evaluation.continuations import encode_pairs
+
+        pairs = [(record.input, record.output) for record in records]
+        encoded = encode_pairs(self.tokenizer, pairs, DataArgs(join=join))
+        asked = [Query.of([*prompt, *answer], len(prompt)) for prompt, answer in encoded]
+        return score_queries(self.model, asked, **options)
+
+    def options(self, questions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
+        from axolotl_unlearn.engine.token_scoring import score_options
+
+        return score_options(self.model, self.tokenizer, questions)
+
+    def generate(self, prompts: Sequence[str], most: int, on_batch: OnBatch) -> None:
+        from axolotl_unlearn.evaluation import generate, in_vllm
+
+        if self.settings.backend == "vllm":
+            given = (self.spec, self.tokenizer, prompts, most, self.settings.dtype)
+            return in_vllm.generate(*given, on_batch)
+        how = {"max_new_tokens": most, "batch_size": self.settings.batch_size}
+        generate.generate_greedily(self.model, self.tokenizer, prompts, **how, on_batch=on_batch)
 
 
 def torch_dtype(name: str) -> Any:
@@ -99,153 +111,159 @@ def torch_dtype(name: str) -> Any:
 _AT_ONCE = 1000
 
 
-def in_parts(
-    items: Sequence[T], score: Callable[[Sequence[T]], list[R]], cache: Cache, key: str
-) -> list[R]:
-    """``score(items)``, a part of them at a time; JSON-like values go on where they were."""
-    known = {row["key"]: row["value"] for row in cache.rows_so_far(key, False)}
-    for start in range(0, len(items), _AT_ONCE):
-        part = items[start : start + _AT_ONCE]
-        numbers = range(start, start + len(part))
-        if not known.keys() >= set(numbers):
-            values = dict(zip(numbers, score(part), strict=True))
-            known |= values
-            if cache.workers.main:
-                cache.add_rows(key, [{"key": n, "value": value} for n, value in values.items()])
-    return [known[number] for number in range(len(items))]
+@dataclass
+class Session:
+    """What models are asked, how, and where the answers are kept."""
 
+    sets: EvaluationSets
+    settings: Settings
+    cache: Cache
+    bars: ProgressBars
 
-def _measure_likelihoods(
-    model, tokenizer, sets, settings, found, cache: Cache, key: str, bars, name
-) -> None:
-    from axolotl_unlearn.config import DataArgs
-    from axolotl_unlearn.engine import token_scoring as scoring
-    from axolotl_unlearn.evaluation.continuations import encode_pairs
-    from axolotl_unlearn.evaluation.served import Served
-    from axolotl_unlearn.metrics import memorisation as metrics
-    from axolotl_unlearn.metrics.learned import text_features
+    def load(self, spec: ModelSpec) -> Local | Served:
+        if spec.served:
+            from axolotl_unlearn.evaluation.served import Served
 
-    workers, served = cache.workers, isinstance(model, Served)
+            return Served(spec.model)
+        return Local(spec, self.settings, self.cache.workers.device)
 
-    def facts_of(one: TokenFacts) -> dict[str, Any]:
-        facts = {
-            "loss": metrics.loss(one),
-            "min_k_20": -metrics.min_k(one, 0.2),
-            # As of an answer whose prompt is the first half.
-            "extraction": metrics.extraction_strength(one[len(one) // 2 :]),
-            "tokens": len(one),
+    @contextmanager
+    def counting(self, name: str, total: int) -> Iterator[Count]:
+        """A bar moved by what this process and, about as fast, each of its siblings has done."""
+        with self.bars.bar(name, total) as advance:
+            yield lambda done: advance(len(done) * self.cache.workers.count)
+
+    def each(
+        self, bar: str, items: Sequence[T], ask: Callable[..., Sequence[Any]],
+        made: Callable[[Any], R], key: str | None = None,
+    ) -> list[R]:  # fmt: skip
+        """``made`` of each answer of ``ask(items, on_batch=...)``, a part of the items at a time;
+        with a key an interrupted run goes on where it was."""
+        stored = self.cache.rows_so_far(key, False) if key is not None else ()
+        known, workers = {row["key"]: row["value"] for row in stored}, self.cache.workers
+        with self.counting(bar, len(items)) as count:
+            for start in range(0, len(items), _AT_ONCE):
+                part = items[start : start + _AT_ONCE]
+                numbers = range(start, start + len(part))
+                if not known.keys() >= set(numbers):
+                    answers = workers.map(partial(ask, on_batch=count), part)
+                    values = dict(zip(numbers, map(made, answers), strict=True))
+                    known |= values
+                    if key is not None and workers.main:
+                        rows = [{"key": n, "value": value} for n, value in values.items()]
+                        self.cache.add_rows(key, rows)
+        return [known[number] for number in range(len(items))]
+
+    def measure(self, model: Local | Served, key: str, name: str) -> Measured:
+        """All that is known of a model."""
+        found = Measured()
+        if model.scores:
+            self._likelihoods(model, found, key, name)
+        else:
+            self.bars.note(
+                f"note: {name}: this server gives no log-probs of a prompt (`echo`), so loss, "
+                "attacks, extraction and utility are not measured."
+            )
+        self._rows(model, found, key, name)
+        count_outputs(found, self.sets)
+        return found
+
+    def _likelihoods(self, model: Local | Served, found: Measured, key: str, name: str) -> None:
+        from axolotl_unlearn.metrics.learned import text_features
+
+        def facts_of(one: TokenFacts) -> dict[str, Any]:
+            facts = {
+                "loss": metrics.loss(one),
+                "min_k_20": -metrics.min_k(one, 0.2),
+                # As of an answer whose prompt is the first half.
+                "extraction": metrics.extraction_strength(one[len(one) // 2 :]),
+                "tokens": len(one),
+            }
+            if model.distributions:
+                facts |= {"min_k_plus_20": -metrics.min_k_plus(one, 0.2)}
+                facts |= {"entropy": metrics.entropy(one), "features": text_features(one)}
+            return facts
+
+        def right(questions: Sequence[Any], on_batch: Count) -> list[int]:
+            scores = model.options([(one.context, one.continuations) for one in questions])
+            # The first of equals.
+            pairs = zip(scores, questions, strict=True)
+            return [int(row.index(max(row)) == one.answer) for row, one in pairs]
+
+        sets = self.sets
+        texts = [text for _, text in [*sets.member, *sets.nonmember]]
+        asked = f"{name}: documents", texts, model.texts, facts_of
+        each = self.each(*asked, f"{key}-documents")
+        losses = [one["loss"] for one in each]
+        found.attacks = {
+            attack: [one[attack] for one in each]
+            for attack in ("min_k_20", "min_k_plus_20", "entropy")
+            if attack in (each or [{}])[0]
         }
-        if not served:  # what needs the distributions
-            facts |= {"min_k_plus_20": -metrics.min_k_plus(one, 0.2)}
-            facts |= {"entropy": metrics.entropy(one), "features": text_features(one)}
-        return facts
+        found.features = [one["features"] for one in each if "features" in one]
+        found.text_extraction = [one["extraction"] for one in each]
+        found.text_tokens = [one["tokens"] for one in each]
+        found.member_loss = losses[: len(sets.member)]
+        found.nonmember_loss = losses[len(sets.member) :]
+        if not all(map(math.isfinite, losses)):
+            raise UnlearnError(
+                f"model {name!r}: the loss of a document is not finite; its weights are broken."
+            )
+        if sets.utility:
+            asked = f"{name}: utility", sets.utility, right, int
+            found.options = self.each(*asked, f"{key}-utility")
 
-    def documents(texts: Sequence[str]) -> list[dict[str, Any]]:
-        if served:
-            ask, asked = model.pairs, [(getattr(text, "prompt", ""), str(text)) for text in texts]
-        else:
-            ask, asked = partial(scoring.score_texts, model, tokenizer), texts
-        return list(map(facts_of, workers.map(partial(ask, on_batch=count), asked)))
+        def extraction(one: TokenFacts) -> dict[str, Any]:
+            return {"strength": metrics.extraction_strength(one), "tokens": len(one)}
 
-    def utility(questions: Sequence[Option]) -> list[int]:
-        asked = [(option.context, option.continuations) for option in questions]
-        score = model.options if served else partial(scoring.score_options, model, tokenizer)
-        answers = zip(workers.map(score, asked), questions, strict=True)
-        # The first of equals.
-        return [int(row.index(max(row)) == question.answer) for row, question in answers]
+        answers = partial(model.answers, join=self.settings.join)
+        asked = f"{name}: extraction", sets.forget, answers, extraction
+        rows = self.each(*asked, f"{key}-extraction")
+        found.extraction = [one["strength"] for one in rows]
+        found.answer_tokens = [one["tokens"] for one in rows]
 
-    def extraction(records: Sequence[Record]) -> list[dict[str, Any]]:
-        if served:
-            ask, asked = model.pairs, [(r.input, settings.join + r.output) for r in records]
-        else:
-            pairs = [(r.input, r.output) for r in records]
-            pairs = encode_pairs(tokenizer, pairs, DataArgs(join=settings.join))
-            ask = partial(scoring.score_queries, model)
-            asked = [scoring.Query.of([*prompt, *answer], len(prompt)) for prompt, answer in pairs]
-        facts = workers.map(partial(ask, on_batch=count), asked)
-        strength = metrics.extraction_strength
-        return [{"strength": strength(one), "tokens": len(one)} for one in facts]
+    def _rows(self, model: Local | Served, found: Measured, key: str, name: str) -> None:
+        from axolotl_unlearn.metrics.semeval import row_score
+        from axolotl_unlearn.metrics.words import contains_answer
 
-    texts = [text for _, text in [*sets.member, *sets.nonmember]]
-    with bars.bar(f"{name}: documents", len(texts)) as advance:
-        count = counting(advance, workers)
-        each = in_parts(texts, documents, cache, f"{key}-documents")
-    losses = [one["loss"] for one in each]
-    found.attacks = {
-        attack: [one[attack] for one in each]
-        for attack in ("min_k_20", "min_k_plus_20", "entropy")
-        if attack in (each or [{}])[0]
-    }
-    found.features = [one["features"] for one in each if "features" in one]
-    found.text_extraction = [one["extraction"] for one in each]
-    found.text_tokens = [one["tokens"] for one in each]
-    found.member_loss = losses[: len(sets.member)]
-    found.nonmember_loss = losses[len(sets.member) :]
-    if not all(map(math.isfinite, losses)):
-        raise UnlearnError(
-            f"model {name!r}: the loss of a document is not finite; its weights are broken."
-        )
-    if sets.utility:
-        with bars.bar(f"{name}: utility", len(sets.utility)):
-            found.options = in_parts(sets.utility, utility, cache, f"{key}-utility")
-    with bars.bar(f"{name}: extraction", len(sets.forget)) as advance:
-        count = counting(advance, workers)
-        rows = in_parts(sets.forget, extraction, cache, f"{key}-extraction")
-    found.extraction = [one["strength"] for one in rows]
-    found.answer_tokens = [one["tokens"] for one in rows]
+        sets, cache, texts = self.sets, self.cache, self.settings.keep_texts
+        rows = {row.key: row for row in sets.rows}
 
+        def take(stored: Mapping[str, Any]) -> None:
+            places = {"value": found.values, "tokens": found.tokens, "stopped": found.stopped,
+                      "contained": found.contained, "text": found.texts}  # fmt: skip
+            for name, place in places.items():
+                if stored.get(name) is not None:
+                    place[stored["key"]] = stored[name]
 
-def _measure_rows(model, tokenizer, sets, settings, found, cache, key, bars, spec) -> None:
-    from axolotl_unlearn.evaluation import in_vllm
-    from axolotl_unlearn.evaluation.generate import generate_greedily
-    from axolotl_unlearn.evaluation.served import Served
-    from axolotl_unlearn.metrics.semeval import row_score
-    from axolotl_unlearn.metrics.words import contains_answer
-
-    rows: dict[str, Row] = {row.key: row for row in sets.rows}
-
-    def take(stored: Mapping[str, Any]) -> None:
-        places = {"value": found.values, "tokens": found.tokens, "stopped": found.stopped,
-                  "contained": found.contained, "text": found.texts}  # fmt: skip
-        for name, place in places.items():
-            if stored.get(name) is not None:
-                place[stored["key"]] = stored[name]
-
-    for stored in cache.rows_so_far(key, settings.keep_texts):
-        if stored.get("key") in rows:
-            take(stored)
-    todo = [row for row in sets.rows if row.key not in found.values]
-    workers, mine = cache.workers, []
-    with bars.bar(f"{spec.name}: rows", len(sets.rows)) as advance:
-        advance(len(sets.rows) - len(todo))
-        todo = workers.share(todo)
-        count = counting(advance, workers)
-
-        def on_batch(numbers, generations) -> None:
-            done = []
-            for number, generation in zip(numbers, generations, strict=True):
-                row = todo[number]
-                said, kind, expected = generation.text, row.record.kind, row.record.output
-                stored = {
-                    "key": row.key,
-                    "value": row_score(kind, said, expected),
-                    "tokens": generation.tokens,
-                    "stopped": generation.stopped,
-                    "contained": contains_answer(said, expected) if kind == "question" else None,
-                }
-                mine.append({**stored, "text": said})
-                done.append({**stored, "text": said if settings.keep_texts else None})
-            cache.add_rows(key, done)
-            count(numbers)
-
-        prompts, limit = [row.record.input for row in todo], settings.max_gen_toks
-        if isinstance(model, Served):
-            model.generate(prompts, limit, on_batch)
-        elif settings.backend == "vllm":
-            in_vllm.generate(spec, tokenizer, prompts, limit, settings.dtype, on_batch)
-        else:
-            how = {"max_new_tokens": limit, "batch_size": settings.batch_size}
-            generate_greedily(model, tokenizer, prompts, **how, on_batch=on_batch)
-        for part in workers.gather(mine):
-            for stored in part:
+        for stored in cache.rows_so_far(key, texts):
+            if stored.get("key") in rows:
                 take(stored)
+        todo = [row for row in sets.rows if row.key not in found.values]
+        mine: list[dict[str, Any]] = []
+        with self.counting(f"{name}: rows", len(todo)) as count:
+            todo = cache.workers.share(todo)
+
+            def on_batch(numbers, generations) -> None:
+                done = []
+                for number, generation in zip(numbers, generations, strict=True):
+                    row, said = todo[number], generation.text
+                    kind, expected = row.record.kind, row.record.output
+                    says_it = contains_answer(said, expected) if kind == "question" else None
+                    known = {
+                        "key": row.key,
+                        "value": row_score(kind, said, expected),
+                        "tokens": generation.tokens,
+                        "stopped": generation.stopped,
+                        "contained": says_it,
+                    }
+                    mine.append({**known, "text": said})
+                    done.append({**known, "text": said if texts else None})
+                cache.add_rows(key, done)
+                count(numbers)
+
+            prompts = [row.record.input for row in todo]
+            model.generate(prompts, self.settings.max_gen_toks, on_batch)
+            for part in cache.workers.gather(mine):
+                for stored in part:
+                    take(stored)

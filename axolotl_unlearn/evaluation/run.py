@@ -18,8 +18,8 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import summary
 from axolotl_unlearn.evaluation.cache import Cache
-from axolotl_unlearn.evaluation.collapse import CollapseChecker, collapse_key
-from axolotl_unlearn.evaluation.measure import ProgressBars, load, measure
+from axolotl_unlearn.evaluation.collapse import CollapseChecker
+from axolotl_unlearn.evaluation.measure import ProgressBars, Session
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
 from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, find_file
 from axolotl_unlearn.evaluation.summary import AUDIT_FILE
@@ -27,7 +27,7 @@ from axolotl_unlearn.evaluation.tasks import TASK_VERSION
 from axolotl_unlearn.evaluation.workers import Workers
 from axolotl_unlearn.files import declare, write_json, write_lines
 from axolotl_unlearn.metrics.results import SCHEMA, load_results
-from axolotl_unlearn.models import ModelSpec, load_tokenizer, original_of, parse_models
+from axolotl_unlearn.models import ModelSpec, original_of, parse_models
 from axolotl_unlearn.store import versions
 
 
@@ -90,7 +90,8 @@ def evaluate(
         for note in sets.notes if workers.main else ():
             bars.note(f"note: {note}")
         weights = {spec.name: cache.weights(spec) for spec in specs}
-        measured, collapse = _measure_all(specs, before, sets, settings, cache, weights, bars)
+        session = Session(sets, settings, cache, bars)
+        measured, collapse = _measure_all(session, specs, before, weights)
         if not workers.main:
             return []
         cache.workers = Workers(alone=True)  # the others have left
@@ -117,16 +118,16 @@ def evaluate(
 
 
 def _measure_all(
-    specs: Sequence[ModelSpec], before: ModelSpec | None, sets: EvaluationSets,
-    settings: Settings, cache: Cache, weights: Mapping[str, str], bars: ProgressBars,
+    session: Session, specs: Sequence[ModelSpec], before: ModelSpec | None,
+    weights: Mapping[str, str],
 ) -> tuple[dict[str, Measured], dict[str, dict[str, Any] | None]]:  # fmt: skip
     """What each model did, and its collapse report, from the cache where they are known."""
     measured: dict[str, Measured] = {}
     collapse: dict[str, dict[str, Any] | None] = {}
-    workers = cache.workers
+    sets, settings, cache = session.sets, session.settings, session.cache
     keys = {name: cache.key(digest, sets, settings) for name, digest in weights.items()}
-    unjudged = [s for s in specs if cache.get(collapse_key(keys, s, before)) is None]
-    judge = CollapseChecker(before, sets, settings, cache, keys, bars)
+    judge = CollapseChecker(session, keys, before)
+    unjudged = [spec for spec in specs if judge.stored(spec) is None]
     # The original first: each of the others is judged by it as soon as it is measured, so that
     # a killed run makes nobody's outputs again and the texts of one model are in memory.
     for spec in sorted(specs, key=lambda one: one is not before):
@@ -135,16 +136,13 @@ def _measure_all(
         # collapsed.
         if found is not None and len(found.texts) < len(sets.rows):
             reference = spec is before and unjudged and not found.outputs
-            if reference or cache.get(collapse_key(keys, spec, before)) is None:
+            if reference or judge.stored(spec) is None:
                 found = None
         if found is None:
             started = time.perf_counter()
-            tokenizer = None if spec.served else load_tokenizer(spec)
-            model = load(spec, settings, workers)
-            found = measure(model, tokenizer, sets, settings, cache, keys[spec.name], bars, spec)
+            found = session.measure(session.load(spec), keys[spec.name], spec.name)
             found.seconds = time.perf_counter() - started
             cache.save(keys[spec.name], found, settings)
-            del model
         measured[spec.name] = found
         collapse[spec.name] = judge.report(spec, found, measured[before.name] if before else None)
         if not settings.keep_texts:

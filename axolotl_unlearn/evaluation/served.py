@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.generate import Generation, OnBatch
 from axolotl_unlearn.metrics.memorisation import TokenFacts
@@ -30,17 +31,19 @@ PROBE = ("The capital of France is", "def add(a, b):", "1, 2, 3,")
 
 
 class Served:
-    """A model of a server.
+    """A model of a server, asked as `evaluation.measure.Local`.
 
     Args:
         url: ``http://host:port/v1``, with ``#NAME`` where it serves several models.
 
     Attributes:
-        scores: Whether it gives log-probs of a prompt.
+        scores: Whether it gives log-probs of a prompt; never of the whole vocabulary.
 
     Raises:
         UnlearnError: Nobody answers there, or it serves several models and none is named.
     """
+
+    distributions = False
 
     def __init__(self, url: str) -> None:
         self.url, _, self.name = url.partition("#")
@@ -75,6 +78,12 @@ class Served:
     ) -> list[TokenFacts]:
         """Facts of what follows each prompt; mean and standard deviation are unknown (NaN)."""
         return self._each(lambda pair: self._facts(*pair), pairs, lambda done, _: on_batch(done))
+
+    def texts(self, texts: Sequence[str], **options: Any) -> list[TokenFacts]:
+        return self.pairs([(getattr(text, "prompt", ""), str(text)) for text in texts], **options)
+
+    def answers(self, records: Sequence[Record], join: str, **options: Any) -> list[TokenFacts]:
+        return self.pairs([(one.input, join + one.output) for one in records], **options)
 
     def options(self, questions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
         """As `axolotl_unlearn.engine.token_scoring.score_options`."""

@@ -181,7 +181,7 @@ def with_attacks(
     lines: Sequence[Mapping[str, Any]],
     told: Mapping[str, Mapping[str, Mapping[str, Any]]],
 ) -> list[dict[str, Any]]:
-    """Lines of audit.jsonl and what membership.json says of each document (``told``: ``{model:
+    """Lines of audit.jsonl and what attacks on membership say of each document (``told``: ``{model:
     {document: {"p", "side"}}}``), worst first; each has its own Benjamini-Hochberg correction."""
     found = []
     for model in dict.fromkeys(line["model"] for line in lines):

@@ -285,19 +285,22 @@ class Model(Part):
         return (-np.array(sides[0]), -np.array(sides[1]))
 
 
-class Gained(Part):
-    """A figure of an attack with its interval; p is two-sided."""
+class Gap(Part):
+    """A figure of an attack with its interval."""
 
     value: Finite
     low: Finite
     high: Finite
-    p: Share = None
 
     @model_validator(mode="after")
-    def _ordered(self) -> Gained:
+    def _ordered(self) -> Gap:
         if not self.low <= self.value <= self.high:
             raise ValueError("the interval must hold the value")
         return self
+
+
+class Gained(Gap):
+    p: Unit
 
 
 class Recalled(Part):
@@ -323,7 +326,7 @@ class View(Part):
     auc: Unit
     told: Told
     control: Share = None
-    difference: Gained | None = None
+    difference: Gap | None = None
 
     @model_validator(mode="after")
     def _both(self) -> View:
@@ -332,23 +335,13 @@ class View(Part):
         return self
 
 
-class Member(Part):
-    """One attack on membership, or a group of its texts."""
+class Test(Part):
+    """One attack on membership, of all texts or of a group, before any correction."""
 
-    auc: Share = None
-    low: Share = None
-    high: Share = None
-    p: Share = None
-    missing: str | None = None
-    control: Share = None
-    difference: Gained | None = None
-    groups: dict[str, Member] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _measured(self) -> Member:
-        if self.missing is None and None in (self.auc, self.low, self.high, self.p):
-            raise ValueError("a figure is missing")
-        return self
+    auc: Unit
+    low: Unit
+    high: Unit
+    p: Unit
 
 
 class Known(Part):
@@ -365,12 +358,13 @@ class Attack(Part):
     attack: str
     rows: tuple[Tried, ...] = ()
     views: dict[str, View] = Field(default_factory=dict)
-    tried: dict[str, Member] = Field(default_factory=dict)
+    tests: dict[str, Test] = Field(default_factory=dict)
+    missing: Names = ()
     documents: dict[str, Known] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _all_there(self) -> Attack:
-        if sum(map(bool, (self.rows, self.views, self.tried))) != 1:
+        if sum(map(bool, (self.rows, self.views, self.tests or self.missing))) != 1:
             raise ValueError("it must hold one kind of attack")
         # The first row is the model as it is.
         controlled = {row.above_control is not None for row in self.rows[1:]}

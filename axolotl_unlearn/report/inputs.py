@@ -39,7 +39,6 @@ def find_inputs(
         extras["attack_sentences"] = {
             f"{one['attack']} on {one['model']}": one.get("sentence") or sentence(one)
             for one in good
-            if "tried" not in one or one["sentence"]
         }
     elif attacks:
         raise UnlearnError(
@@ -56,25 +55,13 @@ def folder_of(results: str | Path) -> Path:
 
 
 def attack_results(folder: Path, but: Iterable[Path] = ()) -> list[dict[str, Any]]:
-    """What each attack wrote into a file of its own, ``but`` those files; of membership.json one
-    for each model.
+    """What each attack wrote into a file of its own, ``but`` those files.
 
     Half a file too: the verdict does not pass over it.
     """
     found = map(_json, sorted({*folder.glob("*-*.json")} - {*but}))
-    marks = {"attack", "title", "model", "rows", "views"}
-    attacks = [one for one in found if isinstance(one, dict) and len(marks & one.keys()) > 1]
-    if (folder / "membership.json").is_file():
-        shared = {"attack": "membership", "title": "Attacks on membership"}
-        data = _json(folder / "membership.json")
-        models = data.get("models") if isinstance(data, dict) else None
-        if not isinstance(models, dict) or not models:
-            return [*attacks, shared | {"tried": {}}]
-        for name, one in models.items():
-            one = one if isinstance(one, dict) else {}
-            parts = {"tried": one.get("attacks"), "documents": one.get("documents")}
-            attacks.append(shared | parts | {"model": name, "sentence": one.get("sentence", "")})
-    return attacks
+    marks = {"attack", "title", "model", "rows", "views", "tests"}
+    return [one for one in found if isinstance(one, dict) and len(marks & one.keys()) > 1]
 
 
 def _json(path: Path) -> Any:

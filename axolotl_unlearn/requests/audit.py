@@ -236,21 +236,20 @@ def _measured(
     """Audit lines, mean loss of the held-out texts, that of a guess, and the learned attack."""
     from axolotl_unlearn.engine.forward import output_vocabulary
     from axolotl_unlearn.evaluation.cache import Cache
-    from axolotl_unlearn.evaluation.measure import ProgressBars, load, measure
+    from axolotl_unlearn.evaluation.measure import ProgressBars, Session
     from axolotl_unlearn.evaluation.summary import add_audits, add_learned
-    from axolotl_unlearn.models import load_tokenizer, parse_models
+    from axolotl_unlearn.models import parse_models
 
     spec = parse_models([model])[0]
-    cache, bars = Cache(None), ProgressBars(progress)
-    loaded = load(spec, settings, cache.workers)
-    with bars.progress:
-        tokenizer = load_tokenizer(spec)
-        measured = measure(loaded, tokenizer, sets, settings, cache, "", bars, spec)
+    session = Session(sets, settings, Cache(None), ProgressBars(progress))
+    loaded = session.load(spec)
+    with session.bars.progress:
+        measured = session.measure(loaded, "", spec.name)
     own, by_name = {"name": "model", "role": "candidate"}, {"model": measured}
     learned = add_learned([own], by_name, sets)
-    lines, losses = add_audits([own], by_name, sets, learned=learned), measured.nonmember_loss
+    lines, losses = add_audits([own], by_name, sets, learned), measured.nonmember_loss
     mean = sum(losses) / len(losses) if losses else None
-    return lines, mean, math.log(output_vocabulary(loaded)), own.get("learned")
+    return lines, mean, math.log(output_vocabulary(loaded.model)), own.get("learned")
 
 
 def junit(result: Audit) -> str:

@@ -12,8 +12,10 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from scipy.stats import norm
 
 from axolotl_unlearn.attacks.inside import grid
+from axolotl_unlearn.attacks.results import safe_name
 from axolotl_unlearn.attacks.target import find_side
 from axolotl_unlearn.data.documents import author_of, read_documents
 from axolotl_unlearn.data.records import document_id, read_rows
@@ -310,7 +312,8 @@ def attack_models(
     device: str,
     dtype: str,
 ) -> tuple[dict[str, Any], Path]:
-    """Attack each model; returns what ``membership.json`` holds, and where it lies."""
+    """Attack each model; returns what ``membership.json`` holds, and where it lies. What the verdict
+    reads of a model stands beside it, in ``membership-<model>.json``."""
     specs = parse_models([*models, *([control] if control else [])])
     sets = load_sets(data_dir, parts=("mia",))
     if limit is not None and limit < 1:
@@ -342,4 +345,27 @@ def attack_models(
         "blind": blind(*sides, groups),
         "models": found,
     }
+    for name, one in found.items():
+        file = {"attack": "membership", "title": "Attacks on membership", "model": name}
+        file |= tests_of(one["attacks"]) | {key: one[key] for key in ("documents", "sentence")}
+        write_json(out / f"membership-{safe_name(name)}.json", file, private=True)
     return result, write_json(out / "membership.json", result, private=True)
+
+
+def tests_of(attacks: Attacks) -> dict[str, Any]:
+    """For the verdict: each attack and group as one test, with a control that of the paired
+    difference; attacks that learn have none and count where the control is told less."""
+    tests, missing = {}, []
+    for name, group, row in _each(attacks):
+        title = name if group is None else f"{name} in group {group}"
+        if "missing" in row:
+            missing.append(title)
+            continue
+        p = row["p"]
+        if gap := row.get("difference"):
+            error = (gap["high"] - gap["low"]) / (2 * norm.ppf((1 + LEVEL) / 2))
+            p = float(2 * norm.sf(abs(gap["value"]) / error)) if error > 0 else 1.0
+        elif row.get("control", -1.0) >= row["auc"]:
+            p = 1.0
+        tests[title] = {key: row[key] for key in ("auc", "low", "high")} | {"p": p}
+    return {"tests": tests, "missing": missing}

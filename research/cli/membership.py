@@ -23,8 +23,8 @@ from research.cli._options import attack_options
 def command(models: tuple[str, ...], listed: bool, attacks: str | None, **options: Any) -> None:
     """Tell members from texts never seen, by every registered attack, corrected for their number.
 
-    Writes membership.json, which the verdict and the report of results in the same folder read. An
-    attack that cannot be made is named as not measured; then no model passes.
+    Writes membership.json, and membership-MODEL.json for verdict and report of results in the same
+    folder. An attack that cannot be made is named as not measured; then no model passes.
 
     \b
     python -m research membership out/merged --attacks loss,g_drift,icp --out out/eval

@@ -42,9 +42,7 @@ def table(demo: Path, out: Path) -> dict[str, Kind]:
         return write_json(out / "rows.json", list(FIELDS))
 
     def attack(name: str, *words: Any, file: str, needs: tuple[str, ...] = ()) -> Run:
-        return Run(
-            lambda _: ["axolotl-unlearn", "attack", name, *models, *words], file, needs=needs
-        )
+        return Run(lambda _: ["python", "-m", "research", name, *models, *words], file, needs=needs)
 
     stages: dict[str, Kind] = {"rows": Make(rows, "rows.json", settings=list(FIELDS))}
     for name in FIELDS:

@@ -298,11 +298,11 @@ def trained(out: Path, name: str) -> dict[str, Any]:
 
 def told(out: Path, name: str) -> dict[str, Any]:
     """Membership attacks that nothing here is trained against (G-Drift), beside *retrained*."""
-    from axolotl_unlearn.cli import unlearn
+    from research.__main__ import research
 
-    words = ["attack", "membership", f"{name}={_model(out, name)}", "--data", str(out / "data")]
+    words = ["membership", f"{name}={_model(out, name)}", "--data", str(out / "data")]
     words += ["--control", f"retrained={out / 'retrained'}", "--out", str(out / f"member-{name}")]
-    unlearn([*words, "--attacks", "loss,min_k_plus_20,g_drift"], standalone_mode=False)
+    research([*words, "--attacks", "loss,min_k_plus_20,g_drift"], standalone_mode=False)
     return {}
 
 

@@ -34,6 +34,7 @@ ATTACKS = {
     "quantise": ("--schemes", "int4"),
 }
 ASKED = ("--limit", "80", "--max-new-tokens", "64")
+PROGRAM = ("python", "-m", "research", "membership")
 
 
 def table(demo: Path, out: Path) -> dict[str, Kind]:
@@ -71,19 +72,24 @@ def attack_table(demo: Path, out: Path) -> dict[str, Kind]:
     shared = ["--control", f"retrained={out / 'next_retrained'}", "--data", demo / "data"]
     shared += ["--out", out / "attacks"]
 
-    def attack(name: str, *words: str, file: str, more: Any = ()) -> Run:
-        words = ["axolotl-unlearn", "attack", name, *words, *shared, *more]
+    def attack(*words: str, file: str, more: Any = ()) -> Run:
+        words = [*words, *shared, *more]
         return Run(lambda _: words, f"attacks/{file}.json")
 
     named = {name: f"{name}={out / folder}" for name, folder in ATTACKED.items()}
     stages: dict[str, Kind] = {
         f"{name}-{kind}": attack(
-            kind, model, file=f"{FILES.get(kind, kind)}-{name}", more=(*options, *ASKED)
+            "axolotl-unlearn",
+            "attack",
+            kind,
+            model,
+            file=f"{FILES.get(kind, kind)}-{name}",
+            more=(*options, *ASKED),
         )
         for kind, options in ATTACKS.items()
         for name, model in named.items()
     }
-    return stages | {"membership": attack("membership", *named.values(), file="membership")}
+    return stages | {"membership": attack(*PROGRAM, *named.values(), file="membership")}
 
 
 def attacks_found(folder: Path) -> dict[str, dict[str, Any]]:

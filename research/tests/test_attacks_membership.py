@@ -30,6 +30,7 @@ from research.attacks.run import (
     named,
     sentence,
     status,
+    tests_of,
 )
 
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Jun Kai Lea Mia Ned Ola Pia Rex".split()
@@ -407,3 +408,22 @@ def test_transfer_by_hand():
     assert transfer.weights().shape == (124,)
     # Mean log-probability is the third feature: the better known text has +1 there.
     assert found[0, 2] == 1.0
+
+
+def test_tests_for_the_verdict_by_hand():
+    """A paired difference of .1 with an interval of .1 +- 1.96 * .05: z = 2, two-sided .0455. An
+    attack that learns counts where the control is told less; what is missing is named."""
+    own = {"auc": 0.8, "low": 0.7, "high": 0.9, "p": 0.01}
+    half = 1.959964 * 0.05
+    gap = {"value": 0.1, "low": 0.1 - half, "high": 0.1 + half}
+    groups = {"a": own, "b": {"missing": "few"}}
+    attacks = {
+        "loss": own | {"control": 0.5, "difference": gap},
+        "g_drift": own | {"control": 0.9},
+        "icp": own | {"groups": groups},
+        "iam": {"missing": "give --control"},
+    }
+    found = tests_of(attacks)
+    assert found["missing"] == ["icp in group b", "iam"]
+    p = {name: round(one["p"], 4) for name, one in found["tests"].items()}
+    assert p == {"loss": 0.0455, "g_drift": 1.0, "icp": 0.01, "icp in group a": 0.01}

@@ -3,8 +3,8 @@
 Every criterion has three outcomes: "pass" (the whole interval is on the good side of its limit),
 "fail" (on the bad side) and "open" (the texts do not suffice to say, or what is asked was not
 measured). A model is good when every criterion passes. An attack tells where it is significant
-after Holm's correction over all attacks, those of membership.json along. With a retrained model
-every attack's AUC is compared with its AUC on the same texts (paired, equivalence within a margin),
+after Holm's correction over all attacks, those of files along. With a retrained model every
+attack's AUC is compared with its AUC on the same texts (paired, equivalence within a margin),
 without one with 0.5. Clusters (documents, authors) are what is independent.
 
 results.json holds facts and no verdict: an attack that comes later would make it untrue. `judged`
@@ -145,7 +145,7 @@ def judge(
     if retrained is not None and retrained.name == model.name:
         retrained = None
     tried = _attack.Tried(model, attacks)
-    found = _attack.Membership(model, retrained, [p for p, _ in tried.tests.values()])
+    found = _attack.Membership(model, retrained, [one["p"] for one in tried.tests.values()])
     findings = [
         finding
         for finding in (

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import norm
 
 from axolotl_unlearn.metrics import intervals, membership
-from axolotl_unlearn.metrics.intervals import LEVEL, Clusters, auc, auc_gap, auc_interval, holm
+from axolotl_unlearn.metrics.intervals import Clusters, auc, auc_gap, auc_interval, holm
 from axolotl_unlearn.metrics.membership import Tail
 from axolotl_unlearn.metrics.relative import relative_test
 from axolotl_unlearn.metrics.results import Model, Scores, whole
@@ -310,18 +310,10 @@ def strongest_gain(
     attacked = list(rows[1:]) or list(rows)
     controlled = all("above_control" in row for row in attacked)
     figures = [row["above_control" if controlled else "gain"]["recalled"] for row in attacked]
-    p_values = [_p_of(one) if one["value"] > 0 else 1.0 for one in figures]
+    p_values = [one["p"] if one["value"] > 0 else 1.0 for one in figures]
     corrected = holm(p_values)
     place = min(range(len(figures)), key=lambda i: (corrected[i], -figures[i]["value"]))
     return attacked[place], dict(figures[place]), float(corrected[place]), controlled
-
-
-def _p_of(figure: Mapping[str, Any]) -> float:
-    """Two-sided; files of earlier versions have none, then that of a normal figure."""
-    if figure.get("p") is not None:
-        return float(figure["p"])
-    error = (figure["high"] - figure["low"]) / (2 * norm.ppf((1 + LEVEL) / 2))
-    return float(2 * norm.sf(abs(figure["value"]) / error)) if error > 0 else 1.0
 
 
 def wrecks(attack: Mapping[str, Any]) -> bool:
@@ -338,7 +330,7 @@ def wrecks(attack: Mapping[str, Any]) -> bool:
 
 
 #: What a file of `axolotl-unlearn attack` holds -> the criterion that reads it.
-KINDS = {"rows": "attack", "views": "inside", "tried": "members"}
+KINDS = {"rows": "attack", "views": "inside", "tests": "members"}
 
 
 def kind_of(attack: Mapping[str, Any]) -> str:
@@ -418,27 +410,20 @@ def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None
 
 
 class Tried:
-    """The tests of membership.json (`python -m research membership`): each attack and each group.
+    """Attacks on membership that were tried on a model one by one (`python -m research membership`
+    writes them), each attack and each group.
 
     Attributes:
-        tests: Title -> (p-value before any correction, its figures): of the paired difference from
-            a control; attacks that learn have none and count where the control is told less.
+        tests: Title -> its figures, p before any correction.
         absent: What could not be made.
     """
 
     def __init__(self, model: Model, attacks: Sequence[Mapping[str, Any]]) -> None:
-        files, self.half = _tried("tried", model, attacks)
+        files, self.half = _tried("tests", model, attacks)
         self.made = bool(files)
-        self.tests: dict[str, tuple[float, Mapping[str, Any]]] = {}
-        self.absent: list[str] = []
-        rows = () if self.half else [pair for one in files for pair in one["tried"].items()]
-        for name, row in rows:
-            groups = {f"{name} in group {g}": one for g, one in row.get("groups", {}).items()}
-            for title, one in {name: row, **groups}.items():
-                if "missing" in one:
-                    self.absent.append(title)
-                else:
-                    self.tests[title] = (_told_by(one), one)
+        files = () if self.half else files
+        self.tests = {name: row for one in files for name, row in one["tests"].items()}
+        self.absent = [name for one in files for name in one.get("missing", ())]
 
     def finding(self, corrected: Sequence[float]) -> Finding | None:
         """Told where any attack tells, open where one was not measured.
@@ -449,22 +434,16 @@ class Tried:
         if self.half or not self.made:
             return self.half
         if not self.tests:
-            return missing(KINDS["tried"], "no attack of the registry could be made")
+            return missing(KINDS["tests"], "no attack of the registry could be made")
         best = int(np.argmin(corrected))
-        (name, (_, row)), p = list(self.tests.items())[best], float(corrected[best])
+        (name, row), p = list(self.tests.items())[best], float(corrected[best])
         figures = f"AUC {row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}], p {p_value(p)}"
         figures += " after Holm over all attacks"
         ends = (row["auc"], row["low"], row["high"])
         if p < THRESHOLDS["alpha"].value:
             says = f"{name} tells members from texts it never saw ({figures})"
-            return Finding(KINDS["tried"], "fail", says, *ends, p=p)
+            return Finding(KINDS["tests"], "fail", says, *ends, p=p)
         if self.absent:
-            return missing(KINDS["tried"], f"{', '.join(self.absent)} could not be made")
+            return missing(KINDS["tests"], f"{', '.join(self.absent)} could not be made")
         says = f"no attack of the registry tells its members ({name}: {figures})"
-        return Finding(KINDS["tried"], "pass", says, *ends, p=p)
-
-
-def _told_by(row: Mapping[str, Any]) -> float:
-    if gap := row.get("difference"):
-        return _p_of(gap)
-    return 1.0 if row.get("control", -1.0) >= row["auc"] else row["p"]
+        return Finding(KINDS["tests"], "pass", says, *ends, p=p)
