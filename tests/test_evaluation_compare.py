@@ -11,9 +11,10 @@ import pytest
 
 from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.compare import compare, compare_measured, sentence
+from axolotl_unlearn.evaluation.compare import compare, sentence
 from axolotl_unlearn.evaluation.measurement import Measured
 from axolotl_unlearn.evaluation.sets import EvaluationSets
+from axolotl_unlearn.evaluation.summary import bootstrap_scores
 from axolotl_unlearn.metrics.intervals import Difference, smallest_difference
 
 
@@ -43,6 +44,10 @@ def make_measured(sets: EvaluationSets, forget: float, retain: float, seed: int 
         nonmember_loss=rng.random(n).tolist(),
         options=[1, 1, 0, 0],
     )
+
+
+def compare_measured(first, second, sets, resamples):
+    return bootstrap_scores(first, sets).differences(bootstrap_scores(second, sets), resamples)
 
 
 def test_differences_by_hand():

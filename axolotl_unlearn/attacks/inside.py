@@ -154,16 +154,11 @@ def _difference(first: Learned, second: Learned) -> dict[str, Any]:
 
 def _seen(subject: AttackTarget, documents: Documents) -> dict[str, NDArray[np.float32]]:
     """`inside_features` of a model's own tokens, under a progress bar."""
-    from rich.progress import Progress
-
     model, tokenizer = subject.load()
     model.eval()
     texts = text_queries(tokenizer, [text for _, text in documents])
-    with Progress(transient=True, disable=subject.quiet) as bar:
-        task = bar.add_task(f"{subject.name}: looking inside", total=len(texts))
-        return inside_features(
-            model, texts, batch_size=subject.batch_size, on_batch=lambda n: bar.advance(task, n)
-        )
+    with subject.bar("looking inside", len(texts)) as on_batch:
+        return inside_features(model, texts, batch_size=subject.batch_size, on_batch=on_batch)
 
 
 def sentence(result: Mapping[str, Any]) -> str:

@@ -21,13 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.attacks.probes import Probe, Scores, plain_probes
-from axolotl_unlearn.attacks.results import (
-    figures_row,
-    result_of,
-    rows_digest,
-    scores_key,
-    stored,
-)
+from axolotl_unlearn.attacks.results import figures_row, result_of, stored
 from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.data.records import Record, read_rows
 from axolotl_unlearn.errors import UnlearnError
@@ -164,9 +158,10 @@ def prompt_attack(
 
     def scores(of: AttackTarget, name: str, probes: Sequence[Probe]) -> Scores:
         how = "plain" if name == "plain" else [(p.prompt, p.continuation) for p in probes]
-        key = scores_key(of.identity, rows_digest(records), how)
         options = {"until": SEPARATOR} if name.startswith(("examples", "document")) else {}
-        return stored(store, key, lambda: of.ask(*model_of(of), probes, name, **options))
+        return stored(
+            store, of, records, how, lambda: of.ask(*model_of(of), probes, name, **options)
+        )
 
     tokenizer = load_tokenizer(subject.spec)
     # Variant -> name of each way, its place on the curve and its probes.

@@ -21,13 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from axolotl_unlearn.attacks.probes import Scores, plain_probes
-from axolotl_unlearn.attacks.results import (
-    figures_row,
-    result_of,
-    rows_digest,
-    scores_key,
-    stored,
-)
+from axolotl_unlearn.attacks.results import figures_row, result_of, stored
 from axolotl_unlearn.attacks.target import AttackTarget
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.store import Store
@@ -138,7 +132,7 @@ def quantise_attack(
                 quantise_model(model, scheme, group)
             return of.ask(model, tokenizer, probes, scheme or "as it is")
 
-        return stored(store, scores_key(of.identity, rows_digest(subject.records), how), make)
+        return stored(store, of, subject.records, how, make)
 
     before, rows = scores(subject, None), []
     for scheme in (None, *schemes):

@@ -18,9 +18,12 @@ from axolotl_unlearn.store import Store, content_key, versions
 SCHEMA = 1
 
 
-def stored(store: Store, key: str, make: Callable[[], Scores]) -> Scores:
+def stored(
+    store: Store, of: AttackTarget, records: Sequence[Record], how: Any, make: Callable[[], Scores]
+) -> Scores:
     """The scores that the store knows, or those that ``make`` computes now, so that an interrupted
     attack goes on where it was."""
+    key = scores_key(of.identity, rows_digest(records), how)
     if (known := store.get(key)) is None:
         store.put(key, known := asdict(make()))
     return Scores(**known)

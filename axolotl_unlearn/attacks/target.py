@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,17 @@ class AttackTarget:
         self, model: Any, tokenizer: Any, probes: Sequence[Probe], what: str, **options: Any
     ) -> Scores:
         """`score_probes` under a progress bar."""
+        options |= {"max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
+        with self.bar(what, len(probes)) as on_batch:
+            return score_probes(model, tokenizer, probes, on_batch=on_batch, **options)
+
+    @contextmanager
+    def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
         from rich.progress import Progress
 
         with Progress(transient=True, disable=self.quiet) as bar:
-            task = bar.add_task(f"{self.name}: {what}", total=len(probes))
-            options |= {"max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
-            on_batch = lambda n: bar.advance(task, n)  # noqa: E731
-            return score_probes(model, tokenizer, probes, on_batch=on_batch, **options)
+            task = bar.add_task(f"{self.name}: {what}", total=total)
+            yield lambda n: bar.advance(task, n)
 
 
 def make_subjects(

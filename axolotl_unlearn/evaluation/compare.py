@@ -9,26 +9,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import RESAMPLES, Difference, smallest_difference
 from axolotl_unlearn.metrics.results import load_results
-
-if TYPE_CHECKING:
-    from axolotl_unlearn.evaluation.measurement import Measured
-    from axolotl_unlearn.evaluation.sets import EvaluationSets
-
-
-def compare_measured(
-    first: Measured, second: Measured, sets: EvaluationSets, *, resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> dict[str, Difference]:  # fmt: skip
-    """First minus second of every score that both have; p after Holm."""
-    from axolotl_unlearn.evaluation.summary import bootstrap_scores
-
-    own, other = (bootstrap_scores(found, sets) for found in (first, second))
-    return own.differences(other, resamples, seed)
 
 
 def compare(
@@ -54,6 +39,7 @@ def compare(
     """
     from axolotl_unlearn.evaluation.cache import Cache
     from axolotl_unlearn.evaluation.measurement import Settings
+    from axolotl_unlearn.evaluation.summary import bootstrap_scores
     from axolotl_unlearn.models import parse_models
 
     results = load_results(Path(out_dir, "results.json"))
@@ -61,7 +47,7 @@ def compare(
     sets = settings.load_sets(data_dir or results.data_dir)
     known = {model.name: model for model in results.models}
     cache = Cache(Path(settings.store or Path(out_dir) / "cache"))
-    names, found = [], []
+    names, scores = [], []
     for model in (first, second):
         stored = known.get(model)
         name, weights = model, stored and stored.more.get("weights")
@@ -76,9 +62,9 @@ def compare(
                 "(with the same options, and without --no-cache)."
             )
         names.append(name)
-        found.append(measured)
+        scores.append(bootstrap_scores(measured, sets))
     resamples = resamples or settings.resamples or RESAMPLES
-    gaps = compare_measured(*found, sets, resamples=resamples, seed=settings.seed)
+    gaps = scores[0].differences(scores[1], resamples, settings.seed)
     figures = {
         metric: asdict(gap) | {"smallest": smallest_difference(gap.low, gap.high, len(gaps))}
         for metric, gap in gaps.items()

@@ -194,15 +194,12 @@ class Session:
         texts = [text for _, text in [*sets.member, *sets.nonmember]]
         asked = f"{name}: documents", texts, model.texts, facts_of
         each = self.each(*asked, f"{key}-documents")
-        losses = [one["loss"] for one in each]
-        found.attacks = {
-            attack: [one[attack] for one in each]
-            for attack in ("min_k_20", "min_k_plus_20", "entropy")
-            if attack in (each or [{}])[0]
-        }
-        found.features = [one["features"] for one in each if "features" in one]
-        found.text_extraction = [one["extraction"] for one in each]
-        found.text_tokens = [one["tokens"] for one in each]
+        columns = {name: [one[name] for one in each] for name in (each or [{}])[0]}
+        losses = columns.pop("loss", [])
+        found.text_extraction = columns.pop("extraction", [])
+        found.text_tokens = columns.pop("tokens", [])
+        found.features = columns.pop("features", [])
+        found.attacks = columns
         found.member_loss = losses[: len(sets.member)]
         found.nonmember_loss = losses[len(sets.member) :]
         if not all(map(math.isfinite, losses)):

@@ -40,18 +40,15 @@ class Membership:
         self.against = "chance" if retrained is None else "retrained"
         mine, theirs = _judged(model), {}
         if retrained is not None:
-            if "loss" not in mine or not _paired(model, retrained):
-                return
-            theirs = {n: pair for n, pair in _judged(retrained).items() if n in mine}
-            if "loss" not in theirs:
-                return
-            # The retrained model as reference: what makes a text hard for every model cancels.
-            mine = {n: pair for n, pair in mine.items() if n in theirs}
-            ratio = tuple(a - b for a, b in zip(mine["loss"], theirs["loss"], strict=True))
-            mine["reference"] = ratio
+            theirs = _judged(retrained) if _paired(model, retrained) else {}
+            mine = {name: pair for name, pair in mine.items() if name in theirs}
+        if "loss" not in mine:
+            return
+        if theirs:  # as reference: what makes a text hard for every model cancels
+            pairs = zip(mine["loss"], theirs["loss"], strict=True)
+            mine["reference"] = tuple(a - b for a, b in pairs)
             theirs.pop("reference", None)
-        if "loss" in mine:
-            self._test(model, mine, theirs, list(tried))
+        self._test(model, mine, theirs, list(tried))
 
     def _test(self, model: Model, mine: Scores, theirs: Scores, tried: list[float]) -> None:
         clusters = clusters_of(model)
