@@ -69,8 +69,9 @@ def inside_features(
         for row, i in enumerate(numbers):
             where[row, list(texts[i].times)] = True
         with torch.no_grad():
-            found = observe(model, batch, ForwardSpec(profiles=where, gradients=where))
-        for i, *views in zip(numbers, found.profiles.cpu(), found.gradients.cpu(), strict=True):
+            observed = observe(model, batch, ForwardSpec(profiles=where, gradients=where))
+        sides = observed.profiles.cpu(), observed.gradients.cpu()
+        for i, *views in zip(numbers, *sides, strict=True):
             rows[i] = (views[0].numpy(), views[1].numpy())
         if on_batch is not None:
             on_batch(len(numbers))
@@ -130,26 +131,26 @@ def told_by(members: NDArray, nonmembers: NDArray, *documents: Any, **options: A
         UnlearnError: Nothing can be learned, or no permutation exchanges documents.
     """
     penalty = PENALTY * max(1.0, members.shape[1] / FEATURES)
-    found = learned_attack(members, nonmembers, *documents, penalty=penalty, **options)
-    if found is None:
+    learned = learned_attack(members, nonmembers, *documents, penalty=penalty, **options)
+    if learned is None:
         raise UnlearnError(
             "the model gives numbers that are not finite at some texts (load it in float32 or "
             f"bfloat16, `--dtype`), or there are fewer than {MIN_TEXTS} of a kind to learn from."
         )
-    if found.p is None:
+    if learned.p is None:
         raise UnlearnError(
             "no document of member.jsonl has as many rows as one of nonmember.jsonl, so chance "
             "cannot exchange them: give both one row a document."
         )
-    return found
+    return learned
 
 
 def _difference(first: Learned, second: Learned) -> dict[str, Any]:
     """Of two AUC on the same texts, with its 90 % interval."""
     spread = float((first.null - second.null).std(ddof=1))
     texts = min(len(first.members), len(first.nonmembers))
-    found = trained_equivalence(first.auc - second.auc, spread, texts)
-    return {**asdict(found), "equivalent": found.equivalent}
+    same = trained_equivalence(first.auc - second.auc, spread, texts)
+    return {**asdict(same), "equivalent": same.equivalent}
 
 
 def _seen(subject: AttackTarget, documents: Documents) -> dict[str, NDArray[np.float32]]:

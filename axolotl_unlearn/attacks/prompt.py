@@ -62,12 +62,12 @@ def prefix_probes(probes: Sequence[Probe], tokenizer: Any, share: float) -> list
 
 def read_paraphrases(path: Path) -> dict[str, str]:
     """Id of a row to another wording of its input, from the field that has one."""
-    found = {}
+    wordings = {}
     for number, (_, row) in enumerate(read_rows(path)):
         text = next((row[name] for name in PARAPHRASES if row.get(name)), None)
         if isinstance(text, str) and text.strip():
-            found[str(row.get("id", f"row{number}"))] = text.strip()
-    return found
+            wordings[str(row.get("id", f"row{number}"))] = text.strip()
+    return wordings
 
 
 def paraphrase_probes(probes: Sequence[Probe], wordings: Mapping[str, str]) -> list[Probe]:

@@ -249,12 +249,12 @@ def best_rate(
         tried, name = replace(how, rate=rate), f"{rate:g}"
         try:
             # One training answers for both.
-            found = scores_after(subject, store, training_rows, [*choose_on, *asked], steps, tried)
+            scores = scores_after(subject, store, training_rows, [*choose_on, *asked], steps, tried)
         except Diverged as fault:
             recalls[name], last = None, fault
             continue
-        recalls[name] = fmean(fmean(found[step].only(first).recalled) for step in steps)
-        made[name] = tried, {n: one.only(second) for n, one in found.items()}
+        recalls[name] = fmean(fmean(scores[step].only(first).recalled) for step in steps)
+        made[name] = tried, {n: one.only(second) for n, one in scores.items()}
     if not made:
         raise last
     return *made[max(made, key=lambda name: recalls[name])], recalls
@@ -298,16 +298,16 @@ def relearn_attack(
             "the end: give a model that never saw them as --control."
         )
     stops = sorted({0, *steps})
-    found, ways, rates = [], [], {}
+    recalls, ways, rates = [], [], {}
     for one in filter(None, (subject, control)):
         given = (one, store, training_rows)
         if choose_on:
             own, scores, rates[one.name] = best_rate(*given, choose_on, asked, steps, how)
         else:
             own, scores = how, scores_after(*given, asked, steps, how)
-        found.append(scores)
+        recalls.append(scores)
         ways.append(own)
-    ours, theirs = found[0], found[1] if control else {}
+    ours, theirs = recalls[0], recalls[1] if control else {}
     rows = [
         figures_row(f"{stop} steps", stop, ours[stop], ours[0], theirs.get(stop)) for stop in stops
     ]

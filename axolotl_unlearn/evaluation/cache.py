@@ -57,10 +57,10 @@ class Workers:
         if self.count == 1:
             return list(work(items))
         mine = self.share(items)
-        found: list[Any] = [None] * len(items)
+        results: list[Any] = [None] * len(items)
         for rank, part in enumerate(self.gather(list(work(mine)) if mine else [])):
-            found[rank :: self.count] = part
-        return found
+            results[rank :: self.count] = part
+        return results
 
     def gather(self, mine: T) -> list[T]:
         """What every process has, by rank."""
@@ -112,13 +112,13 @@ class Cache(Store):
         stored = self.get(key)
         if stored is None:
             return None
-        found = Measured(**stored)
-        if settings.keep_texts and len(found.texts) < len(sets.rows):
+        measured = Measured(**stored)
+        if settings.keep_texts and len(measured.texts) < len(sets.rows):
             return None  # texts are asked for now but were not stored then
-        return found
+        return measured
 
-    def save(self, key: str, found: Measured, settings: Settings) -> None:
-        self.put(key, found.stored(settings.keep_texts))
+    def save(self, key: str, measured: Measured, settings: Settings) -> None:
+        self.put(key, measured.stored(settings.keep_texts))
         if self.workers.main:
             for path in self.folder.glob(f"{key}*.partial*.jsonl") if self.folder else ():
                 path.unlink()

@@ -28,16 +28,16 @@ class CollapseChecker:
         return self.session.cache.get(self._key(spec))
 
     def report(
-        self, spec: ModelSpec, found: Measured, original: Measured | None
+        self, spec: ModelSpec, measured: Measured, original: Measured | None
     ) -> dict[str, Any] | None:
         """Of a model with its texts, or the one that is stored; None where neither is there."""
         from axolotl_unlearn.metrics.fluency import collapse_report
 
         stored = self.stored(spec)
-        rows = [row for row in self.session.sets.rows if row.key in found.texts]
+        rows = [row for row in self.session.sets.rows if row.key in measured.texts]
         if stored is not None or not rows:
             return stored
-        texts = [found.texts[row.key] for row in rows]
+        texts = [measured.texts[row.key] for row in rows]
         known, against, nll = None, "expected answers", None
         if self.before is not None and spec.name != self.before.name:
             if known := original.outputs:
@@ -80,8 +80,8 @@ class CollapseChecker:
         long = [i for i, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) > 1]
         ask = partial(model.texts, loss_only=True)
         losses = self.session.each(bar, [texts[i] for i in long], ask, loss)
-        found = dict(zip(long, losses, strict=True))
-        return [found.get(i, 0.0) for i in range(len(texts))]
+        known = dict(zip(long, losses, strict=True))
+        return [known.get(i, 0.0) for i in range(len(texts))]
 
 
 def cut(text: str, tokenizer: Any, limit: int | None) -> str:

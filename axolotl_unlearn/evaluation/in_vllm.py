@@ -61,5 +61,5 @@ def generate(
         part = prompts[start : start + AT_ONCE]
         asked = [{"prompt_token_ids": tokenizer(prompt)["input_ids"]} for prompt in part]
         said = [one.outputs[0] for one in engine.generate(asked, sampling, lora_request=lora)]
-        found = [Generation(x.text, len(x.token_ids), x.finish_reason == "stop") for x in said]
-        on_batch(list(range(start, start + len(part))), found)
+        written = [Generation(x.text, len(x.token_ids), x.finish_reason == "stop") for x in said]
+        on_batch(list(range(start, start + len(part))), written)

@@ -107,6 +107,9 @@ def torch_dtype(name: str) -> Any:
     return dtype
 
 
+#: What is stored of a generated row, and where it goes.
+COLUMNS = {"value": "values", "tokens": "tokens", "stopped": "stopped", "contained": "contained",
+           "text": "texts"}  # fmt: skip
 #: Items that are scored at once, and stored: what a killed run does again.
 _AT_ONCE = 1000
 
@@ -156,19 +159,19 @@ class Session:
 
     def measure(self, model: Local | Served, key: str, name: str) -> Measured:
         """All that is known of a model."""
-        found = Measured()
+        measured = Measured()
         if model.scores:
-            self._likelihoods(model, found, key, name)
+            self._likelihoods(model, measured, key, name)
         else:
             self.bars.note(
                 f"note: {name}: this server gives no log-probs of a prompt (`echo`), so loss, "
                 "attacks, extraction and utility are not measured."
             )
-        self._rows(model, found, key, name)
-        count_outputs(found, self.sets)
-        return found
+        self._rows(model, measured, key, name)
+        count_outputs(measured, self.sets)
+        return measured
 
-    def _likelihoods(self, model: Local | Served, found: Measured, key: str, name: str) -> None:
+    def _likelihoods(self, model: Local | Served, measured: Measured, key: str, name: str) -> None:
         from axolotl_unlearn.metrics.learned import text_features
 
         def facts_of(one: TokenFacts) -> dict[str, Any]:
@@ -196,19 +199,19 @@ class Session:
         each = self.each(*asked, f"{key}-documents")
         columns = {name: [one[name] for one in each] for name in (each or [{}])[0]}
         losses = columns.pop("loss", [])
-        found.text_extraction = columns.pop("extraction", [])
-        found.text_tokens = columns.pop("tokens", [])
-        found.features = columns.pop("features", [])
-        found.attacks = columns
-        found.member_loss = losses[: len(sets.member)]
-        found.nonmember_loss = losses[len(sets.member) :]
+        measured.text_extraction = columns.pop("extraction", [])
+        measured.text_tokens = columns.pop("tokens", [])
+        measured.features = columns.pop("features", [])
+        measured.attacks = columns
+        measured.member_loss = losses[: len(sets.member)]
+        measured.nonmember_loss = losses[len(sets.member) :]
         if not all(map(math.isfinite, losses)):
             raise UnlearnError(
                 f"model {name!r}: the loss of a document is not finite; its weights are broken."
             )
         if sets.utility:
             asked = f"{name}: utility", sets.utility, right, int
-            found.options = self.each(*asked, f"{key}-utility")
+            measured.options = self.each(*asked, f"{key}-utility")
 
         def extraction(one: TokenFacts) -> dict[str, Any]:
             return {"strength": metrics.extraction_strength(one), "tokens": len(one)}
@@ -216,10 +219,10 @@ class Session:
         answers = partial(model.answers, join=self.settings.join)
         asked = f"{name}: extraction", sets.forget, answers, extraction
         rows = self.each(*asked, f"{key}-extraction")
-        found.extraction = [one["strength"] for one in rows]
-        found.answer_tokens = [one["tokens"] for one in rows]
+        measured.extraction = [one["strength"] for one in rows]
+        measured.answer_tokens = [one["tokens"] for one in rows]
 
-    def _rows(self, model: Local | Served, found: Measured, key: str, name: str) -> None:
+    def _rows(self, model: Local | Served, measured: Measured, key: str, name: str) -> None:
         from axolotl_unlearn.metrics.semeval import row_score
         from axolotl_unlearn.metrics.words import contains_answer
 
@@ -227,16 +230,14 @@ class Session:
         rows = {row.key: row for row in sets.rows}
 
         def take(stored: Mapping[str, Any]) -> None:
-            places = {"value": found.values, "tokens": found.tokens, "stopped": found.stopped,
-                      "contained": found.contained, "text": found.texts}  # fmt: skip
-            for name, place in places.items():
+            for name, column in COLUMNS.items():
                 if stored.get(name) is not None:
-                    place[stored["key"]] = stored[name]
+                    getattr(measured, column)[stored["key"]] = stored[name]
 
         for stored in cache.rows_so_far(key, texts):
             if stored.get("key") in rows:
                 take(stored)
-        todo = [row for row in sets.rows if row.key not in found.values]
+        todo = [row for row in sets.rows if row.key not in measured.values]
         mine: list[dict[str, Any]] = []
         with self.counting(f"{name}: rows", len(todo)) as count:
             todo = cache.workers.share(todo)

@@ -135,17 +135,17 @@ class Measured:
         return vars(self) | ({} if keep_texts else {"texts": {}})
 
 
-def count_outputs(found: Measured, sets: EvaluationSets) -> None:
+def count_outputs(measured: Measured, sets: EvaluationSets) -> None:
     """What is kept of all texts instead of them; after a kill real data have not got all texts."""
     from axolotl_unlearn.metrics.fluency import reference_figures
     from axolotl_unlearn.metrics.semeval import any_script_recall
 
-    if len(found.texts) < len(sets.rows):
+    if len(measured.texts) < len(sets.rows):
         return
-    found.outputs = {
-        side: reference_figures([found.texts[r.key] for r in sets.rows if r.side == side])
+    measured.outputs = {
+        side: reference_figures([measured.texts[r.key] for r in sets.rows if r.side == side])
         for side in ("retain", "forget")
     }
     asked = [row for row in sets.rows if row.record.kind == "completion"]
     asked = [(row.key, row.record.output) for row in asked if not row.record.output.isascii()]
-    found.any_script = {key: any_script_recall(found.texts[key], text) for key, text in asked}
+    measured.any_script = {key: any_script_recall(measured.texts[key], text) for key, text in asked}

@@ -103,8 +103,8 @@ def evaluate(
                 known = {"collapse": collapse[spec.name], "blind": blind, **resampling}
                 original = measured[before.name] if before else None
                 known |= {"original": original, "is_original": spec is before}
-                found = summary.summarise(spec, measured[spec.name], sets, **known)
-                results.append({"weights": weights[spec.name]} | found)
+                entry = summary.summarise(spec, measured[spec.name], sets, **known)
+                results.append({"weights": weights[spec.name]} | entry)
                 advance(1)
             summary.add_distances(results, measured, sets, **resampling)
             summary.add_reference(results)
@@ -130,22 +130,22 @@ def _measure_all(
     # The original first: each of the others is judged by it as soon as it is measured, so that
     # a killed run makes nobody's outputs again and the texts of one model are in memory.
     for spec in sorted(specs, key=lambda one: one is not before):
-        found = cache.load(keys[spec.name], sets, settings)
+        known = cache.load(keys[spec.name], sets, settings)
         # Without its texts, or counts over those of the original, nobody could say whether it
         # collapsed.
-        if found is not None and len(found.texts) < len(sets.rows):
-            reference = spec is before and unjudged and not found.outputs
+        if known is not None and len(known.texts) < len(sets.rows):
+            reference = spec is before and unjudged and not known.outputs
             if reference or judge.stored(spec) is None:
-                found = None
-        if found is None:
+                known = None
+        if known is None:
             started = time.perf_counter()
-            found = session.measure(session.load(spec), keys[spec.name], spec.name)
-            found.seconds = time.perf_counter() - started
-            cache.save(keys[spec.name], found, settings)
-        measured[spec.name] = found
-        collapse[spec.name] = judge.report(spec, found, measured[before.name] if before else None)
+            known = session.measure(session.load(spec), keys[spec.name], spec.name)
+            known.seconds = time.perf_counter() - started
+            cache.save(keys[spec.name], known, settings)
+        measured[spec.name] = known
+        collapse[spec.name] = judge.report(spec, known, measured[before.name] if before else None)
         if not settings.keep_texts:
-            found.texts = {}
+            known.texts = {}
     return measured, collapse
 
 

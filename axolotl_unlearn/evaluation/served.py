@@ -88,8 +88,8 @@ class Served:
     def options(self, questions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
         """As `axolotl_unlearn.engine.token_scoring.score_options`."""
         pairs = [(context, one) for context, options in questions for one in options]
-        found = iter(self.pairs(pairs))
-        return [[float(next(found).logp.sum()) for _ in options] for _, options in questions]
+        facts = iter(self.pairs(pairs))
+        return [[float(next(facts).logp.sum()) for _ in options] for _, options in questions]
 
     def generate(
         self, prompts: Sequence[str], most: int, on_batch: OnBatch = lambda *_: None
@@ -110,17 +110,17 @@ class Served:
         on_batch: Callable[[list[int], list[Any]], None],
     ) -> list[Any]:
         """A few at a time, in order."""
-        found = []
+        answers = []
         with ThreadPoolExecutor(self.at_once) as pool:
             for number, one in enumerate(pool.map(ask, items)):
-                found.append(one)
+                answers.append(one)
                 on_batch([number], [one])
-        return found
+        return answers
 
     def _facts(self, prompt: str, text: str) -> TokenFacts:
         choice = self._complete(prompt + text, 1, echo=True, logprobs=1)
-        found, count = choice["logprobs"], choice["usage"]["prompt_tokens"]
-        tokens = found["tokens"]
+        logprobs, count = choice["logprobs"], choice["usage"]["prompt_tokens"]
+        tokens = logprobs["tokens"]
         count = min(count, len(tokens) - 1)  # the last one is new
         start = 0
         if prompt:
@@ -130,14 +130,16 @@ class Served:
             else:  # pieces of letters, or a token of the beginning
                 start = self._complete(prompt, 1)["usage"]["prompt_tokens"]
                 start -= choice["usage"]["prompt_tokens"] - count
-        chosen = [i for i in range(start, count) if found["token_logprobs"][i] is not None]
+        chosen = [i for i in range(start, count) if logprobs["token_logprobs"][i] is not None]
         if not chosen:
             raise UnlearnError(
                 f"{self.url} says nothing about a text of {len(prompt + text)} letters, which may "
                 "be a single token."
             )
-        logp = np.array([found["token_logprobs"][i] for i in chosen], float)
-        best = np.array([max((found["top_logprobs"][i] or {"": -np.inf}).values()) for i in chosen])
+        logp = np.array([logprobs["token_logprobs"][i] for i in chosen], float)
+        best = np.array(
+            [max((logprobs["top_logprobs"][i] or {"": -np.inf}).values()) for i in chosen]
+        )
         unknown = np.full(len(logp), np.nan)
         return TokenFacts(logp, logp >= best, unknown, unknown)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def summarise(
     spec: ModelSpec,
-    found: Measured,
+    measured: Measured,
     sets: EvaluationSets,
     *,
     original: Measured | None = None,
@@ -41,16 +41,16 @@ def summarise(
     seed: int = 0,
 ) -> dict[str, Any]:
     """One entry of ``models`` in results.json."""
-    cells, counts = _cells(found.values, sets)
-    texts = bool(found.member_loss and found.nonmember_loss)
-    area = semeval.mia_auc(found.member_loss, found.nonmember_loss) if texts else None
+    cells, counts = _cells(measured.values, sets)
+    texts = bool(measured.member_loss and measured.nonmember_loss)
+    area = semeval.mia_auc(measured.member_loss, measured.nonmember_loss) if texts else None
     task = semeval.task_aggregate(cells)
     score = semeval.mia_score(area) if texts else None
-    utility = semeval.mean(found.options)
-    auc_bounds = _auc_bounds(found, sets)
+    utility = semeval.mean(measured.options)
+    auc_bounds = _auc_bounds(measured, sets)
     intervals = {"mia_auc": list(auc_bounds)} if texts else {}
     if resamples:
-        bounds = bootstrap_scores(found, sets).intervals(resamples, seed)
+        bounds = bootstrap_scores(measured, sets).intervals(resamples, seed)
         intervals |= {name: list(ends) for name, ends in bounds.items()}
     before = semeval.mean(original.options) if original is not None else None
     result = {
@@ -61,9 +61,9 @@ def summarise(
         "n": {
             **counts,
             "cells": sum(count > 0 for count in counts.values()),
-            "member": len(found.member_loss),
-            "nonmember": len(found.nonmember_loss),
-            "utility": len(found.options),
+            "member": len(measured.member_loss),
+            "nonmember": len(measured.nonmember_loss),
+            "utility": len(measured.options),
         },
         "intervals": intervals,
         "task_aggregate": task,
@@ -76,24 +76,25 @@ def summarise(
         "collapse": collapse,
         "gate": semeval.gate(utility, before),
         "forgetting": lab.forgetting(auc_bounds) if texts else None,
-        **_any_script(found, sets, resamples=resamples, seed=seed),
-        "answers": _answers(found, sets),
-        "stopped": semeval.mean([float(value) for value in found.stopped.values()]),
-        "seconds": found.seconds,
+        **_any_script(measured, sets, resamples=resamples, seed=seed),
+        "answers": _answers(measured, sets),
+        "stopped": semeval.mean([float(value) for value in measured.stopped.values()]),
+        "seconds": measured.seconds,
         "likelihood": {
-            "member_loss": found.member_loss,
-            "nonmember_loss": found.nonmember_loss,
+            "member_loss": measured.member_loss,
+            "nonmember_loss": measured.nonmember_loss,
             "member_id": [name for name, _ in sets.member] if texts else [],
             "nonmember_id": [name for name, _ in sets.nonmember] if texts else [],
             **dict(zip(_CLUSTERS, text_clusters(sets) if texts else ([], []), strict=True)),
-            "attacks": attack_losses(found, sets) if texts else {},
+            "attacks": attack_losses(measured, sets) if texts else {},
         },
-        "extraction": _extraction(found, sets),
+        "extraction": _extraction(measured, sets),
     }
     if blind is not None and texts:
-        result["membership"] = _membership(found, sets, blind)
-    if found.options and sets.utility_source == "general" and any(o.subject for o in sets.utility):
-        result["utility_groups"] = _utility_groups(found, sets)
+        result["membership"] = _membership(measured, sets, blind)
+    grouped = sets.utility_source == "general" and any(one.subject for one in sets.utility)
+    if measured.options and grouped:
+        result["utility_groups"] = _utility_groups(measured, sets)
     return result
 
 
@@ -103,10 +104,10 @@ def _cells(values: Mapping[str, float], sets: EvaluationSets) -> tuple[dict, dic
     return semeval.cell_values((row.cell, values[row.key]) for row in rows)
 
 
-def _utility_groups(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, float]]:
+def _utility_groups(measured: Measured, sets: EvaluationSets) -> dict[str, dict[str, float]]:
     """Utility of each group of the data folder's questions: value and n."""
     groups: dict[str, list[int]] = {}
-    for question, right in zip(sets.utility, found.options, strict=True):
+    for question, right in zip(sets.utility, measured.options, strict=True):
         groups.setdefault(question.subject or "other", []).append(right)
     return {name: {"value": semeval.mean(v), "n": len(v)} for name, v in sorted(groups.items())}
 
@@ -122,42 +123,42 @@ def text_clusters(sets: EvaluationSets) -> tuple[list[str], list[str]]:
     )
 
 
-def _extraction(found: Measured, sets: EvaluationSets) -> dict[str, Any]:
+def _extraction(measured: Measured, sets: EvaluationSets) -> dict[str, Any]:
     """Extraction strength of forget rows and of the second halves of members and non-members."""
     split, rows = len(sets.member), sets.forget
     names = {"id": [row.id for row in rows], "document": [row.document for row in rows]}
     sides = {"member": slice(split), "nonmember": slice(split, None)}
     return (
         names
-        | {"tokens": found.answer_tokens, "strength": found.extraction}
+        | {"tokens": measured.answer_tokens, "strength": measured.extraction}
         | {
-            side: {"tokens": found.text_tokens[part], "strength": found.text_extraction[part]}
+            side: {"tokens": measured.text_tokens[part], "strength": measured.text_extraction[part]}
             for side, part in sides.items()
         }
     )
 
 
 def _any_script(
-    found: Measured, sets: EvaluationSets, *, resamples: int, seed: int
+    measured: Measured, sets: EvaluationSets, *, resamples: int, seed: int
 ) -> dict[str, dict[str, Any]]:
     """Cells whose official ROUGE-L, which sees ASCII only, is off, and the sides' intervals."""
-    if not found.any_script:
+    if not measured.any_script:
         return {"any_script": {}}
-    values = found.values | found.any_script
-    limit, official = THRESHOLDS["any_script"].value, _cells(found.values, sets)[0]
+    values = measured.values | measured.any_script
+    limit, official = THRESHOLDS["any_script"].value, _cells(measured.values, sets)[0]
     known = {name: v for name, v in _cells(values, sets)[0].items() if v is not None}
     off = {name: v for name, v in known.items() if abs(v - official[name]) >= limit}
     if not off or not resamples:
         return {"any_script": off}
-    scores = bootstrap_scores(found, sets).cells
-    better = bootstrap_scores(replace(found, values=values), sets).cells
+    scores = bootstrap_scores(measured, sets).cells
+    better = bootstrap_scores(replace(measured, values=values), sets).cells
     cells = {name: (better if name in off else scores)[name] for name in scores}
     bounds = metrics.Scores(cells).intervals(resamples, seed)
     sides = {side: list(bounds[side]) for side in semeval.SIDES if side in bounds}
     return {"any_script": off, "any_script_intervals": sides}
 
 
-def _answers(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, float]]:
+def _answers(measured: Measured, sets: EvaluationSets) -> dict[str, dict[str, float]]:
     """Of each side's questions: number, share of exact answers, share that contain the answer."""
     answers = {}
     for side in ("forget", "retain"):
@@ -165,8 +166,8 @@ def _answers(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, float
         if keys:
             answers[side] = {
                 "n": len(keys),
-                "exact": semeval.mean([found.values[key] for key in keys]),
-                "contained": semeval.mean([float(found.contained[key]) for key in keys]),
+                "exact": semeval.mean([measured.values[key] for key in keys]),
+                "contained": semeval.mean([float(measured.contained[key]) for key in keys]),
             }
     return answers
 
@@ -184,29 +185,29 @@ def _role(name: str) -> str:
     return "reference" if name == "reference" else "candidate"
 
 
-def _auc_bounds(found: Measured, sets: EvaluationSets) -> tuple[float, float]:
-    members = [-value for value in found.member_loss]
-    nonmembers = [-value for value in found.nonmember_loss]
+def _auc_bounds(measured: Measured, sets: EvaluationSets) -> tuple[float, float]:
+    members = [-value for value in measured.member_loss]
+    nonmembers = [-value for value in measured.nonmember_loss]
     if min(len(members), len(nonmembers)) < 2:
         return (0.0, 1.0)
     return metrics.auc_interval(members, nonmembers, clusters=text_clusters(sets))
 
 
-def bootstrap_scores(found: Measured, sets: EvaluationSets) -> metrics.Scores:
+def bootstrap_scores(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
     """Row values with their documents, for intervals and for paired comparison of models."""
     grouped: dict[str, tuple[list[float], list[tuple[str, str]]]] = {}
     for row in sets.rows:
-        if row.key not in found.values:
+        if row.key not in measured.values:
             continue
-        value = found.values[row.key]
+        value = measured.values[row.key]
         values, clusters = grouped.setdefault(row.cell, ([], []))
         values.append(1 - value if row.side == "forget" else value)
         author = row.record.author
         clusters.append(("author", author) if author else (row.side, row.record.document))
     cells = {name: Mean(*grouped[name]) for name in semeval.CELLS if name in grouped}
     membership = None
-    if found.member_loss and found.nonmember_loss:
-        losses = (found.member_loss, found.nonmember_loss)
+    if measured.member_loss and measured.nonmember_loss:
+        losses = (measured.member_loss, measured.nonmember_loss)
         # A member that is a forget document is drawn together with its rows.
         sides = (("forget", sets.member), ("nonmember", sets.nonmember))
         clusters = (
@@ -215,9 +216,9 @@ def bootstrap_scores(found: Measured, sets: EvaluationSets) -> metrics.Scores:
         )
         membership = Area(*([-value for value in side] for side in losses), *clusters)
     utility = None
-    if found.options:
-        questions = [("utility", number) for number in range(len(found.options))]
-        utility = Mean([float(value) for value in found.options], questions)
+    if measured.options:
+        questions = [("utility", number) for number in range(len(measured.options))]
+        utility = Mean([float(value) for value in measured.options], questions)
     return metrics.Scores(cells, membership, utility)
 
 
@@ -226,12 +227,12 @@ FPRS = (0.01, 0.001)
 
 
 def _membership(
-    found: Measured, sets: EvaluationSets, blind: Mapping[str, Baseline]
+    measured: Measured, sets: EvaluationSets, blind: Mapping[str, Baseline]
 ) -> dict[str, Any]:
     """AUC of every attack with its interval, members found at low false positive rates, and
     whether the sets differ without any model: then the figures mean nothing."""
-    losses = {name: tuple(sides.values()) for name, sides in attack_losses(found, sets).items()}
-    losses = {"loss": (found.member_loss, found.nonmember_loss)} | losses
+    losses = {name: tuple(sides.values()) for name, sides in attack_losses(measured, sets).items()}
+    losses = {"loss": (measured.member_loss, measured.nonmember_loss)} | losses
     clusters = text_clusters(sets)
     pairs = {name: [-np.asarray(side, float) for side in pair] for name, pair in losses.items()}
     if bad := [name for name, pair in pairs.items() if not np.isfinite(np.concatenate(pair)).all()]:
@@ -240,7 +241,7 @@ def _membership(
             "are broken: evaluate in float32 and check the weights."
         )
     shares = {str(fpr): lab.tpr_at_fpr(*pairs["loss"], fpr) for fpr in FPRS}
-    count = len(found.member_loss)
+    count = len(measured.member_loss)
     warning = lab.blind_sentence(blind)
     bounds = {name: metrics.auc_interval(*pair, clusters=clusters) for name, pair in pairs.items()}
     return {
@@ -282,14 +283,14 @@ def add_distances(
         }
 
 
-def attack_losses(found: Measured, sets: EvaluationSets) -> dict[str, dict[str, list[float]]]:
+def attack_losses(measured: Measured, sets: EvaluationSets) -> dict[str, dict[str, list[float]]]:
     """Scores of every attack but the loss itself, by side, low = rather a member."""
-    split = len(found.member_loss)
-    losses = {name: (values[:split], values[split:]) for name, values in found.attacks.items()}
+    split = len(measured.member_loss)
+    losses = {name: (values[:split], values[split:]) for name, values in measured.attacks.items()}
     texts = [[text for _, text in side] for side in (sets.member, sets.nonmember)]
     losses["zlib"] = tuple(
         [x / compressed_bytes(text) for x, text in zip(values, some, strict=True)]
-        for values, some in zip((found.member_loss, found.nonmember_loss), texts, strict=True)
+        for values, some in zip((measured.member_loss, measured.nonmember_loss), texts, strict=True)
     )
     return {name: {"member": pair[0], "nonmember": pair[1]} for name, pair in losses.items()}
 
@@ -323,22 +324,24 @@ def add_learned(
     for result in results:
         if result["role"] != "candidate":
             continue
-        found = learned(measured[result["name"]], sets, measured[other] if other else None)
-        if found is not None:
-            result["learned"] = {"auc": found.auc, "p": found.p, "against": other or "chance"}
-            each[result["name"]] = told_by_learned(found, sets)
+        attack = learned(measured[result["name"]], sets, measured[other] if other else None)
+        if attack is not None:
+            result["learned"] = {"auc": attack.auc, "p": attack.p, "against": other or "chance"}
+            each[result["name"]] = told_by_learned(attack, sets)
     return each
 
 
-def learned(found: Measured, sets: EvaluationSets, other: Measured | None = None) -> Learned | None:
+def learned(
+    measured: Measured, sets: EvaluationSets, other: Measured | None = None
+) -> Learned | None:
     """The learned attack on a model; None with fewer texts than it needs.
 
     Args:
         other: A model that never saw the members: the attack sees the differences from it.
     """
-    if not len(found.features) or (other is not None and not len(other.features)):
+    if not len(measured.features) or (other is not None and not len(other.features)):
         return None
-    seen = np.asarray(found.features, float)
+    seen = np.asarray(measured.features, float)
     if other is not None:
         seen = seen - np.asarray(other.features, float)
     split = len(sets.member)
@@ -346,35 +349,35 @@ def learned(found: Measured, sets: EvaluationSets, other: Measured | None = None
     return learned_attack(*sides, *map(some_texts, text_clusters(sets)))
 
 
-def told_by_learned(found: Learned, sets: EvaluationSets) -> dict[str, float]:
+def told_by_learned(attack: Learned, sets: EvaluationSets) -> dict[str, float]:
     """Its p-value of each member document that it has seen."""
     names = [document_id(name) for name, _ in some_texts(sets.member)]
-    return dict(zip(names, found.each.tolist(), strict=True))
+    return dict(zip(names, attack.each.tolist(), strict=True))
 
 
-def evidence(found: Measured, sets: EvaluationSets) -> Evidence:
+def evidence(measured: Measured, sets: EvaluationSets) -> Evidence:
     """What `metrics.audit` needs to know of a model."""
-    losses = attack_losses(found, sets) if found.member_loss else {}
-    losses["loss"] = {"member": found.member_loss, "nonmember": found.nonmember_loss}
-    names = [document_id(name) for name, _ in sets.member] if found.member_loss else []
+    losses = attack_losses(measured, sets) if measured.member_loss else {}
+    losses["loss"] = {"member": measured.member_loss, "nonmember": measured.nonmember_loss}
+    names = [document_id(name) for name, _ in sets.member] if measured.member_loss else []
     split = len(names)
-    whole = len(found.extraction) == len(sets.forget) == len(found.answer_tokens)
+    whole = len(measured.extraction) == len(sets.forget) == len(measured.answer_tokens)
     ids = [record.id for record in sets.forget] if whole else []
-    halves = zip(found.text_extraction[:split], found.text_tokens[:split], strict=True)
+    halves = zip(measured.text_extraction[:split], measured.text_tokens[:split], strict=True)
     return Evidence(
         members={
             attack: dict(zip(names, [-x for x in sides["member"]], strict=True))
             for attack, sides in losses.items()
         },
         nonmembers={attack: [-x for x in sides["nonmember"]] for attack, sides in losses.items()},
-        extraction=dict(zip(ids, found.extraction, strict=False)),
-        tokens=dict(zip(ids, found.answer_tokens, strict=False)),
+        extraction=dict(zip(ids, measured.extraction, strict=False)),
+        tokens=dict(zip(ids, measured.answer_tokens, strict=False)),
         halves=dict(zip(names, halves, strict=False)),
-        held=found.text_extraction[split:],
+        held=measured.text_extraction[split:],
         said={
-            row.record.id: found.contained[row.key]
+            row.record.id: measured.contained[row.key]
             for row in sets.rows
-            if row.side == "forget" and row.key in found.contained
+            if row.side == "forget" and row.key in measured.contained
         },
     )
 
@@ -401,7 +404,7 @@ def add_audits(
         tasks[record.document] = record.task
     for name, _ in sets.member:
         documents.setdefault(document_id(name), [])
-    facts = {name: evidence(found, sets) for name, found in measured.items()}
+    facts = {name: evidence(documented, sets) for name, documented in measured.items()}
     by_role = {
         role: next((facts[r["name"]] for r in results if r["role"] == role), None)
         for role in ("original", "retrained")
@@ -411,10 +414,10 @@ def add_audits(
         if result["role"] != "candidate":
             continue
         each = (learned or {}).get(result["name"])
-        found = audit(facts[result["name"]], documents, learned=each, **by_role)
-        counts = summary_of(found, len(sets.nonmember), 2 if each else 1)
+        documented = audit(facts[result["name"]], documents, learned=each, **by_role)
+        counts = summary_of(documented, len(sets.nonmember), 2 if each else 1)
         result["audit"] = counts | {"file": AUDIT_FILE}
-        for line in found:
+        for line in documented:
             if with_text:
                 texts = measured[result["name"]].texts
                 for row in line["rows"]:

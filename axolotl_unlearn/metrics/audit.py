@@ -90,14 +90,14 @@ def recited(
     if retrained is None and not 0 <= max(model.held, default=math.nan) < 1:
         return None
     base = None if retrained is None else [retrained.extraction.get(row, 0.0) for row in rows]
-    found = [
+    recitals = [
         recites(model.extraction[row], model.tokens.get(row, 0), base and base[i], model.held)
         for i, row in enumerate(rows)
         if row in model.extraction
     ]
     strength, tokens = model.halves.get(document, (0.0, 0))
     half = None if retrained is None else retrained.halves.get(document, (0.0, 0))[0]
-    return any(found) or recites(strength, tokens, half, model.held, 2 * RECITED_TOKENS)
+    return any(recitals) or recites(strength, tokens, half, model.held, 2 * RECITED_TOKENS)
 
 
 def audit(
@@ -140,7 +140,7 @@ def audit(
         q_values = false_discovery_control(p_values, method="bh")
         each = zip(p_values.tolist(), q_values.tolist(), tests.side, strict=True)
         tested = dict(zip(names, each, strict=True))
-    found = []
+    lines = []
     for name, rows in documents.items():
         p, q, side = tested.get(name, (None, None, ""))
         figures = model.figures(name, rows)
@@ -166,8 +166,8 @@ def audit(
             line["reading"] = "not said" if figures["answers"] else "not measured"
         else:
             line["reading"] = "not told"
-        found.append(line)
-    return sorted(found, key=_badness)
+        lines.append(line)
+    return sorted(lines, key=_badness)
 
 
 def _badness(line: Mapping[str, Any]) -> tuple:
@@ -183,7 +183,7 @@ def with_attacks(
 ) -> list[dict[str, Any]]:
     """Lines of audit.jsonl and what attacks on membership say of each document (``told``: ``{model:
     {document: {"p", "side"}}}``), worst first; each has its own Benjamini-Hochberg correction."""
-    found = []
+    merged = []
     for model in dict.fromkeys(line["model"] for line in lines):
         mine = [dict(line) for line in lines if line["model"] == model]
         tested = [line for line in mine if line["document"] in told.get(model, {})]
@@ -195,8 +195,8 @@ def with_attacks(
                 line["told"] = True
                 if line["reading"] in ("not told", "not said", "not measured"):
                     line["reading"] = "still known" if one["side"] == "under" else "pushed away"
-        found += sorted(mine, key=_badness)
-    return found
+        merged += sorted(mine, key=_badness)
+    return merged
 
 
 def summary_of(

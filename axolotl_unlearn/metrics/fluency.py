@@ -49,10 +49,10 @@ _LONGEST_WORD = 24
 
 def tokens(text: str) -> list[str]:
     """Words and punctuation marks; a "word" of more than 24 characters is cut into characters."""
-    found: list[str] = []
+    words: list[str] = []
     for word in _WORD.findall(text):
-        found.extend(word if len(word) > _LONGEST_WORD else [word])
-    return found
+        words.extend(word if len(word) > _LONGEST_WORD else [word])
+    return words
 
 
 def top_token_share(words: Sequence[str]) -> float:

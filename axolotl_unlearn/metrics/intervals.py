@@ -270,24 +270,24 @@ class Scores:
         more = {"mia_auc": self.membership, "utility": self.utility}
         return dict(self.cells) | {name: one for name, one in more.items() if one is not None}
 
-    def composed(self, found: dict[str, Any]) -> dict[str, Any]:
+    def composed(self, scores: dict[str, Any]) -> dict[str, Any]:
         """Values of the parts, or their draws, and what is computed from them."""
         sides = {
             side: [c for c in self.cells if c.startswith(side)] for side in ("forget", "retain")
         }
         for name, parts in {**sides, "task_aggregate": list(self.cells)}.items():
             if parts:
-                found[name] = harmonic_mean(np.stack([found[c] for c in parts], -1))
-        if "mia_auc" in found:
-            found["mia_score"] = mia_score(found["mia_auc"])
-        if all(part in found for part in _PARTS):
-            found["aggregate"] = sum(found[part] for part in _PARTS) / 3
-        return found
+                scores[name] = harmonic_mean(np.stack([scores[c] for c in parts], -1))
+        if "mia_auc" in scores:
+            scores["mia_score"] = mia_score(scores["mia_auc"])
+        if all(part in scores for part in _PARTS):
+            scores["aggregate"] = sum(scores[part] for part in _PARTS) / 3
+        return scores
 
     def points(self) -> dict[str, float]:
         """The scores themselves."""
-        found = self.composed({name: point(score) for name, score in self.parts.items()})
-        return {name: float(value) for name, value in found.items()}
+        scores = self.composed({name: point(score) for name, score in self.parts.items()})
+        return {name: float(value) for name, value in scores.items()}
 
     def draws(self, n: int = RESAMPLES, seed: int = 0) -> Draws:
         """``[B]`` resamples of each score."""
@@ -300,24 +300,24 @@ class Scores:
     def intervals(self, n: int = RESAMPLES, seed: int = 0) -> dict[str, Interval]:
         """Cells and utility as `mean_interval`, AUC by `auc_interval`, MIA score by
         `mia_score_interval`, composites by percentiles."""
-        draws, found, texts = self.draws(n, seed), {}, self.membership
+        draws, ends, texts = self.draws(n, seed), {}, self.membership
         for name, values in draws.items():
             part = self.parts.get(name)
             if isinstance(part, Mean):
-                found[name] = widened(part, interval(values, documents=len(set(part.clusters))))
+                ends[name] = widened(part, interval(values, documents=len(set(part.clusters))))
             elif name in ("mia_auc", "mia_score"):
                 if min(map(len, texts.texts)) > 1:
                     make = auc_interval if name == "mia_auc" else mia_score_interval
-                    found[name] = make(*texts.texts, clusters=texts.clusters)
+                    ends[name] = make(*texts.texts, clusters=texts.clusters)
             elif name != "aggregate":
                 prefix = "" if name == "task_aggregate" else name
                 cells = {cell: one for cell, one in self.cells.items() if cell.startswith(prefix)}
-                found[name] = interval(values, documents=_effective_documents(cells, draws))
-        found = {name: bounds for name, bounds in found.items() if all(map(math.isfinite, bounds))}
-        if set(_PARTS) <= set(found):
+                ends[name] = interval(values, documents=_effective_documents(cells, draws))
+        ends = {name: pair for name, pair in ends.items() if all(map(math.isfinite, pair))}
+        if set(_PARTS) <= set(ends):
             wider = mia_score_interval(*texts.texts, (1 + LEVEL) / 2, texts.clusters)
-            found["aggregate"] = _aggregate_interval(self.points(), found, wider[1] == 1)
-        return found
+            ends["aggregate"] = _aggregate_interval(self.points(), ends, wider[1] == 1)
+        return ends
 
     def differences(
         self, other: Scores, n: int = RESAMPLES, seed: int = 0
@@ -326,21 +326,21 @@ class Scores:
         after Holm over the scores."""
         both = (self, other)
         draws, points = [one.draws(n, seed) for one in both], [one.points() for one in both]
-        found = {}
+        gaps = {}
         for name in draws[0]:
             if name not in draws[1]:
                 continue
             value, gap = points[0][name] - points[1][name], draws[0][name] - draws[1][name]
             if isinstance(part := self.parts.get(name), Mean):
-                found[name] = _mean_difference(part, other.parts[name], value, gap, n, seed)
+                gaps[name] = _mean_difference(part, other.parts[name], value, gap, n, seed)
             elif name != "mia_auc":
-                found[name] = draws_difference(gap, value, self._documents(name))
+                gaps[name] = draws_difference(gap, value, self._documents(name))
             elif min(map(len, part.texts)) > 1:
                 gap = auc_gap(part.texts, other.membership.texts, part.clusters)
-                found[name] = gap.difference
-        corrected = holm([gap.p for gap in found.values()])
-        gaps = zip(found.items(), corrected, strict=True)
-        return {name: replace(gap, p=float(p)) for (name, gap), p in gaps}
+                gaps[name] = gap.difference
+        corrected = holm([gap.p for gap in gaps.values()])
+        each = zip(gaps.items(), corrected, strict=True)
+        return {name: replace(gap, p=float(p)) for (name, gap), p in each}
 
     def _documents(self, name: str) -> tuple[int, int] | None:
         """Documents of the smallest part of a composite, and of all together."""

@@ -40,9 +40,9 @@ MIN_TEXTS = 20
 
 def text_features(facts: TokenFacts) -> list[float]:
     """``[2 + F]`` of one text; its length is none of them, because that needs no model."""
-    found = [exact_memorisation(facts), _longest(facts.greedy) / len(facts)]
+    features = [exact_memorisation(facts), _longest(facts.greedy) / len(facts)]
     columns = (facts.logp, facts.mean, facts.sd)
-    return found + token_features(*(torch.as_tensor(c).double() for c in columns)).tolist()
+    return features + token_features(*(torch.as_tensor(c).double() for c in columns)).tolist()
 
 
 def token_features(logp: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
@@ -54,10 +54,10 @@ def token_features(logp: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
     ordered = values.sort(-1).values
     low = [ordered[:, : max(1, int(k * n))].mean(-1) for k in SHARES]
     windows = values.unfold(-1, min(WINDOW, n), 1).mean(-1)
-    found = [values.mean(-1), values.std(-1, correction=0)]
+    parts = [values.mean(-1), values.std(-1, correction=0)]
     quantiles = torch.tensor(QUANTILES, dtype=values.dtype, device=values.device)
-    found += list(torch.quantile(values, quantiles, dim=-1))
-    return torch.stack([*found, *low, windows.amin(-1), windows.amax(-1)], -1).flatten()
+    parts += list(torch.quantile(values, quantiles, dim=-1))
+    return torch.stack([*parts, *low, windows.amin(-1), windows.amax(-1)], -1).flatten()
 
 
 def _longest(flags: NDArray[np.bool_]) -> int:
@@ -174,7 +174,7 @@ def _predictor(
     """``[T, T]``: out-of-fold scores are this times the labels, whatever the labels are."""
     spread = features.std(0)
     x = (features - features.mean(0)) / np.where(spread > 1e-9, spread, np.inf)
-    found = np.zeros((len(x), len(x)))
+    predictor = np.zeros((len(x), len(x)))
     documents = groups.max() + 1
     for _ in range(repeats):
         fold = rng.permutation(documents) % folds
@@ -188,8 +188,8 @@ def _predictor(
             # The same weights by features or by texts, whichever are fewer.
             if x.shape[1] <= len(inputs):
                 gram = inputs.T @ inputs + ridge * np.eye(x.shape[1])
-                found[np.ix_(test, train)] += given @ np.linalg.solve(gram, inputs.T)
+                predictor[np.ix_(test, train)] += given @ np.linalg.solve(gram, inputs.T)
             else:
                 gram = inputs @ inputs.T + ridge * np.eye(len(inputs))
-                found[np.ix_(test, train)] += np.linalg.solve(gram, inputs @ given.T).T
-    return found / repeats
+                predictor[np.ix_(test, train)] += np.linalg.solve(gram, inputs @ given.T).T
+    return predictor / repeats

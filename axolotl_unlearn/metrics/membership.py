@@ -98,13 +98,13 @@ def blind_baselines(
         "zlib": np.array([len(zlib.compress(r, 9)) / max(1, len(r)) for r in raw]),
         **_trained_scores(texts, n, folds, repeats, seed),
     }
-    found = {}
+    baselines = {}
     for name, score in scores.items():
         sides = (score[:n], score[n:])
         low, high = auc_interval(*sides, 1 - (1 - LEVEL) / len(scores))
         separates = low > 0.5 or (high < 0.5 and name in ("length", "zlib"))
-        found[name] = Baseline(auc(*sides), low, high, bool(separates))
-    return found
+        baselines[name] = Baseline(auc(*sides), low, high, bool(separates))
+    return baselines
 
 
 def _trained_scores(
@@ -143,10 +143,10 @@ def _trained_scores(
 
 def blind_sentence(baselines: Mapping[str, Baseline]) -> str | None:
     """The warning to print beside a membership figure, or None if no baseline separates."""
-    found = {name: b for name, b in baselines.items() if b.separates}
-    if not found:
+    separating = {name: b for name, b in baselines.items() if b.separates}
+    if not separating:
         return None
-    name, worst = max(found.items(), key=lambda item: abs(item[1].auc - 0.5))
+    name, worst = max(separating.items(), key=lambda item: abs(item[1].auc - 0.5))
     what = {"length": "their length", "zlib": "how well they compress"}.get(name, "their words")
     return (
         f"The membership figure means nothing here: without any model, {what} alone tells members "
@@ -166,7 +166,7 @@ def attack_scores(
         reference: Token facts under a model that never saw the members, for "reference".
     """
     pairs = list(zip(facts, texts, strict=True))
-    found = {
+    scores = {
         "loss": [-memorisation.loss(one) for one in facts],
         "zlib": [-memorisation.zlib_ratio(one, text) for one, text in pairs],
         "min_k_20": [memorisation.min_k(one, 0.2) for one in facts],
@@ -175,8 +175,8 @@ def attack_scores(
     }
     if reference is not None:
         both = zip(facts, reference, strict=True)
-        found["reference"] = [-memorisation.reference_difference(*one) for one in both]
-    return {name: np.asarray(values, float) for name, values in found.items()}
+        scores["reference"] = [-memorisation.reference_difference(*one) for one in both]
+    return {name: np.asarray(values, float) for name, values in scores.items()}
 
 
 #: Orders of clusters that are drawn where texts come in clusters.
@@ -258,7 +258,7 @@ def tail_test(
     n, m = len(members), len(nonmembers)
     r = math.floor(fpr * m + 1e-9) + 1
     labels = _permuted(clusters)
-    found = []
+    tails = []
     for end, sign in (("low", 1.0), ("high", -1.0)):
         cut = np.sort(sign * nonmembers)[-r] if r <= m else -np.inf
         hits = int((sign * members > cut).sum())
@@ -273,8 +273,8 @@ def tail_test(
             p = beyond / len(labels)
         else:
             p = float(nhypergeom(n + m, n, r).sf(hits - 1)) if r <= m else 1.0
-        found.append(Tail(end, hits / n, r / (m + 1), min(1.0, 2 * p)))
-    return min(found, key=lambda tail: tail.p)
+        tails.append(Tail(end, hits / n, r / (m + 1), min(1.0, 2 * p)))
+    return min(tails, key=lambda tail: tail.p)
 
 
 @dataclass(frozen=True)
@@ -396,8 +396,8 @@ def told_documents(
     n, m = inside.shape[1], held.shape[1]
     # Some members at a time, so that memory does not grow with members times non-members.
     parts = np.array_split(inside, max(1, min(n, n * m // _PLACES)), axis=1)
-    found = [_strangeness(part, held) for part in parts]
-    p, signed = (np.concatenate(one, -1) for one in zip(*found, strict=True))
+    strange = [_strangeness(part, held) for part in parts]
+    p, signed = (np.concatenate(one, -1) for one in zip(*strange, strict=True))
     strongest = np.abs(signed).argmax(0)
     side = ["under" if signed[a, i] > 0 else "over" for i, a in enumerate(strongest)]
     told = false_discovery_control(p, method="bh") <= 1 - LEVEL if n else np.zeros(0, bool)

@@ -268,8 +268,8 @@ class Model(Part):
     def scores(self) -> Scores:
         """By attack; {} without any. Attacks with another number of texts than the loss, or with a
         value that is no number, are left out: `metrics.verdict` names them."""
-        found = {name: self.attack(name) for name in ("loss", *self.likelihood.attacks)}
-        return {name: pair for name, pair in found.items() if pair is not None}
+        pairs = {name: self.attack(name) for name in ("loss", *self.likelihood.attacks)}
+        return {name: pair for name, pair in pairs.items() if pair is not None}
 
     def attack(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Scores of one attack, if each text has one."""

@@ -39,8 +39,8 @@ def fold(text: str) -> str:
 
     Where a script has no spaces every character is a word.
     """
-    found = words(without_accents(text).casefold().replace("ł", "l").replace("ø", "o"))
-    return " ".join(found[1:] if len(found) > 1 and found[0] in ("a", "an", "the") else found)
+    folded = words(without_accents(text).casefold().replace("ł", "l").replace("ø", "o"))
+    return " ".join(folded[1:] if len(folded) > 1 and folded[0] in ("a", "an", "the") else folded)
 
 
 def contains_answer(generated: str, answer: str) -> bool:

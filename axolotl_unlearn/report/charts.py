@@ -42,8 +42,8 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     taken = {FIXED_COLOURS[name] for name in names if name in FIXED_COLOURS}
     free = [i for i in (3, 1, 2, 4, 6, 7, 8, 9, 5, 0) if i not in taken] or [6]
     others = [name for name in names if name not in FIXED_COLOURS]
-    found = {name: free[place % len(free)] for place, name in enumerate(others)}
-    return {name: f"var(--m{(FIXED_COLOURS | found)[name]})" for name in names}
+    numbers = {name: free[place % len(free)] for place, name in enumerate(others)}
+    return {name: f"var(--m{(FIXED_COLOURS | numbers)[name]})" for name in names}
 
 
 def _figure(height: float):

@@ -59,9 +59,9 @@ def attack_results(folder: Path, but: Iterable[Path] = ()) -> list[dict[str, Any
 
     Half a file too: the verdict does not pass over it.
     """
-    found = map(_json, sorted({*folder.glob("*-*.json")} - {*but}))
+    files = map(_json, sorted({*folder.glob("*-*.json")} - {*but}))
     marks = {"attack", "title", "model", "rows", "views", "tests"}
-    return [one for one in found if isinstance(one, dict) and len(marks & one.keys()) > 1]
+    return [one for one in files if isinstance(one, dict) and len(marks & one.keys()) > 1]
 
 
 def _json(path: Path) -> Any:

@@ -134,7 +134,7 @@ class View:
         """Candidates, their differences ``found`` by metric and model, the ``least`` difference of
         a metric that would be, and how many were ``tested``."""
         models = [m for m in self.models if m.part == "candidate" and m.distance]
-        found: dict[str, dict[str, Any]] = {}
+        differing: dict[str, dict[str, Any]] = {}
         least: dict[str, float] = {}
         tested = 0
         for model in models if self.retrained else ():
@@ -146,8 +146,8 @@ class View:
                     seen = smallest_difference(*gap.interval, len(gaps))
                     least[metric] = max(least.get(metric, 0.0), seen)
                 if gap.p < 0.05:  # corrected already
-                    found.setdefault(metric, {})[model.name] = gap
-        return {"models": models, "found": found, "least": least, "tested": tested}
+                    differing.setdefault(metric, {})[model.name] = gap
+        return {"models": models, "found": differing, "least": least, "tested": tested}
 
     @property
     def sentences(self) -> list[tuple[str, str]]:

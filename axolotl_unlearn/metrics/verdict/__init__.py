@@ -145,14 +145,14 @@ def judge(
     if retrained is not None and retrained.name == model.name:
         retrained = None
     tried = _attack.Tried(model, attacks)
-    found = _attack.Membership(model, retrained, [one["p"] for one in tried.tests.values()])
+    tested = _attack.Membership(model, retrained, [one["p"] for one in tried.tests.values()])
     findings = [
         finding
         for finding in (
             _criteria.collapse(model),
             _criteria.gate(model),
             _criteria.chance(model),
-            _attack.tells_members(found.told, found.against),
+            _attack.tells_members(tested.told, tested.against),
             _criteria.recited(model, retrained),
             _criteria.sets(model),
             _criteria.side(model, original, retrained, "forget"),
@@ -160,19 +160,19 @@ def judge(
             _attack.nearer(model, original, retrained),
             _attack.comes_back(model, attacks),
             _attack.inside(model, attacks),
-            tried.finding(found.tried),
+            tried.finding(tested.tried),
             _criteria.side(model, original, retrained, "retain"),
             _criteria.outputs(model, retrained),
             _criteria.silence(model, retrained),
-            _attack.evidence(found, model, retrained),
-            _attack.as_if_never_seen(found.told, found.against),
+            _attack.evidence(tested, model, retrained),
+            _attack.as_if_never_seen(tested.told, tested.against),
         )
         if finding is not None and (asks is None or finding.id in asks)
     ]
-    status = _status(model, findings, found.told)
+    status = _status(model, findings, tested.told)
     attacked = any(finding.id in ("attack", "inside", "members") for finding in findings)
     sentence = sentence_of(status, model, original, retrained, findings, attacked)
-    return Verdict(status, findings, found.told, found.power, found.against, sentence)
+    return Verdict(status, findings, tested.told, tested.power, tested.against, sentence)
 
 
 def _status(model: Model, findings: Sequence[Finding], told: Mapping[str, Any]) -> str:

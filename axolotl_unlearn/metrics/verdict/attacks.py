@@ -106,8 +106,8 @@ def _alike(pair: Any, other: Any, clusters: Clusters) -> float | None:
     if clusters is None:
         return None
     values = pair[0] if other is None else pair[0] - other[0]
-    found = intervals.intraclass_correlation(values, clusters[0])
-    return found if math.isfinite(found) else None
+    correlation = intervals.intraclass_correlation(values, clusters[0])
+    return correlation if math.isfinite(correlation) else None
 
 
 def clusters_of(model: Model) -> Clusters:
@@ -165,9 +165,9 @@ def _lacks(model: Model, retrained: Model | None) -> str:
     return ""
 
 
-def evidence(found: Membership, model: Model, retrained: Model | None) -> Finding:
+def evidence(tested: Membership, model: Model, retrained: Model | None) -> Finding:
     """Is everything there that the judgement of membership rests on?"""
-    lacks = found.lacks
+    lacks = tested.lacks
     against = model.learned.against if model.learned is not None else "chance"
     compared = model.distance or against not in ("chance", "reference")
     if not lacks and retrained is None and compared:
@@ -273,12 +273,12 @@ def nearer(model: Model, original: Model | None, retrained: Model | None) -> Fin
         says = "the model before unlearning is not in the results"
         says = says if known else "no model before unlearning was evaluated"
         return missing("nearer", says)
-    found = [_judged(one) for one in (model, original, retrained)]
-    names = [name for name in NEEDED if all(name in one for one in found)]
+    scores = [_judged(one) for one in (model, original, retrained)]
+    names = [name for name in NEEDED if all(name in one for one in scores)]
     if not names or not (_paired(model, original) and _paired(model, retrained)):
         return missing("nearer", "the three models have no scores of the same texts")
     clusters = clusters_of(model)
-    own, before, target = (np.stack([one[n][0] for n in names], 1) for one in found)
+    own, before, target = (np.stack([one[n][0] for n in names], 1) for one in scores)
     one = relative_test(own, before, target, clusters[0] if clusters else None)
     alpha = THRESHOLDS["alpha"].value
     outcome = "fail" if one.p_first < alpha else "pass" if one.p_second < alpha else "open"
@@ -356,7 +356,7 @@ def comes_back(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | 
         return half
     best = [strongest_gain(attack["rows"]) for attack in mine]
     corrected = holm([p for _, _, p, _ in best])
-    found = []
+    findings = []
     for attack, (row, gain, _, controlled), p in zip(mine, best, corrected, strict=True):
         tells = p < THRESHOLDS["alpha"].value and gain["value"] > limit
         outcome = "fail" if tells else "pass" if gain["high"] < limit else "open"
@@ -370,8 +370,8 @@ def comes_back(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | 
             + (", but its training did away with the text" if shows_nothing else "")
         )
         ends = (gain["value"], gain["low"], gain["high"])
-        found.append(Finding(KINDS["rows"], outcome, says, *ends, limit, float(p)))
-    return worst(found)
+        findings.append(Finding(KINDS["rows"], outcome, says, *ends, limit, float(p)))
+    return worst(findings)
 
 
 def inside(model: Model, attacks: Sequence[Mapping[str, Any]]) -> Finding | None:

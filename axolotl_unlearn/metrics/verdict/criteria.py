@@ -300,10 +300,10 @@ def _lost_cells(model: Model, side: str) -> str:
 
 
 def _said(model: Model, side: str) -> tuple[float, int] | None:
-    found = model.answers.get(side)
-    if found is None or None in (found.exact, found.contained) or not found.n:
+    answers = model.answers.get(side)
+    if answers is None or None in (answers.exact, answers.contained) or not answers.n:
         return None
-    return max(0.0, found.contained - found.exact), found.n
+    return max(0.0, answers.contained - answers.exact), answers.n
 
 
 def answers(model: Model, retrained: Model | None) -> Finding:
@@ -358,7 +358,7 @@ def _worst_share(
     if mine is None or (retrained is not None and theirs is None):
         whose = "its outputs" if mine is None else "the retrained model's outputs"
         return missing(identifier, f"{whose} on the forget set were not looked at")
-    found = []
+    findings = []
     for kind in kinds:
         shares = [_output_share(one, kind) for one in (mine, theirs) if one is not None]
         if None in shares:
@@ -371,14 +371,14 @@ def _worst_share(
             base = _output_share(mine.reference, kind)
         limit = THRESHOLDS["broken"].value
         named = "the retrained model's" if theirs is not None else "the original's"
-        found.append(_share_finding(identifier, shares[0], base, limit, kind.words, named))
-    if not found:
+        findings.append(_share_finding(identifier, shares[0], base, limit, kind.words, named))
+    if not findings:
         return missing(identifier, "no output on the forget set was looked at")
-    return worst(found)
+    return worst(findings)
 
 
-def _output_share(found: Outputs, kind: Kind) -> tuple[float, int] | None:
-    share, n = getattr(found, kind.name), getattr(found, kind.count)
+def _output_share(outputs: Outputs, kind: Kind) -> tuple[float, int] | None:
+    share, n = getattr(outputs, kind.name), getattr(outputs, kind.count)
     if kind.count == "nonsense_n" and n == 0:
         return 0.0, 0
     return None if share is None or not n else (share, n)
@@ -463,16 +463,16 @@ def recites(
 
 def _unread(model: Model) -> str:
     """What is missing of the extraction of a model."""
-    found = model.extraction
-    if found is None:
+    texts = model.extraction
+    if texts is None:
         return "no extraction"
-    sizes = {len(found.id), len(found.document), len(found.tokens), len(found.strength)}
-    if len(sizes) > 1 or not found.strength:
+    sizes = {len(texts.id), len(texts.document), len(texts.tokens), len(texts.strength)}
+    if len(sizes) > 1 or not texts.strength:
         return "not every forget row has id, document, tokens and strength"
     each = (len(model.likelihood.member_loss), len(model.likelihood.nonmember_loss))
-    if (len(found.member.strength), len(found.nonmember.strength)) != each:
+    if (len(texts.member.strength), len(texts.nonmember.strength)) != each:
         return "not every member and non-member has a strength"
-    for one in (found, found.member, found.nonmember):
+    for one in (texts, texts.member, texts.nonmember):
         if len(one.tokens) != len(one.strength) or None in (*one.tokens, *one.strength):
             return "a strength or a number of tokens is missing"
     return ""
