@@ -94,23 +94,21 @@ def evaluate(
         if not workers.main:
             return []
         cache.workers = Workers(alone=True)  # the others have left
-        resampling = {"resamples": settings.resamples, "seed": settings.seed}
         with bars.bar("blind baselines, intervals", len(specs) + 1) as advance:
             blind = _blind(sets, cache, settings.seed)
             advance(1)
-            results = []
+            results, original = [], measured[before.name] if before else None
             for spec in specs:
-                known = {"collapse": collapse[spec.name], "blind": blind, **resampling}
-                original = measured[before.name] if before else None
-                known |= {"original": original, "is_original": spec is before}
-                entry = summary.summarise(spec, measured[spec.name], sets, **known)
-                results.append({"weights": weights[spec.name]} | entry)
+                role = "original" if spec is before else summary.role_of(spec.name)
+                entry = {"name": spec.name, "model": spec.source, "role": role}
+                entry |= {"collapse": collapse[spec.name], "weights": weights[spec.name]}
+                own = summary.summarise(measured[spec.name], sets, settings, original, blind)
+                results.append(entry | own)
                 advance(1)
-            summary.add_distances(results, measured, sets, **resampling)
+            summary.add_distances(results, measured, sets, settings)
             summary.add_reference(results)
-            shown = {"learned": summary.add_learned(results, measured, sets)}
-            shown["with_text"] = settings.keep_texts
-            lines = summary.add_audits(results, measured, sets, **shown)
+            learned = summary.add_learned(results, measured, sets)
+            lines = summary.add_audits(results, measured, sets, learned, settings.keep_texts)
     write_lines(out / AUDIT_FILE, lines, private=True)
     _write(out / "results.json", results, sets, settings)
     return results

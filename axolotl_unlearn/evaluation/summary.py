@@ -22,25 +22,16 @@ from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
 from axolotl_unlearn.metrics.membership import Baseline
 from axolotl_unlearn.metrics.memorisation import compressed_bytes
 from axolotl_unlearn.metrics.verdict import THRESHOLDS
-from axolotl_unlearn.models import ModelSpec
 
 if TYPE_CHECKING:
-    from axolotl_unlearn.evaluation.measurement import Measured
+    from axolotl_unlearn.evaluation.measurement import Measured, Settings
 
 
 def summarise(
-    spec: ModelSpec,
-    measured: Measured,
-    sets: EvaluationSets,
-    *,
-    original: Measured | None = None,
-    is_original: bool = False,
-    collapse: dict[str, Any] | None = None,
-    blind: Mapping[str, Baseline] | None = None,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """One entry of ``models`` in results.json."""
+    measured: Measured, sets: EvaluationSets, settings: Settings, original: Measured | None,
+    blind: Mapping[str, Baseline] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """An entry of ``models`` in results.json, but for what the model is called and its collapse."""
     cells, counts = _cells(measured.values, sets)
     texts = bool(measured.member_loss and measured.nonmember_loss)
     area = semeval.mia_auc(measured.member_loss, measured.nonmember_loss) if texts else None
@@ -49,14 +40,12 @@ def summarise(
     utility = semeval.mean(measured.options)
     auc_bounds = _auc_bounds(measured, sets)
     intervals = {"mia_auc": list(auc_bounds)} if texts else {}
-    if resamples:
-        bounds = bootstrap_scores(measured, sets).intervals(resamples, seed)
+    if settings.resamples:
+        scores = bootstrap_scores(measured, sets)
+        bounds = scores.intervals(settings.resamples, settings.seed)
         intervals |= {name: list(ends) for name, ends in bounds.items()}
     before = semeval.mean(original.options) if original is not None else None
     result = {
-        "name": spec.name,
-        "model": spec.source,
-        "role": "original" if is_original else _role(spec.name),
         "cells": cells,
         "n": {
             **counts,
@@ -73,10 +62,9 @@ def summarise(
         "utility_source": sets.utility_source,
         "utility_chance": semeval.mean([1 / len(one.continuations) for one in sets.utility]),
         "aggregate": semeval.aggregate(task, score, utility),
-        "collapse": collapse,
         "gate": semeval.gate(utility, before),
         "forgetting": lab.forgetting(auc_bounds) if texts else None,
-        **_any_script(measured, sets, resamples=resamples, seed=seed),
+        **_any_script(measured, sets, settings),
         "answers": _answers(measured, sets),
         "stopped": semeval.mean([float(value) for value in measured.stopped.values()]),
         "seconds": measured.seconds,
@@ -139,7 +127,7 @@ def _extraction(measured: Measured, sets: EvaluationSets) -> dict[str, Any]:
 
 
 def _any_script(
-    measured: Measured, sets: EvaluationSets, *, resamples: int, seed: int
+    measured: Measured, sets: EvaluationSets, settings: Settings
 ) -> dict[str, dict[str, Any]]:
     """Cells whose official ROUGE-L, which sees ASCII only, is off, and the sides' intervals."""
     if not measured.any_script:
@@ -148,12 +136,12 @@ def _any_script(
     limit, official = THRESHOLDS["any_script"].value, _cells(measured.values, sets)[0]
     known = {name: v for name, v in _cells(values, sets)[0].items() if v is not None}
     off = {name: v for name, v in known.items() if abs(v - official[name]) >= limit}
-    if not off or not resamples:
+    if not off or not settings.resamples:
         return {"any_script": off}
     scores = bootstrap_scores(measured, sets).cells
     better = bootstrap_scores(replace(measured, values=values), sets).cells
     cells = {name: (better if name in off else scores)[name] for name in scores}
-    bounds = metrics.Scores(cells).intervals(resamples, seed)
+    bounds = metrics.Scores(cells).intervals(settings.resamples, settings.seed)
     sides = {side: list(bounds[side]) for side in semeval.SIDES if side in bounds}
     return {"any_script": off, "any_script_intervals": sides}
 
@@ -178,7 +166,7 @@ ROLES = ("original", "retrained", "reference")
 _RETRAINED = re.compile(r"retrained([-_]?\d+)?")
 
 
-def _role(name: str) -> str:
+def role_of(name: str) -> str:
     """By name: retrained (also retrained-2 ...: other seeds), reference, else candidate."""
     if _RETRAINED.fullmatch(name):
         return "retrained"
@@ -263,20 +251,18 @@ def add_distances(
     results: list[dict[str, Any]],
     measured: Mapping[str, Measured],
     sets: EvaluationSets,
-    *,
-    resamples: int = 10_000,
-    seed: int = 0,
+    settings: Settings,
 ) -> None:
     """``distance`` of each model from the retrained one, if there is one, paired: value, interval
     and p a metric."""
     target = next((result for result in results if result["role"] == "retrained"), None)
-    if target is None or not resamples:
+    if target is None or not settings.resamples:
         return
     for result in results:
         if result is target:
             continue
         own, its = (bootstrap_scores(measured[one["name"]], sets) for one in (result, target))
-        gaps = own.differences(its, resamples, seed)
+        gaps = own.differences(its, settings.resamples, settings.seed)
         result["distance"] = {
             metric: {"value": gap.value, "interval": [gap.low, gap.high], "p": gap.p}
             for metric, gap in gaps.items()
@@ -386,9 +372,8 @@ def add_audits(
     results: list[dict[str, Any]],
     measured: Mapping[str, Measured],
     sets: EvaluationSets,
-    *,
-    learned: Mapping[str, Mapping[str, float]] | None = None,
-    with_text: bool = False,
+    learned: Mapping[str, Mapping[str, float]],
+    with_text: bool,
 ) -> list[dict[str, Any]]:
     """``audit`` (counts) of each candidate, and the lines of audit.jsonl of all of them.
 
@@ -413,7 +398,7 @@ def add_audits(
     for result in results:
         if result["role"] != "candidate":
             continue
-        each = (learned or {}).get(result["name"])
+        each = learned.get(result["name"])
         documented = audit(facts[result["name"]], documents, learned=each, **by_role)
         counts = summary_of(documented, len(sets.nonmember), 2 if each else 1)
         result["audit"] = counts | {"file": AUDIT_FILE}
