@@ -347,12 +347,12 @@ def attack_models(
     }
     for name, one in found.items():
         file = {"attack": "membership", "title": "Attacks on membership", "model": name}
-        file |= tests_of(one["attacks"]) | {key: one[key] for key in ("documents", "sentence")}
+        file |= as_tests(one["attacks"]) | {key: one[key] for key in ("documents", "sentence")}
         write_json(out / f"membership-{safe_name(name)}.json", file, private=True)
     return result, write_json(out / "membership.json", result, private=True)
 
 
-def tests_of(attacks: Attacks) -> dict[str, Any]:
+def as_tests(attacks: Attacks) -> dict[str, Any]:
     """For the verdict: each attack and group as one test, with a control that of the paired
     difference; attacks that learn have none and count where the control is told less."""
     tests, missing = {}, []

@@ -24,13 +24,13 @@ from research.attacks.iam import bounded_gumbel, completeness
 from research.attacks.run import (
     FAR,
     NEAR,
+    as_tests,
     attack_model,
     blind,
     by_date,
     named,
     sentence,
     status,
-    tests_of,
 )
 
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Jun Kai Lea Mia Ned Ola Pia Rex".split()
@@ -423,7 +423,7 @@ def test_tests_for_the_verdict_by_hand():
         "icp": own | {"groups": groups},
         "iam": {"missing": "give --control"},
     }
-    found = tests_of(attacks)
+    found = as_tests(attacks)
     assert found["missing"] == ["icp in group b", "iam"]
     p = {name: round(one["p"], 4) for name, one in found["tests"].items()}
     assert p == {"loss": 0.0455, "g_drift": 1.0, "icp": 0.01, "icp in group a": 0.01}
