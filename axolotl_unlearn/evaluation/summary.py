@@ -373,7 +373,7 @@ def add_audits(
     measured: Mapping[str, Measured],
     sets: EvaluationSets,
     learned: Mapping[str, Mapping[str, float]],
-    with_text: bool,
+    with_text: bool = False,
 ) -> list[dict[str, Any]]:
     """``audit`` (counts) of each candidate, and the lines of audit.jsonl of all of them.
 
