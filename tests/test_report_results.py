@@ -76,7 +76,7 @@ def test_reads_a_folder_a_file_and_a_dict(results, tmp_path):
     ("text", "sentence"),
     [
         ("{", "not valid JSON"),
-        ("[]", "no list `models`"),
+        ("[]", "lists no models"),
         ('{"schema": 2, "models": []}', "lists no models"),
         ('{"schema": 2, "models": [{}]}', r"models\[0\].name: field required"),
         ('{"schema": 1, "models": [{"name": "a"}]}', "schema 1, this version reads schema 2"),

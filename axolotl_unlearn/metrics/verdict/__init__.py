@@ -162,8 +162,8 @@ def judge(
             _attack.inside(model, attacks),
             tried.finding(tested.tried),
             _criteria.side(model, original, retrained, "retain"),
-            _criteria.outputs(model, retrained),
-            _criteria.silence(model, retrained),
+            _criteria.outputs("outputs", model, retrained),
+            _criteria.outputs("silence", model, retrained),
             _attack.evidence(tested, model, retrained),
             _attack.as_if_never_seen(tested.told, tested.against),
         )

@@ -327,30 +327,21 @@ class Kind(NamedTuple):
     words: str
 
 
-OUTPUTS = (
-    Kind("broken", "n", "of its outputs on the forget set are broken text"),
-    Kind("nonsense", "nonsense_n", "of its longer outputs on the forget set are nonsense"),
-)
-SILENCE = (
-    Kind("constant", "n", "of its outputs on the forget set are one and the same text"),
-    Kind("empty", "n", "of its outputs on the forget set are empty"),
-)
+OUTPUTS = {
+    "outputs": (
+        Kind("broken", "n", "of its outputs on the forget set are broken text"),
+        Kind("nonsense", "nonsense_n", "of its longer outputs on the forget set are nonsense"),
+    ),
+    "silence": (
+        Kind("constant", "n", "of its outputs on the forget set are one and the same text"),
+        Kind("empty", "n", "of its outputs on the forget set are empty"),
+    ),
+}
 
 
-def outputs(model: Model, retrained: Model | None) -> Finding:
-    """Repetition or nonsense on the forget set, whichever is more, above the retrained model's."""
-    return _worst_share("outputs", OUTPUTS, model, retrained)
-
-
-def silence(model: Model, retrained: Model | None) -> Finding:
-    """One answer to everything on the forget set, or none; without a retrained model compared with
-    what the original says there: a set may have one answer."""
-    return _worst_share("silence", SILENCE, model, retrained)
-
-
-def _worst_share(
-    identifier: str, kinds: Sequence[Kind], model: Model, retrained: Model | None
-) -> Finding:
+def outputs(identifier: str, model: Model, retrained: Model | None) -> Finding:
+    """The largest share on the forget set above the retrained model's; of silence, without a
+    retrained model, above the original's there: a set may have one answer."""
     mine, theirs = (
         one.collapse.forget if one is not None and one.collapse is not None else None
         for one in (model, retrained)
@@ -359,7 +350,7 @@ def _worst_share(
         whose = "its outputs" if mine is None else "the retrained model's outputs"
         return missing(identifier, f"{whose} on the forget set were not looked at")
     findings = []
-    for kind in kinds:
+    for kind in OUTPUTS[identifier]:
         shares = [_output_share(one, kind) for one in (mine, theirs) if one is not None]
         if None in shares:
             words = kind.words.replace("of its", "how many of its", 1)
