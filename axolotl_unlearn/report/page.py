@@ -79,7 +79,7 @@ class View:
         self.answer = answer_of(results, _rows(self.extras.get("attack_results")))
         names = [model.name for model in self.models]
         best = [role.name for role in (results.role("original"), self.retrained) if role]
-        best += [one.name for one in self.answer.candidates if one.name not in best]
+        best += [name for name in self.answer.candidates if name not in best]
         few = len(names) <= MOST_DRAWN
         #: Models with a curve and a name in charts of all of them.
         self.drawn = names if few else best[:MOST_DRAWN]
@@ -114,7 +114,7 @@ class View:
         rows, candidates = _rows(self.extras.get("audit")), self.answer.candidates
         most = max(20, min(MOST_AUDITED, 10 * MOST_AUDITED // max(1, len(candidates))))
         by_name = {model.name: model for model in self.models}
-        for place, name in enumerate(one.name for one in candidates):
+        for place, name in enumerate(candidates):
             mine = [row for row in rows if row.get("model") == name]
             told = sum(bool(row.get("told")) for row in mine)
             said = sum(row.get("reading") == "still said" for row in mine)

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model, Results, load_results
-from axolotl_unlearn.metrics.verdict import show
+from axolotl_unlearn.metrics.verdict import Verdict, show
 from axolotl_unlearn.report import results as readings
-from axolotl_unlearn.report.answer import Answer, Judged, answer_of
+from axolotl_unlearn.report.answer import Answer, answer_of
 from axolotl_unlearn.report.inputs import attack_results, folder_of
 from axolotl_unlearn.report.results import HEADLINES, cell_count, flags
 
@@ -42,13 +42,13 @@ def table(
     for heading in ("Aggregate", "Task\nAgg.", "AUC\n(ideal\n0.5)", "MIA\nscore", "Utility"):
         out.add_column(heading, justify="right", no_wrap=True)
     out.add_column("Reading", min_width=13)
-    for model, judged in zip(results.models, answer.models, strict=True):
+    for model in results.models:
         marks = flags(model)
         style = "red" if marks else "bold" if model.name == answer.best else ""
         out.add_row(
             Text(model.name, style=style),
             *(_cell(model, metric, style) for metric in HEADLINES),
-            _reading(model, marks, model.name == answer.best, judged),
+            _reading(model, marks, model.name == answer.best, answer.verdicts[model.name]),
         )
     return out
 
@@ -66,11 +66,12 @@ def reasons(
 ) -> str:
     """A line for each candidate that is not good: what speaks most against it; "" for one alone,
     of which the table's title says it."""
-    candidates = _answer(results, attacks).candidates
-    if len(candidates) < 2:
+    answer = _answer(results, attacks)
+    if len(answer.candidates) < 2:
         return ""
-    bad = [one for one in candidates if one.tone != "good" and one.damning]
-    return "".join(f"{one.name} is not good: {one.damning}.\n" for one in bad)
+    against = {name: answer.verdicts[name] for name in answer.candidates}
+    bad = {name: one.damning for name, one in against.items() if not one.good and one.damning}
+    return "".join(f"{name} is not good: {says}.\n" for name, says in bad.items())
 
 
 def _cell(model: Model, metric: str, style: str) -> Text:
@@ -81,7 +82,7 @@ def _cell(model: Model, metric: str, style: str) -> Text:
     return text
 
 
-def _reading(model: Model, marks: list[str], is_best: bool, judged: Judged) -> Text:
+def _reading(model: Model, marks: list[str], is_best: bool, verdict: Verdict) -> Text:
     """What the row is, in a few words: its flags, its verdict, or its part in the comparison."""
     if marks:
         return Text(", ".join(mark.upper() for mark in marks), style="bold red")
@@ -89,8 +90,8 @@ def _reading(model: Model, marks: list[str], is_best: bool, judged: Judged) -> T
         "target": f"target, {FORGETTING_WORDS.get(model.forgetting, 'no AUC')}",
         "before": "before unlearning",
     }
-    style = {"good": "green", "plain": "dim"}.get(judged.tone, "yellow")
-    text = Text(words.get(judged.kind, judged.kind), style=style)
+    style = {"good": "green", "plain": "dim"}.get(verdict.tone, "yellow")
+    text = Text(words.get(verdict.status, verdict.status), style=style)
     return text.append(", best", style="bold") if is_best else text
 
 
@@ -109,7 +110,8 @@ def caption(results: Results, answer: Answer) -> str:
         expected = ideal_membership(*pair).expected
         says = "With this n even a perfect model is expected to get a MIA score of only"
         lines.append(f"{says} {expected:.2f}.")
-    if least := [one.smallest for one in answer.models if one.smallest]:
+    known = [one.power["smallest_difference"] for one in answer.verdicts.values() if one.power]
+    if least := list(filter(None, known)):
         says = f"These texts show an AUC that differs by {max(least):.2f} and more"
         lines.append(f"{says} (in four of five data sets).")
     if warning := readings.membership_warning(results):

@@ -47,7 +47,10 @@ from axolotl_unlearn.metrics.verdict import attacks as _attack
 from axolotl_unlearn.metrics.verdict import criteria as _criteria
 from axolotl_unlearn.metrics.verdict.attacks import strongest, strongest_gain, wrecks  # noqa: F401
 from axolotl_unlearn.metrics.verdict.criteria import CRITERIA, THRESHOLDS, Finding, bars, show  # noqa: F401
-from axolotl_unlearn.metrics.verdict.words import HEADLINES, STATUSES, sentence_of
+from axolotl_unlearn.metrics.verdict.words import HEADLINES, STATUSES, name_of, sentence_of
+
+TONES = {"good": "good", "collapsed": "bad", "below gate": "bad", "before": "plain",
+         "target": "plain"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,24 @@ class Verdict:
         decided = [f for f in against if CRITERIA[f.id][1] == self.status]
         against += [f for f in self.findings if f.outcome == "open"]
         return next(iter(decided + against), None)
+
+    @property
+    def tone(self) -> str:
+        """ "good", "warn", "bad", or "plain" (no candidate)."""
+        return TONES.get(self.status, "warn")
+
+    @property
+    def damning(self) -> str:
+        """What speaks most against it, if anything; of a good model the attack that comes
+        closest."""
+        if self.good and self.strongest:
+            area = self.attacks[self.strongest]["auc"]
+            return f"closest attack: {name_of(self.strongest)}, AUC {area:.2f}"
+        return self.worst.says if self.worst and self.tone != "plain" else ""
+
+    @property
+    def why(self) -> str:
+        return f"{self.headline}{f' ({self.damning})' if self.damning else ''}"
 
     def to_json(self) -> dict[str, Any]:
         return {
