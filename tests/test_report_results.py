@@ -11,10 +11,6 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model, load_results, read
 from axolotl_unlearn.metrics.verdict import show
-from axolotl_unlearn.report.results import (
-    flags,
-    membership_sizes,
-)
 
 
 @pytest.fixture
@@ -44,8 +40,8 @@ def test_expected_mia_score_of_a_perfect_model():
 def test_rows_are_flagged(results):
     under = by_name(results, "under")
     under["gate"]["below_gate"] = True
-    assert flags(read(Model, by_name(results, "ascent"))) == ["collapsed", "below gate"]
-    assert flags(read(Model, under)) == ["below gate"]
+    assert read(Model, by_name(results, "ascent")).flags == ["collapsed", "below gate"]
+    assert read(Model, under).flags == ["below gate"]
 
 
 def test_membership_sizes_fall_back_to_the_loss_arrays():
@@ -55,7 +51,7 @@ def test_membership_sizes_fall_back_to_the_loss_arrays():
         ({"likelihood": arrays}, (3, 4)),
         ({}, None),
     ):
-        assert membership_sizes(read(Model, {"name": "m", **part})) == sizes
+        assert read(Model, {"name": "m", **part}).sizes == sizes
 
 
 def test_missing_numbers_are_not_zero():

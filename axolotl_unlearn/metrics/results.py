@@ -264,6 +264,30 @@ class Model(Part):
         values = [value for value in values if value is not None]
         return float(harmonic_mean(values)) if values else None
 
+    def value(self, metric: str) -> float | None:
+        """A headline score or a cell."""
+        return self.cells.get(metric) if metric in CELLS else getattr(self, metric)
+
+    @property
+    def cell_count(self) -> int:
+        """How many of the 12 cells have a value."""
+        return sum(value is not None for value in self.cells.values())
+
+    @property
+    def flags(self) -> list[str]:
+        """Why it must not be called good: "collapsed", "below gate", or nothing."""
+        collapsed = self.collapse is not None and self.collapse.collapsed
+        below = self.gate is not None and self.gate.below_gate
+        return ["collapsed"] * bool(collapsed) + ["below gate"] * bool(below)
+
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        """Numbers of members and non-members behind the AUC, where known."""
+        pair = (self.n.get("member"), self.n.get("nonmember"))
+        if None in pair:
+            pair = (len(self.likelihood.member_loss), len(self.likelihood.nonmember_loss))
+        return pair if min(pair) >= 1 else None
+
     @property
     def scores(self) -> Scores:
         """By attack; {} without any. Attacks with another number of texts than the loss, or with a

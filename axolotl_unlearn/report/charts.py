@@ -20,7 +20,6 @@ from axolotl_unlearn.metrics.intervals import ideal_membership
 from axolotl_unlearn.metrics.results import Model
 from axolotl_unlearn.metrics.semeval import CELLS, SIDES
 from axolotl_unlearn.metrics.verdict import show
-from axolotl_unlearn.report.results import flags, membership_sizes
 
 #: A colour that matplotlib knows -> what the page draws.
 INK, MUTED, GRID, BAND, CARD, BAD = (f"#10001{i}" for i in range(6))
@@ -82,7 +81,7 @@ def _svg(figure, name: str, alt: str) -> Markup:
 
 def _mark(axes, x: float, y: float, model: Model, color: str, size: float = 7) -> None:
     shape = {"original": ("o", CARD), "retrained": ("D", color)}.get(model.part, ("o", color))
-    if flags(model):
+    if model.flags:
         shape = ("X", BAD)
     axes.plot(
         [x], [y], marker=shape[0], markersize=size, markerfacecolor=shape[1],
@@ -96,7 +95,7 @@ def auc_chart(models: Sequence[Model], palette: Mapping[str, str]) -> str:
     rows = [model for model in models if model.mia_auc is not None]
     if not rows:
         return ""
-    sizes = next((size for size in map(membership_sizes, rows) if size), None)
+    sizes = next((size for size in (model.sizes for model in rows) if size), None)
     half = 1.96 * ideal_membership(*sizes).standard_error if sizes else 0.1
     figure, axes = _figure(1.1 + 0.26 * len(rows))
     axes.axvspan(0.5 - half, 0.5 + half, color=BAND, linewidth=0)

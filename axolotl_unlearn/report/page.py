@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +19,8 @@ from axolotl_unlearn.metrics.semeval import score_title
 from axolotl_unlearn.metrics.verdict import show
 from axolotl_unlearn.metrics.verdict.words import name_of
 from axolotl_unlearn.report import charts
-from axolotl_unlearn.report import results as readings
 from axolotl_unlearn.report.answer import answer_of
-from axolotl_unlearn.report.results import HEADLINES, cell_count, flags, number, value_of
-from axolotl_unlearn.report.terminal import caption
+from axolotl_unlearn.report.terminal import HEADLINES, caption, membership_warning
 
 SCORES = (*HEADLINES, *CELLS)
 #: Columns of the audit list: key of a line of audit.jsonl, and what it is called.
@@ -53,7 +52,7 @@ def write_report(
     page = templates.get_template("page.html.j2").render(
         view=View(load_results(results), extras or {}), css=Markup(css), p=p_value, show=show,
         AUDITED=AUDITED, HEADLINES=HEADLINES, SCORES=SCORES, attack_title=attack_title,
-        cell_count=cell_count, score_title=score_title, value_of=value_of,
+        score_title=score_title,
     )  # fmt: skip
     return write(out_html, harmless(page) + "\n")
 
@@ -70,7 +69,7 @@ def harmless(page: str) -> str:
 class View:
     """The results with what the sections ask of them; arguments as of `write_report`."""
 
-    marks = staticmethod(lambda model: [("bad", mark) for mark in flags(model)])
+    marks = staticmethod(lambda model: [("bad", mark) for mark in model.flags])
 
     def __init__(self, results: Results, extras: Mapping[str, Any]) -> None:
         self.results, self.extras = results, dict(extras)
@@ -84,9 +83,9 @@ class View:
         #: Models with a curve and a name in charts of all of them.
         self.drawn = names if few else best[:MOST_DRAWN]
         self.palette = charts.colours(names if few else list(dict.fromkeys(best + names)))
-        self.warning = readings.membership_warning(results)
+        self.warning = membership_warning(results)
         self.caption = " ".join(caption(results, self.answer).splitlines())
-        self.sized = any(map(readings.membership_sizes, self.models))
+        self.sized = any(model.sizes for model in self.models)
         self.contours = charts.has_contours(self.models)
         self.auc_chart = charts.auc_chart(self.models, self.palette)
         self.plane_chart = charts.plane_chart(self.models, self.palette, self.drawn)
@@ -235,6 +234,12 @@ def p_value(value: float, name: str = "p ") -> str:
 def attack_title(name: str) -> str:
     words = name_of(name)
     return words[:1].upper() + words[1:]
+
+
+def number(value: Any) -> float | None:
+    """A finite number of what has no type: curves, lines of audit.jsonl."""
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if known and math.isfinite(value) else None
 
 
 def _audited(value: Any, is_p: bool = False) -> str:

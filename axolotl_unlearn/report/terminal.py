@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from axolotl_unlearn.metrics.intervals import ideal_membership
-from axolotl_unlearn.metrics.results import Model, Results, load_results
+from axolotl_unlearn.metrics.results import CELLS, Model, Results, load_results
+from axolotl_unlearn.metrics.semeval import SIDES
 from axolotl_unlearn.metrics.verdict import Verdict, show
-from axolotl_unlearn.report import results as readings
 from axolotl_unlearn.report.answer import Answer, answer_of
 from axolotl_unlearn.report.inputs import attack_results, folder_of
-from axolotl_unlearn.report.results import HEADLINES, cell_count, flags
 
+HEADLINES = ("aggregate", "task_aggregate", "mia_auc", "mia_score", "utility")
 FORGETTING_WORDS = {"over": "over-forgets", "under": "under-forgets", "balanced": "balanced"}
 
 
@@ -43,7 +43,7 @@ def table(
         out.add_column(heading, justify="right", no_wrap=True)
     out.add_column("Reading", min_width=13)
     for model in results.models:
-        marks = flags(model)
+        marks = model.flags
         style = "red" if marks else "bold" if model.name == answer.best else ""
         out.add_row(
             Text(model.name, style=style),
@@ -75,7 +75,7 @@ def reasons(
 
 
 def _cell(model: Model, metric: str, style: str) -> Text:
-    text = Text(show(readings.value_of(model, metric), 2), style=style)
+    text = Text(show(model.value(metric), 2), style=style)
     around = model.intervals.get(metric)
     if around:
         text.append("\n" + "-".join(f"{end:.2f}" for end in around), style="dim")
@@ -95,17 +95,39 @@ def _reading(model: Model, marks: list[str], is_best: bool, verdict: Verdict) ->
     return text.append(", best", style="bold") if is_best else text
 
 
+def membership_warning(results: Results) -> str | None:
+    """Why the membership figures mean nothing on these data, if a blind baseline separates."""
+    for model in results.models:
+        if model.membership is not None and model.membership.meaningful is False:
+            return model.membership.sentence or "Membership means nothing on these data."
+    return None
+
+
+def _sizes(results: Results) -> str:
+    """What n stands behind the numbers, in words."""
+    model = max(results.models, key=lambda one: one.cell_count)
+    parts = []
+    for side in SIDES:
+        if rows := sum(model.n.get(name) or 0 for name in CELLS if name.startswith(side)):
+            parts.append(f"{rows} {side} rows")
+    if pair := model.sizes:
+        parts.append(f"{pair[0]} members against {pair[1]} non-members")
+    if questions := model.n.get("utility"):
+        parts.append(f"{questions} utility questions")
+    return ", ".join(parts) if parts else "n not recorded"
+
+
 def caption(results: Results, answer: Answer) -> str:
     """Conventions and n, so that a number can be compared with another one."""
     lines = [
         "Aggregate = mean of Task Aggregate, MIA score and utility (SemEval-2025 Task 4). "
         "Higher is better except AUC: 0.5 is ideal, above = under-forgetting, "
         "below = over-forgetting.",
-        f"n: {readings.sizes_sentence(results)}.",
+        f"n: {_sizes(results)}.",
     ]
     if any(model.intervals for model in results.models):
         lines[-1] += " Ranges are 95 % intervals."
-    pair = readings.membership_sizes(results.models[0])
+    pair = results.models[0].sizes
     if pair:
         expected = ideal_membership(*pair).expected
         says = "With this n even a perfect model is expected to get a MIA score of only"
@@ -114,11 +136,11 @@ def caption(results: Results, answer: Answer) -> str:
     if least := list(filter(None, known)):
         says = f"These texts show an AUC that differs by {max(least):.2f} and more"
         lines.append(f"{says} (in four of five data sets).")
-    if warning := readings.membership_warning(results):
+    if warning := membership_warning(results):
         lines.append(warning)
-    counts = {model.name: cell_count(model) for model in results.models}
+    counts = {model.name: model.cell_count for model in results.models}
     if partial := [f"{name} {count}" for name, count in counts.items() if 0 < count < 12]:
         lines.append(f"Task Aggregate over fewer than 12 cells: {', '.join(partial)}.")
-    if any(flags(model) for model in results.models):
+    if any(model.flags for model in results.models):
         lines.append("Red rows collapsed or lost general ability: their Aggregate does not count.")
     return "\n".join(lines)
