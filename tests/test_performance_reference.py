@@ -18,10 +18,9 @@ from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.experimental.twins import Twins, alignment, own_twins
-from axolotl_unlearn.reference.base import adapters_off, evaluating
+from axolotl_unlearn.reference.base import adapters_off, evaluating, make_reference
 from axolotl_unlearn.reference.frozen import FrozenCopy
 from axolotl_unlearn.reference.precompute import precompute, weights_digest
-from axolotl_unlearn.reference.sources import make_reference
 from axolotl_unlearn.reference.store import RowStore
 from axolotl_unlearn.reference.teacher import TeacherAdapter, TeacherModel, require_same_tokenizer
 

@@ -21,8 +21,7 @@ from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.engine.views import unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives.preference import _DIVERGENCES
-from axolotl_unlearn.reference.base import Reference
-from axolotl_unlearn.reference.sources import check_trained, make_reference
+from axolotl_unlearn.reference.base import Reference, check_trained, make_reference
 
 FORGET, RETAIN, ALTERNATIVES = [0, 1, 2], [3, 4], [5, 6, 7]
 HIDDEN = (("forget", "rmu"), ("retain", "hidden_mse"))

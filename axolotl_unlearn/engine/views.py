@@ -2,8 +2,7 @@
 ``sees=`` of its registration.
 
 A view is one entry looking at one batch. It alone decides which rows and positions it looks at,
-what it needs of the policy and of the reference, and which values follow. Pairs and what
-tells forgotten rows from others are in `other_views`.
+what it needs of the policy and of the reference, and which values follow.
 """
 
 from __future__ import annotations
@@ -259,21 +258,83 @@ class Hidden(View):
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
+class Pairs(Labels):
+    """Calls the objective once, with the label log-probs of its forget rows and, in the same order,
+    of their alternatives."""
+
+    def __init__(self, entry: Entry, batch: dict[str, Tensor]) -> None:
+        super().__init__(entry, batch)
+        self.alternatives = on_host(self.rows) & (on_host(batch["role"]) == ROLES["alternative"])
+
+    @property
+    def units(self) -> float:
+        return float(self.alternatives.sum())
+
+    def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
+        forget, other = (
+            to_device(mask.nonzero()[0], self.rows.device)
+            for mask in (on_host(self.rows) & ~self.alternatives, self.alternatives)
+        )
+        if len(forget) == 0:
+            return Terms(policy.zero)
+        both = (self.scores_of(policy, reference, rows) for rows in (forget, other))
+        return self.entry.objective.function(*both, **self.entry.args.parameters)
+
+
+class Features(Labels):
+    """Calls the objective once, with the features of each of its rows
+    (`axolotl_unlearn.metrics.learned`) and what draws them towards those of held-out rows."""
+
+    compares = True  # with held-out rows, and no model
+
+    def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
+        return ForwardSpec(labels=self.positions, moments=self.positions)
+
+    def terms(self, policy: ForwardResult, reference: ForwardResult | None) -> Terms:
+        rows = self.rows_seen()
+        features = self.features(policy, rows)
+        where = reference.pull(rows, features)
+        if len(rows) == 0:
+            return Terms(policy.zero)
+        return self.entry.objective.function(features, *where, **self.entry.args.parameters)
+
+    def features(self, policy: ForwardResult, rows: Tensor) -> Tensor:
+        """Features of rows of the batch, ``[r] -> [r, F]``."""
+        from axolotl_unlearn.metrics.learned import token_features
+
+        features = []
+        for row in on_host(rows).tolist():
+            where = self.positions[row]
+            mean, sd = policy.moments[row, where].unbind(-1)
+            features.append(token_features(policy.logp[row, where], mean, sd))
+        return torch.stack(features) if features else policy.logp.new_zeros(0, 0)
+
+
+class Inside(Features):
+    """As `Features`, of what each row does inside the model: what the objective sees is what
+    `ForwardSpec` and `ForwardResult` call it."""
+
+    def of_policy(self, reference: ForwardResult | None, factor: Tensor) -> ForwardSpec:
+        return ForwardSpec(**{self.entry.objective.sees: self.positions})
+
+    def features(self, policy: ForwardResult, rows: Tensor) -> Tensor:
+        return getattr(policy, self.entry.objective.sees)[rows]
+
+
 VIEWS: dict[str, type[View]] = {
     "labels": Labels,
     "distributions": Distributions,
     "hidden": Hidden,
+    "pairs": Pairs,
+    "features": Features,
+    "profiles": Inside,
+    "gradients": Inside,
 }
 
 
 def view_of(entry: Entry, batch: dict[str, Tensor]) -> View:
     """What an entry sees of a batch."""
-    sees = entry.objective.sees
-    if sees in VIEWS:
-        return VIEWS[sees](entry, batch)
-    from axolotl_unlearn.engine.other_views import OTHER_VIEWS
-
-    return OTHER_VIEWS[sees](entry, batch)
+    return VIEWS[entry.objective.sees](entry, batch)
 
 
 def unit_counts(entries: Sequence[Entry], batch: dict[str, Tensor]) -> Tensor:

@@ -34,9 +34,10 @@ from axolotl_unlearn.engine.views import Entry, unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, write_json
 from axolotl_unlearn.objectives import OBJECTIVES
-from axolotl_unlearn.reference.base import Reference, anyone
-from axolotl_unlearn.reference.sources import (
+from axolotl_unlearn.reference.base import (
+    Reference,
     adapter_changes_model,
+    anyone,
     check_trained,
     make_reference,
 )
