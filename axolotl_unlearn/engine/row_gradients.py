@@ -9,9 +9,8 @@ backward keeps its own graph, so that the norms can be trained.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,6 @@ from axolotl_unlearn.engine.layers import decoder_layers
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError
 
-#: Inputs and a program at the head to what the program returned, by a forward (`run_to_head`).
-Run = Callable[[dict[str, Tensor], Callable[[Tensor, Head], list[Tensor]]], list[Tensor]]
 #: Squared norms below this count as this: the logarithm of 0 has no gradient.
 LEAST = 1e-24
 
@@ -58,17 +55,18 @@ def _watched(modules: list[nn.Module]) -> Iterator[list[tuple[Tensor, Tensor]]]:
             hook.remove()
 
 
-def gradient_norms(model: nn.Module, run: Run, batch: dict[str, Tensor], where: Tensor) -> Tensor:
-    """Logarithms of the norm of each row's gradient, matrix by matrix.
+def norms_of_rows(model: nn.Module, batch: dict[str, Tensor], where: Tensor) -> Tensor:
+    """Logarithms of the norm of each row's gradient, matrix by matrix, by a padded forward.
 
     Args:
-        model: bare or PEFT model; ``run``: a forward of it.
+        model: bare or PEFT model.
         batch: input_ids, attention_mask, labels ``[R, T]``.
         where: ``[R, T]`` bool, positions whose next token counts; a row's loss is its mean NLL.
 
     Returns:
         ``[R, W]`` float32, natural logarithms; 0 for a row without positions.
     """
+    learn_after_head(model, model, batch["input_ids"].device)
     graded = torch.is_grad_enabled()
     rows = where.any(-1).nonzero()[:, 0]
     modules = matrices(model)
@@ -85,7 +83,7 @@ def gradient_norms(model: nn.Module, run: Run, batch: dict[str, Tensor], where: 
             return [-logp.gather(-1, ids[row, time + 1, None])[:, 0] / where.sum(-1)[row]]
 
         given = {"input_ids": ids, "attention_mask": batch["attention_mask"][rows]}
-        (losses,) = run(given, losses_at_head)
+        (losses,) = run_to_head(model, given, losses_at_head, model)
         inputs, outputs = zip(*seen, strict=True)
         pulls = torch.autograd.grad(losses.sum(), outputs, create_graph=graded)
         size = (len(rows), ids.shape[1])
@@ -109,12 +107,6 @@ def _squared(given: Tensor, pull: Tensor, size: tuple[int, int]) -> Tensor:
     with torch.autocast(given.device.type, enabled=False):
         given, pull = given.float(), pull.float()
         return ((given @ given.mT) * (pull @ pull.mT)).sum((-1, -2))
-
-
-def norms_of_rows(model: nn.Module, batch: dict[str, Tensor], where: Tensor) -> Tensor:
-    """`gradient_norms` of a bare or PEFT model, ``[R, W]``, by a padded forward of its own."""
-    learn_after_head(model, model, batch["input_ids"].device)
-    return gradient_norms(model, partial(run_to_head, model, unwrapped=model), batch, where)
 
 
 def refuse_without_second_derivative(model: nn.Module) -> None:

@@ -222,20 +222,16 @@ def require_same_tokenizer(path: str, tokenizer: Any, **options: Any) -> None:
         )
 
 
-def require_same_vocabulary(teacher: nn.Module, policy: nn.Module) -> None:
-    """Distributions are compared entry by entry, so both heads must be of one size."""
+def require_same_sizes(teacher: nn.Module, policy: nn.Module, logits: bool, states: bool) -> None:
+    """Distributions (``logits``) are compared entry by entry, hidden states number by number."""
     theirs, ours = output_vocabulary(teacher), output_vocabulary(policy)
-    if theirs != ours:
+    if logits and theirs != ours:
         raise UnlearnError(
             f"the teacher's LM head has {theirs} outputs and the policy's {ours}: a KL objective "
             "needs the same number; resize one of them (`resize_token_embeddings`)."
         )
-
-
-def require_same_hidden_size(teacher: nn.Module, policy: nn.Module) -> None:
-    """Hidden states are compared number by number."""
     theirs, ours = (m.config.get_text_config().hidden_size for m in (teacher, policy))
-    if theirs != ours:
+    if states and theirs != ours:
         raise UnlearnError(
             f"the teacher's hidden states have {theirs} numbers and the policy's {ours}: "
             "objectives on hidden states (hidden_mse, adaptive_rmu) need a teacher of the same "

@@ -17,7 +17,7 @@ from axolotl_unlearn.files import declare
 from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.frozen import FrozenCopy
 from axolotl_unlearn.reference.precompute import asks_for_logits, precompute
-from axolotl_unlearn.reference.teacher import require_same_hidden_size, require_same_vocabulary
+from axolotl_unlearn.reference.teacher import require_same_sizes
 
 if TYPE_CHECKING:
     from axolotl_unlearn.training.trainer import UnlearnTrainer
@@ -39,10 +39,8 @@ def ask(
         reference.options = {"trust_remote_code": bool(trainer.axolotl_cfg.trust_remote_code)}
         reference.device = trainer.args.device  # the policy may still be on none
     with reference.opened(trainer.model) as model, trainer.accelerator.autocast():
-        if by_logits:
-            require_same_vocabulary(model, trainer.model)
-        if any(e.objective.sees == "hidden" for entries in asking for e in entries):
-            require_same_hidden_size(model, trainer.model)
+        by_states = any(e.objective.sees == "hidden" for entries in asking for e in entries)
+        require_same_sizes(model, trainer.model, by_logits, by_states)
         if not trainer.unlearn_args.padding_free:
             refuse_packing(model)
         for entries in filter(None, asking):

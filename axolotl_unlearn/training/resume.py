@@ -12,6 +12,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from axolotl_unlearn.errors import UnlearnError
 
 LOG = logging.getLogger(__name__)
@@ -74,11 +76,8 @@ def _is_whole(path: Path) -> bool:
     """As far as its end tells; bytes in the middle are the disk's affair."""
     try:
         if path.suffix == ".safetensors":
-            with path.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                head = json.loads(file.read(min(size, 2**27)))
-            ends = [v["data_offsets"][1] for k, v in head.items() if k != "__metadata__"]
-            return path.stat().st_size == 8 + size + max(ends, default=0)
+            with safe_open(path, "pt"):
+                return True
         if path.suffix in (".pt", ".pth", ".bin"):
             with path.open("rb") as file:
                 zipped = file.read(2) in (b"PK", b"P", b"")
@@ -87,6 +86,6 @@ def _is_whole(path: Path) -> bool:
             content = json.loads(path.read_text("utf-8"))
             if path.name.endswith(".index.json"):
                 return all((path.parent / s).is_file() for s in content["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
         return False
     return True
