@@ -1,16 +1,15 @@
 """While a run trains: which rows broke it, and whether the model is falling apart.
 
-`blame` is asked once, when a loss or a gradient is no longer finite; `CollapseWatch` looks at the
-retain loss and at a few answers every so often (`unlearn.watch`).
+`blown_up` is asked once, when a loss or a gradient is no longer finite; `CollapseWatch` looks at
+the retain loss and at a few answers every so often (`unlearn.watch`).
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from axolotl_unlearn.columns import IGNORE, ROLES
 from axolotl_unlearn.data.checks import block_of, records_of, role_of
 from axolotl_unlearn.data.records import short
-from axolotl_unlearn.engine.views import Entry
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.training.extensions import Extension
 from axolotl_unlearn.training.resume import checkpoints
@@ -31,72 +29,53 @@ MOST_ROWS = 8
 SIDES = {number: side for side, number in ROLES.items()}
 
 
-@dataclass(frozen=True)
-class Blown:
-    """What is not finite: rows (side, number in its file), objectives, a parameter."""
+def blown_up(trainer: Any, what: str, model: nn.Module) -> UnlearnError:
+    """The sentence with which a run ends: step, ids of the rows, objective, and what is kept.
 
-    rows: list[tuple[str, int]]
-    parts: list[str]
-    parameter: str | None = None
-
-
-def blame(
-    model: nn.Module,
-    batches: Iterable[Mapping[str, Tensor]],
-    entries: Sequence[Entry],
-    total: Callable[[dict[str, Tensor], Entry], Tensor],
-) -> Blown:
-    """Each row by itself under each objective: which has a loss or gradient that is not finite?
-
-    All gradients of the model are lost. If no row does it alone, all rows are named.
-
-    Args:
-        total: The weighted loss of some rows under one objective.
+    In one process each row is tried by itself under each objective: which has a loss or gradient
+    that is not finite? If none does it alone, or processes would wait for each other, all rows of
+    the step are named. All gradients of the model are lost.
     """
-    rows, parts, parameter, everyone = [], [], None, []
-    for batch in batches:
+    entries = trainer._phase(training=True).entries if trainer.args.world_size == 1 else ()
+    everyone, broken, parts, places = [], [], [], []
+    for batch in map(trainer._prepare_inputs, trainer._step_batches):
         for number in range(len(batch["role"])):
             one = {key: value[number : number + 1] for key, value in batch.items()}
-            side, place = SIDES[int(one["role"])], int(one.get("row", torch.tensor(-1)))
-            everyone.append((side, place))
+            row = SIDES[int(one["role"])], int(one["row"]) if "row" in one else -1
+            everyone.append(row)
             for entry in entries:
-                if entry.side != side:
+                if entry.side != row[0]:
                     continue
-                model.zero_grad(set_to_none=True)
-                loss = total(one, entry)
-                bad = None
-                if torch.isfinite(loss):
-                    loss.backward()
-                    bad = next((n for n, p in model.named_parameters() if _broken(p.grad)), None)
-                if bad or not torch.isfinite(loss):
-                    rows.append((side, place))
+                place = _broken_at(model, trainer.loss_of(model, one, entry))
+                if place is not None:
+                    broken.append(row)
                     parts.append(entry.name)
-                    parameter = parameter or bad
+                    places.append(place)
     model.zero_grad(set_to_none=True)
-    unique = list(dict.fromkeys(rows or everyone))
-    return Blown(unique, list(dict.fromkeys(parts)), parameter)
-
-
-def _broken(gradient: Tensor | None) -> bool:
-    return gradient is not None and not bool(torch.isfinite(gradient).all())
-
-
-def blown_up(what: str, step: int, blown: Blown, cfg: Any, out: Path) -> UnlearnError:
-    """The sentence with which a run ends: step, ids of the rows, part, and what is kept."""
-    names = []
+    rows, names = dict.fromkeys(broken or everyone), []
     for side in ROLES:
-        numbers = [number for where, number in blown.rows if where == side]
-        names += [f"{side} {name}" for name in names_of_rows(cfg, side, numbers)]
+        numbers = [number for where, number in rows if where == side]
+        names += [f"{side} {name}" for name in names_of_rows(trainer.axolotl_cfg, side, numbers)]
     more = f" and {len(names) - MOST_ROWS} more" if len(names) > MOST_ROWS else ""
-    by = f", by {', '.join(blown.parts)}" if blown.parts else ""
-    at = f", first at {blown.parameter}" if blown.parameter else ""
-    kept = checkpoints(out)
+    by = f", by {', '.join(dict.fromkeys(parts))}" if parts else ""
+    at = next((f", first at {place}" for place in places if place), "")
+    kept = checkpoints(Path(trainer.args.output_dir))
     last = f"the last checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
     return UnlearnError(
-        f"{what} at step {step}{by}{at} (rows: {', '.join(names[:MOST_ROWS])}{more}). This step "
-        f"changed nothing; {last}. Lower learning_rate or weight, look at these rows, or check the "
-        "weights of base_model for NaN."
+        f"{what} at step {trainer.state.global_step}{by}{at} (rows: "
+        f"{', '.join(names[:MOST_ROWS])}{more}). This step changed nothing; {last}. Lower "
+        "learning_rate or weight, look at these rows, or check the weights of base_model for NaN."
     )
+
+
+def _broken_at(model: nn.Module, loss: Tensor) -> str | None:
+    """The parameter whose gradient is not finite, or "" for the loss itself; None: all is."""
+    if not torch.isfinite(loss):
+        return ""
+    model.zero_grad(set_to_none=True)
+    loss.backward()
+    graded = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+    return next((name for name, grad in graded if not torch.isfinite(grad).all()), None)
 
 
 def names_of_rows(cfg: dict[str, Any], side: str, numbers: Iterable[int]) -> list[str]:

@@ -339,16 +339,15 @@ class UnlearnTrainer(AxolotlTrainer):
 
     def count_units(self, batches: Sequence[Batch], entries: Sequence[Entry]) -> None:
         """Of the micro-batches of a step, over all processes."""
-        counts = sum(self._counts(batch, entries).to(self.args.device) for batch in batches)
+        counts = sum(
+            unit_counts(entries, self._marked(batch)).to(self.args.device) for batch in batches
+        )
         if self.args.world_size > 1:
             counts = self.accelerator.reduce(counts, reduction="sum")
         self._step_counts = counts
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         return known_batch(super()._prepare_inputs(inputs))
-
-    def _counts(self, batch: dict[str, Tensor], entries: Sequence[Entry]) -> Tensor:
-        return unit_counts(entries, self._marked(batch))
 
     def _marked(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The batch as extensions see it (rows left out, rows' weights)."""
@@ -389,7 +388,7 @@ class UnlearnTrainer(AxolotlTrainer):
             phase.entries,
             reference={entry.name: self._reference_of(entry) for entry in phase.entries},
             unwrapped=self.accelerator.unwrap_model(model, keep_torch_compile=False),
-            counts=counts if training else self._counts(batch, phase.entries),
+            counts=counts if training else unit_counts(phase.entries, batch),
             weights=weights,
             scale=scale,
             plan=self.chunk_plan,
@@ -469,19 +468,9 @@ class UnlearnTrainer(AxolotlTrainer):
         return norm
 
     def _blown_up(self, what: str, model: nn.Module) -> UnlearnError:
-        """Found row by row in one process; several would wait for each other: all rows then."""
-        from axolotl_unlearn.training.guard import blame, blown_up
+        from axolotl_unlearn.training.guard import blown_up
 
-        phase = self._phase(training=True)
-        alone = self.args.world_size == 1
-        blown = blame(
-            model,
-            map(self._prepare_inputs, self._step_batches),
-            phase.entries if alone else [],
-            partial(self.loss_of, model),
-        )
-        out = Path(self.args.output_dir)
-        return blown_up(what, self.state.global_step, blown, self.axolotl_cfg, out)
+        return blown_up(self, what, model)
 
     # -- log ---------------------------------------------------------------------------------
 
