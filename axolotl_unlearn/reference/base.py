@@ -32,10 +32,10 @@ from axolotl_unlearn.engine.needs import (
     label_positions,
 )
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.reference.store import RowStore
 
 if TYPE_CHECKING:
     from axolotl_unlearn.experimental.twins import Twins
-    from axolotl_unlearn.reference.store import RowStore
 
 
 class Reference:
@@ -55,8 +55,6 @@ class Reference:
 
     def keep_in(self, folder: Path, part: int = 0) -> None:
         """Remember in files of this folder instead of in memory, and know what they hold."""
-        from axolotl_unlearn.reference.store import RowStore
-
         self._logp = RowStore(folder, "logp", part)
         self._hidden = RowStore(folder, "hidden", part)
 
@@ -68,8 +66,6 @@ class Reference:
         Another run's are deleted but for the first ``known`` (`counts`) of a checkpoint: computed
         again in other batches they would differ in their last bits.
         """
-        from axolotl_unlearn.reference.store import RowStore
-
         self._logp = RowStore(folder, "logp", part, alone=True)
         if gib:
             self.remember_hidden = True

@@ -29,7 +29,7 @@ from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
 from axolotl_unlearn.engine.forward import refuse_packing
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.host import known_batch, on_host, sent
-from axolotl_unlearn.engine.step import step_loss
+from axolotl_unlearn.engine.step import in_parts, step_loss
 from axolotl_unlearn.engine.views import Entry, unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare, write_json
@@ -42,7 +42,13 @@ from axolotl_unlearn.reference.base import (
     make_reference,
 )
 from axolotl_unlearn.training.extensions import Batch, Extension
-from axolotl_unlearn.training.phases import Phase, make_phases, phase_at
+from axolotl_unlearn.training.phases import (
+    Phase,
+    forget_moments,
+    make_phases,
+    phase_at,
+    restarting,
+)
 
 if TYPE_CHECKING:
     from axolotl_unlearn.training.surgery import Surgery
@@ -133,8 +139,6 @@ class UnlearnTrainer(AxolotlTrainer):
         """With phases, the configured schedule for each of them by itself."""
         if self.lr_scheduler is not None or not self.unlearn_args.phases:
             return super().create_scheduler(num_training_steps, optimizer)
-        from axolotl_unlearn.training.phases import restarting
-
         warmup = self.args.warmup_steps
         configured = super().create_scheduler
 
@@ -331,8 +335,6 @@ class UnlearnTrainer(AxolotlTrainer):
             phase = self._phase(training=True)
             entries = phase.entries
             if phase.fresh_optimizer and 0 < phase.start == self.state.global_step:
-                from axolotl_unlearn.training.phases import forget_moments
-
                 forget_moments(self.optimizer)
             self.count_units([part for batch in batches for part in self._in_parts(batch)], entries)
         return batches, items
@@ -453,10 +455,6 @@ class UnlearnTrainer(AxolotlTrainer):
     def _in_parts(self, batch: Batch) -> list[Batch]:
         """With ``pairing.max_tokens``, a micro-batch in several forwards."""
         args = self.unlearn_args
-        if args.pairing.max_tokens is None:
-            return [batch]
-        from axolotl_unlearn.engine.step import in_parts
-
         return in_parts(batch, args.pairing.max_tokens, padded=not args.padding_free)
 
     def _get_grad_norm(self, model, grad_norm=None):
