@@ -12,7 +12,8 @@ flattened, ``vocabulary`` the size of the vocabulary. All log-probs are natural 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -146,34 +147,24 @@ MODULES = {
 }
 
 
-class Registry(MutableMapping[str, Objective]):
+_MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}
+
+
+class Registry(UserDict[str, Objective]):
     """Name -> objective, those of `MODULES` first."""
 
-    def __init__(self) -> None:
-        self._module = {name: module for module, all_ in MODULES.items() for name in all_.split()}
-        self._known: dict[str, Objective | None] = dict.fromkeys(self._module)
-
     def __getitem__(self, name: str) -> Objective:
-        if self._known[name] is None:
-            import_module(f"{__package__}.{self._module[name]}")
-        return self._known[name]
+        if self.data[name] is None:
+            import_module(f"{__package__}.{_MODULE_OF[name]}")
+        return self.data[name]
 
-    def __setitem__(self, name: str, known: Objective) -> None:
-        if self._known.get(name):
+    def __setitem__(self, name: str, known: Objective | None) -> None:
+        if self.data.get(name):
             raise ValueError(f"objective {name!r} is registered twice")
-        self._known[name] = known
-
-    def __delitem__(self, name: str) -> None:
-        del self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
+        self.data[name] = known
 
 
-OBJECTIVES = Registry()
+OBJECTIVES = Registry(dict.fromkeys(_MODULE_OF))
 
 
 def objective(name: str, *, unit: Unit | Callable[[dict[str, Any]], Unit] = "row", **facts: Any):

@@ -55,19 +55,16 @@ def precompute(
     Returns:
         Number of forwards it took.
     """
-    from rich.progress import Progress
+    from rich.progress import track
 
     unwrapped = model if unwrapped is None else unwrapped
     reference.remember_hidden = True
     reference.keep_in(Path(folder) / reference.digest(unwrapped, precision), part)
     before, sharded = reference.forwards, is_sharded(unwrapped)
-    with Progress(disable=not progress, transient=True) as bar:
-        task = bar.add_task("reference", total=total)
-        for batch in batches:
-            needs = reference_needs(entries, batch)
-            if needs.anything() or sharded:  # all processes, whatever their rows are
-                reference.look_up(model, unwrapped, batch, needs)
-            bar.advance(task)
+    for batch in track(batches, "reference", total=total, transient=True, disable=not progress):
+        needs = reference_needs(entries, batch)
+        if needs.anything() or sharded:  # all processes, whatever their rows are
+            reference.look_up(model, unwrapped, batch, needs)
     for module in unwrapped.modules() if sharded else ():
         if hasattr(module, "reshard"):  # FSDP2 leaves the root gathered until a backward
             module.reshard()
