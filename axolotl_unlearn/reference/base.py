@@ -384,23 +384,17 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def _switches(model: nn.Module) -> list[nn.Module] | None:
-    """The adapter layers, where a flag of theirs is all that switches them; None elsewhere."""
-    from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
-    from peft.utils import other
+    """The adapter layers of a LoRA, which a flag switches; None of other adapters."""
+    from peft.tuners.lora import LoraModel
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
 
-    tuner = getattr(model, "base_model", None)
-    if not isinstance(tuner, BaseTuner) or any(
-        getattr(type(tuner), name) is not getattr(BaseTuner, name)
-        for name in ("_enable_adapter_layers", "disable_adapter_layers", "enable_adapter_layers")
-    ):
+    if type(getattr(model, "base_model", None)) is not LoraModel:
         return None
-    kinds = (BaseTunerLayer, other.AuxiliaryTrainingWrapper)
-    wrappers = (other.ModulesToSaveWrapper, other.TrainableTokensWrapper)
-    plain = {kind.enable_adapters for kind in (*kinds, *wrappers)}
     modules = _modules(model)
+    kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
     switched = {kind for kind in set(map(type, modules)) if issubclass(kind, kinds)}
-    layers = [module for module in modules if type(module) in switched]
-    return layers if all(type(layer).enable_adapters in plain for layer in layers) else None
+    return [module for module in modules if type(module) in switched]
 
 
 def _joined(values: list[Tensor], device: torch.device) -> Tensor:
