@@ -323,7 +323,7 @@ def test_a_module_is_imported_when_one_of_its_objectives_is_asked_for():
     """The table names what each module registers, in its order."""
     code = """
 from axolotl_unlearn.objectives.base import MODULES, OBJECTIVES
-loaded = lambda: [name for name, known in OBJECTIVES._known.items() if known]
+loaded = lambda: [name for name, known in OBJECTIVES.data.items() if known]
 assert list(OBJECTIVES) and loaded() == []
 for names in map(str.split, MODULES.values()):
     before = loaded()
