@@ -255,9 +255,9 @@ def _check_layers(cfg: DictDefault) -> None:
 
 def _check_trained(args: UnlearnArgs, model: Any) -> None:
     """As `check` does by the config: an objective at a layer needs trained weights up to there."""
-    from axolotl_unlearn.registry import objectives
+    from axolotl_unlearn.objectives import OBJECTIVES
 
-    if not any(objectives()[entry.objective].sees == "hidden" for _, entry in args.entries()):
+    if not any(OBJECTIVES[entry.objective].sees == "hidden" for _, entry in args.entries()):
         return
     from axolotl_unlearn.checks.config import architecture_faults
     from axolotl_unlearn.engine.layers import decoder_layers

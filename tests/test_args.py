@@ -248,18 +248,18 @@ def test_methods_shows_one_of_them_whole():
     from click.testing import CliRunner
 
     from axolotl_unlearn.cli.methods import command
-    from axolotl_unlearn.registry import objectives
+    from axolotl_unlearn.objectives import OBJECTIVES
 
     def shown(name):
         result = CliRunner().invoke(command, [name])
         assert result.exit_code == 0, result.output
         return result.output
 
-    for name in objectives():
+    for name in OBJECTIVES:
         block = yaml.safe_load(shown(name)[shown(name).index("\nunlearn:") :])
         assert parse_unlearn(block["unlearn"]).entries()[0][1].objective == name
     assert "beta: float > 0, default 0.1" in shown("npo") and "2404.05868" in shown("npo")
-    assert not set(objectives()) & set(preset_names())
+    assert not set(OBJECTIVES) & set(preset_names())
     for name in preset_names():
         assert yaml.safe_load(shown(name))["unlearn"] and shown(name).startswith("#")
     wrong = CliRunner().invoke(command, ["npoo"])

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "axolotl_unlearn"
 FLOORS = (
     {"errors", "columns", "normal_form", "versions"},
     {"files"},
-    {"store", "objectives", "metrics", "registry"},
+    {"store", "objectives", "metrics"},
     {"config", "models", "data", "engine"},
     {"report", "merging"},
     {"reference", "evaluation"},

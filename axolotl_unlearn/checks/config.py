@@ -27,7 +27,7 @@ from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.merging import ENDS
-from axolotl_unlearn.registry import objectives
+from axolotl_unlearn.objectives import OBJECTIVES
 
 LOG = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     faults = axolotl_options.refused(cfg, bool(args.data.rows)) + _together(cfg, args)
     faults += _reference_faults(cfg, args)
     names = {entry.objective for entry in args.forget}
-    if args.level or any(name == "match" or objectives()[name].against_heldout for name in names):
+    if args.level or any(name == "match" or OBJECTIVES[name].against_heldout for name in names):
         from axolotl_unlearn.checks.level import level_faults
 
         faults += level_faults(cfg, args)
@@ -363,7 +363,7 @@ def architecture_faults(
         first: The lowest decoder layer that is trained.
     """
     faults = _tied_faults(cfg) if known.get("tie_word_embeddings") else []
-    hidden = [one for one in args.entries() if objectives()[one[1].objective].sees == "hidden"]
+    hidden = [one for one in args.entries() if OBJECTIVES[one[1].objective].sees == "hidden"]
     count = known.get("num_hidden_layers")
     for side, entry in hidden:
         name, layer = f"{side}/{entry.objective}", entry.parameter("layer")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from axolotl_unlearn.checks.config import ATTENTION, sharding_key, told
 from axolotl_unlearn.config import UnlearnArgs
-from axolotl_unlearn.registry import objectives
+from axolotl_unlearn.objectives import OBJECTIVES
 
 
 def level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
@@ -25,7 +25,7 @@ def level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
         return faults + [
             f"`{name}` compares with held-out rows: give `unlearn.level: {{heldout: FILE}}`."
             for name in names
-            if objectives()[name].against_heldout
+            if OBJECTIVES[name].against_heldout
         ]
     named = [f"{key}: {cfg[key]}" for key in ATTENTION if cfg.get(key)]
     return faults + told(

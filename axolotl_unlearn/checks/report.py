@@ -16,7 +16,7 @@ from axolotl_unlearn.data.checks import check_records, role_of
 from axolotl_unlearn.data.coverage import RowCounts
 from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.registry import objectives
+from axolotl_unlearn.objectives import OBJECTIVES
 
 
 def check_config(path: Path) -> tuple[list[str], list[str]]:
@@ -125,7 +125,7 @@ def summary(cfg: dict, counts: RowCounts) -> list[str]:
 
 def _line(side: str, entry: ObjectiveArgs, counts: RowCounts) -> str:
     """One objective of a config."""
-    known = objectives()[entry.objective]
+    known = OBJECTIVES[entry.objective]
     limits = {
         "anneal": entry.anneal,
         "constraint": entry.constraint,

@@ -30,9 +30,9 @@ def command(name: str | None) -> None:
     """
     from axolotl_unlearn.config import nearest
     from axolotl_unlearn.config.presets import preset_names, preset_text
-    from axolotl_unlearn.registry import objectives
+    from axolotl_unlearn.objectives import OBJECTIVES
 
-    known, presets = objectives(), preset_names()
+    known, presets = OBJECTIVES, preset_names()
     if name and name not in known and name not in presets:
         near = nearest(name, [*known, *presets])
         raise click.UsageError(f"no objective or preset is called {name!r}{near}.")

@@ -23,7 +23,7 @@ from pydantic_core import core_schema
 
 from axolotl_unlearn.columns import Kind, task_number
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.registry import objectives
+from axolotl_unlearn.objectives import OBJECTIVES
 
 LOG = logging.getLogger(__name__)
 
@@ -177,14 +177,14 @@ class ObjectiveArgs(BaseModel):
 
     def parameter(self, name: str) -> Any:
         """One of them, or its default."""
-        default = objectives()[self.objective].parameters[name].default
+        default = OBJECTIVES[self.objective].parameters[name].default
         return self.parameters.get(name, default)
 
     @model_validator(mode="after")
     def _check_objective(self) -> ObjectiveArgs:
-        known = objectives().get(self.objective)
+        known = OBJECTIVES.get(self.objective)
         if known is None:
-            near = nearest(self.objective, objectives())
+            near = nearest(self.objective, OBJECTIVES)
             raise ValueError(
                 f"there is no objective {self.objective!r}{near}; `axolotl-unlearn methods` lists "
                 "them"
@@ -344,7 +344,7 @@ class Sides(Strict):
     @model_validator(mode="after")
     def _check_sides(self) -> Sides:
         for side, entry in self.entries():
-            meant = objectives()[entry.objective].side
+            meant = OBJECTIVES[entry.objective].side
             if meant not in (side, "both"):
                 does = "forgets" if meant == "forget" else "keeps"
                 raise ValueError(
@@ -360,8 +360,7 @@ class Sides(Strict):
 
     def roles(self) -> set[str]:
         """Roles of the rows that they need: a pair is made around each forget row."""
-        known = objectives()
-        roles = {role for side, e in self.entries() for role in known[e.objective].roles(side)}
+        roles = {role for side, e in self.entries() for role in OBJECTIVES[e.objective].roles(side)}
         return roles | ({"forget"} if "alternative" in roles else set())
 
 
@@ -471,7 +470,7 @@ class UnlearnArgs(Sides):
 
     def references(self) -> list[ReferenceArgs]:
         """What the objectives that compare are compared with, each once."""
-        entries = (entry for _, entry in self.entries() if objectives()[entry.objective].reference)
+        entries = (entry for _, entry in self.entries() if OBJECTIVES[entry.objective].reference)
         return list(dict.fromkeys(entry.reference or self.reference for entry in entries))
 
     @property

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from axolotl_unlearn.config import Sides, Strict, UnlearnArgs
-from axolotl_unlearn.registry import objectives
+from axolotl_unlearn.objectives import OBJECTIVES
 
 
 class AnnealArgs(Strict):
@@ -224,7 +224,7 @@ def join_and_check(args: UnlearnArgs) -> None:
     if args.attribution and not args.retain:
         raise ValueError("`attribution` compares forget rows with retain rows: add `retain`")
     for entry in args.forget if args.attribution else ():
-        known = objectives()[entry.objective]
+        known = OBJECTIVES[entry.objective]
         if known.sees != "labels" or known.unit(entry.parameters) == "batch":
             raise ValueError(
                 f"`attribution` weighs the losses of single rows, and {entry.objective} is no "

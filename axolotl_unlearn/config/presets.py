@@ -9,7 +9,7 @@ import yaml
 
 from axolotl_unlearn.columns import SIDES, task_number
 from axolotl_unlearn.config import UnlearnArgs, nearest
-from axolotl_unlearn.registry import objectives
+from axolotl_unlearn.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from axolotl_unlearn.data.coverage import RowCounts
@@ -103,7 +103,7 @@ def fitted(args: UnlearnArgs, counts: RowCounts) -> UnlearnArgs:
                 busy.add(entry.objective)
                 entry = entry.model_copy(update={"kinds": None})
             if (
-                objectives()[entry.objective].against_heldout
+                OBJECTIVES[entry.objective].against_heldout
                 and counts.of_entry(side, entry) < MATCHED_FROM
             ):
                 continue

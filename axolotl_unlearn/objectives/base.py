@@ -17,12 +17,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
 
 Unit = Literal["row", "token", "batch"]
 Sees = Literal["labels", "pairs", "distributions", "hidden", "features", "profiles", "gradients"]
+
+
+class _Later:
+    """A module that is imported where it is used: names, sides and parameters need no torch, which
+    takes most of the time of ``axolotl-unlearn check``."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return getattr(import_module(self.__name__), attribute)
+
+
+torch, F = _Later("torch"), _Later("torch.nn.functional")
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,9 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-import torch
 from annotated_types import Ge, Gt, Le, Lt
-from torch import Tensor
 
-from axolotl_unlearn.objectives.base import objective
+from axolotl_unlearn.objectives.base import Tensor, objective, torch
 
 Share = Annotated[float, Gt(0), Lt(1)]
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-from torch import Tensor
-
-from axolotl_unlearn.objectives.base import objective
+from axolotl_unlearn.objectives.base import Tensor, objective, torch
 
 
 def kl_with_gradient(

@@ -7,17 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-import torch
 from annotated_types import Ge, Gt
-from torch import Tensor
-from torch.nn import functional as F
 
 from axolotl_unlearn.objectives.base import (
+    F,
     LabelScores,
+    Tensor,
     Terms,
     batch_token_mean,
     objective,
     token_mean,
+    torch,
 )
 
 #: A row whose NPO gradient weight has fallen below this has, for training, stopped.

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
 from annotated_types import Ge, Gt
-from torch import Tensor
-from torch.nn import functional as F
 
-from axolotl_unlearn.objectives.base import LabelScores, Terms, objective
+from axolotl_unlearn.objectives.base import (
+    F,
+    LabelScores,
+    Tensor,
+    Terms,
+    objective,
+    torch,
+)
 
 #: Probabilities above 1 - CERTAIN count as certain: float32 log-probs know no more.
 CERTAIN = 1e-5

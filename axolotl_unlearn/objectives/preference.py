@@ -7,10 +7,15 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 from annotated_types import Gt
-from torch import Tensor
-from torch.nn import functional as F
 
-from axolotl_unlearn.objectives.base import LabelScores, Terms, objective, token_mean
+from axolotl_unlearn.objectives.base import (
+    F,
+    LabelScores,
+    Tensor,
+    Terms,
+    objective,
+    token_mean,
+)
 
 
 @objective("dpo", sees="pairs", reference=True, source="arXiv 2305.18290 eq. 7; 2409.13474 (AltPO)")

@@ -9,11 +9,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Annotated
 
-import torch
 from annotated_types import Ge, Gt
-from torch import Tensor
 
-from axolotl_unlearn.objectives.base import objective
+from axolotl_unlearn.objectives.base import Tensor, objective, torch
 
 Layer = Annotated[int, Ge(0)]
 

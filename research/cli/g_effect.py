@@ -30,11 +30,10 @@ def command(model, data_dir, original, objectives, limit, out) -> None:
     from axolotl_unlearn.errors import UnlearnError
     from axolotl_unlearn.files import write_json
     from axolotl_unlearn.models import load_model, load_tokenizer, parse_models
-    from axolotl_unlearn.registry import objectives as registry
+    from axolotl_unlearn.objectives import OBJECTIVES as known
     from research.probes.gradient_effect import effects
     from research.probes.rows import labelled
 
-    known = registry()
     names = [name.strip() for name in objectives.split(",")]
     if unknown := [name for name in names if name not in known]:
         raise UnlearnError(f"--objectives: there is no objective {unknown[0]!r}.")

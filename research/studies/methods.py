@@ -88,9 +88,9 @@ class Method(Tried):
     @property
     def alternatives(self) -> bool:
         """Whether it needs other answers to forget rows."""
-        from axolotl_unlearn.registry import objectives
+        from axolotl_unlearn.objectives import OBJECTIVES
 
-        return "alternative" in objectives()[self.forget["objective"]].roles("forget")
+        return "alternative" in OBJECTIVES[self.forget["objective"]].roles("forget")
 
     @property
     def teacher(self) -> bool:

@@ -17,7 +17,7 @@ from conftest import tiny_llama
 from torch.testing import assert_close
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.registry import objectives
+from axolotl_unlearn.objectives import OBJECTIVES
 from research.__main__ import research
 from research.analysis import froc
 from research.harness.stages import Plan
@@ -42,7 +42,7 @@ def test_g_effect_is_what_a_small_step_does():
     eta * e; of ascent on R itself e is minus the squared norm; 2 sigmoid(0) = 1, so NPO at its
     reference is ascent on the row's sum."""
     model = tiny_llama().double()
-    known = objectives()
+    known = OBJECTIVES
     found = gradient_effect.effects(model, model, [known["ga"], known["npo"]], ROWS, KEPT)
     step = gradient_effect.gradients(model, ROWS, known["ga"], None, 8)
     own = gradient_effect.gradients(model, ROWS, None, None, 8)
