@@ -43,7 +43,7 @@ def block_of(preset: str, stage: Path = Path("stage")) -> dict:
     return {"preset": preset, **given, "level": {"every": 2, "stop": False}}
 
 
-PRESETS = {name: load_preset(name) for name in preset_names()}
+PRESETS = {name: load_preset(name)[0] for name in preset_names()}
 IN_PRESETS = set().union(*(objectives_of(block_of(name)) for name in PRESETS))
 #: What is run: all presets, and by itself each objective that is in none.
 METHODS = [*PRESETS, *sorted(set(OBJECTIVES) - IN_PRESETS)]

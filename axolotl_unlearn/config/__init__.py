@@ -445,12 +445,11 @@ class UnlearnArgs(Sides):
         if not isinstance(values, dict):
             return values
         given = {k: v for k, v in values.items() if v is not None}
-        preset, taken = {}, set()
+        preset, taken = {}, []
         if given.get("preset"):
             from axolotl_unlearn.config import presets
 
-            preset = presets.load_preset(given["preset"])
-            taken = presets.places(preset)
+            preset, taken = presets.load_preset(given["preset"], given)
         for key, needed in FILLED.items():
             if key in given and key not in taken:
                 raise ValueError(
@@ -458,7 +457,7 @@ class UnlearnArgs(Sides):
                 )
             if needed and key in taken and key not in given:
                 raise ValueError(f"preset {given['preset']} needs `{key}`; add it to the block")
-        return presets.merged(presets.filled(preset, given), given) if preset else values
+        return presets.merged(preset, given) if preset else values
 
     @model_validator(mode="after")
     def _join_phases(self) -> UnlearnArgs:
@@ -487,7 +486,7 @@ class UnlearnArgs(Sides):
 
     def expanded(self) -> str:
         """The block with its preset written out, as YAML."""
-        block = self.model_dump(exclude_unset=True, exclude={"preset", *FILLED})
+        block = self.model_dump(exclude_unset=True, exclude_none=True, exclude={"preset", *FILLED})
         return yaml.safe_dump({"unlearn": block}, sort_keys=False, default_flow_style=None)
 
 

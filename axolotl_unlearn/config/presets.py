@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -21,26 +23,6 @@ _MERGED = ("data", "labels", "fields", "pairing", "level")
 MATCHED_FROM = 20
 
 
-def places(preset: Any) -> set[str]:
-    """Keys that a preset takes."""
-    if isinstance(preset, str) and preset.startswith("$"):
-        return {preset[1:]}
-    parts = preset.values() if isinstance(preset, dict) else preset
-    return set().union(*map(places, parts)) if isinstance(preset, (dict, list)) else set()
-
-
-def filled(preset: Any, given: dict[str, Any]) -> Any:
-    """``preset`` with what is given in its places; a key whose place stays empty is left out."""
-    if isinstance(preset, str) and preset.startswith("$"):
-        value = given.get(preset[1:])
-        as_model = isinstance(value, str) and preset != "$heldout"
-        return {"model": value} if as_model else value
-    if isinstance(preset, dict):
-        block = {key: filled(value, given) for key, value in preset.items()}
-        return {key: value for key, value in block.items() if value is not None}
-    return [filled(value, given) for value in preset] if isinstance(preset, list) else preset
-
-
 def merged(preset: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """``given`` over ``preset``, blocks key by key and objectives as whole lists."""
     both = {
@@ -57,14 +39,24 @@ def preset_names() -> list[str]:
     return sorted(p.name[:-4] for p in folder.iterdir() if p.name.endswith(".yml"))
 
 
-def load_preset(name: str) -> dict[str, Any]:
-    """Read a preset; raises ValueError with the nearest name if there is none."""
+def load_preset(name: str, given: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[str]]:
+    """A preset with what a block gives for its places, and the keys that it takes.
+
+    Raises:
+        ValueError: There is none of this name; says the nearest.
+    """
     if name not in preset_names():
         raise ValueError(
             f"there is no preset {name!r}{nearest(name, preset_names())}; "
             f"presets: {', '.join(preset_names())}"
         )
-    return yaml.safe_load(preset_text(name))["unlearn"]
+    text, values = Template(preset_text(name)), {}
+    for key in text.get_identifiers():
+        value = (given or {}).get(key)
+        as_model = isinstance(value, str) and key != "heldout"
+        value = {"model": value} if as_model else value
+        values[key] = json.dumps(value, ensure_ascii=False, default=str)  # which is YAML
+    return yaml.safe_load(text.substitute(values))["unlearn"], text.get_identifiers()
 
 
 def preset_text(name: str) -> str:
