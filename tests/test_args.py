@@ -279,8 +279,6 @@ def test_a_constraint_has_one_level_and_no_schedule():
             {"forget": {"objective": "ga"}, "retain": {"objective": "nll", **entry}}
         )
 
-    held = parsed(constraint={"of_start": 0.85, "step": 2}).retain[0].constraint
-    assert str(held) == "at most 0.85 of its start, step 2"
     for wrong, message in (
         ({"constraint": {"step": 1}}, "as `at_most`, `of_start` or `of_epoch`"),
         ({"constraint": {"at_most": 1}, "anneal": "linear"}, "remove `anneal`"),

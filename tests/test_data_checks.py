@@ -674,7 +674,7 @@ def test_phases_are_told(tmp_path):
     file.write_text(yaml.safe_dump(cfg))
     found, lines = check_config(file)
     assert found == []
-    assert "phase 2, 7 epochs, from here on without 10% of the retain rows:" in lines
+    assert "phase 2, epochs=7.0, leave_out=0.1:" in lines
 
 
 def test_keys_that_are_nobodys_are_named(tmp_path):

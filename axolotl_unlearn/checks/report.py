@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.checks.config import config_faults, evaluation_notes, take_streams
 from axolotl_unlearn.checks.level import level_notes
@@ -113,27 +115,23 @@ def summary(cfg: dict, counts: RowCounts) -> list[str]:
     lines = [f"preset {args.preset} is short for", args.expanded()] if args.preset else []
     for number, phase in enumerate(args.phases or [args], 1):
         if args.phases:
-            length = f"{phase.steps} steps" if phase.steps else f"{phase.epochs:g} epochs"
-            if phase.leave_out:
-                length += f", from here on without {phase.leave_out:.0%} of the retain rows"
-            lines.append(f"phase {number}, {length}:")
+            lines.append(f"phase {number}{_keys(phase, 'forget', 'retain')}:")
         lines += [_line(side, entry, counts) for side, entry in phase.entries()]
     notes = [*axolotl_options.noted(cfg).values(), *counts.notes(args), *evaluation_notes(cfg)]
     notes += level_notes(cfg, args)
     return lines + [f"  note: {note}" for note in notes]
 
 
+def _keys(block: BaseModel, *without: str) -> str:
+    """What a config says in a block."""
+    given = block.model_dump(exclude_unset=True, exclude_none=True, exclude={*without})
+    return "".join(f", {key}={value}" for key, value in given.items())
+
+
 def _line(side: str, entry: ObjectiveArgs, counts: RowCounts) -> str:
     """One objective of a config."""
     known = OBJECTIVES[entry.objective]
-    limits = {
-        "anneal": entry.anneal,
-        "constraint": entry.constraint,
-        "kinds": entry.kinds,
-        "tasks": entry.tasks,
-    }
-    given = limits | entry.parameters
-    extra = "".join(f", {key}={value}" for key, value in given.items() if value is not None)
+    extra = _keys(entry, "objective", "weight", "reference")
     rows = counts.of_entry(side, entry)
     unit = known.unit(entry.parameters)
     return (

@@ -16,9 +16,6 @@ class AnnealArgs(Strict):
     schedule: Literal["linear", "cosine"] = "linear"
     to: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight in the last step")
 
-    def __str__(self) -> str:
-        return f"{self.schedule} to {self.to:g}"
-
 
 class RiseArgs(Strict):
     """A weight that follows how far a loss is above its level, ``scale base^gap + offset``."""
@@ -59,16 +56,6 @@ class ConstraintArgs(Strict):
         if sum(level is not None for level in levels) != 1:
             raise ValueError("give the level as `at_most`, `of_start` or `of_epoch`")
         return self
-
-    def __str__(self) -> str:
-        if self.at_most is not None:
-            level = f"{self.at_most:g}"
-        elif self.of_start is not None:
-            level = f"{self.of_start:g} of its start"
-        else:
-            level = f"{self.of_epoch:g} of its first epoch"
-        how = f"rise to {self.rise.most:g}" if self.rise else f"step {self.step:g}"
-        return f"at most {level}, {how}"
 
 
 class LevelArgs(Strict):
