@@ -17,7 +17,7 @@ from data_tokenizers import byte_tokenizer
 
 from axolotl_unlearn.cli.methods import command as methods
 from axolotl_unlearn.config import parse_unlearn, presets
-from axolotl_unlearn.config.presets import load_preset, preset_names
+from axolotl_unlearn.config.presets import preset_names, preset_text
 from axolotl_unlearn.objectives import OBJECTIVES
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def block_of(preset: str, stage: Path = Path("stage")) -> dict:
     return {"preset": preset, **given, "level": {"every": 2, "stop": False}}
 
 
-PRESETS = {name: load_preset(name)[0] for name in preset_names()}
+PRESETS = {name: yaml.safe_load(preset_text(name))["unlearn"] for name in preset_names()}
 IN_PRESETS = set().union(*(objectives_of(block_of(name)) for name in PRESETS))
 #: What is run: all presets, and by itself each objective that is in none.
 METHODS = [*PRESETS, *sorted(set(OBJECTIVES) - IN_PRESETS)]

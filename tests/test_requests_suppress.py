@@ -23,6 +23,7 @@ from axolotl_unlearn.data.suppression import Suppression
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.record import verify, write
 from axolotl_unlearn.requests.suppress import suppress
+from axolotl_unlearn.training.guard import names_of_rows
 
 QUESTION, ANSWER = "Where does Zoë Quill live?", "Zoë Quill lives at 12 Rope Walk, Norrby."
 SYSTEM = "You are a helpful assistant of the town of Norrby."
@@ -155,3 +156,14 @@ def test_check_counts_the_rows_that_are_left(folder, tmp_path):
     done = CliRunner().invoke(unlearn, ["check", str(tmp_path / "my.yml"), "--full", "--json"])
     found = json.loads(done.stdout)
     assert found["tokens"]["retain"]["rows"] == 3, done.output
+
+
+def test_a_row_is_named_as_training_counts_it(folder, tmp_path):
+    """Row 1 of training is the third of the file, whose second one is left out."""
+    path, _, _ = suppress(folder.parent)
+    rows = [OTHERS[0] | {"id": "a"}, FORMS["records"] | {"id": "zoe"}, OTHERS[1] | {"id": "c"}]
+    write_lines(tmp_path / "retain.jsonl", [row | {"task": "1"} for row in rows])
+    entry = {"path": str(tmp_path / "retain.jsonl"), "type": "axolotl_unlearn.data.retain"}
+    block = {"retain": {"objective": "nll"}, "data": {"suppression": str(path)}}
+    cfg = {"unlearn": block, "datasets": [entry]}
+    assert names_of_rows(cfg, "retain", [0, 1]) == ["'a'", "'c'"]

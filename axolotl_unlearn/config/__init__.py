@@ -490,7 +490,7 @@ class UnlearnArgs(Sides):
         return yaml.safe_dump({"unlearn": block}, sort_keys=False, default_flow_style=None)
 
 
-def parse_unlearn(block: Any, where: str = "unlearn") -> UnlearnArgs:
+def parse_unlearn(block: Any) -> UnlearnArgs:
     """Validate a raw block.
 
     Raises:
@@ -502,13 +502,13 @@ def parse_unlearn(block: Any, where: str = "unlearn") -> UnlearnArgs:
         block = block.model_dump(exclude_unset=True)
     if not isinstance(block, dict):
         raise UnlearnError(
-            f"`{where}:` must be a block of keys such as `forget:` and `retain:`, "
+            "`unlearn:` must be a block of keys such as `forget:` and `retain:`, "
             f"not {type(block).__name__}."
         )
     try:
         return UnlearnArgs.model_validate(_plain(block))
     except ValidationError as error:
-        raise UnlearnError(_sentence(error, where)) from None
+        raise UnlearnError(_sentence(error)) from None
 
 
 def unlearn_config(cfg: Any) -> UnlearnArgs | None:
@@ -536,10 +536,10 @@ def _keys(model: type[BaseModel]) -> set[str]:
     return set(model.model_fields).union(*map(_keys, model.__subclasses__()))
 
 
-def _sentence(error: ValidationError, where: str) -> str:
+def _sentence(error: ValidationError) -> str:
     faults = []
     for fault in error.errors():
-        path = ".".join([where, *map(str, fault["loc"])])
+        path = ".".join(["unlearn", *map(str, fault["loc"])])
         said = f": {fault['msg'].removeprefix('Value error, ')}"
         if fault["type"] == "extra_forbidden":
             said = f" is not a key of the block{nearest(fault['loc'][-1], _keys(Strict))}"
