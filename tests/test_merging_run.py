@@ -98,10 +98,9 @@ def test_factor_merge_is_an_adapter(made, tmp_path):
     assert config["r"] == config["lora_alpha"] == 4
     model = AutoModelForCausalLM.from_pretrained(made / "memorised")
     merged = PeftModel.from_pretrained(model, out).merge_and_unload().state_dict()
-    full = merge(both(made), made / "memorised", tmp_path / "full", output="model", **options)
+    full = merge([out], made / "memorised", tmp_path / "full", method="linear")
     for name, tensor in weights(full).items():
         torch.testing.assert_close(tensor, merged[name], rtol=0, atol=1e-6)
-    assert not (full / "factors").exists()
 
 
 def test_negated_parent_turns_the_change_round(made, tmp_path):
@@ -168,7 +167,7 @@ def test_random_drops_repeat_from_the_record(made, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(space="factors"), dict(space="factors", output="model"), dict(weights=[1, 0.5])],
+    [dict(space="factors"), dict(weights=[1, 0.5])],
     ids=str,
 )
 def test_a_recipe_repeats_its_merge(project, tmp_path, options):
@@ -289,8 +288,7 @@ BAD_VALUES = [
     (dict(method="tie"), "Unknown merge method 'tie': did you mean 'ties'?"),
     (dict(space="factor"), "did you mean 'factors'?"),
     (dict(scale="mean"), "Unknown merge scale 'mean'"),
-    (dict(output="gguf"), "Unknown merge output 'gguf'"),
-    (dict(output="adapter"), "A merge of full weights is no adapter"),
+    (dict(output="adapter"), "Unknown merge parameter 'output'"),
 ]
 
 

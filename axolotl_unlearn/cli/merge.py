@@ -48,7 +48,6 @@ def _is_option(word: str) -> bool:
 @click.option("--weights", cls=PathList, type=float, help="One a parent  [default: 1 each]")
 @click.option("--scale", default="average", help=", ".join(SCALES))
 @click.option("--seed", default=0, help="Of the random drops of DARE.")
-@click.option("--output", type=str, help="model or adapter  [default: factors give an adapter]")
 @click.option("--recipe", type=PATH, help="Repeat the merge of a merge.json on the same weights.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing --out.")
 @click.option("--force", is_flag=True, help="Merge despite another base or LoRA initialisation.")

@@ -32,7 +32,6 @@ def merge(
     base: str | Path,
     out: str | Path,
     *,
-    output: str | None = None,
     overwrite: bool = False,
     force: bool = False,
     log: Callable[[str], None] = lambda line: None,
@@ -41,12 +40,12 @@ def merge(
 ) -> Path:
     """Merge adapters or full models that share a base; return the output folder.
 
-    Writes the weights in float32, config and tokenizer of the base, `mergekit_config.yml` (the same
-    merge of full weights by mergekit) and `merge.json` (recipe, hashes, versions, time).
+    Writes the weights in float32 (of factors an adapter, else a model), config and tokenizer of the
+    base, `mergekit_config.yml` (the same merge of full weights by mergekit) and `merge.json`
+    (recipe, hashes, versions, time).
 
     Args:
         parents: Folders; ``negate:PATH`` turns a parent's change round.
-        output: "model" or "adapter"; default model for delta and adapter for factors.
         recipe_values: Of `Recipe`.
 
     Raises:
@@ -54,24 +53,15 @@ def merge(
     """
     started, out = time.perf_counter(), Path(out)
     recipe = Recipe.from_dict(recipe_values).for_parents(len(parents))
-    output = output or ("adapter" if recipe.space == "factors" else "model")
-    if output not in ("model", "adapter"):
-        raise UnlearnError(f"Unknown merge output {output!r}: use model or adapter.")
     model, opened = open_base(base), [open_parent(parent) for parent in parents]
-    if output == "adapter" and recipe.space == "delta":
-        raise UnlearnError(
-            "A merge of full weights is no adapter: leave out --output adapter, or merge with "
-            "--space factors."
-        )
     check_output(out, overwrite=overwrite, inputs=[model.path, *(parent.path for parent in opened)])
     for warning in check(recipe, model, opened, force=force):
         log(f"Warning: {warning}")
-    written = opened[0] if output == "adapter" else model
+    written = opened[0] if recipe.space == "factors" else model
     log(check_room(out, 4 * sum(math.prod(shape) for shape, _ in written.tensors.layout.values())))
 
     facts: dict = {
         "recipe": recipe.to_dict(),
-        "output": output,
         "forced": force,
         "base": {"path": str(model.path), "sha256": _known_hash(model)},
         "parents": [
@@ -88,13 +78,7 @@ def merge(
     try:
         if recipe.space == "factors":
             facts["initialisation_cosine"] = initialisation_cosines(opened)
-            merged = merge_factors(recipe, opened, progress)
-            inner = partial if output == "adapter" else partial / "factors"
-            _write_adapter(inner, merged, opened[0])
-            if output == "model":
-                once = Recipe(method="linear", weights=(1.0,))
-                write_model(partial, once, model, [Adapter(inner)])
-                shutil.rmtree(inner)
+            _write_adapter(partial, merge_factors(recipe, opened, progress), opened[0])
         else:
             write_model(partial, recipe, model, opened, progress)
             write(partial / "mergekit_config.yml", _recipe_text(recipe, model, opened, out))
@@ -200,7 +184,6 @@ def merge_from_recipe(path: str | Path, out: str | Path, *, force: bool = False,
         [parent["path"] for parent in facts["parents"]],
         facts["base"]["path"],
         out,
-        output=facts.get("output"),
         force=force or bool(facts.get("forced")),
         **facts["recipe"],
         **options,

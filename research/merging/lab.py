@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +14,24 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.merging.checks import check, initialisation_cosines
 from axolotl_unlearn.merging.methods import merge_delta, merge_factors
 from axolotl_unlearn.merging.recipe import Recipe
+from axolotl_unlearn.merging.run import merge
 from axolotl_unlearn.merging.sources import Adapter, Parent, open_base, open_parent
 from axolotl_unlearn.merging.weights import Model
 
 CACHE_LIMIT = 8_000_000_000  # bytes of parents' weights kept in memory; above it they are re-read
+
+
+def merged_model(
+    parents: Sequence[str | Path], base: str | Path, out: Path, recipe: Recipe, **how: Any
+) -> Path:
+    """A merge on disk as a full model; a factor merge's adapter is put into the base."""
+    if recipe.space != "factors":
+        return merge(parents, base, out, **recipe.to_dict(), **how)
+    adapter = merge(parents, base, out.with_name(f"{out.name}-adapter"), **recipe.to_dict(), **how)
+    model = merge([adapter], base, out, method="linear", **how)
+    (adapter / "merge.json").replace(model / "merge.json")
+    shutil.rmtree(adapter)
+    return model
 
 
 class Lab:

@@ -24,7 +24,7 @@ from axolotl_unlearn.merging.recipe import METHODS, SCALES, SPACES, Recipe
 from axolotl_unlearn.merging.weights import read_json
 from axolotl_unlearn.metrics.intervals import auc_interval, ideal_membership
 from axolotl_unlearn.store import Store, content_key, versions
-from research.merging.lab import Lab
+from research.merging.lab import Lab, merged_model
 from research.merging.scores import Scorer, corrected
 
 FIXED = Recipe(method="ties", space="delta", density=0.8, scale="average")
@@ -228,8 +228,6 @@ def tune(
     Returns what tune.json holds. The fixed recipe and each parent by itself are always finalists,
     so the winner is a parent if no merge was better on validation; ``log`` says so.
     """
-    from axolotl_unlearn.merging.run import merge
-
     out, objective = Path(out), objective or Objective()
     if trials < 1 or finalists < 1:
         raise UnlearnError("tune-merge needs at least 1 trial and 1 finalist.")
@@ -293,10 +291,7 @@ def tune(
         if candidate is winner["candidate"]:
             log(f"Warning: no merge is better on validation than the parent {name!r} by itself.")
     test_scores, differences = search.report(sets["test"], recipe)
-    merge(
-        parents, base, out / "best", output="model", overwrite=True, force=force,
-        **recipe.to_dict(),
-    )  # fmt: skip
+    merged_model(parents, base, out / "best", recipe, overwrite=True, force=force)
     search.plot(winner["candidate"], out / PLOT)
     result = {
         "settings": settings,

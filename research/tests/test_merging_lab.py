@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from merging_models import merged_copy, runs_and_data, tiny_adapter, tiny_model, weights
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.merging import Recipe, merge
+from axolotl_unlearn.merging import Recipe
 from axolotl_unlearn.merging.sources import open_base
 from research.analysis.sweep import densities, path, sweep, table_two_recipes
 from research.merging.calibrate import calibrate, equal_retention
-from research.merging.lab import Lab
+from research.merging.lab import Lab, merged_model
 from research.merging.layers import (
     choose_layers,
     layer_of,
@@ -64,10 +64,8 @@ def state(model):
 )
 def test_a_merge_in_memory_is_the_merge_on_disk(made, lab, model, recipe, tmp_path):
     lab.load(model, recipe)
-    written = merge(
-        [made / "over", made / "under"], made / "base", tmp_path / "out", output="model",
-        **recipe.to_dict(),
-    )  # fmt: skip
+    parents = [made / "over", made / "under"]
+    written = merged_model(parents, made / "base", tmp_path / "out", recipe)
     expected = weights(written)
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-7)
