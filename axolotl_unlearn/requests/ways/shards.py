@@ -31,7 +31,7 @@ from rich.console import Console
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder
-from axolotl_unlearn.merging.recipe import Recipe
+from axolotl_unlearn.merging.recipe import Recipe, local
 from axolotl_unlearn.merging.sources import PLAIN_STARTS
 from axolotl_unlearn.requests import rows as rows_of
 from axolotl_unlearn.requests.choose import mentions, values_at
@@ -303,10 +303,13 @@ class Chain:
     def recipe(self) -> Recipe:
         """Of the merge; ``merge.yml`` has it for mergekit."""
         base, parts = str(self.config["base_model"]), list(map(str, self.last()))
+        named = local(base) if Path(base).exists() else base  # the name on a hub
         recipe = Recipe.from_dict({**self.facts["recipe"], "weights": None}).for_parents(len(parts))
-        names = [f"{base}+{one}" for one in parts] if self.config.get("adapter") else parts
         head = f"mergekit-yaml {self.folder / MERGE} OUT --random-seed {recipe.seed}"
-        write_yaml(self.folder / MERGE, head, recipe.mergekit_config(base, names))
+        made = recipe.mergekit_config(base, parts) | {"base_model": named}
+        for model in made["models"] if self.config.get("adapter") else ():
+            model["model"] = f"{named}+{model['model']}"
+        write_yaml(self.folder / MERGE, head, made)
         return recipe
 
     def merge(self, out: Path | None = None) -> None:
