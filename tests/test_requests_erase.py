@@ -711,12 +711,6 @@ def test_clean_wants_the_rows_and_no_request(left):
     assert broken.exit_code == 2 and "cannot be read as a list" in broken.output
 
 
-def test_log_probs_may_stay(left):
-    done = clean("out/over", "--keep-log-probs")
-    assert done.exit_code == 0 and (left / "reference" / "logp-0.bin").exists()
-    assert clean("out/over").exit_code == 0 and not (left / "reference").exists()
-
-
 def test_what_is_handed_over_leaves_behind_what_its_run_listed(tmp_path):
     """The teacher's log-probs and the texts of a run are no part of the model that it made."""
     from axolotl_unlearn.files import MANIFEST, declare, strip

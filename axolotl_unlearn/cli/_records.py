@@ -100,10 +100,9 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) ->
 @click.command("clean")
 @click.argument("out", type=PATH)
 @click.option("--dry-run", is_flag=True, help="Only list.")
-@click.option("--keep-log-probs", is_flag=True, help="Leave scores and losses a document.")
 @click.option("--forget", multiple=True, type=PATH, help="Forget rows.  [where the run read them]")
 @_SEARCHED
-def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path], **how) -> None:
+def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path, ...]) -> None:
     """Remove forget texts, tokens and log-probs that runs left in OUT, and prove it by a search.
 
     The model and its checkpoints stay. Searched are OUT, prepared data and the caches of Hugging
@@ -112,7 +111,7 @@ def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path
     from axolotl_unlearn.requests import clean as cleaning
 
     _there((*forget, *places))
-    planned = cleaning.plan(out, forget=forget, places=places, **how)
+    planned = cleaning.plan(out, forget=forget, places=places)
     say(*planned.lines())
     answer(items=[vars(item) for item in planned.items], yours=planned.sources, removed=not dry_run)
     if dry_run:

@@ -18,13 +18,7 @@ from axolotl_unlearn.requests.removal import Item, Plan, hub_cache, within
 from axolotl_unlearn.requests.search import Found, Texts, strings
 
 
-def plan(
-    out: Path,
-    *,
-    forget: Iterable[Path] = (),
-    places: Iterable[Path] = (),
-    keep_log_probs: bool = False,
-) -> Plan:
+def plan(out: Path, *, forget: Iterable[Path] = (), places: Iterable[Path] = ()) -> Plan:
     """What the lists below a folder name, and what to search for; changes nothing.
 
     Args:
@@ -49,8 +43,6 @@ def plan(
             "name them: `--forget FILE`."
         )
     items = list({item.path: item for one in manifests for item in _items(one, out)}.values())
-    if keep_log_probs:
-        items = [item for item in items if item.kind != "log-probs"]
     kept = [path for path in _named(manifests, "retained") if path.is_file()]
     # Prepared data alone: a list that was tampered with may name any place.
     free = [item.path.parent for item in items if item.why is None]
