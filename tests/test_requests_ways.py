@@ -318,6 +318,7 @@ def test_to_whom_a_row_belongs(row, by, whose):
         ({"val_set_size": 0.1}, Sharding(), "`val_set_size` does not go with shards"),
         ({"peft_use_dora": True}, Sharding(), "`peft_use_dora` does not go with shards"),
         ({"peft_init_lora_weights": "pissa"}, Sharding(), "changes the base; leave it out"),
+        ({"base_model": "."}, Sharding(), "holds no config.json: the base must be a full model"),
         ({}, Sharding(1, 1), "--count 2 or more"),
         ({}, Sharding(by="nobody"), "--by nobody: no row .* has this field"),
     ],

@@ -153,6 +153,10 @@ def _check(config: Mapping[str, Any], path: Path, sharding: Sharding) -> None:
     for name, cure in REFUSED.items():
         if config.get(name):
             raise UnlearnError(f"{path}: `{name}` does not go with shards; {cure}.")
+    if (base := Path(str(config["base_model"]))).is_dir():
+        from axolotl_unlearn.merging.sources import open_base
+
+        _ = open_base(base).tensors  # the merge reads them, after all training
     start = config.get("peft_init_lora_weights", True)
     if str(start).lower() not in PLAIN_STARTS:
         raise UnlearnError(
@@ -189,13 +193,12 @@ def _cut(
     elsewhere = sum(
         any(home[other] != home[one] for other in others) for one, others in mentions(units).items()
     )
-    return _counts(slices) | {"unnamed": unnamed, "elsewhere": elsewhere}
+    return {"rows": _counts(slices), "unnamed": unnamed, "elsewhere": elsewhere}
 
 
-def _counts(slices: Mapping[str, rows_of.Parts]) -> dict[str, Any]:
+def _counts(slices: Mapping[str, rows_of.Parts]) -> dict[str, int]:
     """Rows of the slices that have any."""
-    counts = {name: sum(map(len, parts)) for name, parts in sorted(slices.items())}
-    return {"rows": {name: count for name, count in counts.items() if count}}
+    return {name: n for name, parts in sorted(slices.items()) if (n := sum(map(len, parts)))}
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -438,13 +441,13 @@ def affected(
             "the data of the shards."
         )
     counts = _counts(left)
-    if not counts["rows"]:
+    if not counts:
         raise UnlearnError(f"{folder}: no row is left to train on; choose fewer.")
     first: dict[int, int] = {}
     for shard, number in (map(int, name.split("-")) for name in changed):
         first[shard] = min(first.get(shard, number), number)
     again = [f"{s}-{k}" for s in sorted(first) for k in range(first[s], facts["slices"] + 1)]
-    return left, again, facts | counts
+    return left, again, facts | {"rows": counts}
 
 
 def _check_kept(folder: Path, facts: Mapping[str, Any], again: Collection[str]) -> None:
