@@ -21,10 +21,9 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import request as request_module
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests import steps
-from axolotl_unlearn.requests.choose import Wanted
+from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.search import Texts
-from axolotl_unlearn.requests.subjects import read_subjects, together
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,10 +11,10 @@ from test_requests_new import home  # noqa: F401
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.choose import read_subjects, together
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import amend, verify, write
 from axolotl_unlearn.requests.request import write_json
-from axolotl_unlearn.requests.subjects import read_subjects, together
 
 
 def lines(path, *rows) -> object:

@@ -87,10 +87,9 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
       axolotl-unlearn request new finetune.yml --subjects week-48.jsonl --out requests/2026-w48
     """
     _quietly()
-    from axolotl_unlearn.requests.choose import Wanted
+    from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
     from axolotl_unlearn.requests.new import Options, new_request
     from axolotl_unlearn.requests.request import counted
-    from axolotl_unlearn.requests.subjects import read_subjects, together
 
     documents = [one.strip() for part in documents for one in part.split(",") if one.strip()]
     asked = ("where", "contains", "rows", "people", "patterns")

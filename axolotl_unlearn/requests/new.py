@@ -17,7 +17,7 @@ from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import check_room, private_folder
 from axolotl_unlearn.models import parse_models
-from axolotl_unlearn.requests.choose import Offered, Wanted, choose, offer
+from axolotl_unlearn.requests.choose import Offered, Subject, Wanted, choose, offer, shares
 from axolotl_unlearn.requests.ledger import LEDGER, Ledger, now
 from axolotl_unlearn.requests.pages import SUBJECTS
 from axolotl_unlearn.requests.request import (
@@ -38,7 +38,6 @@ from axolotl_unlearn.requests.rows import (
     trained_rows,
 )  # fmt: skip
 from axolotl_unlearn.requests.search import words
-from axolotl_unlearn.requests.subjects import Subject, shares
 from axolotl_unlearn.training.teacher import NOT_THE_TEACHERS
 
 #: Half of the held-out rows set the level, half judge: with 20 a row that stands out from all of
