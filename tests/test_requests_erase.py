@@ -64,7 +64,7 @@ def home(tmp_path, monkeypatch):
         (out / path).write_text("step 1")
     (out / "samples.jsonl").write_text(json.dumps({"text": f"Row: {SECRET}!"}) + "\n")
     (out / "notes.txt").write_text("nothing about anybody")
-    prepared(Path("prepared/a1b2"), ["a kept row of other people", SECRET])
+    prepared(Path("prepared/of-ada"), ["a kept row of other people", SECRET])
     prepared(Path("prepared/c3d4"), ["a set of another config without her"])
     write_lines(Path("train.jsonl"), [{"text": SECRET}, {"text": "a kept row"}])
     model_folder(Path("out/another"), b"of another run")
@@ -85,7 +85,7 @@ REMOVED = {
     "out/tuned/runs",
     "out/tuned/debug.log",
     "out/tuned/samples.jsonl",
-    "prepared/a1b2",
+    "prepared/of-ada",
     "requests/2026-001/work",
     "requests/2026-001/eval/audit.jsonl",  # an evaluation that kept what was generated
 }
@@ -134,7 +134,7 @@ def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
     # A file's name may be a person's: what leaves the folder has none but the request's own.
     record = Path("requests/2026-001/record.json").read_text()
     for text in (page, record, Path("requests/ledger.jsonl").read_text()):
-        assert "a1b2" not in text and "train.jsonl" not in text and "tuned" not in text
+        assert "of-ada" not in text and "train.jsonl" not in text and "tuned" not in text
     events = [e["event"] for e in Ledger("requests").entries()]
     assert events == ["accepted", "erasing", "erased"]
     verify("requests/2026-001")
@@ -224,7 +224,7 @@ def test_never_outside_the_output_folders(home):
     assert not os.path.lexists("out/tuned/checkpoint-99")
     assert Path("out/another/model.safetensors").read_bytes() == b"of another run"
     assert (elsewhere / "adapter_model.safetensors").exists()
-    assert Path("prepared/a1b2").exists() and Path("train.jsonl").exists()
+    assert Path("prepared/of-ada").exists() and Path("train.jsonl").exists()
 
 
 def test_a_request_that_was_tampered_with_erases_nothing(home):
