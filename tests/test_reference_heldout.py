@@ -249,13 +249,12 @@ def test_a_look_asks_inside_the_model_about_judged_rows_alone(monkeypatch):
         LevelArgs(heldout="-"),
         Level(),
         *[watched] * 3,
-        ([], []),
         distributions={"profiles": distribution},
     )
     monkeypatch.setattr(
         level, "inside", lambda *given: asked.append(len(given[1])) or inside(*given)
     )
-    callback.gather(model, watched.score(model), watched.score(model))
+    callback.gather(model)
     assert asked == [2, 2]
     ((seen, unseen),) = shown
     group, want = (KINDS["completion"], 0), plain_states(tiny_llama(seed=3).double(), batch)[[0, 2]]

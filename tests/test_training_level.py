@@ -102,24 +102,26 @@ def test_the_learned_attack_sees_what_label_log_probs_do_not(monkeypatch):
     """The same log-probs of the labels on both sides; forget rows have flatter distributions."""
     rng = np.random.default_rng(0)
 
-    def rows(n: int, flatter: float) -> tuple[level.ScoredRows, list[TokenFacts]]:
+    def rows(n: int, flatter: float) -> level.ScoredRows:
         logp = -rng.exponential(1.0, (n, 30))
         mean = -2.0 - flatter + 0.3 * rng.standard_normal((n, 30))
         one = level.ScoredRows([], tokenizer=None)
         one.groups = [(0, int(i % 2)) for i in range(n)]
-        facts = [TokenFacts(a, a > -0.5, m, np.ones(30)) for a, m in zip(logp, mean, strict=True)]
-        return one, facts
+        one.facts = [
+            TokenFacts(a, a > -0.5, m, np.ones(30)) for a, m in zip(logp, mean, strict=True)
+        ]
+        return one
 
     groups = {(0, 0), (0, 1)}
     heldout = rows(60, 0.0)
-    assert learned_auc(*rows(60, 0.5), *heldout, groups) > 0.9
-    assert 0.5 <= learned_auc(*rows(60, 0.0), *heldout, groups) < 0.65
-    assert learned_auc(*rows(12, 0.5), *heldout, groups) is None
+    assert learned_auc(rows(60, 0.5), heldout, groups) > 0.9
+    assert 0.5 <= learned_auc(rows(60, 0.0), heldout, groups) < 0.65
+    assert learned_auc(rows(12, 0.5), heldout, groups) is None
     # Of many rows it sees some, evenly: its memory grows with their square.
     monkeypatch.setattr(level, "LEARNED_ROWS", 50)
-    assert learned_auc(*rows(60, 0.5), *heldout, groups) > 0.9
+    assert learned_auc(rows(60, 0.5), heldout, groups) > 0.9
     monkeypatch.setattr(level, "LEARNED_ROWS", 19)
-    assert learned_auc(*rows(60, 0.5), *heldout, groups) is None
+    assert learned_auc(rows(60, 0.5), heldout, groups) is None
 
 
 def test_a_single_document_that_is_told_keeps_the_run_going():
@@ -390,7 +392,8 @@ def test_the_level_is_that_of_held_out_rows_under_the_policy(life):
         )
     asked = [label_logp(teacher, row) for row in rows]
     level = Level()
-    callback = LevelCallback(ARGS, level, *[watched] * 3, (asked, asked))
+    watched.teacher = asked
+    callback = LevelCallback(ARGS, level, *[watched] * 3)
     callback.watch(policy, 0, correct=False)
     for group in set(watched.groups):
         chosen = [i for i, other in enumerate(watched.groups) if other == group]
@@ -410,7 +413,7 @@ def test_the_starting_model_gives_an_order_and_held_out_rows_the_level():
 
     from axolotl_unlearn.objectives.matching import log_odds
     from axolotl_unlearn.reference.level import Level
-    from axolotl_unlearn.training.level import LevelCallback, ScoredRows
+    from axolotl_unlearn.training.level import LevelCallback, ScoredRows, _facts
 
     rng = torch.Generator().manual_seed(0)
     tokenizer = SimpleNamespace(decode=lambda ids, **_: "word " * len(ids))
@@ -425,11 +428,12 @@ def test_the_starting_model_gives_an_order_and_held_out_rows_the_level():
     )
     forget, heldout = ScoredRows(rows(80), tokenizer), ScoredRows(rows(80), tokenizer)
     level = Level()
+    forget.teacher = heldout.teacher = known
+    heldout.facts = list(map(_facts, unseen))
     callback = LevelCallback(
-        ARGS, level, forget, heldout, heldout, (known, known), stopping=Stopping(),
-        order_only=True,
-    )  # fmt: skip
-    callback.fit(unseen)
+        ARGS, level, forget, heldout, heldout, stopping=Stopping(), order_only=True
+    )
+    callback.fit()
     aims = torch.cat([level.aim(row, (0, 0)) for row in known])
     learned, want = torch.cat(known), torch.cat(unseen)
     assert (log_odds(aims)[learned.argsort()].diff() > -1e-4).all()
@@ -491,10 +495,9 @@ def test_answers_are_judged_where_no_document_is_to_be_forgotten():
             yield {"kind": kind, "task": 0, "input_ids": ids, "labels": [-100] * 3 + ids[3:]}
 
     forget, heldout, retain = (ScoredRows(rows([1] * n), tokenizer) for n in (5, 6, 2))
-    known = tuple([torch.full((6,), -2.0)] * len(side.rows) for side in (forget, heldout))
-    callback = LevelCallback(
-        ARGS, Level(), forget, heldout, retain, known, stopping=Stopping()
-    )  # fmt: skip
+    for side in (forget, heldout):
+        side.teacher = [torch.full((6,), -2.0)] * len(side.rows)
+    callback = LevelCallback(ARGS, Level(), forget, heldout, retain, stopping=Stopping())
     callback.watch(tiny_llama(), 0, correct=False)
     assert {"loss", "zlib", "min_k_20"} <= set(callback.stopping.history[0])
     assert judged(ScoredRows(rows([1, 0, 1]), tokenizer)) == {(0, 0)}
@@ -528,13 +531,17 @@ def test_the_temperature_follows_the_entropies():
         ] * 3
 
     rows = [{"kind": 0, "task": 0, "input_ids": list(range(5)), "labels": [-100, 1, 2, 3, 4]}] * 3
-    watched = ScoredRows(rows, SimpleNamespace(decode=lambda *_, **__: "a text"))
-    level, known = Level(), [torch.full((4,), -2.0)] * 3
-    callback = LevelCallback(ARGS, level, *[watched] * 3, (known, known))
-    callback.fit([torch.full((4,), -2.0)] * 3)
-    callback.sharpen(facts(-0.1, 1.6), facts(-2.0, 0.9))
+    tokenizer = SimpleNamespace(decode=lambda *_, **__: "a text")
+    level, forget, heldout = Level(), ScoredRows(rows, tokenizer), ScoredRows(rows, tokenizer)
+    forget.teacher = heldout.teacher = [torch.full((4,), -2.0)] * 3
+    heldout.facts = facts(-2.0, 0.9)
+    callback = LevelCallback(ARGS, level, forget, heldout, heldout)
+    callback.fit()
+    forget.facts = facts(-0.1, 1.6)
+    callback.sharpen()
     assert level.temperature == 1
-    callback.sharpen(facts(-2.1, 1.6), facts(-2.0, 0.9))
+    forget.facts = facts(-2.1, 1.6)
+    callback.sharpen()
     assert level.temperature == pytest.approx((0.901 / 1.601) ** 0.5)
 
 
@@ -638,16 +645,16 @@ def test_the_temperature_begins_where_the_teacher_is_as_sure_as_the_policy():
         {"kind": 0, "task": 0, "input_ids": list(range(41)), "labels": [-100, *range(1, 41)]}
     ] * 3
     watched = ScoredRows(rows, SimpleNamespace(decode=lambda *_, **__: "a text"))
-    level, nothing = Level(), [torch.full((40,), -2.0)] * 3
-    callback = LevelCallback(ARGS, level, *[watched] * 3, (nothing, nothing), rest=known)
-    callback.begin(seen)
+    level, watched.facts = Level(), seen
+    callback = LevelCallback(ARGS, level, *[watched] * 3, rest=known)
+    callback.begin()
     assert level.temperature == pytest.approx(0.6, abs=0.005)
     # Rows that no reference was asked about (None) say nothing; with none known it stays.
     level.temperature = 1.0
     callback.rest = [None, None, known[2]]
-    callback.begin(seen)
+    callback.begin()
     assert level.temperature == pytest.approx(0.6, abs=0.005)
     callback.rest = [None] * 3
     level.temperature = 1.0
-    callback.begin(seen)
+    callback.begin()
     assert level.temperature == 1.0

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -122,7 +121,15 @@ def _named(groups: Iterable[tuple[int, int]]) -> str:
 
 
 class ScoredRows:
-    """Rows of one set, ready to be scored: queries, groups, texts of the documents."""
+    """Rows of one set, ready to be scored: queries, groups, texts of the documents.
+
+    Attributes:
+        teacher: What the teacher says of their labels, ``[T]`` log-probs a row.
+        facts: How they stood under the policy when they were last scored.
+    """
+
+    teacher: Sequence[Tensor] = ()
+    facts: Sequence[TokenFacts] = ()
 
     def __init__(self, rows: Sequence[dict[str, Any]], tokenizer: Any) -> None:
         self.rows = list(rows)
@@ -139,8 +146,14 @@ class ScoredRows:
         tensors = ({name: torch.tensor([row[name]]) for name in KEYED} for row in self.rows)
         return [row_keys(row)[0] for row in tensors]
 
-    def score(self, model: nn.Module) -> list[TokenFacts]:
-        return score_queries(model, self.queries)
+    def score(self, model: nn.Module) -> Sequence[TokenFacts]:
+        self.facts = score_queries(model, self.queries)
+        return self.facts
+
+    @property
+    def logps(self) -> list[Tensor]:
+        """Of `facts`."""
+        return [torch.as_tensor(np.asarray(one.logp, np.float64)) for one in self.facts]
 
     def by_group(self, values: Sequence[Any]) -> dict[Hashable, list[Any]]:
         grouped = defaultdict(list)
@@ -156,25 +169,15 @@ def judged(forget: ScoredRows) -> set[Hashable]:
 
 
 def document_scores(
-    watched: ScoredRows,
-    facts: Sequence[TokenFacts],
-    reference: Sequence[Tensor] | None,
-    groups: set[Hashable],
+    rows: ScoredRows, facts: Sequence[TokenFacts], groups: set[Hashable], reference: bool
 ) -> Scores:
-    """The six attacks on the rows of ``groups`` (`judged`), by group; five with no reference."""
-    seen, texts = watched.by_group(facts), watched.by_group(watched.texts)
-    known = watched.by_group(list(map(_facts, reference))) if reference is not None else {}
-    chosen = [group for group in seen if group in groups]
-    return {g: attack_scores(seen[g], texts[g], known.get(g)) for g in chosen}
+    """The six attacks on the rows of ``groups`` (`judged`), by group; five without reference."""
+    seen, texts = rows.by_group(facts), rows.by_group(rows.texts)
+    known = rows.by_group(list(map(_facts, rows.teacher))) if reference else {}
+    return {g: attack_scores(seen[g], texts[g], known.get(g)) for g in seen if g in groups}
 
 
-def learned_auc(
-    forget: ScoredRows,
-    seen: Sequence[TokenFacts],
-    heldout: ScoredRows,
-    unseen: Sequence[TokenFacts],
-    groups: set[Hashable],
-) -> float | None:
+def learned_auc(forget: ScoredRows, heldout: ScoredRows, groups: set[Hashable]) -> float | None:
     """AUC of the learned attack on the rows of ``groups``, at least .5; None with too few of them.
 
     It sees what the others do not: a label at its level between neighbours that are surer, or
@@ -183,7 +186,7 @@ def learned_auc(
     sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     known, unknown = (
         {group: list(map(text_features, facts[group])) for group in groups}
-        for facts in (forget.by_group(seen), heldout.by_group(unseen))
+        for facts in (rows.by_group(rows.facts) for rows in (forget, heldout))
     )
     for group in groups:
         centre = np.mean(known[group] + unknown[group], axis=0)
@@ -211,10 +214,6 @@ def entropy_excluding_label(facts: TokenFacts) -> np.ndarray:
     p, other = np.exp(logp), -np.expm1(logp)
     label = -p * logp - other * np.log(np.maximum(other, 1e-300))
     return np.maximum(-np.asarray(facts.mean, float) - label, 0.0)
-
-
-def _logps(facts: Sequence[TokenFacts]) -> list[Tensor]:
-    return [torch.as_tensor(np.asarray(one.logp, np.float64)) for one in facts]
 
 
 def _asked(
@@ -285,10 +284,8 @@ class LevelCallback(Extension):
         args: The config's ``unlearn.level``.
         level: In whose scale `match` and `nckd` read their reference.
         forget, heldout, retain: Rows to watch.
-        teacher: Label log-probs of the teacher, for ``(forget, heldout)``; it, ``stopping`` and
-            ``rest`` are there `on_start`.
         also_asked: The held-out rows as references are asked about them.
-        stopping: The rule; None trains to the last step and keeps it.
+        stopping: The rule, from `on_start` on; None trains to the last step and keeps it.
         out: Folder for ``level.json``, what was seen at each look.
         log: Gets what the attacks tell.
         rest: For each held-out row `entropy_without` of what the reference says of it, ``[T, K]``,
@@ -305,7 +302,6 @@ class LevelCallback(Extension):
     forget: ScoredRows
     heldout: ScoredRows
     retain: ScoredRows
-    teacher: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())
     also_asked: Dataset | None = None
     stopping: Stopping | None = None
     out: Path | None = None
@@ -367,9 +363,8 @@ class LevelCallback(Extension):
         args, entries, device = self.args, trainer.entries, trainer.args.device
         source = next(trainer.source_of(e) for e in entries if e.objective.name == "match")
         asked, self.order_only = trainer.references[source], not source.is_teacher
-        self.teacher = tuple(
-            [asked.label_logp(row) for row in one.rows] for one in (self.forget, self.heldout)
-        )
+        for one in (self.forget, self.heldout):
+            one.teacher = [asked.label_logp(row) for row in one.rows]
         by_teacher = [
             (entry, trainer.references[own])
             for entry in entries
@@ -399,19 +394,19 @@ class LevelCallback(Extension):
             return self._levelled.setdefault((id(reference), objective.name), levelled)
         return reference
 
-    def fit(self, heldout: Sequence[Tensor]) -> None:
+    def fit(self) -> None:
         """The level as the policy stands, from its label log-probs of the held-out rows; of an
         order alone, the distribution on forget rows is laid on that on held-out ones."""
-        known = self.heldout.by_group(self.teacher[1])
-        if self.order_only:
-            known = self.forget.by_group(self.teacher[0])
-        policy = self.heldout.by_group(heldout).items()
+        rows = self.forget if self.order_only else self.heldout
+        known = rows.by_group(rows.teacher)
+        policy = self.heldout.by_group(self.heldout.logps).items()
         self.level.fit(known, {group: rows for group, rows in policy if group in known})
 
-    def begin(self, heldout: Sequence[TokenFacts]) -> None:
+    def begin(self) -> None:
         """The temperature to begin with, from what is compared of the held-out rows."""
         ours, theirs = [], []
-        for group, facts, rest in zip(self.heldout.groups, heldout, self.rest, strict=True):
+        rows = zip(self.heldout.groups, self.heldout.facts, self.rest, strict=True)
+        for group, facts, rest in rows:
             if group in self.judged and rest is not None:
                 other = -np.expm1(np.asarray(facts.logp, float))
                 ours.append(entropy_excluding_label(facts))
@@ -419,30 +414,27 @@ class LevelCallback(Extension):
         if ours:
             self.level.begin(float(np.concatenate(ours).mean()), np.concatenate(theirs).mean(0))
 
-    def sharpen(self, forget: Sequence[TokenFacts], heldout: Sequence[TokenFacts]) -> None:
+    def sharpen(self) -> None:
         """Follow the entropies of what attacks compare, once the labels are near their level."""
+        forget = self.forget
+        both = [rows.by_group(rows.facts) for rows in (forget, self.heldout)]
+        known, now = forget.by_group(forget.teacher), forget.by_group(forget.logps)
         sides, gaps = ([], []), []
         for group in self.judged:
-            for side, rows, facts in zip(
-                sides, (self.forget, self.heldout), (forget, heldout), strict=True
-            ):
-                side += [-np.asarray(f.mean) for f in rows.by_group(facts)[group]]
-            known = self.forget.by_group(self.teacher[0])[group]
-            aims = map(self.level.unmoved, known, repeat(group))
-            reached = torch.cat(_logps(self.forget.by_group(forget)[group]))
-            gaps.append(float((reached - torch.cat(list(aims))).mean()))
+            for side, facts in zip(sides, both, strict=True):
+                side += [-np.asarray(f.mean) for f in facts[group]]
+            aims = torch.cat([self.level.unmoved(logp, group) for logp in known[group]])
+            gaps.append(float((torch.cat(now[group]) - aims).mean()))
         if max(map(abs, gaps)) <= 2 * NEAR:
             self.level.sharpen(*(float(np.concatenate(side).mean()) for side in sides))
 
-    def gather(
-        self, model: nn.Module, forget: Sequence[TokenFacts], heldout: Sequence[TokenFacts]
-    ) -> None:
+    def gather(self, model: nn.Module) -> None:
         """Show each distribution how all judged rows stand."""
         keys = self.forget.by_group(self.forget.keys)
 
-        def stand(rows: ScoredRows, facts: Sequence[TokenFacts], what: str) -> dict:
+        def stand(rows: ScoredRows, what: str) -> dict:
             if what == "features":
-                columns = [map(torch.as_tensor, (f.logp, f.mean, f.sd)) for f in facts]
+                columns = [map(torch.as_tensor, (f.logp, f.mean, f.sd)) for f in rows.facts]
                 return rows.by_group([token_features(*one) for one in columns])
             asked = [i for i, group in enumerate(rows.groups) if group in self.judged]
             values = inside(model, [rows.rows[i] for i in asked], what)
@@ -450,7 +442,7 @@ class LevelCallback(Extension):
             return rows.by_group([by_row.get(i) for i in range(len(rows.rows))])
 
         for what, distribution in self.distributions.items():
-            seen, unseen = stand(self.forget, forget, what), stand(self.heldout, heldout, what)
+            seen, unseen = stand(self.forget, what), stand(self.heldout, what)
             distribution.look(
                 {group: dict(zip(keys[group], seen[group], strict=True)) for group in self.judged},
                 {group: torch.stack(unseen[group]) for group in self.judged},
@@ -462,36 +454,35 @@ class LevelCallback(Extension):
         if self.order_only:
             return {}
         sides = []
-        for watched, teacher in zip((self.forget, self.heldout), self.teacher, strict=True):
-            pairs = zip(watched.groups, teacher, strict=True)
-            aims = [_facts(self.level.unmoved(logp, group)) for group, logp in pairs]
-            sides.append(document_scores(watched, aims, teacher, self.judged))
+        for rows in (self.forget, self.heldout):
+            aims = map(self.level.unmoved, rows.teacher, rows.groups)
+            sides.append(document_scores(rows, list(map(_facts, aims)), self.judged, True))
         return {name: value for name, value in attack_aucs(*sides).items() if name in OF_LABELS}
 
     def watch(self, model: nn.Module, step: int, correct: bool) -> tuple[bool, bool]:
         """One look at all rows; (best so far, may end)."""
-        forget, heldout = self.forget.score(model), self.heldout.score(model)
-        self.fit(_logps(heldout))
+        forget, heldout = both = self.forget, self.heldout
+        for rows in both:
+            rows.score(model)
+        self.fit()
         if step == 0 and self.rest:
-            self.begin(heldout)
+            self.begin()
         if correct:
-            self.level.correct(
-                self.forget.by_group(self.teacher[0]), self.forget.by_group(_logps(forget))
-            )
+            self.level.correct(forget.by_group(forget.teacher), forget.by_group(forget.logps))
             if self.args.certainty:
-                self.sharpen(forget, heldout)
-            self.gather(model, forget, heldout)
+                self.sharpen()
+            self.gather(model)
         if self.stopping is None:
             return False, False
-        known = (None, None) if self.order_only else self.teacher
-        seen = document_scores(self.forget, forget, known[0], self.judged)
-        unseen = document_scores(self.heldout, heldout, known[1], self.judged)
+        seen, unseen = (
+            document_scores(rows, rows.facts, self.judged, not self.order_only) for rows in both
+        )
         aucs = attack_aucs(seen, unseen)
-        learned = learned_auc(self.forget, forget, self.heldout, heldout, self.judged)
+        learned = learned_auc(forget, heldout, self.judged)
         if learned is not None:
             aucs["learned"] = learned
         kept = self.retain.score(model)
-        loss = -float(torch.cat(_logps(kept)).mean())
+        loss = -float(torch.cat(self.retain.logps).mean())
         said = float(np.mean([one.greedy.all() for one in kept]))
         few = {}
         if self.args.per_document:
