@@ -22,8 +22,8 @@ from dateutil.relativedelta import relativedelta
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 from axolotl_unlearn.requests import record
-from axolotl_unlearn.requests.attestations import ATTESTATIONS, BOM
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts
+from axolotl_unlearn.requests.pages import ATTESTATIONS, BOM
 from axolotl_unlearn.requests.request import counted
 
 MANIFEST, ENTRIES, HANDLING = "manifest.json", "ledger-entries.jsonl", "handling.json"

@@ -22,7 +22,7 @@ from typing import Any
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write as replace_bytes
-from axolotl_unlearn.requests import attestations, pages, suppress
+from axolotl_unlearn.requests import pages, suppress
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
 from axolotl_unlearn.requests.request import Request, counted, digest, read_json
 from axolotl_unlearn.requests.verdict import FIGURES, audited, figures
@@ -84,7 +84,7 @@ def write(folder: Path | str) -> Path:
         return folder / RECORD
     model = model_facts(request.after)
     statement = {
-        "_type": attestations.STATEMENT,
+        "_type": pages.STATEMENT,
         "subject": [
             {"name": name, "digest": {"sha256": digest(path)}}
             for name, path in model_files(Path(model["path"])).items()
@@ -140,7 +140,7 @@ def _publish(folder: Path, made: Mapping[str, bytes]) -> None:
 def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
     linked = (folder / "eval" / "report.html").is_file()
     return {
-        **attestations.pages(statement),
+        **pages.for_tools(statement),
         PAGE: pages.page(statement, evaluation=linked).encode(),
         **pages.subjects(folder, statement),
     }
@@ -249,9 +249,7 @@ def _attacks(folder: Path) -> list[dict[str, Any]]:
             variants = [row["variant"] for row in result.get("rows", ())]
             variants += [view["title"] for view in result.get("views", {}).values()]
             said = {"attack": result["attack"], "variants": variants, "says": sentence(result)}
-            attacks.append(
-                said | {"digest": {"sha256": digest(path)}} | attestations.judged(result)
-            )
+            attacks.append(said | {"digest": {"sha256": digest(path)}} | pages.judged(result))
     return attacks
 
 
