@@ -108,16 +108,16 @@ def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path
     The model and its checkpoints stay. Searched are OUT, prepared data and the caches of Hugging
     Face, for windows of eight words; exit code 3 if one is left. Texts are not printed.
     """
-    from axolotl_unlearn.requests import clean as cleaning
+    from axolotl_unlearn.requests import removal
 
     _there((*forget, *places))
-    planned = cleaning.plan(out, forget=forget, places=places)
+    planned = removal.of_run(out, forget=forget, places=places)
     say(*planned.lines())
     answer(items=[vars(item) for item in planned.items], yours=planned.sources, removed=not dry_run)
     if dry_run:
         say("nothing was changed")
         return
-    result = cleaning.clean(planned)
+    result = removal.clean(planned)
     answer(**planned.facts())
     left = f"removed {len(planned.removable)} places; {len(result.left) or 'none'} left"
     say(*planned.found_lines(), left)
