@@ -60,7 +60,7 @@ PLACES = {
     "its merged copy": (f"{TUNED}/merged", lambda path: model_folder(path)),
     "logs and trackers in its folder": (f"{TUNED}/runs", there),
     "generated samples in its folder": (f"{TUNED}/samples.jsonl", there),
-    "prepared data of the config": ("prepared/a1b2", there),
+    "prepared data of the config": ("prepared/of-ada", there),
     "teacher and work of the request": ("requests/2026-001/work", there),
     "your training file": ("train.jsonl", there),
     "other folders where you work": ("out/third/notes.txt", text),
