@@ -53,11 +53,11 @@ except SystemExit:
 def test_the_list_of_optimizers_is_that_of_the_installed_axolotl():
     from axolotl.utils.schemas.enums import CustomSupportedOptimizers
 
-    from axolotl_unlearn.checks.config import _OWN_OPTIMIZERS
+    from axolotl_unlearn.checks.axolotl_options import VALUES
 
     own = {one.value for one in CustomSupportedOptimizers} - {"came_pytorch"}
     later = {"muon_8bit", "scao"}  # from Axolotl 0.20 on
-    assert set(_OWN_OPTIMIZERS.split()) - later == own - later
+    assert set(VALUES["own_optimizers"]) - later == own - later
 
 
 def test_the_table_of_schedules_is_that_of_the_installed_libraries():

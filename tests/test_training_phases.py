@@ -14,11 +14,11 @@ from transformers import get_scheduler
 
 from axolotl_unlearn.checks.config import setting_faults
 from axolotl_unlearn.config import parse_unlearn
-from axolotl_unlearn.config.mechanisms import FlattenArgs
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.engine.views import make_entries, unit_counts
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.experimental import extensions
+from axolotl_unlearn.experimental.args import FlattenArgs
 from axolotl_unlearn.experimental.attribution import RowWeights, attribution_weights, attributions
 from axolotl_unlearn.experimental.duals import Duals
 from axolotl_unlearn.experimental.flatten import Flatten, all_flattened, flattened

@@ -128,7 +128,8 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
     sharding, optimizer = sharding_key(cfg), str(cfg.get("optimizer") or "")
     spread = args.by_side or (f"`{sharding}`" if sharding else None)
     checkpointing = cfg.get("gradient_checkpointing_kwargs") or {}
-    alone = "asks the model about single rows, which FSDP and DeepSpeed do not allow; train on one "
+    by_rows = {"leave_out` of a phase": any(phase.leave_out for phase in args.phases),
+               "unlearn.attribution`": args.attribution, "unlearn.level`": args.level}  # fmt: skip
     length = [key for key in ("max_steps", "num_epochs") if args.phases and cfg.get(key)]
     patterns = cfg.get("unfrozen_parameters") or ()
     # Axolotl compares from the start of a name, and those under an adapter begin with `base_model`.
@@ -146,9 +147,9 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
            "long the run is; remove it.") for key in length),
         (cfg.get("deepspeed") and any(phase.fresh_optimizer for phase in args.phases),
          "`fresh_optimizer` of a phase cannot empty DeepSpeed's own optimizer; use DDP or FSDP."),
-        (sharding and any(phase.leave_out for phase in args.phases),
-         f"`leave_out` of a phase {alone}device or with DDP."),
-        (sharding and args.attribution, f"`unlearn.attribution` {alone}device or with DDP."),
+        *((sharding and asked,
+           f"`{key} asks the model about single rows, which FSDP and DeepSpeed do not allow; train "
+           "on one device or with DDP.") for key, asked in by_rows.items()),
         (sharding and args.by_side,
          f"`unlearn.{args.by_side}` needs both gradients whole on each process; use DDP instead of "
          "FSDP or DeepSpeed."),
@@ -291,20 +292,12 @@ def _best_model_faults(cfg: dict) -> list[str]:
     )[:1]  # fmt: skip
 
 
-#: Axolotl's, but for CAME, which has three betas: its own list costs an import of torch.
-_OWN_OPTIMIZERS = """
-    adamc adopt_adamw ao_adamw_4bit ao_adamw_8bit ao_adamw_fp8 dion flash_adam flash_adamw
-    flash_lion flash_sgd flash_sgdw muon muon_8bit optimi_adamw polora q_galore_adamw8bit
-    scao sinkgd
-"""
-
-
 def _beta_faults(cfg: dict) -> list[str]:
     """Axolotl gives its own optimizers both betas or none, and takes 0 for none."""
     betas = {key: cfg.get(key) for key in ("adam_beta1", "adam_beta2")}
     if all(betas.values()) or set(betas.values()) == {None} or not cfg.get("optimizer"):
         return []
-    if str(cfg["optimizer"]) not in _OWN_OPTIMIZERS.split():
+    if str(cfg["optimizer"]) not in axolotl_options.VALUES["own_optimizers"]:
         return []
     given = ", ".join(f"`{key}: {value}`" for key, value in betas.items() if value is not None)
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from axolotl_unlearn.checks.config import ATTENTION, sharding_key, told
+from axolotl_unlearn.checks.config import ATTENTION, told
 from axolotl_unlearn.config import UnlearnArgs
 from axolotl_unlearn.objectives import OBJECTIVES
 
@@ -43,9 +43,6 @@ def level_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
         *(("gradient_norm_matching" in names and not one.endswith((": sdpa", ": eager")),
            f"`gradient_norm_matching` needs second derivatives, which `{one}` has none of: use "
            "`attn_implementation: sdpa` or `eager`.") for one in named),
-        (sharding_key(cfg),
-         "`unlearn.level` scores whole rows under the policy, which FSDP and DeepSpeed do not "
-         "allow; train on one device or with DDP."),
     )  # fmt: skip
 
 

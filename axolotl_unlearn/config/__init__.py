@@ -43,13 +43,14 @@ class Strict(BaseModel):
 
 @dataclass(frozen=True)
 class Later:
-    """Annotation of a key that a model of `config.mechanisms` reads: imported if it is given."""
+    """Annotation of a key whose model is imported if it is given."""
 
     name: str
+    module: str = "config.mechanisms"
 
     @property
     def model(self) -> type[BaseModel]:
-        return getattr(import_module("axolotl_unlearn.config.mechanisms"), self.name)
+        return getattr(import_module(f"axolotl_unlearn.{self.module}"), self.name)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.no_info_before_validator_function(
@@ -58,12 +59,12 @@ class Later:
 
 
 AnnealArgs = Annotated[Any, Later("AnnealArgs")]
-AttributionArgs = Annotated[Any, Later("AttributionArgs")]
-ConstraintArgs = Annotated[Any, Later("ConstraintArgs")]
-FlattenArgs = Annotated[Any, Later("FlattenArgs")]
+AttributionArgs = Annotated[Any, Later("AttributionArgs", "experimental.args")]
+ConstraintArgs = Annotated[Any, Later("ConstraintArgs", "experimental.args")]
+FlattenArgs = Annotated[Any, Later("FlattenArgs", "experimental.args")]
 LevelArgs = Annotated[Any, Later("LevelArgs")]
 PhaseArgs = Annotated[Any, Later("PhaseArgs")]
-SaliencyArgs = Annotated[Any, Later("SaliencyArgs")]
+SaliencyArgs = Annotated[Any, Later("SaliencyArgs", "experimental.args")]
 WatchArgs = Annotated[Any, Later("WatchArgs")]
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from torch import Tensor
 
-from axolotl_unlearn.config.mechanisms import ConstraintArgs
 from axolotl_unlearn.engine.views import Entry
+from axolotl_unlearn.experimental.args import ConstraintArgs
 from axolotl_unlearn.training.extensions import Stateful
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.config.mechanisms import FlattenArgs
+from axolotl_unlearn.experimental.args import FlattenArgs
 from axolotl_unlearn.training.extensions import Extension, Sides
 
 #: The power of the singular values by which components are divided; hard leaves nothing of them.

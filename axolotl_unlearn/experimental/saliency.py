@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axolotl_unlearn.config.mechanisms import SaliencyArgs
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.experimental.args import SaliencyArgs
 from axolotl_unlearn.training.extensions import Extension
 
 FILE = "saliency.safetensors"
