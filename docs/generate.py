@@ -14,6 +14,7 @@ from axolotl_unlearn import config
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.config import mechanisms
+from axolotl_unlearn.experimental import args
 from axolotl_unlearn.metrics import results
 
 DOCS = Path(__file__).resolve().parent
@@ -84,7 +85,9 @@ def config_page() -> str:
     lines = ["# Keys of the config", "", "Written by `docs/generate.py` from the code.", ""]
     for name, place in PLACES.items():
         given = getattr(config, name, None)
-        model: type[BaseModel] = given if isinstance(given, type) else getattr(mechanisms, name)
+        if not isinstance(given, type):
+            given = getattr(mechanisms, name, None) or getattr(args, name)
+        model: type[BaseModel] = given
         about = (model.__doc__ or "").strip().splitlines()[0].replace("``", "`")
         lines += [f"## {place}", "", about, "", "| key | value | default | |", "|---|---|---|---|"]
         for key, field in model.model_fields.items():
