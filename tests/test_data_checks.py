@@ -15,7 +15,7 @@ import yaml
 
 from axolotl_unlearn.checks import config as config_checks
 from axolotl_unlearn.checks.config import PLUGIN, config_faults, evaluation_notes, prepare
-from axolotl_unlearn.checks.report import check_config, optimizer_faults, summary
+from axolotl_unlearn.checks.report import check, optimizer_faults, summary
 from axolotl_unlearn.columns import SIDES, task_number
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.config.reading import read_config
@@ -672,7 +672,7 @@ def test_phases_are_told(tmp_path):
     file = tmp_path / "my.yml"
     cfg = {"plugins": [PLUGIN], "unlearn": {"preset": "tarf"}, "datasets": entries}
     file.write_text(yaml.safe_dump(cfg))
-    found, lines = check_config(file)
+    found, lines, _ = check(file)
     assert found == []
     assert "phase 2, epochs=7.0, leave_out=0.1:" in lines
 
@@ -684,10 +684,10 @@ def test_keys_that_are_nobodys_are_named(tmp_path):
     cfg = {"plugins": plugins, "unlearn": block, "datasets": [entry], "model_type": "AutoModel"}
     file = tmp_path / "my.yml"
     file.write_text(yaml.safe_dump(cfg | {"x-datasets": {"a": 1}, "lm_eval_batch_size": 8, 5: 1}))
-    found, lines = check_config(file)
+    found, lines, _ = check(file)
     assert found == [] and lines[-1].endswith("at most: `x-datasets`, `lm_eval_batch_size`, `5`")
     file.write_text(yaml.safe_dump(cfg))
-    assert "no option" not in check_config(file)[1][-1]
+    assert "no option" not in check(file)[1][-1]
 
 
 def test_test_datasets_need_the_same_sides(entry):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from axolotl_unlearn.checks.config import PLUGIN, prepare, prepare_data
-from axolotl_unlearn.checks.report import check, check_config
+from axolotl_unlearn.checks.report import check
 from axolotl_unlearn.data.drawn import draw_retain
 from axolotl_unlearn.errors import UnlearnError
 
@@ -124,7 +124,7 @@ def test_a_faulty_row_is_named_by_its_source(tmp_path):
     (tmp_path / "retain.jsonl").write_text('{"id": "a", "input": "b"}\n', "utf-8")
     file = tmp_path / "config.yml"
     file.write_text(yaml.safe_dump(config(tmp_path, [entry], retain_rows=4)), "utf-8")
-    (fault,) = check_config(file)[0]
+    (fault,) = check(file)[0]
     assert f"the rows drawn from {tmp_path / 'retain.jsonl'}" in fault
 
 

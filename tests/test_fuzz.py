@@ -231,13 +231,13 @@ def test_blocks(block):
 @share(0.05)
 @given(st.one_of(st.binary(max_size=80), st.text(st.characters(codec="utf-8"), max_size=80)))
 def test_config_files(raw):
-    from axolotl_unlearn.checks.report import check_config
+    from axolotl_unlearn.checks.report import check
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "c.yml"
         path.write_bytes(raw if isinstance(raw, bytes) else f"unlearn: {raw}".encode())
         with sentence_or_result():
-            check_config(path)
+            check(path)
 
 
 # --- results, manifests, requests ----------------------------------------------------------------

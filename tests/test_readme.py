@@ -14,7 +14,7 @@ from data_tokenizers import byte_tokenizer
 from test_requests_new import TRAIN, config, people, write
 from test_stock_commands import ROOT, run
 
-from axolotl_unlearn.checks.report import check_config
+from axolotl_unlearn.checks.report import check
 from axolotl_unlearn.cli import unlearn
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -91,9 +91,9 @@ def test_what_the_tutorial_has_one_write(tmp_path, monkeypatch):
     assert (tmp_path / "data/forget.jsonl").read_text().startswith(shown)
     finetune = re.search(r"```yaml\n(base_model.*?)```", page, re.S)[1]
     (tmp_path / "finetune.yml").write_text(finetune)
-    assert check_config(tmp_path / "finetune.yml")[0] == []
+    assert check(tmp_path / "finetune.yml")[0] == []
     shutil.copytree(ROOT / "examples/tiny-olmo", tmp_path / "out/finetuned")
     words = "init --base-model out/finetuned --forget data/forget.jsonl --retain data/retain.jsonl"
     assert f"axolotl-unlearn {words}" in page
     assert CliRunner().invoke(unlearn, words.split()).exit_code == 0
-    assert check_config(tmp_path / "unlearn.yml")[0] == []
+    assert check(tmp_path / "unlearn.yml")[0] == []

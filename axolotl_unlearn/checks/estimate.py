@@ -51,18 +51,14 @@ def outlook(cfg: dict[str, Any], read: dict[str, list[Record]]) -> tuple[dict[st
     facts: dict[str, Any] = {"plan": plan(cfg, args, rows)}
     facts["near_duplicates"] = near_duplicates(sides["forget"], sides["retain"])
     facts["tokens"] = {}
-    for side in ROLES if _has_tokenizer(cfg) else ():
+    folder = Path(str(cfg.get("tokenizer_config") or cfg.get("base_model")))
+    for side in ROLES if any(folder.glob("tokenizer*")) else ():
         if sides[side]:
             facts["tokens"][side], more = tokens(cfg, side)
             faults += more
     longest = [one["longest"] for one in facts["tokens"].values() if one["rows"]]
     facts["memory"] = memory(cfg, args, max(longest, default=cfg.get("sequence_len") or 2048))
     return {name: value for name, value in facts.items() if value}, faults
-
-
-def _has_tokenizer(cfg: dict[str, Any]) -> bool:
-    folder = Path(str(cfg.get("tokenizer_config") or cfg.get("base_model")))
-    return any(folder.glob("tokenizer*"))
 
 
 # --- tokens --------------------------------------------------------------------------------------

@@ -21,12 +21,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives import OBJECTIVES
 
 
-def check_config(path: Path) -> tuple[list[str], list[str]]:
-    """Faults of a config file, and lines that say what the run would do; see `check`."""
-    return check(path, full=False)[:2]
-
-
-def check(path: Path, full: bool) -> tuple[list[str], list[str], dict[str, Any]]:
+def check(path: Path, full: bool = False) -> tuple[list[str], list[str], dict[str, Any]]:
     """Faults of a config file; without one, lines that say what the run would do, and facts.
 
     Args:

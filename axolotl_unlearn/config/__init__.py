@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -532,9 +532,17 @@ def nearest(name: str, known: Any) -> str:
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
-def _keys(model: type[BaseModel]) -> set[str]:
-    """The keys of all blocks of its kind that have been imported."""
-    return set(model.model_fields).union(*map(_keys, model.__subclasses__()))
+def _keys_at(location: tuple) -> list[str]:
+    """The keys of the block in which an unknown one stands, which it might have meant."""
+    block: Any = UnlearnArgs
+    for part in location[:-1]:
+        if isinstance(part, str) and part in block.model_fields:
+            kinds = [block.model_fields[part].annotation]
+            while kinds and not (isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel)):
+                first = kinds.pop(0)
+                kinds[:0] = [first.model] if isinstance(first, Later) else get_args(first)
+            block = kinds[0] if kinds else block
+    return list(block.model_fields)
 
 
 def _sentence(error: ValidationError) -> str:
@@ -543,7 +551,7 @@ def _sentence(error: ValidationError) -> str:
         path = ".".join(["unlearn", *map(str, fault["loc"])])
         said = f": {fault['msg'].removeprefix('Value error, ')}"
         if fault["type"] == "extra_forbidden":
-            said = f" is not a key of the block{nearest(fault['loc'][-1], _keys(Strict))}"
+            said = f" is not a key of the block{nearest(fault['loc'][-1], _keys_at(fault['loc']))}"
         faults.append(f"`{path}`{said}")
     return "; ".join(faults) + "."
 

@@ -196,7 +196,7 @@ def written(
         UnlearnError: Nothing else than the answer itself, after several draws.
     """
     for record in records:
-        prompt = writer.prompt(record, data)
+        prompt = writer.texts(record, data)[0] or begin(record)
         if kind == "self":
             yield writer.write(prompt, [])
             continue
@@ -267,20 +267,18 @@ class Writer:
             )
         return self._model
 
-    def prompt(self, record: Record, data: Any) -> str:
-        """The row's prompt as the model saw it in training."""
+    def texts(self, record: Record, data: Any) -> tuple[str, str]:
+        """The row's prompt and answer as the model saw them in training."""
         from axolotl_unlearn.data.encode import Encoder
 
-        text, _ = Encoder(self.tokenizer, data, 1 << 30).texts(record)
-        return text or begin(record)
+        return Encoder(self.tokenizer, data, 1 << 30).texts(record)
 
     def memo(self, record: Record, data: Any) -> float:
         """How well the model knows a row's answer (`memo`)."""
-        from axolotl_unlearn.data.encode import Encoder
         from axolotl_unlearn.evaluation.generate import generate_greedily
 
         answer, most = record.output, self.options["max_new_tokens"]
-        prompt, completion = Encoder(self.tokenizer, data, 1 << 30).texts(record)
+        prompt, completion = self.texts(record, data)
         key = content_key("memo", self.digest, prompt, completion, most, versions())
         if (known := self.store.get(key)) is None:
             start = prompt + completion[: completion.index(answer)]

@@ -203,7 +203,7 @@ def test_foreign_tokenizer_is_refused():
 
 
 def test_configs_lead_into_the_folder_and_are_faultless_but_for_the_model(lume, tmp_path):
-    from axolotl_unlearn.checks.report import check_config
+    from axolotl_unlearn.checks.report import check
 
     out = tmp_path / "run"
     build_subset(lume, out / "data", sizes=SIZES)
@@ -211,7 +211,7 @@ def test_configs_lead_into_the_folder_and_are_faultless_but_for_the_model(lume, 
     for name in ("memorised", "retrained", "over", "under"):
         path = out / "configs" / f"{name}.yml"
         assert "out/real" not in path.read_text()
-        found, _ = check_config(path)
+        found, *_ = check(path)
         assert found and all("base_model" in fault for fault in found)
 
 

@@ -76,7 +76,7 @@ SMALL = TofuSizes(
 
 def test_every_method_has_a_faultless_config(home, tmp_path):
     """Stages, order and configs of the whole job with requests; the model is not there yet."""
-    from axolotl_unlearn.checks.report import check_config
+    from axolotl_unlearn.checks.report import check
 
     sizes = TofuSizes(
         split="forget01", forget=9, retain=8, heldout=6, requests=3, rows=4
@@ -105,7 +105,7 @@ def test_every_method_has_a_faultless_config(home, tmp_path):
     assert after.read_text().splitlines() == [data["forget"][i] for i in (0, 1, 3, 4)]  # of 6
     for name in ("original", "retrained", *METHODS, "match", "request-2"):
         path = tmp_path / "configs" / f"{name}.yml"
-        faults, _ = check_config(path)
+        faults, *_ = check(path)
         unmade = ("base_model", "teacher", "original/merged", "start")  # what earlier stages make
         assert all(any(word in fault for word in unmade) for fault in faults), (name, faults)
     retrained = yaml.safe_load((tmp_path / "configs" / "retrained.yml").read_text())
