@@ -316,7 +316,10 @@ def membership_of_two_sets(shift):
     rng.shuffle(words)
     members, others = words[:60], [text + " beech" * shift for text in words[60:]]
     losses = rng.gamma(6, 0.3, 60).tolist(), rng.gamma(6, 0.3, 60).tolist()
-    found = Measured(member_loss=losses[0], nonmember_loss=losses[1])
+    ratios = [
+        x / len(text) for x, text in zip(losses[0] + losses[1], members + others, strict=True)
+    ]
+    found = Measured(member_loss=losses[0], nonmember_loss=losses[1], attacks={"zlib": ratios})
     sides = [
         [(f"{s}{i}", t) for i, t in enumerate(texts)]
         for s, texts in zip("mn", (members, others), strict=True)

@@ -79,7 +79,7 @@ class CollapseChecker:
         texts = [cut(text, tokenizer, limit) for text in texts]
         long = [i for i, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) > 1]
         ask = partial(model.texts, loss_only=True)
-        losses = self.session.each(bar, [texts[i] for i in long], ask, loss)
+        losses = self.session.each(bar, [texts[i] for i in long], ask, lambda one, _: loss(one))
         known = dict(zip(long, losses, strict=True))
         return [known.get(i, 0.0) for i in range(len(texts))]
 

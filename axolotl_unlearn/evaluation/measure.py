@@ -13,7 +13,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import EvaluationSets
-from axolotl_unlearn.metrics import memorisation as metrics
+from axolotl_unlearn.metrics.memorisation import extraction_strength
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
 
 if TYPE_CHECKING:
@@ -138,10 +138,10 @@ class Session:
 
     def each(
         self, bar: str, items: Sequence[T], ask: Callable[..., Sequence[Any]],
-        made: Callable[[Any], R], key: str | None = None,
+        made: Callable[[Any, T], R], key: str | None = None,
     ) -> list[R]:  # fmt: skip
-        """``made`` of each answer of ``ask(items, on_batch=...)``, a part of the items at a time;
-        with a key an interrupted run goes on where it was."""
+        """``made`` of each answer of ``ask(items, on_batch=...)`` and its item, a part of them at a
+        time; with a key an interrupted run goes on where it was."""
         stored = self.cache.rows_so_far(key, False) if key is not None else ()
         known, workers = {row["key"]: row["value"] for row in stored}, self.cache.workers
         with self.counting(bar, len(items)) as count:
@@ -150,7 +150,7 @@ class Session:
                 numbers = range(start, start + len(part))
                 if not known.keys() >= set(numbers):
                     answers = workers.map(partial(ask, on_batch=count), part)
-                    values = dict(zip(numbers, map(made, answers), strict=True))
+                    values = dict(zip(numbers, map(made, answers, part), strict=True))
                     known |= values
                     if key is not None and workers.main:
                         rows = [{"key": n, "value": value} for n, value in values.items()]
@@ -173,19 +173,14 @@ class Session:
 
     def _likelihoods(self, model: Local | Served, measured: Measured, key: str, name: str) -> None:
         from axolotl_unlearn.metrics.learned import text_features
+        from axolotl_unlearn.metrics.membership import attack_losses
 
-        def facts_of(one: TokenFacts) -> dict[str, Any]:
-            facts = {
-                "loss": metrics.loss(one),
-                "min_k_20": -metrics.min_k(one, 0.2),
-                # As of an answer whose prompt is the first half.
-                "extraction": metrics.extraction_strength(one[len(one) // 2 :]),
-                "tokens": len(one),
-            }
-            if model.distributions:
-                facts |= {"min_k_plus_20": -metrics.min_k_plus(one, 0.2)}
-                facts |= {"entropy": metrics.entropy(one), "features": text_features(one)}
-            return facts
+        def facts_of(one: TokenFacts, text: str) -> dict[str, Any]:
+            facts = attack_losses(one, text, model.distributions)
+            # As of an answer whose prompt is the first half.
+            half = extraction_strength(one[len(one) // 2 :])
+            features = {"features": text_features(one)} if model.distributions else {}
+            return facts | {"extraction": half, "tokens": len(one)} | features
 
         def right(questions: Sequence[Any], on_batch: Count) -> list[int]:
             scores = model.options([(one.context, one.continuations) for one in questions])
@@ -210,11 +205,11 @@ class Session:
                 f"model {name!r}: the loss of a document is not finite; its weights are broken."
             )
         if sets.utility:
-            asked = f"{name}: utility", sets.utility, right, int
+            asked = f"{name}: utility", sets.utility, right, lambda one, _: one
             measured.options = self.each(*asked, f"{key}-utility")
 
-        def extraction(one: TokenFacts) -> dict[str, Any]:
-            return {"strength": metrics.extraction_strength(one), "tokens": len(one)}
+        def extraction(one: TokenFacts, _: Record) -> dict[str, Any]:
+            return {"strength": extraction_strength(one), "tokens": len(one)}
 
         answers = partial(model.answers, join=self.settings.join)
         asked = f"{name}: extraction", sets.forget, answers, extraction

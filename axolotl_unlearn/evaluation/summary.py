@@ -20,7 +20,6 @@ from axolotl_unlearn.metrics.audit import Evidence, audit, summary_of
 from axolotl_unlearn.metrics.intervals import Area, Mean
 from axolotl_unlearn.metrics.learned import Learned, learned_attack, some_texts
 from axolotl_unlearn.metrics.membership import Baseline
-from axolotl_unlearn.metrics.memorisation import compressed_bytes
 from axolotl_unlearn.metrics.verdict import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def summarise(
             "member_id": [name for name, _ in sets.member] if texts else [],
             "nonmember_id": [name for name, _ in sets.nonmember] if texts else [],
             **dict(zip(_CLUSTERS, text_clusters(sets) if texts else ([], []), strict=True)),
-            "attacks": attack_losses(measured, sets) if texts else {},
+            "attacks": attack_losses(measured) if texts else {},
         },
         "extraction": _extraction(measured, sets),
     }
@@ -219,7 +218,7 @@ def _membership(
 ) -> dict[str, Any]:
     """AUC of every attack with its interval, members found at low false positive rates, and
     whether the sets differ without any model: then the figures mean nothing."""
-    losses = {name: tuple(sides.values()) for name, sides in attack_losses(measured, sets).items()}
+    losses = {name: tuple(sides.values()) for name, sides in attack_losses(measured).items()}
     losses = {"loss": (measured.member_loss, measured.nonmember_loss)} | losses
     clusters = text_clusters(sets)
     pairs = {name: [-np.asarray(side, float) for side in pair] for name, pair in losses.items()}
@@ -269,16 +268,14 @@ def add_distances(
         }
 
 
-def attack_losses(measured: Measured, sets: EvaluationSets) -> dict[str, dict[str, list[float]]]:
+def attack_losses(measured: Measured) -> dict[str, dict[str, list[float]]]:
     """Scores of every attack but the loss itself, by side, low = rather a member."""
     split = len(measured.member_loss)
-    losses = {name: (values[:split], values[split:]) for name, values in measured.attacks.items()}
-    texts = [[text for _, text in side] for side in (sets.member, sets.nonmember)]
-    losses["zlib"] = tuple(
-        [x / compressed_bytes(text) for x, text in zip(values, some, strict=True)]
-        for values, some in zip((measured.member_loss, measured.nonmember_loss), texts, strict=True)
-    )
-    return {name: {"member": pair[0], "nonmember": pair[1]} for name, pair in losses.items()}
+    sides = {"member": slice(split), "nonmember": slice(split, None)}
+    return {
+        name: {side: values[part] for side, part in sides.items()}
+        for name, values in measured.attacks.items()
+    }
 
 
 def add_reference(results: list[dict[str, Any]]) -> None:
@@ -343,7 +340,7 @@ def told_by_learned(attack: Learned, sets: EvaluationSets) -> dict[str, float]:
 
 def evidence(measured: Measured, sets: EvaluationSets) -> Evidence:
     """What `metrics.audit` needs to know of a model."""
-    losses = attack_losses(measured, sets) if measured.member_loss else {}
+    losses = attack_losses(measured) if measured.member_loss else {}
     losses["loss"] = {"member": measured.member_loss, "nonmember": measured.nonmember_loss}
     names = [document_id(name) for name, _ in sets.member] if measured.member_loss else []
     split = len(names)

@@ -155,6 +155,19 @@ def blind_sentence(baselines: Mapping[str, Baseline]) -> str | None:
     )
 
 
+def attack_losses(facts: TokenFacts, text: str, distributions: bool = True) -> dict[str, float]:
+    """The attacks on one text, low = rather a member; two of them see whole distributions."""
+    losses = {
+        "loss": memorisation.loss(facts),
+        "zlib": memorisation.zlib_ratio(facts, text),
+        "min_k_20": -memorisation.min_k(facts, 0.2),
+    }
+    if distributions:
+        losses["min_k_plus_20"] = -memorisation.min_k_plus(facts, 0.2)
+        losses["entropy"] = memorisation.entropy(facts)
+    return losses
+
+
 def attack_scores(
     facts: Sequence[TokenFacts],
     texts: Sequence[str],
@@ -165,14 +178,8 @@ def attack_scores(
     Args:
         reference: Token facts under a model that never saw the members, for "reference".
     """
-    pairs = list(zip(facts, texts, strict=True))
-    scores = {
-        "loss": [-memorisation.loss(one) for one in facts],
-        "zlib": [-memorisation.zlib_ratio(one, text) for one, text in pairs],
-        "min_k_20": [memorisation.min_k(one, 0.2) for one in facts],
-        "min_k_plus_20": [memorisation.min_k_plus(one, 0.2) for one in facts],
-        "entropy": [-memorisation.entropy(one) for one in facts],
-    }
+    rows = [attack_losses(one, text) for one, text in zip(facts, texts, strict=True)]
+    scores = {name: [-row[name] for row in rows] for name in ATTACKS[:-1]}
     if reference is not None:
         both = zip(facts, reference, strict=True)
         scores["reference"] = [-memorisation.reference_difference(*one) for one in both]
