@@ -169,9 +169,9 @@ def prompt(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None
     path, subject, control, store = _subjects(data_dir, out, options, limit)
     retain = read_side(data_dir, "retain")[1] if "examples" in options["variants"] else []
     others = {"retain": retain, "paraphrases": read_paraphrases(path), "control": control}
-    found = prompt_attack(subject, store, **others, **options)
-    _finish(out, data_dir, *found)
-    show(*(f"Not asked: {name} ({why})." for name, why in found[0]["skipped"].items()))
+    result, curves = prompt_attack(subject, store, **others, **options)
+    _finish(out, data_dir, result, curves)
+    show(*(f"Not asked: {name} ({why})." for name, why in result["skipped"].items()))
 
 
 @command.command(cls=RayCommand)

@@ -115,16 +115,16 @@ def _names_not_folders(given: list[str]) -> list[str]:
         shadowed = folder.is_dir() and not any(folder.glob("*.yaml"))
         return f"{name},{name}" if shadowed else name
 
-    found, before = [], ""
+    words, before = [], ""
     for word in given:
         option, equals, name = word.partition("=")
         if option in _TASKS and equals:
             word = f"{option}={twice(name)}"
         elif before in _TASKS:
             word = twice(word)
-        found.append(word)
+        words.append(word)
         before = word
-    return found
+    return words
 
 
 #: Where lm-eval speaks of options and tasks, and not of rows.
