@@ -207,8 +207,8 @@ def _status(model: Model, findings: Sequence[Finding], told: Mapping[str, Any]) 
         worst = told[strongest(told)]
         failed.discard("under-forgets")
         failed.add("recognisable" if worst["by"] == "tail" else f"{worst['side']}-forgets")
-    if worst := [kind for kind in STATUSES if kind in failed]:
-        return worst[0]
+    if faults := [kind for kind in STATUSES if kind in failed]:
+        return faults[0]
     unknown = {f.id for f in findings if f.missing}
     if "told" in unknown:
         return "no membership"
