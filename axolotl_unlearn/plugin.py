@@ -262,8 +262,7 @@ def _check_trained(args: UnlearnArgs, model: Any) -> None:
     from axolotl_unlearn.checks.config import architecture_faults
     from axolotl_unlearn.engine.layers import decoder_layers
 
-    owner, name = decoder_layers(model)
-    parts = [model.get_input_embeddings(), *getattr(owner, name)]
+    parts = [model.get_input_embeddings(), *decoder_layers(model)]
     trained = [any(p.requires_grad for p in part.parameters()) for part in parts]
     lowest = trained.index(True) - 1 if any(trained) else len(parts)
     if faults := architecture_faults({}, args, {}, lowest):

@@ -67,13 +67,17 @@ def observe(
     inner: list[int] = []
     tapped: AbstractContextManager[dict[int, Tensor]] = nullcontext({})
     if needs.layers or needs.profiles is not None:
-        from axolotl_unlearn.engine.layers import is_awaited, layer_count, row_profiles, tap_layers
+        from axolotl_unlearn.engine import layers as decoder
 
         # What the last layer gives is met after the final norm, at the head.
-        inner = [] if needs.profiles is None else list(range(layer_count(unwrapped) - 1))
+        inner = (
+            []
+            if needs.profiles is None
+            else list(range(len(decoder.decoder_layers(unwrapped)) - 1))
+        )
         if layers := sorted({*needs.layers, *inner}):
-            stop = not (needs.reach_head or is_awaited(model, unwrapped, layers[-1]))
-            tapped = tap_layers(unwrapped, layers, stop=stop)
+            stop = not (needs.reach_head or decoder.is_awaited(model, unwrapped, layers[-1]))
+            tapped = decoder.tap_layers(unwrapped, layers, stop=stop)
 
     def program(head_inputs: Tensor, head: Head) -> list[Tensor]:
         if groups:
@@ -91,7 +95,7 @@ def observe(
         ]
         if needs.profiles is not None:
             all_layers = (*(outputs[layer] for layer in inner), head_inputs)
-            states.append(row_profiles(all_layers, needs.profiles, layout.pick))
+            states.append(decoder.row_profiles(all_layers, needs.profiles, layout.pick))
         zero = head_inputs.flatten()[:0].sum()
         return [zero, *(stats.graded for stats in numbers), *states]
 

@@ -40,7 +40,7 @@ class _Tapped(nn.Module):
             return getattr(super().__getattr__("layer"), name)
 
 
-def decoder_layers(model: nn.Module) -> tuple[nn.Module, str]:
+def _place_of(model: nn.Module) -> tuple[nn.Module, str]:
     """The module that holds the decoder's layers, and under which name."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     count = base.config.get_text_config().num_hidden_layers
@@ -55,14 +55,19 @@ def decoder_layers(model: nn.Module) -> tuple[nn.Module, str]:
     )
 
 
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The decoder's layers."""
+    owner, name = _place_of(model)
+    return getattr(owner, name)
+
+
 def freeze_after(model: nn.Module, last: int) -> None:
     """Train nothing that a forward which stops at layer ``last`` leaves out.
 
     DDP would wait for the gradients of those weights, and its next step would fail.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    owner, name = decoder_layers(model)
-    layers = getattr(owner, name)
+    layers = decoder_layers(model)
     used = {p for part in (base.get_input_embeddings(), *layers[: last + 1])
             for p in part.parameters()}  # fmt: skip
     if not any(parameter.requires_grad for parameter in used):
@@ -77,8 +82,7 @@ def is_awaited(model: nn.Module, unwrapped: nn.Module, last: int) -> bool:
     """Whether DDP waits for gradients of layers after ``last``: then the forward must go on."""
     if not isinstance(model, DistributedDataParallel):
         return False
-    owner, name = decoder_layers(unwrapped)
-    later = getattr(owner, name)[last + 1 :]
+    later = decoder_layers(unwrapped)[last + 1 :]
     return any(parameter.requires_grad for layer in later for parameter in layer.parameters())
 
 
@@ -96,7 +100,7 @@ def tap_layers(
         UnlearnError: The model has no such layer.
     """
     taken: dict[int, Tensor] = {}
-    owner, name = decoder_layers(model)
+    owner, name = _place_of(model)
     whole = getattr(owner, name)
     if max(layers) >= len(whole):
         raise UnlearnError(
@@ -113,12 +117,6 @@ def tap_layers(
         yield taken
     finally:
         setattr(owner, name, whole)
-
-
-def layer_count(model: nn.Module) -> int:
-    """Number of decoder layers."""
-    owner, name = decoder_layers(model)
-    return len(getattr(owner, name))
 
 
 def row_profiles(layers: Sequence[Tensor], where: Tensor, pick: Pick) -> Tensor:

@@ -29,10 +29,9 @@ LEAST = 1e-24
 def matrices(model: nn.Module) -> list[nn.Module]:
     """The linear layers of the decoder, without those of a LoRA: what they add is part of the
     output of the layer that they stand beside."""
-    owner, name = decoder_layers(model)
     return [
         module
-        for place, module in getattr(owner, name).named_modules()
+        for place, module in decoder_layers(model).named_modules()
         if isinstance(module, (nn.Linear, Conv1D)) and "lora_" not in place
     ]
 
