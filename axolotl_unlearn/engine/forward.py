@@ -70,11 +70,8 @@ def observe(
         from axolotl_unlearn.engine import layers as decoder
 
         # What the last layer gives is met after the final norm, at the head.
-        inner = (
-            []
-            if needs.profiles is None
-            else list(range(len(decoder.decoder_layers(unwrapped)) - 1))
-        )
+        if needs.profiles is not None:
+            inner = list(range(len(decoder.decoder_layers(unwrapped)) - 1))
         if layers := sorted({*needs.layers, *inner}):
             stop = not (needs.reach_head or decoder.is_awaited(model, unwrapped, layers[-1]))
             tapped = decoder.tap_layers(unwrapped, layers, stop=stop)
