@@ -484,7 +484,7 @@ def table(work: Path, worlds: Sequence[str], folders: Mapping[str, str], results
         first = add(f"{at[base]}/data", late, "data", base, world, 0, folders, False)
         read = add(f"{at[base]}/train:base", late, "train", base, "base", needs=[first])
         for out, seed in ((dev, DEVELOPMENT), (fresh, FRESH[world]), (much, FRESH[world])):
-            one, more = at[out], 15.0 if out == much else 0.5
+            one, more = at[out], 2.5 if out == much else 0.5
             rows = add(
                 f"{one}/data", late + more, "data", out, world, seed, folders, out == much,
                 needs=[first],
@@ -554,7 +554,7 @@ def table(work: Path, worlds: Sequence[str], folders: Mapping[str, str], results
             return key
 
         for out in (fresh, much):
-            one, more = at[out], late + (15.5 if out == much else 2 + place / 10)
+            one, more = at[out], late + (4.55 if out == much else 2 + place / 10)
             by = "cost" if out == much else "retained"
             ways = [("match", by), *([("match-cheap", "cost")] if out == fresh else [])]
             for name, by in ways:
