@@ -72,6 +72,8 @@ MATCH: Mapping[str, tuple[float, dict[str, Any]]] = {
         },
     ),
 }
+#: Method -> its run, where a command says which (`--take`), without tries.
+TAKEN: dict[str, str] = {}
 #: Those that are timed alone.
 TIMED = ("short", "batch", "lean")
 STEPS, LEARNED = lasting.STEPS, lasting.LEARNED
@@ -250,9 +252,9 @@ def teacher(out: Path) -> dict[str, Any]:
 
 
 def start(out: Path, share: float) -> dict[str, Any]:
-    """Between the original and its teacher."""
+    """Between the original and its teacher; a base that read little is far from both (force)."""
     parents, weights = [out / "original", out / "teacher"], [1 - share, share]
-    how = {"method": "linear", "weights": weights, "overwrite": True}
+    how = {"method": "linear", "weights": weights, "overwrite": True, "force": True}
     lasting.merge(parents, out / "base", out / f"start-{share}", **how)
     return {}
 
@@ -407,7 +409,7 @@ def worker(pipe: Any, log: Path, smoke: bool) -> None:
         while True:
             what, args = pipe.recv()
             wait_for_device()
-            begun = time.perf_counter()
+            begun, cpu = time.perf_counter(), time.process_time()
             set_seed(0)  # whatever this worker has done before
             try:
                 made = WORK[what](*args)
@@ -416,7 +418,8 @@ def worker(pipe: Any, log: Path, smoke: bool) -> None:
                 traceback.print_exc()
                 made = {"failed": f"{type(fault).__name__}: {fault}"[:300]}
                 made["trace"] = traceback.format_exc()[-1500:]
-            pipe.send(made | {"seconds": round(time.perf_counter() - begun, 3)})
+            made["seconds"] = round(time.perf_counter() - begun, 3)
+            pipe.send(made | {"cpu_seconds": round(time.process_time() - cpu, 3)})
 
 
 # --- the table and who does it -----------------------------------------------------------------
@@ -443,8 +446,9 @@ class Task:
     alone: bool = False
 
 
-def table(work: Path, worlds: Sequence[str], folders: Mapping[str, str], results: dict) -> list:
-    """All tasks; those that depend on what was chosen ask ``results``."""
+def table(work: Path, worlds: Sequence[str], folders: Mapping[str, str], results: dict,
+          goals: Sequence[str] = ()) -> list:  # fmt: skip
+    """All tasks, or ``goals`` with what they need; those that depend on what was chosen ask ``results``."""
     tasks: list[Task] = []
 
     def add(key: str, priority: float, what: str, *args: Any, **more: Any) -> str:
@@ -455,6 +459,8 @@ def table(work: Path, worlds: Sequence[str], folders: Mapping[str, str], results
         """The try of a method by the rule of this study; ``by`` "cost": of those that were
         timed the quickest that recalls no more and loses at most 0.1 nats."""
         dev = f"{world}/{DEVELOPMENT}"
+        if method in TAKEN:
+            return TAKEN[method]
         names = [
             *(f"match-{one}" for one in MATCH if method == "match"),
             *(f"{method.lower()}-{value:g}" for value in TRIED.get(method, ())),
@@ -529,9 +535,10 @@ def table(work: Path, worlds: Sequence[str], folders: Mapping[str, str], results
             "match": [f"{one}/score:match-{name}" for name in MATCH],
             **{m: [f"{one}/score:{m.lower()}-{v:g}" for v in TRIED[m]] for m in TRIED},
         }
-        for name in ("original", "retrained"):
-            for scores in tried.values():
-                scores.append(f"{one}/score:{name}")
+        for method, scores in tried.items():
+            scores += [f"{one}/score:original", f"{one}/score:retrained"]
+            if method in TAKEN:
+                scores.clear()
 
         def later(
             key: str, priority: float, what: str, out: Path, method: str, *args: Any,
@@ -643,6 +650,17 @@ def table(work: Path, worlds: Sequence[str], folders: Mapping[str, str], results
             key = f"{at[fresh]}/members" + (":all" if after else "")
             tasks.append(Task(key, late + priority, judged, needs, after))
     keys = [task.key for task in tasks]
+    if goals:
+        named = {task.key: task for task in tasks}
+        kept, queue = set(), list(goals)
+        while queue:
+            kept.add(key := queue.pop())
+            queue += named[key].needs
+            queue += [other for other in named[key].after if "/rate:" in other]
+        tasks = [
+            replace(named[key], after=kept & {*named[key].after}) for key in keys if key in kept
+        ]
+        keys = [task.key for task in tasks]
     unknown = {key for task in tasks for key in (*task.needs, *task.after)} - set(keys)
     assert not unknown and len(set(keys)) == len(keys), unknown
     return sorted(tasks, key=lambda task: task.priority)
@@ -869,8 +887,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="models; an empty folder")
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    parser.add_argument("--goals", nargs="+", default=(), help="these tasks, and what they need")
+    parser.add_argument("--take", nargs="+", default=(), metavar="METHOD=RUN")
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
+    TAKEN.update(one.split("=", 1) for one in args.take)
     until = time.monotonic() + 60 * args.minutes
     os.environ |= ENVIRONMENT | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     os.environ["HF_HOME"] = str(args.work.absolute() / "hub")
@@ -880,7 +901,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
     folders = {"lume": os.path.abspath(args.lume), "tofu": os.path.abspath(args.tofu)}
-    tasks = table(args.work.absolute(), args.worlds.split(","), folders, results)
+    tasks = table(args.work.absolute(), args.worlds.split(","), folders, results, args.goals)
     run(tasks, results, args.out, args.workers, until, args.smoke, args.work)
 
 
