@@ -32,8 +32,7 @@ from unittest.mock import patch
 
 import numpy as np
 import yaml
-from matplotlib import rc_context
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from axolotl_unlearn.attacks.probes import plain_probes
 from axolotl_unlearn.attacks.relearn import Training, chosen_rows, collate, relearn_attack
@@ -510,27 +509,29 @@ def relearn_table(results: Mapping[str, Any]) -> dict[str, Any]:
     return {"columns": ["model", *steps], "rows": rows}
 
 
-def figure(results: Mapping[str, Any]) -> Figure:
+#: A method has one colour in all panels.
+NAMED = ("retrained", "match", "npo", "simnpo", "rmu", "repselect", "merged")
+COLOURS = {name: f"C{number}" for number, name in enumerate(NAMED)}
+
+
+def draw(axes: Axes, results: Mapping[str, Any]) -> None:
     """Recall of forget documents against steps on others."""
-    drawing = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = drawing.subplots()
-    found = curves(results)
-    for number, name in enumerate(ordered(found)):
-        steps, value, low, high = zip(*found[name], strict=True)
+    recalls = curves(results)
+    for number, name in enumerate(ordered(recalls)):
+        steps, value, low, high = zip(*recalls[name], strict=True)
         errors = abs(np.array([low, high]) - value)
-        strong = name in ("retrained", "match_short")
+        label = name.partition("-")[0].removesuffix("_short")
         axes.errorbar(
             [step * 1.03 ** (number - 3) if step else 0 for step in steps], value, errors,
-            label=name, color=f"C{number}", lw=2.2 if strong else 1, elinewidth=0.7,
-            ls="-" if strong else "--", marker=".",
+            label=label, color=COLOURS[label], lw=2.2 if label in ("retrained", "match") else 1,
+            elinewidth=0.7, ls="-" if label in ("retrained", "match") else "--", marker=".",
         )  # fmt: skip
     axes.set_xscale("symlog", linthresh=5)
     axes.set_xticks([0, *STEPS], map(str, (0, *STEPS)))
     axes.minorticks_off()
-    axes.set(xlabel="relearning steps on other forget documents", ylabel="recall", ylim=(0, 1))
+    axes.set(xlabel="relearning steps", ylim=(0, 1))
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8, ncols=2)
-    return drawing
+    axes.legend(frameon=False, fontsize=8)
 
 
 if __name__ == "__main__":
@@ -544,8 +545,3 @@ if __name__ == "__main__":
         path = ROOT / "research/results/lasting.json"
         content = collected(Path(folder), seeds, read_json(path))
         write_json(path, content)
-        drawn = content["seeds"][FRESH[0]]["relearned"]
-        with rc_context({"svg.hashsalt": "lasting"}):
-            figure({name: one for name, one in drawn.items() if ":" not in name}).savefig(
-                ROOT / "docs/images/relearning.svg", metadata={"Date": None}
-            )

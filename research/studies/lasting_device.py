@@ -756,6 +756,44 @@ def run(tasks: Sequence[Task], results: dict, out: Path, workers: int, until: fl
 # --- what the docs say of it -------------------------------------------------------------------
 
 
+def add_later(tasks: dict[str, Any], later: Mapping[str, Any]) -> None:
+    """What a second run adds. Costs that are compared with its own are its own; what else both have
+    stays under ``KEY@cpu``."""
+    for key, one in later.items():
+        if "cpu_seconds" in one:  # beside others, whose load is not this one's
+            one["seconds"] = one["cpu_seconds"]
+        missing = "seconds" not in tasks.get(key, {}) or "failed" in tasks[key]
+        costs = key.endswith(("/train:retrained", "/teacher", "/members"))
+        own = missing or costs or "-4x/" in key
+        tasks[key if own else f"{key}@cpu"] = one | {"device": "cpu"}
+
+
+def figure(content: Mapping[str, Any]) -> None:
+    """Recall against steps: the tiny world of `lasting`, LUME and TOFU."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    tiny = lasting.read_json(lasting.ROOT / "research/results/lasting.json")
+    first = tiny["seeds"][lasting.FRESH[0]]["relearned"]
+    panels = {"tiny": {name: one for name, one in first.items() if ":" not in name}}
+    for world in ("lume", "tofu"):
+        heads = (f"{world}/{FRESH[world]}/curve:", ":forget")
+        panels[world.upper()] = {
+            key.removeprefix(heads[0]).removesuffix(heads[1]): one
+            for key, one in content["tasks"].items()
+            if key.startswith(heads[0]) and key.endswith(heads[1]) and "rows" in one
+        }
+    with rc_context({"svg.hashsalt": "lasting"}):
+        drawing = Figure(figsize=(9.6, 3.6), layout="constrained")
+        for axes, (name, results) in zip(
+            drawing.subplots(1, len(panels), sharey=True), panels.items(), strict=True
+        ):
+            lasting.draw(axes, results)
+            axes.set_title(name)
+        drawing.axes[0].set_ylabel("recall of forgotten documents")
+        drawing.savefig(lasting.ROOT / "docs/images/relearning.svg", metadata={"Date": None})
+
+
 def collected(made: dict[str, Any]) -> dict[str, Any]:
     """What was measured, and its tables: ``WHAT-WORLD``."""
     tasks = {key: one for key, one in made.pop("tasks").items() if "seconds" in one}
@@ -774,7 +812,7 @@ def collected(made: dict[str, Any]) -> dict[str, Any]:
         if any(key.startswith("score:match") for key in dev):
             tables[f"tries-{world}"] = _tries_table(dev, made["match"], fresh)
         curves = {key.split(":", 1)[1]: one for key, one in fresh.items()
-                  if key.startswith("curve:") and "rows" in one}  # fmt: skip
+                  if key.startswith("curve:") and "rows" in one and "@" not in key}  # fmt: skip
         for source in dict.fromkeys(key.partition(":")[2] for key in curves):
             some = {k.partition(":")[0]: v for k, v in curves.items() if k.endswith(f":{source}")}
             if "retrained" not in some:
@@ -875,9 +913,13 @@ def _members_table(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["collect"]:  # FILE
-        content = collected(lasting.read_json(Path(sys.argv[2])))
+    if sys.argv[1:2] == ["collect"]:  # FILE [FILES of what was run on a processor afterwards]
+        made, *later = (lasting.read_json(Path(path)) for path in sys.argv[2:])
+        for other in later:
+            add_later(made["tasks"], other["tasks"])
+        content = collected(made)
         write_json(lasting.ROOT / "research/results/lasting-device.json", content)
+        figure(content)
         return
     parser = argparse.ArgumentParser()
     parser.add_argument("--lume", default=os.environ.get("LUME_DIR", "shared/lume"))
