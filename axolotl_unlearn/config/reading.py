@@ -32,7 +32,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UnlearnError(f"{path} does not exist; give the path of an Axolotl config.")
     try:
-        cfg = yaml.load(path.read_text("utf-8"), _Once)
+        cfg = _Once(path.read_text("utf-8")).get_single_data()
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
