@@ -402,6 +402,25 @@ def test_what_is_put_in_together_comes_to_the_file_at_once(tmp_path):
     assert [float(again[key][-1]) for key in sorted(again)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("bit", [1, 0x80])
+def test_a_changed_bit_in_a_store_is_a_sentence_or_a_row_that_is_asked_again(tmp_path, bit):
+    store = RowStore(tmp_path, "logp")
+    values = {bytes([i]) * 16: torch.arange(5.0) + i for i in range(3)}
+    for key, value in values.items():
+        store[key] = value
+    store.close()
+    path = tmp_path / "logp-0.bin"
+    content = path.read_bytes()
+    for place in range(len(content) // 3):
+        path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+        try:
+            read = {key: store[key] for store in [RowStore(tmp_path, "logp")] for key in store}
+        except UnlearnError as error:
+            assert "damaged" in str(error)
+        else:
+            assert all(torch.equal(value, values[key]) for key, value in read.items()), place
+
+
 def test_damaged_store_is_an_error(tmp_path):
     store = RowStore(tmp_path, "logp")
     store[b"k" * 16] = torch.arange(4.0)

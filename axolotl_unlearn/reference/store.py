@@ -30,6 +30,10 @@ _HEAD = struct.Struct("<I16sqqi")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+def _damaged(path: Path) -> UnlearnError:
+    return UnlearnError(f"{path} is damaged; delete the folder {path.parent} and it is made again.")
+
+
 def _records(path: Path) -> Iterator[tuple[bytes, int, int]]:
     """Key, start and stop of each record of a file, up to one that is half-written."""
     size, start = path.stat().st_size, 0
@@ -37,6 +41,8 @@ def _records(path: Path) -> Iterator[tuple[bytes, int, int]]:
         while start + _HEAD.size <= size:
             file.seek(start)
             _, key, rows, columns, dtype = _HEAD.unpack(file.read(_HEAD.size))
+            if min(rows, columns, dtype) < 0 or dtype >= len(_DTYPES):
+                raise _damaged(path)
             stop = start + _HEAD.size + rows * max(1, columns) * _DTYPES[dtype].itemsize
             if stop > size:
                 return
@@ -55,7 +61,7 @@ class RowStore:
         limit: Bytes of this part's file above which a value is not kept.
 
     Raises:
-        UnlearnError: On reading a value whose checksum is wrong.
+        UnlearnError: A head cannot be, or on reading a value its checksum is wrong.
     """
 
     def __init__(
@@ -119,9 +125,7 @@ class RowStore:
         record = np.array(self._maps[path][start:stop])  # a copy: the map is read-only
         checksum, _, rows, columns, dtype = _HEAD.unpack_from(record)
         if zlib.crc32(record[4:]) != checksum:
-            raise UnlearnError(
-                f"{path} is damaged; delete the folder {path.parent} and it is made again."
-            )
+            raise _damaged(path)
         values = record[_HEAD.size :]
         if columns:
             values = values.reshape(rows, columns * _DTYPES[dtype].itemsize)
