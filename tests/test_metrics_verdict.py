@@ -386,6 +386,24 @@ def test_an_attack_file_without_p_is_not_whole():
     assert status(entry(), attacks=[old]) == "not measured"
 
 
+def test_an_attack_that_only_says_what_is_missing_is_not_whole():
+    for half in ({}, {"tests": None}):
+        file = {"attack": "membership", "model": entry()["name"], "missing": ["loss"], **half}
+        assert status(entry(), attacks=[file]) == "not measured"
+
+
+@pytest.mark.parametrize("models", ["named", None, "other"])
+def test_attacks_on_membership_of_one_file_for_all_models_are_not_passed_over(tmp_path, models):
+    """Their verdicts are in a file for each model; where that lacks, evidence is missing."""
+    from axolotl_unlearn.report.inputs import attack_results
+
+    name = entry()["name"]
+    content = {"models": {name if models == "named" else "other": {}} if models else None}
+    (tmp_path / "membership.json").write_text(json.dumps(content))
+    now = status(entry(), attacks=attack_results(tmp_path))
+    assert now == (status(entry()) if models == "other" else "not measured")
+
+
 def test_single_members_of_a_model_like_the_retrained_one_are_told_at_most_nominally():
     """Both at an AUC of .67. Members beyond each model's own cut gave 10 % false alarms at 5 %,
     because a cut is noise that all members of a model share."""

@@ -359,6 +359,14 @@ def test_states_are_remembered_and_a_killed_run_goes_on_with_those_of_its_checkp
     assert losses(afresh, batches) == expected and afresh.forwards == whole.forwards
 
 
+def test_a_checkpoint_without_the_answers_that_it_counts_is_said(tmp_path, caplog):
+    """One that was copied alone, or whose run's folder another run has begun anew."""
+    model = with_lora(tiny_llama(seed=1))
+    reference = make_reference("auto", model, starting_adapter=False, plan=ChunkPlan())
+    reference.keep_for_run(tmp_path, 1, known={"logp-0": 7})
+    assert "logp-0.bin holds 0 of the 7 answers" in caplog.text
+
+
 def test_two_processes_share_the_work(tmp_path):
     """Each computes every second batch into files of its own; both read all."""
     model, entries = tiny_llama(seed=1), entries_for(*CONFIGS)

@@ -390,6 +390,8 @@ class Attack(Part):
     def _all_there(self) -> Attack:
         if sum(map(bool, (self.rows, self.views, self.tests or self.missing))) != 1:
             raise ValueError("it must hold one kind of attack")
+        if self.missing and "tests" not in self.model_fields_set:
+            raise ValueError("what is missing stands beside tests")
         # The first row is the model as it is.
         controlled = {row.above_control is not None for row in self.rows[1:]}
         if len(controlled) > 1 or (self.views and len(self.views) < 2):

@@ -8,6 +8,7 @@ with the k most likely tokens). So later epochs need no reference forward.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from axolotl_unlearn.reference.store import RowStore
 
 if TYPE_CHECKING:
     from axolotl_unlearn.experimental.twins import Twins
+
+LOG = logging.getLogger(__name__)
 
 
 class Reference:
@@ -71,7 +74,13 @@ class Reference:
             self.remember_hidden = True
             self._hidden = RowStore(folder, "states", part, alone=True, limit=gib * 2**30)
         for store in self._on_disk():
-            store.keep((known or {}).get(store.path.stem, 0))
+            store.keep(count := (known or {}).get(store.path.stem, 0))
+            if len(store) < count:
+                LOG.warning(
+                    "%s holds %d of the %d answers that the checkpoint counts; the others are "
+                    "computed again, and the last bits of the weights may differ.",
+                    store.path, len(store), count,
+                )  # fmt: skip
 
     def counts(self) -> dict[str, int]:
         """How many answers each file has."""

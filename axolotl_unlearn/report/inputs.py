@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,23 @@ def folder_of(results: str | Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def attack_results(folder: Path, but: Iterable[Path] = ()) -> list[dict[str, Any]]:
+def attack_results(folder: Path, but: Collection[Path] = ()) -> list[dict[str, Any]]:
     """What each attack wrote into a file of its own, ``but`` those files.
 
     Half a file too: the verdict does not pass over it.
     """
     files = map(_json, sorted({*folder.glob("*-*.json")} - {*but}))
     marks = {"attack", "title", "model", "rows", "views", "tests"}
-    return [one for one in files if isinstance(one, dict) and len(marks & one.keys()) > 1]
+    attacks = [one for one in files if isinstance(one, dict) and len(marks & one.keys()) > 1]
+    together = folder / "membership.json"  # of all models; what a model's own file lacks is missing
+    if together.is_file() and together not in but:
+        content = _json(together)
+        models = content.get("models") if isinstance(content, dict) else None
+        read = {str(one.get("model")) for one in attacks if "tests" in one}
+        lacking = {*models} - read if isinstance(models, dict) else {None}
+        half = {"attack": "membership", "title": "Attacks on membership", "tests": {}}
+        attacks += [half | {"model": name} for name in sorted(lacking, key=str)]
+    return attacks
 
 
 def _json(path: Path) -> Any:
