@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -806,3 +807,17 @@ print("npo", OBJECTIVES["npo"].function(scores).values.item())
     assert "beta: Input should be greater than 0" in run.stderr
     assert "loaded []" in lines
     assert lines[-1].startswith("npo 13.86")  # 2 / .1 * ln 2
+
+
+@pytest.mark.parametrize(
+    "text, fault",
+    [
+        ("a: &a {lr: 1}\nb: {c: &c {<<: *a, lr: 2}}\nd: {<<: *c, s: 3}\n", None),
+        ("d: {<<: {lr: 1, lr: 2}, s: 3}\n", "'lr' stands twice"),
+    ],
+)
+def test_merged_blocks_are_looked_at_as_they_are_written(tmp_path, text, fault):
+    path = tmp_path / "a.yml"
+    path.write_text(text)
+    with pytest.raises(UnlearnError, match=fault) if fault else nullcontext():
+        assert read_config(path)["d"] == {"lr": 2, "s": 3}

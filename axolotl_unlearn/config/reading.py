@@ -13,14 +13,16 @@ from axolotl_unlearn.errors import UnlearnError
 class _Once(yaml.SafeLoader):
     """YAML of which no block has a key twice: the last one would count."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        # Before blocks are merged by `<<`, which puts the keys of several into one.
+        node = super().compose_mapping_node(anchor)
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for key, _ in node.value:
             if names.count(key.value) > 1 and key.value != "<<":
                 raise yaml.constructor.ConstructorError(
                     problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
                 )
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def read_config(path: Path) -> dict[str, Any]:
