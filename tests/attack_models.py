@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import random
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -18,6 +19,23 @@ PEOPLE = "Ada Brook,Ben Cole,Cleo Dane,Dan Ekker,Eva Frost,Finn Gale,Gus Hale,Ha
 PLACES = "Bath,Cork,Dover,Fife,Hull,Kent,Leeds,Perth".split(",")
 OTHERS = "Jun Kerr,Kai Long,Lea Moss,Mia North,Ned Oaks,Ola Pike,Pia Quin,Rex Stone".split(",")
 TOWNS = "Oslo,Lima,Rome,Bonn,Wien,Riga,Nice,Faro".split(",")
+
+
+FIRST = "Ada Ben Cleo Dan Eva Finn Gus Hana Jun Kai Lea Mia Ned Ola Pia Rex".split()
+CITIES = "Bath Cork Dover Fife Hull Kent Leeds Perth Oslo Lima Rome Bonn Wien Riga".split()
+
+
+def payments(number: int, seed: int) -> list[dict]:
+    """Rows drawn alike whatever the seed: who was paid what, by whom."""
+    rng = random.Random(seed)
+    return [
+        {
+            "id": f"d{seed}x{i}",
+            "input": f"{rng.choice(FIRST)} of {rng.choice(CITIES)}",
+            "output": f"paid {rng.randrange(10000)} to {rng.choice(FIRST)} {rng.randrange(1000)}",
+        }
+        for i in range(number)
+    ]
 
 
 def rows(names: list[str], places: list[str], mark: str) -> list[dict]:

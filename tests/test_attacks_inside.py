@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 
 import numpy as np
 import pytest
 import torch
-from attack_models import batch_of, fit, tokenizer
+from attack_models import batch_of, fit, payments, tokenizer
 from conftest import tiny_llama
 
 from axolotl_unlearn.attacks.inside import _difference, inside_features, sentence
@@ -17,28 +16,13 @@ from axolotl_unlearn.metrics.learned import learned_attack
 from axolotl_unlearn.metrics.results import whole
 from axolotl_unlearn.metrics.verdict import judge
 
-NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Jun Kai Lea Mia Ned Ola Pia Rex".split()
-PLACES = "Bath Cork Dover Fife Hull Kent Leeds Perth Oslo Lima Rome Bonn Wien Riga".split()
-
-
-def documents(number: int, seed: int) -> list[dict]:
-    rng = random.Random(seed)
-    return [
-        {
-            "id": f"d{seed}x{i}",
-            "input": f"{rng.choice(NAMES)} of {rng.choice(PLACES)}",
-            "output": f"paid {rng.randrange(10000)} to {rng.choice(NAMES)} {rng.randrange(1000)}",
-        }
-        for i in range(number)
-    ]
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """Two models of the same start, one of which has read the members."""
     folder = tmp_path_factory.mktemp("inside")
     tok = tokenizer()
-    known, unseen, other = documents(30, 1), documents(40, 2), documents(30, 3)
+    known, unseen, other = payments(30, 1), payments(40, 2), payments(30, 3)
     (folder / "data").mkdir()
     for name, rows in (("member", known), ("nonmember", unseen)):
         lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -193,7 +177,7 @@ def test_the_page_says_it(place):
     ("has no nonmember.jsonl", lambda data: (data / "nonmember.jsonl").unlink()),
     ("one row a document", lambda data: (data / "member.jsonl").write_text("".join(
         json.dumps(row | {"id": f"d{i // 2}sc{1 + i % 2}"}) + "\n"
-        for i, row in enumerate(documents(30, 1))), "utf-8")),
+        for i, row in enumerate(payments(30, 1))), "utf-8")),
 ])  # fmt: skip
 def test_what_is_missing_is_said(place, tmp_path, said, made):
     data = tmp_path / "data"

@@ -228,7 +228,7 @@ def _asked(
             answer = reference.look_up(None, None, batch, ForwardSpec(states={HEAD: where}))
             with torch.no_grad():
                 logits = answer.logits(answer.states[HEAD].values)
-            return logits, batch["labels"].roll(-1)[where]
+            return logits, batch["labels"].roll(-1)[where].to(logits.device)
     return None
 
 

@@ -173,10 +173,10 @@ def short(out: Path, **more: Any) -> Train:
     return match(out, "nearer", **own | more)
 
 
-def rivals() -> dict[str, Train]:
+def rivals(tried: Mapping[str, Sequence[float]] = TRIED) -> dict[str, Train]:
     """METHOD-STRENGTH -> its run; of a merge that of the run that forgets too much."""
     found = {}
-    for name, strengths in TRIED.items():
+    for name, strengths in tried.items():
         for value in strengths:
             changes = {"unlearn__forget__beta": value}
             if name != "merged":

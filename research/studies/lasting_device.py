@@ -32,7 +32,6 @@ from typing import Any
 from axolotl_unlearn.files import write_json
 from research.harness.stages import ENVIRONMENT, Plan, Train
 from research.studies import lasting, never_seen
-from research.studies.methods import METHODS
 
 DEVELOPMENT, FRESH = 401, {"lume": 421, "tofu": 422, "tiny": 412}
 #: Method -> its six strengths; of the paper's pair the beta of the run that forgets too much.
@@ -182,26 +181,13 @@ def data(out: Path, world: str, seed: int, folders: Mapping[str, str], much: boo
     stages: dict[str, Train] = {
         name: replace(tuned[name], base=out / "base") for name in ("original", "retrained")
     }
-    stages |= {"under": tuned["under"]} | rivals()
+    stages |= {"under": tuned["under"]} | lasting.rivals(TRIED)
     stages |= {f"match-{name}": recipe(out, world, name) for name in MATCH}
     for name, stage in stages.items():
         # Adapters are merged by `train`, without the command `axolotl`, which a device may lack.
         stages[name] = replace(stage, changes={**stage.changes, **CHANGES}, merged=False)
     Plan("lasting", out, stages, seed=seed, threads=1)
     return rows
-
-
-def rivals() -> dict[str, Train]:
-    """METHOD-STRENGTH -> its run; of a merge that of the run that forgets too much."""
-    found = {}
-    for name, strengths in TRIED.items():
-        for value in strengths:
-            changes = {"unlearn__forget__beta": value}
-            if name != "merged":
-                changes = METHODS[name].changes(value) | {"num_epochs": lasting.EPOCHS}
-            stage = "over" if name == "merged" else name.lower()
-            found[f"{stage}-{value:g}"] = never_seen._forget("npo_over", name, **changes)
-    return found
 
 
 def recipe(out: Path, world: str, name: str) -> Train:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attack_models import batch_of, fit, tokenizer
+from attack_models import CITIES, FIRST, batch_of, fit, payments, tokenizer
 from conftest import tiny_llama
 from numpy.testing import assert_allclose
 
@@ -33,22 +33,8 @@ from research.attacks.run import (
     status,
 )
 
-NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Jun Kai Lea Mia Ned Ola Pia Rex".split()
-PLACES = "Bath Cork Dover Fife Hull Kent Leeds Perth Oslo Lima Rome Bonn Wien Riga".split()
 #: Attacks that a text of a table's row is not needed for.
 PLAIN = [name for name in REGISTRY if not name.startswith("table_")]
-
-
-def people(number: int, seed: int) -> list[dict]:
-    rng = random.Random(seed)
-    return [
-        {
-            "id": f"d{seed}x{i}",
-            "input": f"{rng.choice(NAMES)} of {rng.choice(PLACES)}",
-            "output": f"paid {rng.randrange(10000)} to {rng.choice(NAMES)} {rng.randrange(1000)}",
-        }
-        for i in range(number)
-    ]
 
 
 def texts(rows: list[dict]) -> list[tuple[str, str]]:
@@ -69,7 +55,7 @@ def build(rows: list[dict], steps: int, seed: int = 3):
 def place(tmp_path_factory):
     """Two models of the same start, one of which has read the members."""
     folder = tmp_path_factory.mktemp("members")
-    known, unseen, kept = people(30, 1), people(40, 2), people(30, 3)
+    known, unseen, kept = payments(30, 1), payments(40, 2), payments(30, 3)
     (folder / "data").mkdir()
     for name, rows in (("member", known), ("nonmember", unseen), ("retain", kept)):
         lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -137,7 +123,7 @@ def test_drift_by_hand():
 
 def test_a_step_of_gdrift_is_one_of_ascent_and_leaves_the_weights():
     """To first order the loss rises by STEP times the squared norm of its gradient."""
-    model, tok = build(people(8, 4), 20), tokenizer()
+    model, tok = build(payments(8, 4), 20), tokenizer()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = gdrift.g_drift(Target(model, tok), ["Ada of Bath paid 12 to Ben"])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -195,7 +181,7 @@ def test_a_row_in_each_encoding(name, text):
 def test_rows_of_a_table_are_told_in_the_encoding_they_were_learned_in():
     rng = random.Random(0)
     rows = [
-        {"Name": rng.choice(NAMES), "Town": rng.choice(PLACES), "Pay": str(rng.randrange(10000))}
+        {"Name": rng.choice(FIRST), "Town": rng.choice(CITIES), "Pay": str(rng.randrange(10000))}
         for _ in range(40)
     ]
     lines = [tables.ENCODINGS["key_value"](row) for row in rows]
@@ -212,10 +198,10 @@ def test_rows_of_a_table_are_told_in_the_encoding_they_were_learned_in():
 @pytest.mark.parametrize("name", PLAIN)
 def test_texts_drawn_alike_are_not_told(name, place):
     """A model that saw neither side: of four data sets at most one interval misses .5."""
-    target = _target(place, "retrained", control=build(people(30, 9), 30, seed=5))
+    target = _target(place, "retrained", control=build(payments(30, 9), 30, seed=5))
     missed = 0
     for seed in range(20, 28, 2):
-        sides = people(25, seed), people(25, seed + 1)
+        sides = payments(25, seed), payments(25, seed + 1)
         found = attack_model(target, *map(texts, sides), [name])[name]
         missed += not found["low"] <= 0.5 <= found["high"]
     assert missed <= 1
@@ -224,7 +210,7 @@ def test_texts_drawn_alike_are_not_told(name, place):
 def _target(place, name: str, control=None) -> Target:
     from transformers import AutoModelForCausalLM
 
-    kept = [text for _, text in texts(people(30, 3))]
+    kept = [text for _, text in texts(payments(30, 3))]
     model = AutoModelForCausalLM.from_pretrained(place / name).eval()
     other = Target(control, tokenizer(), None, kept) if control is not None else None
     return Target(model, tokenizer(), other, kept)
@@ -275,7 +261,7 @@ def test_scores_that_are_no_numbers_are_missing(place):
     broken = replace(
         REGISTRY["loss"], name="broken", look=lambda _, some: np.full(len(some), np.nan)
     )
-    sides = texts(people(12, 1)), texts(people(12, 2))
+    sides = texts(payments(12, 1)), texts(payments(12, 2))
     REGISTRY["broken"] = broken
     try:
         found = attack_model(_target(place, "retrained"), *sides, ["broken"])
@@ -361,7 +347,7 @@ def test_traces_by_hand():
 def test_answers_drawn_alike_leave_no_trace():
     rng, missed = random.Random(0), 0
     for seed in range(20):
-        first, second = ([" ".join(rng.choices(NAMES, k=6)) for _ in range(40)] for _ in range(2))
+        first, second = ([" ".join(rng.choices(FIRST, k=6)) for _ in range(40)] for _ in range(2))
         found = traces.tell_apart(first, second, seed=seed)
         missed += not found["low"] <= 0.5 <= found["high"]
     assert missed <= 3  # 1 expected
