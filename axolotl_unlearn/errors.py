@@ -11,7 +11,16 @@ class UnlearnError(ValueError):
     """A fault in what the user gave: one sentence naming file, row or key, and the cure.
 
     The command line prints it as ``Error: ...`` and exits with code 2.
+
+    Args:
+        message: the sentence.
+        code: names the kind of fault for programs and tests, as ``room.what-is-wrong``
+            (``"config.unknown-key"``). It stays when the sentence is put in other words.
     """
+
+    def __init__(self, message: str = "", *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @contextmanager
