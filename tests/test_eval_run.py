@@ -124,20 +124,17 @@ def test_results_say_how_they_were_made(home, results):
     digests = [model["weights"] for model in written["models"]]
     assert [len(digest) for digest in digests] == [64, 64] and digests[0] != digests[1]
     settings = written["settings"]
-    assert settings["resamples"] == 50 and settings["seed"] == 0 and settings["mmlu_shots"] == 0
+    assert settings["resamples"] == 50 and settings["seed"] == 0
     assert Settings.read(settings) == Settings(**settings)
     assert Settings.read({**settings, "of a later version": 1}) == Settings(**settings)
 
 
 def test_compare_reads_the_settings_back(home, tmp_path):
-    """Of an evaluation with options that change the data: MMLU's files, a limit. `compare` ended
+    """Of an evaluation with options that change the data. `compare` ended
     in a TypeError on every call."""
-    mmlu = tmp_path / "mmlu" / "test"
-    mmlu.mkdir(parents=True)
-    (mmlu / "law_test.csv").write_text("Who?,a,b,c,d,B\nWhat?,e,f,g,h,A\n")
     shutil.copytree(home / "broken", tmp_path / "broken")
     models = [str(home / "original"), f"after={tmp_path / 'broken'}"]
-    options = OPTIONS | {"mmlu_dir": mmlu.parent, "limit": 40}
+    options = OPTIONS | {"limit": 40}
     first, second = evaluate(models, home / "data", tmp_path / "eval", **options)
     # What the results name is compared as it was: its weights are not looked at again.
     shutil.rmtree(tmp_path / "broken")
@@ -444,7 +441,7 @@ def test_utility_is_told_by_group_of_questions(tmp_path):
     """Two of three replayed questions right, none of one held out: .667 and 0."""
     from types import SimpleNamespace
 
-    from axolotl_unlearn.evaluation.mmlu import read_options
+    from axolotl_unlearn.evaluation.options import read_options
     from axolotl_unlearn.evaluation.summary import _utility_groups
 
     groups = ["replayed", "held out", "replayed", "replayed"]

@@ -9,7 +9,6 @@ import pytest
 from eval_model import documents_of, made_up_rows, write_folder
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.mmlu import read_mmlu
 from axolotl_unlearn.evaluation.sets import interleave, load_sets
 from axolotl_unlearn.metrics.semeval import CELLS
 
@@ -210,45 +209,7 @@ def test_wrong_encoding_and_wrong_types(folder):
 def test_no_utility_is_a_note_with_the_cure(folder):
     (folder / "general.jsonl").unlink()
     sets = load_sets(folder)
-    assert sets.utility == [] and "general.jsonl" in sets.notes[0] and "mmlu" in sets.notes[0]
-
-
-def mmlu_folder(home: Path) -> Path:
-    for part, rows in {
-        "dev": [["2 + 2?", "1", "2", "3", "4", "D"]],
-        "test": [["1 + 1?", "2", "3", "4", "5", "A"], ['Say "b, c"', "a", "b, c", "x", "y", "B"]],
-    }.items():
-        (home / part).mkdir(parents=True)
-        lines = [",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows]
-        (home / part / f"abstract_algebra_{part}.csv").write_text("\n".join(lines) + "\n")
-    return home
-
-
-def test_mmlu_in_its_original_layout(folder, tmp_path):
-    """The prompt of Hendrycks et al. (arXiv 2009.03300), zero and one shot."""
-    home = mmlu_folder(tmp_path / "mmlu")
-    first, second = read_mmlu(home)
-    assert first.context == (
-        "The following are multiple choice questions (with answers) about abstract algebra.\n\n"
-        "1 + 1?\nA. 2\nB. 3\nC. 4\nD. 5\nAnswer:"
-    )
-    assert first.continuations == (" A", " B", " C", " D")
-    assert (first.answer, second.answer) == (0, 1)
-    shot = read_mmlu(home, shots=1)[0].context
-    assert "2 + 2?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer: D\n\n1 + 1?" in shot
-    sets = load_sets(folder, mmlu_dir=home)
-    assert sets.utility_source == "mmlu" and len(sets.utility) == 2
-    with pytest.raises(UnlearnError, match="has 1 rows but mmlu_shots is 5"):
-        read_mmlu(home, shots=5)
-
-
-def test_mmlu_faults(tmp_path):
-    with pytest.raises(UnlearnError, match="holds no test/<subject>_test.csv"):
-        read_mmlu(tmp_path)
-    home = mmlu_folder(tmp_path / "mmlu")
-    (home / "test" / "abstract_algebra_test.csv").write_text("a,b,c\n")
-    with pytest.raises(UnlearnError, match="row 1: expected question, four options"):
-        read_mmlu(home)
+    assert sets.utility == [] and "general.jsonl" in sets.notes[0]
 
 
 def test_only_the_embedded_data_count_as_made_up(folder):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import secrets
 import signal
 import socket
@@ -18,16 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from rich.console import Console
 from safetensors.torch import load_file
 from test_eval_run import OPTIONS, evaluate, home  # noqa: F401
 from test_train_axolotl import stage, train  # noqa: F401
 from test_training_processes import NPO, assert_equal, cut
 
-from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.measure import Session
 from research.harness.runner import Job, Stage
 
 ROOT = Path(__file__).parents[1]
@@ -73,42 +68,6 @@ def cluster(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_models_are_evaluated_in_tasks(home, tmp_path, cluster, monkeypatch):  # noqa: F811
-    """To the numbers of one process, which loads none of them itself."""
-    models = [str(home / "original"), f"retrained={home / 'broken'}"]
-    alone = evaluate(models, home / "data", tmp_path / "alone", **OPTIONS)
-    monkeypatch.setattr(Session, "load", None)
-    words = ["eval", *models, "--data", str(home / "data"), "--out", str(tmp_path / "ray")]
-    words += ["--min-members", "1", "--max-gen-toks", "12", "--resamples", "50", "--ray", cluster]
-    done = CliRunner().invoke(unlearn, words, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "ray/results.json").read_text())["models"]
-    for one, other in zip(found, json.loads(json.dumps(alone)), strict=True):
-        assert one | {"seconds": 0} == other | {"seconds": 0}
-    assert not list((tmp_path / "ray").glob("ray-*"))
-
-
-@pytest.mark.slow
-def test_each_subject_of_a_command_is_a_task(home, cluster, tmp_path):  # noqa: F811
-    """Of an attack a model, of `request run` a request; what they say comes in order, and the exit
-    code is of the first that failed."""
-    models = [f"{name}={home / name}" for name in ("original", "broken")]
-    words = ["attack", "quantise", *models, "--schemes", "int8", "--limit", "2", "--ray", cluster]
-    words += ["--data", str(home / "data"), "--out", str(tmp_path), "--max-new-tokens", "2"]
-    done = CliRunner().invoke(unlearn, words, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    assert re.findall(r"/quantise-(\w+)", "".join(done.stdout.split())) == ["original", "broken"]
-    assert len(list(tmp_path.glob("quantise-*.json"))) == 2
-    gone = [str(tmp_path / name) for name in ("one", "two")]
-    words = ["--json", "request", "run", *gone, "--ray", cluster]
-    done = CliRunner().invoke(unlearn, words)
-    found = json.loads(done.stdout)
-    assert done.exit_code == found["exit"] == 2
-    assert [name in one["error"] for name, one in zip(gone, found["tasks"], strict=True)] == [1, 1]
-    assert CliRunner().invoke(unlearn, ["request", "run", *gone]).exit_code == 2
-
-
-@pytest.mark.slow
 def test_the_stages_of_a_job_are_tasks(cluster, tmp_path):
     """A leaderboard's trials are such; what has a stamp is kept, and a failure ends the others."""
     write = "import os, sys, pathlib; print('said', os.environ['RAY_JOB_ID']);"
@@ -142,27 +101,6 @@ def test_the_stages_of_a_job_are_tasks(cluster, tmp_path):
     assert (tmp_path / "one").read_text() == "x1"
     assert "said" in (tmp_path / "logs/one.log").read_text()
     assert job(write) == {"one": "kept", "two": "kept", "table": "done"}
-
-
-@pytest.mark.parametrize("option", ["--ray", "--ray=auto", "--ray=nonsense"])
-def test_ray_that_is_not_installed_is_one_sentence(monkeypatch, option):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    done = CliRunner().invoke(unlearn, ["attack", "quantise", "m", option])
-    assert done.exit_code == 2 and "`--ray` needs Ray" in done.output
-
-
-def test_a_cluster_that_does_not_come_up_is_one_sentence(monkeypatch):
-    """Ray's own fault on a busy machine is a plain Exception, and ended in a traceback."""
-
-    def fails(*_, **__):
-        raise Exception("The current node timed out during startup.\nMore.")
-
-    # Ray itself, imported before `cluster` has set its variables, would have no token.
-    monkeypatch.setitem(
-        sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=fails)
-    )
-    done = CliRunner().invoke(unlearn, ["attack", "quantise", "m", "--ray"])
-    assert done.exit_code == 2 and "(The current node timed out during startup.)" in done.output
 
 
 @pytest.mark.slow

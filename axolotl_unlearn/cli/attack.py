@@ -12,7 +12,6 @@ import click
 
 from axolotl_unlearn.cli._json import answer
 from axolotl_unlearn.cli._options import ATTACKED, data_option, out_option, show
-from axolotl_unlearn.cli._ray import RayCommand
 from axolotl_unlearn.errors import UnlearnError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -112,7 +111,7 @@ def command() -> None:
     """
 
 
-@command.command(cls=RayCommand)
+@command.command()
 @_common
 @_default("--schemes", "int8,int4,nf4", "Also fp4.", callback=_parts(str))
 @_default("--group", 64, "Weights that share a 4-bit scale.")
@@ -124,7 +123,7 @@ def quantise(data_dir: Path, out: Path, limit: int | None, **options: Any) -> No
     _finish(out, data_dir, *quantise_attack(subject, store, control=control, **options))
 
 
-@command.command(cls=RayCommand)
+@command.command()
 @_common
 @_default(
     "--source", "retain", "What to train on: retain, neighbours (the retain rows most like a forget"
@@ -155,7 +154,7 @@ def relearn(data_dir: Path, out: Path, source: str, lr: float | None, **options:
     _finish(out, data_dir, *relearn_attack(subject, store, **rows, **how, control=control))
 
 
-@command.command(cls=RayCommand)
+@command.command()
 @_common
 @_default("--variants", "affirmative,prefix,paraphrase,examples,document", callback=_parts(str))
 @_default("--prefixes", "0.25,0.5", callback=_parts(float))
@@ -174,7 +173,7 @@ def prompt(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None
     show(*(f"Not asked: {name} ({why})." for name, why in result["skipped"].items()))
 
 
-@command.command(cls=RayCommand)
+@command.command()
 @_options("Folder with member.jsonl and nonmember.jsonl.", _default("--batch-size", 8), _JOIN)
 def inside(model: str, data_dir: Path, out: Path, control: str | None, **options: Any) -> None:
     """Tell members by hidden states and gradients, as one can who has the weights.

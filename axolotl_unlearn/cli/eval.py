@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -12,46 +9,10 @@ from click.core import ParameterSource
 
 from axolotl_unlearn.cli._json import answer, read_json
 from axolotl_unlearn.cli._options import PATH, say, show
-from axolotl_unlearn.cli._ray import RayCommand, run
 from axolotl_unlearn.errors import UnlearnError
 
 
-class _Evaluation(RayCommand):
-    """With ``--ray`` a task a model fills the store, the original first; the rest is done here."""
-
-    def invoke(self, context: click.Context):
-        address, names, options, _ = context.meta["ray"]
-        given = context.params
-        if address is not None and not given["compare"]:
-            if given["no_cache"]:
-                raise UnlearnError("`--ray` goes through the store: leave out `--no-cache`.")
-            Path(given["out_dir"]).mkdir(parents=True, exist_ok=True)
-            store = given["store"] or Path(given["out_dir"], "cache")
-            options += ["--store", str(store), "--resamples", "0", "--quiet", "--out"]
-            with TemporaryDirectory(dir=given["out_dir"], prefix="ray-") as out:
-                for wave in filter(None, _waves(given["models"], given["original"])):
-                    tasks = [
-                        [*names, *models, *options, f"{out}/{number}-{len(models)}"]
-                        for number, models in enumerate(wave)
-                    ]
-                    for code, _, says in run(tasks, address):
-                        if code:
-                            raise UnlearnError(says.strip().rpartition("Error: ")[2])
-        return super(RayCommand, self).invoke(context)
-
-
-def _waves(models: Sequence[str], original: str | None) -> tuple[list[list[str]], ...]:
-    """The original alone, then each of the others beside it."""
-    from axolotl_unlearn.models import original_of, parse_models
-
-    specs = parse_models(models)
-    before = original_of(specs, original)
-    known = [f"{before.name}={before.source}"] if before else []
-    others = [f"{one.name}={one.source}" for one in specs if one is not before]
-    return [known] if known else [], [[*known, other] for other in others]
-
-
-@click.command("eval", cls=_Evaluation)
+@click.command("eval")
 @click.argument("models", nargs=-1, required=True)
 @click.option("--data", "data_dir", type=PATH, help="[examples/demo]")
 @click.option("--out", "out_dir", type=PATH, default="out/eval")
@@ -64,8 +25,6 @@ def _waves(models: Sequence[str], original: str | None) -> tuple[list[list[str]]
 @click.option("--dtype", help="float32, bfloat16, float16 or auto [float32 on cpu, else auto]")
 @click.option("--backend", type=click.Choice(["vllm"]), help="What generates [transformers].")
 @click.option("--max-gen-toks", default=256, help="New tokens a row.")
-@click.option("--mmlu-dir", help="MMLU's CSV folder (dev/, test/) instead of general.jsonl.")
-@click.option("--mmlu-shots", default=0)
 @click.option("--min-members", default=20, help="Fewer are refused; 0: no membership.")
 @click.option("--join", default=" ", show_default="a space", help="Between input and output.")
 @click.option("--resamples", default=10_000, help="For the intervals; 0: none.")
@@ -78,7 +37,7 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
 
     A model is a folder with weights, an adapter folder, base+adapter, or name=one of these. The
     data folder holds forget, retain, member and nonmember (.jsonl, .json or .parquet), and
-    general or mmlu/ for utility. Results are cached by content; an interrupted run goes on.
+    general for utility. Results are cached by content; an interrupted run goes on.
 
     Several devices: `accelerate launch -m axolotl_unlearn.cli eval ...` splits the rows.
 

@@ -11,7 +11,6 @@ import click
 
 from axolotl_unlearn.cli._json import answer
 from axolotl_unlearn.cli._options import ABOVE_ZERO, COUNT, PATH, few_logs, lines, one_value, say
-from axolotl_unlearn.cli._ray import RayCommand
 from axolotl_unlearn.errors import UnlearnError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -161,7 +160,7 @@ def plan(folder: Path, limit_minutes: float | None) -> None:
     say(f"auto      {taken}")
 
 
-@command.command("run", cls=RayCommand)
+@command.command("run")
 @click.argument("folder", type=PATH)
 @click.option("--accept", metavar="REASON", help="Hand over a model whose verdict is not good.")
 @click.option("--threads", type=COUNT, help="[all cores]")

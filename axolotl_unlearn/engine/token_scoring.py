@@ -119,7 +119,7 @@ def text_queries(tokenizer: Any, texts: Sequence[str]) -> list[Query]:
 #: Summed over no token, its log-probability would be 0, the best of all.
 NO_TOKEN = (
     "the tokenizer joins the end of a question and the start of an option to one token, so the "
-    "option has none of its own and no probability: leave out general.jsonl and MMLU for this "
+    "option has none of its own and no probability: leave out general.jsonl for this "
     "model."
 )
 

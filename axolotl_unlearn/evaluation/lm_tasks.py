@@ -25,7 +25,7 @@ from axolotl_unlearn.metrics import semeval
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 #: What ``--metadata`` may hold for us; the model's arguments are merged into it by lm-eval.
-_OPTIONS = ("data_dir", "mmlu_dir", "mmlu_shots", "min_members")
+_OPTIONS = ("data_dir", "min_members")
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ class Settings:
         batch_size: The scores of half precision are the official ones with 1 only.
         join: Between input and output.
         device_map: "auto" for a model that does not fit one device: spread over all there are.
-        mmlu_dir: MMLU's CSV folder, for utility instead of general.jsonl.
         min_members: Refuse fewer members or non-members; 0 measures no membership.
         limit: Only the first rows of each part, interleaved over the cells (to try out).
         original: The model before unlearning, for gate and collapse check; default: the model
@@ -37,8 +36,6 @@ class Settings:
     join: str = " "
     keep_texts: bool = False
     device_map: str | None = None
-    mmlu_dir: str | None = None
-    mmlu_shots: int = 0
     min_members: int = MIN_MEMBERS
     limit: int | None = None
     original: str | None = None
@@ -71,10 +68,7 @@ class Settings:
     def load_sets(self, folder: str | os.PathLike[str] | None) -> EvaluationSets:
         """The data of a folder, as these settings read them."""
         parts = ("tasks", "mia", "mmlu") if self.min_members else ("tasks", "mmlu")
-        given = {"mmlu_dir": self.mmlu_dir, "mmlu_shots": self.mmlu_shots}
-        return load_sets(folder, **given, min_members=self.min_members, parts=parts).limited(
-            self.limit
-        )
+        return load_sets(folder, min_members=self.min_members, parts=parts).limited(self.limit)
 
     @property
     def key(self) -> list[Any]:

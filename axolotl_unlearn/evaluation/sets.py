@@ -3,8 +3,7 @@
     forget, retain      records (id, input, output, task)
     member, nonmember   documents (id, document): members were memorised, non-members never seen;
                         with a field prompt what follows it, as a chat model learned it
-    general             four-option questions (question, choices, answer): utility without MMLU
-    mmlu/               instead: dev/ and test/ of MMLU in their original CSV layout
+    general             questions with options (question, choices, answer): utility
 
 Files may end in .jsonl, .json or .parquet. Only forget, retain, member and nonmember are needed.
 """
@@ -25,7 +24,7 @@ from axolotl_unlearn.data import records as reading
 from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import SUFFIXES, Record, check_disjoint, kind_of
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.evaluation.mmlu import Option, read_mmlu, read_options
+from axolotl_unlearn.evaluation.options import Option, read_options
 from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
 
 DEFAULT_DATA_DIR = "examples/demo"
@@ -121,18 +120,14 @@ def task_of(record: Record) -> int:
 def load_sets(
     data_dir: str | os.PathLike[str] | None = None,
     *,
-    mmlu_dir: str | os.PathLike[str] | None = None,
-    mmlu_shots: int = 0,
     min_members: int = MIN_MEMBERS,
     parts: Sequence[str] = ("tasks", "mia", "mmlu"),
 ) -> EvaluationSets:
     """Read and check a data folder, by default the demo's.
 
     Args:
-        mmlu_dir: Folder with ``dev/`` and ``test/`` of MMLU, in place of what the data folder
-        holds. mmlu_shots: Solved examples of the subject before each MMLU question (0 to 5).
-        min_members: Refuse fewer members or non-members than this. parts: Which of tasks, mia, mmlu
-        are needed; files of the others are not read.
+        min_members: Refuse fewer members or non-members than this.
+        parts: Which of tasks, mia, mmlu are needed; files of the others are not read.
 
     Raises:
         UnlearnError: The first fault found: file, row or key, and the cure.
@@ -156,7 +151,8 @@ def load_sets(
                 f"and {second!r}); a text that was memorised is no non-member: remove it from "
                 "nonmember."
             )
-    utility, source = _utility(folder, mmlu_dir, mmlu_shots) if "mmlu" in parts else ([], "")
+    general = find_file(folder, "general") if "mmlu" in parts else None
+    utility, source = (read_options(general), "general") if general else ([], "")
     if "mmlu" in parts and not utility:
         notes.append(no_utility(folder))
     sets = EvaluationSets(folder, **sides, utility=utility, utility_source=source, notes=notes,
@@ -185,9 +181,8 @@ def _lonely(name: str, records: Sequence[Record]) -> list[str]:
 
 def no_utility(folder: Path) -> str:
     return (
-        f"no utility: {folder} has neither general.jsonl nor mmlu/; put one there, or give the "
-        "folder of MMLU's original CSV files (dev/, test/) as `mmlu_dir`; until then utility and "
-        "Aggregate are n/a"
+        f"no utility: {folder} has no general.jsonl (question, choices, answer); until there is "
+        "one, utility and Aggregate are n/a"
     )
 
 
@@ -259,14 +254,6 @@ def _documents(folder: Path, name: str, least: int) -> list[tuple[str, str]]:
                 "model memorised; strip it."
             )
     return documents
-
-
-def _utility(folder: Path, mmlu_dir, shots: int) -> tuple[list[Option], str]:
-    if mmlu_dir is None and (path := find_file(folder, "general")) is not None:
-        return read_options(path), "general"
-    if mmlu_dir is not None or (folder / "mmlu").is_dir():
-        return read_mmlu(Path(mmlu_dir or folder / "mmlu"), shots), "mmlu"
-    return [], ""
 
 
 def _is_generated(folder: Path) -> bool:

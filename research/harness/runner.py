@@ -24,11 +24,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from axolotl_unlearn.cli._ray import along, connect
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.request import held
 from axolotl_unlearn.requests.steps import end_with_parent, last_lines
 from axolotl_unlearn.store import Store, content_key, file_digest, versions
+from research.harness.cluster import along, connect
 from research.harness.forkserver import Fork, ForkServer, python_words
 from research.harness.forkserver import possible as forks_possible
 
