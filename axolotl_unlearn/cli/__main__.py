@@ -2,4 +2,5 @@
 
 from axolotl_unlearn.cli import unlearn
 
-unlearn(prog_name="axolotl-unlearn")
+if __name__ == "__main__":
+    unlearn(prog_name="axolotl-unlearn")
