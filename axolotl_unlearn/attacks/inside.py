@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from axolotl_unlearn.attacks.target import AttackTarget, collate
 from axolotl_unlearn.data.records import document_id
-from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.needs import ForwardSpec
+from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.engine.token_scoring import Query, check_length, text_queries
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.learned import (

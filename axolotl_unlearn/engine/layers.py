@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from axolotl_unlearn.engine.head import bare_model
 from axolotl_unlearn.errors import UnlearnError
 
 #: States of a layer, rows and times of positions, to ``[P, D]`` (`forward.Layout.pick`).
@@ -42,7 +43,7 @@ class _Tapped(nn.Module):
 
 def _place_of(model: nn.Module) -> tuple[nn.Module, str]:
     """The module that holds the decoder's layers, and under which name."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = bare_model(model)
     count = base.config.get_text_config().num_hidden_layers
     for owner in base.get_decoder().modules():
         for name, child in owner.named_children():
@@ -66,7 +67,7 @@ def freeze_after(model: nn.Module, last: int) -> None:
 
     DDP would wait for the gradients of those weights, and its next step would fail.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = bare_model(model)
     layers = decoder_layers(model)
     used = {p for part in (base.get_input_embeddings(), *layers[: last + 1])
             for p in part.parameters()}  # fmt: skip

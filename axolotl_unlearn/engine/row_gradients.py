@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.pytorch_utils import Conv1D
 
-from axolotl_unlearn.engine.forward import learn_after_head, run_to_head
+from axolotl_unlearn.engine.head import learn_after_head, run_to_head
 from axolotl_unlearn.engine.layers import decoder_layers
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError

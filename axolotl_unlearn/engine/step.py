@@ -13,10 +13,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from axolotl_unlearn.columns import ROLES
-from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.host import on_host, sent, to_device
 from axolotl_unlearn.engine.needs import ForwardResult, ForwardSpec, label_positions
+from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.engine.views import Entry, View, together, view_of
 
 if TYPE_CHECKING:

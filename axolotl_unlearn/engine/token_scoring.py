@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from axolotl_unlearn.engine.forward import learn_after_head, output_vocabulary, run_to_head
+from axolotl_unlearn.engine.head import learn_after_head, output_vocabulary, run_to_head
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from axolotl_unlearn.engine.forward import final_logits, observe, output_head
+from axolotl_unlearn.engine.head import final_logits, output_head
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.host import on_host, sent, to_device, to_host
 from axolotl_unlearn.engine.needs import (
@@ -32,6 +32,7 @@ from axolotl_unlearn.engine.needs import (
     States,
     label_positions,
 )
+from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.reference.store import RowStore
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from axolotl_unlearn.engine.forward import final_logits, output_head, output_vocabulary
+from axolotl_unlearn.engine.head import final_logits, output_head, output_vocabulary
 from axolotl_unlearn.engine.head_losses import DEFAULT_PLAN, ChunkPlan
 from axolotl_unlearn.engine.needs import Head
 from axolotl_unlearn.errors import UnlearnError

@@ -234,7 +234,7 @@ def _measured(
     model: str, sets: EvaluationSets, settings: Settings, progress: bool
 ) -> tuple[list[dict[str, Any]], float | None, float, dict[str, float] | None]:
     """Audit lines, mean loss of the held-out texts, that of a guess, and the learned attack."""
-    from axolotl_unlearn.engine.forward import output_vocabulary
+    from axolotl_unlearn.engine.head import output_vocabulary
     from axolotl_unlearn.evaluation.cache import Cache
     from axolotl_unlearn.evaluation.measure import ProgressBars, Session
     from axolotl_unlearn.evaluation.summary import add_audits, add_learned

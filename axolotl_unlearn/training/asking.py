@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from transformers import TrainerCallback
 
 from axolotl_unlearn.config import ReferenceArgs
-from axolotl_unlearn.engine.forward import refuse_packing
+from axolotl_unlearn.engine.packing import refuse_packing
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.reference.base import Reference
 from axolotl_unlearn.reference.frozen import FrozenCopy

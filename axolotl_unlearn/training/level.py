@@ -27,8 +27,8 @@ from axolotl_unlearn.attacks.target import collate
 from axolotl_unlearn.columns import IGNORE, KINDS, ROLES
 from axolotl_unlearn.config.mechanisms import LevelArgs
 from axolotl_unlearn.data.strategy import load_strategy
-from axolotl_unlearn.engine.forward import observe
 from axolotl_unlearn.engine.needs import HEAD, ForwardSpec, label_positions
+from axolotl_unlearn.engine.observe import observe
 from axolotl_unlearn.engine.row_gradients import norms_of_rows, refuse_without_second_derivative
 from axolotl_unlearn.engine.token_scoring import Query, score_queries
 from axolotl_unlearn.engine.views import Entry, rows_of

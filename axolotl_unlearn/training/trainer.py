@@ -26,9 +26,9 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import ReferenceArgs, UnlearnArgs
 from axolotl_unlearn.data.pairing import PairedDataset, PairSampler
-from axolotl_unlearn.engine.forward import refuse_packing
 from axolotl_unlearn.engine.head_losses import ChunkPlan
 from axolotl_unlearn.engine.host import known_batch, on_host, sent
+from axolotl_unlearn.engine.packing import refuse_packing
 from axolotl_unlearn.engine.step import in_parts, step_loss
 from axolotl_unlearn.engine.views import Entry, unit_counts
 from axolotl_unlearn.errors import UnlearnError
