@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -27,7 +26,7 @@ from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import amend, read, verify, write
 from axolotl_unlearn.requests.suppress import suppress
 
-PAGES = (*("record.json", "REPORT.html", "attestations.intoto.jsonl", "bom.cdx.json"),)
+PAGES = ("record.json", "REPORT.html")
 
 
 @pytest.fixture
@@ -75,89 +74,6 @@ def test_the_formats_are_those_of_their_owners(folder):
 
     message = json_format.Parse((folder / "record.json").read_text(), Message())
     Statement.copy_from_pb(message).validate()
-
-
-ATTACK = {"attack": "prompt", "title": "Asked differently", "model": "after"}
-
-
-def gain(value: float, p: float) -> dict:
-    one = {"value": value, "low": value - 0.1, "high": value + 0.1, "p": p}
-    return {"gain": {"recalled": one}, "above_control": {"recalled": one}}
-
-
-def attacked(folder, p: float) -> dict:
-    """A result of an attack with two variants, one of which brings rows back if p is small."""
-    rows = [{"variant": "as it is", **gain(0, 1)}, {"variant": "prefix", **gain(0.5, p)}]
-    result = ATTACK | {"rows": [*rows, {"variant": "affirmative", **gain(0, 1)}]}
-    write_json(folder / "attacks" / "prompt-after.json", result)
-    return result
-
-
-def check_summary(predicate: dict) -> None:
-    """By hand, by the text of SLSA 1.1, "Fields": the proto of in-toto has another type for
-    ``verifiedLevels``, and SLSA publishes no schema."""
-    uri = re.compile(r"[a-z][a-z0-9+.-]*:\S+")
-    assert uri.fullmatch(predicate["verifier"]["id"]) and uri.fullmatch(predicate["resourceUri"])
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", predicate["timeVerified"])
-    assert uri.fullmatch(predicate["policy"]["uri"])
-    assert all(one["digest"] for one in predicate["inputAttestations"])
-    result, levels = predicate["verificationResult"], predicate["verifiedLevels"]
-    assert result in ("PASSED", "FAILED") and isinstance(levels, list) and levels
-    assert all(isinstance(one, str) and not one.startswith("SLSA_") for one in levels)
-    assert ("FAILED" in levels) == (result == "FAILED")
-
-
-@pytest.mark.parametrize("good", [True, False])
-@pytest.mark.parametrize("p", [0.9, 0.001])
-def test_attestations_and_bom_are_valid_for_their_owners(tmp_path, good, p):
-    """Read by in-toto's protobufs and CycloneDX's own schema; what passed is what was shown."""
-    pytest.importorskip("in_toto_attestation")
-    from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator
-    from google.protobuf import json_format
-    from in_toto_attestation.predicates.test_result.v0.test_result_pb2 import TestResult
-    from in_toto_attestation.predicates.vsa.v1.vsa_pb2 import VerificationSummary
-    from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
-    from in_toto_attestation.v1.statement import Statement
-    from in_toto_attestation.v1.statement_pb2 import Statement as Message
-
-    base = model_folder(tmp_path / "base")
-    before = {"model": str(base), "adapter": str(adapter_folder(tmp_path / "out", base))}
-    made = tmp_path / "requests"
-    folder = finished_request(made, "1", before, good=good, accepted=None if good else "a test")
-    attacked(folder, p)
-    write(folder)
-    lines = (folder / "attestations.intoto.jsonl").read_text().splitlines()
-    predicates = []
-    for line in lines:
-        message = json_format.Parse(line, Message())
-        Statement.copy_from_pb(message).validate()
-        predicates.append(json.loads(line)["predicate"])
-    test = json_format.ParseDict(predicates[0], TestResult())
-    for one in test.configuration:
-        ResourceDescriptor.copy_from_pb(one).validate()
-    assert test.result == ("PASSED" if p > 0.5 else "FAILED")
-    names = ["prompt/as it is", "prompt/prefix", "prompt/affirmative"]
-    assert list(test.passed_tests) == (names if p > 0.5 else [])
-    assert list(test.failed_tests) == ([] if p > 0.5 else names[1:2])
-    check_summary(predicates[1])
-    levels = predicates[1].pop("verifiedLevels")  # a list in the specification, a text in its proto
-    summary = json_format.ParseDict(predicates[1], VerificationSummary())
-    assert summary.verification_result == ("PASSED" if good else "FAILED")
-    assert levels == ["AXOLOTL_UNLEARN_SHOWN" if good else "FAILED"]
-    (given,) = summary.input_attestations
-    assert given.digest["sha256"] == hashlib.sha256(lines[0].encode() + b"\n").hexdigest()
-
-    text = (folder / "bom.cdx.json").read_text()
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    model = json.loads(text)["metadata"]["component"]
-    assert model["type"] == "machine-learning-model"
-    digests = {one["name"]: one["hashes"][0]["content"] for one in model["components"]}
-    subject = json.loads((folder / "record.json").read_text())["subject"]
-    assert digests == {one["name"]: one["digest"]["sha256"] for one in subject}
-    parents = [one["name"] for one in model["pedigree"]["ancestors"]]
-    assert parents == ["base model", "model before"]
-    verify(folder)
 
 
 def test_nothing_that_leaves_the_folder_names_anybody(folder):

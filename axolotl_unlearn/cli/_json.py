@@ -7,7 +7,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,30 @@ import click
 from pydantic_core import to_json
 
 _KEY = "axolotl_unlearn.answer"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found: it returns one, and `printed` prints it for programs or readers.
+
+    Attributes:
+        facts: For ``--json``.
+        lines: In words.
+        exit: Exit code.
+    """
+
+    facts: Mapping[str, Any]
+    lines: Iterable[str] = ()
+    exit: int = 0
+
+
+def printed(found: Answer) -> None:
+    """The one printer. The lines are said all the same: with ``--json`` on standard error."""
+    answer(**found.facts)
+    for line in found.lines:
+        click.echo(line)
+    if found.exit:
+        raise SystemExit(found.exit)
 
 
 def answer(**facts: Any) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import ABOVE_ZERO, COUNT, PATH, few_logs, lines, one_value, say
+from axolotl_unlearn.cli._json import Answer, printed
+from axolotl_unlearn.cli._options import ABOVE_ZERO, COUNT, PATH, few_logs, lines, one_value
 from axolotl_unlearn.errors import UnlearnError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _DAY = click.DateTime(["%Y-%m-%d"])
+_FOLDER = click.argument("folder", type=PATH)
 _SEARCHED = click.option("--search", "places", multiple=True, type=PATH, help="Where else to look.")
 _LIMIT = click.option("--limit-minutes", type=ABOVE_ZERO, help="Of an exact way, for auto.")
 
@@ -30,13 +32,20 @@ def command() -> None:
     """
 
 
+@command.result_callback()
+def _print(found: Answer, **_: Any) -> None:
+    printed(found)
+
+
 def _pairs(
     context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> list[tuple[str, str]]:
     pairs = [text.partition("=") for text in lines(context, option, given)]
     for number, (name, equals, _value) in enumerate(pairs, start=1):
         if not (name and equals):
-            raise UnlearnError(f"--where, value {number}: it must be FIELD=VALUE.")
+            raise UnlearnError(
+                f"--where, value {number}: it must be FIELD=VALUE.", code="requests.no-pair"
+            )
     return [(name, value) for name, _equals, value in pairs]
 
 
@@ -68,7 +77,7 @@ def _quietly() -> None:
 @click.option("--steps", type=COUNT, help="Budget.  [400]")
 @click.option("--minutes", type=ABOVE_ZERO, help="Budget.")
 @click.option("--learning-rate", type=ABOVE_ZERO, help="[half of CONFIG's]")
-def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **given: Any) -> None:
+def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **given: Any):
     """Choose the rows of CONFIG's training data that its model is to forget.
 
     CONFIG is the one that made the model, by plain `axolotl train`, with datasets of any type. The
@@ -85,83 +94,97 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
     _quietly()
     from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
     from axolotl_unlearn.requests.new import Options, new_request
-    from axolotl_unlearn.requests.request import counted
 
     documents = [one.strip() for part in documents for one in part.split(",") if one.strip()]
     asked = ("where", "contains", "rows", "people", "patterns")
     wanted = Wanted(documents=documents, **{name: given.pop(name) for name in asked})
     if subjects:
         if any(vars(wanted).values()):
-            raise UnlearnError("--subjects names all rows; leave the other options out, or it.")
+            raise UnlearnError(
+                "--subjects names all rows; leave the other options out, or it.",
+                code="requests.subjects-and-more",
+            )
         given["subjects"] = read_subjects(subjects)
         wanted = together(given["subjects"])
     options = Options(**{name: value for name, value in given.items() if value is not None})
     made = new_request(config, out, wanted, options)
     facts, offered = made.request.facts, made.offered
-    counts, chosen = facts["counts"], facts["chosen"]
-    answer(folder=out, counts=counts, chosen=chosen, offered=offered.reasons)
-    answer(limits=facts["limits"], other_ledgers=made.other_ledgers)
-    say(
+    return Answer(
+        {"folder": out, "counts": facts["counts"], "chosen": facts["chosen"]}
+        | {"offered": offered.reasons, "limits": facts["limits"]}
+        | {"other_ledgers": made.other_ledgers},
+        _made(out, made, options),
+    )
+
+
+def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
+    from axolotl_unlearn.requests.request import counted
+
+    facts, offered = made.request.facts, made.offered
+    counts = facts["counts"]
+    yield (
         f"{out}: {counted(counts['forget'], 'row')} to forget, {counts['retain']} of "
         f"{counts['trained'] - counts['forget']} others to keep verbatim, {counts['heldout']} "
         f"held-out rows set the level and {counts['judge']} judge."
     )
-    if others := chosen["other_forms"]:
-        say(
+    if others := facts["chosen"]["other_forms"]:
+        yield (
             f"{counted(others, 'named row')} found in another spelling than you wrote (capitals, "
             f"Unicode form, spaces, dashes, quotes); see {out / 'data' / 'forget.jsonl'}."
         )
     if offered.near and not options.with_near:
         near = "retained rows are nearly the same as rows to forget (--with-near takes them)."
-        say(f"{len(offered.near)} {near}")
+        yield f"{len(offered.near)} {near}"
     for name, ids in offered.mentions.items() if not options.with_mentions else ():
-        say(f"{len(ids)} retained rows also say {name!r} (--with-mentions takes them).")
+        yield f"{len(ids)} retained rows also say {name!r} (--with-mentions takes them)."
     for name, count in offered.frequent.items():
-        say(f"{count} retained rows say {name!r}, too many to be offered (--contains takes them).")
+        yield f"{count} retained rows say {name!r}, too many to be offered (--contains takes them)."
     if offered.reasons:
-        say(f"Each of them with its reason: {out / 'offered.json'}")
+        yield f"Each of them with its reason: {out / 'offered.json'}"
     for other in made.other_ledgers:
         unknown = f"the requests in {other} are not looked for in what this one makes."
-        say(f"{out.parent} begins a new ledger; {unknown}")
+        yield f"{out.parent} begins a new ledger; {unknown}"
     if options.subjects:
-        say(f"{counted(len(options.subjects), 'subject')}: each gets a record of its own.")
-    say(*(f"Not claimed: {limit}." for limit in facts["limits"]))
-    say(f"Next: axolotl-unlearn request run {out}")
+        yield f"{counted(len(options.subjects), 'subject')}: each gets a record of its own."
+    yield from (f"Not claimed: {limit}." for limit in facts["limits"])
+    yield f"Next: axolotl-unlearn request run {out}"
 
 
 @command.command("plan")
-@click.argument("folder", type=PATH)
+@_FOLDER
 @_LIMIT
-def plan(folder: Path, limit_minutes: float | None) -> None:
+def plan(folder: Path, limit_minutes: float | None):
     """Seconds, memory and what is shown, for each way that is open to the request in FOLDER.
 
     Seconds are those of the trainings, from what the last ones took; nothing is trained. `request
     run --way auto` takes the cheapest exact way, or `match` where both take longer than the limit.
     """
     few_logs()
-    from rich.filesize import decimal
-
     from axolotl_unlearn.requests.request import Request
     from axolotl_unlearn.requests.ways import plan as ways
 
     costs = ways.plan(Request.load(folder))
     taken = ways.choose(costs, limit_minutes and 60 * limit_minutes)
-    answer(ways=[vars(cost) for cost in costs], auto=taken)
-    for cost in costs:
-        if cost.closed:
-            say(f"{cost.way:8}  not open: {cost.closed}")
-            continue
-        memory = decimal(cost.bytes) if cost.bytes else "unknown"
-        say(f"{cost.way:8}  {cost.seconds:.0f} s ({cost.by}), memory {memory}; {cost.shows}")
-        if cost.pays_from:
-            say(f"{'':8}  less than retraining from {cost.pays_from:,} rows read in training")
-        if cost.measuring:
-            say(f"{'':8}  and {cost.measuring:.0f} s of tests, as in the last request")
-    say(f"auto      {taken}")
+    said = [*(line for cost in costs for line in _cost(cost)), f"auto      {taken}"]
+    return Answer({"ways": [vars(cost) for cost in costs], "auto": taken}, said)
+
+
+def _cost(cost: Any) -> Iterator[str]:
+    from rich.filesize import decimal
+
+    if cost.closed:
+        yield f"{cost.way:8}  not open: {cost.closed}"
+        return
+    memory = decimal(cost.bytes) if cost.bytes else "unknown"
+    yield f"{cost.way:8}  {cost.seconds:.0f} s ({cost.by}), memory {memory}; {cost.shows}"
+    if cost.pays_from:
+        yield f"{'':8}  less than retraining from {cost.pays_from:,} rows read in training"
+    if cost.measuring:
+        yield f"{'':8}  and {cost.measuring:.0f} s of tests, as in the last request"
 
 
 @command.command("run")
-@click.argument("folder", type=PATH)
+@_FOLDER
 @click.option("--accept", metavar="REASON", help="Hand over a model whose verdict is not good.")
 @click.option("--threads", type=COUNT, help="[all cores]")
 @click.option("--way", type=click.Choice(("retrain", "shards", "match", "auto")),
@@ -169,7 +192,7 @@ def plan(folder: Path, limit_minutes: float | None) -> None:
 @click.option("--repeat", is_flag=True, help="Of retrain: train twice and compare the weights.")
 @click.option("--processes", default=1, type=COUNT, help="Of each training.")
 @_LIMIT
-def run(folder: Path, limit_minutes: float | None, **given: Any) -> None:
+def run(folder: Path, limit_minutes: float | None, **given: Any):
     """Forget the rows of the request in FOLDER, measure, attack, record; goes on if stopped.
 
     `--way retrain` trains the base on the remaining rows, `--way shards` one shard of a model made
@@ -183,21 +206,26 @@ def run(folder: Path, limit_minutes: float | None, **given: Any) -> None:
     verdict = run_request(folder, limit=limit_minutes and 60 * limit_minutes, **given)
     model, record, page = Request.load(folder).after, folder / "record.json", folder / "REPORT.html"
     judged = {key: value for key, value in verdict.items() if key != "documents"}
-    answer(model=model, verdict=judged, record=record, page=page)
-    say(f"Verdict: {verdict['status']}{'' if verdict['good'] else ', accepted'}. Model: {model}")
-    say(*(f"Not claimed: {limit}." for limit in verdict["limits"]))
-    say(f"Record: {record} (page: {page})")
+    said = [
+        f"Verdict: {verdict['status']}{'' if verdict['good'] else ', accepted'}. Model: {model}",
+        *(f"Not claimed: {limit}." for limit in verdict["limits"]),
+        f"Record: {record} (page: {page})",
+    ]
+    return Answer({"model": model, "verdict": judged, "record": record, "page": page}, said)
 
 
 @command.command("list")
 @click.argument("requests_dir", metavar="[REQUESTS]", type=PATH, default="requests")
-def list_(requests_dir: Path) -> None:
+def list_(requests_dir: Path):
     """All requests of a folder, in the order of its ledger; the last model is the current one."""
     from axolotl_unlearn.requests.ledger import Ledger
     from axolotl_unlearn.requests.request import Request
 
     if not requests_dir.is_dir():
-        raise UnlearnError(f"{requests_dir} does not exist; name the folder of the requests.")
+        raise UnlearnError(
+            f"{requests_dir} does not exist; name the folder of the requests.",
+            code="requests.no-folder",
+        )
     ledger = Ledger(requests_dir)
     states: dict[str, list[str]] = {}
     for entry in ledger.entries():
@@ -210,15 +238,18 @@ def list_(requests_dir: Path) -> None:
         if name in folders:
             rows = f"{Request.load(requests_dir / name).facts['counts']['forget']} rows"
         listed.append({"request": name, "rows": rows, "events": states.get(name, [])})
-        say(f"{name}  {rows}  {', '.join(states.get(name, ['not carried out']))}")
     current = ledger.current()
-    answer(requests=listed, current=current)
-    say(f"current model: {current['path'] if current else 'no request was carried out'}")
+    said = [
+        f"{o['request']}  {o['rows']}  {', '.join(o['events'] or ['not carried out'])}"
+        for o in listed
+    ]
+    said.append(f"current model: {current['path'] if current else 'no request was carried out'}")
+    return Answer({"requests": listed, "current": current}, said)
 
 
 @command.command("show")
-@click.argument("folder", type=PATH)
-def show(folder: Path) -> None:
+@_FOLDER
+def show(folder: Path):
     """What a request asked for and what became of it."""
     from axolotl_unlearn.requests.ledger import Ledger
     from axolotl_unlearn.requests.pages import readings
@@ -229,25 +260,27 @@ def show(folder: Path) -> None:
     facts = request.facts
     known = [e for e in Ledger(folder.parent).entries() if e["request"] == request.id]
     shown = {key: facts[key] for key in ("id", "created", "chosen", "counts", "config")}
-    answer(**shown, events=known)
-    say(
+    said = [
         f"request {request.id} of {facts['created']}",
         f"  chosen by   {'; '.join(map(str, facts['chosen']['how']))}",
         "  rows        " + ", ".join(f"{n} {k}" for k, n in facts["counts"].items()),
         f"  config      {facts['config']['path']}",
-    )
+    ]
     if not known:
-        say(f"  not carried out yet: axolotl-unlearn request run {folder}")
-        return
+        said.append(f"  not carried out yet: axolotl-unlearn request run {folder}")
+        return Answer(shown | {"events": known}, said)
     statement = read(folder)
     verdict, documents = statement["predicate"]["verdict"], readings(statement)
-    answer(verdict=verdict, documents=documents, report=folder / PAGE)
-    say(f"  judgement   {verdict['status']}")
-    if verdict["accepted"]:
-        say(f"  accepted    {verdict['accepted']}")
-    say("  documents   " + ", ".join(f"{n} {reading}" for reading, n in documents.items() if n))
-    say(*(f"  ledger      line {e['entry']}: {e['event']} {e['time']}" for e in known))
-    say(f"  report      {folder / PAGE}")
+    accepted = [f"  accepted    {verdict['accepted']}"] if verdict["accepted"] else []
+    said += [
+        f"  judgement   {verdict['status']}",
+        *accepted,
+        "  documents   " + ", ".join(f"{n} {reading}" for reading, n in documents.items() if n),
+        *(f"  ledger      line {e['entry']}: {e['event']} {e['time']}" for e in known),
+        f"  report      {folder / PAGE}",
+    ]
+    found = {"events": known, "verdict": verdict, "documents": documents, "report": folder / PAGE}
+    return Answer(shown | found, said)
 
 
 # --- what a request left behind ------------------------------------------------------------------
@@ -261,7 +294,7 @@ def show(folder: Path) -> None:
 @click.option("--device", help="[cuda where there is one, else cpu]")
 @click.option("--batch-size", default=64)
 @click.option("--quiet", is_flag=True, help="No progress bars.")
-def audit(model, requests_dir, junit_file, figures, quiet: bool, **options) -> None:
+def audit(model, requests_dir, junit_file, figures, quiet: bool, **options):
     """Look for every deleted document of REQUESTS in MODEL, as it is now.
 
     For after further fine-tuning, merging or quantisation. Documents appear under the keyed ids of
@@ -271,21 +304,19 @@ def audit(model, requests_dir, junit_file, figures, quiet: bool, **options) -> N
     from axolotl_unlearn.requests.audit import audit_requests, junit
 
     result = audit_requests(model, requests_dir, progress=not quiet, **options)
-    answer(**result.to_json())
     if figures:
         write_json(figures, result.to_json())
     if junit_file:
         write(junit_file, junit(result))
     result.require_tested(requests_dir)
-    say(*result.back_lines(), result.says)
-    if result.back:
-        raise SystemExit(3)
+    said = [*result.back_lines(), result.says]
+    return Answer(result.to_json(), said, exit=3 if result.back else 0)
 
 
 @command.command("derived")
-@click.argument("folder", type=PATH)
+@_FOLDER
 @click.argument("places", nargs=-1, required=True, type=PATH)
-def derived(folder: Path, places: tuple[Path, ...]) -> None:
+def derived(folder: Path, places: tuple[Path, ...]):
     """List models below PLACES that were made of one that knows the rows of the request in FOLDER.
 
     Adapters, merges, GGUF and quantised copies are known by digests of weights and tensors, and by
@@ -298,19 +329,17 @@ def derived(folder: Path, places: tuple[Path, ...]) -> None:
     from axolotl_unlearn.requests.removal import shown
 
     models = found_in(folder, places)
-    answer(withdraw=[vars(one) for one in models])
-    say(*(f"withdraw  {decimal(o.bytes):>9}  {shown(o.path)}: {o.why}" for o in models))
-    say(f"to withdraw: {len(models)}; what names and shares nothing is not found")
-    if models:
-        raise SystemExit(3)
+    said = [f"withdraw  {decimal(o.bytes):>9}  {shown(o.path)}: {o.why}" for o in models]
+    said.append(f"to withdraw: {len(models)}; what names and shares nothing is not found")
+    return Answer({"withdraw": [vars(one) for one in models]}, said, exit=3 if models else 0)
 
 
 @command.command("erase")
-@click.argument("folder", type=PATH)
+@_FOLDER
 @click.option("--yes", is_flag=True, help="Remove what is listed; without it nothing changes.")
 @click.option("--with-data", is_flag=True, help="Also the rows kept for later audits.")
 @_SEARCHED
-def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) -> None:
+def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
     """Remove the model before a request, its checkpoints, caches and logs; look for what is left.
 
     Lists first; `--yes` removes, and searches again. Nothing outside the folders that the config
@@ -321,17 +350,18 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) ->
 
     _there(places)
     planned = erasing.plan(folder, places=places, with_data=with_data)
-    say(*planned.lines(), *planned.found_lines())
-    items = [vars(item) for item in planned.items]
-    answer(items=items, removed=yes, **planned.facts())
+    said = [*planned.lines(), *planned.found_lines()]
+    facts = {"items": [vars(item) for item in planned.items], "removed": yes, **planned.facts()}
     if not yes:
-        say("nothing was changed; `--yes` removes what is listed so")
-        return
-    listed = erasing.erase(planned)
-    say(
-        f"removed {len(planned.removable)} places; {len(listed['left']) or 'no'} other places "
-        "still hold deleted texts; written into the record"
+        return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
+    for line in said:  # before anything goes
+        click.echo(line)
+    left = erasing.erase(planned)["left"]
+    done = (
+        f"removed {len(planned.removable)} places; {len(left) or 'no'} other places still hold "
+        "deleted texts; written into the record"
     )
+    return Answer(facts, [done])
 
 
 @command.command("clean")
@@ -339,7 +369,7 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]) ->
 @click.option("--dry-run", is_flag=True, help="Only list.")
 @click.option("--forget", multiple=True, type=PATH, help="Forget rows.  [where the run read them]")
 @_SEARCHED
-def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path, ...]) -> None:
+def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path, ...]):
     """Remove forget texts, tokens and log-probs that runs left in OUT, and prove it by a search.
 
     The model and its checkpoints stay. Searched are OUT, prepared data and the caches of Hugging
@@ -349,28 +379,29 @@ def clean(out: Path, dry_run: bool, forget: tuple[Path, ...], places: tuple[Path
 
     _there((*forget, *places))
     planned = removal.of_run(out, forget=forget, places=places)
-    say(*planned.lines())
-    answer(items=[vars(item) for item in planned.items], yours=planned.sources, removed=not dry_run)
+    said = list(planned.lines())
+    facts = {"items": [vars(item) for item in planned.items], "yours": planned.sources}
+    facts["removed"] = not dry_run
     if dry_run:
-        say("nothing was changed")
-        return
+        return Answer(facts, [*said, "nothing was changed"])
     result = removal.clean(planned)
-    answer(**planned.facts())
-    left = f"removed {len(planned.removable)} places; {len(result.left) or 'none'} left"
-    say(*planned.found_lines(), left)
+    said += planned.found_lines()
+    said.append(f"removed {len(planned.removable)} places; {len(result.left) or 'none'} left")
     stays = len(planned.items) - len(planned.removable)
-    if result.left or stays or not planned.texts.windows:
-        raise SystemExit(3)
+    unclean = bool(result.left or stays or not planned.texts.windows)
+    return Answer(facts | planned.facts(), said, exit=3 if unclean else 0)
 
 
 def _there(paths: tuple[Path, ...]) -> None:
     for path in paths:
         if not path.exists():
-            raise UnlearnError(f"{path} does not exist; name a file or folder.")
+            raise UnlearnError(
+                f"{path} does not exist; name a file or folder.", code="requests.no-place"
+            )
 
 
 @command.command("export")
-@click.argument("folder", type=PATH)
+@_FOLDER
 @click.option("--out", required=True, type=PATH, help="The zip archive to write.")
 @click.option("--subject", help="Of a request of many: this one's record and no other's.")
 @click.option("--by", callback=one_value, help="Who answers.")
@@ -378,7 +409,7 @@ def _there(paths: tuple[Path, ...]) -> None:
 @click.option("--reference", callback=one_value, help="Theirs or yours.")
 @click.option("--received", type=_DAY, help="YYYY-MM-DD  [when the request was made]")
 @click.option("--due", type=_DAY, help="[a month later]")
-def export(folder: Path, out: Path, subject: str | None, **given: Any) -> None:
+def export(folder: Path, out: Path, subject: str | None, **given: Any):
     """Write record, report, ledger entries, dates, how to verify and a reply into one file.
 
     The record names nobody; the reply says what you give here and nothing else. `@FILE` reads a
@@ -394,19 +425,19 @@ def export(folder: Path, out: Path, subject: str | None, **given: Any) -> None:
 
     given |= {day: given[day] and given[day].date() for day in ("received", "due")}
     handling = exporting.export(folder, out, exporting.Handling(**given), subject)
-    answer(file=out, **handling)
     late = ", late" if handling["late"] else ""
-    say(
+    said = (
         f"{out}: received {handling['received']}, due {handling['due']}, done "
         f"{handling['done']}{late}. Read REPLY.txt in it before you send it."
     )
+    return Answer({"file": out, **handling}, [said])
 
 
 @command.command("verify")
-@click.argument("folder", type=PATH)
+@_FOLDER
 @click.option("--model", help="Where the model is now: a folder or base+adapter.  [as recorded]")
 @click.option("--public-key", type=PATH, help="PEM file of who signed it.")
-def verify(folder: Path, model: str | None, public_key: Path | None) -> None:
+def verify(folder: Path, model: str | None, public_key: Path | None):
     """Compare ledger, record, model, data and signature of the request in FOLDER.
 
     FOLDER may be the file that `request export` wrote. Exit code 2 and one sentence at the first
@@ -415,14 +446,13 @@ def verify(folder: Path, model: str | None, public_key: Path | None) -> None:
     from axolotl_unlearn.requests import export, record
 
     said = (export if folder.is_file() else record).verify(folder, model, public_key)
-    answer(says=said)
-    say(*said)
+    return Answer({"says": said}, said)
 
 
 @command.command("sign")
-@click.argument("folder", type=PATH)
+@_FOLDER
 @click.option("--key", "private_key", required=True, type=PATH, help="PEM, EC.")
-def sign(folder: Path, private_key: Path) -> None:
+def sign(folder: Path, private_key: Path):
     """Sign the record, and through its digests the model, with your own key.
 
     Needs `pip install 'axolotl-unlearn[sign]'` (model-signing).
@@ -436,15 +466,14 @@ def sign(folder: Path, private_key: Path) -> None:
     from axolotl_unlearn.requests import record
 
     signature = record.sign(folder, private_key)
-    answer(signature=signature)
-    say(f"Signature: {signature}")
+    return Answer({"signature": signature}, [f"Signature: {signature}"])
 
 
 @command.command("suppress")
 @click.argument("requests_dir", metavar="REQUESTS", type=PATH)
 @click.option("--rows", type=PATH, help="A training file (.jsonl, .json, .parquet) to filter.")
 @click.option("--out", type=PATH, help="Where to write the rows that may be learned, JSON lines.")
-def suppress(requests_dir: Path, rows: Path | None, out: Path | None) -> None:
+def suppress(requests_dir: Path, rows: Path | None, out: Path | None):
     """Write the suppression list of REQUESTS, and filter a training file with it.
 
     The list has keyed digests of the deleted rows and their texts, and no text. `request erase`
@@ -459,11 +488,14 @@ def suppress(requests_dir: Path, rows: Path | None, out: Path | None) -> None:
     from axolotl_unlearn.requests import suppress as suppressing
 
     if (rows is None) != (out is None):
-        raise UnlearnError("--rows and --out belong together; give both or none.")
+        raise UnlearnError(
+            "--rows and --out belong together; give both or none.", code="requests.rows-and-out"
+        )
     path, count, new = suppressing.suppress(requests_dir)
-    answer(list=path, digests=count, new=new)
-    say(f"{path}: {count} digests, {new} of them new")
-    if rows is not None:
+    facts: dict[str, Any] = {"list": path, "digests": count, "new": new}
+    said = [f"{path}: {count} digests, {new} of them new"]
+    if rows is not None and out is not None:
         kept, gone = suppressing.filtered(path, rows, out)
-        answer(rows=out, kept=kept, left_out=gone)
-        say(f"{out}: {kept} rows of {rows}; {gone} were deleted before and are left out")
+        facts |= {"rows": out, "kept": kept, "left_out": gone}
+        said.append(f"{out}: {kept} rows of {rows}; {gone} were deleted before and are left out")
+    return Answer(facts, said)

@@ -23,11 +23,10 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 from axolotl_unlearn.requests import record
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts
-from axolotl_unlearn.requests.pages import ATTESTATIONS, BOM
 from axolotl_unlearn.requests.request import counted
 
 MANIFEST, ENTRIES, HANDLING = "manifest.json", "ledger-entries.jsonl", "handling.json"
-PARTS = (record.RECORD, record.SIGNATURE, record.PAGE, ATTESTATIONS, BOM)
+PARTS = (record.RECORD, record.SIGNATURE, record.PAGE)
 
 
 @dataclass(frozen=True)

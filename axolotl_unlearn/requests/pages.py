@@ -1,37 +1,17 @@
-"""What is made of a record: a page and a record for each subject, for readers; for tools in-toto
-Test Results, a SLSA summary and a CycloneDX ML-BOM.
-
-``attestations.intoto.jsonl`` holds a Statement a line about the files of the new model: a Test
-Result for each attack, then the Verification Summary of the verdict. ``bom.cdx.json`` says from
-which model it was made. All are made from the record alone, which binds their digests.
-
-https://github.com/in-toto/attestation/blob/main/spec/predicates/test-result.md
-https://slsa.dev/spec/v1.1/verification_summary
-https://cyclonedx.org/capabilities/mlbom
-"""
+"""What readers get of a record: a page of it, and a record and a page for each subject."""
 
 from __future__ import annotations
 
-import hashlib
 import re
-import uuid
 from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from axolotl_unlearn.metrics.audit import READINGS
-from axolotl_unlearn.metrics.intervals import holm
-from axolotl_unlearn.metrics.verdict import THRESHOLDS, strongest_gain, wrecks
 from axolotl_unlearn.requests.ledger import Ledger, canonical
 from axolotl_unlearn.requests.request import read_json
 
-STATEMENT = "https://in-toto.io/Statement/v1"
-TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
-SUMMARY = "https://slsa.dev/verification_summary/v1"
-ATTESTATIONS, BOM = "attestations.intoto.jsonl", "bom.cdx.json"
 #: Of a request: which rows are whose.
 SUBJECTS = "subjects.json"
 Statement = Mapping[str, Any]
@@ -95,132 +75,3 @@ def subjects(folder: Path, statement: Statement) -> dict[str, bytes]:
         pages[f"subjects/{name}/record.json"] = canonical(record) + b"\n"
         pages[f"subjects/{name}/REPORT.html"] = page(record).encode()
     return pages
-
-
-# --- for tools -----------------------------------------------------------------------------------
-
-
-def judged(attack: Mapping[str, Any]) -> dict[str, Any]:
-    """``result`` of an attack's file, and the ``failed`` variants.
-
-    Returns:
-        FAILED: a variant brings rows back, or tells them, beyond chance. WARNED: it shows nothing,
-        its own training did away with the texts. Else PASSED.
-    """
-    alpha = THRESHOLDS["alpha"].value
-    if "views" in attack:
-        views = list(attack["views"].values())
-        corrected = holm([view["told"]["p"] for view in views])
-        failed = [v["title"] for v, p in zip(views, corrected, strict=True) if p < alpha]
-    else:
-        row, _, p, _ = strongest_gain(attack["rows"])
-        failed = [row["variant"]] if p < alpha else []
-    idle = not failed and "rows" in attack and wrecks(attack)
-    return {"result": "FAILED" if failed else "WARNED" if idle else "PASSED", "failed": failed}
-
-
-def for_tools(statement: Statement) -> dict[str, bytes]:
-    """The files by name; the BOM only where cyclonedx-python-lib is installed (extra ``sign``)."""
-
-    def line(kind: str, predicate: Mapping[str, Any]) -> bytes:
-        one = {"_type": STATEMENT, "subject": statement["subject"], "predicateType": kind}
-        return canonical(one | {"predicate": predicate}) + b"\n"
-
-    tests = [line(TEST_RESULT, one) for one in _tests(statement["predicate"])]
-    lines = [*tests, line(SUMMARY, _summary(statement["predicate"], tests))]
-    bom = _bom(statement)
-    return {ATTESTATIONS: b"".join(lines)} | ({} if bom is None else {BOM: bom})
-
-
-def _tests(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    tests = []
-    for attack in record["attacks"]:
-        result, failed = attack.get("result", "WARNED"), attack.get("failed", [])
-        names = {one: f"{attack['attack']}/{one}" for one in attack["variants"]}
-        held = [name for one, name in names.items() if one not in failed]
-        configuration = [{"name": "finetune.yml", "digest": record["config"]["digest"]}]
-        configuration += [{"name": attack["attack"], "digest": attack["digest"]}]
-        tests.append(
-            {
-                "result": result,
-                "configuration": configuration,
-                # Of a failed attack the strongest variant is judged, of the others none.
-                "passedTests": held if result == "PASSED" else [],
-                "warnedTests": [] if result == "PASSED" else held,
-                "failedTests": [names[one] for one in failed],
-            }
-        )
-    return tests
-
-
-def _summary(record: Mapping[str, Any], tests: list[bytes]) -> dict[str, Any]:
-    verdict = record["verdict"]
-    shown = verdict["good"]
-    digests = [hashlib.sha256(line).hexdigest() for line in tests]
-    return {
-        "verifier": {"id": "urn:axolotl-unlearn"},
-        "timeVerified": _time(record).isoformat().replace("+00:00", "Z"),
-        "resourceUri": f"urn:axolotl-unlearn:deletion-request:{quote(record['request']['id'])}",
-        "policy": {"uri": "urn:axolotl-unlearn:verdict:shown"},
-        "inputAttestations": [
-            {"uri": f"{ATTESTATIONS}#{number}", "digest": {"sha256": digest}}
-            for number, digest in enumerate(digests, start=1)
-        ],
-        # A model that somebody accepted has not passed.
-        "verificationResult": "PASSED" if shown else "FAILED",
-        "verifiedLevels": ["AXOLOTL_UNLEARN_SHOWN" if shown else "FAILED"],
-    }
-
-
-def _time(record: Mapping[str, Any]) -> datetime:
-    return datetime.fromisoformat(record["request"]["recorded"])
-
-
-def _bom(statement: Statement) -> bytes | None:
-    try:
-        from cyclonedx.model import HashAlgorithm, HashType, Property
-        from cyclonedx.model.bom import Bom, BomMetaData
-        from cyclonedx.model.component import Component, ComponentType, Pedigree
-        from cyclonedx.output.json import JsonV1Dot6
-    except ImportError:
-        return None
-    record = statement["predicate"]
-    request, verdict = record["request"], record["verdict"]
-
-    def model(name: str, facts: Mapping[str, Any] | None, **more: Any) -> Component:
-        digest = facts and facts["digest"]
-        known = [Property(name="axolotl-unlearn:weights-digest", value=digest)] if digest else []
-        known += more.pop("properties", [])
-        kind = ComponentType.MACHINE_LEARNING_MODEL
-        return Component(name=name, type=kind, bom_ref=name, properties=known, **more)
-
-    before, after = record["model"]["before"], record["model"]["after"]
-    parents = [model("model before", before)]
-    if base := after["base"]:
-        parents.append(model("base model", base, description=base["name"]))
-    facts = {"verdict": verdict["outcome"] or verdict["status"], "record": "record.json"}
-    new = model(
-        "model after",
-        after,
-        properties=[Property(name=f"axolotl-unlearn:{k}", value=v) for k, v in facts.items()],
-        pedigree=Pedigree(
-            ancestors=parents,
-            notes=f"Deletion request {request['id']}: {request['counts'].get('forget', '?')} rows "
-            f"of the training data of the model before were removed.",
-        ),
-        components=[
-            Component(
-                name=file["name"],
-                type=ComponentType.FILE,
-                bom_ref=f"file:{file['name']}",
-                hashes=[HashType(alg=HashAlgorithm.SHA_256, content=file["digest"]["sha256"])],
-            )
-            for file in statement["subject"]
-        ],
-    )
-    number = uuid.uuid5(
-        uuid.NAMESPACE_URL, hashlib.sha256(canonical(statement["subject"])).hexdigest()
-    )
-    metadata = BomMetaData(component=new, timestamp=_time(record))
-    bom = Bom(metadata=metadata, serial_number=number)
-    return (JsonV1Dot6(bom).output_as_string(indent=1) + "\n").encode()

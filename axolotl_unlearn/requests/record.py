@@ -84,7 +84,7 @@ def write(folder: Path | str) -> Path:
         return folder / RECORD
     model = model_facts(request.after)
     statement = {
-        "_type": pages.STATEMENT,
+        "_type": "https://in-toto.io/Statement/v1",
         "subject": [
             {"name": name, "digest": {"sha256": digest(path)}}
             for name, path in model_files(Path(model["path"])).items()
@@ -140,7 +140,6 @@ def _publish(folder: Path, made: Mapping[str, bytes]) -> None:
 def _pages(folder: Path, statement: Mapping[str, Any]) -> dict[str, bytes]:
     linked = (folder / "eval" / "report.html").is_file()
     return {
-        **pages.for_tools(statement),
         PAGE: pages.page(statement, evaluation=linked).encode(),
         **pages.subjects(folder, statement),
     }
@@ -249,7 +248,7 @@ def _attacks(folder: Path) -> list[dict[str, Any]]:
             variants = [row["variant"] for row in result.get("rows", ())]
             variants += [view["title"] for view in result.get("views", {}).values()]
             said = {"attack": result["attack"], "variants": variants, "says": sentence(result)}
-            attacks.append(said | {"digest": {"sha256": digest(path)}} | pages.judged(result))
+            attacks.append(said | {"digest": {"sha256": digest(path)}})
     return attacks
 
 
