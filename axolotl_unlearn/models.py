@@ -28,6 +28,13 @@ SERVERS = ("http://", "https://")
 _CONFIG = ("config.json", "generation_config.json", ADAPTER_CONFIG)
 
 
+def is_tokenizer(name: str) -> bool:
+    """Whether a file of this name holds (a part of) a tokenizer that can be loaded by itself."""
+    return name in ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json") or (
+        name.endswith((".tiktoken", ".gguf"))
+    )
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A model to evaluate.

@@ -66,6 +66,11 @@ class UnlearnPlugin(BasePlugin):
             return
         from transformers import set_seed
 
+        from axolotl_unlearn.checks.config import untrainable
+
+        if lacks := untrainable(cfg):
+            raise UnlearnError(lacks, code="checks.untrainable-base")
+
         # A fresh LoRA (and `reinit_weights`) is drawn from the global generator, which Axolotl
         # does not seed; both parents of a factor-wise merge must start from the same draw.
         set_seed(cfg.seed if cfg.seed is not None else 42)

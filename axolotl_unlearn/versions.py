@@ -1,6 +1,6 @@
 """What differs between the versions of Axolotl that we run on (0.19 to 0.21).
 
-Nothing else asks which version is installed; the options of each are in `axolotl_options.yml`.
+Nothing else asks which version is installed.
 """
 
 from __future__ import annotations

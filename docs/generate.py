@@ -40,16 +40,11 @@ PLACES = {
 
 _OPTIONS = """# Axolotl's options in a run with `unlearn:`
 
-Written by `docs/generate.py` from
-`axolotl_unlearn/checks/axolotl_options.yml`, which has every option of Axolotl 0.19 to 0.21.
-`axolotl-unlearn check` and `axolotl train` stop at one that is refused, before weights are loaded.
-
-- **refused**: it would change loss, batches, data or weights behind the objectives, or do nothing
-  without a word.
-- **noted**: it has no effect, which `check` and the log say.
-- **supported**: it does what Axolotl's documentation says.
-- **untried**: nothing is known against it; compare the first losses with and without it.
-- **no effect** on loss, batches, data or weights of the run.
+Written by `docs/generate.py` from `axolotl_unlearn/checks/axolotl_options.yml`.
+`axolotl-unlearn check` and `axolotl train` stop at an option that is **refused** before weights are
+loaded: it would change loss, batches, data or weights behind the objectives. An option that is
+**noted** has no effect, which `check` and the log say. All others do what Axolotl's documentation
+says; a package that one of them needs and that is not installed is named.
 
 | options | effect | |
 |---|---|---|
@@ -153,23 +148,21 @@ def _models(annotation: typing.Any) -> list[type[BaseModel]]:
 
 
 def options_page() -> str:
-    """Every option of Axolotl, and what becomes of it."""
-    effects = {"refused": "**refused**", "none": "no effect"}
+    """The options of Axolotl that do not pass through."""
     rows = []
-    for group in axolotl_options.groups():
-        options = ", ".join(f"`{option}`" for option in group["options"])
-        cell = ": ".join(filter(None, [group["about"], group.get("why")]))
-        for option, values in group.get("values", {}).items():
-            options += "".join(f", `{option}: {value}`" for value in values)
-        if "since" in group or "until" in group:
-            cell += f" (Axolotl {axolotl_options.span(group)})"
-        if group.get("above"):
-            cell += f" (values above {group['above']})"
-        if group.get("unless"):
-            cell += "; supported beside `unlearn.data.rows`"
-        if group.get("cure"):
-            cell += f"; {group['cure']}"
-        rows.append(f"| {options} | {effects.get(group['effect'], group['effect'])} | {cell} |")
+    for effect in ("refused", "noted"):
+        for group in axolotl_options.TABLE[effect]:
+            options = ", ".join(f"`{option}`" for option in group["options"])
+            for option, values in group.get("values", {}).items():
+                options += "".join(f", `{option}: {value}`" for value in values)
+            cell = group["why"]
+            if group.get("above"):
+                cell += f" (values above {group['above']})"
+            if group.get("unless"):
+                cell += "; taken beside `unlearn.data.rows`"
+            if group.get("cure"):
+                cell += f"; {group['cure']}"
+            rows.append(f"| {options} | {effect} | {cell} |")
     return _OPTIONS + "\n".join(rows)
 
 

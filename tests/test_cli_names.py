@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import tiny_llama
 
-from axolotl_unlearn.cli import EXPERIMENTAL, RENAMED, unlearn
+from axolotl_unlearn.cli import EXPERIMENTAL, unlearn
 
 ROWS = {
     side: [{"input": f"{side} question {n}?", "output": f"answer {n}"} for n in range(4)]
@@ -96,19 +96,10 @@ def test_init_of_match_says_what_is_missing(home, tmp_path):
     assert not (tmp_path / "a.yml").exists()
 
 
-@pytest.mark.parametrize("old", sorted(RENAMED))
-def test_old_names_say_the_new_one_and_work(old):
-    words = {"record": ["verify"], "compare": ["a", "b"], "audit": ["a", "nowhere"],
-             "lm-eval": ["--model", "hf-unlearn", "--tasks", "tofo"]}  # fmt: skip
-    done = run(old, *words.get(old, []), *(["nowhere"] if old != "compare" else []))
-    assert f"is now `{RENAMED[old]}`" in done.output
-    assert done.exit_code == 2 and "Error: " in done.output
-
-
 def test_hidden_names_are_not_listed_and_are_found():
     listed = set(unlearn.list_commands(None))
-    assert not listed & {*RENAMED, *EXPERIMENTAL}
-    for name in (*RENAMED, *EXPERIMENTAL):
+    assert not listed & {*EXPERIMENTAL}
+    for name in EXPERIMENTAL:
         assert unlearn.get_command(None, name) is not None
 
 

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import types
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 from axolotl_unlearn.checks import config as config_checks
+from axolotl_unlearn.checks.axolotl_options import absent
 from axolotl_unlearn.checks.config import PLUGIN, config_faults, evaluation_notes, prepare
 from axolotl_unlearn.checks.report import check, optimizer_faults, summary
 from axolotl_unlearn.columns import SIDES, task_number
@@ -23,6 +23,15 @@ from axolotl_unlearn.config.reading import read_config
 from axolotl_unlearn.data.checks import check_columns, check_entries, check_records
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.errors import UnlearnError
+
+
+def model_folder(folder: Path, **config) -> str:
+    """Files with the names of a model's; only config.json is read."""
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).touch()
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
 
 FORGET = {"id": "a1qa0", "input": "q", "output": "d", "task": "Task2"}
 RETAIN = {"id": "b1qa0", "input": "r", "output": "e", "task": "Task2"}
@@ -332,54 +341,34 @@ def test_evaluations_that_never_come_are_said(settings, says):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"learning_rate": -1e-4}, "`learning_rate: -0.0001`: input should be greater than 0"),
+        ({"learning_rate": -1e-4}, "`learning_rate: -0.0001` must be above 0"),
         ({"learning_rate": "1e-4", "lora_dropout": 0.0, "max_grad_norm": 0}, None),
-        ({"learning_rate": "fast"}, "`learning_rate: fast`: .* valid number"),
+        ({"learning_rate": "fast"}, "`learning_rate: fast` is no number"),
         ({"num_epochs": 0}, "`num_epochs: 0`"),
         ({"micro_batch_size": 0}, "`micro_batch_size: 0`"),
-        ({"gradient_accumulation_steps": 1.5}, "`gradient_accumulation_steps: 1.5`"),
         ({"lora_r": -8}, "`lora_r: -8`"),
-        ({"lora_dropout": 1}, "`lora_dropout: 1`: input should be less than 1"),
-        ({"warmup_ratio": 2}, "`warmup_ratio: 2`"),
+        ({"weight_decay": float("nan")}, "`weight_decay: nan` must be 0 or more"),
         ({"relora": True}, "`relora: True` does not go with unlearning \\(the reference is"),
         ({"use_eaft": True}, "`use_eaft: True`"),
         ({"group_by_length": True, "sample_packing": True}, None),
         ({"context_parallel_size": 2}, "`context_parallel_size: 2`"),
         ({"context_parallel_size": 1, "tensor_parallel_size": 1, "relora": False}, None),
         ({"trainer_cls": "mine.Trainer"}, "`trainer_cls: mine.Trainer`"),
-        ({"use_tensorboard": True, "use_wandb": True, "use_mlflow": False}, None),
-        ({"logging_steps": 0}, "`logging_steps: 0`: input should be greater"),
-        ({"dion_rank_fraction": 0}, "`dion_rank_fraction: 0`"),
-        ({"jagged_restart_steps": -5}, "`jagged_restart_steps: -5`"),
-        ({"peft_layers_to_transform": [0, -1]}, "`peft_layers_to_transform: -1`"),
+        ({"streaming": True}, "`streaming: True`.*use `datasets:`"),
+        ({"use_tensorboard": True, "use_mlflow": False}, None),
         ({"dataset_num_proc": 0, "dataloader_num_workers": 0, "pad_to_multiple_of": 64}, None),
-        ({"lr_scheduler": ["linear"]}, "`lr_scheduler: .*`: input should be a valid string"),
-        ({"lr_scheduler": "cosin"}, "`lr_scheduler: cosin` is no schedule.*did you mean 'cosine'"),
+        ({"lr_scheduler": ["linear"]}, "`lr_scheduler: .*` must be a text"),
         ({"lr_scheduler": "rex"}, None),
-        ({"lr_scheduler": "cosine_with_min_lr"}, "needs `min_lr` or `min_lr_rate`"),
-        ({"lr_scheduler": "warmup_stable_decay"}, "needs `num_decay_steps`"),
-        ({"lr_scheduler": "constant", "lr_scheduler_kwargs": {"power": 2}}, "it takes none"),
-        ({"lr_scheduler": "polynomial", "lr_scheduler_kwargs": {"lr_end": "1e-7"}}, "is a text"),
-        (
-            {"lr_scheduler": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
-            None,
-        ),
-        ({"lr_scheduler": "polynomial", "lr_scheduler_kwargs": {"pwer": 2}}, "pwer"),
-        ({"lr_scheduler": "greedy"}, "which this one never does; give `test_datasets:`"),
         ({"push_dataset_to_hub": "me/rows"}, "would upload forget rows"),
-        ({"metric_for_best_model": "eval_loss"}, "looks at evaluations, and the run has none"),
-        ({**BEST, "metric_for_best_model": "eval_retain_nll"}, "set `greater_is_better: false`"),
-        ({**BEST, "metric_for_best_model": "retain_nll", "greater_is_better": False}, None),
-        ({**BEST, "metric_for_best_model": "eval_loss"}, None),
+        ({**BEST, "load_best_model_at_end": True}, None),
         ({**BEST, "load_best_model_at_end": True, "eval_steps": 3}, "that are a multiple of"),
-        ({**BEST, "early_stopping_patience": 2, "save_steps": None}, "that are a multiple of"),
+        ({"load_best_model_at_end": True, "eval_steps": 2, "save_steps": 2}, "rows to evaluate"),
         ({"adapter": "lora", "unfrozen_parameters": ["down_proj"]}, "outside of the adapter"),
         ({"adapter": "lora", "unfrozen_parameters": ["lora_"]}, "or none: remove"),
         ({"adapter": "lora", "unfrozen_parameters": ["base_model.model.*lora_"]}, None),
         ({"unfrozen_parameters": ["down_proj"]}, None),
-        ({"optimizer": "adopt_adamw", "adam_beta1": 0, "adam_beta2": 0.9}, "would be ignored"),
-        ({"optimizer": "muon", "adam_beta2": 0.9}, "`adam_beta2: 0.9` would be ignored"),
-        ({"optimizer": "adamw_torch", "adam_beta1": 0, "adam_beta2": 0.9}, None),
+        ({"optimizer": "adopt_adamw", "adam_beta1": 0, "adam_beta2": 0.9}, "both, above 0"),
+        ({"optimizer": "muon", "adam_beta2": 0.9}, "`adam_beta1` and `adam_beta2`"),
         ({"optimizer": "muon", "adam_beta1": 0.8, "adam_beta2": 0.9}, None),
     ],
 )
@@ -388,7 +377,36 @@ def test_settings_of_axolotl(settings, says):
     block = {"forget": {"objective": "npo"}}
     entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
     found = config_faults({"plugins": [PLUGIN], "unlearn": block, "datasets": [entry], **settings})
-    assert len(found) == (says is not None) and (says is None or re.search(says, found[0]))
+    assert len(found) == (says is not None) and (says is None or re.search(says, found[0])), found
+
+
+@pytest.mark.parametrize(
+    ("files", "more", "says"),
+    [
+        ("config.json model.safetensors tokenizer.json", {}, None),
+        ("config.json model.safetensors", {}, "has no tokenizer"),
+        ("config.json model.safetensors", {"tokenizer_config": "a/b"}, None),
+        ("config.json tokenizer.json", {}, "has no weights"),
+        ("config.json tokenizer.json", {"reinit_weights": True}, None),
+        ("model.safetensors tokenizer.json", {}, "has no config.json"),
+        ("adapter_config.json adapter_model.safetensors config.json tokenizer.json", {},
+         "is a LoRA adapter: merge it first"),
+        ("", {}, "is an empty folder"),
+        (None, {}, "does not exist"),
+    ],
+)  # fmt: skip
+def test_a_base_model_that_cannot_be_trained(files, more, says, entry, tmp_path):
+    """Each was "ready", also with --full, and ended in a traceback of transformers."""
+    folder = tmp_path / "base"
+    for name in () if files is None else ("", *files.split()):
+        folder.mkdir(exist_ok=True)
+        if name:
+            (folder / name).write_text("{}")
+    cfg = {"plugins": [PLUGIN], "datasets": [entry([FORGET])], "base_model": str(folder)}
+    file = tmp_path / "my.yml"
+    file.write_text(yaml.safe_dump(cfg | {"unlearn": {"forget": {"objective": "npo"}}} | more))
+    found, _, _ = check(file)
+    assert len(found) == (says is not None) and (says is None or says in found[0]), found
 
 
 def test_what_stands_in_pasted_configs_is_taken_or_noted(entry, caplog):
@@ -420,20 +438,26 @@ def test_a_budget_of_tokens_and_what_counts_on_one_forward(block, settings, says
     assert len(found) == (says is not None) and (says is None or says in found[0])
 
 
-def test_trackers_that_cannot_start(monkeypatch):
-    """transformers said so after loading: by RuntimeError, and by a TypeError of trackio 0.19."""
-    from axolotl_unlearn.checks import config as config_checks
-
-    monkeypatch.setitem(config_checks._TRACKERS, "use_mlflow", "not_there_mlflow")
-    (said,) = config_checks._tracker_faults({"use_mlflow": True, "use_comet": None})
-    assert said.startswith("`use_mlflow` needs the package not_there_mlflow, which is not")
-    old = types.SimpleNamespace(init=lambda project: None, __version__="0.19.0")
-    new = types.SimpleNamespace(init=lambda project, bucket_id: None, __version__="9")
-    for module, faults in ((old, 1), (new, 0)):
-        monkeypatch.setitem(config_checks._TRACKERS, "use_trackio", "json")
-        monkeypatch.setitem(sys.modules, "trackio", module)
-        found = config_checks._tracker_faults({"use_trackio": True})
-        assert len(found) == faults and all("trackio 0.19.0 is older" in one for one in found)
+@pytest.mark.parametrize(
+    ("key", "value", "needs"),
+    [
+        ("optimizer", "came_pytorch", "came_pytorch"),
+        ("optimizer", "galore_adamw", "galore_torch"),
+        ("optimizer", "stable_adamw", "optimi"),
+        ("optimizer", "schedule_free_sgd", None),
+        ("optimizer", "adamw_torch", None),
+        ("use_mlflow", True, "mlflow"),
+        ("use_mlflow", None, None),
+    ],
+)
+def test_a_package_that_is_not_installed(key, value, needs, monkeypatch):
+    """It was an ImportError after loading. As if these were absent, whatever is installed."""
+    real = importlib.util.find_spec
+    away = {"came_pytorch", "galore_torch", "optimi", "mlflow"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n in away else real(n))
+    found = [*absent({key: value})]
+    assert len(found) == (needs is not None)
+    assert all(f"`{key}: {value}` needs the package {needs}" in one for one in found)
 
 
 @pytest.mark.parametrize(
@@ -441,6 +465,7 @@ def test_trackers_that_cannot_start(monkeypatch):
     [
         ({"lr_scheduler": "linear"}, None),
         ({"lr_scheduler": "rex"}, "`lr_scheduler: rex` cannot begin anew in each of"),
+        ({"lr_scheduler": "greedy"}, "cannot begin anew"),
         ({"jagged_restart_steps": 5}, "`jagged_restart_steps` does not go with `unlearn.phases`"),
     ],
 )
@@ -464,7 +489,7 @@ def test_schedules_that_phases_cannot_begin_anew(settings, says):
 def test_a_layer_that_the_model_lacks(settings, says, nested, tmp_path):
     """Found from config.json; it was found in the first step."""
     sizes = {"num_hidden_layers": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": sizes} if nested else sizes))
+    model_folder(tmp_path, **({"text_config": sizes} if nested else sizes))
     block = {"forget": {"objective": "rmu", **settings}}
     entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
     cfg = {"plugins": [PLUGIN], "unlearn": block, "datasets": [entry], "base_model": str(tmp_path)}
@@ -495,7 +520,7 @@ def test_a_layer_that_the_model_lacks(settings, says, nested, tmp_path):
 def test_tied_embeddings_are_not_adapted(settings, says, nested, tied, tmp_path):
     """As trained, evaluated and merged in two ways they were up to four models."""
     config = {"tie_word_embeddings": tied}
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": config} if nested else config))
+    model_folder(tmp_path, **({"text_config": config} if nested else config))
     entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
     cfg = {"plugins": [PLUGIN], "datasets": [entry], "base_model": str(tmp_path)}
     cfg["unlearn"] = {"forget": {"objective": "npo"}}
@@ -572,7 +597,7 @@ def test_the_stage_of_deepspeed_is_that_of_its_config(deepspeed, stage, tmp_path
 
 def test_what_the_run_would_fail_at(tmp_path):
     """Each was called ready and ended in a traceback, some after a step."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3n"}))
+    model_folder(tmp_path, model_type="gemma3n")
     entry = {"path": "someone/rows", "type": "axolotl_unlearn.data.forget"}
     cfg = {"plugins": [PLUGIN], "datasets": [entry], "unlearn": {"forget": {"objective": "npo"}}}
     assert config_faults(cfg) == []
@@ -633,8 +658,7 @@ def test_a_layer_below_all_that_is_trained(layer, told):
     found = config_faults(cfg | {"peft_layers_to_transform": [12, 10, 11]})
     assert len(found) == told and all("from layer 10 on" in fault for fault in found)
     assert config_faults(cfg) == []
-    for given, says in ((["all"], "valid integer"), (12, "valid list")):
-        assert says in config_faults(cfg | {"peft_layers_to_transform": given})[0]
+    assert "must be a list" in config_faults(cfg | {"peft_layers_to_transform": 12})[0]
 
 
 @pytest.mark.parametrize(

@@ -110,18 +110,6 @@ def test_axolotl_loads_forget_and_retain(tmp_path, config):
     assert by_role(load(cfg).train_dataset) == rows
 
 
-def test_texts_of_a_corpus_are_rows_without_a_prompt(tmp_path, config):
-    """`field`, as `pretraining_dataset` gives it: labelled whole, cut at `sequence_len` (64)."""
-    texts = [{"text": "hold"}, {"text": "x" * 100}]
-    cfg = config(
-        (write(tmp_path / "f.jsonl", FORGET), "forget"),
-        (write(tmp_path / "r.jsonl", texts), "retain", {"field": "text"}),
-    )
-    rows = by_role(load(cfg).train_dataset)
-    assert rows[1, 0]["input_ids"] == rows[1, 0]["labels"] == [*b"hold", EOS]
-    assert rows[1, 1]["input_ids"] == rows[1, 1]["labels"] == [ord("x")] * 64
-
-
 def test_an_alternative_finds_its_row_and_has_labels_on_its_answer(tmp_path, config):
     """The forget row is a document, labelled whole; ' z' 32 122."""
     from axolotl_unlearn.data.pairing import PairedDataset

@@ -190,7 +190,7 @@ def test_an_unexpected_error_is_told_without_its_message(monkeypatch):
     monkeypatch.setattr(cli.LazyGroup, "get_command", lambda *_: command)
     told = CliRunner().invoke(cli.unlearn, ["check"])
     assert told.exit_code == 1 and "unexpected TypeError" in told.output
-    assert row not in told.output and "raise TypeError" in told.output
+    assert row not in told.output
     assert row in str(CliRunner().invoke(cli.unlearn, ["--debug", "check"]).exception)
 
 

@@ -955,28 +955,6 @@ def test_faults_in_settings(stage, capfd):
     assert "`base_model: out/memorised-not-there` does not exist" in says
 
 
-def test_every_option_of_axolotl_is_decided():
-    """A new Axolotl may bring one that changes loss, batches or weights behind us."""
-    import importlib
-
-    from axolotl.integrations import base
-    from axolotl.utils.schemas.config import AxolotlInputConfig
-
-    from axolotl_unlearn.checks.axolotl_options import _ALIASES, _installed, groups
-
-    decided = [option for group in groups() for option in group["options"]]
-    assert sorted(decided) == sorted(set(decided))
-    fields = set(AxolotlInputConfig.model_fields)
-    for plugin in getattr(base, "BUILTIN_PLUGINS", ()):  # 0.21 loads them in every run
-        module, _, name = base.load_plugin(plugin).get_input_args().rpartition(".")
-        fields |= set(getattr(importlib.import_module(module), name).model_fields)
-    here = {option for group in _installed() for option in group["options"]}
-    assert not sorted(fields - here), "decide in axolotl_unlearn/checks/axolotl_options.yml"
-    assert not sorted(here - fields), "say `until:` in axolotl_unlearn/checks/axolotl_options.yml"
-    aliases = {field.alias for field in AxolotlInputConfig.model_fields.values()} - {None}
-    assert aliases == set(_ALIASES)
-
-
 @pytest.mark.skipif(not versions.within(since="0.21"), reason="an option of Axolotl 0.21")
 def test_full_determinism_trains_the_same(stage, straight, monkeypatch):
     """No part of a step is refused by torch's deterministic algorithms; a CPU run is the same."""

@@ -1,146 +1,158 @@
-"""What unlearning makes of Axolotl's own options: `axolotl_options.yml` and `values.yml`."""
+"""What unlearning makes of Axolotl's own options: `axolotl_options.yml`; all others are Axolotl's.
+
+After an upgrade ``python -m axolotl_unlearn.checks.axolotl_options OLD`` prints the options that
+the installed Axolotl has and the one in the folder ``OLD`` (``site-packages/axolotl``) has not.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+import importlib.util
+import math
+import re
+import sys
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, create_model
 
-from axolotl_unlearn import versions
 from axolotl_unlearn.data.records import short
 
-
-def _read(name: str) -> Any:
-    return yaml.safe_load((resources.files(__package__) / name).read_text("utf-8"))
-
-
-VALUES = _read("values.yml")
-_NUMBERS = {"int": int, "float": float}
-_SHAPES = {"text": str, "block": dict, "blocks": list[dict], "texts": list[str]}
-
-
-def _range(group: dict[str, Any]) -> Any:
-    number = Annotated[_NUMBERS.get(group["of"], int), Field(**group["range"])]
-    return list[number] if group["of"] == "list" else number
-
-
-def _model(kinds: Iterable[tuple[Any, list[str]]]) -> type[BaseModel]:
-    return create_model("Keys", **{k: (kind | None, None) for kind, keys in kinds for k in keys})
+TABLE = yaml.safe_load((resources.files(__package__) / "axolotl_options.yml").read_text("utf-8"))
+#: What is looked into before Axolotl checks it.
+_SHAPES = {
+    str: "base_model base_model_config lora_model_dir adapter output_dir dataset_prepared_path "
+    "lr_scheduler optimizer",
+    dict: "lr_scheduler_kwargs gradient_checkpointing_kwargs overrides_of_model_config",
+    list: "plugins unfrozen_parameters peft_layers_to_transform",
+}
+#: Numbers that change nothing, or end in a traceback, at 0.
+_ABOVE_ZERO = """
+    learning_rate num_epochs max_steps micro_batch_size gradient_accumulation_steps batch_size
+    eval_batch_size logging_steps lora_r lora_alpha sequence_len
+""".split()
 
 
-Numbers = _model((_range(group), group["options"]) for group in VALUES["numbers"])
-Shapes = _model((_SHAPES[kind], keys) for kind, keys in VALUES["shapes"].items())
-
-
-@cache
-def groups() -> list[dict[str, Any]]:
-    """The groups of the file, in its order."""
-    return _read("axolotl_options.yml")
-
-
-def refused(cfg: dict[str, Any], rows: bool = False) -> list[str]:
+def refused(cfg: dict[str, Any], rows: bool = False) -> Iterator[str]:
     """A sentence for each option that is set and does not go with unlearning.
 
     Args:
         rows: whether rows are read by Axolotl's own types (``unlearn.data.rows``).
     """
-    faults = []
-    for group in groups():
+    for group in TABLE["refused"]:
         if rows and group.get("unless") == "rows":
             continue
         values = group.get("values", {})
-        for option in [*group["options"], *values] if group["effect"] == "refused" else ():
+        for option in [*group["options"], *values]:
             value = cfg.get(option)
             size = value.get("size", 1) if isinstance(value, dict) else value
             is_small = isinstance(size, int) and size <= group.get("above", -1)
             if value and not is_small and value in values.get(option, [value]):
                 cure = group.get("cure", "remove it")
-                faults.append(
-                    f"`{option}: {value}` does not go with unlearning ({group['why']}); {cure}."
-                )
-    return faults
-
-
-def _installed() -> list[dict[str, Any]]:
-    """The groups of options that the installed Axolotl reads."""
-    return [group for group in groups() if versions.within(group.get("since"), group.get("until"))]
+                yield f"`{option}: {value}` does not go with unlearning ({group['why']}); {cure}."
 
 
 def noted(cfg: dict[str, Any]) -> dict[str, str]:
     """Options that are set and have no effect -> a sentence."""
     return {
         option: f"`{option}: {cfg[option]}` has no effect: {group['why']}."
-        for group in _installed()
+        for group in TABLE["noted"]
         for option in group["options"]
-        if group["effect"] == "noted" and cfg.get(option)
+        if cfg.get(option)
     }
 
 
-#: Other names that Axolotl's schema takes.
-_ALIASES = ("model_config", "model_kwargs", "model_revision", "model_type")
+def absent(cfg: dict[str, Any]) -> Iterator[str]:
+    """Packages that an option needs and that are not installed; found after loading else."""
+    for key, needs in TABLE["needs"].items():
+        value = cfg.get(key)
+        if not value:
+            continue
+        by_value = needs.items() if isinstance(needs, dict) else [(".*", needs)]
+        for pattern, module in by_value:
+            if re.fullmatch(pattern, str(value)) and importlib.util.find_spec(module) is None:
+                yield (
+                    f"`{key}: {short(value)[1:-1]}` needs the package {module}, which is not "
+                    "installed; install it or change the key."
+                )
+
+
+def known(axolotl: Path | None = None) -> frozenset[str]:
+    """Options of the Axolotl in a folder (the installed one), from its source: it takes seconds to
+    import. Nothing where there is none."""
+    if axolotl is None:
+        spec = importlib.util.find_spec("axolotl")
+        axolotl = Path(spec.submodule_search_locations[0]) if spec else Path("nowhere")
+    return _known(axolotl)
+
+
+@cache
+def _known(axolotl: Path) -> frozenset[str]:
+    classes: dict[str, tuple[str, str]] = {}  # name -> bases, body
+    plugins = [*axolotl.glob("integrations/*_parallel/args.py")]  # which 0.21 always loads
+    for path in [*axolotl.glob("utils/schemas/*.py"), *plugins]:
+        for part in re.split(r"^(?=class )", path.read_text("utf-8"), flags=re.M):
+            if head := re.match(r"class (\w+)(?:\(([^)]*)\))?:", part):
+                classes[head[1]] = (head[2] or "", part)
+    found: set[str] = set()
+    left = ["AxolotlInputConfig", *(name for name in classes if name.endswith("ParallelArgs"))]
+    while left:
+        bases, body = classes.pop(left.pop(), ("", ""))
+        found.update(re.findall(r"^    ([a-z]\w*)\s*:", body, flags=re.M))
+        found.update(re.findall(r"\balias=\"(\w+)\"", body))
+        left += re.findall(r"\w+", bases)
+    return frozenset(found)
 
 
 def ignored(cfg: dict[str, Any]) -> list[str]:
     """Keys that Axolotl leaves unread without a word; those of other plugins are among them."""
-    known = {option for group in _installed() for option in group["options"]}
-    return [str(key) for key in cfg if key not in known.union(_ALIASES, ["unlearn"])]
+    options = known()
+    return [str(key) for key in cfg if key not in options and key != "unlearn"] if options else []
 
 
-def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> list[str]:
+def misplaced(cfg: dict[str, Any], ours: Collection[str]) -> Iterator[str]:
     """A sentence for each ignored key that was meant as an option, or for our block (``ours``)."""
-    known = [option for group in _installed() for option in group["options"]]
-    others = {option: group for group in groups() for option in group["options"]}
     # Other plugins' keys are like Axolotl's own (`lm_eval_batch_size`).
     cutoff = 0.8 if len(cfg.get("plugins") or []) < 2 else 0.95
-    faults = []
     for key in ignored(cfg):
         # A text, slow to compare; or a place for YAML anchors, as `x-datasets`.
-        if len(key) > 40 or key.startswith(("x-", "_", ".")):
+        if len(key) > 40 or key.startswith(("x-", "_", ".")) or cfg.get(key) is None:
             continue
-        near = difflib.get_close_matches(key, [*known, "unlearn"], n=1, cutoff=cutoff)
+        near = difflib.get_close_matches(key, [*known(), "unlearn"], n=1, cutoff=cutoff)
         if key in ours:
-            faults.append(
-                f"`{key}` would be ignored, it belongs into the block `unlearn:`; move it."
-            )
-        elif key in others and cfg[key] is None:  # `axolotl merge-lora` sets some so
+            yield f"`{key}` would be ignored, it belongs into the block `unlearn:`; move it."
+        elif near:
+            yield f"`{key}` is no option and would be ignored; did you mean `{near[0]}`?"
+
+
+def number_faults(cfg: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each number that no run can mean; Axolotl says the rest itself."""
+    for key, value in cfg.items():
+        given = value
+        if key in _ABOVE_ZERO and isinstance(value, str):
+            try:
+                given = float(value)
+            except ValueError:
+                yield f"`{key}: {short(value)[1:-1]}` is no number; correct it."
+        if isinstance(given, bool) or not isinstance(given, (int, float)) or key == "local_rank":
             continue
-        elif key in others and len(cfg.get("plugins") or []) < 2:
-            faults.append(
-                f"`{key}` is an option of Axolotl {span(others[key])}; "
-                f"{'.'.join(map(str, versions.axolotl()))} is installed and would ignore it; "
-                "remove it."
-            )
-        elif near and key not in others:
-            faults.append(f"`{key}` is no option and would be ignored; did you mean `{near[0]}`?")
-    return faults
-
-
-def span(group: dict[str, Any]) -> str:
-    return f"from {group['since']} on" if "since" in group else f"up to {group['until']}"
-
-
-def number_faults(cfg: dict[str, Any]) -> list[str]:
-    """A sentence for each number outside its range."""
-    return _faults(Numbers, cfg)
+        if not 0 <= given < math.inf or (key in _ABOVE_ZERO and given == 0):
+            yield f"`{key}: {value}` must be {'above 0' if key in _ABOVE_ZERO else '0 or more'}."
 
 
 def shape_faults(cfg: dict[str, Any]) -> list[str]:
     """A sentence for each key that we read and that is no list, block or text as it should be."""
-    return _faults(Shapes, cfg)
+    names = {str: "a text", dict: "a block of keys", list: "a list"}
+    return [
+        f"`{key}: {short(cfg[key])[1:-1]}` must be {names[kind]}; correct it."
+        for kind, keys in _SHAPES.items()
+        for key in keys.split()
+        if cfg.get(key) is not None and not isinstance(cfg[key], kind)
+    ]
 
 
-def _faults(kind: type[BaseModel], cfg: dict[str, Any]) -> list[str]:
-    try:
-        kind.model_validate({key: cfg.get(key) for key in kind.model_fields})
-    except ValidationError as error:
-        return [
-            f"`{fault['loc'][0]}: {short(fault['input'])[1:-1]}`: {fault['msg'][0].lower()}"
-            f"{fault['msg'][1:]}; correct it."
-            for fault in error.errors()
-        ]
-    return []
+if __name__ == "__main__":
+    print(*sorted(known() - known(Path(sys.argv[1]))), sep="\n")

@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
-import inspect
 import json
 import logging
 import os
@@ -20,13 +18,13 @@ from typing import Any
 from axolotl_unlearn import versions
 from axolotl_unlearn.checks import axolotl_options
 from axolotl_unlearn.columns import ROLES
-from axolotl_unlearn.config import UnlearnArgs, nearest, parse_unlearn
+from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
-from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.merging import ENDS
+from axolotl_unlearn.models import ADAPTER_CONFIG, is_tokenizer
 from axolotl_unlearn.objectives import OBJECTIVES
 
 LOG = logging.getLogger(__name__)
@@ -37,15 +35,6 @@ LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 ATTENTION = """
     attn_implementation flash_attention flex_attention sage_attention xformers_attention
 """.split()
-
-#: Axolotl's switches of trackers and the module that each needs.
-_TRACKERS = {
-    "use_comet": "comet_ml",
-    "use_mlflow": "mlflow",
-    "use_tensorboard": "tensorboard",
-    "use_trackio": "trackio",
-    "use_wandb": "wandb",
-}
 
 #: Where a missing base model comes from, by the folder the examples use.
 _MAKERS = {
@@ -92,16 +81,15 @@ def config_faults(cfg: dict) -> list[str]:
     if block is not None or roles - {None}:
         faults += check_entries(cfg)
     faults += axolotl_options.misplaced(cfg, UnlearnArgs.model_fields)
-    numbers = axolotl_options.number_faults(cfg)
-    faults += numbers + _schedule_faults(cfg, args) + _tracker_faults(cfg)
-    faults += [] if numbers else _best_model_faults(cfg) + _beta_faults(cfg)
+    faults += axolotl_options.number_faults(cfg)
+    faults += axolotl_options.absent(cfg)
     faults += setting_faults(cfg, args) if args is not None and args.trains else []
     return faults + _model_faults(cfg)
 
 
 def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     """What the block and Axolotl's settings ask of each other and of the model."""
-    faults = axolotl_options.refused(cfg, bool(args.data.rows)) + _together(cfg, args)
+    faults = [*axolotl_options.refused(cfg, bool(args.data.rows)), *_together(cfg, args)]
     faults += _reference_faults(cfg, args)
     names = {entry.objective for entry in args.forget}
     if args.level or any(name == "match" or OBJECTIVES[name].against_heldout for name in names):
@@ -143,6 +131,17 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
         (args.audit and not versions.merges_call_us(),
          "`unlearn.audit` needs Axolotl 0.21, whose `merge-lora` calls plugins; remove it and run "
          "`axolotl-unlearn request audit` after the merge."),
+        (args.phases and cfg.get("lr_scheduler") in _WHOLE_RUN,
+         f"`lr_scheduler: {cfg.get('lr_scheduler')}` cannot begin anew in each of "
+         "`unlearn.phases`; use linear, cosine or constant."),
+        (args.phases and cfg.get("jagged_restart_steps"),
+         "`jagged_restart_steps` does not go with `unlearn.phases`; remove it."),
+        (bool(cfg.get("adam_beta1")) != bool(cfg.get("adam_beta2")),
+         "`adam_beta1` and `adam_beta2`: Axolotl's own optimizers take both, above 0, or none; "
+         "give both."),
+        (cfg.get("load_best_model_at_end") and not _keeps_best(cfg),
+         "`load_best_model_at_end` would do nothing: Axolotl asks for rows to evaluate and for "
+         "`save_steps` that are a multiple of `eval_steps`."),
         *((True, f"`{key}` does not go with `unlearn.phases`, whose `steps` or `epochs` say how "
            "long the run is; remove it.") for key in length),
         (cfg.get("deepspeed") and any(phase.fresh_optimizer for phase in args.phases),
@@ -187,12 +186,6 @@ def _reference_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     )  # fmt: skip
     for one in references:
         faults += told(
-            (sharded and one.twins,
-             "`reference: {twins: ...}` asks the starting model before training, which FSDP and "
-             "ZeRO-3 do not allow; train on one device or with DDP."),
-            (one.twins and not os.path.isfile(one.twins),
-             f"`reference.twins: {one.twins}` is no file; write it with `axolotl-unlearn augment "
-             "twins`."),
             (sharded and one.adapter and not one.model,
              f"`reference: {{adapter: {one.adapter}}}` cannot be switched in under FSDP or ZeRO-3; "
              "give `{model: BASE, adapter: PATH}`, which is loaded beside the policy."),
@@ -215,43 +208,22 @@ def _stage(deepspeed: Any) -> int | None:
     return zero.get("stage") if isinstance(zero, dict) else None
 
 
-def _tracker_faults(cfg: dict) -> list[str]:
-    """A package that is not there, or that transformers cannot start; found after loading."""
-    faults = []
-    for key, module in (_TRACKERS | {"deepspeed": "deepspeed"}).items():
-        if cfg.get(key) and importlib.util.find_spec(module) is None:
-            faults.append(
-                f"`{key}` needs the package {module}, which is not installed; "
-                f"`pip install {module.replace('_', '-')}` or remove the key."
-            )
-    if cfg.get("use_trackio") and not faults:
-        import trackio
-
-        if "bucket_id" not in inspect.signature(trackio.init).parameters:
-            faults.append(
-                f"`use_trackio`: trackio {trackio.__version__} is older than transformers expects "
-                "(it takes no `bucket_id`); upgrade trackio or use another tracker."
-            )
-    return faults
-
-
-#: Keys that ask for evaluations during the run, and those that act on what they find.
-_EVALUATIONS = ("evals_per_epoch", "eval_steps", "eval_strategy")
-_BY_EVALUATION = ("load_best_model_at_end", "early_stopping_patience", "metric_for_best_model")
+#: Schedules that need the length of the whole run, or its evaluations.
+_WHOLE_RUN = ("reduce_lr_on_plateau", "greedy", "one_cycle", "rex")
 
 
 def evaluation_notes(cfg: dict) -> list[str]:
     """Evaluations that are asked for and would not take place, or rows that wait for one."""
-    asked = [f"`{k}: {cfg[k]}`" for k in _EVALUATIONS if cfg.get(k) and cfg[k] != "no"]
-    if asked and not _evaluates(cfg):
+    keys = ("evals_per_epoch", "eval_steps", "eval_strategy")
+    asked = [f"`{key}: {cfg[key]}`" for key in keys if cfg.get(key) and cfg[key] != "no"]
+    rows = next((key for key in ("test_datasets", "val_set_size") if cfg.get(key)), None)
+    if asked and rows is None:
         return [f"{asked[0]} evaluates nothing without `test_datasets` or `val_set_size`."]
-    if asked == [f"`evals_per_epoch: {cfg.get('evals_per_epoch')}`"] and not _share(cfg, "eval"):
+    if rows and not asked:
+        return [f"rows of `{rows}` are never evaluated; give `eval_steps` or `evals_per_epoch`."]
+    if asked == [f"`evals_per_epoch: {cfg.get('evals_per_epoch')}`"] and not _steps(cfg, "eval"):
         return [f"{asked[0]} with these `num_epochs` evaluates nothing; give `eval_steps`."]
-    if _evaluates(cfg) and not asked:
-        given = "test_datasets" if cfg.get("test_datasets") else "val_set_size"
-        return [f"rows of `{given}` are never evaluated; give `eval_steps` or `evals_per_epoch`."]
-    save, look = _share(cfg, "save"), _share(cfg, "eval")
-    if asked and cfg.get("load_best_model_at_end") is None and save and look and not save % look:
+    if cfg.get("load_best_model_at_end") is None and _keeps_best(cfg):
         metric = cfg.get("metric_for_best_model") or "eval_loss"
         return [
             f"the checkpoint that is best by `{metric}` is restored at the end, as Axolotl has it; "
@@ -260,90 +232,18 @@ def evaluation_notes(cfg: dict) -> list[str]:
     return []
 
 
-def _evaluates(cfg: dict) -> bool:
-    return bool(cfg.get("test_datasets") or cfg.get("val_set_size"))
+def _keeps_best(cfg: dict) -> bool:
+    """Whether Axolotl restores the best checkpoint, unless it is told not to."""
+    save, look = _steps(cfg, "save"), _steps(cfg, "eval")
+    rows = cfg.get("test_datasets") or cfg.get("val_set_size")
+    return bool(rows and save and look and not save % look)
 
 
-def _share(cfg: dict, what: str) -> float | None:
+def _steps(cfg: dict, what: str) -> float | None:
     """``save_steps`` or ``eval_steps``, also where Axolotl makes it of ``..s_per_epoch``."""
     often = cfg.get(f"{what}s_per_epoch")
     share = 1.0 / (often * (cfg.get("num_epochs") or 1)) if often else 1.0
     return share if share < 1 else cfg.get(f"{what}_steps")
-
-
-def _best_model_faults(cfg: dict) -> list[str]:
-    """What chooses a checkpoint by evaluations, and would choose none, or the worst."""
-    asked = [f"`{key}: {cfg[key]}`" for key in _BY_EVALUATION if cfg.get(key)]
-    if not asked:
-        return []
-    save, look = _share(cfg, "save"), _share(cfg, "eval")
-    kept = cfg.get("load_best_model_at_end") or cfg.get("early_stopping_patience")
-    metric = cfg.get("metric_for_best_model")
-    return told(
-        (not _evaluates(cfg),
-         f"{asked[0]} looks at evaluations, and the run has none: give `test_datasets` or "
-         "`val_set_size` with `eval_steps`, or remove it."),
-        (kept and not (save and look and save % look == 0),
-         f"{asked[0]} would do nothing: Axolotl asks for `save_steps` that are a multiple of "
-         "`eval_steps`; give both."),
-        (metric and cfg.get("greater_is_better") is None and not str(metric).endswith("loss"),
-         f"`metric_for_best_model: {metric}` would be taken for one where more is better: set "
-         "`greater_is_better: false` (as for losses) or `true`."),
-    )[:1]  # fmt: skip
-
-
-def _beta_faults(cfg: dict) -> list[str]:
-    """Axolotl gives its own optimizers both betas or none, and takes 0 for none."""
-    betas = {key: cfg.get(key) for key in ("adam_beta1", "adam_beta2")}
-    if all(betas.values()) or set(betas.values()) == {None} or not cfg.get("optimizer"):
-        return []
-    if str(cfg["optimizer"]) not in axolotl_options.VALUES["own_optimizers"]:
-        return []
-    given = ", ".join(f"`{key}: {value}`" for key, value in betas.items() if value is not None)
-    return [
-        f"{given} would be ignored with `optimizer: {cfg['optimizer']}`: give `adam_beta1` and "
-        "`adam_beta2`, both above 0, or `optim_args`."
-    ]
-
-
-def _schedule_faults(cfg: dict, args: UnlearnArgs | None) -> list[str]:
-    """A schedule that cannot be made, or would not do what it says; found without torch."""
-    name, options = cfg.get("lr_scheduler"), cfg.get("lr_scheduler_kwargs") or {}
-    phased = args is not None and bool(args.phases)
-    cure = "use `lr_scheduler: linear`, `cosine` or `constant`"
-    measured = name in ("reduce_lr_on_plateau", "greedy")
-    if phased and cfg.get("jagged_restart_steps"):
-        return [f"`jagged_restart_steps` does not go with `unlearn.phases`: remove it, or {cure}."]
-    if name is None:
-        return []
-    schedules = axolotl_options.VALUES["schedules"]
-    if name not in schedules:
-        near = nearest(name, schedules) or f"; there are {', '.join(schedules)}"
-        return [f"`lr_scheduler: {name}` is no schedule{near}."]
-    if phased and (measured or name in ("one_cycle", "rex")):
-        return [f"`lr_scheduler: {name}` cannot begin anew in each of `unlearn.phases`; {cure}."]
-    if measured and not _evaluates(cfg):
-        return [
-            f"`lr_scheduler: {name}` changes the learning rate when the run evaluates, which this "
-            f"one never does; give `test_datasets:` with `eval_steps:`, or {cure}."
-        ]
-    known = schedules[name]
-    where, least = f"`lr_scheduler_kwargs` of `{name}`", set(options) & {"min_lr", "min_lr_rate"}
-    faults = [
-        f"{where}: there is no option {key!r}; it takes {', '.join(known) or 'none'}."
-        for key in options
-        if key not in known
-    ]
-    faults += [
-        f"{where}: {key} is a text, {short(value)}; write a number (1e-5 as 1.0e-5)."
-        for key, value in options.items()
-        if isinstance(value, str) and key not in axolotl_options.VALUES["words"]
-    ]
-    if "min_lr_rate" in known and len(least) != 1:
-        faults.append(f"{where} needs `min_lr` or `min_lr_rate`, one of them.")
-    if name == "warmup_stable_decay" and "num_decay_steps" not in options:
-        faults.append(f"{where} needs `num_decay_steps`.")
-    return faults
 
 
 def architecture_faults(
@@ -409,30 +309,58 @@ def _config_of_folder(cfg: dict) -> dict[str, Any]:
 
 
 def _model_faults(cfg: dict) -> list[str]:
+    """A base model, or an adapter to start from, that is not there or is none."""
     faults = []
     for key in ("base_model", "lora_model_dir"):
         path = cfg.get(key)
-        if not isinstance(path, str) or os.path.exists(path):
-            continue
         # The hub has models without an owner (`gpt2`), but no such adapters.
-        if not _is_local(path) and (key == "base_model" or "/" in path):
+        if not isinstance(path, str) or (
+            not os.path.exists(path)
+            and not _is_local(path)
+            and (key == "base_model" or "/" in path)
+        ):
             continue
-        maker = _MAKERS.get(path.rstrip("/").removeprefix("./"))
-        cure = f"run `{maker}` first" if maker else "check the path, relative to where you started"
-        faults.append(f"`{key}: {path}` does not exist; {cure}.")
+        if not os.path.exists(path):
+            maker = _MAKERS.get(path.rstrip("/").removeprefix("./"))
+            cure = f"run `{maker}` first" if maker else "check the path, relative to where you are"
+            faults.append(f"`{key}: {path}` does not exist; {cure}.")
     return faults
+
+
+def untrainable(cfg: dict) -> str | None:
+    """What the folder of the base model lacks to be trained; a name of the hub lacks nothing."""
+    folder = Path(str(cfg.get("base_model")))
+    if not os.path.exists(folder):
+        return None
+    what = _lacks(folder, cfg)
+    return f"`base_model: {folder}` {what}." if what else None
+
+
+def _lacks(folder: Path, cfg: dict) -> str | None:
+    files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    full = any(
+        name.endswith((".safetensors", ".bin", ".gguf")) and not name.startswith("adapter_")
+        for name in files
+    )
+    if not files:
+        return "is an empty folder or a file; name the folder of a model"
+    if ADAPTER_CONFIG in files and not full:
+        return (
+            "is a LoRA adapter: merge it first (`axolotl merge-lora`), or name its base here and "
+            "the adapter as `lora_model_dir`"
+        )
+    if "config.json" not in files and not cfg.get("base_model_config"):
+        return "has no config.json, so it is no model; name the folder that holds it"
+    if not full and not cfg.get("reinit_weights"):
+        return "has no weights; make or copy the model again"
+    if not cfg.get("tokenizer_config") and not any(map(is_tokenizer, files)):
+        return "has no tokenizer; copy the tokenizer files there, or set `tokenizer_config`"
+    return None
 
 
 def _is_local(path: str) -> bool:
     """A path rather than a hub name: explicit, or in a folder that is there or that we make."""
     return path.startswith((".", "/", "~", "out/", "examples/")) or path.count("/") > 1
-
-
-def take_streams(cfg: dict) -> None:
-    if cfg.get("streaming") or cfg.get("pretraining_dataset"):
-        from axolotl_unlearn.data.drawn import streams_as_retain_side
-
-        streams_as_retain_side(cfg)
 
 
 def prepare(cfg: dict) -> None:
@@ -444,12 +372,8 @@ def prepare(cfg: dict) -> None:
     if cfg.get("use_ray") and "RANK" in os.environ:
         _cpu_settings(cfg)  # a worker of Ray: its driver, which may lack a GPU, has done the rest
         return
-    wrong = axolotl_options.shape_faults(cfg)
-    if not wrong:
-        take_streams(cfg)
-        wrong = config_faults(cfg)
-    if wrong:
-        raise UnlearnError(" ".join(wrong))
+    if wrong := config_faults(cfg):
+        raise UnlearnError(" ".join(wrong), code="checks.config")
     if not cfg.get("use_ray"):
         _cpu_settings(cfg)
     if cfg.get("seed") is None:
@@ -485,19 +409,10 @@ def prepare_data(cfg: dict) -> None:
     Raises:
         UnlearnError: Every fault of the files.
     """
-    block = cfg.get("unlearn")
-    args = parse_unlearn(block) if block else None
-    if args and args.data.retain_rows:
-        from axolotl_unlearn.data.drawn import draw_retain, rows_to_draw
-
-        folder = Path(cfg["dataset_prepared_path"]).parent
-        for drawn, source in draw_retain(cfg, folder, rows_to_draw(cfg, args)):
-            LOG.warning("%s: its drawn rows are in %s.", source, drawn)
-            declare(cfg.get("output_dir") or "model-out", drawn, "texts", retained=[source])
     checked = check_records(cfg)
     if checked.faults:
-        raise UnlearnError(" ".join(checked.faults))
-    for note in checked.notes + (evaluation_notes(cfg) if block else []):
+        raise UnlearnError(" ".join(checked.faults), code="data.faults")
+    for note in checked.notes + (evaluation_notes(cfg) if cfg.get("unlearn") else []):
         LOG.warning(note)
     cfg["dataset_prepared_path"] = prepared_folder(cfg)
     drop_half_written(Path(cfg["dataset_prepared_path"]))

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from axolotl_unlearn.checks import axolotl_options
-from axolotl_unlearn.checks.config import config_faults, evaluation_notes, take_streams
+from axolotl_unlearn.checks.config import config_faults, evaluation_notes, untrainable
 from axolotl_unlearn.checks.level import level_notes
 from axolotl_unlearn.config import ObjectiveArgs, nearest, parse_unlearn
 from axolotl_unlearn.config.reading import read_config
@@ -30,33 +30,29 @@ def check(path: Path, full: bool = False) -> tuple[list[str], list[str], dict[st
     Raises:
         UnlearnError: The file cannot be read at all.
     """
-    from axolotl_unlearn.data.drawn import passing_draw
-
     cfg = read_config(path)
     entries = cfg["datasets"] if isinstance(cfg.get("datasets"), list) else []
     if not cfg.get("unlearn") and "memorise" not in map(role_of, entries):
         cure = "add one, e.g. `unlearn: {preset: ...}`"
         return [f"{path} has no `unlearn:` block; {cure}."], [], {}
-    if not axolotl_options.shape_faults(cfg):
-        take_streams(cfg)
-    faults, lines, facts = config_faults(cfg), [], {}
+    lacks = untrainable(cfg)
+    faults, lines, facts = config_faults(cfg) + [lacks] * bool(lacks), [], {}
     try:
-        with passing_draw(cfg) as (drawn, named):
-            checked = check_records(drawn)
-            faults += map(named, checked.faults)
-            if not faults:
-                unread = [f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg)]
-                lines = summary(cfg, checked.counts)
-                if unread:
-                    what = "no option of Axolotl, read by other plugins at most"
-                    lines.append(f"  note: {what}: {', '.join(unread)}")
-                lines += [f"  note: {named(one)}" for one in checked.notes]
-            if full and not faults:
-                from axolotl_unlearn.checks import estimate
+        checked = check_records(cfg)
+        faults += checked.faults
+        if not faults:
+            unread = [f"`{short(key)[1:-1]}`" for key in axolotl_options.ignored(cfg)]
+            lines = summary(cfg, checked.counts)
+            if unread:
+                what = "no option of Axolotl, read by other plugins at most"
+                lines.append(f"  note: {what}: {', '.join(unread)}")
+            lines += [f"  note: {one}" for one in checked.notes]
+        if full and not faults:
+            from axolotl_unlearn.checks import estimate
 
-                facts, faults = estimate.outlook(drawn, checked.sides)
-                faults = [*map(named, faults), *axolotl_faults(copy.deepcopy(drawn))]
-                lines += estimate.lines(facts)
+            facts, faults = estimate.outlook(cfg, checked.sides)
+            faults += axolotl_faults(copy.deepcopy(cfg))
+            lines += estimate.lines(facts)
     except UnlearnError as error:
         faults.append(str(error))
     return faults, lines, facts

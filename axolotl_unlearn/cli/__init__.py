@@ -7,7 +7,6 @@ import logging
 import os
 import pkgutil
 import sys
-import traceback
 import warnings
 
 import click
@@ -17,20 +16,6 @@ from axolotl_unlearn.errors import UnlearnError
 
 #: Commands that are methods without a promise of stability: hidden, found by their name.
 EXPERIMENTAL = ("augment",)
-_STUDIES = """
-    analyse canaries demo demo-real depth fisher-start leaderboard locate make-data never-seen
-    reproduce reproduce-real tune-merge
-""".split()
-#: Old names -> the command lines that replace them, for one release.
-RENAMED = {
-    "audit": "axolotl-unlearn request audit",
-    "clean": "axolotl-unlearn request clean",
-    "compare": "axolotl-unlearn eval --compare",
-    "lm-eval": "axolotl-unlearn tasks run",
-    "record": "axolotl-unlearn request",
-    "register-tasks": "axolotl-unlearn tasks register",
-    **{name: f"python -m research {name}" for name in _STUDIES},
-}
 
 
 class LazyGroup(click.Group):
@@ -66,22 +51,18 @@ class LazyGroup(click.Group):
                 self.fail(ctx, f"Error: {name}: {error.strerror}; give another path.", 2)
             if ctx.params.get("debug"):
                 raise
-            self.fail(ctx, _without_message(error), 1)
+            # What libraries say of values may quote a row.
+            says = (
+                f"Error: unexpected {type(error).__name__}, please report it with what "
+                "`axolotl-unlearn --debug ...` shows, which may quote your rows."
+            )
+            self.fail(ctx, says, 1)
 
     @staticmethod
     def fail(ctx: click.Context, says: str, code: int) -> None:
         click.echo(says, err=True)
         answer(error=says.partition("Error: ")[2])
         ctx.exit(code)
-
-
-def _without_message(error: BaseException) -> str:
-    """Where an unexpected error came from; what libraries say of values may quote a row."""
-    frames = traceback.format_tb(error.__traceback__)[-6:]
-    return (
-        f"{''.join(frames)}Error: unexpected {type(error).__name__}, please report it. Its message "
-        "may quote your rows: `axolotl-unlearn --debug ...` shows it."
-    )
 
 
 def quiet() -> None:
@@ -104,7 +85,7 @@ NOISY = ("torchao", "bitsandbytes", "transformers", "datasets", "accelerate", "t
 
 
 class Commands(LazyGroup):
-    """Those of the plugin, and under their old names those that have moved."""
+    """Those of the plugin; ``--json`` may stand anywhere."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Wherever it stands: no command needs the option.
@@ -121,28 +102,7 @@ class Commands(LazyGroup):
         if cmd_name in EXPERIMENTAL:
             name = f"axolotl_unlearn.experimental.cli_{cmd_name.replace('-', '_')}"
             return importlib.import_module(name).command
-        return _renamed(self, cmd_name) or super().get_command(ctx, cmd_name)
-
-
-def _renamed(group: click.Group, name: str) -> click.Command | None:
-    """An alias that says the new name and, where that is a command here, does what it does."""
-    if name not in RENAMED:
-        return None
-    program, *words = RENAMED[name].split()
-    takes_all = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-
-    @click.command(name, hidden=True, context_settings=takes_all)
-    @click.pass_context
-    def command(ctx: click.Context) -> None:
-        says = f"`axolotl-unlearn {name}` is now `{RENAMED[name]}`"
-        if program == "python":
-            raise UnlearnError(f"{says}, in a checkout of the repository.")
-        click.echo(f"{says}.", err=True)
-        group.get_command(ctx, words[0]).main(
-            [*words[1:], *ctx.args], prog_name=f"{program} {words[0]}", standalone_mode=False
-        )
-
-    return command
+        return super().get_command(ctx, cmd_name)
 
 
 @click.group(

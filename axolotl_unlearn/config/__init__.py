@@ -263,12 +263,6 @@ class DataArgs(Strict):
         description="forget rows that fine-tuning by `rows` drops (longer than `sequence_len`, "
         "without labels) are left out and counted in the log; false: they are an error",
     )
-    retain_rows: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
-        None,
-        description="of a retain side that does not fit: draw so many rows while the files are "
-        "read once; auto: as many as the run reads. Axolotl's `streaming` and "
-        "`pretraining_dataset` are taken for it",
-    )
     labels: LabelArgs = Field(default_factory=LabelArgs)
     fields: FieldArgs = Field(default_factory=FieldArgs)
     suppression: str | None = Field(

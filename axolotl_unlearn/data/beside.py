@@ -1,15 +1,13 @@
-"""Rows that stand beside forget rows: alternatives of their answers, and twins."""
+"""Rows that stand beside forget rows: alternatives of their answers."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
 from axolotl_unlearn.columns import PAIR, ROLES
-from axolotl_unlearn.config import UnlearnArgs
-from axolotl_unlearn.data.records import Record, read_records
+from axolotl_unlearn.data.records import Record
 from axolotl_unlearn.errors import UnlearnError
 
 #: Files of rows, each by its path.
@@ -71,25 +69,3 @@ def unmatched(given: Files, others: Files) -> list[str]:
         "add one for each (`axolotl-unlearn augment`)."
         for one in without[:1]
     ]
-
-
-def without_twin(args: UnlearnArgs, forget: Files) -> list[str]:
-    """Forget rows that `reference.twins` does not know, before weights are loaded."""
-    ids = [record.id for _, records in forget for record in records]
-    faults = []
-    for path in {source.twins for source in args.references()} - {None}:
-        if not os.path.isfile(path):
-            continue  # reported elsewhere
-        try:
-            twins = read_records(path, args.data.fields, kind=args.data.default_kind)
-        except UnlearnError as error:
-            faults.append(str(error))
-            continue
-        missing = sorted(set(ids) - {twin.id for twin in twins})
-        if missing:
-            faults.append(
-                f"`reference.twins: {path}` has no twin of {len(missing)} of {len(ids)} forget "
-                f"rows, the first is {missing[0]!r}; write them with `axolotl-unlearn augment "
-                "twins`."
-            )
-    return faults

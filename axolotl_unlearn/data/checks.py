@@ -40,7 +40,7 @@ LEARNED = ("retain", "memorise")
 #: and those of other types do nothing here, both without a word.
 ENTRY_KEYS = """
     path type ds_type split name data_files revision trust_remote_code shards shards_idx
-    preprocess_shards field
+    preprocess_shards
 """.split()
 #: Suffix of a file -> how Axolotl reads it (``ds_type``).
 _DS_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
@@ -92,12 +92,6 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
                 faults += [] if foreign_ok else [_type_fault(where, entry)]
             else:
                 faults += _key_faults(where, entry)
-                if entry.get("field") and args is not None and args.data.rows:
-                    faults.append(
-                        f"`{where}.field` (or `pretraining_dataset`) does nothing beside "
-                        "`unlearn.data.rows`: add `{type: pretrain}` there, and give each row of "
-                        'the corpus as `{"dataset": NUMBER, "row": {...}}`.'
-                    )
                 if not isinstance(entry.get("path"), str) or not entry["path"]:
                     faults.append(f"`{where}.path` is missing; name the file of the {role} rows.")
         if key == "datasets" and not roles and not foreign_ok:
@@ -123,7 +117,7 @@ def records_of(entry: Mapping[str, Any], data: DataArgs | None) -> list[Record]:
         given: list[Any] = read_sources(path, data)
     else:
         how = {"unique": role in SIDES, "kind": data.default_kind}
-        given = read_records(path, data.fields, entry=entry, **how)
+        given = read_records(path, data.fields, **how)
     if data.suppression and role in LEARNED:
         from axolotl_unlearn.data.suppression import allowed
 
@@ -173,10 +167,6 @@ def check_records(cfg: dict[str, Any]) -> Checked:
             }
             checked.counts = RowCounts.of_records(checked.sides)
             checked.faults += checked.counts.faults(checked.counts.fitted(args))
-            if any(s.twins for s in args.references()) and "forget" not in unread and not data.rows:
-                from axolotl_unlearn.data.beside import without_twin
-
-                checked.faults += without_twin(args, sets["forget"])
     return checked
 
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Literal
 
 from axolotl_unlearn.columns import IGNORE, Kind
 from axolotl_unlearn.config import DataArgs
-from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.data.records import Record, short
 from axolotl_unlearn.errors import UnlearnError
 
 #: Records whose texts go to the tokenizer together.
@@ -102,7 +102,7 @@ class Encoder:
         Tokenizers are asked for a thousand records at a time, which is quicker than one by one.
         """
         if self.options.chat_template:
-            yield from map(self._chat.encoded, records)
+            yield from map(self._conversation, records)
             return
         end = [self.tokenizer.eos_token_id] if self.options.eos else []
         records = iter(records)
@@ -112,11 +112,8 @@ class Encoder:
             for prompt, text in zip(prompts, self._completions(texts, prompts), strict=True):
                 yield Encoded(prompt, text + end, text + end)
 
-    def fitted(self, record: Record, whole: Encoded, cut: bool = False) -> Encoded:
+    def fitted(self, record: Record, whole: Encoded) -> Encoded:
         """What `tokens` has found, with BOS, in ``max_length`` tokens.
-
-        Args:
-            cut: a completion that is too long loses its end.
 
         Raises:
             AnswerTooLong: BOS and completion exceed it.
@@ -125,8 +122,6 @@ class Encoder:
         bos = [] if self.options.chat_template else self.bos
         prompt, completion = whole.prompt, whole.completion
         room = self.max_length - len(bos) - len(completion)
-        if room < 0 and cut:
-            return Encoded(bos, completion[:room], whole.answer[:room], len(whole.prompt) - room)
         if room < 0:
             needed = self.max_length - room
             raise AnswerTooLong(
@@ -158,7 +153,7 @@ class Encoder:
         them: "Answer: {output}" gives the tokens of " Paris", not those of "Paris".
         """
         if self.options.chat_template:
-            return self._chat.texts(record)
+            return self._chat_texts(record)
         if self.options.template is not None:
             head, _, tail = self.options.template.partition("{output}")
             head = head.replace("{input}", record.input)
@@ -167,11 +162,51 @@ class Encoder:
         join = self.options.join if record.input else ""
         return record.input, join + record.output
 
-    @cached_property
-    def _chat(self) -> Any:
-        from axolotl_unlearn.data.chat import Chat
+    def _chat_texts(self, record: Record) -> tuple[str, str]:
+        user = [{"role": "user", "content": record.input}]
+        both = [*user, {"role": "assistant", "content": record.output}]
+        more = self.cfg.get("chat_template_kwargs") or {}
+        apply = partial(self.tokenizer.apply_chat_template, tokenize=False, **more)
+        prompt, whole = apply(user, add_generation_prompt=True), apply(both)
+        if not whole.startswith(prompt):
+            raise UnlearnError(
+                "the tokenizer's chat template does not begin a conversation with its own "
+                "generation prompt, so the answer's text is unknown; use `unlearn.data.template`.",
+                code="data.template-without-prompt",
+            )
+        return prompt, whole[len(prompt) :].rstrip()
 
-        return Chat(self)
+    @cached_property
+    def _chat_strategy(self) -> Any:
+        """Axolotl's own for an entry ``{type: chat_template}``."""
+        from axolotl.prompt_strategies import load
+        from axolotl.utils.dict import DictDefault
+
+        from axolotl_unlearn.data.typed import checked
+
+        settings = DictDefault({**self.cfg, "sequence_len": self.max_length})
+        entry = checked({"type": "chat_template"}, settings)
+        return load("chat_template", self.tokenizer, settings, entry)
+
+    def _conversation(self, record: Record) -> Encoded:
+        """Tokens and labels of Axolotl's strategy; without `eos` the turn's end has no label."""
+        turns = (("user", record.input), ("assistant", record.output))
+        messages = [{"role": role, "content": content} for role, content in turns]
+        tokens = self._chat_strategy.tokenize_prompt({"messages": messages})
+        ids, labels = list(tokens["input_ids"]), list(tokens["labels"])
+        given = [place for place, label in enumerate(labels) if label != IGNORE]
+        if not self.options.eos:
+            ends = {*self._chat_strategy._eot_token_ids, self.tokenizer.eos_token_id}
+            while given and ids[given[-1]] in ends:
+                labels[given.pop()] = IGNORE
+        if not given:
+            raise UnlearnError(
+                f"row {short(record.id)}: Axolotl's `chat_template` finds no token of the answer; "
+                "use another template, or `unlearn.data.template`.",
+                code="data.no-answer-token",
+            )
+        start = given[0]
+        return Encoded(ids[:start], ids[start:], labels[start:])
 
     def _plain(self, texts: Sequence[str]) -> list[list[int]]:
         rows = self.tokenizer([*texts], add_special_tokens=False)["input_ids"]

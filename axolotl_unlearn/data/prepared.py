@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.config import parse_unlearn
-from axolotl_unlearn.data.checks import ENTRY_KEYS, KEYS, role_of
+from axolotl_unlearn.data.checks import ENTRY_KEYS, KEYS
 
 LOG = logging.getLogger(__name__)
 
@@ -94,8 +94,7 @@ def content_key(cfg: dict[str, Any]) -> str:
         for entry in cfg.get(key) or []:
             known = {name: entry[name] for name in ENTRY_KEYS if entry.get(name) is not None}
             digest.update(f"{key} {sorted(known.items())}\n".encode())
-            if not (data and data.retain_rows and role_of(entry) == "retain"):
-                files += _data_files(entry)  # drawn rows are in a file named by its content
+            files += _data_files(entry)
     for key in SETTINGS:
         digest.update(f"{key} {cfg.get(key)!r}\n".encode())
     for key in ("base_model", "tokenizer_config"):

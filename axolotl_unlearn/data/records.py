@@ -102,7 +102,6 @@ def read_records(
     *,
     unique: bool = True,
     kind: Kind = "completion",
-    entry: Mapping[str, Any] | None = None,
 ) -> list[Record]:
     """All records of a file, in its order.
 
@@ -114,28 +113,11 @@ def read_records(
         path: ``.jsonl``, ``.json`` (a list of records, or JSON lines) or ``.parquet``.
         unique: Refuse an id that occurs twice. A memorisation stream repeats its rows.
         kind: That of rows which do not tell.
-        entry: Of ``datasets``, which may name the ``field`` of plain texts.
 
     Raises:
         UnlearnError: The first fault of the file.
     """
-    rows = as_prompts(read_rows(path), fields, entry)
-    return list(records_from_rows(rows, str(path), fields, unique=unique, kind=kind))
-
-
-def as_prompts(rows: Rows, fields: Fields | None, entry: Mapping[str, Any] | None) -> Rows:
-    """Plain texts, of an entry that names their ``field``, as answers without a prompt."""
-    if not (entry and entry.get("field")):
-        return rows
-    names, text = fields or Fields(), entry["field"]
-    kept = (names.id, names.task, names.document)
-    return (
-        (
-            place,
-            {k: row[k] for k in kept if k in row} | {names.input: "", names.output: row.get(text)},
-        )
-        for place, row in rows
-    )
+    return list(records_from_rows(read_rows(path), str(path), fields, unique=unique, kind=kind))
 
 
 def records_from_rows(

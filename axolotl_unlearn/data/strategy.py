@@ -19,7 +19,7 @@ from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number, task_numbe
 from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.data.checks import LEARNED, part_of_a_file
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
-from axolotl_unlearn.data.records import Record, Rows, as_prompts, read_rows, records_from_rows
+from axolotl_unlearn.data.records import Record, Rows, read_rows, records_from_rows
 from axolotl_unlearn.data.table import FEATURES, MEMORISE_FEATURES, RowTable
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
 
@@ -82,13 +82,10 @@ class RecordStrategy(RoleStrategy):
     def __init__(self, *given: Any, max_length: int) -> None:
         super().__init__(*given)
         self.encoder = Encoder(self.tokenizer, self.data, max_length, self.cfg)
-        #: Texts of a corpus to keep: what does not fit may go, as in pretraining.
-        self._texts = self.role == "retain" and bool(self.entry.get("field"))
 
     def _read(self, rows: Rows) -> list[Record]:
         # A memorisation stream repeats its rows; a forget row may have several alternatives.
         unique, fields, kind = self.role in SIDES, self.data.fields, self.data.default_kind
-        rows = as_prompts(rows, fields, self.entry)
         return list(records_from_rows(rows, self.source, fields, unique=unique, kind=kind))
 
     def _labelled(self, record: Record) -> Literal["document", "answer"]:
@@ -100,14 +97,14 @@ class RecordStrategy(RoleStrategy):
         return self.encoder.labelled(record.kind) if said or self.role != "memorise" else "document"
 
     def _encode(self, records: list[Record], table: RowTable) -> None:
-        """Token rows. Prompts may lose their beginning and texts of a corpus their end, which is
-        counted; what has labels otherwise fits, or is an error."""
+        """Token rows. Prompts may lose their beginning, which is counted; what has labels fits, or
+        is an error."""
         limit, cuts, too_long = self.encoder.max_length, [], []
         tokens = zip(records, self.encoder.tokens(records), strict=True)
         for number, (record, whole) in enumerate(tokens):
             labelled = self._labelled(record)
             try:
-                encoded = self.encoder.fitted(record, whole, cut=self._texts)
+                encoded = self.encoder.fitted(record, whole)
             except AnswerTooLong as error:
                 too_long.append((error.needed, record.id))
                 continue
@@ -116,7 +113,7 @@ class RecordStrategy(RoleStrategy):
                     f"{self.source}: row {record.id!r} is a single token, so nothing can be "
                     "predicted; set `unlearn.data.eos: true` or remove the row."
                 )
-            if encoded.truncated and labelled == "document" and not self._texts:
+            if encoded.truncated and labelled == "document":
                 too_long.append((limit + encoded.truncated, record.id))
             cuts += [encoded.truncated] * (encoded.truncated > 0)
             labels = self.encoder.labels(encoded, labelled)
@@ -130,10 +127,9 @@ class RecordStrategy(RoleStrategy):
             )
         if cuts:
             LOG.warning(
-                "%s: %d of %d rows lost %d tokens on their %s to fit into %d; raise sequence_len "
+                "%s: %d of %d rows lost %d tokens on their left to fit into %d; raise sequence_len "
                 "to keep them whole.",
-                self.source, len(cuts), len(records), sum(cuts),
-                "right" if self._texts else "left", limit,
+                self.source, len(cuts), len(records), sum(cuts), limit,
             )  # fmt: skip
 
 

@@ -67,7 +67,10 @@ def _outputs(request: Request) -> list[Path]:
     """Folders that the training run of the config has written to."""
     config = read_config(request.path("finetune.yml"))
     names = [config.get("output_dir"), config.get("dataset_prepared_path") or PREPARED]
-    return [request.root / str(name) for name in names if name]
+    outputs = [request.root / str(name) for name in names if name]
+    if shards := request.way.get("shards"):  # the served model that they came with
+        outputs.append(Path(os.path.normpath(request.path(shards, "model"))))
+    return outputs
 
 
 def erase(planned: Plan) -> dict[str, Any]:

@@ -328,7 +328,7 @@ def forget_config(
     At half the learning rate of the fine-tuning: at the whole of it retained answers were lost.
     """
     made = _derived(config, out)
-    refused = [g["options"] for g in axolotl_options.groups() if g["effect"] == "refused"]
+    refused = [group["options"] for group in axolotl_options.TABLE["refused"]]
     # Steps of pairs are packed by themselves.
     dropped = {"sample_packing", "eval_sample_packing", "batch_flattening"}.union(*refused)
     made = {key: value for key, value in made.items() if key not in dropped}

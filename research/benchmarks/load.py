@@ -4,7 +4,6 @@
     python -m research.benchmarks.load --rows 50000
     python -m research.benchmarks.load --evaluate 20000
     python -m research.benchmarks.load --evaluate 100000 --models 1 --kill .5
-    python -m research.benchmarks.load --stream 10000000
     python -m research.benchmarks.load --large
 
 Half of the rows are to be forgotten, half retained, about 30 tokens each, the tokenizer of
@@ -16,10 +15,6 @@ tokens; four of ten rows to forget, four to keep, one a member, one not; two mod
 of them a retrained one (``--models 1``: without them). Then again from what it has kept. ``--kill
 .5`` ends it with SIGKILL when half of the answers are stored and starts it again: ``stored`` were
 there, ``generated`` were made after it.
-
-``--stream``: `axolotl-unlearn check` and `axolotl train` (one epoch of 1000 forget rows) with so
-many retain rows in a file, of which `unlearn.data.retain_rows: auto` draws. The same with 1000
-retain rows (``small_``). Seconds of processor and peak memory are those of the commands.
 
 ``--large``: bytes that `check --full` says of a model of Llama's 70 billion numbers, LoRA of rank 32
 and full; in all, of which each of 8 GPUs has an eighth under FSDP2.
@@ -216,55 +211,6 @@ def large(folder: Path) -> dict[str, dict[str, int]]:
     }
 
 
-USED = """
-import resource, subprocess, sys
-subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
-used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(used.ru_utime + used.ru_stime, used.ru_maxrss)
-"""
-
-
-def streamed(folder: Path, count: int, forget: int = 1000) -> dict[str, float]:
-    """What two commands take with so many retain rows, and with as many as are forgotten."""
-    prepare(folder, 0, MODELS[:1])
-    found: dict[str, float] = {"retain_rows": count}
-    for kind, rows in (("small_", forget), ("", count)):
-        write_rows(folder, forget, rows)
-        found[f"{kind}file_mb"] = round((folder / "retain.jsonl").stat().st_size / 2**20, 1)
-        cfg = {
-            "base_model": str(folder / MODELS[0]),
-            "output_dir": str(folder / f"{kind}out"),
-            "dataset_prepared_path": str(folder / f"{kind}prepared"),
-            "plugins": ["axolotl_unlearn.UnlearnPlugin"],
-            "unlearn": {
-                "forget": {"objective": "npo"},
-                "retain": {"objective": "nll"},
-                "data": {"retain_rows": "auto"},
-            },
-            "datasets": [
-                {"path": str(folder / f"{side}.jsonl"), "ds_type": "json"}
-                | {"type": f"axolotl_unlearn.data.{side}"}
-                for side in ("forget", "retain")
-            ],
-            **{"sequence_len": 128, "micro_batch_size": 8, "gradient_accumulation_steps": 1},
-            **{"num_epochs": 1, "learning_rate": 1e-3, "optimizer": "adamw_torch", "seed": 1},
-            **{"lr_scheduler": "constant", "save_strategy": "no", "save_first_step": False},
-        }
-        path = folder / "config.yml"
-        path.write_text(json.dumps(cfg))
-        for what, words in (
-            ("check", ["axolotl-unlearn", "check", str(path)]),
-            ("train", ["axolotl", "train", str(path), "--launcher", "python"]),
-        ):
-            # Of a small process: a child's peak counts the memory of what has started it.
-            command = [sys.executable, "-ISc", USED, *words]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            seconds, kib = map(float, done.stdout.split())
-            found[f"{kind}{what}_seconds"] = round(seconds, 1)
-            found[f"{kind}{what}_mb"] = round(kib / 1024)
-    return found
-
-
 def _stored(cache: Path, answers: int) -> int:
     """Answers in the cache: of finished models, and lines of one that is being measured."""
     finished = [path for path in cache.glob("*.json") if len(path.stem) == 32]
@@ -282,18 +228,15 @@ def main() -> None:
     parser.add_argument("--evaluate", type=int)
     parser.add_argument("--models", type=int, default=len(MODELS))
     parser.add_argument("--kill", type=float)
-    parser.add_argument("--stream", type=int)
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--folder", type=Path)  # that `killed` has prepared
     options = parser.parse_args()
     if options.rows:
         print(json.dumps(point(options.rows)))
         return
-    if options.stream or options.large:
+    if options.large:
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            found = large(folder) if options.large else streamed(folder, options.stream)
-            print(json.dumps(found))
+            print(json.dumps(large(Path(name))))
         return
     count, models = options.evaluate, MODELS[: options.models]
     if options.folder:
