@@ -104,7 +104,6 @@ CASES = {
     "request sign": ("{requests}/r1 --key {forget.yml}", "error"),
     "request suppress": ("{requests}", "digests"),
     "request verify": ("{requests}/r1", "says"),
-    "shards train": ("{finetune.yml} --out {shards} --by nobody", "error"),
     "tasks register": ("--remove", "removed"),
     "tasks run": (
         "--model hf-unlearn --model_args pretrained={model},dtype=float32 --device cpu --limit 2 "

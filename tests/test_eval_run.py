@@ -118,6 +118,39 @@ def test_a_model_that_learnt_the_rows_scores_as_such(results):
     assert min(results[0]["extraction"]["strength"]) >= 0
 
 
+def test_rows_and_texts_are_read_whole(home, results):
+    """Runs and shares of greedy tokens and the answer's log-probability, against a plain forward;
+    a text of which all but the last token comes out has a run of all but one, not of 0."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from axolotl_unlearn.evaluation.cache import Cache
+
+    settings = Settings.read(json.loads((home / "eval/results.json").read_text())["settings"])
+    sets = settings.load_sets(home / "data")
+    cache = Cache(home / "eval" / "cache")
+    measured = cache.load(cache.key(results[0]["weights"], sets, settings), sets, settings)
+    model = AutoModelForCausalLM.from_pretrained(home / "original").eval()
+    tok = AutoTokenizer.from_pretrained(home / "original")
+
+    def by_hand(prompt: str, text: str) -> tuple[int, float, float]:
+        start = len(tok(prompt)["input_ids"]) if prompt else 1
+        ids = torch.tensor([tok(prompt + text)["input_ids"]])
+        with torch.no_grad():
+            logp = model(input_ids=ids).logits[0, start - 1 : -1].log_softmax(-1)
+        right = logp.argmax(-1) == ids[0, start:]
+        runs = "".join("x" if one else " " for one in right.tolist()).split()
+        total = logp.gather(1, ids[0, start:, None]).sum()
+        return max(map(len, runs), default=0), float(right.float().mean()), float(total)
+
+    for i, row in enumerate(sets.forget[:6]):
+        found = (measured.answer_run[i], measured.answer_greedy[i], measured.answer_logp[i])
+        assert found == pytest.approx(by_hand(row.input, " " + row.output), abs=1e-4)
+    for i, (_, text) in enumerate([*sets.member, *sets.nonmember][:6]):
+        found = (measured.text_run[i], measured.text_greedy[i])
+        assert found == pytest.approx(by_hand("", text)[:2], abs=1e-6)
+    assert max(measured.answer_run) > 3 and min(measured.answer_greedy) < 1
+
+
 def test_results_say_how_they_were_made(home, results):
     """Weights by digest, and every setting that a second person needs."""
     written = json.loads((home / "eval" / "results.json").read_text())

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 import unicodedata
 from pathlib import Path
@@ -423,6 +422,18 @@ def test_what_cannot_be_searched_is_counted_by_name(tmp_path):
         (tmp_path / name).write_bytes(content)
     with zipfile.ZipFile(tmp_path / "slides.pptx", "w") as slides:
         slides.writestr("ppt/media/image1.png", b"\x89PNG")
+    inner = gzip.compress(SECRET.encode())
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as two:
+        two.writestr("rows.gz", inner)
+    encoded = base64.encodebytes(f"{SECRET} {SECRET} {SECRET}".encode())
+    for name, content in {
+        "two.gz": gzip.compress(inner), "mail.eml": encoded, "a.bz2": b"BZh9",
+        "a.xz": b"\xfd7zXZ\0",
+        "a.zst": b"\x28\xb5\x2f\xfd", "a.tar": b"\0" * 257 + b"ustar", "state": b"\x80\x04\x95",
+        "app.db": b"SQLite format 3\0", "bomb.gz": gzip.compress(b"\0" * 2**28),
+    }.items():  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+    repository(tmp_path / "checkout")
     found = search([tmp_path], Texts.of([SECRET]))
     assert {path.name: kind for path, kind in found.unsearched.items()} == {
         "model.safetensors": "weights",
@@ -432,9 +443,20 @@ def test_what_cannot_be_searched_is_counted_by_name(tmp_path):
         "photo": "pictures and sound",
         "old.7z": "archives (7z)",
         "slides.pptx": "pictures and sound",
+        "two.zip": "archives and tables within archives",
+        "two.gz": "archives and tables within archives",
+        "mail.eml": "encoded text (base64)",
+        "a.bz2": "archives (bz2)",
+        "a.xz": "archives (xz)",
+        "a.zst": "archives (zstd)",
+        "a.tar": "archives (tar)",
+        "state": "pickles",
+        "app.db": "binary files",
+        "bomb.gz": "binary files, parts that unpack to over 100 times their file",
+        ".git": "git repositories",
         "node_modules": "folders called node_modules",
     }
-    assert found.not_searched().startswith("1 PDF, 1 archives (7z), 1 archives of an unknown kind")
+    assert found.not_searched().startswith("1 PDF, 1 archives (7z), 1 archives (bz2), ")
     assert [path.name for path in found.unreadable] == ["broken.parquet", "half.gz"]
     assert found.left == {}
 
@@ -446,37 +468,11 @@ def office(path: Path, part: str, markup: str) -> None:
         document.writestr(part, markup)
 
 
-def packed(path: Path, suffix: str, content: bytes) -> None:
-    """A tar in a tar, the outer one compressed."""
-    import io
-    import tarfile
-
-    for how in ("w", f"w:{suffix}"):
-        made = io.BytesIO()
-        with tarfile.open(fileobj=made, mode=how) as archive:
-            entry = tarfile.TarInfo("data/rows")
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-        content = made.getvalue()
-    path.write_bytes(content)
-
-
-def repository(folder: Path, *, pack: bool) -> None:
-    """Committed, removed, and removed from every branch."""
-    folder.mkdir()
-
-    def git(*words: str) -> None:
-        names = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
-        subprocess.run(["git", "-C", folder, *names, *words], check=True, capture_output=True)
-
-    git("init", "-q", "-b", "main")
-    (folder / "rows.txt").write_text(SECRET)
-    git("add", ".")
-    git("commit", "-q", "-m", "x")
-    (folder / "rows.txt").write_text("nothing")
-    git("commit", "-q", "-a", "-m", "y")
-    if pack:
-        git("gc", "-q")
+def repository(folder: Path) -> None:
+    """What git makes of a commit; a folder of a `.git` is named whole."""
+    for name in ("HEAD", "config", "objects/pack/x", "logs/HEAD"):
+        (folder / ".git" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / ".git" / name).write_text(SECRET)
 
 
 def in_sqlite(path: Path) -> None:
@@ -499,14 +495,6 @@ CANARIES = {
     "a word processor's document": lambda p: office(p, "word/document.xml", RUNS),
     "a spreadsheet": lambda p: office(p, "xl/sharedStrings.xml", CELLS),
     "gzip without a suffix": lambda p: p.write_bytes(gzip.compress(SECRET.encode())),
-    "tar in tar.gz": lambda p: packed(p, "gz", SECRET.encode()),
-    "tar in tar.xz": lambda p: packed(p, "xz", SECRET.encode()),
-    "tar in tar.bz2": lambda p: packed(p, "bz2", SECRET.encode()),
-    "base64": lambda p: p.write_text(f'{{"x": "{base64.b64encode(SECRET.encode()).decode()}"}}'),
-    "base64 of an e-mail": lambda p: p.write_bytes(base64.encodebytes(f"a {SECRET} b".encode())),
-    "base64 of gzip": lambda p: p.write_bytes(
-        base64.urlsafe_b64encode(gzip.compress(f"{SECRET} {WORDS}".encode()))
-    ),
     "HTML entities": lambda p: p.write_text(f"<p>{ENTITIES}</p>"),
     "HTML tags": lambda p: p.write_text("".join(f"<b>{w[0]}</b>{w[1:]} " for w in WORDS)),
     "JSON in JSON": lambda p: p.write_text(
@@ -514,8 +502,6 @@ CANARIES = {
     ),
     "a link": lambda p: p.write_text("https://x.org/?q=" + "%20".join(WORDS)),
     "SQLite": in_sqlite,
-    "git, loose": lambda p: repository(p, pack=False),
-    "git, packed": lambda p: repository(p, pack=True),
 }
 
 
@@ -523,12 +509,12 @@ CANARIES = {
 def test_a_canary_is_found_in_every_kind_of_place(tmp_path, kind):
     CANARIES[kind](tmp_path / "place")
     found = search([tmp_path], Texts.of([SECRET]))
-    assert len(found.left) == 1 and not found.unreadable and not found.unsearched
+    assert len(found.left) == 1 and not found.unreadable
+    assert set(found.unsearched.values()) <= {"binary files"}  # of which the text is searched
 
 
 def test_a_damaged_archive_is_said_and_what_stands_before_the_fault_is_left(tmp_path):
-    """A zip counted as unreadable alone, so `clean` said that nothing was left; what follows a
-    damaged part of a tar counted as searched."""
+    """A zip counted as unreadable alone, so `clean` said that nothing was left."""
     import zipfile
 
     name = tmp_path / "place.zip"
@@ -538,13 +524,6 @@ def test_a_damaged_archive_is_said_and_what_stands_before_the_fault_is_left(tmp_
     name.write_bytes(name.read_bytes().replace(b"x" * 400, b"y" * 400))
     found = search([tmp_path], Texts.of([SECRET, "another text of seven words or so"]))
     assert list(found.left) == found.unreadable == [name]
-    name.unlink()
-    packed(tmp_path / "place.tar", "", b"nothing")
-    assert not search([tmp_path], Texts.of([SECRET])).unsearched
-    with (tmp_path / "place.tar").open("r+b") as file:
-        file.seek(1536)  # where the next member of the inner one would begin
-        file.write(b"\xff" * 512)
-    assert search([tmp_path], Texts.of([SECRET])).not_searched() == "1 parts of damaged archives"
 
 
 def test_files_of_a_cache_are_a_line_a_folder(tmp_path, monkeypatch):
@@ -580,19 +559,19 @@ def test_what_lies_behind_links_is_searched_once(tmp_path):
 
 
 def test_erase_looks_into_all_its_places_and_says_what_it_could_not(home):
-    """`--search` adds a place; the hub's downloads are one; git is named and never removed; a
-    telephone alone is named; without rows nothing is searched for, which is said."""
+    """`--search` adds a place; the hub's downloads are one; git is counted and never removed;
+    without rows nothing is searched for, which is said."""
     (home / "hub" / "datasets--x").mkdir(parents=True)
     (home / "hub" / "datasets--x" / "rows.txt").write_text(SECRET)
-    repository(home / "out" / "tuned" / "versions", pack=True)
+    repository(home / "out" / "tuned" / "versions")
     with tempfile.TemporaryDirectory() as other:
         Path(other, "copy.txt").write_text(SECRET)
         asked = ["request", "erase", "requests/2026-001", "--search", other]
         found = CliRunner().invoke(unlearn, asked)
     left = [line.rsplit(": ", 1)[1] for line in found.output.splitlines() if line[:4] == "left"]
     git = "out/tuned/versions/.git"
-    assert {Path(path).name for path in left} == {"copy.txt", ".git", "rows.txt", "train.jsonl"}
-    assert git in left and "cannot be searched: " in found.output and " weights" in found.output
+    assert {Path(path).name for path in left} == {"copy.txt", "rows.txt", "train.jsonl"}
+    assert "cannot be searched: 1 git repositories" in found.output and " weights" in found.output
     erase(plan("requests/2026-001", with_data=True))
     assert Path(git).is_dir()
     gone = CliRunner().invoke(unlearn, ["request", "erase", "requests/2026-001"])

@@ -68,7 +68,7 @@ PLACES = {
     "downloads of the hub": ("hub/datasets--x/blobs/1", text),
     "history of a git repository": (
         "repository/.git",
-        lambda path: (path.parent.rmdir(), repository(path.parent, pack=True)),
+        lambda path: repository(path.parent),
     ),
     "spreadsheet": ("people.xlsx", lambda path: office(path, "xl/sharedStrings.xml", CELLS)),
     "word processor's document": (
@@ -79,7 +79,7 @@ PLACES = {
     "backup (.tar.gz)": ("backup.tar.gz", backup),
     "e-mail with an attachment": (
         "mail.eml",
-        lambda path: path.write_bytes(base64.encodebytes(f"a {SECRET} b".encode())),
+        lambda path: path.write_bytes(base64.encodebytes(f"{SECRET} {SECRET} {SECRET}".encode())),
     ),
     "folder behind a link": ("linked", link),
     "PDF": ("scan.pdf", lambda path: text(path, b"%PDF-1.7 " + SECRET.encode("utf-16")[::-1])),

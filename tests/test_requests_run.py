@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 from conftest import count
+from fault_codes import fails
 from test_requests_new import ADA, ADA_ROWS, TRAIN, config, people, preferences, write
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import request as request_module
 from axolotl_unlearn.requests import run as running
-from axolotl_unlearn.requests import steps
 from axolotl_unlearn.requests.choose import Wanted, read_subjects, together
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.search import Texts
+from axolotl_unlearn.requests.ways import match
 
 ROOT = Path(__file__).parents[1]
 
@@ -204,7 +203,7 @@ def test_a_full_model_made_of_preferences(home, tmp_path, forks):
     with running.running(made, threads=1) as run:
         running.take(made, "match")
         running.check(made)
-        running.train(made, run)
+        match.make(made, run, repeat=False)
     file, other = "model.safetensors", home / "base" / "model.safetensors"
     assert moved(other, made.path("work", "teacher", file)) > 0
     assert 0 < moved(home / "tuned" / file, made.path("work", "model", file)) < 0.02
@@ -246,8 +245,9 @@ def test_a_request_that_another_one_has_overtaken_ends_in_a_second(home, tmp_pat
         assert run.environment["HF_DATASETS_CACHE"] == str(made.path("work", "cache"))
     tuned = {"model": str(home / "tuned"), "adapter": None}
     record(finished_request(tmp_path / "requests", "first", tuned))
-    with pytest.raises(UnlearnError, match="request 'first' was carried out since.*make it again"):
-        running.check(made)
+    with fails("requests.overtaken") as fault:
+        running.take(made, "match")
+    assert "'first'" in str(fault.value) and "make it again" in str(fault.value)
 
 
 def line(document: str, reading: str) -> dict:
@@ -509,66 +509,3 @@ def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path,
     assert verify_file(out, str(folder / "model"))
     assert b"Quill" not in out.read_bytes() and b"REPLY" in out.read_bytes()
     shutil.rmtree(folder.parent)
-
-
-def stays_of(run) -> list[str]:
-    """Files of requests/ in the order in which a reader opens them: he moves where a function that
-    he has not read yet is called from another file. Words (request.py, rows.py, ledger.py) are no
-    stay."""
-    stays, read = [], set()
-
-    def file_of(frame) -> str | None:
-        path = Path(frame.f_code.co_filename)
-        inside = "requests" in path.parts and "axolotl_unlearn" in path.parts
-        words = path.name in ("request.py", "rows.py", "ledger.py") or path.suffix == ".j2"
-        return path.name if inside and not words else None
-
-    def follow(frame, event, _) -> None:
-        code, file = frame.f_code, file_of(frame)
-        if event != "call" or file is None or code in read or code.co_name.startswith("<"):
-            return
-        read.add(code)
-        caller = frame.f_back
-        while caller is not None and file_of(caller) is None:
-            caller = caller.f_back
-        if (caller is None or file_of(caller) != file) and stays[-1:] != [file]:
-            stays.append(file)
-
-    sys.setprofile(follow)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return stays
-
-
-@pytest.mark.parametrize("way", ["match", "retrain", "shards"])
-def test_the_way_of_a_request_is_as_short_as_its_page_says(home, monkeypatch, way):
-    made = request(home, f"walk-{way}")
-
-    def trained(run, name, config, out):
-        shutil.copytree(home / "tuned", out)
-
-    monkeypatch.setattr(steps.Steps, "train", trained)
-    if way == "shards":
-        from axolotl_unlearn.requests.ways import shards
-
-        def merged(chain, out=None):
-            shutil.copytree(home / "tuned", out or chain.folder / "model")
-
-        monkeypatch.setattr(shards.Chain, "merge", merged)
-        path, out = home / "walk-shards.yml", home / "walked"
-        shards.train_shards(path, out, shards.Sharding(2, 1, "id"))
-        options = Options(steps=2, model=out / "model")
-        made = new_request(path, home / "requests-walked" / "r", ADA_ROWS, options).request
-    given = {"way": way, "accept": "a test", "threads": 1}
-    stays = stays_of(partial(running.run_request, made.folder, **given))
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    section = page.split("## The way of a request")[1].split("\n## ")[0]
-    written = re.findall(r"^\d+\. `requests/([a-z_]+\.py)`", section, re.MULTILINE)
-    if way != "match":
-        written.insert(1, f"{way}.py")
-    if way == "shards":
-        written.insert(written.index("record.py"), "shards.py")
-    assert stays == written
-    assert len(stays) <= 10 and len(stays) - len(set(stays)) <= 3

@@ -157,7 +157,7 @@ def plan(folder: Path, limit_minutes: float | None):
     """Seconds, memory and what is shown, for each way that is open to the request in FOLDER.
 
     Seconds are those of the trainings, from what the last ones took; nothing is trained. `request
-    run --way auto` takes the cheapest exact way, or `match` where both take longer than the limit.
+    run --way auto` takes the cheapest exact way, or `match` where it takes longer than the limit.
     """
     few_logs()
     from axolotl_unlearn.requests.request import Request
@@ -177,8 +177,6 @@ def _cost(cost: Any) -> Iterator[str]:
         return
     memory = decimal(cost.bytes) if cost.bytes else "unknown"
     yield f"{cost.way:8}  {cost.seconds:.0f} s ({cost.by}), memory {memory}; {cost.shows}"
-    if cost.pays_from:
-        yield f"{'':8}  less than retraining from {cost.pays_from:,} rows read in training"
     if cost.measuring:
         yield f"{'':8}  and {cost.measuring:.0f} s of tests, as in the last request"
 
@@ -187,7 +185,7 @@ def _cost(cost: Any) -> Iterator[str]:
 @_FOLDER
 @click.option("--accept", metavar="REASON", help="Hand over a model whose verdict is not good.")
 @click.option("--threads", type=COUNT, help="[all cores]")
-@click.option("--way", type=click.Choice(("retrain", "shards", "match", "auto")),
+@click.option("--way", type=click.Choice(("retrain", "match", "auto")),
               help="[auto, or that of an earlier start]")  # fmt: skip
 @click.option("--repeat", is_flag=True, help="Of retrain: train twice and compare the weights.")
 @click.option("--processes", default=1, type=COUNT, help="Of each training.")
@@ -195,9 +193,9 @@ def _cost(cost: Any) -> Iterator[str]:
 def run(folder: Path, limit_minutes: float | None, **given: Any):
     """Forget the rows of the request in FOLDER, measure, attack, record; goes on if stopped.
 
-    `--way retrain` trains the base on the remaining rows, `--way shards` one shard of a model made
-    by `axolotl-unlearn shards train`; both are exact. `match` unlearns. `auto` takes the cheapest
-    exact way (see `request plan`), or `match` where both take longer than `--limit-minutes`.
+    `--way retrain` trains the base on the remaining rows, which is exact. `match` unlearns. `auto`
+    takes the cheapest exact way (see `request plan`), or `match` where it takes longer than
+    `--limit-minutes`.
     """
     _quietly()
     from axolotl_unlearn.requests.request import Request

@@ -20,7 +20,7 @@ from axolotl_unlearn.store import Store
 T = TypeVar("T")
 R = TypeVar("R")
 #: Raised when what is measured or how it is stored changes.
-_CACHE_VERSION = 5
+_CACHE_VERSION = 6
 
 
 class Workers:

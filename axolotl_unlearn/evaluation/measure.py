@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import EvaluationSets
-from axolotl_unlearn.metrics.memorisation import extraction_strength
+from axolotl_unlearn.metrics.memorisation import exact_memorisation, extraction_strength
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
 
 if TYPE_CHECKING:
@@ -96,6 +97,12 @@ class Local:
         generate.generate_greedily(self.model, self.tokenizer, prompts, **how, on_batch=on_batch)
 
 
+def _reach(facts: TokenFacts) -> dict[str, Any]:
+    """Share of greedy tokens and the longest run of them, given the true tokens before each."""
+    runs = (len(list(run)) for known, run in groupby(facts.greedy.tolist()) if known)
+    return {"greedy": exact_memorisation(facts), "run": max(runs, default=0)}
+
+
 def torch_dtype(name: str) -> Any:
     import torch
 
@@ -176,7 +183,7 @@ class Session:
         from axolotl_unlearn.metrics.membership import attack_losses
 
         def facts_of(one: TokenFacts, text: str) -> dict[str, Any]:
-            facts = attack_losses(one, text, model.distributions)
+            facts = attack_losses(one, text, model.distributions) | _reach(one)
             # As of an answer whose prompt is the first half.
             half = extraction_strength(one[len(one) // 2 :])
             features = {"features": text_features(one)} if model.distributions else {}
@@ -196,6 +203,8 @@ class Session:
         losses = columns.pop("loss", [])
         measured.text_extraction = columns.pop("extraction", [])
         measured.text_tokens = columns.pop("tokens", [])
+        measured.text_run = columns.pop("run", [])
+        measured.text_greedy = columns.pop("greedy", [])
         measured.features = columns.pop("features", [])
         measured.attacks = columns
         measured.member_loss = losses[: len(sets.member)]
@@ -209,13 +218,17 @@ class Session:
             measured.options = self.each(*asked, f"{key}-utility")
 
         def extraction(one: TokenFacts, _: Record) -> dict[str, Any]:
-            return {"strength": extraction_strength(one), "tokens": len(one)}
+            known = {"strength": extraction_strength(one), "logp": float(one.logp.sum())}
+            return known | {"tokens": len(one)} | _reach(one)
 
         answers = partial(model.answers, join=self.settings.join)
         asked = f"{name}: extraction", sets.forget, answers, extraction
         rows = self.each(*asked, f"{key}-extraction")
         measured.extraction = [one["strength"] for one in rows]
         measured.answer_tokens = [one["tokens"] for one in rows]
+        measured.answer_run = [one["run"] for one in rows]
+        measured.answer_greedy = [one["greedy"] for one in rows]
+        measured.answer_logp = [one["logp"] for one in rows]
 
     def _rows(self, model: Local | Served, measured: Measured, key: str, name: str) -> None:
         from axolotl_unlearn.metrics.semeval import row_score

@@ -100,9 +100,12 @@ class Measured:
         any_script: Recall over words of every script, of completion rows that are not ASCII.
         outputs: Counts over the generations of each side (`metrics.fluency.reference_figures`).
         options: 1 where the most probable option is the right one, 0 elsewhere.
-        extraction, answer_tokens: Of each forget row, in file order.
-        text_extraction, text_tokens: Of each document, members first: strength of its second half,
-            and scored tokens.
+        extraction, answer_tokens, answer_run, answer_greedy, answer_logp: Of each forget row, in
+            file order: strength, tokens, longest run of greedy tokens, share of greedy tokens, and
+            log-probability (nats, summed) of its answer.
+        text_extraction, text_tokens, text_run, text_greedy: Of each document, members first:
+            strength of its second half; scored tokens, longest run and share of greedy tokens of
+            the whole.
         attacks: Membership attacks by name, one number a document, members first; low = member.
         features: Of each document, members first (`metrics.learned`).
     """
@@ -119,8 +122,13 @@ class Measured:
     options: list[int] = field(default_factory=list)
     extraction: list[float] = field(default_factory=list)
     answer_tokens: list[int] = field(default_factory=list)
+    answer_run: list[int] = field(default_factory=list)
+    answer_greedy: list[float] = field(default_factory=list)
+    answer_logp: list[float] = field(default_factory=list)
     text_extraction: list[float] = field(default_factory=list)
     text_tokens: list[int] = field(default_factory=list)
+    text_run: list[int] = field(default_factory=list)
+    text_greedy: list[float] = field(default_factory=list)
     attacks: dict[str, list[float]] = field(default_factory=dict)
     features: list[list[float]] = field(default_factory=list)
     seconds: float = 0.0

@@ -1,28 +1,22 @@
-"""Every text in a file, whatever holds it: JSON, tables, archives in archives, git, UTF-16, base64.
+"""Every text in a file that can be read without running or unpacking anything: text in UTF-8, 16 or
+32, JSON, HTML and links, parquet, arrow, one level of gzip or zip.
 
-What a file is says its content, and its name only where the content does not. What cannot be read
-as text (weights, pictures, encrypted archives) is named, so that nobody takes it for searched.
+What a file is says its content, and its name only where the content does not. Everything else
+(weights, pictures, archives in archives, base64) is named, so that nobody takes it for searched.
+No reader here runs code of a file, and none reads more than `EXPANDS` times its size.
 """
 
 from __future__ import annotations
 
-import base64
-import bz2
 import gzip
 import html
 import io
-import lzma
-import os
 import re
-import subprocess
-import tarfile
 import urllib.parse
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
 from typing import IO
 
 from axolotl_unlearn.data.near import strings
@@ -31,26 +25,34 @@ Decode = Callable[[list[list[int]]], list[str]]
 
 #: By the end of its name: its numbers are no text.
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npy", ".npz", ".pkl"}
-_CLOSED = {".7z": "archives (7z)", ".rar": "archives (rar)", ".pdf": "PDF"}
-_ARCHIVES = set(".zip .tar .tgz .gz .bz2 .xz .zst .docx .xlsx .jar .epub".split())
-_MEDIA = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"OggS", b"fLaC")
-_MAGIC = dict.fromkeys(_MEDIA, "pictures and sound") | {
-    b"7z\xbc\xaf": "archives (7z)",
-    b"Rar!": "archives (rar)",
-    b"%PDF": "PDF",
+#: How a file begins, or its name ends, that is not looked into.
+_CLOSED = {
+    **dict.fromkeys(
+        (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"OggS", b"fLaC"), "pictures and sound"
+    ),
+    **dict.fromkeys((b"7z\xbc\xaf", ".7z"), "archives (7z)"),
+    **dict.fromkeys((b"Rar!", ".rar"), "archives (rar)"),
+    **dict.fromkeys((b"BZh", ".bz2"), "archives (bz2)"),
+    **dict.fromkeys((b"\xfd7zXZ\x00", ".xz"), "archives (xz)"),
+    **dict.fromkeys((b"\x28\xb5\x2f\xfd", ".zst"), "archives (zstd)"),
+    **dict.fromkeys((".tar", ".tgz"), "archives (tar)"),
+    **dict.fromkeys((b"%PDF", ".pdf"), "PDF"),
+    **dict.fromkeys((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), "pickles"),
+    **dict.fromkeys(WEIGHTS, "weights"),
 }
-_GZIP, _ZIP, _ZSTD = b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd"
-_COMPRESSED = {_GZIP: gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+#: What is packed may be so many times as large as its file (and `_FREE` bytes more); a zip has a
+#: list of members of so many bytes at most.
+EXPANDS, _FREE, _MEMBERS = 100, 2**26, 2**24
 #: Text is read in parts of this many characters, which overlap by some words.
 _PART, _OVERLAP = 2**22, 2**12
-#: Archives within archives; deeper ones are named.
-_DEEPEST = 4
+#: Rows of a table at a time.
+_ROWS = 256
 #: Backslashes of JSON within JSON double.
 _ESCAPE = re.compile(r"((?:\\+u[0-9a-fA-F]{4})+)|\\+[nrt\"/\\]")
 _TAG = re.compile(r"<[^<>]{1,2000}>")
 _PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
-#: 32 bytes at least; lines of e-mails and PEM are 64 or 76 characters.
-_BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{40,}[\r\n]{0,2}){1,}[A-Za-z0-9+/_-]*={0,2}")
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,76}\r?\n){2}|[A-Za-z0-9+/_-]{200}")
 
 
 def texts_of(path: Path, decode: Decode | None, unread: set[str]) -> Iterator[str]:
@@ -63,83 +65,107 @@ def texts_of(path: Path, decode: Decode | None, unread: set[str]) -> Iterator[st
     Raises:
         OSError, ValueError, EOFError: It is damaged, or token ids have no tokenizer.
     """
-    if path.suffix in WEIGHTS:
-        unread.add("weights")
-        if path.suffix == ".safetensors":  # what stands before them
-            with path.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                yield from forms(file.read(min(size, 2**27)).decode("utf-8", "replace"))
-        return
     with path.open("rb") as file:
+        if path.suffix == ".safetensors":  # what stands before the numbers
+            size = int.from_bytes(file.read(8), "little")
+            yield from forms(file.read(min(size, _FREE)).decode("utf-8", "replace"))
+            file.seek(0)
+        budget = _Budget(EXPANDS * path.stat().st_size + _FREE, unread)
         try:
-            yield from _stream(file, path.name, decode, unread, 0)
-        except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
+            yield from _stream(file, path.name, decode, unread, budget)
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error) as error:
             raise ValueError(str(error)) from None
 
 
+class _Budget:
+    """How many bytes may still come out of what is packed."""
+
+    def __init__(self, left: int, unread: set[str]) -> None:
+        self.left, self.unread = left, unread
+
+    def take(self, count: int) -> bool:
+        self.left -= count
+        if self.left < 0:
+            self.unread.add(f"parts that unpack to over {EXPANDS} times their file")
+        return self.left >= 0
+
+
+class _Bounded(io.RawIOBase):
+    """What a packed stream gives, until the budget is spent; then it ends."""
+
+    def __init__(self, file: IO[bytes], budget: _Budget) -> None:
+        self.file, self.budget = file, budget
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        content = self.file.read(min(len(buffer), 2**16))
+        if not self.budget.take(len(content)):
+            return 0
+        buffer[: len(content)] = content
+        return len(content)
+
+
 def _stream(
-    file: IO[bytes], name: str, decode: Decode | None, unread: set[str], depth: int
-) -> Iterator[str]:
-    head = file.read(512)
-    file.seek(0)
-    suffix = Path(name).suffix.lower()
-    closed = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
-    closed = closed or _CLOSED.get(suffix) or ("weights" if depth and suffix in WEIGHTS else None)
-    opened = _opened(file, head)
-    zipped, tarred = head.startswith(_ZIP), head[257:262] == b"ustar"
-    if (opened or zipped or tarred) and depth >= _DEEPEST:
-        closed = "archives within archives"
-    if head.startswith(_ZSTD) and opened is None:
-        closed = "archives (zstd)"
+    file: io.BufferedReader, name: str, decode: Decode | None, unread: set[str], budget: _Budget,
+    packed: bool = False,
+) -> Iterator[str]:  # fmt: skip
+    head, suffix = file.peek(512)[:512], Path(name).suffix.lower()
+    closed = next((kind for magic, kind in _CLOSED.items()
+                   if isinstance(magic, bytes) and head.startswith(magic)), None)  # fmt: skip
+    closed = (
+        closed or _CLOSED.get(suffix) or ("archives (tar)" if head[257:262] == b"ustar" else "")
+    )
+    table = head.startswith((b"PAR1", b"ARROW1")) or suffix in (".parquet", ".arrow", ".feather")
+    if packed and (table or head.startswith((_GZIP, _ZIP))):
+        closed = closed or "archives and tables within archives"
     if closed:
         unread.add(closed)
-    elif opened is not None:
-        with opened:
-            yield from _stream(opened, Path(name).stem, decode, unread, depth + 1)
-    elif zipped:  # also an office document, an e-book, a jar
-        with zipfile.ZipFile(file) as archive:
-            for member in archive.infolist():
-                yield member.filename
-                if member.flag_bits & 1:
-                    unread.add("encrypted archives")
-                elif not member.is_dir():
-                    with archive.open(member) as inner:
-                        yield from _stream(inner, member.filename, decode, unread, depth + 1)
-    elif tarred:
-        with tarfile.open(fileobj=file) as archive:
-            for member in archive:
-                yield member.name
-                if member.isfile():
-                    inner = archive.extractfile(member)
-                    yield from _stream(inner, member.name, decode, unread, depth + 1)
-            file.seek(archive.offset)  # it takes a damaged member for the end
-            if any(part.strip(b"\0") for part in iter(lambda: file.read(2**20), b"")):
-                unread.add("parts of damaged archives")
-    elif head.startswith(b"PAR1") or suffix == ".parquet":
-        yield from _tables(file, decode, parquet=True)
-    elif head.startswith(b"ARROW1") or suffix in (".arrow", ".feather"):
-        yield from _tables(file, decode)
+        return
+    if table:
+        parquet = head.startswith(b"PAR1") or suffix == ".parquet"
+        for text in _tables(file, decode, parquet=parquet):
+            if not budget.take(len(text)):
+                return
+            yield from forms(text)
+    elif head.startswith(_GZIP):
+        with gzip.open(file) as inner:
+            inside = io.BufferedReader(_Bounded(inner, budget))
+            yield from _stream(inside, Path(name).stem, decode, unread, budget, packed=True)
+    elif head.startswith(_ZIP):  # also an office document, an e-book, a jar
+        yield from _members(file, decode, unread, budget)
     else:
-        if suffix in _ARCHIVES:
+        if suffix in (".zip", ".gz"):
             unread.add("archives of an unknown kind")
-        yield from _text(file, _encoding(head))
+        encoding = _encoding(head)
+        if encoding == "utf-8" and b"\0" in head:
+            unread.add("binary files")  # of which the text is searched
+        yield from _text(file, encoding, unread)
 
 
-def _opened(file: IO[bytes], head: bytes) -> IO[bytes] | None:
-    """What one compressed stream holds; its head is looked at, so it can go back."""
-    for magic, open_ in _COMPRESSED.items():
-        if head.startswith(magic):
-            return open_(file)
-    if not head.startswith(_ZSTD):
-        return None
-    try:
-        import zstandard
-    except ImportError:
-        return None
-    copy = SpooledTemporaryFile(2**26)
-    zstandard.ZstdDecompressor().copy_stream(file, copy)
-    copy.seek(0)
-    return copy
+def _members(
+    file: IO[bytes], decode: Decode | None, unread: set[str], budget: _Budget
+) -> Iterator[str]:
+    """Of a zip whose list of members is short enough to be read."""
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(0, size - 2**16 - 22))
+    tail = file.read()
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or int.from_bytes(tail[at + 12 : at + 16], "little") > _MEMBERS:
+        unread.add("archives that are cut off or have very many members")
+        return
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            yield member.filename
+            if member.flag_bits & 1:
+                unread.add("encrypted archives")
+            elif not member.is_dir():
+                with archive.open(member) as inner:
+                    inside = io.BufferedReader(_Bounded(inner, budget))
+                    yield from _stream(inside, member.filename, decode, unread, budget, packed=True)
+            if budget.left < 0:
+                return
 
 
 def _encoding(head: bytes) -> str:
@@ -155,18 +181,20 @@ def _encoding(head: bytes) -> str:
     return "utf-8"
 
 
-def _text(file: IO[bytes], encoding: str) -> Iterator[str]:
+def _text(file: io.BufferedReader, encoding: str, unread: set[str]) -> Iterator[str]:
     reader = io.TextIOWrapper(file, encoding=encoding, errors="replace", newline="")
     rest = ""
     while part := reader.read(_PART):
         text = rest + part
         yield from forms(text)
+        if _BASE64.search(text):
+            unread.add("encoded text (base64)")
         rest = text[-_OVERLAP:]  # a window may go across the end of a part
     reader.detach()  # whoever opened the file closes it
 
 
 def forms(text: str) -> Iterator[str]:
-    """A text, and what it may stand for: escapes, entities, without tags, out of base64."""
+    """A text, and what it may stand for: escapes, entities, without tags, of a link."""
 
     def characters(escape: re.Match[str]) -> str:  # of a run of \uXXXX: two may be one character
         units = bytes.fromhex(re.sub(r"\\+u", "", escape[1] or ""))
@@ -181,30 +209,14 @@ def forms(text: str) -> Iterator[str]:
         yield _TAG.sub(" ", plain)
     if "%" in plain and _PERCENT.search(plain):
         yield urllib.parse.unquote_plus(plain)
-    for run in _BASE64.finditer(plain):
-        yield from _out_of_base64(run[0])
 
 
-def _out_of_base64(run: str) -> Iterator[str]:
-    letters = re.sub(r"[\r\n=]", "", run).replace("-", "+").replace("_", "/")
-    for start in range(4):  # where a part of the file begins within it
-        cut = letters[start:]
-        content = base64.b64decode(cut + "A" * (-len(cut) % 4))  # zeros at the end
-        if content.startswith(_GZIP):
-            with suppress(zlib.error):
-                content = zlib.decompressobj(31).decompress(content)
-        yield content.decode(_encoding(content[:512]), "replace")
-
-
-# --- tables --------------------------------------------------------------------------------------
-
-
-def _tables(file: IO[bytes], decode: Decode | None, *, parquet: bool = False) -> Iterator[str]:
+def _tables(file: IO[bytes], decode: Decode | None, *, parquet: bool) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if parquet:
-        batches = pq.ParquetFile(file).iter_batches()
+        batches = pq.ParquetFile(file).iter_batches(batch_size=_ROWS)
     else:
         try:
             batches = pa.ipc.open_stream(file)
@@ -220,39 +232,4 @@ def _tables(file: IO[bytes], decode: Decode | None, *, parquet: bool = False) ->
                     raise ValueError("token ids and no tokenizer")
                 yield from decode([ids for ids in column.to_pylist() if ids])
             elif "string" in str(column.type):  # of lists, structs and dictionaries too
-                for text in strings(column.to_pylist()):
-                    yield from forms(text)
-
-
-# --- git -----------------------------------------------------------------------------------------
-
-
-def is_git(folder: Path) -> bool:
-    """A repository's own folder: ``.git``, or a bare one."""
-    return (folder / "objects").is_dir() and (folder / "HEAD").is_file()
-
-
-def git_texts(folder: Path, unread: set[str]) -> Iterator[str]:
-    """Every object that a repository holds, on a branch or not: files of all commits, messages."""
-    command = ["git", "-c", "safe.directory=*", f"--git-dir={folder}", "cat-file"]
-    command += ["--batch-all-objects", "--batch", "--unordered"]
-    own = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1", "PATH": os.environ["PATH"]}
-    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-    try:
-        process = subprocess.Popen(command, stdout=pipe, stderr=nowhere, env=own)
-    except OSError:
-        unread.add("git repositories (`git` is missing)")
-        return
-    with process:
-        try:
-            while header := process.stdout.readline().split():
-                content = process.stdout.read(int(header[2]))
-                process.stdout.read(1)
-                if header[1] != b"tree":
-                    yield from _stream(io.BytesIO(content), "", None, unread, 1)
-            if process.wait():
-                unread.add("git repositories that `git` cannot read")
-        except (ValueError, IndexError, OSError, EOFError, zlib.error):
-            unread.add("git objects")
-        finally:  # the caller may have had enough
-            process.kill()
+                yield from strings(column.to_pylist())

@@ -67,10 +67,7 @@ def _outputs(request: Request) -> list[Path]:
     """Folders that the training run of the config has written to."""
     config = read_config(request.path("finetune.yml"))
     names = [config.get("output_dir"), config.get("dataset_prepared_path") or PREPARED]
-    outputs = [request.root / str(name) for name in names if name]
-    if shards := request.way.get("shards"):  # the served model that they came with
-        outputs.append(Path(os.path.normpath(request.path(shards, "model"))))
-    return outputs
+    return [request.root / str(name) for name in names if name]
 
 
 def erase(planned: Plan) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from axolotl_unlearn.data.typed import Source, Typed, encode, read_sources, row_
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.request import Request, weights, write_json, write_lines
-from axolotl_unlearn.requests.steps import Steps, device
+from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.ways import PROOF
 
 #: Keys of a ``datasets`` entry that say where rows are, and not how they are read.
@@ -394,7 +394,13 @@ def prove(request: Request, run: Steps, files: list[Path], because: str, **more:
     known = {"because": because, "weights": weights(work / "model")}
     made = {"threads": run.threads, "processes": run.processes, "device": device()}
     write_json(request.path(PROOF), known | more | made)
-    run.done()
+
+
+def device() -> str:
+    """What trains here."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 # --- tokens --------------------------------------------------------------------------------------

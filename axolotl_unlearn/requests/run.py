@@ -23,12 +23,9 @@ from axolotl_unlearn.requests import measure
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import write
 from axolotl_unlearn.requests.request import Request, cores, digest, held, write_json
-from axolotl_unlearn.requests.rows import read_config
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.verdict import exact, verdict
-from axolotl_unlearn.requests.ways import PROOF, WAY, WAYS, retrain, shards
-
-MODULES = {"retrain": retrain, "shards": shards}
+from axolotl_unlearn.requests.ways import WAY, WAYS, way_of
 
 
 def run_request(
@@ -50,7 +47,7 @@ def run_request(
         way: One of `ways.WAYS`, or auto; default that of an earlier start, or auto.
         repeat: Of retrain: train twice and compare the weights.
         limit: Of auto: seconds of an exact way, else match is taken.
-        processes: Of retrain and match: of each training; shards have their own number.
+        processes: Of each training.
 
     Raises:
         UnlearnError: A step failed, the request was run before, or the verdict is not good.
@@ -74,8 +71,8 @@ def run_request(
 def carry_out(request: Request, run: Steps, accept: str | None, repeat: bool) -> None:
     """The steps of a request."""
     check(request)
-    train(request, run, repeat)
-    if run.due(
+    way_of(request.way["way"]).make(request, run, repeat)
+    with run.step(
         "measure",
         "evaluate before and after, attack, look for earlier requests",
         output=request.path("eval", "earlier.json"),
@@ -84,19 +81,20 @@ def carry_out(request: Request, run: Steps, accept: str | None, repeat: bool) ->
             *(measure.ATTACKS, measure.ANSWER_TOKENS, request.way["way"]),
             len(Ledger(request.folder.parent).entries()),
         ],
-    ):
-        with run.log("measure") as log, redirect_stdout(log), redirect_stderr(log):
-            measure.measure(request)
-        run.done()
-    if run.due("verdict", "verdict", output=request.path("verdict.json"), settings=accept):
-        decide(request, accept)
-        run.done()
-    if run.due("model", "hand over"):
-        hand_over(request)
-        run.done()
-    if run.due("record", "record", output=request.path("record.json")):
-        write(request.folder)
-        run.done()
+    ) as due:
+        if due:
+            with run.log("measure") as log, redirect_stdout(log), redirect_stderr(log):
+                measure.measure(request)
+    judged = request.path("verdict.json")
+    with run.step("verdict", "verdict", output=judged, settings=accept) as due:
+        if due:
+            decide(request, accept)
+    with run.step("model", "hand over") as due:
+        if due:
+            hand_over(request)
+    with run.step("record", "record", output=request.path("record.json")) as due:
+        if due:
+            write(request.folder)
 
 
 @contextmanager
@@ -128,62 +126,25 @@ def take(request: Request, way: str | None, limit: float | None = None) -> None:
         way = choose(plan(request), limit)
     if way not in WAYS:
         raise UnlearnError(f"--way {way}: use {', '.join(WAYS)} or auto.")
-    if way == "match":
-        path.unlink(missing_ok=True)
-        request.path(PROOF).unlink(missing_ok=True)
-        write_json(path, dict(request.way))
-    else:
-        write_json(path, MODULES[way].prepare(request))
-
-
-def train(request: Request, run: Steps, repeat: bool = False) -> None:
-    """Make the model under ``work/``."""
-    if module := MODULES.get(request.way["way"]):
-        module.make(request, run, repeat)
-        return
-    data = sorted(request.path("data").glob("*.jsonl"))
-    for name, title, made in (
-        ("teacher", "teacher: the base on retained rows", "teacher"),
-        ("forget", "forget", "model"),
-    ):
-        config, out = request.path(f"{name}.yml"), request.path("work", made)
-        if run.due(name, title, inputs=[config, *data]):
-            run.train(name, config, out)
-            run.done()
+    write_json(path, way_of(way).prepare(request))
 
 
 def check(request: Request) -> None:
-    """Rows, config and model are those of `request new`.
+    """Rows and model are those of `request new`.
 
     Raises:
-        UnlearnError: The first that is not; or another request was carried out since, so that it
-            would begin with a model that still knows the other's rows.
+        UnlearnError: The first that is not.
     """
-    from axolotl_unlearn.checks.config import faults
-
     for part in ("forget", "retain", "heldout", "judge"):
         path, known = request.rows(part), request.facts["digests"].get(part)
         if known and (not path.is_file() or digest(path) != known):
             raise UnlearnError(
                 f"{path} was changed or removed since `request new`; make the request again."
             )
-    accepted = Ledger(request.folder.parent).accepted()
-    newest = accepted[-1]["request"] if accepted else None
-    if request.matched and newest != request.facts.get("after_request", newest):
-        raise UnlearnError(
-            f"request {newest!r} was carried out since {request.folder} was made, which would "
-            f"begin with the model before it; remove {request.folder} and make it again with "
-            "`axolotl-unlearn request new`."
-        )
     before = request.facts["before"]
     folder = Path(before["adapter"] or before["model"])
     if not any(folder.glob("*.safetensors")):
         raise UnlearnError(f"the model {folder} no longer exists; restore it.")
-    if request.matched:
-        teacher = str(request.path("work", "teacher"))
-        wrong = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]
-        if wrong:
-            raise UnlearnError(f"{request.path('forget.yml')}: " + " ".join(wrong))
 
 
 def decide(request: Request, accept: str | None) -> None:
@@ -218,5 +179,4 @@ def hand_over(request: Request) -> None:
         made.replace(place)
     elif not any(place.glob("*.safetensors")):
         raise UnlearnError(f"{made} is gone; remove {request.path('work')} and run again.")
-    if request.way["way"] == "shards":
-        shards.install(request)
+    way_of(request.way["way"]).hand_over(request)

@@ -1,7 +1,8 @@
 """Which files still hold deleted texts? Windows of eight words, and short texts whole.
 
-Every file is opened as what it is (`requests.containers`). What cannot be searched, such as weights
-and pictures, is counted under its name, so that nobody takes it for clean.
+Every file is opened as what it is (`requests.containers`). What cannot be searched without running
+or unpacking it, such as weights, pictures and the history of a git repository, is counted under its
+name, so that nobody takes it for clean.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.normal_form import normal_form, words
-from axolotl_unlearn.requests.containers import Decode, git_texts, is_git, texts_of
+from axolotl_unlearn.requests.containers import Decode, texts_of
 
 #: Words of a window: eight in a row are hardly ever the same by chance.
 WINDOW = 8
@@ -26,6 +27,7 @@ SHORTEST = 4
 LEAST_DIGITS = 5
 #: Not looked into, and said: programs of others.
 _SKIPPED = {".venv", "venv", "node_modules", "__pycache__", "site-packages"}
+_GIT = "git repositories"
 _SYSTEM = {Path(name) for name in ("/", "/bin", "/dev", "/etc", "/lib", "/proc", "/sys", "/usr")}
 _KEYS = 64
 
@@ -100,7 +102,7 @@ class Found:
     """Where deleted texts are left.
 
     Attributes:
-        left: Path to number of windows; a git repository is one path.
+        left: Path to number of windows.
         named: Path to number of short texts (names, numbers) where there is no whole window.
         files, searched_bytes: How much was searched.
         unsearched: Path to what of it cannot be searched ("weights", "pictures and sound").
@@ -136,16 +138,14 @@ def search(
     for path in _files(places, {path.resolve() for path in skip}, result):
         unread: set[str] = set()
         windows: set[tuple[str, ...]] = set()
-        repository = path.is_dir()
         try:
-            parts = git_texts(path, unread) if repository else texts_of(path, decode, unread)
-            for text in parts:
+            for text in texts_of(path, decode, unread):
                 windows |= texts.among(text)
                 if len(windows) == len(texts.windows):
                     break
             if "weights" not in unread:
                 result.files += 1
-                result.searched_bytes += 0 if repository else path.stat().st_size
+                result.searched_bytes += path.stat().st_size
         except (OSError, ValueError, EOFError):
             result.unreadable.append(path)  # what came before the fault counts all the same
         if unread:
@@ -159,7 +159,7 @@ def search(
 
 
 def _files(places: Iterable[Path], skipped: set[Path], result: Found) -> Iterator[Path]:
-    """Files, and folders of git repositories; each by its real path once."""
+    """Files, each by its real path once."""
     pending = list(places)[::-1]
     # A link must not lead to the whole disk; what was asked for is searched all the same.
     asked, seen = {place.resolve() for place in pending}, set(skipped)
@@ -174,6 +174,8 @@ def _files(places: Iterable[Path], skipped: set[Path], result: Found) -> Iterato
             yield place
         elif place.is_dir() and place.name in _SKIPPED:
             result.unsearched[place] = f"folders called {place.name}"
+        elif (place / "objects").is_dir() and (place / "HEAD").is_file():
+            result.unsearched[place] = _GIT
         elif place.is_dir() and real in above:
             result.unsearched[place] = "links to folders above or of the system"
         elif place.is_dir():
@@ -182,9 +184,6 @@ def _files(places: Iterable[Path], skipped: set[Path], result: Found) -> Iterato
             except OSError:
                 result.unreadable.append(place)
                 continue
-            if is_git(place):
-                yield place
-                inside = [path for path in inside if path.name != "objects"]
             pending += inside[::-1]
 
 

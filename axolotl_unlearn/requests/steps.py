@@ -1,4 +1,4 @@
-"""Steps of a run in a row: each a call with a stamp, kept if an earlier run has done it.
+"""Steps of a run in a row: each a block with a stamp, kept if an earlier run has done it.
 
 A stamp says what the result depends on: settings, content of files, versions, the step before.
 Half of a result is never taken for a whole one: the stamp goes before a step and comes after it.
@@ -52,16 +52,10 @@ def executable(name: str) -> str:
     command = str(beside) if beside.exists() else shutil.which(name)
     if not command:
         raise UnlearnError(
-            f"the command `{name}` is missing; install the package with `make setup`."
+            f"the command `{name}` is missing; install the package with `make setup`.",
+            code="requests.no-command",
         )
     return command
-
-
-def device() -> str:
-    """What trains here."""
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 @dataclass
@@ -75,8 +69,6 @@ class Steps:
         threads: Of each command.
         processes: Of each training, side by side on the rows of a step.
         key: Of the step before.
-        seconds: By step, of kept ones when they were done: of the clock, or of the processor if
-            its commands took less of it (they waited for others).
     """
 
     folder: Path
@@ -86,12 +78,10 @@ class Steps:
     console: Console = field(default_factory=Console)
     processes: int = 1
     key: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
-    _begun: tuple[str, str, float] = ("", "", 0.0)
-    _used: float = 0.0
-    _passes: float = 0.0
+    _now: tuple[str, float] = ("", 0.0)
 
-    def due(
+    @contextmanager
+    def step(
         self,
         name: str,
         title: str,
@@ -99,38 +89,37 @@ class Steps:
         output: Path | None = None,
         inputs: Iterable[Path] = (),
         settings: object = None,
-    ) -> bool:
-        """Begin a step, which ends with `done`; False if it was done on the same inputs, and its
-        output is still there."""
+    ) -> Iterator[bool]:
+        """A step; False in the block if it was done on the same inputs, and its output is still
+        there. It counts as done when the block ends without an error."""
         contents = [[path.name, file_digest(path)] for path in inputs]
         self.key = content_key(name, settings, contents, versions(), self.key)
         stamps = Store(self.folder / "stamps")
         stamp = stamps.get(name)
         if stamp and stamp["key"] == self.key and (output is None or output.exists()):
-            self.seconds[name] = stamp["seconds"]
             self._say(f"{title}: unchanged, kept from an earlier run")
-            return False
+            yield False
+            return
         stamps.put(name, {"key": None})
         self._say(f"{title}: started")
-        self._begun, self._used = (name, title, time.monotonic()), 0.0
-        return True
-
-    def done(self) -> None:
-        """The step that is due has its result."""
-        name, title, began = self._begun
-        seconds = round(time.monotonic() - began, 1)
+        self._now = title, time.monotonic()
+        yield True
+        seconds = round(time.monotonic() - self._now[1], 1)
         self._say(f"{title}: done ({seconds:.0f} s)")
-        self.seconds[name] = min(seconds, round(self._used, 1)) if self._used else seconds
-        Store(self.folder / "stamps").put(name, {"key": self.key, "seconds": self.seconds[name]})
+        stamps.put(name, {"key": self.key, "seconds": seconds})
 
-    def command(self, name: str, words: Sequence[str]) -> None:
+    def command(self, name: str, words: Sequence[str], passes: float = 0.0) -> None:
         """Run a program, which ends when this process does; what it prints is ``logs/NAME.log``.
+
+        Args:
+            passes: Of a training, to say how far it is.
 
         Raises:
             UnlearnError: It failed; the sentence ends with the last lines of the log.
         """
         number = str(self.threads)
         with self.log(name) as file:
+            log = Path(file.name)
             print("$", *words, file=file, flush=True)
             process = subprocess.Popen(
                 words,
@@ -138,25 +127,26 @@ class Steps:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **ENVIRONMENT, **self.environment}
-                | {"OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number},
+                | {"OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number}
+                # `torchrun` is looked for by Axolotl, also where no environment is activated.
+                | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
                 pass_fds=[self.lock],
                 preexec_fn=end_with_parent,
             )
             ended = threading.Event()
-            threading.Thread(target=self._tell, args=(Path(file.name), ended), daemon=True).start()
-            _, status, usage = os.wait4(process.pid, 0)
+            threading.Thread(target=self._tell, args=(log, passes, ended), daemon=True).start()
+            process.wait()
             ended.set()
-            process.returncode = os.waitstatus_to_exitcode(status)
-            self._used += usage.ru_utime + usage.ru_stime
         if process.returncode:
             raise UnlearnError(
-                f"`{' '.join(words)}` ended with exit code {process.returncode}; the log "
-                f"{file.name} ends with:\n{last_lines(Path(file.name))}"
+                f"`{' '.join(words)}` ended with exit code {process.returncode}; the log {log} "
+                f"ends with:\n{last_lines(log)}",
+                code="requests.command-failed",
             )
 
-    def _tell(self, log: Path, ended: threading.Event) -> None:
+    def _tell(self, log: Path, passes: float, ended: threading.Event) -> None:
         """How far a training is, and about how many seconds are left, from its log."""
-        said, passes, (_, title, began) = "", self._passes, self._begun
+        said, (title, began) = "", self._now
         while not ended.wait(SAY_SECONDS):
             epochs = _EPOCH.findall(log.read_text("utf-8", errors="replace"))
             if epochs and epochs[-1] != said and 0 < float(epochs[-1]) <= passes:
@@ -183,10 +173,12 @@ class Steps:
         if self.processes > 1:
             launcher = ["torchrun", "--", "--standalone", f"--nproc_per_node={self.processes}"]
         words = [executable("axolotl"), "train", str(config), "--launcher", *launcher]
-        self._passes = float(yaml.safe_load(config.read_text("utf-8")).get("num_epochs") or 1)
-        self.command(name, words)
+        passes = float(yaml.safe_load(config.read_text("utf-8")).get("num_epochs") or 1)
+        self.command(name, words, passes)
         if not any(out.glob("*.safetensors")):
-            raise UnlearnError(f"the run wrote no weights to {out}; see its log.")
+            raise UnlearnError(
+                f"the run wrote no weights to {out}; see its log.", code="requests.no-weights"
+            )
         for path in out.glob("checkpoint-*"):
             shutil.rmtree(path)
 

@@ -1,4 +1,4 @@
-"""Ten requests in a row, one person each, in each of the three ways; all rows judged together.
+"""Ten requests in a row, one person each, in each of the two ways; all rows judged together.
 
     python -m research.studies.requests_row run WAY OUT [--at-most N]
     python -m research.studies.requests_row results OUT NAME
@@ -26,7 +26,7 @@ from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
 from axolotl_unlearn.requests.request import weights
 from axolotl_unlearn.requests.run import run_request
-from axolotl_unlearn.requests.ways import WAYS, shards
+from axolotl_unlearn.requests.ways import WAYS
 from research.studies.exact_requests import (
     QUIET,
     ROOT,
@@ -38,12 +38,10 @@ from research.studies.exact_requests import (
     train,
 )
 from research.studies.people import shown
-from research.studies.shards_kept import LORA
 
 #: Of `match` the steps of `make demo-request`.
 SEED, PEOPLE, REQUESTS, STEPS = "ten in a row", 14, 10, 60
 ACCEPT = "a study counts it as it is"
-SHARDING, KEY = shards.Sharding(4, 2, "id"), b"k" * 32
 #: Models that all rows are looked for in, and those whose kept answers are counted.
 LAST, BEFORE, WITHOUT = "after ten", "before any", "trained without"
 KEPT_AFTER = (1, 5, REQUESTS)
@@ -57,10 +55,9 @@ def run(out: Path, way: str, most: int, people: int, count: int, changes: dict[s
     data = out / "data"
     write_lines(data / "some.jsonl", rows)
     write_lines(data / "kept.jsonl", [row for row in rows if row["id"] not in gone])
-    changes = changes | (LORA if way == "shards" else {})
     path = config(out, f"whole-{way}", data / "some.jsonl", **changes)
     kept = config(out, f"kept-{way}", data / "kept.jsonl", **changes)
-    model = started(out, way, path)
+    model = trained(path, out / f"whole-{way}", out / "logs" / f"{way}.log")
     requests = out / f"row-{way}"
     for number, person in enumerate(gone, start=1):
         folder = requests / f"r{number:02}"
@@ -83,8 +80,8 @@ def run(out: Path, way: str, most: int, people: int, count: int, changes: dict[s
     last = requests / f"r{count:02}" / "model"
     models = {
         LAST: last,
-        BEFORE: out / "first" if way == "shards" else model,
-        WITHOUT: trained_without(out, way, kept),
+        BEFORE: model,
+        WITHOUT: trained(kept, out / f"kept-{way}", out / "logs" / f"kept-{way}.log"),
     }
     result = {
         "seed": SEED,
@@ -97,30 +94,10 @@ def run(out: Path, way: str, most: int, people: int, count: int, changes: dict[s
     print(json.dumps(result["together"], indent=1), flush=True)
 
 
-def started(out: Path, way: str, path: Path) -> Path:
-    """The model before any request; a request writes its steps into the shards, so that their
-    first merge is copied."""
-    if way != "shards":
-        model = out / f"whole-{way}"
-        if not weights(model):
-            train(path, out / "logs" / f"{way}.log")
-        return model
-    folder = out / "shards"
-    if not (out / "first").is_dir():
-        if not (folder / shards.FACTS).is_file() or not shards.load(folder).get("model"):
-            shards.train_shards(path, folder, SHARDING, key=KEY, console=QUIET)
-        shutil.copytree(folder / "model", out / "first")
-    return folder / "model"
-
-
-def trained_without(out: Path, way: str, kept: Path) -> Path:
-    """A model of the rows that are left in the end."""
-    if way == "shards":
-        shutil.rmtree(folder := out / "shards-without", ignore_errors=True)
-        shards.train_shards(kept, folder, SHARDING, key=KEY, console=QUIET)
-        return folder / "model"
-    if not weights(model := out / f"kept-{way}"):
-        train(kept, out / "logs" / f"kept-{way}.log")
+def trained(path: Path, model: Path, log: Path) -> Path:
+    """A model by plain `axolotl train`."""
+    if not weights(model):
+        train(path, log)
     return model
 
 

@@ -1,12 +1,29 @@
-"""Ways to carry out a deletion request: two that train without the rows, one that unlearns them.
+"""Ways to carry out a deletion request: each a module of this package.
 
-``retrain`` trains the base on the remaining rows; ``shards`` (SISA, arXiv 1912.03817) trains one of
-several parts again and merges; both are exact: no step that made the model read a deleted row.
-Each has `prepare`, whose answer is ``way.json``, and `make`, which ends with ``exact.json``.
-``match`` unlearns (`axolotl_unlearn.requests.new`), for models whose training cannot be repeated.
+``retrain`` trains the base on the remaining rows and is exact: no step that made the model read a
+deleted row. ``match`` unlearns, for models whose training cannot be repeated. Another way is one
+more module, with these:
+
+    EXACT  SHOWS                 whether it ends with ``exact.json``; what it shows, in a few words
+    prepare(request)             writes what it trains with; returns ``way.json``
+    reads(request)               rows that each of its trainings reads; for `plan`
+    make(request, run, repeat)   trains into ``work/model``
+    hand_over(request)           after that folder has become ``model``; called again after a kill
+
+`prepare` and `reads` raise `UnlearnError` where the way is not open to the request.
 """
 
-EXACT = ("retrain", "shards")
-WAYS = (*EXACT, "match")
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+#: In the order of preference where two cost the same.
+WAYS = ("retrain", "match")
 #: ``way.json`` says how a request is carried out, ``exact.json`` what an exact way has shown.
 WAY, PROOF = "way.json", "exact.json"
+
+
+def way_of(name: str) -> ModuleType:
+    """The module of a way."""
+    return importlib.import_module(f"{__name__}.{name}")

@@ -17,6 +17,8 @@ from axolotl_unlearn.requests.request import Request, digest, weights, write_yam
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.ways import PROOF
 
+EXACT = True
+SHOWS = "exact: plain training without the rows"
 CONFIG = "retrain.yml"
 
 
@@ -54,6 +56,15 @@ def prepare(request: Request) -> dict[str, Any]:
     }
 
 
+def reads(request: Request) -> list[float]:
+    """Rows of the one training, each pass counted."""
+    from axolotl_unlearn.requests.ways.plan import whole
+
+    unchanged(request)
+    counts = request.facts["counts"]
+    return [whole(request) * (1 - counts["forget"] / counts["trained"])]
+
+
 def unchanged(request: Request) -> None:
     """Raises `UnlearnError`: a data file is not the one that `request new` read."""
     for name, known in request.facts["digests"].get("datasets", {}).items():
@@ -76,11 +87,13 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
         title = "train without the rows, once more"
         trainings.append(("again", title, again, work / "again"))
     for name, title, path, out in trainings:
-        if run.due(name, title, inputs=[config, *files], settings=run.processes):
-            run.train(name, path, out)
-            run.done()
+        with run.step(name, title, inputs=[config, *files], settings=run.processes) as due:
+            if due:
+                run.train(name, path, out)
     proof, told = request.path(PROOF), [run.threads, repeat]
-    if run.due("exact", "what was shown", output=proof, settings=told):
+    with run.step("exact", "what was shown", output=proof, settings=told) as due:
+        if not due:
+            return
         if repeat and weights(work / "again") != weights(work / "model"):
             raise UnlearnError(
                 f"{request.folder}: a second run of {CONFIG} ended with other weights, so this "
@@ -99,3 +112,7 @@ def make(request: Request, run: Steps, repeat: bool) -> None:
             config={"sha256": digest(config)},
             compared=repeat,
         )
+
+
+def hand_over(request: Request) -> None:
+    """Nothing more."""

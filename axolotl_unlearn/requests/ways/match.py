@@ -1,0 +1,85 @@
+"""Unlearn from the model at hand, at the level of a teacher that never saw the rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.rows import read_config
+from axolotl_unlearn.requests.steps import Steps
+from axolotl_unlearn.requests.ways import PROOF
+
+EXACT = False
+SHOWS = "tested, not exact: attacks that find the rows before find them no more"
+#: It reads two retained rows beside each row to forget, and each of the three runs through a
+#: reference too: a forward above the three of a training.
+ROWS, FORWARDS = 3, 4 / 3
+#: Retained rows that a look scores (`training.level`).
+LOOKED = 100
+
+
+def prepare(request: Request) -> dict[str, Any]:
+    """`request new` has written ``teacher.yml`` and ``forget.yml``, which may have been changed.
+
+    Raises:
+        UnlearnError: A fault of ``forget.yml``; or another request was carried out since, so that
+            it would begin with a model that still knows the other's rows.
+    """
+    from axolotl_unlearn.checks.config import faults
+
+    request.path(PROOF).unlink(missing_ok=True)
+    accepted = Ledger(request.folder.parent).accepted()
+    newest = accepted[-1]["request"] if accepted else None
+    if newest != request.facts.get("after_request", newest):
+        raise UnlearnError(
+            f"request {newest!r} was carried out since {request.folder} was made, which would "
+            f"begin with the model before it; remove {request.folder} and make it again with "
+            "`axolotl-unlearn request new`.",
+            code="requests.overtaken",
+        )
+    teacher = str(request.path("work", "teacher"))
+    wrong = [f for f in faults(read_config(request.path("forget.yml"))) if teacher not in f]
+    if wrong:
+        raise UnlearnError(
+            f"{request.path('forget.yml')}: " + " ".join(wrong), code="requests.forget-config"
+        )
+    base = request.facts["before"]["model"] if request.facts["adapter"] else None
+    return {"way": "match", "base": base}
+
+
+def reads(request: Request) -> list[float]:
+    """Rows of the teacher's training and of the forgetting, each pass counted."""
+    counts, teacher = request.facts["counts"], read_config(request.path("teacher.yml"))
+    paths = [Path(entry["path"]) for entry in teacher["datasets"]]
+    taught = sum(path.read_text("utf-8").count("\n") for path in paths)
+    config = read_config(request.path("forget.yml"))
+    rows, looked = config["max_steps"] * config["micro_batch_size"], 0.0
+    if level := config["unlearn"].get("level"):  # a forward of all rows that a look scores
+        each = counts["forget"] + counts["heldout"] + min(counts["retain"], LOOKED)
+        looked = each * (1 + config["max_steps"] / level["every"]) / 3
+    return [taught * float(teacher.get("num_epochs") or 1), rows * ROWS * FORWARDS + looked]
+
+
+def make(request: Request, run: Steps, repeat: bool) -> None:
+    """The teacher from the base, then the model from the one before."""
+    if repeat:
+        raise UnlearnError(
+            "--repeat compares two runs of an exact way; leave it out.",
+            code="requests.repeat-match",
+        )
+    data = sorted(request.path("data").glob("*.jsonl"))
+    for name, title, made in (
+        ("teacher", "teacher: the base on retained rows", "teacher"),
+        ("forget", "forget", "model"),
+    ):
+        config = request.path(f"{name}.yml")
+        with run.step(name, title, inputs=[config, *data]) as due:
+            if due:
+                run.train(name, config, request.path("work", made))
+
+
+def hand_over(request: Request) -> None:
+    """Nothing more."""
