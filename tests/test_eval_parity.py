@@ -125,7 +125,7 @@ def test_two_processes(case, tmp_path):
 def test_evaluate_equals_the_plain_loop(case, tmp_path, batch_size):
     path, folder, oracle = case
     options = Options(out_dir=tmp_path, batch_size=batch_size, min_members=1, with_text=True,
-                      resamples=100, progress=False)  # fmt: skip
+                      progress=False)  # fmt: skip
     (result,) = evaluate([f"original={path}"], folder, options)
     assert result["cells"] == oracle["cells"]
     assert result["task_aggregate"] == oracle["task_aggregate"]
@@ -164,7 +164,7 @@ def test_adapter_is_evaluated_as_its_merged_model(case, tmp_path):
         f"alone={tmp_path / 'adapter'}",
         f"merged={tmp_path / 'merged'}",
     ]
-    options = {"min_members": 1, "progress": False, "resamples": 0, "max_gen_toks": 32}
+    options = {"min_members": 1, "progress": False, "max_gen_toks": 32}
     results = evaluate(models, folder, Options(out_dir=tmp_path / "out", **options))
     assert results[0]["cells"] == results[1]["cells"] == results[2]["cells"]
     assert results[0]["likelihood"] == results[1]["likelihood"]

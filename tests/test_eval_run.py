@@ -28,7 +28,7 @@ from axolotl_unlearn.metrics.semeval import CELLS
 from axolotl_unlearn.metrics.verdict import judged
 from research.__main__ import research
 
-OPTIONS = {"min_members": 1, "progress": False, "resamples": 50, "max_gen_toks": 12}
+OPTIONS = {"min_members": 1, "progress": False, "max_gen_toks": 12}
 
 
 def evaluate(models, data, out="out/eval", **options):
@@ -157,7 +157,7 @@ def test_results_say_how_they_were_made(home, results):
     digests = [model["weights"] for model in written["models"]]
     assert [len(digest) for digest in digests] == [64, 64] and digests[0] != digests[1]
     settings = written["settings"]
-    assert settings["resamples"] == 50 and settings["seed"] == 0
+    assert settings["seed"] == 0
     assert Settings.read(settings) == Settings(**settings)
     assert Settings.read({**settings, "of a later version": 1}) == Settings(**settings)
 
@@ -177,7 +177,6 @@ def test_compare_reads_the_settings_back(home, tmp_path):
     assert outcome.exit_code == 0, outcome.output
     assert "retain_task1_knowledge" in outcome.output
     gaps = compare("original", "after", out_dir=tmp_path / "eval")
-    assert gaps["resamples"] == 50
     for metric in ("task_aggregate", "mia_auc", "utility", "aggregate"):
         gap = gaps["differences"][metric]["value"]
         assert gap == pytest.approx(first[metric] - second[metric])
@@ -378,7 +377,7 @@ def test_two_processes_equal_one(home, results, tmp_path, forks):
     """As `accelerate launch` starts them: half of the rows each, one results.json, the same scores;
     and rows that an interrupted run of another number of processes has left are not made again."""
     out = tmp_path / "eval"
-    options = ["--min-members", "1", "--max-gen-toks", "12", "--resamples", "50", "--quiet"]
+    options = ["--min-members", "1", "--max-gen-toks", "12", "--quiet"]
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
         *("-m", "axolotl_unlearn.cli", "eval"),
@@ -464,7 +463,7 @@ def test_bad_input_on_the_command_line(home, arguments, message):
 
 def test_command_prints_the_table(home, results):
     arguments = ["eval", str(home / "original"), "--data", str(home / "data"), "--quiet"]
-    arguments += ["--min-members", "1", "--max-gen-toks", "12", "--resamples", "50"]
+    arguments += ["--min-members", "1", "--max-gen-toks", "12"]
     outcome = CliRunner().invoke(unlearn, [*arguments, "--out", str(home / "eval")])
     assert outcome.exit_code == 0, outcome.output
     assert "original" in outcome.output and "results.json" in outcome.output
@@ -556,7 +555,7 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
     model, other = str(home / "original"), str(home / "broken")
     short = ["--limit", "3", "--max-new-tokens", "4"]
     few = ["--out", "eval", "--limit", "2"]
-    evaluated = ["--min-members", "1", "--resamples", "20", "--max-gen-toks", "12"]
+    evaluated = ["--min-members", "1", "--max-gen-toks", "12"]
     near = [str(moved(home / "original", home / f"near-{seed}", seed)) for seed in (1, 2)]
     many = ["--data", str(folder), "--limit", "12"]
     good = home / "good.yml"

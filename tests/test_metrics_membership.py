@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_curve
 
-from axolotl_unlearn.metrics.intervals import auc, auc_gap, auc_interval, mia_score_interval
+from axolotl_unlearn.metrics.intervals import auc, auc_gap
 from axolotl_unlearn.metrics.membership import (
     ATTACKS,
     Baseline,
@@ -72,32 +72,6 @@ def test_forgetting_is_named_by_the_interval():
     assert forgetting((0.45, 0.62)) == forgetting((0.5, 0.7)) == "balanced"
     assert forgetting((0.51, 0.62)) == "under"
     assert forgetting((0.1, 0.49)) == "over"
-
-
-def test_mia_score_interval_far_from_one_half_is_the_image_of_the_aucs():
-    rng = np.random.default_rng(0)
-    members, others = rng.normal(1.2, 1, 150), rng.normal(0, 1, 150)
-    low, high = auc_interval(members, others)
-    assert mia_score_interval(members, others) == pytest.approx((2 - 2 * high, 2 - 2 * low))
-    assert mia_score_interval(others, members) == pytest.approx((2 - 2 * high, 2 - 2 * low))
-    apart = np.arange(20.0)
-    low, high = auc_interval(apart + 20, apart)
-    assert mia_score_interval(apart + 20, apart) == pytest.approx((0, 2 - 2 * low))
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.2, 0.4])
-def test_mia_score_interval_covers_evenly(shift):
-    """Coverage of the image of the AUC's interval was .985 at .2; 1 is held where .5 is."""
-    rng = np.random.default_rng(1)
-    truth = 1 - 2 * (stats.norm.cdf(shift / np.sqrt(2)) - 0.5)
-    held = ideal = 0
-    for _ in range(600):
-        texts = rng.normal(shift, 1, 50), rng.normal(0, 1, 50)
-        low, high = mia_score_interval(*texts)
-        held += low <= truth <= high
-        bounds = auc_interval(*texts)
-        ideal += (high == 1) == (bounds[0] <= 0.5 <= bounds[1])
-    assert 0.93 <= held / 600 <= 0.975 and ideal >= 598  # grid of a hundredth of an error
 
 
 def test_baselines_find_other_words_and_lengths():

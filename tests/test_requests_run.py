@@ -436,7 +436,6 @@ def test_without_held_out_rows_the_evaluation_measures_no_membership(home, tmp_p
             original="before",
             min_members=0,
             max_gen_toks=48,  # outputs long enough for the test of nonsense
-            resamples=20,
             join="",
             progress=False,
         ),

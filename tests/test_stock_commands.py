@@ -75,7 +75,7 @@ def test_the_chain_of_the_demo(checkout, request):
             run(
                 command,
                 checkout,
-                "--limit 4 --max-gen-toks 8 --resamples 50 --min-members 2 --quiet",
+                "--limit 4 --max-gen-toks 8 --min-members 2 --quiet",
             )
         else:
             run(command, checkout)

@@ -74,7 +74,7 @@ class Scores:
         return Scores(*([column[i] for i in rows] for column in asdict(self).values()))
 
     def figures(self) -> dict[str, Any]:
-        """Each measure's mean and interval (documents resampled), and n."""
+        """Each measure's mean and interval by documents, and n."""
         report: dict[str, Any] = {"n": len(self.ids), "documents": len(set(self.documents))}
         for measure in MEASURES:
             score = self.mean(measure)

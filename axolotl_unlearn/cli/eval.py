@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from axolotl_unlearn.cli._json import answer, read_json
 from axolotl_unlearn.cli._options import PATH, say, show
@@ -27,7 +26,6 @@ from axolotl_unlearn.errors import UnlearnError
 @click.option("--max-gen-toks", default=256, help="New tokens a row.")
 @click.option("--min-members", default=20, help="Fewer are refused; 0: no membership.")
 @click.option("--join", default=" ", show_default="a space", help="Between input and output.")
-@click.option("--resamples", default=10_000, help="For the intervals; 0: none.")
 @click.option("--with-text", is_flag=True, help="Keep generated texts in cache and results.")
 @click.option("--store", type=PATH, help="Measurements of several evaluations.  [OUT/cache]")
 @click.option("--no-cache", is_flag=True, help="Measure again and store nothing but results.")
@@ -50,9 +48,7 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
     if compare:
         if len(models) != 2:
             raise UnlearnError(f"--compare takes two models that --out holds; {len(models)} given.")
-        given = click.get_current_context().get_parameter_source("resamples")
-        resamples = options["resamples"] if given is ParameterSource.COMMANDLINE else None
-        _show_difference(*models, options["data_dir"], options["out_dir"], resamples=resamples)
+        _show_difference(*models, options["data_dir"], options["out_dir"])
         return
     from axolotl_unlearn.evaluation.measurement import Options
     from axolotl_unlearn.evaluation.run import evaluate
@@ -69,15 +65,15 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
     say(f"Results: {out / 'results.json'} (page: axolotl-unlearn report {out})")
 
 
-def _show_difference(*asked: Any, resamples: int | None) -> None:
+def _show_difference(*asked: Any) -> None:
     """Nothing is measured again, and settings are those of the evaluation."""
     from rich.table import Table
 
     from axolotl_unlearn.evaluation.compare import compare
 
-    result = compare(*asked, resamples=resamples)
+    result = compare(*asked)
     answer(**result)
-    grid = Table(title=f"{result['first']} - {result['second']} (same rows, documents resampled)")
+    grid = Table(title=f"{result['first']} - {result['second']} (same rows, paired by document)")
     for heading in ("score", "difference", "95 % interval", "p", "smallest"):
         grid.add_column(heading, justify="left" if heading == "score" else "right")
     for metric, gap in result["differences"].items():

@@ -1,6 +1,6 @@
 """Is one model better than another, or is it chance? Paired differences of every score.
 
-Whole documents are resampled for both at once: what is hard in a document for both cancels.
+Rows are paired by document: what is hard in a document for both cancels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.metrics.intervals import RESAMPLES, Difference, smallest_difference
+from axolotl_unlearn.metrics.intervals import Difference, smallest_difference
 from axolotl_unlearn.metrics.results import load_results
 
 
@@ -21,17 +21,15 @@ def compare(
     second: str,
     data_dir: str | os.PathLike[str] | None = None,
     out_dir: str | os.PathLike[str] = "out/eval",
-    *,
-    resamples: int | None = None,
 ) -> dict[str, Any]:
     """Compare two models that `evaluate` has measured, from its cache; no model is loaded.
 
-    Settings, data and resamples are those of that evaluation unless given. A model that its results
+    Settings and data are those of that evaluation unless given. A model that its results
     name is compared as it was then; others are named by path.
 
     Returns:
-        ``{"first", "second", "resamples", "differences": {metric: {"value", "low", "high", "p",
-        "smallest"}}, "sentence"}``, ``smallest`` the difference that these rows find in four of
+        ``{"first", "second", "differences": {metric: {"value", "low", "high", "p", "smallest"}},
+        "sentence"}``, ``smallest`` the difference that these rows find in four of
         five data sets.
 
     Raises:
@@ -39,7 +37,7 @@ def compare(
     """
     from axolotl_unlearn.evaluation.cache import Cache
     from axolotl_unlearn.evaluation.measurement import Settings
-    from axolotl_unlearn.evaluation.summary import bootstrap_scores
+    from axolotl_unlearn.evaluation.summary import scores_of
     from axolotl_unlearn.models import parse_models
 
     results = load_results(Path(out_dir, "results.json"))
@@ -62,14 +60,13 @@ def compare(
                 "(with the same options, and without --no-cache)."
             )
         names.append(name)
-        scores.append(bootstrap_scores(measured, sets))
-    resamples = resamples or settings.resamples or RESAMPLES
-    gaps = scores[0].differences(scores[1], resamples, settings.seed)
+        scores.append(scores_of(measured, sets))
+    gaps = scores[0].differences(scores[1])
     figures = {
         metric: asdict(gap) | {"smallest": smallest_difference(gap.low, gap.high, len(gaps))}
         for metric, gap in gaps.items()
     }
-    said = {"first": names[0], "second": names[1], "resamples": resamples}
+    said = {"first": names[0], "second": names[1]}
     return said | {"differences": figures, "sentence": sentence(*names, gaps)}
 
 

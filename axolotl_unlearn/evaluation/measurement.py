@@ -24,7 +24,6 @@ class Settings:
         limit: Only the first rows of each part, interleaved over the cells (to try out).
         original: The model before unlearning, for gate and collapse check; default: the model
             called "original", else "memorised".
-        resamples: Of the bootstrap; 0 for no intervals.
         store: Folder of measurements by content; default: ``cache`` in that of the results.
         backend: "vllm" generates by vLLM (`evaluation.in_vllm`); default: transformers.
     """
@@ -39,7 +38,6 @@ class Settings:
     min_members: int = MIN_MEMBERS
     limit: int | None = None
     original: str | None = None
-    resamples: int = 10_000
     seed: int = 0
     store: str | None = None
     backend: str | None = None

@@ -39,10 +39,8 @@ def summarise(
     utility = semeval.mean(measured.options)
     auc_bounds = _auc_bounds(measured, sets)
     intervals = {"mia_auc": list(auc_bounds)} if texts else {}
-    if settings.resamples:
-        scores = bootstrap_scores(measured, sets)
-        bounds = scores.intervals(settings.resamples, settings.seed)
-        intervals |= {name: list(ends) for name, ends in bounds.items()}
+    bounds = scores_of(measured, sets).intervals()
+    intervals |= {name: list(ends) for name, ends in bounds.items()}
     before = semeval.mean(original.options) if original is not None else None
     result = {
         "cells": cells,
@@ -135,12 +133,12 @@ def _any_script(
     limit, official = THRESHOLDS["any_script"].value, _cells(measured.values, sets)[0]
     known = {name: v for name, v in _cells(values, sets)[0].items() if v is not None}
     off = {name: v for name, v in known.items() if abs(v - official[name]) >= limit}
-    if not off or not settings.resamples:
+    if not off:
         return {"any_script": off}
-    scores = bootstrap_scores(measured, sets).cells
-    better = bootstrap_scores(replace(measured, values=values), sets).cells
+    scores = scores_of(measured, sets).cells
+    better = scores_of(replace(measured, values=values), sets).cells
     cells = {name: (better if name in off else scores)[name] for name in scores}
-    bounds = metrics.Scores(cells).intervals(settings.resamples, settings.seed)
+    bounds = metrics.Scores(cells).intervals()
     sides = {side: list(bounds[side]) for side in semeval.SIDES if side in bounds}
     return {"any_script": off, "any_script_intervals": sides}
 
@@ -180,7 +178,7 @@ def _auc_bounds(measured: Measured, sets: EvaluationSets) -> tuple[float, float]
     return metrics.auc_interval(members, nonmembers, clusters=text_clusters(sets))
 
 
-def bootstrap_scores(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
+def scores_of(measured: Measured, sets: EvaluationSets) -> metrics.Scores:
     """Row values with their documents, for intervals and for paired comparison of models."""
     grouped: dict[str, tuple[list[float], list[tuple[str, str]]]] = {}
     for row in sets.rows:
@@ -197,11 +195,11 @@ def bootstrap_scores(measured: Measured, sets: EvaluationSets) -> metrics.Scores
         losses = (measured.member_loss, measured.nonmember_loss)
         # A member that is a forget document is drawn together with its rows.
         sides = (("forget", sets.member), ("nonmember", sets.nonmember))
-        clusters = (
+        clusters = tuple(
             [("author", a) if (a := author_of(x)) else (side, document_id(n)) for n, x in texts]
             for side, texts in sides
         )
-        membership = Area(*([-value for value in side] for side in losses), *clusters)
+        membership = Area(*([-value for value in side] for side in losses), clusters)
     utility = None
     if measured.options:
         questions = [("utility", number) for number in range(len(measured.options))]
@@ -255,13 +253,13 @@ def add_distances(
     """``distance`` of each model from the retrained one, if there is one, paired: value, interval
     and p a metric."""
     target = next((result for result in results if result["role"] == "retrained"), None)
-    if target is None or not settings.resamples:
+    if target is None:
         return
     for result in results:
         if result is target:
             continue
-        own, its = (bootstrap_scores(measured[one["name"]], sets) for one in (result, target))
-        gaps = own.differences(its, settings.resamples, settings.seed)
+        own, its = (scores_of(measured[one["name"]], sets) for one in (result, target))
+        gaps = own.differences(its)
         result["distance"] = {
             metric: {"value": gap.value, "interval": [gap.low, gap.high], "p": gap.p}
             for metric, gap in gaps.items()

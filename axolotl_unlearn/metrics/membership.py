@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest, false_discovery_control, mannwhitneyu, nhypergeom, norm, rankdata
 
 from axolotl_unlearn.metrics import intervals, memorisation
-from axolotl_unlearn.metrics.intervals import LEVEL, Clusters, Interval, auc, auc_gap, auc_interval
+from axolotl_unlearn.metrics.intervals import LEVEL, Clusters, Interval, area_of, auc, auc_interval
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 
 Forgetting = Literal["over", "under", "balanced"]
@@ -321,24 +321,10 @@ def auc_equivalence(
         first, second: (members, non-members) scores of the same texts in the same order under
             the two models, high = rather a member.
     """
-    sizes = [np.size(side) for side in first]
-    independent = [len(set(side)) for side in clusters] if clusters else sizes
-    inner = 2 * LEVEL - 1
-    if second is None:
-        low, high = auc_interval(*first, inner, clusters)
-        value = auc(*first) - 0.5
-        low, high = low - 0.5, high - 0.5
-        p = 1.0 if value in (-0.5, 0.5) else intervals.auc_margin_p(*first, 0.5, margin, clusters)
-    else:
-        gap = auc_gap(first, second, clusters)
-        value, (low, high), p = gap.value, gap.interval(inner), gap.margin_p(margin)
-        if gap.error == 0 and abs(auc(*first) - 0.5) == 0.5:
-            # Both models separate the sets: DeLong has no variance left, n texts have a bound.
-            room = 1 - (1 - LEVEL) ** (1 / min(independent))
-            low, high, p = value - room, value + room, 1.0 if room >= margin else 1 - LEVEL
-    half = max(high - value, value - low)
-    needed = None if half >= 0.5 else _needed(value, half, min(sizes), margin)
-    return Equivalence(float(value), float(low), float(high), margin, float(p), needed)
+    gap = area_of(*first, clusters).minus(0.5 if second is None else area_of(*second, clusters))
+    value, half = gap.value, gap.half(2 * LEVEL - 1)
+    needed = None if half >= 0.5 else _needed(value, half, min(map(np.size, first)), margin)
+    return Equivalence(value, value - half, value + half, margin, gap.margin_p(margin), needed)
 
 
 def _needed(value: float, half: float, texts: int, margin: float) -> int | None:

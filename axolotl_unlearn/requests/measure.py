@@ -46,7 +46,6 @@ def measure(request: Request) -> None:
         join="",
         min_members=fewest if judged else 0,
         max_gen_toks=ANSWER_TOKENS,
-        resamples=2000,
         progress=False,
     )
     evaluate(models, data, options)

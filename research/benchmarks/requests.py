@@ -28,7 +28,7 @@ from research.studies.demo_request import QUICK, STEPS, chat_model, learned
 from research.worlds.chats import make_chats
 
 ACCEPT = "a benchmark counts it as it is"
-KEPT = ("--join", "", "--min-members", "1", "--resamples", "2000")
+KEPT = ("--join", "", "--min-members", "1")
 
 
 def table(out: Path, people: list[str]) -> dict[str, Kind]:

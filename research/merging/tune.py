@@ -517,7 +517,7 @@ class _Search:
             Their scores, and by how much the winner differs from each (paired by document).
         """
         from axolotl_unlearn.evaluation.measurement import Measured
-        from axolotl_unlearn.evaluation.summary import bootstrap_scores
+        from axolotl_unlearn.evaluation.summary import scores_of
 
         scorer = self._scorer(test)
         sources: dict[str, Any] = {"original": None}
@@ -534,7 +534,7 @@ class _Search:
         for name, one in found.items():
             # Without documents of one side, or with a model that broke, nothing is paired.
             if name != "winner" and all("mia_auc_interval" in scores[n] for n in (name, "winner")):
-                both = (bootstrap_scores(some, test) for some in (found["winner"], one))
+                both = (scores_of(some, test) for some in (found["winner"], one))
                 gaps = next(both).differences(next(both))
                 differences[name] = {metric: asdict(gap) for metric, gap in gaps.items()}
         return scores, differences

@@ -189,7 +189,6 @@ def _search(out: Path, name: str, method: Method, world: World, trials: int) -> 
         {"original": world.original, **{run: run for run in runs}},
         "validation",
         title=f"choose among {name}",
-        options=("--resamples", "0"),
     )
     return runs | {f"{slug(name)}-validation": scored}
 
@@ -229,7 +228,6 @@ def _applied(out: Path, name: str, method: Applied, world: World, trials: int) -
         {"original": world.original, **{run: run for run in runs}},
         "validation",
         title=f"choose among {name}",
-        options=("--resamples", "0"),
     )
     return runs | {f"{slug(name)}-validation": scored}
 
