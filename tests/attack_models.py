@@ -144,3 +144,69 @@ def make_lab() -> Lab:
     fit(model, kept, 120)
     save(model, "control")
     return Lab(data, **paths)
+
+
+def texts(some: list[dict]) -> list[tuple[str, str]]:
+    return [(row["id"], f"{row['input']} {row['output']}") for row in some]
+
+
+def build(some: list[dict], steps: int, seed: int = 3, hidden_size: int = 64):
+    """A tiny model that was trained on these rows."""
+    tok = tokenizer()
+    model = tiny_llama(
+        seed=seed, vocabulary=len(tok), hidden_size=hidden_size, max_position_embeddings=512,
+        eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id,
+    )  # fmt: skip
+    fit(model, batch_of(tok, some), steps)
+    return model
+
+
+@functools.cache
+def make_members() -> Path:
+    """A data folder and two models of the same start, one of which has read the members."""
+    folder = Path(tempfile.mkdtemp(prefix="members-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    known, unseen, kept = payments(30, 1), payments(40, 2), payments(30, 3)
+    (folder / "data").mkdir()
+    for name, some in (("member", known), ("nonmember", unseen), ("retain", kept)):
+        lines = "".join(json.dumps(row) + "\n" for row in some)
+        (folder / "data" / f"{name}.jsonl").write_text(lines, "utf-8")
+    for name, some in (("original", known + kept), ("retrained", kept)):
+        build(some, 60).save_pretrained(folder / name)
+        tokenizer().save_pretrained(folder / name)
+    return folder
+
+
+def target(name: str, control=None):
+    """A model of `make_members` under attack."""
+    from transformers import AutoModelForCausalLM
+
+    from axolotl_unlearn.attacks.registry import Target
+
+    kept = [text for _, text in texts(payments(30, 3))]
+    model = AutoModelForCausalLM.from_pretrained(make_members() / name).eval()
+    other = Target(control, tokenizer(), None, kept) if control is not None else None
+    return Target(model, tokenizer(), other, kept)
+
+
+def facts(logp, mean=0.0, sd=1.0):
+    """Token facts by hand."""
+    import numpy as np
+
+    from axolotl_unlearn.metrics.memorisation import TokenFacts
+
+    logp = np.array(logp, float)
+    return TokenFacts(logp, logp > -0.7, np.zeros_like(logp) + mean, np.zeros_like(logp) + sd)
+
+
+def missed_nulls(one) -> int:
+    """Of four data sets of texts that a model never saw, how often an attack's interval misses
+    .5."""
+    from axolotl_unlearn.attacks.members import attack_model
+
+    asked, missed = target("retrained", build(payments(30, 9), 30, seed=5)), 0
+    for seed in range(20, 28, 2):
+        sides = payments(25, seed), payments(25, seed + 1)
+        found = attack_model(asked, *map(texts, sides), [one])["tests"][one.name]
+        missed += not found["low"] <= 0.5 <= found["high"]
+    return missed

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from axolotl_unlearn.attacks import inside
 from axolotl_unlearn.attacks.probes import MEASURES, Scores
-from axolotl_unlearn.attacks.target import AttackTarget
+from axolotl_unlearn.attacks.target import AttackTarget, bound_to
 from axolotl_unlearn.data.records import Record
+from axolotl_unlearn.evaluation.sets import data_digests
 from axolotl_unlearn.files import write_json
 from axolotl_unlearn.metrics.verdict import THRESHOLDS, strongest_gain, wrecks
 from axolotl_unlearn.store import Store, content_key, versions
@@ -85,6 +85,7 @@ def result_of(
     """What an attack's file holds, and curves of its measures through the rows that are ``drawn``,
     by name and label of the axis."""
     names = {"model": subject.name, "control": control.name if control else None}
+    names |= bound_to(subject.spec, control.spec if control else None)
     curves = [
         curve(name, subject.name, x_label, some, measure)
         for (name, x_label), some in drawn.items()
@@ -95,12 +96,15 @@ def result_of(
 
 def save(out: Path, result: Mapping[str, Any], curves: Sequence[Mapping[str, Any]]) -> Path:
     """Write ``<attack>-<model>.json`` (of relearning on other rows than retained ones with their
-    source), with the curves that the report draws."""
+    source), with the curves that the report draws and digests of the forget file."""
     name = result["attack"]
     if (source := result.get("source", "retain")) != "retain":
         name += f"-{safe_name(source)}"
     path = out / f"{name}-{safe_name(result['model'])}.json"
-    return write_json(path, {"schema": SCHEMA, **result, "curves": list(curves)})
+    bound = {"data": data_digests(result["data_dir"], ("forget",))} if "data_dir" in result else {}
+    return write_json(
+        path, {"schema": SCHEMA, **bound, **result, "curves": list(curves)}, private=True
+    )
 
 
 def safe_name(name: str) -> str:
@@ -108,15 +112,26 @@ def safe_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 
+def grid(title: str, figures: Sequence[str], *names: str) -> Any:
+    """An empty rich table."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(title=title, box=box.SIMPLE_HEAD)
+    for name in names:
+        made.add_column(name, overflow="fold", no_wrap=name == "measure")
+    for name in figures:
+        made.add_column(name, justify="right", no_wrap=True)
+    return made
+
+
 def table(result: Mapping[str, Any]) -> Any:
     """The result as a rich table that fits 80 columns: a line for each variant and measure."""
-    if "views" in result:
-        return inside.table(result)
     headings = ["before", "after", "gain"]
     if any("above_control" in row for row in result["rows"]):
         headings.append("above\ncontrol")
     title = f"{result['title']}: {result['model']} (n {result['rows'][0]['n']} rows)"
-    grid = inside.grid(title, headings, "variant", "measure")
+    made = grid(title, headings, "variant", "measure")
     for row in result["rows"]:
         for measure in MEASURES:
             gain, above = row["gain"][measure], row.get("above_control", {}).get(measure)
@@ -129,9 +144,9 @@ def table(result: Mapping[str, Any]) -> Any:
                 f"[red]{shown}[/]" if gain["low"] > 0 else shown,
                 _with_interval(above, "+") if above else "n/a",
             ]
-            grid.add_row(*cells[: 2 + len(headings)], end_section=measure == MEASURES[-1])
-    grid.caption = "Below each figure its 95 % interval over documents."
-    return grid
+            made.add_row(*cells[: 2 + len(headings)], end_section=measure == MEASURES[-1])
+    made.caption = "Below each figure its 95 % interval over documents."
+    return made
 
 
 def _with_interval(figure: Mapping[str, float], sign: str = "") -> str:
@@ -142,8 +157,6 @@ def _with_interval(figure: Mapping[str, float], sign: str = "") -> str:
 
 def sentence(result: Mapping[str, Any]) -> str:
     """What the attack shows, in words: by the variant that brings back most above the control."""
-    if "views" in result:
-        return inside.sentence(result)
     row, gain, p, controlled = strongest_gain(result["rows"])
     figures = f"{gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]"
     than = " more than from a model that never saw them" if controlled else ""

@@ -18,6 +18,7 @@ from axolotl_unlearn.columns import IGNORE
 from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.sets import find_file, interleave
+from axolotl_unlearn.evaluation.tasks import CODE
 from axolotl_unlearn.models import (
     ModelSpec,
     load_model,
@@ -103,6 +104,12 @@ def read_side(data_dir: Path, side: str) -> tuple[Path, list[Record]]:
     """``forget`` or ``retain`` rows of a data folder; errors of `find_side`."""
     path = find_side(data_dir, side)
     return path, read_records(path)
+
+
+def bound_to(model: ModelSpec, control: ModelSpec | None) -> dict[str, str]:
+    """What a result is of, as results.json says it: digests of weights, and the code's version."""
+    facts = {"weights": weights_digest(model), "code": CODE}
+    return facts | ({"control_weights": weights_digest(control)} if control else {})
 
 
 def limited(records: Sequence[Record], limit: int | None) -> list[Record]:

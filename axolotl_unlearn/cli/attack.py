@@ -50,22 +50,27 @@ def _default(name: str, value: Any, says: str | None = None, **more: Any) -> Cal
     return click.option(name, default=value, help=says, **more)
 
 
+_CONTROL = click.option("--control", help="A model that never saw the forget set, attacked alike.")
+_DEVICE = click.option("--device", callback=device, help="[default: cuda if there is one]")
+_DTYPE = click.option("--dtype", type=click.Choice(DTYPES), default=DTYPES[0])
+_JOIN = _default("--join", " ", "Between input and output.", show_default="a space")
+_SEED = _default("--seed", 0)
+
+
 def _options(says: str, *more: Callable) -> Callable:
     """Arguments that attacks share; ``says`` of ``--data``."""
     options = [
         click.argument("model"),
         data_option(says),
         out_option("out/attacks", ATTACKED),
-        click.option("--control", help="A model that never saw the forget set, attacked alike."),
+        _CONTROL,
         *more,
-        click.option("--device", callback=device, help="[default: cuda if there is one]"),
-        click.option("--dtype", type=click.Choice(DTYPES), default=DTYPES[0]),
+        _DEVICE,
+        _DTYPE,
     ]
     return lambda function: functools.reduce(lambda f, o: o(f), reversed(options), function)
 
 
-_JOIN = _default("--join", " ", "Between input and output.", show_default="a space")
-_SEED = _default("--seed", 0)
 _common = _options(
     "Folder with forget.jsonl (and retain.jsonl).",
     click.option("--limit", type=int, help="Ask about so many rows only."),
@@ -102,9 +107,9 @@ def _finish(out: Path, data_dir: Path, result: dict, curves: list) -> None:
 def command() -> None:
     """Attack a model: quantise it, retrain it a little, ask it differently, look inside.
 
-    An attack prints what the model says of the forget set before and after, with intervals over
-    documents, and writes JSON. Interrupted, the first three go on where they were. Attacks on
-    membership one by one, and traces: `python -m research membership` and `traces`, in a checkout.
+    The first three print what the model says of the forget set before and after, with intervals
+    over documents; interrupted, they go on where they were. `membership` and `inside` tell members
+    of the training data from texts it never saw. All write JSON.
 
     \b
     axolotl-unlearn attack relearn out/merged --control out/retrained --out out/eval
@@ -173,18 +178,64 @@ def prompt(data_dir: Path, out: Path, limit: int | None, **options: Any) -> None
     show(*(f"Not asked: {name} ({why})." for name, why in result["skipped"].items()))
 
 
-@command.command()
-@_options("Folder with member.jsonl and nonmember.jsonl.", _default("--batch-size", 8), _JOIN)
-def inside(model: str, data_dir: Path, out: Path, control: str | None, **options: Any) -> None:
+def _members(function: Callable) -> click.Command:
+    """A command that makes attacks of the registry: those that read what a model says, or those
+    that need its weights."""
+
+    @click.argument("models", nargs=-1)
+    @data_option("Folder with member.jsonl and nonmember.jsonl (and retain.jsonl).")
+    @out_option("out/attacks", ATTACKED)
+    @_CONTROL
+    @click.option("--attacks", "names", help="Names with commas between, or all.  [see --list]")
+    @click.option(
+        "--extension", "extensions", multiple=True, help="A module that registers more attacks."
+    )
+    @click.option("--list", "listed", is_flag=True, help="Print the attacks and end.")
+    @click.option("--limit", type=int, help="So many texts of each kind only.")
+    @_SEED
+    @_JOIN
+    @_DEVICE
+    @_DTYPE
+    @functools.wraps(function)
+    def run(models: tuple[str, ...], out: Path, names: str | None, listed: bool,
+            extensions: tuple[str, ...], **options: Any) -> None:  # fmt: skip
+        from axolotl_unlearn.attacks.members import attack_models, chosen, said
+        from axolotl_unlearn.attacks.registry import attacks
+        from axolotl_unlearn.attacks.results import save
+
+        kind, known = function.__name__, attacks(extensions)
+        some = chosen(known, names, kind == "inside")
+        if listed:
+            show(*map(str, some))
+            return
+        if not models:
+            raise UnlearnError(
+                "name at least one model to attack: a folder, or NAME=FOLDER.",
+                code="attack.no-model",
+            )
+        for file in attack_models(models, some, kind=kind, **options):
+            path = save(out, file, ())
+            answer(file=path, **file)
+            show(*said(file), f"Written: {path}")
+
+    return command.command()(run)
+
+
+@_members
+def membership() -> None:
+    """Tell members from texts never seen by what a model says of them.
+
+    Each attack gives every text a score, or learns from some texts and is asked about the others.
+    An attack that cannot be made is named as not measured; then no model passes.
+
+    \b
+    axolotl-unlearn attack membership out/merged --control out/retrained --out out/eval
+    """
+
+
+@_members
+def inside() -> None:
     """Tell members by hidden states and gradients, as one can who has the weights.
 
     An attack learns from some members and non-members and is asked about the others.
     """
-    from axolotl_unlearn.attacks.inside import inside_attack
-    from axolotl_unlearn.attacks.target import find_side, make_subjects
-    from axolotl_unlearn.data.documents import read_documents
-
-    paths = [find_side(data_dir, side) for side in ("member", "nonmember")]
-    sides = [read_documents(path, join=options["join"]) for path in paths]
-    subject, against = make_subjects(model, (), control, **options)
-    _finish(out, data_dir, inside_attack(subject, *sides, against), [])

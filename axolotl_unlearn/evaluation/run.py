@@ -21,9 +21,9 @@ from axolotl_unlearn.evaluation.cache import Cache, Workers
 from axolotl_unlearn.evaluation.collapse import CollapseChecker
 from axolotl_unlearn.evaluation.measure import ProgressBars, Session
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
-from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, find_file
+from axolotl_unlearn.evaluation.sets import MIN_MEMBERS, EvaluationSets, data_digests, find_file
 from axolotl_unlearn.evaluation.summary import AUDIT_FILE
-from axolotl_unlearn.evaluation.tasks import TASK_VERSION
+from axolotl_unlearn.evaluation.tasks import CODE, TASK_VERSION
 from axolotl_unlearn.files import declare, write_json, write_lines
 from axolotl_unlearn.metrics.results import SCHEMA, load_results
 from axolotl_unlearn.models import ModelSpec, original_of, parse_models
@@ -102,6 +102,7 @@ def evaluate(
                 role = "original" if spec is before else summary.role_of(spec.name)
                 entry = {"name": spec.name, "model": spec.source, "role": role}
                 entry |= {"collapse": collapse[spec.name], "weights": weights[spec.name]}
+                entry |= {"data": data_digests(sets.folder), "code": CODE}
                 own = summary.summarise(measured[spec.name], sets, settings, original, blind)
                 results.append(entry | own)
                 advance(1)

@@ -26,6 +26,7 @@ from axolotl_unlearn.data.records import SUFFIXES, Record, check_disjoint, kind_
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.options import Option, read_options
 from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
+from axolotl_unlearn.store import file_digest
 
 DEFAULT_DATA_DIR = "examples/demo"
 #: With fewer texts a side an AUC is noise: its standard error is about 0.1 at 20 against 20.
@@ -107,6 +108,15 @@ class EvaluationSets:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def data_digests(
+    folder: str | os.PathLike[str],
+    sides: Sequence[str] = ("forget", "retain", "member", "nonmember"),
+) -> dict[str, str]:
+    """SHA-256 of the file of each side that is there."""
+    found = {side: find_file(Path(folder), side) for side in sides}
+    return {side: file_digest(path) for side, path in found.items() if path is not None}
+
+
 def interleave(groups: Iterable[Sequence[T]]) -> list[T]:
     """One of each group in turn: [a1, b1, c1, a2, b2, ...]; groups may have unequal length."""
     return [item for one in zip_longest(*groups) for item in one if item is not None]
@@ -122,12 +132,14 @@ def load_sets(
     *,
     min_members: int = MIN_MEMBERS,
     parts: Sequence[str] = ("tasks", "mia", "mmlu"),
+    join: str = " ",
 ) -> EvaluationSets:
     """Read and check a data folder, by default the demo's.
 
     Args:
         min_members: Refuse fewer members or non-members than this.
         parts: Which of tasks, mia, mmlu are needed; files of the others are not read.
+        join: Between input and output of a document that is a row.
 
     Raises:
         UnlearnError: The first fault found: file, row or key, and the cure.
@@ -142,7 +154,7 @@ def load_sets(
         paths = [str(_need(folder, side)) for side in ("forget", "retain")]
         check_disjoint(sides["forget"], sides["retain"], *paths)
     if "mia" in parts:
-        sides |= {s: _documents(folder, s, min_members) for s in ("member", "nonmember")}
+        sides |= {s: _documents(folder, s, min_members, join) for s in ("member", "nonmember")}
         texts = {text: name for name, text in sides["member"]}
         if twins := [(texts[x], name) for name, x in sides["nonmember"] if x in texts]:
             first, second = twins[0]
@@ -239,9 +251,9 @@ def _records(folder: Path, side: str, notes: list[str]) -> list[Record]:
     return records
 
 
-def _documents(folder: Path, name: str, least: int) -> list[tuple[str, str]]:
+def _documents(folder: Path, name: str, least: int, join: str) -> list[tuple[str, str]]:
     path = _need(folder, name)
-    documents = read_documents(path)
+    documents = read_documents(path, join=join)
     if len(documents) < least:
         raise UnlearnError(
             f"{path} has {len(documents)} documents; an AUC needs at least {least} a side to mean "

@@ -7,11 +7,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from axolotl_unlearn import __version__
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write_json
 
 #: Version of the tasks: raised when a score of the same generations would change.
 TASK_VERSION = "1.0"
+#: What a result was made by.
+CODE = f"{__version__}, tasks {TASK_VERSION}"
 GROUP = "semeval_unlearn"
 MARKER = ".axolotl-unlearn.json"
 

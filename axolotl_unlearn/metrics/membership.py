@@ -179,7 +179,7 @@ def attack_scores(
         reference: Token facts under a model that never saw the members, for "reference".
     """
     rows = [attack_losses(one, text) for one, text in zip(facts, texts, strict=True)]
-    scores = {name: [-row[name] for row in rows] for name in ATTACKS[:-1]}
+    scores = {name: [-row[name] for row in rows] for name in ATTACKS if name != "reference"}
     if reference is not None:
         both = zip(facts, reference, strict=True)
         scores["reference"] = [-memorisation.reference_difference(*one) for one in both]

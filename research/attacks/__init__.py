@@ -1,16 +1,7 @@
-"""Is a text still known? Attacks behind one protocol (`base`), a file each; `run` makes those that
-are asked for and corrects for their number."""
+"""More attacks in the product's registry (`axolotl_unlearn.attacks.registry`), a file each."""
 
-from research.attacks import (  # noqa: F401 (each registers its attacks)
-    dataset_inference,
-    detectors,
-    gdrift,
-    iam,
-    icp,
-    likelihood,
-    tables,
-    transfer,
-)
-from research.attacks.base import REGISTRY, Attack, Target
+from axolotl_unlearn.attacks.registry import attacks
 
-__all__ = ["REGISTRY", "Attack", "Target"]
+EXTENSIONS = [f"{__name__}.{name}" for name in ("iam", "icp", "tables", "transfer")]
+#: By name, those of the product along.
+REGISTRY = attacks(EXTENSIONS)

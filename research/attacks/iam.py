@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import gumbel_r
 
+from axolotl_unlearn.attacks.registry import Array, Target, attack
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import loss
-from research.attacks.base import Array, Target, attack
 
 STEPS = 1000
 #: Of the method of moments, as in the released code.

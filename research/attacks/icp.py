@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from axolotl_unlearn.attacks.registry import Array, Target, attack
 from axolotl_unlearn.engine.token_scoring import Query, check_length, encode_continuation
 from axolotl_unlearn.metrics.memorisation import loss
-from research.attacks.base import Array, Target, attack
 
 MASK = "___"
 SHARE = 0.5

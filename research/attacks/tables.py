@@ -16,9 +16,9 @@ from functools import partial
 
 import numpy as np
 
+from axolotl_unlearn.attacks.registry import Array, Target, attack
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import min_k
-from research.attacks.base import Array, Target, attack
 
 Row = Mapping[str, str]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from axolotl_unlearn.attacks.registry import Array, Target, attack
 from axolotl_unlearn.metrics.learned import text_features
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-from research.attacks.base import Array, Target, attack
 
 WEIGHTS = Path(__file__).with_name("transfer.json")
 #: Standard deviations beyond which a feature is cut.

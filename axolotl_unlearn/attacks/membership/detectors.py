@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from axolotl_unlearn.attacks.registry import Array, Target, attack
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.memorisation import TokenFacts
-from research.attacks.base import Array, Target, attack
 
 
 def binoculars(performer: torch.Tensor, observer: torch.Tensor, labels: torch.Tensor) -> float:

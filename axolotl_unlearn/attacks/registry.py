@@ -1,26 +1,32 @@
 """One protocol for attacks that ask whether a text was learned, and their registry.
 
 An attack is a function of a model and texts. It gives one number a text (high = rather a member),
-or features of a text from which a classifier learns, and says what it has to see of the model.
+or features of a text from which a classifier learns, and says what it has to see of the model. The
+files of `attacks.membership` are in the registry, and those of modules that are imported before
+(`axolotl-unlearn attack membership --extension`).
 
-Shape letters: N members, M non-members, T = N + M texts, F features, n tokens, V vocabulary.
+Shape letters: N members, M non-members, T = N + M texts, F features, n tokens, V vocabulary, B
+permutations.
 """
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from importlib import import_module
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from axolotl_unlearn.attacks.inside import told_by
+from axolotl_unlearn.attacks import membership as files
 from axolotl_unlearn.engine.token_scoring import Query, check_length, score_queries, text_queries
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import LEVEL, Clusters, auc, auc_interval
+from axolotl_unlearn.metrics.learned import FEATURES, MIN_TEXTS, PENALTY, learned_attack
 from axolotl_unlearn.metrics.membership import rank_test
 from axolotl_unlearn.metrics.memorisation import TokenFacts
 from axolotl_unlearn.models import input_device
@@ -74,7 +80,8 @@ class Target:
         if self.control is None:
             raise UnlearnError(
                 "this attack compares with a model that never saw the members; give it with "
-                "`--control`."
+                "`--control`.",
+                code="attack.no-control",
             )
         return self.control
 
@@ -82,7 +89,8 @@ class Target:
 @dataclass(frozen=True)
 class Outcome:
     """What an attack tells of two sets of texts: scores of those it was judged by (high = rather a
-    member), their AUC and its 95 % interval, p of "members and non-members are exchangeable"."""
+    member), their AUC and its 95 % interval, p of "members and non-members are exchangeable";
+    ``null`` ``[B]``: the AUC of each permutation of the labels, where p comes from them."""
 
     members: Array
     nonmembers: Array
@@ -90,6 +98,7 @@ class Outcome:
     low: float
     high: float
     p: float
+    null: Array | None = None
 
 
 #: Features ``[N, F]`` and ``[M, F]`` with the document of each text, to what they tell.
@@ -118,6 +127,15 @@ class Attack:
     control: bool = False
     default: bool = True
 
+    @property
+    def inside(self) -> bool:
+        """Whether it needs the weights: `attack inside` makes it, else `attack membership`."""
+        return self.access in ("hidden states", "gradients")
+
+    def __str__(self) -> str:
+        often = "" if self.default else " (if named)"
+        return f"{self.name}{often}: sees {self.access}; {self.cost}; {self.source}"
+
 
 REGISTRY: dict[str, Attack] = {}
 
@@ -132,6 +150,30 @@ def attack(name: str, access: Access, cost: str, source: str, **more: Any) -> Ca
         return look
 
     return decorate
+
+
+def attacks(extensions: Sequence[str] = ()) -> dict[str, Attack]:
+    """The registry, by what an attack has to see.
+
+    Args:
+        extensions: Modules with more attacks.
+
+    Raises:
+        UnlearnError: A module cannot be imported.
+    """
+    for found in pkgutil.iter_modules(files.__path__, f"{files.__name__}."):
+        import_module(found.name)
+    for name in extensions:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise UnlearnError(
+                f"--extension {name}: {error}; name a module of the working folder or an installed "
+                "one, with a point between package and module.",
+                code="attack.no-extension",
+            ) from error
+    order = get_args(Access)
+    return dict(sorted(REGISTRY.items(), key=lambda item: order.index(item[1].access)))
 
 
 def by_rank(members: Array, nonmembers: Array, clusters: Clusters = None) -> Outcome:
@@ -153,30 +195,24 @@ def by_learning(
     Out-of-fold scores depend on each other, so DeLong's interval would be too narrow. This one is
     the AUC less what permuted labels are from .5 (basic interval): it holds .5 exactly where the
     AUC lies among 95 % of the permutations, which are skewed to below .5.
-    """
-    found = told_by(members, nonmembers, documents, others, seed=seed)
-    ends = found.auc - (np.quantile(found.null, [(1 + LEVEL) / 2, (1 - LEVEL) / 2]) - 0.5)
-    low, high = (float(end) for end in ends.clip(0, 1))
-    return Outcome(found.members, found.nonmembers, found.auc, low, high, found.p)
-
-
-def measure(
-    one: Attack,
-    target: Target,
-    members: Sequence[str],
-    nonmembers: Sequence[str],
-    documents: Sequence[Hashable],
-    others: Sequence[Hashable],
-) -> Outcome:
-    """One attack on one model.
 
     Raises:
-        UnlearnError: It cannot be made here, or a score is not finite.
+        UnlearnError: Nothing can be learned, or no permutation exchanges documents.
     """
-    values = np.asarray(one.look(target, [*members, *nonmembers]), float)
-    if not np.isfinite(values).all():
-        raise UnlearnError("some scores are NaN or infinite; load the model with --dtype float32.")
-    n = len(members)
-    if one.judge is not None:
-        return one.judge(values[:n], values[n:], documents, others, target.seed)
-    return by_rank(values[:n], values[n:], (documents, others))
+    # As many features as there are; those on token scores count as they do.
+    penalty = PENALTY * max(1.0, members.shape[1] / FEATURES)
+    found = learned_attack(members, nonmembers, documents, others, penalty=penalty, seed=seed)
+    if found is None:
+        raise UnlearnError(
+            f"fewer than {MIN_TEXTS} texts of a kind to learn from: add rows.",
+            code="attack.few-texts",
+        )
+    if found.p is None:
+        raise UnlearnError(
+            "no document of member.jsonl has as many rows as one of nonmember.jsonl, so chance "
+            "cannot exchange them: give both one row a document.",
+            code="attack.no-exchange",
+        )
+    ends = found.auc - (np.quantile(found.null, [(1 + LEVEL) / 2, (1 - LEVEL) / 2]) - 0.5)
+    low, high = (float(end) for end in ends.clip(0, 1))
+    return Outcome(found.members, found.nonmembers, found.auc, low, high, found.p, found.null)

@@ -13,11 +13,11 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from scipy.stats import ttest_ind
 
+from axolotl_unlearn.attacks.registry import Array, Outcome, Target, attack
 from axolotl_unlearn.data.documents import Answer
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import auc, auc_interval
 from axolotl_unlearn.metrics.memorisation import TokenFacts, compressed_bytes, loss
-from research.attacks.base import Array, Outcome, Target, attack
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 #: Share of the texts beyond each of the two ends that outliers are clipped to.
@@ -62,7 +62,9 @@ def judge(
     kept = [np.flatnonzero(~half) for half in learned]
     names = [[side[i] for i in k] for side, k in zip((documents, others), kept, strict=True)]
     if min(len(set(side)) for side in names) < LEAST:
-        raise UnlearnError(f"this attack needs {2 * LEAST} documents of each kind.")
+        raise UnlearnError(
+            f"this attack needs {2 * LEAST} documents of each kind.", code="attack.few-documents"
+        )
     inside, outside = members[learned[0]], nonmembers[learned[1]]
     both = np.concatenate([inside, outside])
     low, high = np.quantile(both, [CLIPPED, 1 - CLIPPED], axis=0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from axolotl_unlearn.attacks.registry import Array, Target, attack
 from axolotl_unlearn.metrics.membership import attack_scores
-from research.attacks.base import Array, Target, attack
 
 SOURCES = {
     "loss": ("label log-probs", "Yeom et al., arXiv 1709.01604"),

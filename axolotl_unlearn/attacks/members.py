@@ -1,0 +1,335 @@
+"""Membership attacks that are asked for, on a model, with intervals and p-values.
+
+What could not be measured is said and is never good news. The verdict reads the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import norm
+
+from axolotl_unlearn.attacks.registry import Attack, Outcome, Target, by_rank
+from axolotl_unlearn.attacks.results import grid
+from axolotl_unlearn.attacks.target import bound_to, find_side
+from axolotl_unlearn.data.documents import author_of, read_documents
+from axolotl_unlearn.data.records import document_id, read_rows
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.sets import data_digests, find_file, load_sets
+from axolotl_unlearn.metrics.intervals import LEVEL, auc_gap, holm, smallest_difference
+from axolotl_unlearn.metrics.membership import (
+    MIN_TEXTS,
+    blind_baselines,
+    blind_sentence,
+    told_documents,
+    tpr_at_fpr,
+)
+from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer, parse_models
+
+#: (id, text) of each.
+Documents = Sequence[tuple[str, str]]
+#: Of each member and of each non-member.
+Groups = tuple[Sequence[str], Sequence[str]]
+#: Names of the groups of `by_date`.
+NEAR, FAR = "near the cut-off", "far from it"
+TITLES = {"membership": "Attacks on membership", "inside": "Looking inside"}
+
+
+def chosen(known: Mapping[str, Attack], text: str | None, inside: bool = False) -> list[Attack]:
+    """The attacks that `--attacks` names; None: those made by default; "all": every one."""
+    if text is None or text.strip() == "all":
+        return [one for one in known.values() if one.inside == inside and (one.default or text)]
+    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if unknown := [name for name in names if name not in known]:
+        raise UnlearnError(
+            f"--attacks: there is no attack {unknown[0]!r}; there are {', '.join(known)}.",
+            code="attack.unknown",
+        )
+    if not names:
+        raise UnlearnError(
+            "--attacks names no attack; leave it out for the default ones.", code="attack.none"
+        )
+    return [known[name] for name in names]
+
+
+def attack_model(
+    target: Target,
+    members: Documents,
+    nonmembers: Documents,
+    attacks: Sequence[Attack],
+    groups: Groups | None = None,
+) -> dict[str, Any]:
+    """Each attack judged, with a control against it.
+
+    Members of a group are also judged against non-members of it, because an average hides a
+    minority that leaks more (arXiv 2412.08559).
+
+    Returns:
+        ``tests`` by title: auc, low, high (95 %), p (of the difference from the control where there
+        is one; before any correction), p_corrected (Holm's over all tests here), n, tpr_at_1, what
+        the attack sees, and with a control ``control`` (its AUC) and ``difference`` {value, low,
+        high}; ``missing``: titles of what could not be made, ``reasons`` of each; ``documents``:
+        `by_document`; ``status``.
+    """
+    sides = [[text for _, text in side] for side in (members, nonmembers)]
+    # What a text is not independent of: its author, else its document.
+    clusters = tuple(
+        [author_of(text) or document_id(name) for name, text in side]
+        for side in (members, nonmembers)
+    )
+    tests: dict[str, dict[str, Any]] = {}
+    missing: dict[str, str] = {}
+    scores: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for one in attacks:
+        about = {"access": one.access, "cost": one.cost, "source": one.source}
+        judge = _ranked if one.judge is None else _learned
+        try:
+            pairs = [_look(one, target, sides)]
+            if target.control is not None and not one.control:
+                pairs.append(_look(one, target.control, sides))
+            tests[one.name] = about | judge(one, pairs, clusters, target.seed)
+        except UnlearnError as error:
+            missing[one.name] = str(error)
+            continue
+        if one.judge is not None:
+            continue
+        apart = [a - b for a, b in zip(*pairs, strict=True)] if pairs[1:] else pairs[0]
+        scores[one.name] = tuple(apart)
+        for group, places in _places(groups).items():
+            title = f"{one.name} in group {group}"
+            if min(map(len, places)) < MIN_TEXTS:
+                missing[title] = f"fewer than {MIN_TEXTS} members or non-members"
+                continue
+            some = [tuple(side[p] for side, p in zip(pair, places, strict=True)) for pair in pairs]
+            names = tuple([side[i] for i in p] for side, p in zip(clusters, places, strict=True))
+            tests[title] = about | _ranked(one, some, names, target.seed)
+    corrected = holm([row["p"] for row in tests.values()]) if tests else ()
+    for row, p in zip(tests.values(), corrected, strict=True):
+        row["p_corrected"] = float(p)
+    found = {"tests": tests, "missing": [*missing], "reasons": missing}
+    found["documents"] = by_document(members, scores)
+    return found | {"status": status(found)}
+
+
+def _look(one: Attack, target: Target, sides: Sequence[Sequence[str]]) -> tuple[Any, Any]:
+    """Scores or features of members and of non-members."""
+    values = np.asarray(one.look(target, [*sides[0], *sides[1]]), float)
+    if not np.isfinite(values).all():
+        raise UnlearnError(
+            "some scores are NaN or infinite; load the model with --dtype float32.",
+            code="attack.not-finite",
+        )
+    return values[: len(sides[0])], values[len(sides[0]) :]
+
+
+def _ranked(_: Attack, pairs: Sequence[tuple], clusters: tuple, __: int) -> dict[str, Any]:
+    row = _figures(by_rank(*pairs[0], clusters))
+    if pairs[1:]:
+        gap = auc_gap(*pairs, clusters)
+        row |= _against(by_rank(*pairs[1], clusters).auc, gap.value, gap.interval(LEVEL), gap.p)
+    return row
+
+
+def _learned(one: Attack, pairs: Sequence[tuple], clusters: tuple, seed: int) -> dict[str, Any]:
+    """With a control p is of the attack on the differences from its features: what makes a text
+    unusual for every model cancels."""
+    own = one.judge(*pairs[0], *clusters, seed)
+    row = _figures(own)
+    if pairs[1:]:
+        if pairs[0][0].shape != pairs[1][0].shape:
+            raise UnlearnError(
+                "model and control are of different architectures; the control of this attack has "
+                "to be of the same.",
+                code="attack.other-shape",
+            )
+        apart = [a - b for a, b in zip(*pairs, strict=True)]
+        other, knowing = (one.judge(*pair, *clusters, seed) for pair in (pairs[1], apart))
+        row |= {"p": knowing.p, "control": other.auc, "knowing_it": knowing.auc}
+        if own.null is not None:  # the same permutations under both
+            value = own.auc - other.auc
+            error = float((own.null - other.null).std(ddof=1)) * norm.ppf((1 + LEVEL) / 2)
+            row |= _against(other.auc, value, (value - error, value + error), knowing.p)
+    return row
+
+
+def _figures(seen: Outcome) -> dict[str, Any]:
+    figures = {key: float(getattr(seen, key)) for key in ("auc", "low", "high", "p")}
+    counts = [len(seen.members), len(seen.nonmembers)]
+    return figures | {"tpr_at_1": tpr_at_fpr(seen.members, seen.nonmembers, 0.01), "n": counts}
+
+
+def _against(control: float, value: float, ends: tuple[float, float], p: float) -> dict[str, Any]:
+    gap = {"value": float(value), "low": float(ends[0]), "high": float(ends[1])}
+    return {"control": float(control), "difference": gap, "p": float(p)}
+
+
+def by_document(
+    members: Documents, scores: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> dict[str, dict[str, Any]]:
+    """p and side of each member document by all attacks that rank (`told_documents`); of several
+    texts of a document the smallest p times their number."""
+    if not scores:
+        return {}
+    one = told_documents(*({name: pair[i] for name, pair in scores.items()} for i in (0, 1)))
+    names = [document_id(name) for name, _ in members]
+    found: dict[str, dict[str, Any]] = {}
+    for i, name in enumerate(names):
+        p = min(1.0, float(one.p[i]) * names.count(name))
+        if name not in found or p < found[name]["p"]:
+            found[name] = {"p": p, "side": one.side[i]}
+    return found
+
+
+def _places(groups: Groups | None) -> dict[str, list[list[int]]]:
+    """Of each group the numbers of its members and of its non-members."""
+    return {
+        group: [[i for i, one in enumerate(side) if one == group] for side in groups]
+        for group in (sorted({*groups[0], *groups[1]}) if groups else ())
+    }
+
+
+def by_date(members: Sequence[str], nonmembers: Sequence[str]) -> Groups:
+    """Regression discontinuity (arXiv 2406.17975): which texts lie next to the date of the cut-off.
+
+    Members older than all non-members differ from them by their time, whatever the model is. Next
+    to the cut-off they differ least: there stand the later half of the older side and the earlier
+    half of the other one. The paper takes a window of time; the halves are ours.
+
+    Args:
+        members, nonmembers: Dates in one form that sorts as text does (ISO 8601).
+    """
+    ranks = np.unique([*members, *nonmembers], return_inverse=True)[1]
+    older, newer = np.median(ranks[: len(members)]), np.median(ranks[len(members) :])
+
+    def side(dates: Sequence[str], latest: bool) -> list[str]:
+        order = sorted(range(len(dates)), key=dates.__getitem__, reverse=latest)
+        near = set(order[: (len(dates) + 1) // 2])
+        return [NEAR if i in near else FAR for i in range(len(dates))]
+
+    return side(members, older <= newer), side(nonmembers, older > newer)
+
+
+def groups_of(data_dir: Path, limit: int | None = None) -> Groups | None:
+    """By the field ``group`` of the rows, else by ``date`` (`by_date`) where all have one."""
+    rows = [
+        [row for _, row in read_rows(find_side(data_dir, side))][:limit]
+        for side in ("member", "nonmember")
+    ]
+    names = tuple([str(row.get("group", "none")) for row in side] for side in rows)
+    if len({*names[0], *names[1]}) > 1:
+        return names
+    if all("date" in row for side in rows for row in side):
+        return by_date(*([str(row["date"]) for row in side] for side in rows))
+    return None
+
+
+def blind(
+    members: Documents, nonmembers: Documents, groups: Groups | None = None
+) -> dict[str, Any]:
+    """What the texts alone tell, without a model, and the warning about it; in each group too."""
+    sides = [[text for _, text in side] for side in (members, nonmembers)]
+    found = blind_baselines(*sides)
+    told: dict[str, Any] = {
+        "baselines": {name: asdict(one) for name, one in found.items()},
+        "warning": blind_sentence(found),
+    }
+    for name, places in _places(groups).items():
+        some = [[side[i] for i in one] for side, one in zip(sides, places, strict=True)]
+        if min(map(len, some)) >= MIN_TEXTS:
+            inner = {one: asdict(base) for one, base in blind_baselines(*some).items()}
+            told.setdefault("groups", {})[name] = inner
+    return told
+
+
+def status(found: Mapping[str, Any]) -> str:
+    """ "told", "not told", or "open": nothing told, but an attack is missing."""
+    if any(one["p_corrected"] < 1 - LEVEL for one in found["tests"].values()):
+        return "told"
+    return "not told" if found["tests"] and not found["missing"] else "open"
+
+
+def sentence(model: str, found: Mapping[str, Any]) -> str:
+    """What the attacks say of a model, in words."""
+    tests, figures = found["tests"], ""
+    if tests:
+        name = min(tests, key=lambda n: (tests[n]["p_corrected"], -abs(tests[n]["auc"] - 0.5)))
+        row = tests[name]
+        figures = f" ({name}: AUC {row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}], p "
+        figures += f"{row['p_corrected']:.2g} after Holm over {len(tests)} tests)"
+    what = "no attack that was made tells members" if tests else "no attack was made"
+    if found["status"] == "told":
+        what = "members are told from texts never seen"
+    text = f"{model}: {what}{figures}"
+    if found["missing"]:
+        text += f"; not measured: {', '.join(found['missing'])}"
+        text += ", so this is no evidence of forgetting" if found["status"] == "open" else ""
+    return text + "."
+
+
+def said(file: Mapping[str, Any]) -> list[Any]:
+    """What `attack_models` found of a model, as a table and sentences."""
+    heads = ("AUC", "interval", "control", "p", "smallest")
+    made = grid(f"{file['title']}: {file['model']}", heads, "attack", "sees")
+    for name, one in file["tests"].items():
+        control, p = one.get("control"), one["p_corrected"]
+        made.add_row(
+            name,
+            one["access"],
+            f"{one['auc']:.2f}",
+            f"{one['low']:.2f}, {one['high']:.2f}",
+            "" if control is None else f"{control:.2f}",
+            f"[red]{p:.2g}[/]" if p < 1 - LEVEL else f"{p:.2g}",
+            f"{smallest_difference(one['low'], one['high'], len(file['tests'])):.2f}",
+        )
+    made.caption = (
+        "95 % intervals over documents; p (with a control: of the difference from it) after Holm "
+        "over all; smallest: the difference from 0.5 that these texts would show in four of five "
+        "data sets."
+    )
+    why = (f"Not measured: {name} ({one})" for name, one in file["reasons"].items())
+    return [made, *why, file["sentence"], *filter(None, [file["blind"]["warning"]])]
+
+
+def attack_models(
+    models: Sequence[str],
+    attacks: Sequence[Attack],
+    *,
+    kind: str,
+    data_dir: Path,
+    control: str | None,
+    limit: int | None,
+    seed: int,
+    device: str,
+    dtype: str,
+    join: str = " ",
+) -> list[dict[str, Any]]:
+    """What the file of each model holds; ``kind``: "membership" or "inside"."""
+    if limit is not None and limit < 1:
+        raise UnlearnError(f"--limit is {limit}; it must be 1 or more.", code="attack.limit")
+    specs = parse_models([*models, *([control] if control else [])])
+    sets = load_sets(data_dir, parts=("mia",), join=join)
+    sides = (sets.member[:limit], sets.nonmember[:limit])
+    retain = find_file(data_dir, "retain")
+    retained = [text for _, text in read_documents(retain)][:200] if retain else []
+    groups = groups_of(data_dir, limit)
+    alone, digests = blind(*sides, groups), data_digests(data_dir, ("member", "nonmember"))
+
+    def load(spec: ModelSpec, other: Target | None = None) -> Target:
+        model = load_model(spec, dtype=getattr(torch, dtype), device=device)
+        return Target(model, load_tokenizer(spec), other, retained, seed)
+
+    against, made = load(specs[-1]) if control else None, []
+    for spec in specs[: len(models)]:
+        found = attack_model(load(spec, against), *sides, attacks, groups)
+        names = {"model": spec.name, "control": specs[-1].name if control else None}
+        facts = {"data_dir": str(data_dir), "seed": seed, "blind": alone}
+        facts |= bound_to(spec, specs[-1] if control else None) | {"data": digests}
+        counts = {"members": len(sides[0]), "nonmembers": len(sides[1])}
+        facts |= {"attack": kind, "title": TITLES[kind], "sentence": sentence(spec.name, found)}
+        made.append(names | counts | facts | found)
+    return made

@@ -1,0 +1,378 @@
+"""Membership attacks: each by hand, none tells texts drawn alike, and the whole commands."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from attack_models import (
+    build,
+    facts,
+    make_members,
+    missed_nulls,
+    payments,
+    target,
+    texts,
+    tokenizer,
+)
+from fault_codes import fails
+from numpy.testing import assert_allclose
+
+from axolotl_unlearn.attacks.members import (
+    FAR,
+    NEAR,
+    attack_model,
+    blind,
+    by_date,
+    chosen,
+    sentence,
+)
+from axolotl_unlearn.attacks.membership import dataset_inference as di
+from axolotl_unlearn.attacks.membership import inside
+from axolotl_unlearn.attacks.membership.detectors import binoculars, curvature
+from axolotl_unlearn.attacks.registry import Target, attack, attacks, by_rank
+from axolotl_unlearn.metrics.results import whole
+
+REGISTRY = attacks()
+#: A module that adds an attack, as a user would write it.
+MINE = """
+import numpy as np
+from axolotl_unlearn.attacks.registry import attack
+
+@attack("worst_token", "label log-probs", "1 forward", "ours: the least likely token of a text")
+def worst_token(target, texts):
+    return np.array([facts.logp.min() for facts in target.facts(texts)])
+"""
+
+
+@pytest.fixture(scope="module")
+def place():
+    return make_members()
+
+
+def run(*arguments):
+    from click.testing import CliRunner
+
+    from axolotl_unlearn.cli import unlearn
+
+    return CliRunner().invoke(unlearn, ["attack", *map(str, arguments)])
+
+
+def said(outcome) -> str:
+    return " ".join(outcome.output.split())
+
+
+def test_binoculars_by_hand():
+    """q = (.8, .2) says y_0: loss -ln .8 = .2231; p = (.5, .5): cross -(ln .8 + ln .2) / 2 = .9163;
+    ratio .2435. With q = (.5, .5) both are ln 2, whatever p is."""
+    q, p = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    assert_allclose(binoculars(q, p, torch.tensor([0])), 0.22314 / 0.91629, rtol=1e-4)
+    assert_allclose(binoculars(p, q, torch.tensor([1])), 1.0, rtol=1e-6)
+
+
+def test_curvature_by_hand():
+    """(-1 - 2 + 2 + 4) / sqrt(9 + 16) = 3 / 5."""
+    assert_allclose(curvature(facts([-1, -2], [-2.0, -4.0], [3.0, 4.0])), 0.6)
+    assert curvature(facts([0.0], 0.0, 0.0)) == 0.0
+
+
+def test_drift_by_hand():
+    """Loss 1 to 1.5; logits (0, 0) to (3, 4): 5; state (1, 0) to (0, 1): sqrt 2, cosine 0, and -1
+    along the first axis."""
+    old = (torch.zeros(1, 2), [torch.tensor([[1.0, 0.0]])], torch.tensor(1.0))
+    new = (torch.tensor([[3.0, 4.0]]), [torch.tensor([[0.0, 1.0]])], torch.tensor(1.5))
+    found = inside.drift(old, new, torch.tensor([[1.0, 0.0]]))
+    assert_allclose(found, [math.log(0.5), math.log(5), math.log(2) / 2, 1, -1], rtol=1e-5)
+
+
+def test_a_step_of_gdrift_is_one_of_ascent_and_leaves_the_weights():
+    """To first order the loss rises by STEP times the squared norm of its gradient."""
+    model, tok = build(payments(8, 4), 20), tokenizer()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = inside.g_drift(Target(model, tok), ["Ada of Bath paid 12 to Ben"])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    ids = torch.tensor([tok("Ada of Bath paid 12 to Ben")["input_ids"]])
+    loss = model(input_ids=ids, labels=ids).loss
+    norm = sum((g**2).sum() for g in torch.autograd.grad(loss, list(model.parameters())))
+    assert_allclose(math.exp(found[0, 0]), inside.STEP * float(norm), rtol=0.2)
+    with fails("attack.not-float32"):
+        inside.g_drift(Target(model.to(torch.bfloat16), tok), ["Ada of Bath"])
+
+
+def test_features_of_dataset_inference_by_hand():
+    """Losses 1, 2, 3, 4: mean 2.5; lowest 1, and (1 + 2) / 2 from half of them on; highest 4, 3.5.
+    A changed text of loss 5: ratio .5, difference -2.5."""
+    found = di.features(facts([-1, -3, -4, -2]), "abc", facts([-5]), facts([-5]))
+    assert_allclose(found[0], math.exp(2.5))
+    assert_allclose(found[2:16], [1, 4] * 5 + [1.5, 3.5] * 2)
+    assert_allclose(found[16:], [0.5, -2.5] * 2)
+
+
+def test_dataset_inference_learns_from_one_half_and_keeps_documents_whole():
+    rng = np.random.default_rng(0)
+    documents = [f"d{i // 2}" for i in range(40)]
+    half = di.halves(documents, rng)
+    assert half.sum() == 20 and all(half[::2] == half[1::2])
+    apart = [rng.normal(mean, 1, (40, 3)) for mean in (1, 0)]
+    found = di.judge(*apart, documents, [f"o{i}" for i in range(40)])
+    assert found.p < 0.001 and found.low > 0.5 and len(found.members) == 20
+    with fails("attack.few-documents"):
+        di.judge(*apart, ["d"] * 40, documents)
+
+
+def test_inside_features_by_hand():
+    """Against one forward and backward of each text; of an answer its own tokens count."""
+    from axolotl_unlearn.data.documents import Answer
+
+    model, tok = build(payments(4, 1), 3, hidden_size=32), tokenizer()
+    asked = ["Ada of Bath paid 12", Answer(" paid 12 to Ben", prompt="Ada of Bath")]
+    found = [look(Target(model, tok), asked) for look in (inside.states, inside.gradients)]
+    assert not any(p.requires_grad is False for p in model.parameters())
+    names = [n for n, w in model.named_parameters() if w.dim() == 2 and n.startswith("model.l")]
+    weights = dict(model.named_parameters())
+    for number, query in enumerate(Target(model, tok).queries(asked)):
+        ids, start = torch.tensor([list(query.ids)]), query.times[0]
+        output = model(input_ids=ids, output_hidden_states=True)
+        layers = [layer[0, start:-1].detach() for layer in output.hidden_states[1:]]
+        mean = torch.cat([v for s in layers for v in (s.mean(0), s.std(0, correction=0))])
+        assert found[0][number] == pytest.approx(mean.numpy(), abs=2e-6)
+        loss = torch.nn.functional.cross_entropy(output.logits[0, start:-1], ids[0, start + 1 :])
+        gradients = torch.autograd.grad(loss, [weights[name] for name in names])
+        norms = [gradient.norm().log().item() for gradient in gradients]
+        assert found[1][number] == pytest.approx(norms, abs=1e-4)
+
+
+def test_experts_that_get_no_row_have_a_gradient_of_nothing():
+    """The shared expert of Qwen2-MoE has one; fused experts are no linear layers."""
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2MoeConfig(
+        vocab_size=len(tokenizer()), hidden_size=16, intermediate_size=16,
+        moe_intermediate_size=8, shared_expert_intermediate_size=8, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, num_experts=2, num_experts_per_tok=1,
+    )  # fmt: skip
+    model = Qwen2MoeForCausalLM(config).eval()
+    found = inside.gradients(Target(model, tokenizer()), ["Ada of Bath", "Ben"])
+    assert np.isfinite(found).all() and len(found) == 2
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_texts_drawn_alike_are_not_told(name):
+    """A model that saw neither side: of four data sets at most one interval misses .5."""
+    assert missed_nulls(REGISTRY[name]) <= 1
+
+
+def test_the_interval_of_the_difference_is_as_wide_as_chance():
+    """Two models that never saw either side, 100 data sets: DeLong's excluded 0 in a quarter."""
+    from axolotl_unlearn.attacks.members import _learned
+
+    rng, missed = np.random.default_rng(0), 0
+    few = replace(REGISTRY["states"], judge=_quick)
+    for _ in range(100):
+        shared = rng.normal(0, 1, (160, 60))
+        pairs = [tuple(np.split(shared + rng.normal(0, 1, shared.shape), [40])) for _ in range(2)]
+        gap = _learned(few, pairs, (list(range(40)), list(range(120))), 0)["difference"]
+        missed += not gap["low"] <= 0 <= gap["high"]
+    assert missed <= 11  # 5 expected; more than 11 in 1 of 200
+
+
+def _quick(members, nonmembers, *_):
+    from axolotl_unlearn.attacks.registry import Outcome
+    from axolotl_unlearn.metrics.learned import learned_attack
+
+    one = learned_attack(members, nonmembers, repeats=1, permutations=199, penalty=0.3)
+    return Outcome(one.members, one.nonmembers, one.auc, 0.0, 1.0, one.p, one.null)
+
+
+def test_the_commands_tell_members_of_what_was_trained_on_them(place):
+    """Each writes a file that the verdict reads, bound to weights, data and code."""
+    shared = ("--control", place / "retrained", "--data", place / "data", "--out", place / "eval")
+    files = {}
+    for kind in ("membership", "inside"):
+        outcome = run(kind, place / "original", *shared)
+        assert outcome.exit_code == 0, outcome.output
+        file = files[kind] = json.loads((place / f"eval/{kind}-original.json").read_text("utf-8"))
+        assert whole(file) and file["status"] == "told" and not file["missing"]
+        assert file["sentence"] in said(outcome) and file["blind"]["baselines"]
+        assert len(file["weights"]) == len(file["control_weights"]) == 64 and file["code"]
+        assert set(file["data"]) == {"member", "nonmember"}
+    tests = files["membership"]["tests"] | files["inside"]["tests"]
+    assert set(tests) >= set(REGISTRY)
+    for name in ("loss", "reference", "binoculars", "states", "gradients", "g_drift"):
+        assert tests[name]["auc"] > 0.65 and tests[name]["p_corrected"] < 0.06, (name, tests[name])
+    for name in ("loss", "gradients", "states"):
+        assert tests[name]["control"] < 0.65 and tests[name]["difference"]["low"] > 0
+    assert "control" not in tests["reference"] and tests["dataset_inference"]["p"] < 0.1
+    # Document by document, for the audit: those that were trained on lie on the known side.
+    told = files["membership"]["documents"]
+    assert len(told) == 30 and min(one["p"] for one in told.values()) < 0.1
+    assert sum(one["side"] == "under" for one in told.values()) > len(told) / 2
+
+
+def test_with_a_control_p_is_of_the_difference():
+    """A paired difference of .0 has p 1 however well texts are told; learners see differences."""
+    rng = np.random.default_rng(0)
+    scores, features = rng.normal(size=80), rng.normal(size=(80, 3))
+    scores[:40] += 3
+    features[:40] += 3
+    ranks = replace(REGISTRY["loss"], name="ranks", look=lambda *_: scores)
+    learns = replace(REGISTRY["states"], name="learns", look=lambda *_: features)
+    sides = [[(f"{side}{i}", f"text {i}") for i in range(40)] for side in "mn"]
+    alone = attack_model(Target(None, None), *sides, [ranks, learns])["tests"]
+    both = attack_model(Target(None, None, Target(None, None)), *sides, [ranks, learns])["tests"]
+    for name in ("ranks", "learns"):
+        assert alone[name]["p"] < 0.01 and both[name]["p"] == 1.0
+        assert both[name]["control"] == both[name]["auc"] == alone[name]["auc"]
+        gap = both[name]["difference"]
+        assert gap["low"] <= gap["value"] == 0 <= gap["high"]
+
+
+def test_what_is_not_measured_is_no_good_news(place):
+    shared = ("--data", place / "data", "--out", place / "alone")
+    outcome = run("membership", place / "retrained", "--attacks", "loss,binoculars", *shared)
+    assert outcome.exit_code == 0, outcome.output
+    assert "Not measured: binoculars" in said(outcome)
+    assert "this is no evidence of forgetting" in said(outcome)
+    one = json.loads((place / "alone/membership-retrained.json").read_text("utf-8"))
+    assert one["status"] == "open" and one["missing"] == ["binoculars"]
+    assert "--control" in one["reasons"]["binoculars"] and "control_weights" not in one
+    assert one["tests"]["loss"]["p_corrected"] == one["tests"]["loss"]["p"]
+    outcome = run("inside", "--list")
+    assert outcome.exit_code == 0 and "2604.00419" in outcome.output
+    assert "loss" not in outcome.output
+
+
+def test_an_attack_of_ones_own_is_a_module(place, tmp_path, monkeypatch):
+    """It stands in the file beside the others, and the verdict reads it there."""
+    (tmp_path / "my_attack.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("membership", place / "original", "--extension", "my_attack", "--attacks",
+             "worst_token,loss", "--data", place / "data", "--out", tmp_path)  # fmt: skip
+    outcome = run(*words)
+    assert outcome.exit_code == 0, outcome.output
+    file = json.loads((tmp_path / "membership-original.json").read_text("utf-8"))
+    assert set(file["tests"]) == {"worst_token", "loss"} and whole(file)
+    assert file["tests"]["worst_token"]["auc"] > 0.7
+
+
+@pytest.mark.parametrize("code, words, spoil", [
+    ("attack.no-model", ["membership"], None),
+    ("attack.unknown", ["membership", "retrained", "--attacks", "loss,los"], None),
+    ("attack.none", ["membership", "retrained", "--attacks", ","], None),
+    ("attack.no-extension", ["membership", "retrained", "--extension", "no.such"], None),
+    ("attack.limit", ["inside", "retrained", "--limit", "0"], None),
+])  # fmt: skip
+def test_faults(place, code, words, spoil):
+    from axolotl_unlearn.cli.attack import command
+
+    words = [str(place / w) if w == "retrained" else w for w in words]
+    with fails(code):
+        command.main([*words, "--data", str(place / "data")], standalone_mode=False)
+
+
+@pytest.mark.parametrize("reason, made", [
+    ("one row a document", lambda data: (data / "member.jsonl").write_text("".join(
+        json.dumps(row | {"id": f"d{i // 2}sc{1 + i % 2}"}) + "\n"
+        for i, row in enumerate(payments(30, 1))), "utf-8")),
+    ("fewer than 20 texts", lambda data: None),
+])  # fmt: skip
+def test_what_cannot_be_learned_is_missing(place, tmp_path, reason, made):
+    data = tmp_path / "data"
+    data.mkdir()
+    for path in (place / "data").iterdir():
+        (data / path.name).write_bytes(path.read_bytes())
+    made(data)
+    words = ("inside", place / "retrained", "--attacks", "states", "--data", data)
+    limit = ("--limit", 15) if "20" in reason else ()
+    outcome = run(*words, "--out", tmp_path / "eval", *limit)
+    assert reason in said(outcome)
+    file = json.loads((tmp_path / "eval/inside-retrained.json").read_text("utf-8"))
+    assert file["missing"] == ["states"] and whole(file)
+
+
+def test_a_model_that_overflows_or_has_another_shape_is_missing(place):
+    model = target("retrained").model
+    small = build(payments(4, 1), 1, hidden_size=32)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.fill_(1e38)  # overflows at the first product
+    sides = texts(payments(25, 1)), texts(payments(25, 2))
+    tok, some = tokenizer(), [REGISTRY["states"]]
+    found = attack_model(Target(model, tok), *sides, some)
+    assert "NaN" in found["reasons"]["states"] and found["status"] == "open"
+    assert "no attack was made" in sentence("m", found)
+    found = attack_model(Target(target("retrained").model, tok, Target(small, tok)), *sides, some)
+    assert "different architectures" in found["reasons"]["states"]
+
+
+def test_clusters_count_as_one():
+    """Ten texts of one author are one: the interval is wide, p is large."""
+    members, others = np.repeat([1.0, 0.2], 10), np.repeat([0.0, 0.1, 0.3], 10)
+    alone = by_rank(members, others)
+    found = by_rank(members, others, ([i // 10 for i in range(20)], [i // 10 for i in range(30)]))
+    assert found.auc == alone.auc and alone.p < 0.01 < 0.1 < found.p and found.low < alone.low
+
+
+def test_the_registry():
+    assert [one.name for one in chosen(REGISTRY, None)] == [
+        name for name, one in REGISTRY.items() if not one.inside
+    ]
+    with pytest.raises(ValueError, match="already"):
+        attack("loss", "text", "none", "none")(lambda *_: None)
+    assert all(one.source and one.cost for one in REGISTRY.values())
+
+
+def test_a_minority_that_leaks_is_judged_by_itself():
+    """A group of 12 among 40 is told, the others not; a group of 2 is not measured."""
+    rng = np.random.default_rng(1)
+    groups = ["rare"] * 12 + ["few"] * 2 + ["most"] * 26
+    scores = rng.normal(size=80)
+    scores[:12] += 3
+    sides = [[(f"{side}{i}", f"text {i}") for i in range(40)] for side in "mn"]
+    made_up = replace(REGISTRY["loss"], name="made_up", look=lambda *_: scores)
+    found = attack_model(Target(None, None), *sides, [made_up], (groups, groups))
+    rare, most = (found["tests"][f"made_up in group {name}"] for name in ("rare", "most"))
+    assert rare["p_corrected"] < 0.01 and rare["auc"] > 0.9
+    assert most["low"] <= 0.5 <= most["high"]
+    assert rare["p_corrected"] == pytest.approx(3 * rare["p"])  # Holm, three tests
+    assert found["status"] == "told" and "made_up in group rare" in sentence("m", found)
+    assert found["missing"] == ["made_up in group few"]
+
+
+def test_texts_next_to_the_cut_off():
+    """The later half of the older side, the earlier half of the newer; either side may be older."""
+    old, new = ["2020", "2022", "2021"], ["2026-05", "2023", "2025", "2024"]
+    told = [FAR, NEAR, NEAR], [FAR, NEAR, FAR, NEAR]
+    assert by_date(old, new) == told and by_date(new, old) == told[::-1]
+
+
+def test_baselines_next_to_the_cut_off_see_less_of_the_time():
+    """Texts grow with the years, members are older: far from the cut-off length tells all."""
+    rng = np.random.default_rng(0)
+    years = [list(range(1900, 1960)), list(range(1960, 2020))]
+    sides = [
+        [(f"{y}", "word " * int(y - 1890 + rng.normal(0, 30) + 60)) for y in side] for side in years
+    ]
+    found = blind(*sides, by_date(*([str(y) for y in side] for side in years)))
+    far, near = (abs(found["groups"][name]["length"]["auc"] - 0.5) for name in (FAR, NEAR))
+    assert far > 0.4 > near + 0.1 and found["baselines"]["length"]["separates"]
+
+
+@pytest.mark.parametrize("field", ["group", "date"])
+def test_groups_are_read_from_the_rows(place, tmp_path, field):
+    for side in ("member", "nonmember"):
+        rows = map(json.loads, (place / "data" / f"{side}.jsonl").read_text("utf-8").splitlines())
+        value = {"group": "ab", "date": ["2019"] * 2 if side == "member" else ["2020"] * 2}[field]
+        lines = [json.dumps(row | {field: value[i % 2]}) + "\n" for i, row in enumerate(rows)]
+        (tmp_path / f"{side}.jsonl").write_text("".join(lines), "utf-8")
+    outcome = run("membership", place / "original", "--attacks", "loss", "--data", tmp_path,
+                  "--out", tmp_path)  # fmt: skip
+    assert outcome.exit_code == 0, outcome.output
+    found = json.loads((tmp_path / "membership-original.json").read_text("utf-8"))
+    names = "ab" if field == "group" else (NEAR, FAR)
+    assert [found["tests"][f"loss in group {name}"]["n"] for name in names] == [[15, 20], [15, 20]]
+    assert set(found["blind"]["groups"]) == set(names)
