@@ -47,7 +47,7 @@ def table(demo: Path, out: Path) -> dict[str, Kind]:
     stages: dict[str, Kind] = {"rows": Make(rows, "rows.json", settings=list(FIELDS))}
     for name in FIELDS:
         words = ("--data", out / name, "--out", out / name, "--attacks", ATTACKS)
-        file = f"{name}/membership.json"
+        file = f"{name}/membership-merged.json"
         stages[name] = attack("membership", *words, file=file, needs=("rows",))
     words = ("--data", demo / "data", "--original", f"original={demo / 'memorised'}")
     stages["traces"] = attack("traces", *words, "--out", out / "traces", file="traces/traces.json")
@@ -59,13 +59,12 @@ def main() -> None:
     Plan("groups", out, table(demo, out), environment=CPU, threads=1).job.run()
     rows = []
     for field in FIELDS:
-        found = json.loads((out / field / "membership.json").read_text("utf-8"))
-        for attack, one in found["models"]["merged"]["attacks"].items():
-            for group, figures in {"": one, **one["groups"]}.items():
-                if not group and rows and field != "group":
-                    continue
-                what = f"{attack}, {field} {group}" if group else attack
-                rows.append([what, *_cells(figures), " + ".join(map(str, figures["n"]))])
+        found = json.loads((out / field / "membership-merged.json").read_text("utf-8"))
+        for title, figures in found["tests"].items():
+            if " in group " not in title and rows and field != "group":
+                continue
+            what = title.replace(" in group ", f", {field} ")
+            rows.append([what, *_cells(figures), " + ".join(map(str, figures["n"]))])
     traces = json.loads((out / "traces" / "traces.json").read_text("utf-8"))
     for name in ("model", "control"):
         rows.append([f"traces of {name}", *_cells(traces[name], "share"), str(traces[name]["n"])])

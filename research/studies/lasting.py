@@ -341,8 +341,10 @@ def collected(out: Path, seeds: Sequence[str], before: dict[str, Any]) -> dict[s
             | {p.stem: read_json(p) for p in sorted((folder / "relearned").glob("*.json"))},
             "membership": one.get("membership", {})
             | {
-                path.parent.name.removeprefix("member-"): read_json(path)["models"]
-                for path in sorted(folder.glob("member-*/membership.json"))
+                path.parent.name.removeprefix("member-"): {
+                    read_json(path)["model"]: {"attacks": read_json(path)["tests"]}
+                }
+                for path in sorted(folder.glob("member-*/membership-*.json"))
             },
             "scored": one.get("scored", {})
             | {k.partition(":")[2]: v for k, v in costs.items() if k.startswith("score:")},

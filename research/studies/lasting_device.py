@@ -331,11 +331,13 @@ def curve(out: Path, name: str, source: str) -> dict[str, Any]:
 def members(out: Path, names: Sequence[str]) -> dict[str, Any]:
     """Each membership attack on each model, and whether its AUC equals *retrained*'s: two one-sided
     tests within 0.05, by document (TOFU: author)."""
+    import numpy as np
+
+    from axolotl_unlearn.attacks.registry import Target, by_rank
     from axolotl_unlearn.data.documents import read_documents
     from axolotl_unlearn.data.records import document_id
     from axolotl_unlearn.metrics.membership import auc_equivalence
-    from research.attacks import REGISTRY, Target
-    from research.attacks.base import measure
+    from research.attacks import REGISTRY
 
     sides = [read_documents(out / f"data/{side}.jsonl") for side in ("member", "nonmember")]
     texts = [[text for _, text in side] for side in sides]
@@ -348,7 +350,10 @@ def members(out: Path, names: Sequence[str]) -> dict[str, Any]:
     base = target("base")
     seen = {
         name: {
-            attack: measure(REGISTRY[attack], one, *texts, *clusters)
+            attack: by_rank(
+                *np.split(REGISTRY[attack].look(one, [*texts[0], *texts[1]]), [len(texts[0])]),
+                clusters,
+            )
             for one in [target(name, base)]
             for attack in ATTACKS
         }

@@ -4,7 +4,7 @@
         --attacks all --control L/retrained --data L/data --out out/a
     python -m research membership retrained=L/retrained --control L/other --attacks all \\
         --data L/data --out out/b
-    python -m research.studies.membership "life=out/a/membership.json,out/b/membership.json"
+    python -m research.studies.membership "life=out/a/membership-merged.json,out/b/membership-retrained.json"
 
 *retrained* never saw a member, so it is each attack's null; attacks that compare with a control take
 another retrained model of another seed. *life* is L, the models of ``python -m research never-seen
@@ -33,20 +33,18 @@ COLOURS = {"original": "#c8553d", "merged": "#1b6ca8", "match": "#588157", "retr
 
 
 def gathered(worlds: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """Figures of ``membership.json`` files, several of one world, without paths and texts."""
+    """Figures of files of `attack membership` and `inside`, several of one world, without paths and texts."""
     found: dict[str, Any] = {}
     for world, paths in worlds.items():
         models: dict[str, Any] = {}
         for content in (json.loads(path.read_text("utf-8")) for path in paths):
             blind = content["blind"]["baselines"]
-            for name, model in content["models"].items():
-                models.setdefault(name, {}).update(
-                    {
-                        attack: [row["auc"], row["low"], row["high"], row["p_corrected"]]
-                        for attack, row in model["attacks"].items()
-                        if "missing" not in row
-                    }
-                )
+            models.setdefault(content["model"], {}).update(
+                {
+                    attack: [row["auc"], row["low"], row["high"], row["p_corrected"]]
+                    for attack, row in content["tests"].items()
+                }
+            )
         blind = {name: [one["auc"], one["low"], one["high"]] for name, one in blind.items()}
         found[world] = {"blind": blind, "models": models}
     return {"schema": "membership", "version": __version__, "worlds": found}

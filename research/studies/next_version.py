@@ -110,12 +110,10 @@ def attacks_found(folder: Path) -> dict[str, dict[str, Any]]:
                     "after": row["recalled"]["value"],
                     "above": row["above_control"]["recalled"],
                 }
-    path = folder / "membership.json"
-    models = json.loads(path.read_text("utf-8"))["models"] if path.is_file() else {}
-    for name, model in models.items():
-        for attack, row in model["attacks"].items():
+    for file in (json.loads(path.read_text("utf-8")) for path in folder.glob("membership-*.json")):
+        for attack, row in file["tests"].items():
             keys = ("auc", "low", "high", "p_corrected", "control")
-            found.setdefault(attack, {})[name] = {key: row.get(key) for key in keys}
+            found.setdefault(attack, {})[file["model"]] = {key: row.get(key) for key in keys}
     return found
 
 
