@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from conftest import count
+from fault_codes import fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +38,10 @@ def four(tmp_path_factory):
 
 def put(folder, files) -> Ledger:
     for name, content in files.items():
-        (folder / name).write_bytes(content)
+        if content is None:
+            (folder / name).unlink(missing_ok=True)
+        else:
+            (folder / name).write_bytes(content)
     if (folder / KEY).exists():
         (folder / KEY).chmod(0o600)
     return Ledger(folder)
@@ -62,10 +66,12 @@ def test_chain_by_hand(tmp_path):
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_single_change_of_a_file_is_found(four, tmp_path, data):
-    """A byte changed, removed or added anywhere, in ledger or head, with the key or without."""
+    """A byte changed, removed or added anywhere, in ledger or head, with the key or without; the
+    HMAC of the head only with it."""
     name = data.draw(st.sampled_from([LEDGER, HEAD]))
-    raw = four[name]
-    place = data.draw(st.integers(0, len(raw) - 1))
+    raw, keyed = four[name], data.draw(st.booleans(), label="with key")
+    last = len(raw) - 1 if keyed or name == LEDGER else raw.index(b"mac") - 3
+    place = data.draw(st.integers(0, last))
     byte = bytes([data.draw(st.integers(0, 255).filter(lambda b: b != raw[place]))])
     changed = data.draw(
         st.sampled_from(
@@ -78,7 +84,7 @@ def test_any_single_change_of_a_file_is_found(four, tmp_path, data):
         )
     )
     ledger = put(tmp_path, four | {name: changed})
-    if not data.draw(st.booleans(), label="with key"):
+    if not keyed:
         (tmp_path / KEY).unlink()
     count("faults injected")
     with pytest.raises(UnlearnError):
@@ -128,7 +134,7 @@ def test_a_ledger_written_anew_is_found_with_the_key_only(four, tmp_path):
         before = hashlib.sha256(lines[-1]).hexdigest()
     files = {
         LEDGER: b"\n".join(lines) + b"\n",
-        HEAD: canonical({"entries": 4, "last": before}) + b"\n",
+        HEAD: canonical({"entries": 4, "last": before, "mac": "0" * 64}) + b"\n",
     }
     assert len(put(tmp_path, files).entries()) == 4
     with pytest.raises(UnlearnError, match="line 2 was not written with ledger.key"):
@@ -162,14 +168,95 @@ def test_missing_files_and_wrong_keys_are_one_sentence(four, tmp_path):
     assert (tmp_path / HEAD).read_bytes() == four[HEAD]
 
 
+def head_of(entries: list[bytes], key: bytes | None) -> bytes:
+    """A head as its format says, by hand."""
+    last = hashlib.sha256(entries[-1]).hexdigest() if entries else "0" * 64
+    head = {"entries": len(entries), "last": last}
+    if key is not None:
+        mac = hmac.new(bytes.fromhex(key.decode()), b"head\0" + canonical(head), hashlib.sha256)
+        head["mac"] = mac.hexdigest()
+    return canonical(head) + b"\n"
+
+
 def test_an_append_that_was_killed_before_the_head_goes_on(four, tmp_path):
     """The line is whole and bears our HMAC: the head is only one behind, and follows."""
-    head = canonical({"entries": 3, "last": json.loads(four[LEDGER].splitlines()[3])["previous"]})
-    ledger = put(tmp_path, four | {HEAD: head + b"\n"})
+    head = head_of(four[LEDGER].splitlines()[:3], four[KEY])
+    ledger = put(tmp_path, four | {HEAD: head})
     assert len(ledger.entries()) == 4
     ledger.append("accepted", "next", model=MODEL)
     assert json.loads((tmp_path / HEAD).read_bytes())["entries"] == 5
     assert len(ledger.entries()) == 5
+
+
+def _cut(four, count: int, key: bytes | None = None) -> dict:
+    """The first entries, and a head that fits them, made without the key or with another."""
+    lines = four[LEDGER].splitlines()[:count]
+    return four | {LEDGER: b"".join(x + b"\n" for x in lines), HEAD: head_of(lines, key)}
+
+
+#: What somebody without the key did -> the code of the fault.
+ENDS = {
+    "tail cut, head as before 0.3": (lambda f: _cut(f, 2), "ledger.end"),
+    "tail cut, head with another key": (lambda f: _cut(f, 2, b"22" * 32), "ledger.mac"),
+    "all entries cut": (lambda f: f | {LEDGER: b"", HEAD: head_of([], b"22" * 32)}, "ledger.mac"),
+    "the HMAC of the head taken off": (lambda f: _cut(f, 4), "ledger.end"),
+    "ledger and head removed": (lambda f: f | {LEDGER: None, HEAD: None}, "ledger.missing"),
+    "ledger emptied, head removed": (lambda f: f | {LEDGER: b"", HEAD: None}, "ledger.missing"),
+    "head removed": (lambda f: f | {HEAD: None}, "ledger.missing"),
+}
+
+
+@pytest.mark.parametrize("change", ENDS)
+def test_an_end_that_was_cut_is_found(four, tmp_path, change):
+    changed, code = ENDS[change]
+    (tmp_path / "r1").mkdir()
+    (tmp_path / "r1" / "record.json").write_text("{}")
+    ledger = put(tmp_path, changed(four))
+    with fails(code):
+        ledger.entries()
+    with fails(code):
+        ledger.append("accepted", "next", model=MODEL)
+
+
+def test_an_older_copy_of_all_is_found_with_a_head_kept_elsewhere(four, tmp_path):
+    ledger = put(tmp_path, four)
+    kept, first = ledger.head(), json.loads(head_of(four[LEDGER].splitlines()[:1], None))
+    assert ledger.goes_on_from(kept) and ledger.goes_on_from(first)
+    older = put(tmp_path, _cut(four, 2, four[KEY].strip()))
+    assert len(older.entries()) == 2, "all its HMACs are right"
+    with fails("ledger.older-copy"):
+        older.goes_on_from(kept)
+    for _ in range(3):  # another end of the same beginning
+        older.append("erased", "r9")
+    with fails("ledger.older-copy"):
+        older.goes_on_from(kept)
+    assert older.goes_on_from(first)
+
+
+def test_what_is_no_fault_is_said(four, tmp_path, monkeypatch):
+    """A head of a version before, a clock that runs backwards, a record that no line knows."""
+    lines = four[LEDGER].splitlines()
+    assert put(tmp_path, four).warnings() == []
+    key, before, old = bytes.fromhex(four[KEY].decode()), "0" * 64, []
+    for number, line in enumerate(lines, start=1):  # as 0.2 wrote them, the third of a day before
+        entry = {n: v for n, v in json.loads(line).items() if n not in ("format", "mac")}
+        entry |= {"previous": before} | ({"time": "2020-01-01"} if number == 3 else {})
+        mac = hmac.new(key, b"entry\0" + canonical(entry), hashlib.sha256).hexdigest()
+        old.append(canonical(entry | {"mac": mac}))
+        before = hashlib.sha256(old[-1]).hexdigest()
+    content = {LEDGER: b"".join(x + b"\n" for x in old), HEAD: head_of(old, None)}
+    ledger = put(tmp_path, four | content)
+    (tmp_path / "r9").mkdir()
+    (tmp_path / "r9" / "record.json").write_text("{}")
+    said = ledger.warnings()
+    assert ["did not bind" in said[0], "line 3 is of 2020" in said[1], "r9" in said[2]] == [
+        True
+    ] * 3
+    ledger.append("accepted", "r9", model=MODEL)
+    assert len(ledger.warnings()) == 1, "the head is bound now"
+    monkeypatch.setattr("axolotl_unlearn.requests.ledger.now", lambda: "2021-01-01T00:00:00+00:00")
+    with fails("ledger.clock"):
+        ledger.append("erased", "r9")
 
 
 def test_current_model_and_a_request_run_twice(tmp_path):
