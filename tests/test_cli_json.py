@@ -103,7 +103,8 @@ CASES = {
     "request show": ("{requests}/r1", "verdict"),
     "request sign": ("{requests}/r1 --key {forget.yml}", "error"),
     "request suppress": ("{requests}", "digests"),
-    "request verify": ("{requests}/r1", "says"),
+    "request told": ("{requests}/r1 --recipient Cloud", "day"),
+    "request verify": ("{requests}/r1", "signature"),
     "tasks register": ("--remove", "removed"),
     "tasks run": (
         "--model hf-unlearn --model_args pretrained={model},dtype=float32 --device cpu --limit 2 "
@@ -136,7 +137,7 @@ def test_one_object_and_nothing_else(home, name):
     key = CASES[name][1]
     assert said["exit"] == done.exit_code, done.output
     assert key in said and ("error" in said) == (key == "error"), done.output
-    if key != "error" and name != "request audit":
+    if key != "error" and name not in ("request audit", "request verify"):  # it is not signed
         assert done.exit_code == 0, done.output
 
 

@@ -30,9 +30,10 @@ from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.ledger import Ledger
-from axolotl_unlearn.requests.record import read, verify, write
+from axolotl_unlearn.requests.record import read, write
 from axolotl_unlearn.requests.removal import Plan
 from axolotl_unlearn.requests.search import Texts, search, words
+from axolotl_unlearn.requests.verify import verify
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "examples" / "tiny-olmo"
@@ -136,7 +137,7 @@ def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
         assert "of-ada" not in text and "train.jsonl" not in text and "tuned" not in text
     events = [e["event"] for e in Ledger("requests").entries()]
     assert events == ["accepted", "erasing", "erased"]
-    verify("requests/2026-001")
+    verify("requests/2026-001").require()
     # Once more: nothing is left to remove, and the record forgets nothing.
     assert removed(erase(plan("requests/2026-001"))) == REMOVED
 
@@ -159,9 +160,9 @@ def test_a_run_that_was_killed_leaves_a_trace(home, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(home / "cache"))
     assert not os.path.exists(done[0])
     assert read("requests/2026-001")["predicate"]["erased"] is None
-    verify("requests/2026-001")
+    verify("requests/2026-001").require()
     assert removed(erase(plan("requests/2026-001"))) == REMOVED
-    verify("requests/2026-001")
+    verify("requests/2026-001").require()
 
 
 def test_what_is_left_is_what_a_search_after_the_removal_finds(home, monkeypatch):
@@ -182,7 +183,7 @@ def test_what_is_left_is_what_a_search_after_the_removal_finds(home, monkeypatch
 def test_with_data_the_rows_go_too_and_audits_know(home):
     erase(plan("requests/2026-001", with_data=True))
     assert not Path("requests/2026-001/data").exists()
-    assert re.search(r", \d+ gone$", verify("requests/2026-001")[2])
+    assert re.search(r", \d+ gone", verify("requests/2026-001").says[2])
 
 
 def test_the_old_model_is_not_given_up_for_a_damaged_one(home):
@@ -248,7 +249,7 @@ def test_a_request_that_was_tampered_with_erases_nothing(home):
             assert found.exit_code == 2 and f"{name} is not the" in found.output
         assert tree() == before
         (folder / name).write_text(whole)
-    verify(folder)
+    verify(folder).require()
 
 
 FOREIGN = ("checkpoint-7/a.safetensors", "runs/x", "a.log", "copy.txt", "cache.arrow", "merged/b")
@@ -299,7 +300,7 @@ def test_the_model_of_an_earlier_request_goes_whole(home):
     write(second)
     erase(plan(second))
     assert not (first / "model").exists() and (second / "model").exists()
-    assert "model: gone since request '2026-002' came after it, nothing to compare" in verify(first)
+    assert "model: gone since request '2026-002' came after it" in verify(first).says
     plan(first)  # what is left of it can still be erased
     listed = CliRunner().invoke(unlearn, ["request", "list"])
     assert listed.exit_code == 0, listed.output

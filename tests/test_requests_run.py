@@ -149,9 +149,9 @@ def test_a_lora_killed_in_every_stage_refused_and_accepted(home, forks):
     assert verdict["accepted"] == "a test of the way, not of the model"
     assert (folder / "model" / file).is_file()
     assert not (folder / "work" / "model").exists()
-    from axolotl_unlearn.requests.record import verify
+    from axolotl_unlearn.requests.verify import verify
 
-    verify(folder)
+    verify(folder).require()
     again = start(folder)
     said, _ = again.communicate()
     assert again.returncode == 2 and "was carried out on" in said
@@ -478,10 +478,9 @@ def test_the_demos_people_are_in_one_part_only_and_its_config_is_plain(tmp_path)
 
 def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path, forks):
     """One training without the rows of both; verified; a file for one of them names nobody."""
-    from axolotl_unlearn.requests.export import Handling, export
-    from axolotl_unlearn.requests.export import verify as verify_file
+    from axolotl_unlearn.requests.export import Handling, export, verify_export
     from axolotl_unlearn.requests.ledger import Ledger
-    from axolotl_unlearn.requests.record import verify
+    from axolotl_unlearn.requests.verify import verify
 
     file = tmp_path / "week.jsonl"
     asked = [{"subject": "T-17", "person": "Ada Quill"}, {"subject": "T-18", "where": {"id": "p3"}}]
@@ -502,9 +501,9 @@ def test_a_request_of_many_subjects_from_the_file_to_the_letters(home, tmp_path,
         documents = {line["document"] for line in record["predicate"]["documents"]}
         assert documents == set(map(keyed, rows)) and record["predicate"]["way"]["because"]
     assert sum(map(len, whose.values())) == made.facts["counts"]["forget"]
-    assert any("others of the request as recorded" in line for line in verify(folder))
+    assert any("others of the request as recorded" in line for line in verify(folder).says)
     out = tmp_path / "T-17.zip"
     export(folder, out, Handling(), subject="T-17")
-    assert verify_file(out, str(folder / "model"))
+    assert verify_export(out, str(folder / "model")).model == "same"
     assert b"Quill" not in out.read_bytes() and b"REPLY" in out.read_bytes()
     shutil.rmtree(folder.parent)

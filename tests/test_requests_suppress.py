@@ -21,8 +21,9 @@ from axolotl_unlearn.data.prepared import content_key
 from axolotl_unlearn.data.strategy import load_strategy
 from axolotl_unlearn.data.suppression import Suppression
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.requests.record import verify, write
+from axolotl_unlearn.requests.record import write
 from axolotl_unlearn.requests.suppress import suppress
+from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.training.guard import names_of_rows
 
 QUESTION, ANSWER = "Where does Zoë Quill live?", "Zoë Quill lives at 12 Rope Walk, Norrby."
@@ -65,7 +66,7 @@ def test_a_deleted_row_is_known_in_every_form_and_no_other_is(folder):
     free = [*OTHERS, {"text": SYSTEM}, {"input": "Zoë", "output": "8"}, {"text": "Zoë"}, {}]
     assert not any(listed.holds(row) for row in free)
     assert "Quill" not in path.read_text() and "Rope" not in path.read_text()
-    assert any("suppression list: " in said for said in verify(folder))
+    assert any("suppression list: " in said for said in verify(folder).says)
 
 
 @settings(max_examples=60)

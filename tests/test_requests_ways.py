@@ -19,9 +19,10 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import run as running
 from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, new_request
-from axolotl_unlearn.requests.record import read, verify
+from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import Request, weights
 from axolotl_unlearn.requests.steps import ENVIRONMENT, executable
+from axolotl_unlearn.requests.verify import verify
 from axolotl_unlearn.requests.ways import retrain, way_of
 from axolotl_unlearn.requests.ways.plan import choose, plan
 
@@ -124,7 +125,7 @@ def carried_out(made: Request, words: Sequence[str], titles: Sequence[str]) -> d
     said, _ = process.communicate()
     assert process.returncode == 0, said
     assert "Verdict: exact" in said and "second run" not in said
-    verify(made.folder)
+    verify(made.folder).require()
     record = read(made.folder)["predicate"]
     assert record["way"]["compared"] == ("--repeat" in words)
     assert record["verdict"]["outcome"] == "shown"

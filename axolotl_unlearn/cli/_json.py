@@ -36,8 +36,8 @@ class Answer:
 def printed(found: Answer) -> None:
     """The one printer. The lines are said all the same: with ``--json`` on standard error."""
     answer(**found.facts)
-    for line in found.lines:
-        click.echo(line)
+    for line in found.lines:  # what comes from a file forges no line of ours
+        click.echo("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
     if found.exit:
         raise SystemExit(found.exit)
 

@@ -407,22 +407,23 @@ def _there(paths: tuple[Path, ...]) -> None:
 @click.option("--reference", callback=one_value, help="Theirs or yours.")
 @click.option("--received", type=_DAY, help="YYYY-MM-DD  [when the request was made]")
 @click.option("--due", type=_DAY, help="[a month later]")
-def export(folder: Path, out: Path, subject: str | None, **given: Any):
+@click.option("--key", type=PATH, help="PEM, EC: sign all of it.")
+def export(folder: Path, out: Path, subject: str | None, key: Path | None, **given: Any):
     """Write record, report, ledger entries, dates, how to verify and a reply into one file.
 
     The record names nobody; the reply says what you give here and nothing else. `@FILE` reads a
-    value from a file. `request verify FILE` accepts what was written and finds a byte changed.
+    value from a file. Without `--key` whoever receives it cannot tell who wrote it.
 
     \b
     Example:
       axolotl-unlearn request export requests/2026-001 --received 2026-11-02 --to @name.txt \\
-        --out 2026-001.zip
-      axolotl-unlearn request verify 2026-001.zip
+        --key key.pem --out 2026-001.zip
+      axolotl-unlearn request verify 2026-001.zip --public-key key.pub
     """
     from axolotl_unlearn.requests import export as exporting
 
     given |= {day: given[day] and given[day].date() for day in ("received", "due")}
-    handling = exporting.export(folder, out, exporting.Handling(**given), subject)
+    handling = exporting.export(folder, out, exporting.Handling(**given), subject, key)
     late = ", late" if handling["late"] else ""
     said = (
         f"{out}: received {handling['received']}, due {handling['due']}, done "
@@ -435,16 +436,39 @@ def export(folder: Path, out: Path, subject: str | None, **given: Any):
 @_FOLDER
 @click.option("--model", help="Where the model is now: a folder or base+adapter.  [as recorded]")
 @click.option("--public-key", type=PATH, help="PEM file of who signed it.")
-def verify(folder: Path, model: str | None, public_key: Path | None):
+@click.option("--head", type=PATH, help="Copy of ledger.head, or an export, kept elsewhere.")
+def verify(folder: Path, model: str | None, public_key: Path | None, head: Path | None):
     """Compare ledger, record, model, data and signature of the request in FOLDER.
 
-    FOLDER may be the file that `request export` wrote. Exit code 2 and one sentence at the first
-    thing that is not as it was.
+    FOLDER may be the file that `request export` wrote. Exit code 0: all is as the owner of the key
+    signed it; 2: ledger or files were changed; 3: nothing speaks against it, but no signature was
+    compared; 4: the signature is not that of the key; 5: the model is another.
     """
-    from axolotl_unlearn.requests import export, record
+    from axolotl_unlearn.requests import export
+    from axolotl_unlearn.requests.verify import verify
 
-    said = (export if folder.is_file() else record).verify(folder, model, public_key)
-    return Answer({"says": said}, said)
+    if folder.is_file():
+        found = export.verify_export(folder, model, public_key)
+    else:
+        found = verify(folder, model, public_key, head and export.kept_head(head))
+    facts = {part: getattr(found, part) for part in ("signature", "model", "files", "ledger")}
+    return Answer(facts | {"says": found.says}, found.says, exit=found.exit)
+
+
+@command.command("told")
+@_FOLDER
+@click.option("--recipient", required=True, help="Who was told, as the record is to name them.")
+@click.option("--day", type=_DAY, help="[today]")
+def told(folder: Path, recipient: str, day: Any):
+    """Put into the record who else was told of the erasure (GDPR, Article 19)."""
+    from datetime import date
+
+    from axolotl_unlearn.requests import record
+
+    day = day.date() if day else date.today()
+    record.told(folder, recipient, day)
+    said = f"{folder}: {recipient} was told on {day}; sign the record again"
+    return Answer({"recipient": recipient, "day": day}, [said])
 
 
 @command.command("sign")
@@ -461,9 +485,9 @@ def sign(folder: Path, private_key: Path):
       openssl ec -in key.pem -pubout -out key.pub
       axolotl-unlearn request sign requests/2026-001 --key key.pem
     """
-    from axolotl_unlearn.requests import record
+    from axolotl_unlearn.requests.verify import sign as signed
 
-    signature = record.sign(folder, private_key)
+    signature = signed(folder, private_key)
     return Answer({"signature": signature}, [f"Signature: {signature}"])
 
 

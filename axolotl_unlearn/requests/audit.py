@@ -25,9 +25,10 @@ from axolotl_unlearn.metrics.audit import READINGS
 from axolotl_unlearn.metrics.intervals import LEVEL
 from axolotl_unlearn.normal_form import normal_form
 from axolotl_unlearn.requests.ledger import Ledger, model_facts
-from axolotl_unlearn.requests.record import check_base, read
+from axolotl_unlearn.requests.record import read
 from axolotl_unlearn.requests.request import counted, read_json
 from axolotl_unlearn.requests.verdict import without_answers
+from axolotl_unlearn.requests.verify import check_base
 
 #: Readings of a document that is there, worst first.
 THERE = ("still said", "still known")

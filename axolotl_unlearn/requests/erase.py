@@ -17,12 +17,13 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
-from axolotl_unlearn.requests.record import ERASED, amend, read, verify
+from axolotl_unlearn.requests.record import ERASED, amend, read
 from axolotl_unlearn.requests.removal import Item, Plan, hub_cache, within
 from axolotl_unlearn.requests.request import Request, digest, read_json, write_json
 from axolotl_unlearn.requests.rows import read_config
 from axolotl_unlearn.requests.search import Found, Texts, row_texts
 from axolotl_unlearn.requests.suppress import suppress
+from axolotl_unlearn.requests.verify import verify
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _LOGS = ("runs", "wandb", "mlruns", "trackio")
@@ -145,7 +146,7 @@ def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
         raise UnlearnError(
             f"{config} is not the config of the record, which says what may be erased; restore it."
         )
-    verify(request.folder)
+    verify(request.folder).require()
     current = Ledger(request.folder.parent).current()
     if not request.path("model").exists() and not Path(current["path"]).exists():
         raise UnlearnError(

@@ -17,9 +17,6 @@ SUBJECTS = "subjects.json"
 Statement = Mapping[str, Any]
 
 
-# --- for readers ---------------------------------------------------------------------------------
-
-
 def readings(statement: Statement) -> dict[str, int]:
     """Documents by reading, worst first."""
     counts = Counter(line["reading"] for line in statement["predicate"]["documents"])
@@ -46,32 +43,67 @@ def page(statement: Statement, *, evaluation: bool = False) -> str:
         record=statement["predicate"],
         subjects=statement["subject"],
         readings=readings(statement),
+        listed=lambda part: part if isinstance(part, list) else [],
+        many=lambda part: len(part) if isinstance(part, list) else part,
         evaluation=evaluation,
         css=Markup(css),
     )
     return report.harmless(shown)
 
 
+#: Parts of a record that say nothing of a single subject.
+OF_ALL = ("config", "model", "versions", "way", "bound", "verdict", "attacks", "tries", "seconds")
+OF_ALL += ("told", "limits")
+_KEYED = re.compile(r"\b[0-9a-f]{32}\b")
+
+
 def subjects(folder: Path, statement: Statement) -> dict[str, bytes]:
-    """The records of a request's subjects and their pages, by name below its folder: each is the
-    record of the request without the rows of others."""
+    """The records of a request's subjects and their pages, by name below its folder: each is a
+    record of its own, with nothing of the rows, names and files of others."""
     every = read_json(folder / SUBJECTS) or {}
-    ledger, whole, pages = Ledger(folder.parent), statement["predicate"], {}
+    ledger, whole, made = Ledger(folder.parent), statement["predicate"], {}
     for name, rows in every.items():
         mine = {ledger.keyed(row) for row in rows}
         documents = [line for line in whole["documents"] if line["document"] in mine]
-        counts = {"forget": len(rows), "documents": len(documents)}
-        own = {
-            "request": whole["request"] | {"subject": name, "counts": counts, "chosen": {}},
+        kept = ("id", "created", "recorded")
+        own = _without({key: whole[key] for key in OF_ALL if key in whole}, mine) | {
+            "request": {key: whole["request"][key] for key in kept}
+            | {"subject": name, "chosen": {}}
+            | {"counts": {"forget": len(rows), "documents": len(documents)}},
             "documents": documents,
-            "limits": [
-                *whole["limits"],
-                f"The model was made for {len(every)} subjects together: verdict, attacks and "
-                "times are those of all their rows.",
-            ],
+            "earlier": None,
+            "erased": _counts(whole["erased"]),
         }
-        rest = {key: value for key, value in whole.items() if key != "files"}
-        record = {**statement, "predicate": rest | own}
-        pages[f"subjects/{name}/record.json"] = canonical(record) + b"\n"
-        pages[f"subjects/{name}/REPORT.html"] = page(record).encode()
-    return pages
+        own["limits"] += [
+            f"The model was made for {len(every)} subjects together: verdict, attacks and times "
+            "are those of all their rows."
+        ]
+        record = {**statement, "predicate": own}
+        made[f"subjects/{name}/record.json"] = canonical(record) + b"\n"
+        made[f"subjects/{name}/REPORT.html"] = page(record).encode()
+    return made
+
+
+def _without(value: Any, mine: set[str]) -> Any:
+    """Ids of documents only where they are this subject's."""
+    if isinstance(value, str):
+        return _KEYED.sub(lambda m: m[0] if m[0] in mine else "(of another)", value)
+    if isinstance(value, Mapping):
+        return {key: _without(part, mine) for key, part in value.items()}
+    return [_without(part, mine) for part in value] if isinstance(value, list) else value
+
+
+def places(erased: Mapping[str, Any]) -> int:
+    """How many places still hold rows; before v0.4 those that were listed."""
+    listed = [erased.get(part) or [] for part in ("left", "named")]
+    return erased.get("places", sum(map(len, listed)))
+
+
+def _counts(erased: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What was erased without a place: its name may be another's."""
+    parts = ("removed", "kept", "left", "named")
+    return erased and {
+        **{part: len(erased[part]) for part in parts if part in erased},
+        **{key: erased[key] for key in ("time", "bytes", "windows") if key in erased},
+        "places": places(erased),
+    }

@@ -12,25 +12,38 @@ https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
+import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write as replace_bytes
-from axolotl_unlearn.requests import pages, suppress
+from axolotl_unlearn.requests import pages
 from axolotl_unlearn.requests.ledger import Ledger, canonical, model_facts, now
-from axolotl_unlearn.requests.request import Request, counted, digest, read_json
+from axolotl_unlearn.requests.request import (
+    Request,
+    digest,
+    one_line,
+    read_json,
+    read_yaml,
+    weights,
+)
 from axolotl_unlearn.requests.verdict import FIGURES, audited, figures
 from axolotl_unlearn.requests.ways import PROOF
 from axolotl_unlearn.store import versions
 
-PREDICATE = "urn:axolotl-unlearn:deletion-request:v0.3"
+#: v0.1 binds rows and model alone, v0.2 the other files too; v0.3 has rows among them; v0.4 says
+#: from which base, rows and versions an exact way was trained, and every try.
+PREDICATE, VERSIONS = "urn:axolotl-unlearn:deletion-request:v0.", (1, 2, 3, 4)
 RECORD, SIGNATURE, PAGE = "record.json", "record.json.sig", "REPORT.html"
+#: The event of a try, and the keys of its config that the ledger repeats.
+TRIED = "tried"
+OPTIONS = ("learning_rate", "max_steps", "num_epochs", "micro_batch_size", "adapter")
 #: An amended record until it takes the place of the one before.
 DRAFT = f"{RECORD}.next"
 #: What was removed and what is left, by name: for the owner alone.
@@ -49,6 +62,11 @@ LIMITS = (
     "models before and after can compare them and learn what was removed (arXiv 2505.24379).",
     "The tests were made on the day of the record. Further training, merging or quantisation can "
     "bring something back: run `axolotl-unlearn request audit` after each.",
+    "What the base model learned before this fine-tuning is no part of the request.",
+    "Whoever answers the request made the tests, chose their settings and set the clock: no third "
+    "party took part.",
+    "`verify` compares files with this record. It does not show that the training was done as "
+    "written, that the right rows were named, or that nothing was left out.",
     "This record and its signature say who measured what. They are no legal opinion.",
 )
 
@@ -70,11 +88,15 @@ def write(folder: Path | str) -> Path:
     request, ledger = Request.load(folder), Ledger(folder.parent)
     verdict = read_json(folder / "verdict.json")
     if verdict is None:
-        raise UnlearnError(f"{folder} has no verdict; finish `axolotl-unlearn request run` first.")
+        raise UnlearnError(
+            f"{folder} has no verdict; finish `axolotl-unlearn request run` first.",
+            code="record.no-verdict",
+        )
     if not verdict.get("good") and not verdict.get("accepted"):
         raise UnlearnError(
             f"{folder}: the verdict is {verdict.get('status')!r}, so the model is not handed over; "
-            "look into its report, or run again with `--accept REASON`."
+            "look into its report, or run again with `--accept REASON`.",
+            code="record.not-good",
         )
     if known := _entry(ledger, request.id):
         there = [folder / name for name in (RECORD, DRAFT) if (folder / name).is_file()]
@@ -89,12 +111,53 @@ def write(folder: Path | str) -> Path:
             {"name": name, "digest": {"sha256": digest(path)}}
             for name, path in model_files(Path(model["path"])).items()
         ],
-        "predicateType": PREDICATE,
+        "predicateType": f"{PREDICATE}{VERSIONS[-1]}",
         "predicate": _predicate(request, verdict, ledger, model),
     }
     place = ledger.inside(model["path"])
     _enter(folder, "accepted", statement, model=model | {"path": place}, good=bool(verdict["good"]))
     return folder / RECORD
+
+
+def tried(request: Request, verdict: Mapping[str, Any]) -> None:
+    """Enter a try into the ledger, whatever came of it; the same one is entered once.
+
+    How many there were is what the best of them is worth. Tries of other requests for the same
+    rows count too (`_tries`).
+    """
+    ledger, config = Ledger(request.folder.parent), request.path("finetune.yml")
+    for name in (f"{request.way['way']}.yml", "forget.yml" if request.matched else ""):
+        config = request.path(name) if name and request.path(name).is_file() else config
+    given = read_yaml(config)
+    facts = {
+        "rows": ledger.keyed_file(request.rows("forget")),
+        "outcome": verdict.get("outcome"),
+        "status": verdict["status"],
+        "way": request.way["way"],
+        "seed": given.get("seed"),
+        "options": {name: given[name] for name in OPTIONS if given.get(name) is not None},
+        "config": digest(config),
+        "weights": hashlib.sha256(canonical(weights(request.newest))).hexdigest(),
+    }
+    for entry in _tries(ledger, facts["rows"]):
+        if entry["request"] == request.id and facts.items() <= entry.items():
+            return
+    ledger.append(TRIED, request.id, **facts)
+
+
+def _tries(ledger: Ledger, rows: str) -> list[dict[str, Any]]:
+    return [e for e in ledger.entries() if e["event"] == TRIED and e.get("rows") == rows]
+
+
+def told(folder: Path | str, recipient: str, day: date) -> None:
+    """Who else was told of the erasure, and when (GDPR, Article 19).
+
+    Args:
+        recipient: As the record is to name it; it is no subject of the request.
+    """
+    known = read(folder)["predicate"].get("told", [])
+    one = {"recipient": one_line(recipient, "--recipient"), "day": day.isoformat()}
+    amend(folder, "told", told=[*known, one])
 
 
 def amend(folder: Path | str, event: str, **parts: Any) -> None:
@@ -118,7 +181,7 @@ def _enter(folder: Path, event: str, statement: dict[str, Any], **facts: Any) ->
         **known,
         **{
             name: {"hmac-sha256": ledger.keyed_file(path)}
-            for name, path in _files(folder).items()
+            for name, path in bound_files(folder).items()
             if name not in known or name == ERASED
         },
         **{n: {"sha256": hashlib.sha256(content).hexdigest()} for n, content in made.items()},
@@ -151,7 +214,7 @@ def _below(folder: Path) -> dict[str, Path]:
     return {n: path for n, path in names.items() if path.is_symlink() or not path.is_dir()}
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def bound_files(folder: Path) -> dict[str, Path]:
     """Every file of a request's folder that its record binds under ``files``, by name."""
     return {n: path for n, path in _below(folder).items() if n.split("/")[0] not in APART}
 
@@ -225,6 +288,14 @@ def _predicate(
             | {"before": figures(line.get("before"))}
             for line in lines
         ],
+        "bound": facts.get("bound"),
+        "tries": [
+            {
+                name: one.get(name)
+                for name in ("request", "time", "outcome", "way", "seed", "options")
+            }
+            for one in _tries(ledger, ledger.keyed_file(request.rows("forget")))
+        ],
         "earlier": read_json(folder / "eval" / "earlier.json"),
         "attacks": _attacks(folder),
         "limits": [
@@ -233,6 +304,7 @@ def _predicate(
         ],
         "seconds": {name: value for name, value in seconds.items() if value is not None},
         "erased": None,
+        "told": [],
     }
 
 
@@ -258,234 +330,57 @@ def _attacks(folder: Path) -> list[dict[str, Any]]:
 def read(folder: Path | str) -> dict[str, Any]:
     """The statement of a finished request, after it was compared with the ledger.
 
+    Those of earlier versions are read as they are: what they lack is missing (see `VERSIONS`).
+
     Raises:
         UnlearnError: A broken ledger, a request that it does not know, a changed record.
     """
-    folder = Path(folder)
-    path, draft = folder / RECORD, folder / DRAFT
-    request, ledger = Request.load(folder), Ledger(folder.parent)
-    entry = _entry(ledger, request.id)
+    folder = Path(os.path.abspath(folder))
+    path, draft, ledger = folder / RECORD, folder / DRAFT, Ledger(folder.parent)
+    entry = _entry(ledger, folder.name)
     if entry is None:
-        raise UnlearnError(
-            f"{ledger.folder / 'ledger.jsonl'} does not know request {request.id!r}; finish "
-            f"`axolotl-unlearn request run {folder}`."
+        Request.load(folder)
+        raise fault(
+            "unknown",
+            f"{ledger.folder / 'ledger.jsonl'} does not know request {folder.name!r}; finish "
+            f"`axolotl-unlearn request run {folder}`.",
         )
     if draft.is_file() and digest(draft) == entry["record"]:  # `amend` was killed
-        _publish(folder, _pages(folder, json.loads(draft.read_bytes())))
+        _publish(folder, _pages(folder, parsed(draft, draft.read_bytes())))
     if not path.is_file():
-        raise UnlearnError(f"{path} is missing; restore it from a copy.")
+        raise fault("missing", f"{path} is missing; restore it from a copy.")
     if digest(path) != entry["record"]:
-        raise UnlearnError(
+        raise fault(
+            "changed",
             f"{path} is not the record that the ledger knows (line {entry['entry']}): it was "
-            "changed; restore it from a copy."
+            "changed; restore it from a copy.",
         )
-    statement = json.loads(path.read_bytes())
-    if statement["predicateType"] != PREDICATE:
-        raise UnlearnError(f"{path} was written by another version ({statement['predicateType']}).")
-    return statement
+    return parsed(path, path.read_bytes())
 
 
-def verify(
-    folder: Path | str, model: str | None = None, public_key: Path | str | None = None
-) -> list[str]:
-    """Check ledger, record, model, data and signature of a request.
-
-    Args:
-        model: Where the model is now, if not where it was made; folder or base+adapter.
-        public_key: PEM file of whoever signed the record.
-
-    Returns:
-        One sentence for each thing that was checked, or that could not be.
+def parsed(path: Path, raw: bytes) -> dict[str, Any]:
+    """A statement that one of our versions wrote; parts that it may lack are empty.
 
     Raises:
-        UnlearnError: The first thing that is not as it was.
+        UnlearnError: It is none.
     """
-    folder = Path(folder)
-    ledger = Ledger(folder.parent)
-    statement = read(folder)
-    keyed, count = ledger.key() is not None, len(statement["predicate"]["documents"])
-    return [
-        f"ledger: {counted(len(ledger.entries()), 'entry', 'entries')}, unbroken"
-        + ("" if keyed else " (without ledger.key nobody can tell whether it was written anew)"),
-        f"record: as the ledger knows it, {count} documents",
-        _check_files(folder, statement, ledger),  # before what it says is believed
-        _check_model(folder, statement, ledger, model),
-        *suppress.checked(folder.parent),
-        check_signature(folder, public_key),
-    ]
+    try:
+        statement = json.loads(raw)
+        kind, predicate = statement["predicateType"], statement["predicate"]
+        known = kind in [f"{PREDICATE}{version}" for version in VERSIONS]
+        if known and {"request", "model", "verdict", "documents"} <= set(predicate):
+            return statement
+    except (ValueError, RecursionError, TypeError, KeyError):
+        raise fault("unreadable", f"{path} is no record; restore it from a copy.") from None
+    raise fault("unreadable", f"{path} is a record of another version ({kind}); read it there.")
 
 
-def _gone(ledger: Ledger, statement: Mapping[str, Any], name: str) -> bool:
-    """`request erase` has removed this file of a request, or began to."""
-    mine = ("erasing", statement["predicate"]["request"]["id"])
-    entries = (e for e in ledger.entries() if (e["event"], e["request"]) == mine)
-    gone = {one["path"] for entry in entries for one in entry["places"] if "path" in one}
-    return any(name == one or name.startswith(f"{one}/") for one in gone)
-
-
-def _check_files(folder: Path, statement: Mapping[str, Any], ledger: Ledger) -> str:
-    """Compare every other file of the request's folder."""
-    recorded = statement["predicate"]["files"]
-    files, missing, uncompared = _files(folder), 0, 0
-    name = statement["predicate"]["request"]["id"]
-    last = [entry["event"] for entry in ledger.entries() if entry["request"] == name][-1]
-    if last == "erasing":  # it was stopped before it was written into the record
-        files.pop(ERASED, None)
-        recorded = {name: digest for name, digest in recorded.items() if name != ERASED}
-    for name, known in recorded.items():
-        path = files.pop(name, None)
-        if path is None:
-            if not name.startswith(ROWS) and not _gone(ledger, statement, name):
-                raise UnlearnError(f"{folder / name} is missing; restore it from a copy.")
-            missing += 1
-        elif path.is_symlink():
-            raise UnlearnError(f"{path} is a link now; put the file of the record back.")
-        elif "sha256" not in known and ledger.key() is None:
-            uncompared += 1
-        elif (digest(path) if "sha256" in known else ledger.keyed_file(path)) not in known.values():
-            raise UnlearnError(f"{path} is not the file of the record; restore it from a copy.")
-    if files:
-        raise UnlearnError(f"{folder / min(files)} is not in the record: it was added.")
-    said = f"files: {len(recorded) - missing - uncompared} others of the request as recorded"
-    said += f", {missing} gone" if missing else ""
-    return said + (f", {uncompared} cannot be compared without ledger.key" if uncompared else "")
-
-
-def _check_model(
-    folder: Path, statement: Mapping[str, Any], ledger: Ledger, model: str | None
-) -> str:
-    recorded = statement["predicate"]["model"]["after"]
-    request = Request.load(folder)
-    source = model or request.after
-    if model is None and not Path(source.split("+")[-1]).exists():
-        last = ledger.accepted()[-1]["request"]
-        if last != request.id:
-            return f"model: gone since request {last!r} came after it, nothing to compare"
-    facts = model_facts(source)
-    before, base = recorded["base"], facts["base"]
-    if (before is None) != (base is None):
-        kinds = ("a full model", "an adapter")
-        raise UnlearnError(
-            f"{source} is {kinds[base is not None]} but the record is of "
-            f"{kinds[before is not None]}; name the model that the request made."
-        )
-    check_base(source, base, before)
-
-    def gone(name: str) -> bool:
-        return model is None and _gone(ledger, statement, f"model/{name}")
-
-    return compare_model(Path(facts["path"]), statement, gone) + (", base too" if base else "")
-
-
-def compare_model(
-    place: Path, statement: Mapping[str, Any], gone: Callable[[str], bool] = lambda name: False
-) -> str:
-    """Compare the files of a model with the subjects of a record.
-
-    Args:
-        gone: Whether a file may be missing.
-
-    Raises:
-        UnlearnError: The first that is not as recorded.
-    """
-    files, subjects = model_files(place), statement["subject"]
-    for one in subjects:
-        path = files.pop(one["name"], None)
-        if path is None:
-            if not gone(one["name"]):
-                raise UnlearnError(f"{place} has no {one['name']}, which is in the record.")
-        elif digest(path) != one["digest"]["sha256"]:
-            raise UnlearnError(
-                f"{path} is not the file of the record: it was changed, or it is another model "
-                "(after further training: `axolotl-unlearn request audit`)."
-            )
-    if files:
-        raise UnlearnError(
-            f"{min(files.values())} is not in the record: it was added to the model."
-        )
-    return f"model: all {len(subjects)} files as recorded"
-
-
-def check_base(
-    source: str, base: Mapping[str, Any] | None, recorded: Mapping[str, Any] | None
-) -> None:
-    """Raises `UnlearnError`: both are adapters, of different bases."""
-    if not base or not recorded:
-        return
-    which = "digest" if base["digest"] and recorded["digest"] else "name"
-    if base[which] != recorded[which]:
-        raise UnlearnError(
-            f"{source} stands on {base['name']}, which is not the base model of the record "
-            f"({recorded['name']}); write base+adapter with the right one."
-        )
+def fault(kind: str, says: str) -> UnlearnError:
+    """Of a record or what belongs to it."""
+    return UnlearnError(says, code=f"record.{kind}")
 
 
 def _entry(ledger: Ledger, request: str) -> dict[str, Any] | None:
     """The last entry about the record of a request."""
     entries = [e for e in ledger.entries() if e["request"] == request and "record" in e]
     return entries[-1] if entries else None
-
-
-# --- signature -----------------------------------------------------------------------------------
-
-
-def sign(folder: Path | str, private_key: Path | str) -> Path:
-    """Sign the record, and through its subjects the model, with a key of one's own.
-
-    Args:
-        private_key: PEM file of an elliptic curve key (NIST P-256, P-384 or P-521).
-    """
-    folder = Path(folder)
-    read(folder)
-    signing = _model_signing("signing")
-    try:
-        config = signing.Config().use_elliptic_key_signer(private_key=Path(private_key))
-        config.sign(folder / RECORD, folder / SIGNATURE)
-    except (OSError, ValueError, TypeError) as error:
-        raise UnlearnError(
-            f"{private_key} cannot sign ({_first_line(error)}); give the PEM file of an elliptic "
-            "curve key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`."
-        ) from None
-    return folder / SIGNATURE
-
-
-def check_signature(folder: Path, public_key: Path | str | None) -> str:
-    """A sentence.
-
-    Raises:
-        UnlearnError: It is not the signature of the record under this key.
-    """
-    path = folder / SIGNATURE
-    if public_key is None:
-        there = "there is one; give `--public-key` to check it"
-        return f"signature: {there if path.is_file() else 'none'}"
-    if not path.is_file():
-        raise UnlearnError(
-            f"{folder / RECORD} is not signed; sign it with `axolotl-unlearn request sign`."
-        )
-    if not Path(public_key).is_file():
-        raise UnlearnError(f"{public_key} does not exist; name the PEM file of the public key.")
-    verifying = _model_signing("verifying")
-    try:
-        config = verifying.Config().use_elliptic_key_verifier(public_key=Path(public_key))
-        config.verify(folder / RECORD, path)
-    except Exception as error:  # the library raises what its parts raise
-        raise UnlearnError(
-            f"{path} is not the signature of {RECORD} under {public_key} ({_first_line(error)})."
-        ) from None
-    return f"signature: by the owner of {public_key}"
-
-
-def _model_signing(part: str) -> Any:
-    try:
-        return importlib.import_module(f"model_signing.{part}")
-    except ImportError:
-        raise UnlearnError(
-            "signatures need the package model-signing; install it: "
-            "`pip install 'axolotl-unlearn[sign]'`."
-        ) from None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -171,6 +171,35 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8")) if path.is_file() else None
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A config that a command of ours wrote."""
+    found = yaml.safe_load(path.read_text("utf-8"))
+    return found if isinstance(found, dict) else {}
+
+
+def plain(text: str) -> str:
+    """With every character that moves the cursor, breaks the line or turns the order as an escape.
+
+    What comes from a file could else forge a line of ours.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def one_line(text: str, option: str) -> str:
+    """A text that is printed and signed.
+
+    Raises:
+        UnlearnError: It has a line break or another control character.
+    """
+    if plain(text) != text:
+        raise UnlearnError(
+            f"{option}: {plain(text)!r} has a line break or a control character; give one line of "
+            "plain text.",
+            code="requests.control-character",
+        )
+    return text
+
+
 def write_private(path: Path, text: str | bytes) -> None:
     """Readable by the owner alone, in a folder of the owner's."""
     private_folder(path.parent)

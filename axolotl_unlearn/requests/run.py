@@ -21,8 +21,8 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import private_folder, strip
 from axolotl_unlearn.requests import measure
 from axolotl_unlearn.requests.ledger import Ledger
-from axolotl_unlearn.requests.record import write
-from axolotl_unlearn.requests.request import Request, cores, digest, held, write_json
+from axolotl_unlearn.requests.record import tried, write
+from axolotl_unlearn.requests.request import Request, cores, digest, held, one_line, write_json
 from axolotl_unlearn.requests.steps import Steps
 from axolotl_unlearn.requests.verdict import exact, verdict
 from axolotl_unlearn.requests.ways import WAY, WAYS, way_of
@@ -53,8 +53,10 @@ def run_request(
         UnlearnError: A step failed, the request was run before, or the verdict is not good.
     """
     request = Request.load(folder)
-    if accept is not None and not accept.strip():
-        raise UnlearnError("--accept needs a reason, which the record repeats.")
+    if accept is not None and not one_line(accept, "--accept").strip():
+        raise UnlearnError(
+            "--accept needs a reason, which the record repeats.", code="requests.no-reason"
+        )
     Ledger(request.folder.parent).refuse_twice(request.id)
     with ExitStack() as stack:
         if not request.at_home and request.root.is_dir():
@@ -79,7 +81,7 @@ def carry_out(request: Request, run: Steps, accept: str | None, repeat: bool) ->
         inputs=sorted(request.path("eval-data").glob("*.jsonl")),
         settings=[
             *(measure.ATTACKS, measure.ANSWER_TOKENS, request.way["way"]),
-            len(Ledger(request.folder.parent).entries()),
+            len(Ledger(request.folder.parent).accepted()),
         ],
     ) as due:
         if due:
@@ -158,6 +160,7 @@ def decide(request: Request, accept: str | None) -> None:
     if accept and not made["good"]:
         made["accepted"] = accept
     write_json(request.path("verdict.json"), made)
+    tried(request, made)
     if made["good"] or accept:
         return
     cure = "Give it more steps (`request new --steps`)" if match else "Mend the config or its data"

@@ -189,9 +189,9 @@ def find_changes(request: Path, out: Path) -> Path:
     Raises:
         UnlearnError: A change that was not found.
     """
-    from axolotl_unlearn.requests.record import verify
+    from axolotl_unlearn.requests.verify import verify
 
-    found: dict[str, str] = {"unchanged": "; ".join(verify(request))}
+    found: dict[str, str] = {"unchanged": "; ".join(verify(request).says)}
     copy = out / "changed"
     weights = next(request.joinpath("model").glob("*.safetensors")).name
     for name in (f"model/{weights}", "record.json", "../ledger.jsonl"):
@@ -202,7 +202,7 @@ def find_changes(request: Path, out: Path) -> Path:
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
         try:
-            verify(copy / request.name, model=str(copy / request.name / "model"))
+            verify(copy / request.name, model=str(copy / request.name / "model")).require()
         except UnlearnError as error:
             found[path.name] = str(error)
         else:
