@@ -79,7 +79,7 @@ CASES = {
     "check": ("{forget.yml} --full", "plan"),
     "eval": (
         "{model} {other} --data {data} --out {eval} --limit 4 --max-gen-toks 4 --min-members 0 "
-        "--resamples 50 --device cpu --quiet",
+        "--device cpu --quiet",
         "models",
     ),
     "init": (
