@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
+from pathlib import Path
 from xml.etree import ElementTree
 
 import eval_model
@@ -168,6 +170,85 @@ def test_faults_are_one_sentence(home, tmp_path):
     shutil.move(copied / "2026-001", tmp_path / "elsewhere")
     with pytest.raises(UnlearnError, match="is missing but the ledger knows of it"):
         Ledger(copied).folders()
+
+
+def _changed(folder, outside):
+    (folder / "record.json").write_bytes(b"{}")
+
+
+def _of_a_later_version(folder, outside):
+    text = (folder / "record.json").read_text().replace("request:v0.", "request:v7.")
+    (folder / "record.json").write_text(text)
+    record = hashlib.sha256(text.encode()).hexdigest()
+    Ledger(folder.parent).append("erased", folder.name, record=record)
+
+
+def _rows_cannot_be_read(folder, outside):
+    (folder / "eval-data" / "forget.jsonl").write_text("[1\n")
+
+
+def _folder_gone(folder, outside):
+    shutil.move(folder, outside / "gone")
+
+
+@pytest.mark.parametrize(
+    "change", [_changed, _of_a_later_version, _rows_cannot_be_read, _folder_gone]
+)
+def test_one_record_that_cannot_be_read_stops_no_audit_of_others(home, tmp_path, change):
+    copied = shutil.copytree(home / "requests", tmp_path / "requests")
+    change(copied / "2026-001", tmp_path)
+    xml = tmp_path / "audit.xml"
+    found = run(home / "clean", copied, "--junit", xml)
+    assert found.exit_code == 1, found.output
+    assert "10 deleted documents of 1 request" in found.output and "none is back" in found.output
+    assert "not tested: 2026-001: " in found.output
+    assert ElementTree.parse(xml).getroot().find("testsuite").attrib["errors"] == "1"
+    (tmp_path / "more").mkdir()
+    change(copied / "2026-002", tmp_path / "more")
+    assert run(home / "clean", copied).exit_code == 1, "none is left that can be tested"
+
+
+def test_a_record_that_cannot_be_read_hides_nothing_that_is_back(home, tmp_path):
+    copied = shutil.copytree(home / "requests", tmp_path / "requests")
+    _changed(copied / "2026-002", tmp_path)
+    assert run(home / "back", copied).exit_code == 3
+
+
+OLD = json.loads((Path(__file__).parent / "old_records.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("version", OLD)
+def test_records_of_earlier_versions_are_read(home, tmp_path, monkeypatch, version):
+    """Written by the code of those days: verified, listed, shown, audited, amended, exported."""
+    for name, content in OLD[version].items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode())
+    (tmp_path / "requests" / "ledger.key").chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+    folder = Path("requests") / version
+    said = CliRunner().invoke(unlearn, ["request", "verify", str(folder), "--json"])
+    answer = json.loads(said.stdout)
+    assert said.exit_code == 3, said.output
+    assert (answer["ledger"], answer["model"]) == ("end not bound", "same")
+    assert answer["files"] == ("some not compared" if version == "v0.1" else "same")
+    for words in (["list", "requests"], ["show", str(folder)], ["suppress", "requests"]):
+        done = CliRunner().invoke(unlearn, ["request", *words])
+        assert done.exit_code == 0, done.output
+    audited = run(home / "clean", "requests")
+    assert audited.exit_code == 0 and "1 deleted document of 1 request" in audited.output
+    for words in (["told", str(folder), "--recipient", "x"],
+                  ["export", str(folder), "--out", "a.zip"]):  # fmt: skip
+        done = CliRunner().invoke(unlearn, ["request", *words])
+        assert done.exit_code == 0, done.output
+    answer = json.loads(
+        CliRunner().invoke(unlearn, ["request", "verify", str(folder), "--json"]).stdout
+    )
+    assert (answer["ledger"], answer["files"]) == ("whole", "same")
+    assert CliRunner().invoke(unlearn, ["request", "verify", "a.zip"]).exit_code == 3
+    path = folder / "data" / "forget.jsonl"
+    path.write_bytes(path.read_bytes() + b" ")
+    assert CliRunner().invoke(unlearn, ["request", "verify", str(folder)]).exit_code == 2
 
 
 NOW = {

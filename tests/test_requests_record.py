@@ -306,16 +306,17 @@ def test_signature_of_the_owner(folder, tmp_path):
     assert bad.exit_code == 2 and "cannot sign" in bad.output
 
 
-def test_the_record_holds_an_attack_with_the_weights(tmp_path):
-    """It has views and no rows, and was left out."""
+def test_the_record_holds_an_attack_on_texts(tmp_path):
+    """It has tests and no rows; the ids of its documents stay where they are."""
     from axolotl_unlearn.requests.record import _attacks
 
-    view = {"title": "gradient norms", "auc": 0.9, "told": {"auc": 0.9, "p": 0.001}, "picked": 3}
-    attack = {"attack": "inside", "title": "Looking inside", "model": "after", "views": {"g": view}}
+    attack = {"attack": "inside", "title": "Looking inside", "tests": {"states": {"auc": 0.9}}}
+    attack |= {"sentence": "Told with AUC 0.90.", "documents": {"ada": {"p": 0.1}}}
     write_json(tmp_path / "attacks" / "inside-after.json", attack)
     write_json(tmp_path / "attacks" / "other-after.json", {"attack": "x", "title": "half a file"})
     (found,) = _attacks(tmp_path)
-    assert found["variants"] == ["gradient norms"] and "AUC 0.90" in found["says"]
+    assert found["variants"] == ["states"] and "AUC 0.90" in found["says"]
+    assert "ada" not in json.dumps(found)
 
 
 def test_the_record_reads_a_guess_as_the_verdict_does(tmp_path):

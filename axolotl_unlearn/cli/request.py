@@ -296,7 +296,8 @@ def audit(model, requests_dir, junit_file, figures, quiet: bool, **options):
     """Look for every deleted document of REQUESTS in MODEL, as it is now.
 
     For after further fine-tuning, merging or quantisation. Documents appear under the keyed ids of
-    their records. Exit code 0: nothing is back; 3: something is; 2: it could not be tested.
+    their records. Exit code 0: nothing is back; 3: something is; 1: nothing, but a request is not
+    as recorded and was not tested; 2: it could not be tested.
     """
     from axolotl_unlearn.files import write, write_json
     from axolotl_unlearn.requests.audit import audit_requests, junit
@@ -308,7 +309,7 @@ def audit(model, requests_dir, junit_file, figures, quiet: bool, **options):
         write(junit_file, junit(result))
     result.require_tested(requests_dir)
     said = [*result.back_lines(), result.says]
-    return Answer(result.to_json(), said, exit=3 if result.back else 0)
+    return Answer(result.to_json(), said, exit=result.exit)
 
 
 @command.command("derived")

@@ -31,7 +31,7 @@ from axolotl_unlearn.requests.verdict import without_answers
 from axolotl_unlearn.requests.verify import check_base
 
 #: Readings of a document that is there, worst first.
-THERE = ("still said", "still known")
+THERE = ("recited", "still said", "still known")
 #: Files of ``eval-data`` that tell of deleted rows.
 PARTS = ("forget", "member", "nonmember")
 #: Of a document: as in the audit of an evaluation.
@@ -49,6 +49,7 @@ class Audit:
         heldout: Number of held-out texts that the documents were compared with.
         heldout_loss, chance: Mean loss of the held-out texts, and of a uniform guess, nats a token.
         missing: Requests whose rows are gone, so that nobody can test them.
+        unreadable: Requests whose record or folder is not as the ledger knows it -> why.
         is_base: It is the base under the models of the requests.
         learned: ``{"auc", "p", ...}`` of the learned attack on all documents together, which needs
             20 texts of a side; then it is among the attacks on each.
@@ -60,6 +61,7 @@ class Audit:
     heldout_loss: float | None = None
     chance: float | None = None
     missing: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
     learned: dict[str, float] | None = None
     is_base: bool = False
 
@@ -69,22 +71,32 @@ class Audit:
         return self.heldout_loss is not None and self.heldout_loss >= self.chance
 
     @property
+    def exit(self) -> int:
+        """3: something is back; 1: of a request it cannot be told; else 0."""
+        return 3 if self.back else 1 if self.unreadable else 0
+
+    @property
     def back(self) -> list[dict[str, Any]]:
         return [line for line in self.lines if line["back"]]
 
     def back_lines(self) -> list[str]:
-        """A line for each document that is back."""
+        """A line for each document that is back, and for each request that cannot be read."""
         return [
-            f"  back: {line['request']} {line['document'][:12]}, {line['reading']}"
-            for line in self.back
+            *(f"  back: {o['request']} {o['document'][:12]}, {o['reading']}" for o in self.back),
+            *(f"  not tested: {name}: {why}" for name, why in self.unreadable.items()),
         ]
 
     def require_tested(self, requests_dir: Path | str) -> None:
         """Raises UnlearnError where nothing was tested, or a model that knows nothing."""
-        if not self.lines:
-            raise UnlearnError(f"{requests_dir}: {self.says} Name the folder of the requests.")
+        if not self.lines and not self.unreadable:
+            raise UnlearnError(
+                f"{requests_dir}: {self.says} Name the folder of the requests.",
+                code="audit.nothing",
+            )
         if self.knows_nothing and not self.back:
-            raise UnlearnError(f"{self.model}: {self.says} Make the model again.")
+            raise UnlearnError(
+                f"{self.model}: {self.says} Make the model again.", code="audit.knows-nothing"
+            )
 
     @property
     def says(self) -> str:
@@ -123,6 +135,8 @@ class Audit:
                 " This is the base model of the requests, which never saw the rows: of the models "
                 "made of it this says nothing."
             )
+        if self.unreadable:
+            text += f" Not tested, they are not as recorded: {', '.join(self.unreadable)}."
         if self.missing:
             text += f" Not tested, their rows are gone: {', '.join(self.missing)}."
         return text
@@ -146,31 +160,33 @@ def audit_requests(
             they made.
 
     Raises:
-        UnlearnError: A broken ledger, a changed record, an adapter of another base.
+        UnlearnError: A broken ledger, an adapter of another base.
     """
     facts, ledger = model_facts(model), Ledger(requests_dir)
     every: dict[str, EvaluationSets] = {}
     then: dict[tuple[str, str], dict[str, Any]] = {}
     missing, settings, is_base = [], Settings(), False
-    for folder in ledger.folders():
-        predicate = read(folder)["predicate"]
+    unreadable: dict[str, str] = {}
+    for entry in ledger.accepted():
+        folder = ledger.folder / entry["request"]
+        try:
+            predicate = read(folder)["predicate"]
+            rows = _rows(folder)
+        except (UnlearnError, OSError) as error:  # of this one it cannot be told, of others it can
+            unreadable[folder.name] = str(error)
+            continue
         base = predicate["model"]["after"]["base"]
         check_base(model, facts["base"], base)
         is_base |= bool(base and facts["digest"] and facts["digest"] == base["digest"])
-        files = {name: folder / "eval-data" / f"{name}.jsonl" for name in PARTS}
-        if not files["forget"].is_file():
+        if rows is None:
             missing.append(folder.name)
             continue
-        member, nonmember = (  # held-out rows may be missing
-            read_documents(files[name]) if files[name].is_file() else [] for name in PARTS[1:]
-        )
-        rows = read_records(files["forget"])
-        every[folder.name] = EvaluationSets(folder, rows, [], member, nonmember)
+        every[folder.name] = rows
         then |= {(folder.name, line["document"]): line for line in predicate["documents"]}
         known = read_json(folder / "eval" / "results.json") or {}
         settings = Settings.read(known.get("settings", {}))
     if not every:
-        return Audit(model, missing=missing)
+        return Audit(model, missing=missing, unreadable=unreadable)
     # Cheap and exact: the model alone decides, in float32 where it runs on the CPU.
     settings = replace(
         settings, device=device, dtype=None, batch_size=batch_size, device_map=None
@@ -183,7 +199,19 @@ def audit_requests(
         known = ledger.keyed(document)
         judged.append(_line(request, known, line, then.get((request, known))))
     judged.sort(key=_badness)
-    return Audit(model, judged, len(sets.nonmember), loss, chance, missing, learned, is_base)
+    heldout = len(sets.nonmember)
+    return Audit(model, judged, heldout, loss, chance, missing, unreadable, learned, is_base)
+
+
+def _rows(folder: Path) -> EvaluationSets | None:
+    """What a request was judged by; None where its rows are gone."""
+    files = {name: folder / "eval-data" / f"{name}.jsonl" for name in PARTS}
+    if not files["forget"].is_file():
+        return None
+    member, nonmember = (  # held-out rows may be missing
+        read_documents(files[name]) if files[name].is_file() else [] for name in PARTS[1:]
+    )
+    return EvaluationSets(folder, read_records(files["forget"]), [], member, nonmember)
 
 
 def _line(
@@ -258,6 +286,9 @@ def junit(result: Audit) -> str:
     suites = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(suites, "testsuite", name="axolotl-unlearn request audit")
     skipped = {(name, "rows"): "the rows of this request are gone" for name in result.missing}
+    for name, why in result.unreadable.items():
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name="record")
+        ElementTree.SubElement(case, "error", message=why)
     for line in result.lines:
         where = (line["request"], line["document"])
         if line["back"]:
@@ -272,7 +303,8 @@ def junit(result: Audit) -> str:
     for (request, name), why in skipped.items():
         case = ElementTree.SubElement(suite, "testcase", classname=request, name=name)
         ElementTree.SubElement(case, "skipped", message=why)
-    counts = {"tests": len(suite), "failures": len(result.back), "errors": 0}
+    counts = {"tests": len(suite), "failures": len(result.back)}
+    counts["errors"] = len(result.unreadable)
     counts["skipped"] = len(skipped)
     suite.attrib.update({name: str(count) for name, count in counts.items()})
     ElementTree.indent(suites)

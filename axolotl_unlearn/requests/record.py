@@ -111,7 +111,6 @@ def write(folder: Path | str) -> Path:
             {"name": name, "digest": {"sha256": digest(path)}}
             for name, path in model_files(Path(model["path"])).items()
         ],
-        "predicateType": f"{PREDICATE}{VERSIONS[-1]}",
         "predicate": _predicate(request, verdict, ledger, model),
     }
     place = ledger.inside(model["path"])
@@ -176,6 +175,7 @@ def _enter(folder: Path, event: str, statement: dict[str, Any], **facts: Any) ->
     A file that is bound already keeps its digest: an amended record vouches for no change.
     """
     ledger, predicate = Ledger(folder.parent), statement["predicate"]
+    statement["predicateType"] = f"{PREDICATE}{VERSIONS[-1]}"
     made, known = _pages(folder, statement), predicate.get("files", {})
     predicate["files"] = {
         **known,
@@ -315,12 +315,16 @@ def _attacks(folder: Path) -> list[dict[str, Any]]:
     attacks = []
     for path in (p for part in ("eval", "attacks") for p in sorted((folder / part).glob("*.json"))):
         result = read_json(path)
-        known = isinstance(result, dict) and {"attack", "title"} <= set(result)
-        if known and {"rows", "views"} & set(result):
-            variants = [row["variant"] for row in result.get("rows", ())]
-            variants += [view["title"] for view in result.get("views", {}).values()]
-            said = {"attack": result["attack"], "variants": variants, "says": sentence(result)}
-            attacks.append(said | {"digest": {"sha256": digest(path)}})
+        if not isinstance(result, dict) or not {"attack", "title"} <= set(result):
+            continue
+        if result.get("rows"):
+            variants, says = [row["variant"] for row in result["rows"]], sentence(result)
+        elif isinstance(result.get("sentence"), str):  # tests on texts: membership, inside
+            variants, says = list(result.get("tests", {})), result["sentence"]
+        else:
+            continue
+        said = {"attack": result["attack"], "variants": variants, "says": says}
+        attacks.append(said | {"digest": {"sha256": digest(path)}})
     return attacks
 
 

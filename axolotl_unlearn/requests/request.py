@@ -51,13 +51,22 @@ class Request:
             facts = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise UnlearnError(
-                f"{folder} holds no request; make one with `axolotl-unlearn request new`."
+                f"{folder} holds no request; make one with `axolotl-unlearn request new`.",
+                code="requests.none",
             ) from None
-        except (OSError, ValueError):
-            raise UnlearnError(f"{path} cannot be read; make the request again.") from None
+        except (OSError, ValueError, RecursionError):
+            raise UnlearnError(
+                f"{path} cannot be read; make the request again.", code="requests.unreadable"
+            ) from None
+        if isinstance(facts, dict) and isinstance(
+            facts.get("after"), dict
+        ):  # that of a record v0.1
+            facts.setdefault("adapter", facts["after"].get("adapter") is not None)
         needed = {"id", "before", "adapter"}
         if not isinstance(facts, dict) or facts.get("schema") != SCHEMA or needed - set(facts):
-            raise UnlearnError(f"{path} is not of this version; make the request again.")
+            raise UnlearnError(
+                f"{path} is not of this version; make the request again.", code="requests.version"
+            )
         request = cls(Path(folder), facts)
         if not request.at_home and request.root.is_dir():
             before = facts["before"]
@@ -141,7 +150,8 @@ def held(folder: Path) -> Iterator[int]:
                 if time.monotonic() > end:
                     raise UnlearnError(
                         f"{folder} is being run by another process; wait until it has ended, or "
-                        "take another folder."
+                        "take another folder.",
+                        code="requests.held",
                     ) from None
                 time.sleep(0.2)
             except OSError:  # a file system without locks
