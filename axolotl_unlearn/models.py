@@ -35,6 +35,18 @@ def is_tokenizer(name: str) -> bool:
     )
 
 
+def cached_on_hub(name: str, revision: str | None = None) -> Path | None:
+    """The folder of a model of the hub in this machine's cache; None where it is not."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A model to evaluate.

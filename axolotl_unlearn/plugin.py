@@ -146,13 +146,14 @@ class UnlearnPlugin(BasePlugin):
         _refuse_sharding_on_cpu(cfg)
         from axolotl.common.datasets import load_datasets
 
-        from axolotl_unlearn.data.checks import check_columns
+        from axolotl_unlearn.data.checks import check_columns, check_loaded
         from axolotl_unlearn.data.pairing import PairedDataset
         from axolotl_unlearn.training.phases import phase_steps
 
         size, cfg.val_set_size = cfg.val_set_size, 0.0  # Axolotl would split single rows
         meta = load_datasets(cfg=cfg)
         cfg.val_set_size = size or 0.0
+        check_loaded(cfg, meta.train_dataset, meta.eval_dataset)
         if size:
             from axolotl_unlearn.data.validation import split
 
@@ -172,7 +173,7 @@ class UnlearnPlugin(BasePlugin):
         # Axolotl counted single rows; a step is made of pairs.
         epoch = math.ceil(len(pairs) / cfg.batch_size)
         steps = sum(phase_steps(args, epoch)) if args.phases else epoch * cfg.num_epochs
-        meta.total_num_steps = int(min(cfg.max_steps or steps, steps))
+        meta.total_num_steps = int(cfg.max_steps or steps)
         return meta
 
     def get_collator_cls_and_kwargs(self, cfg: DictDefault, is_eval: bool = False):

@@ -105,7 +105,17 @@ def test_all_faults_at_once(entry):
 def test_overlap(entry):
     cfg = {"unlearn": BLOCK, "datasets": [entry([FORGET]), entry([RETAIN, FORGET], "retain")]}
     (fault,) = check_files(cfg)
-    assert "'a1qa0'" in fault and "forgotten and kept" in fault
+    assert "share 1 rows (the first is row 1 here, row 2 there)" in fault
+    folder = {"path": "a/b", "type": "axolotl_unlearn.data.forget"}
+    both = {
+        "unlearn": BLOCK,
+        "datasets": [folder, folder | {"type": "axolotl_unlearn.data.retain"}],
+    }
+    assert "`datasets` has 'a/b' on both sides" in check_files(both)[0].replace(
+        f"{Path.cwd()}/", ""
+    )
+    both["datasets"][0] = folder | {"data_files": "f.jsonl"}
+    assert check_files(both) == []
     twice = {
         "unlearn": BLOCK,
         "datasets": [entry([FORGET]), entry([FORGET]), entry([RETAIN], "retain")],
@@ -433,7 +443,7 @@ def test_what_stands_in_pasted_configs_is_taken_or_noted(entry, caplog):
 )
 def test_a_budget_of_tokens_and_what_counts_on_one_forward(block, settings, says):
     block = BLOCK | {"pairing": {"max_tokens": 64}} | block
-    data = [{"path": "a/b", "type": f"axolotl_unlearn.data.{side}"} for side in SIDES]
+    data = [{"path": f"a/{side}", "type": f"axolotl_unlearn.data.{side}"} for side in SIDES]
     found = config_faults({"plugins": [PLUGIN], "unlearn": block, "datasets": data, **settings})
     assert len(found) == (says is not None) and (says is None or says in found[0])
 
@@ -604,7 +614,7 @@ def test_what_the_run_would_fail_at(tmp_path):
     hidden = cfg | {"unlearn": {"forget": {"objective": "rmu"}}, "base_model": str(tmp_path)}
     assert "of which Gemma 3n has four at once" in config_faults(hidden)[0]
     eight = cfg | {"unlearn": BLOCK | {"surgery": "gu"}}
-    eight["datasets"] = [entry, entry | {"type": "axolotl_unlearn.data.retain"}]
+    eight["datasets"] = [entry, {"path": "a/b", "type": "axolotl_unlearn.data.retain"}]
     for name, told in (("paged_adamw_8bit", 1), ("adamw_torch", 0), ("paged_adamw_32bit", 0)):
         assert len(config_faults(eight | {"optimizer": name})) == told
     found = [fault for fault in config_faults(cfg | {"deepspeed": "ds.json"}) if "package" in fault]
@@ -693,7 +703,9 @@ def test_a_key_that_stands_twice_in_a_config(tmp_path):
 
 
 def test_phases_are_told(tmp_path):
-    entries = [{"path": "someone/rows", "type": f"axolotl_unlearn.data.{side}"} for side in SIDES]
+    entries = [
+        {"path": f"someone/{side}", "type": f"axolotl_unlearn.data.{side}"} for side in SIDES
+    ]
     file = tmp_path / "my.yml"
     cfg = {"plugins": [PLUGIN], "unlearn": {"preset": "tarf"}, "datasets": entries}
     file.write_text(yaml.safe_dump(cfg))

@@ -91,6 +91,8 @@ def test_axolotl_loads_forget_and_retain(tmp_path, config):
     assert len(dataset) == 3
     rows = by_role(dataset)
     assert rows[0, 0] == {
+        "reads": rows[0, 0]["reads"],  # hashes: test_data_overlap.py
+        "file": pair_number(str(tmp_path / "f.jsonl")),
         "input_ids": [97, 98, 32, 99, EOS],
         "attention_mask": [1] * 5,
         "labels": [97, 98, 32, 99, EOS],

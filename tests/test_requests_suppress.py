@@ -152,6 +152,7 @@ def test_check_counts_the_rows_that_are_left(folder, tmp_path):
     config = {"base_model": str(TOKENIZER), "sequence_len": 256, "datasets": entries}
     config |= {"plugins": ["axolotl_unlearn.UnlearnPlugin"], "output_dir": str(tmp_path / "out")}
     config |= {"micro_batch_size": 2, "learning_rate": 1e-4, "num_epochs": 1}
+    config["reinit_weights"] = True
     config["unlearn"] = block | {"data": {"suppression": str(path)}}
     (tmp_path / "my.yml").write_text(yaml.safe_dump(config))
     done = CliRunner().invoke(unlearn, ["check", str(tmp_path / "my.yml"), "--full", "--json"])

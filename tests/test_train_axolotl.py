@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -109,24 +108,6 @@ def assert_same(first: Path, second: Path, atol: float) -> None:
 @pytest.fixture(scope="session")
 def straight(stage) -> Path:
     return train(stage, "straight", save_strategy="steps", save_steps=3)
-
-
-def test_closure_of_the_plugin(stage):
-    """Lines of ours that a plain run (NPO, NLL, KL) loads, from its config to its adapter."""
-    block = {"forget": {"objective": "npo"}, "retain": [{"objective": "nll"}, {"objective": "kl"}]}
-    path = stage / "closure.yml"
-    path.write_text(yaml.safe_dump(config(stage, "closure", unlearn=block, max_steps=1)))
-    code = (
-        f"import sys; from axolotl.cli.train import do_cli; do_cli(config={str(path)!r});"
-        "print(*(m.__file__ for n, m in list(sys.modules.items())"
-        " if n.split('.')[0] == 'axolotl_unlearn' and getattr(m, '__file__', None)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    files = done.stdout.splitlines()[-1].split()
-    assert any(file.endswith("training/trainer.py") for file in files)
-    assert (stage / "closure/adapter_model.safetensors").exists()
-    lines = {file: len(Path(file).read_text("utf-8").splitlines()) for file in files}
-    assert sum(lines.values()) <= 8_000, "\n".join(f"{n} {file}" for file, n in lines.items())
 
 
 def test_every_part_is_logged_every_step(straight):

@@ -8,120 +8,78 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from axolotl_unlearn.columns import IGNORE, ROLES, pair_number
+from axolotl_unlearn.checks.rendered import layout
+from axolotl_unlearn.columns import DOCUMENT, IGNORE, ROLES, pair_number
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
-from axolotl_unlearn.data.checks import role_of
+from axolotl_unlearn.data.checks import check_columns, check_loaded
 from axolotl_unlearn.data.coverage import RowCounts
-from axolotl_unlearn.data.records import Record, read_records, short
+from axolotl_unlearn.data.overlap import near_rows
+from axolotl_unlearn.data.records import Record, read_records
 from axolotl_unlearn.data.validation import held_out
 from axolotl_unlearn.errors import UnlearnError
 
-#: Rows of which at most near-duplicates are looked for: pairs take time.
-MOST_COMPARED = 20_000
 #: Adam: two moments in float32; optimizers with "8bit" in their name keep a byte each.
 _MOMENTS = 8
 
 
-def outlook(cfg: dict[str, Any], read: dict[str, list[Record]]) -> tuple[dict[str, Any], list[str]]:
+def outlook(
+    cfg: dict[str, Any], read: dict[str, list[Record]], tables: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
     """Facts about a config without faults, JSON-like; and faults that only tokens show.
 
     Args:
         read: The rows by role, as `check_records` has read them.
+        tables: Token rows by role (`axolotl_unlearn.checks.rendered.token_rows`), if there are any.
     """
     args = parse_unlearn(cfg.get("unlearn") or {})
     if not args.trains:
         return {}, []
-    sides = {side: read.get(side, []) for side in ROLES}
-    args = RowCounts.of_records(sides).fitted(args)
-    rows, faults = {side: len(records) for side, records in sides.items()}, []
+    facts: dict[str, Any] = {}
+    rows, faults = {side: len(tables.get(side) or read.get(side, ())) for side in ROLES}, []
+    documents = [pair_number(record.document) for record in read.get("retain", ())]
+    if tables:
+        from datasets import concatenate_datasets
+
+        whole = concatenate_datasets([*tables.values()])
+        try:
+            check_loaded(cfg, whole)
+            args, _ = check_columns(args, whole)
+        except UnlearnError as error:
+            faults.append(str(error))
+        if near := near_rows(whole):
+            facts["near_duplicates"] = {"rows": near[0], "of": near[1]}
+        documents = tables["retain"][DOCUMENT][:] if "retain" in tables else documents
+    else:
+        args = RowCounts.of_records(read).fitted(args)
     if size := cfg.get("val_set_size"):
-        documents = [pair_number(record.document) for record in sides["retain"]]
         seed = 42 if cfg.get("seed") is None else cfg["seed"]
         try:
             rows["retain"] -= int(held_out(documents, size, sum(rows.values()), seed).sum())
         except UnlearnError as error:
             faults.append(str(error))
-    facts: dict[str, Any] = {"plan": plan(cfg, args, rows)}
-    facts["near_duplicates"] = near_duplicates(sides["forget"], sides["retain"])
-    facts["tokens"] = {}
-    folder = Path(str(cfg.get("tokenizer_config") or cfg.get("base_model")))
-    for side in ROLES if any(folder.glob("tokenizer*")) else ():
-        if sides[side]:
-            facts["tokens"][side], more = tokens(cfg, side)
-            faults += more
-    longest = [one["longest"] for one in facts["tokens"].values() if one["rows"]]
+    facts["plan"] = plan(cfg, args, rows)
+    facts["tokens"] = {side: lengths(table) for side, table in tables.items()}
+    longest = [one["longest"] for one in facts["tokens"].values()]
     facts["memory"] = memory(cfg, args, max(longest, default=cfg.get("sequence_len") or 2048))
     return {name: value for name, value in facts.items() if value}, faults
 
 
-# --- tokens --------------------------------------------------------------------------------------
-
-
-def tokens(cfg: dict[str, Any], side: str) -> tuple[dict[str, Any], list[str]]:
-    """Lengths of the rows of a side as training reads them, and how the first one is laid out."""
-    from axolotl.loaders import load_tokenizer
-    from axolotl.utils.dict import DictDefault
-
-    from axolotl_unlearn.data.strategy import load_strategy
-
-    lengths, labelled, first, faults = [], 0, None, []
-    config = cfg.get("tokenizer_config") or cfg.get("base_model")
-    try:
-        tokenizer = load_tokenizer(DictDefault(cfg | {"tokenizer_config": config}))
-    except (OSError, ValueError) as error:
-        raise UnlearnError(f"the tokenizer of {config} cannot be loaded: {error}") from None
-    for entry in _files(cfg, side):
-        try:
-            rows = load_strategy(side, tokenizer, cfg, entry).wrap_dataset(None)
-        except UnlearnError as error:
-            faults.append(str(error))
-            continue
-        lengths += rows["length"][:]
-        first = first or layout(rows[0]["labels"])
-        for part in rows.data.column("labels").chunks:
-            labelled += int((part.flatten().to_numpy() != IGNORE).sum())
-    lengths.sort()
-    facts = {"rows": len(lengths), "total": sum(lengths), "labelled": labelled}
-    if lengths:
-        facts |= {"median": lengths[len(lengths) // 2], "longest": lengths[-1], "first": first}
-    return facts, faults
-
-
-def _files(cfg: dict[str, Any], side: str) -> list[dict[str, Any]]:
-    """Entries of a side that are local files."""
-    entries = cfg.get("datasets") or []
-    return [e for e in entries if role_of(e) == side and Path(e["path"]).is_file()]
-
-
-def layout(labels: Sequence[int]) -> str:
-    """ "12 without label, 7 with": runs of a row's tokens."""
-    runs = groupby(label == IGNORE for label in labels)
-    return ", ".join(f"{len([*run])} {'without label' if none else 'with'}" for none, run in runs)
-
-
-def near_duplicates(forget: Sequence[Record], retain: Sequence[Record]) -> dict[str, Any]:
-    """Retain rows that hardly differ from a forget row: what is forgotten would be kept."""
-    from axolotl_unlearn.data.near import near_rows
-    from axolotl_unlearn.data.typed import Source
-
-    if not forget or not retain:
-        return {}
-    if len(forget) + len(retain) > MOST_COMPARED:
-        return {"skipped": f"more than {MOST_COMPARED} rows"}
-    sides = (
-        [Source(f"{n} {r.id}", {"a": r.input, "b": r.output}) for n, r in enumerate(records)]
-        for records in (forget, retain)
+def lengths(rows: Any) -> dict[str, Any]:
+    """Tokens and labels of the rows of a side, and how the first one is laid out."""
+    each = sorted(rows["length"][:])
+    labelled = sum(
+        int((part.flatten().to_numpy() != IGNORE).sum())
+        for part in rows.data.column("labels").chunks
     )
-    near = near_rows(*sides)
-    pairs = [[short(n.partition(" ")[2]) for n in pair] for pair in near.items()]
-    return {"rows": len(pairs), "of": len(retain), "first": pairs[:3]}
+    facts = {"rows": len(each), "total": sum(each), "labelled": labelled}
+    facts |= {"median": each[len(each) // 2], "longest": each[-1]}
+    return facts | {"first": layout(rows[0]["labels"])}
 
 
 # --- steps ---------------------------------------------------------------------------------------

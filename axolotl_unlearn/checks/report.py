@@ -21,11 +21,14 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.objectives import OBJECTIVES
 
 
-def check(path: Path, full: bool = False) -> tuple[list[str], list[str], dict[str, Any]]:
+def check(
+    path: Path, full: bool = False, show: int = 0
+) -> tuple[list[str], list[str], dict[str, Any]]:
     """Faults of a config file; without one, lines that say what the run would do, and facts.
 
     Args:
         full: Also what tokens, Axolotl's own checks and the heads of weight files show.
+        show: Rows of each side that the lines hold as the model will read them.
 
     Raises:
         UnlearnError: The file cannot be read at all.
@@ -47,10 +50,22 @@ def check(path: Path, full: bool = False) -> tuple[list[str], list[str], dict[st
                 what = "no option of Axolotl, read by other plugins at most"
                 lines.append(f"  note: {what}: {', '.join(unread)}")
             lines += [f"  note: {one}" for one in checked.notes]
+        if (full or show) and not faults:
+            from axolotl_unlearn.checks import rendered
+
+            tokenizer, tables = rendered.tokenizer_of(cfg), {}
+            if tokenizer is not None:
+                tables, faults = rendered.token_rows(cfg, tokenizer)
+            else:
+                lines.append("  note: the tokenizer is not on this machine: no tokens were made.")
+            for side, rows in tables.items():
+                for number in range(min(show, len(rows))):
+                    lines.append(f"  {side} row {number + 1}, > with labels, | without:")
+                    lines += rendered.shown(rows[number], tokenizer)
         if full and not faults:
             from axolotl_unlearn.checks import estimate
 
-            facts, faults = estimate.outlook(cfg, checked.sides)
+            facts, faults = estimate.outlook(cfg, checked.sides, tables)
             faults += axolotl_faults(copy.deepcopy(cfg))
             lines += estimate.lines(facts)
     except UnlearnError as error:

@@ -15,12 +15,20 @@ from axolotl_unlearn.cli._options import PATH, say
 @click.argument("config", type=PATH)
 @click.option("--full/--quick", default=None,
               help="Also tokens, plan, memory and Axolotl's own checks.")  # fmt: skip
-def command(config: Path, full: bool | None) -> None:
+@click.option(
+    "--show",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Print N rows of each side as the model will read them.",
+)
+def command(config: Path, full: bool | None, show: int) -> None:
     """Find what is wrong with CONFIG before any GPU second is spent.
 
     Reads config, data files and tokenizer; loads no weights. All faults are listed at once, each
     with its cure. Without one it says what the run would do: objectives, rows, tokens, steps,
-    forwards, memory, retain rows that hardly differ from forget rows. Texts are not printed.
+    forwards, memory, retain rows that hardly differ from forget rows. Texts are printed with
+    `--show` alone.
 
     \b
     Exit code 0 if no fault was found, 2 if there is one.
@@ -30,7 +38,7 @@ def command(config: Path, full: bool | None) -> None:
     from axolotl_unlearn.checks.report import check
 
     full = "axolotl.cli.main" in sys.modules if full is None else full
-    faults, summary, facts = check(config, full)
+    faults, summary, facts = check(config, full, show)
     answer(ready=not faults, faults=faults, **facts)
     say(*summary)
     for fault in faults:

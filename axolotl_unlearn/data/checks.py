@@ -18,10 +18,10 @@ from pydantic import ValidationError
 from axolotl_unlearn.columns import ROLES, SIDES
 from axolotl_unlearn.config import DataArgs, UnlearnArgs, nearest, unlearn_config
 from axolotl_unlearn.data.coverage import RowCounts
+from axolotl_unlearn.data.overlap import check_sides, near_note
 from axolotl_unlearn.data.records import (
     SUFFIXES,
     Record,
-    check_disjoint,
     is_ambiguous,
     is_made_up,
     read_records,
@@ -100,7 +100,7 @@ def check_entries(cfg: dict[str, Any]) -> list[str]:
                 f"`type: {PREFIX}retain`."
             )
         elif args is not None and (key == "datasets" or roles):
-            faults += _side_faults(key, roles, args)
+            faults += _side_faults(key, roles, args) + _one_path(key, entries)
     return faults
 
 
@@ -194,6 +194,18 @@ def _notes_on(path: str, role: str, records: list[Record], data: DataArgs) -> li
     ]
 
 
+def check_loaded(cfg: Mapping[str, Any], *sets: Any) -> None:
+    """Rows of each set that Axolotl has loaded against each other: the door that all rows pass.
+
+    Raises:
+        UnlearnError: Rows are on both sides.
+    """
+    paths = [str(entry.get("path")) for key in KEYS for entry in cfg.get(key) or []]
+    for rows in sets:
+        if rows is not None:
+            check_sides(rows, paths)
+
+
 def check_columns(args: UnlearnArgs, rows: Any) -> tuple[UnlearnArgs, list[str]]:
     """Rows that Axolotl has loaded against the entries; returns these, `fitted`, and notes.
 
@@ -205,7 +217,7 @@ def check_columns(args: UnlearnArgs, rows: Any) -> tuple[UnlearnArgs, list[str]]
     faults = counts.faults(args)
     if faults:
         raise UnlearnError(" ".join(faults))
-    return args, counts.notes(args)
+    return args, [*counts.notes(args), *near_note(rows)]
 
 
 def block_of(cfg: dict[str, Any]) -> UnlearnArgs | None:
@@ -284,6 +296,21 @@ def _side_faults(key: str, roles: list[str], args: UnlearnArgs) -> list[str]:
     return faults
 
 
+def _one_path(key: str, entries: list[Any]) -> list[str]:
+    """A file or folder that one entry forgets and another keeps."""
+    sides: dict[str, dict[tuple, str]] = defaultdict(dict)
+    for entry in entries:
+        if (role := role_of(entry)) and isinstance(path := entry.get("path"), str):
+            part = [str(entry.get(name)) for name in ("name", "split", "data_files")]
+            sides[role][os.path.realpath(path), *part] = path
+    return [
+        f"`{key}` has {short(path)} on both sides, to forget and to keep; give each side rows of "
+        "its own."
+        for one, path in sides["forget"].items()
+        if one in sides["retain"]
+    ]
+
+
 _ROWS = {
     "forget": "the rows to forget",
     "retain": "the rows to keep",
@@ -305,8 +332,16 @@ def _overlaps(sets: dict[str, list[tuple[str, list[Record]]]]) -> list[str]:
             seen |= {r.id: path for r in records if not is_made_up(r.id)}
     for forget_path, forget in sets["forget"]:
         for retain_path, retain in sets["retain"]:
-            try:
-                check_disjoint(forget, retain, forget_path, retain_path)
-            except UnlearnError as error:
-                faults.append(str(error))
+            kept = {(record.input, record.output): n for n, record in enumerate(retain, 1)}
+            both = [
+                (number, kept[record.input, record.output])
+                for number, record in enumerate(forget, 1)
+                if (record.input, record.output) in kept
+            ]
+            if both:
+                faults.append(
+                    f"{forget_path} and {retain_path} share {len(both)} rows (the first is row "
+                    f"{both[0][0]} here, row {both[0][1]} there); a row cannot be forgotten and "
+                    "kept: remove them from one side."
+                )
     return faults

@@ -190,9 +190,21 @@ class Encoder:
 
     def _conversation(self, record: Record) -> Encoded:
         """Tokens and labels of Axolotl's strategy; without `eos` the turn's end has no label."""
+        from jinja2 import TemplateError
+
+        from axolotl_unlearn.data.typed import template_says
+
         turns = (("user", record.input), ("assistant", record.output))
         messages = [{"role": role, "content": content} for role, content in turns]
-        tokens = self._chat_strategy.tokenize_prompt({"messages": messages})
+        try:
+            tokens = self._chat_strategy.tokenize_prompt({"messages": messages})
+        except TemplateError as error:
+            raise UnlearnError(
+                "the chat template cannot render a question and its answer"
+                f"{template_says(error, self._chat_strategy)}; use another template, or "
+                "`unlearn.data.template`.",
+                code="data.template-cannot-render",
+            ) from None
         ids, labels = list(tokens["input_ids"]), list(tokens["labels"])
         given = [place for place, label in enumerate(labels) if label != IGNORE]
         if not self.options.eos:

@@ -19,6 +19,7 @@ from axolotl_unlearn.columns import KINDS, ROLES, SIDES, pair_number, task_numbe
 from axolotl_unlearn.config import DataArgs, unlearn_config
 from axolotl_unlearn.data.checks import LEARNED, part_of_a_file
 from axolotl_unlearn.data.encode import AnswerTooLong, Encoder
+from axolotl_unlearn.data.overlap import FILE, READS, reads
 from axolotl_unlearn.data.records import Record, Rows, read_rows, records_from_rows
 from axolotl_unlearn.data.table import FEATURES, MEMORISE_FEATURES, RowTable
 from axolotl_unlearn.errors import UnlearnError, show_as_sentences
@@ -42,6 +43,7 @@ class RoleStrategy(DatasetWrappingStrategy):
         name = entry.get("path")
         self.path = Path(name) if name and Path(name).is_file() else None
         self.source = str(name or f"{role} rows")
+        self.special = {*(getattr(tokenizer, "all_special_ids", None) or ())}
         for fault in part_of_a_file(entry):
             raise UnlearnError(fault)
 
@@ -60,16 +62,24 @@ class RoleStrategy(DatasetWrappingStrategy):
         )  # fmt: skip
         return table.dataset()
 
-    def _facts(self, row: Record | Source, number: int) -> dict[str, int | None]:
-        """The columns of a row beside its tokens."""
-        return {
+    def _add(
+        self, table: RowTable, ids: list[int], labels: list[int], row: Record | Source, number: int
+    ) -> None:
+        """A token row with its other columns."""
+        if self.role == "memorise":
+            table.add(ids, labels)
+            return
+        facts = {
             "role": ROLES.get(self.role),
             "kind": KINDS[row.kind],
             "task": task_number(row.task),
             "row": number,
             "pair": pair_number(row.id),
             "document": pair_number(row.document or row.id),
+            READS: reads(ids, labels, self.special),
+            FILE: pair_number(self.source),
         }
+        table.add(ids, labels, **facts)
 
 
 def _numbered(dataset: Iterable[Mapping[str, Any]]) -> Rows:
@@ -117,7 +127,7 @@ class RecordStrategy(RoleStrategy):
                 too_long.append((limit + encoded.truncated, record.id))
             cuts += [encoded.truncated] * (encoded.truncated > 0)
             labels = self.encoder.labels(encoded, labelled)
-            table.add(encoded.input_ids, labels, **self._facts(record, number))
+            self._add(table, encoded.input_ids, labels, record, number)
         if too_long:
             needed, name = max(too_long)
             raise UnlearnError(
@@ -152,7 +162,7 @@ class TypedStrategy(RoleStrategy):
                 "`sequence_len` and `unlearn.data.rows`."
             )
         for row in rows:
-            table.add(row.input_ids, row.labels, **self._facts(row.source, row.number))
+            self._add(table, row.input_ids, row.labels, row.source, row.number)
 
 
 def load_strategy(role: Role, tokenizer: Any, cfg: Any, ds_cfg: Any = None) -> RoleStrategy:

@@ -15,6 +15,7 @@ from datasets import Sequence as SequenceOf
 from datasets.table import InMemoryTable
 
 from axolotl_unlearn.columns import DOCUMENT, FACTS, PAIR
+from axolotl_unlearn.data.overlap import FILE, READS
 
 _TOKENS = {
     "input_ids": SequenceOf(Value("int32")),
@@ -25,7 +26,7 @@ _TOKENS = {
 FEATURES = Features(
     _TOKENS
     | {name: Value("int32") for name in (*FACTS, "length")}
-    | {name: Value("int64") for name in (PAIR, DOCUMENT)}
+    | {name: Value("int64") for name in (PAIR, DOCUMENT, READS, FILE)}
 )
 MEMORISE_FEATURES = Features(_TOKENS)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,8 @@ class Source:
     @property
     def record(self) -> Record:
         """For checks of sides and entries, which read no text."""
-        content = json.dumps(_filled(self.row), sort_keys=True, default=str)
+        said = {key: self.row[key] for key in self.row if key not in ENVELOPE - {"row"}}
+        content = json.dumps(_filled(said), sort_keys=True, default=str)
         return Record(self.id, "", content, self.task, self.kind, self.document)
 
 
@@ -244,6 +246,7 @@ def _tokenised(
     from axolotl.utils.data.wrappers import get_dataset_wrapper
     from axolotl.utils.dict import DictDefault
     from datasets import Dataset
+    from jinja2 import TemplateError
 
     # As Arrow hands them to a strategy: with nulls where other rows have a field.
     names = dict.fromkeys(name for row in rows for name in row)
@@ -279,11 +282,19 @@ def _tokenised(
             token_rows = [[row] for row in wrapped]
         else:
             token_rows = [_parts(strategy, row) for row in dataset]
+    except TemplateError as error:
+        raise UnlearnError(
+            f"{origin}: the chat template cannot render these rows"
+            f"{template_says(error, strategy)}; correct the rows, or give the template and the "
+            "field names that made the model.",
+            code="data.template-cannot-render",
+        ) from None
     except (KeyError, TypeError, ValueError, AttributeError, InvalidDataException) as error:
         raise UnlearnError(
             f"{origin}: Axolotl's type {_name(kind)} cannot read these rows "
             f"({type(error).__name__}{_field(error)}); give in `unlearn.data.rows` the entry of "
-            "`datasets` that made the model."
+            "`datasets` that made the model.",
+            code="data.type-cannot-read",
         ) from None
     if len(token_rows) != len(rows):
         raise UnlearnError(
@@ -291,6 +302,14 @@ def _tokenised(
             f"{len(rows)}, so they cannot be told apart; this type is not supported."
         )
     return token_rows
+
+
+def template_says(error: Exception, strategy: Any) -> str:
+    """What a template says of a row in words of its own, which hold none of the row's."""
+    said, prompter = str(error), getattr(strategy, "prompter", None)
+    own = said and said in str(getattr(prompter, "chat_template", ""))
+    missing = re.search(r"has no attribute '(\w{1,40})'|'(\w{1,40})' is undefined", said)
+    return f" ({said})" if own else f" ({missing[0]})" if missing else ""
 
 
 def _parts(strategy: Any, row: Mapping[str, Any]) -> list[dict[str, list[int]]]:

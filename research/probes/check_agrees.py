@@ -121,20 +121,13 @@ def draw(cfg: dict[str, Any], rng: random.Random) -> tuple[dict[str, Any], dict[
 
 def checked(path: Path) -> list[str]:
     """What `axolotl-unlearn check` says in full."""
-    from axolotl_unlearn.checks.estimate import outlook
-    from axolotl_unlearn.checks.report import axolotl_faults, check
-    from axolotl_unlearn.config.reading import read_config
-    from axolotl_unlearn.data.checks import check_records
+    from axolotl_unlearn.checks.report import check
     from axolotl_unlearn.errors import UnlearnError
 
     try:
-        faults, *_ = check(path)
-        if not faults:
-            cfg = read_config(path)
-            faults = [*outlook(cfg, check_records(cfg).sides)[1], *axolotl_faults(cfg)]
+        return check(path, full=True)[0]
     except UnlearnError as error:
-        faults = [str(error)]
-    return faults
+        return [str(error)]
 
 
 def trained(path: Path) -> str:

@@ -1,0 +1,131 @@
+"""Rows of a config as the model will read them, for `check --full`, `check --show` and `init`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from axolotl_unlearn.columns import IGNORE, ROLES
+from axolotl_unlearn.data.checks import KEYS, role_of
+from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.models import cached_on_hub, is_tokenizer
+
+#: Characters of a row that are shown.
+_SHOWN = 1200
+
+
+def tokenizer_of(cfg: dict[str, Any]) -> Any | None:
+    """The tokenizer as Axolotl loads it; None where it is not on this machine.
+
+    Raises:
+        UnlearnError: It is here and cannot be loaded.
+    """
+    name = str(cfg.get("tokenizer_config") or cfg.get("base_model"))
+    here = Path(name)
+    files = [file.name for file in here.iterdir()] if here.is_dir() else ()
+    if not any(map(is_tokenizer, files)) and not cached_on_hub(name):
+        return None
+    from axolotl.loaders import load_tokenizer
+    from axolotl.utils.dict import DictDefault
+
+    try:
+        return load_tokenizer(DictDefault(cfg | {"tokenizer_config": name}))
+    except UnlearnError:
+        raise
+    except Exception as error:  # every tokenizer class has errors of its own
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UnlearnError(
+            f"the tokenizer of {name} cannot be loaded ({why}); correct its files or set "
+            "`tokenizer_config`.",
+            code="checks.tokenizer",
+        ) from None
+
+
+def token_rows(cfg: dict[str, Any], tokenizer: Any) -> tuple[dict[str, Any], list[str]]:
+    """One dataset of each role, of the entries of ``datasets`` that are on this machine; faults.
+
+    The columns are those of `axolotl_unlearn.data.table`.
+    """
+    from datasets import concatenate_datasets
+
+    from axolotl_unlearn.data.strategy import load_strategy
+
+    parts: dict[str, list[Any]] = {role: [] for role in ROLES}
+    faults = []
+    for entry in cfg.get(KEYS[0]) or []:
+        role = role_of(entry)
+        if role not in parts or not _is_here(entry):
+            continue
+        try:
+            strategy = load_strategy(role, tokenizer, cfg, entry)
+            with _loaded(entry) as dataset:
+                parts[role].append(strategy.wrap_dataset(dataset))
+        except UnlearnError as error:
+            faults.append(str(error))
+    return {role: concatenate_datasets(few) for role, few in parts.items() if few}, faults
+
+
+def _is_here(entry: dict[str, Any]) -> bool:
+    return os.path.exists(entry["path"]) or bool(entry.get("data_files"))
+
+
+@contextmanager
+def _loaded(entry: dict[str, Any]) -> Iterator[Any]:
+    """What Axolotl reads of an entry that is not one file, without a copy in the home folder."""
+    if os.path.isfile(entry["path"]):
+        yield None
+        return
+    import datasets
+    from axolotl.utils.data.shared import load_dataset_with_config
+    from axolotl.utils.dict import DictDefault
+
+    before = datasets.config.HF_DATASETS_CACHE
+    with tempfile.TemporaryDirectory() as folder:
+        datasets.config.HF_DATASETS_CACHE = Path(folder)
+        try:
+            loaded = load_dataset_with_config(DictDefault(entry), False)
+        except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
+            raise UnlearnError(
+                f"{entry['path']} cannot be read as data ({type(error).__name__}); check `path`, "
+                "`ds_type` and `data_files`.",
+                code="checks.unreadable-data",
+            ) from None
+        finally:
+            datasets.config.HF_DATASETS_CACHE = before
+        if isinstance(loaded, dict):
+            loaded = loaded.get(entry.get("split") or "train") or next(iter(loaded.values()))
+        yield loaded
+
+
+def runs(labels: Sequence[int]) -> Iterator[tuple[bool, int, int]]:
+    """Stretches of a row's tokens as (has labels, from, to)."""
+    start = 0
+    for labelled, group in groupby(label != IGNORE for label in labels):
+        end = start + len([*group])
+        yield labelled, start, end
+        start = end
+
+
+def layout(labels: Sequence[int]) -> str:
+    """ "12 without label, 7 with": stretches of a row's tokens."""
+    return ", ".join(f"{b - a} {'with' if has else 'without label'}" for has, a, b in runs(labels))
+
+
+def shown(row: dict[str, Any], tokenizer: Any) -> Iterator[str]:
+    """A token row as lines of text; `>` stands before what has labels, `|` before the rest."""
+    left = _SHOWN
+    for has, start, end in runs(row["labels"]):
+        text = tokenizer.decode(row["input_ids"][start:end], skip_special_tokens=False)
+        cut = text if len(text) <= left else f"{text[:left]}..."
+        left -= len(cut)
+        for line in cut.split("\n"):
+            for part in textwrap.wrap(line, 72, drop_whitespace=False) or [""]:
+                yield f"    {'>' if has else '|'} {part}"
+        if left <= 0:
+            return

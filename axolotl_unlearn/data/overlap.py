@@ -1,0 +1,121 @@
+"""Rows that are to be forgotten and kept at once, found by what the model reads.
+
+Ids, paths and raw rows do not count: one chat is the same in another file, under another id and in
+another format. Two rows are one where their tokens up to the last label are, special tokens left
+out, and a token has a label in both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from axolotl_unlearn.columns import IGNORE, ROLES, pair_number
+from axolotl_unlearn.errors import UnlearnError
+
+#: Columns: `reads` of the row, and `pair_number` of the path that its entry names.
+READS, FILE = "reads", "file"
+#: Rows up to which near-duplicates are looked for: pairs take time.
+MOST_COMPARED = 20_000
+#: Labels in a row that two rows share before they are compared, and the share of the shorter row's
+#: tokens from which they hardly differ.
+GRAM, NEAR = 5, 0.8
+#: Forget rows that a retain row is compared with at most.
+_CANDIDATES = 8
+
+
+def reads(input_ids: Sequence[int], labels: Sequence[int], special: Collection[int]) -> int:
+    """A hash in 63 bits of the tokens up to the last label, without those that are ``special``."""
+    end = max((place for place, label in enumerate(labels) if label != IGNORE), default=-1) + 1
+    said = array("q", (token for token in input_ids[:end] if token not in special))
+    return int.from_bytes(hashlib.blake2b(said.tobytes(), digest_size=8).digest(), "big") >> 1
+
+
+def check_sides(rows: Any, paths: Iterable[str] = ()) -> None:
+    """Refuse tokenised rows that are to be forgotten and kept, or answered and forgotten.
+
+    Args:
+        rows: Dataset with the columns of `axolotl_unlearn.data.table`.
+        paths: What the entries of the config name, for the message.
+
+    Raises:
+        UnlearnError: Says how many there are and where the first is, never what it says.
+    """
+    if READS not in rows.column_names:
+        return  # rows of types that are not ours
+    names = {pair_number(path): path for path in paths}
+    role, said, number, file = (np.asarray(rows[key][:]) for key in ("role", READS, "row", FILE))
+    forget = np.flatnonzero(role == ROLES["forget"])
+    places = defaultdict(list)
+    for row in forget[np.isin(said[forget], said[role != ROLES["forget"]])]:
+        places[said[row]].append(int(row))
+    for side, does in (("retain", "kept"), ("alternative", "the answer to itself")):
+        both = []
+        for row in np.flatnonzero((role == ROLES[side]) & np.isin(said, list(places))).tolist():
+            labels = rows[row]["labels"]
+            both += [(row, t) for t in places[said[row]] if _meet(labels, rows[t]["labels"])][:1]
+        if both:
+            where = " and ".join(
+                f"row {number[row] + 1} of {names.get(int(file[row]), f'a {kind} set')}"
+                for row, kind in zip(both[0][::-1], ("forget", side), strict=True)
+            )
+            raise UnlearnError(
+                f"{side} rows say what forget rows say, token for token ({len(both)}; the first is "
+                f"{where}); a row cannot be forgotten and {does}: remove them from one side.",
+                code="data.both-sides",
+            )
+
+
+def _meet(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether a token has a label in both rows."""
+    return any(a != IGNORE and b != IGNORE for a, b in zip(one, other, strict=False))
+
+
+def near_rows(rows: Any) -> tuple[int, int] | None:
+    """(retain rows that hardly differ from a forget row, retain rows); None of too many rows."""
+    if len(rows) > MOST_COMPARED:
+        return None
+    role = np.asarray(rows["role"][:])
+    bags: list[Counter[int]] = []
+    by_gram: dict[tuple[int, ...], list[int]] = defaultdict(list)
+
+    def grams(labels: Sequence[int]) -> set[tuple[int, ...]]:
+        said = [label for label in labels if label != IGNORE]
+        return {tuple(said[i : i + GRAM]) for i in range(max(1, len(said) - GRAM))}
+
+    for row in np.flatnonzero(role == ROLES["forget"]).tolist():
+        one = rows[row]
+        for gram in grams(one["labels"]):
+            by_gram[gram].append(len(bags))
+        bags.append(Counter(one["input_ids"]))
+    retain, near = np.flatnonzero(role == ROLES["retain"]).tolist(), 0
+    for row in retain:
+        one = rows[row]
+        own = Counter(one["input_ids"])
+        met = Counter(place for gram in grams(one["labels"]) for place in by_gram.get(gram, ()))
+        near += any(
+            (own & bags[place]).total() >= NEAR * min(own.total(), bags[place].total())
+            for place, _ in met.most_common(_CANDIDATES)
+        )
+    return near, len(retain)
+
+
+def near_note(rows: Any) -> list[str]:
+    """A sentence with their number, if there are any."""
+    if READS not in rows.column_names:
+        return []
+    found = near_rows(rows)
+    if found is None:
+        return [f"retain rows that hardly differ from forget rows were not looked for: {len(rows)} "
+                f"rows are more than {MOST_COMPARED}."]  # fmt: skip
+    return [
+        f"{count} of {total} retain rows hardly differ from forget rows, so what is forgotten "
+        "would be kept."
+        for count, total in [found]
+        if count
+    ]
