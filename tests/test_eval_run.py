@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 from data_tokenizers import byte_tokenizer
 
-from axolotl_unlearn.cli import RENAMED, unlearn
+from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import run
 from axolotl_unlearn.evaluation.collapse import cut, second_half
@@ -149,6 +149,32 @@ def test_rows_and_texts_are_read_whole(home, results):
         found = (measured.text_run[i], measured.text_greedy[i])
         assert found == pytest.approx(by_hand("", text)[:2], abs=1e-6)
     assert max(measured.answer_run) > 3 and min(measured.answer_greedy) < 1
+
+
+def test_a_draw_says_what_the_greedy_answer_hides(home, tmp_path):
+    """Twenty draws of a model that half knows the rows, by an independent loop of one token at a
+    time: the share of draws that say an answer is that of the model's own distribution."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from axolotl_unlearn.evaluation.generate import generate_greedily
+
+    model = AutoModelForCausalLM.from_pretrained(home / "original").eval()
+    tok = AutoTokenizer.from_pretrained(home / "original")
+    prompt = json.loads((home / "data/forget.jsonl").read_text().splitlines()[0])["input"]
+    drawn = generate_greedily(model, tok, [prompt] * 2000, max_new_tokens=1, batch_size=500, seed=1)
+    with torch.no_grad():
+        logits = model(**tok(prompt, return_tensors="pt")).logits[0, -1]
+    p, token = logits.softmax(-1).max(-1)
+    share = sum(one.text == tok.decode([int(token)]) for one in drawn) / 2000
+    assert share == pytest.approx(float(p), abs=0.05)
+    options = OPTIONS | {"samples": 3, "limit": 12}
+    evaluate([str(home / "original")], home / "data", tmp_path, **options)
+    stored = [json.loads(p.read_text()) for p in (tmp_path / "cache").glob("*.json")]
+    (measured,) = [one for one in stored if isinstance(one, dict) and "said_of_samples" in one]
+    counts = measured["said_of_samples"]
+    assert counts and set(counts) < set(measured["values"])
+    assert all(key.startswith("forget/") and 0 <= n <= 3 for key, n in counts.items())
+    assert max(counts.values()) > 0
 
 
 def test_results_say_how_they_were_made(home, results):
@@ -614,7 +640,7 @@ def test_no_command_says_or_leaves_a_text_that_is_not_listed(home, tmp_path, mon
     ]  # fmt: skip
     ended = []
     for command in commands:
-        group = research if "research" in RENAMED.get(command[0], "") else unlearn
+        group = unlearn if unlearn.get_command(None, command[0]) else research
         done = CliRunner().invoke(group, ["--debug", *command])
         ended.append(done.exit_code and done.output[-300:])
         assert not texts.among(done.output), command

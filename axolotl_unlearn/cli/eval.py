@@ -24,6 +24,7 @@ from axolotl_unlearn.errors import UnlearnError
 @click.option("--dtype", help="float32, bfloat16, float16 or auto [float32 on cpu, else auto]")
 @click.option("--backend", type=click.Choice(["vllm"]), help="What generates [transformers].")
 @click.option("--max-gen-toks", default=256, help="New tokens a row.")
+@click.option("--samples", default=0, help="Draws of each forget row, as long again each.")
 @click.option("--min-members", default=20, help="Fewer are refused; 0: no membership.")
 @click.option("--join", default=" ", show_default="a space", help="Between input and output.")
 @click.option("--with-text", is_flag=True, help="Keep generated texts in cache and results.")

@@ -1,4 +1,4 @@
-"""Batched greedy generation with exactly the result of one prompt at a time.
+"""Batched greedy generation with exactly the result of one prompt at a time, and draws.
 
 Prompts are sorted by length, padded on the left, and a row leaves its batch when it has stopped. In
 float32 the tokens are those of ``model.generate`` on each prompt alone (rounding matters where two
@@ -58,11 +58,13 @@ def generate_greedily(
     max_new_tokens: int = 256,
     batch_size: int = 64,
     on_batch: OnBatch | None = None,
+    seed: int | None = None,
 ) -> list[Generation]:
     """Greedy continuations of raw prompts (no chat template; BOS only if the tokenizer adds one).
 
     Args:
         model: A causal language model in evaluation mode, on its device.
+        seed: Draw tokens from the model's own distribution (temperature 1) instead.
         on_batch: Called with the numbers of the prompts of a finished batch and their results.
     """
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
@@ -70,7 +72,8 @@ def generate_greedily(
         if not ids:
             raise ValueError(f"prompt {number} has no tokens")
     stop = stop_tokens(model, tokenizer)
-    own = _only_greedy(model)
+    own = seed is not None or _only_greedy(model)
+    draw = None if seed is None else torch.Generator(input_device(model)).manual_seed(seed)
     results: list[Generation | None] = [None] * len(prompts)
     # Longest first: what does not fit into memory shows at once.
     order = sorted(range(len(prompts)), key=lambda i: (-len(encoded[i]), i))
@@ -79,7 +82,8 @@ def generate_greedily(
         numbers = todo.pop(0)
         rows = [encoded[i] for i in numbers]
         try:
-            new = (_decode if own else _generate)(model, tokenizer, rows, max_new_tokens, stop)
+            given = (model, tokenizer, rows, max_new_tokens, stop)
+            new = _decode(*given, draw) if own else _generate(*given)
         except torch.OutOfMemoryError:
             if len(numbers) == 1:
                 raise
@@ -131,8 +135,9 @@ def _left_padded(rows: Sequence[Sequence[int]], pad: int, device) -> tuple[Tenso
 
 
 def _decode(
-    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], limit: int, stop: set[int]
-) -> list[list[int]]:
+    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], limit: int, stop: set[int],
+    draw: torch.Generator | None = None,
+) -> list[list[int]]:  # fmt: skip
     """New tokens of each row; finished rows leave the batch."""
     device = input_device(model)
     ids, mask = _left_padded(rows, _pad_id(tokenizer, stop), device)
@@ -150,7 +155,10 @@ def _decode(
         output = model(
             input_ids=ids, attention_mask=seen, position_ids=positions, use_cache=True, **options
         )
-        following = output.logits[:, -1].float().argmax(-1)
+        logits = output.logits[:, -1].float()
+        following = logits.argmax(-1)
+        if draw is not None:
+            following = torch.multinomial(logits.softmax(-1), 1, generator=draw)[:, 0]
         for row, token in zip(alive, following.tolist(), strict=True):
             new[row].append(token)
         going = (~torch.isin(following, stop_ids)).nonzero()[:, 0]

@@ -34,8 +34,9 @@ def generate(
     most: int,
     dtype: str,
     on_batch: OnBatch,
+    seed: int | None = None,
 ) -> None:
-    """Greedy continuations of raw prompts, as `evaluation.generate.generate_greedily` makes them.
+    """Continuations of raw prompts, as `evaluation.generate.generate_greedily` makes them.
 
     The engine takes nine tenths of the memory that the device has left.
     """
@@ -56,7 +57,7 @@ def generate(
         free, total = torch.cuda.mem_get_info()
         given["gpu_memory_utilization"] = 0.9 * free / total
     engine = LLM(spec.model, **given)
-    sampling = SamplingParams(temperature=0.0, max_tokens=most)
+    sampling = SamplingParams(temperature=float(seed is not None), max_tokens=most, seed=seed)
     for start in range(0, len(prompts), AT_ONCE):
         part = prompts[start : start + AT_ONCE]
         asked = [{"prompt_token_ids": tokenizer(prompt)["input_ids"]} for prompt in part]

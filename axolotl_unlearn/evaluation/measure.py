@@ -87,13 +87,15 @@ class Local:
 
         return score_options(self.model, self.tokenizer, questions)
 
-    def generate(self, prompts: Sequence[str], most: int, on_batch: OnBatch) -> None:
+    def generate(
+        self, prompts: Sequence[str], most: int, on_batch: OnBatch, seed: int | None = None
+    ) -> None:
         from axolotl_unlearn.evaluation import generate, in_vllm
 
         if self.settings.backend == "vllm":
             given = (self.spec, self.tokenizer, prompts, most, self.settings.dtype)
-            return in_vllm.generate(*given, on_batch)
-        how = {"max_new_tokens": most, "batch_size": self.settings.batch_size}
+            return in_vllm.generate(*given, on_batch, seed)
+        how = {"max_new_tokens": most, "batch_size": self.settings.batch_size, "seed": seed}
         generate.generate_greedily(self.model, self.tokenizer, prompts, **how, on_batch=on_batch)
 
 
@@ -175,6 +177,8 @@ class Session:
                 "attacks, extraction and utility are not measured."
             )
         self._rows(model, measured, key, name)
+        if self.settings.samples:
+            self._samples(model, measured, key, name)
         count_outputs(measured, self.sets)
         return measured
 
@@ -229,6 +233,38 @@ class Session:
         measured.answer_run = [one["run"] for one in rows]
         measured.answer_greedy = [one["greedy"] for one in rows]
         measured.answer_logp = [one["logp"] for one in rows]
+
+    def _samples(self, model: Local | Served, measured: Measured, key: str, name: str) -> None:
+        """In how many draws each forget row's answer is said, whatever is said greedily: a greedy
+        answer hides what one of a few draws says (arXiv 2410.03523)."""
+        from axolotl_unlearn.metrics.words import contains_answer
+
+        rows = [row for row in self.sets.rows if row.side == "forget"]
+
+        prompts = [row.record.input for row in rows]
+
+        def one(draw: int) -> dict[str, int]:
+            said: dict[str, int] = {}
+
+            def take(numbers: Sequence[int], generations: Sequence[Any]) -> None:
+                for number, made in zip(numbers, generations, strict=True):
+                    says = contains_answer(made.text, rows[number].record.output)
+                    said[rows[number].key] = int(says)
+
+            seed = self.settings.seed + 1 + draw
+            model.generate(prompts, self.settings.max_gen_toks, take, seed)
+            return said
+
+        def drawn(some: Sequence[int], on_batch: Count) -> list[dict[str, int]]:
+            made = []
+            for draw in some:
+                made.append(one(draw))
+                on_batch([draw])
+            return made
+
+        draws = list(range(self.settings.samples))
+        each = self.each(f"{name}: draws", draws, drawn, lambda one, _: one, f"{key}-draws")
+        measured.said_of_samples = {row.key: sum(one[row.key] for one in each) for row in rows}
 
     def _rows(self, model: Local | Served, measured: Measured, key: str, name: str) -> None:
         from axolotl_unlearn.metrics.semeval import row_score

@@ -25,6 +25,7 @@ class Settings:
         original: The model before unlearning, for gate and collapse check; default: the model
             called "original", else "memorised".
         store: Folder of measurements by content; default: ``cache`` in that of the results.
+        samples: Draws of each forget row at temperature 1, beside the greedy answer.
         backend: "vllm" generates by vLLM (`evaluation.in_vllm`); default: transformers.
     """
 
@@ -40,6 +41,7 @@ class Settings:
     original: str | None = None
     seed: int = 0
     store: str | None = None
+    samples: int = 0
     backend: str | None = None
 
     def placed(self, device: str | None) -> Settings:
@@ -73,7 +75,9 @@ class Settings:
         """What can change a score of a model; the data have a digest of their own."""
         # In float32 the batch size changes nothing; in half precision it can.
         batch = None if self.dtype == "float32" else self.batch_size
-        return [self.device, self.dtype, batch, self.max_gen_toks, self.join, self.backend]
+        drawn = [self.samples, self.seed] if self.samples else []
+        how = [self.device, self.dtype, batch, self.max_gen_toks, self.join, self.backend]
+        return how + drawn
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class Measured:
     Attributes:
         values, tokens, stopped, texts: Of each generated row, by its key ("forget/<id>"); texts are
             empty for rows that come from a cache without them.
+        said_of_samples: Draws that say the answer, of `Settings.samples`, by forget row.
         contained: Is the answer in the generation, for each question by row key.
         any_script: Recall over words of every script, of completion rows that are not ASCII.
         outputs: Counts over the generations of each side (`metrics.fluency.reference_figures`).
@@ -113,6 +118,7 @@ class Measured:
     stopped: dict[str, bool] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     contained: dict[str, bool] = field(default_factory=dict)
+    said_of_samples: dict[str, int] = field(default_factory=dict)
     any_script: dict[str, float] = field(default_factory=dict)
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
     member_loss: list[float] = field(default_factory=list)

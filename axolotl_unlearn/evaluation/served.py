@@ -92,12 +92,17 @@ class Served:
         return [[float(next(facts).logp.sum()) for _ in options] for _, options in questions]
 
     def generate(
-        self, prompts: Sequence[str], most: int, on_batch: OnBatch = lambda *_: None
+        self,
+        prompts: Sequence[str],
+        most: int,
+        on_batch: OnBatch = lambda *_: None,
+        seed: int | None = None,
     ) -> list[Generation]:
-        """Greedy continuations of raw prompts."""
+        """Continuations of raw prompts: greedy, or with a seed drawn at temperature 1."""
+        draws = {} if seed is None else {"temperature": 1.0}
 
         def one(prompt: str) -> Generation:
-            choice = self._complete(prompt, most)
+            choice = self._complete(prompt, most, **draws)
             tokens = choice["usage"].get("completion_tokens") or len(choice["text"].split())
             return Generation(choice["text"], tokens, choice.get("finish_reason") != "length")
 
