@@ -737,6 +737,76 @@ def test_test_datasets_need_the_same_sides(entry):
     assert "`test_datasets` mixes" in fault
 
 
+def prepared(**cfg) -> str:
+    from axolotl_unlearn.data.prepared import prepared_folder
+
+    return prepared_folder({"base_model": "x/y", "seed": 42, **cfg})
+
+
+@pytest.mark.parametrize("name", ["f.json", "deep/f.parquet", "f.csv"])
+def test_an_edited_folder_is_read_again(tmp_path, name):
+    file = tmp_path / "data" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("[1]")
+    folder = {"path": str(tmp_path / "data"), "type": "axolotl_unlearn.data.forget"}
+    first, before = prepared(datasets=[folder]), prepared(datasets=[folder | {"data_files": name}])
+    assert prepared(datasets=[folder]) == first
+    file.write_text("[2]")
+    assert prepared(datasets=[folder]) != first
+    assert prepared(datasets=[folder | {"data_files": name}]) != before
+
+
+def test_data_files_from_the_working_folder_are_read_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.json").write_text("[1]")
+    named = {"path": "json", "data_files": ["rows.json"], "type": "axolotl_unlearn.data.forget"}
+    before = prepared(datasets=[named])
+    Path("rows.json").write_text("[2]")
+    assert prepared(datasets=[named]) != before
+
+
+def test_every_prepared_path_gets_a_key(tmp_path):
+    """`unlearn-` at its beginning switched the key off; a key of ours is not put below another."""
+    for name in ("prepared", "unlearn-prepared"):
+        folder = Path(prepared(dataset_prepared_path=str(tmp_path / name)))
+        assert folder.parent == tmp_path / name
+        assert prepared(dataset_prepared_path=str(folder)) == str(folder)
+
+
+def test_the_key_holds_seed_tokenizer_and_version(tmp_path, monkeypatch):
+    """The seed decides the order that Axolotl saves; 20.999 was seen against 21.103."""
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text("{}")
+    model = {"base_model": str(tmp_path)}
+    keys = {prepared(**model), prepared(**model, seed=7)}
+    tokenizer.write_text("[]")
+    keys.add(prepared(**model))
+    import importlib.metadata
+
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: real(name) + ".post1")
+    keys.add(prepared(**model))
+    assert len(keys) == 4
+
+
+def test_an_edited_memorisation_stream_is_read_again(entry):
+    """Axolotl keys its prepared copy by path; the plugin adds the content."""
+    from axolotl_unlearn.checks.config import PLUGIN, prepare
+
+    first = entry([FORGET], "memorise")
+
+    def prepared():
+        cfg = {"plugins": [PLUGIN], "unlearn": {"data": {}}, "datasets": [dict(first)]}
+        prepare(cfg)
+        return cfg["dataset_prepared_path"]
+
+    before = prepared()
+    assert prepared() == before
+    with open(first["path"], "a") as file:
+        file.write(json.dumps(RETAIN) + "\n")
+    assert prepared() != before
+
+
 def test_checking_loads_neither_axolotl_nor_torch(entry, tmp_path):
     """`axolotl-unlearn check`, whole: objectives and their parameters are judged without torch,
     as with it, and can be computed afterwards."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import struct
+import time
 
 import gguf
 import pytest
@@ -145,3 +148,41 @@ def test_of_an_adapter(tmp_path):
     found = {one.path.name: one.why for one in derived(folder, [tmp_path / "models"])}
     assert "look yourself" in found.pop("broken.gguf")
     assert set(found) == {"checkpoint-5", "merged", "merged-elsewhere", "copy"}
+
+
+def bomb(folder, kind: str) -> None:
+    """A model that never ends, or ends all, when it is read."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    levels = ["a0: &a0 [x,x,x,x,x,x,x,x,x,x]"]
+    levels += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    card = {"aliases": "\n".join(levels), "itself": "a: &a [*a]"}
+    if kind in card:
+        (folder / "README.md").write_text(f"---\n{card[kind]}\n---\n")
+    elif kind == "brackets":
+        (folder / "config.json").write_text("[" * 100_000 + "]" * 100_000)
+    elif kind == "large":
+        (folder / "config.json").write_text(f'["{"x" * 2**24}"]')
+    elif kind == "header":
+        (folder / "model.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    elif kind == "pipe":
+        os.mkfifo(folder / "model.safetensors")
+    else:  # an array of so many numbers as there are none
+        head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 9) + b"general.x"
+        (folder / "x.gguf").write_bytes(head + struct.pack("<IIQ", 9, 4, 2**60))
+
+
+BOMBS = ("aliases", "itself", "brackets", "large", "header", "pipe", "array")
+
+
+def test_a_hostile_model_is_listed_as_not_known_and_the_others_follow(full, tmp_path):
+    """A card of a kilobyte never ended; a config of brackets stopped the whole list."""
+    for kind in BOMBS:
+        bomb(tmp_path / kind, kind)
+    shutil.copytree(full / "old", tmp_path / "z-copy")
+    began = time.monotonic()
+    found = {one.path.name: one.why for one in derived(full / "requests/1", [tmp_path])}
+    assert time.monotonic() - began < 30
+    assert found.pop("z-copy") == "its weights are those of one"
+    assert set(found) == {*BOMBS, "x.gguf"}
+    assert all("look yourself" in why for why in found.values())

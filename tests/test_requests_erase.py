@@ -28,6 +28,7 @@ from requests_folder import (
 
 from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import declare
 from axolotl_unlearn.requests.erase import erase, plan
 from axolotl_unlearn.requests.ledger import Ledger
 from axolotl_unlearn.requests.record import read, write
@@ -59,13 +60,23 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     base, out = model_folder(Path("base")), Path("out/tuned")
     adapter_folder(out, base)
-    for path in ("checkpoint-10/adapter_model.safetensors", "runs/events", "debug.log", "args.pt"):
+    for path in (
+        "checkpoint-10/adapter_model.safetensors",
+        "runs/events.out.tfevents.1",
+        "debug.log",
+        "training_args.bin",
+    ):
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         (out / path).write_text("step 1")
     (out / "samples.jsonl").write_text(json.dumps({"text": f"Row: {SECRET}!"}) + "\n")
+    declare(out, out / "samples.jsonl", "texts")
     (out / "notes.txt").write_text("nothing about anybody")
-    prepared(Path("prepared/of-ada"), ["a kept row of other people", SECRET])
-    prepared(Path("prepared/c3d4"), ["a set of another config without her"])
+    prepared(
+        Path("prepared/0123456789abcdef0123456789abcdef"), ["a kept row of other people", SECRET]
+    )
+    prepared(
+        Path("prepared/fedcba9876543210fedcba9876543210"), ["a set of another config without her"]
+    )
     write_lines(Path("train.jsonl"), [{"text": SECRET}, {"text": "a kept row"}])
     model_folder(Path("out/another"), b"of another run")
     before = {"model": str(base), "adapter": str(out)}
@@ -80,12 +91,12 @@ def home(tmp_path, monkeypatch):
 
 REMOVED = {
     "out/tuned/adapter_model.safetensors",
-    "out/tuned/args.pt",
+    "out/tuned/training_args.bin",
     "out/tuned/checkpoint-10",
     "out/tuned/runs",
     "out/tuned/debug.log",
     "out/tuned/samples.jsonl",
-    "prepared/of-ada",
+    "prepared/0123456789abcdef0123456789abcdef",
     "requests/2026-001/work",
     "requests/2026-001/eval/audit.jsonl",  # an evaluation that kept what was generated
 }
@@ -127,14 +138,17 @@ def test_erase_removes_exactly_that_and_says_so_in_record_and_ledger(home):
     erased = read(Path("requests/2026-001"))["predicate"]["erased"]
     listed = json.loads(Path("requests/2026-001/erased.json").read_text())
     assert removed(listed) == REMOVED
-    assert listed["left"] == [{"path": "../../train.jsonl", "windows": erased["windows"]}]
+    # Her rows are kept for audits, and the file of the user is the user's: both are counted.
+    left = {os.path.normpath(f"requests/2026-001/{one['path']}") for one in listed["left"]}
+    assert left == {"requests/2026-001/data/forget.jsonl", "train.jsonl"}
+    assert erased["places"] == len(listed["left"]) + len(listed["named"]) == 2
     assert erased["bytes"] == sum(len(before[path]) for path in gone)
     page = Path("requests/2026-001/REPORT.html").read_text()
     assert "still holds texts" in page and "eval/audit.jsonl" in page and "brass" not in page
     # A file's name may be a person's: what leaves the folder has none but the request's own.
     record = Path("requests/2026-001/record.json").read_text()
     for text in (page, record, Path("requests/ledger.jsonl").read_text()):
-        assert "of-ada" not in text and "train.jsonl" not in text and "tuned" not in text
+        assert "0123456789ab" not in text and "train.jsonl" not in text and "tuned" not in text
     events = [e["event"] for e in Ledger("requests").entries()]
     assert events == ["accepted", "erasing", "erased"]
     verify("requests/2026-001").require()
@@ -215,6 +229,7 @@ def test_never_outside_the_output_folders(home):
     assert removed <= {
         *(path for path in REMOVED if path.startswith("out/tuned")),
         "out/tuned/checkpoint-99",
+        "requests/2026-001/eval/audit.jsonl",
         "requests/2026-002/eval/audit.jsonl",
         "requests/2026-002/work",
     }
@@ -224,7 +239,80 @@ def test_never_outside_the_output_folders(home):
     assert not os.path.lexists("out/tuned/checkpoint-99")
     assert Path("out/another/model.safetensors").read_bytes() == b"of another run"
     assert (elsewhere / "adapter_model.safetensors").exists()
-    assert Path("prepared/of-ada").exists() and Path("train.jsonl").exists()
+    assert (
+        Path("prepared/0123456789abcdef0123456789abcdef").exists() and Path("train.jsonl").exists()
+    )
+
+
+@pytest.mark.parametrize("named", ["file", "folder", "data_files", "test_datasets", "nothing"])
+def test_what_the_run_did_not_write_stays(home, named):
+    """`output_dir: out`, `dataset_prepared_path: data`: the training file of 50 others, a contract
+    and another project's table were removed, since one of their lines is hers."""
+    from datasets import Dataset
+
+    rows = [{"text": SECRET}, *({"text": f"Customer {n} bought {n * 3} apples"} for n in range(50))]
+    write_lines(Path("data/train.jsonl"), rows)
+    # Prepared by Axolotl, as far as its name tells; but the config reads it.
+    saved = "data/00112233445566778899aabbccddeeff"
+    Dataset.from_list(rows).save_to_disk(saved)
+    for path in ("out/docs/contract.md", "out/other/customers.csv", "data/notes.txt"):
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text(f"{SECRET}\nand fifty others\n")
+    for path in ("out/nightly.log", "out/runs/tb", "out/checkpoint-9/x", "out/merged/x"):
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text("of another job")
+    entries = {
+        "file": {"datasets": [{"path": "data/train.jsonl"}, {"path": saved}]},
+        "folder": {"datasets": [{"path": "data"}]},
+        "data_files": {"datasets": [{"path": "json", "data_files": {"train": [saved]}}]},
+        "test_datasets": {"test_datasets": [{"path": saved}]},
+        "nothing": {},
+    }[named]
+    outputs = {"output_dir": "out", "dataset_prepared_path": "data", **entries}
+    before = {"model": "out/another", "adapter": None}
+    folder = finished_request(Path("requests"), "2026-002", before, outputs=outputs)
+    write(folder)
+    there = tree()
+    erase(plan(folder, with_data=True))
+    gone = {name for name in there if name not in tree()}
+    allowed = ("requests/2026-002/", "requests/2026-001/", "out/another/model.safetensors")
+    allowed += (saved,) if named == "nothing" else ()
+    assert {name for name in gone if not name.startswith(allowed)} == set()
+    assert "out/another/model.safetensors" in gone  # by its digest the model before
+
+
+def test_rows_in_the_folders_of_other_requests_are_removed_or_counted(home):
+    """A copy of Bob's row stood among the rows that an earlier request kept; the letter said that
+    no place holds it."""
+    bob = "Bob Stone hides his silver watch behind the blue door of the chapel"
+    first = finished_request(Path("requests"), "a", {"model": "base", "adapter": "out/tuned"})
+    for name in ("data/retain.jsonl", "data/teacher-0.jsonl", "eval-data/retain.jsonl"):
+        write_lines(first / name, [{"id": "b", "row": {"text": bob}}])
+    write_lines(first / "data/judge.jsonl", [{"id": "b", "row": {"text": bob}}])
+    write(first)
+    unfinished = finished_request(Path("requests"), "c", {"model": "base", "adapter": "out/tuned"})
+    write_lines(unfinished / "work/rows/train-0.jsonl", [{"text": bob}])
+    forget = [{"id": "bob", "dataset": 0, "row": {"text": bob}}]
+    second = finished_request(
+        Path("requests"), "b", {"model": "base", "adapter": "requests/a/model"},
+        forget=forget, documents=("bob",),
+    )  # fmt: skip
+    write_lines(second / "eval" / "audit.jsonl", json_lines(second / "eval" / "audit.jsonl", bob))
+    write(second)
+    listed = erase(plan(second, with_data=True))
+    left = {str(p) for p in Path().rglob("*") if p.is_file() and b"Bob Stone" in p.read_bytes()}
+    assert left == {"requests/a/data/judge.jsonl", "requests/c/work/rows/train-0.jsonl"}
+    assert listed["places"] == 2
+    why = {os.path.normpath(f"requests/b/{one['path']}"): one["why"] for one in listed["kept"]}
+    assert "audits of request 'a' need it" in why["requests/a/data/judge.jsonl"]
+    assert "was not carried out" in why["requests/c/work/rows/train-0.jsonl"]
+    verify(first).require()  # it knows why its files are gone
+    verify(second).require()
+    assert erase(plan("requests/2026-001"))["places"] > 0  # her rows are kept for audits
+
+
+def json_lines(path: Path, text: str) -> list:
+    return [json.loads(line.replace(SECRET, text)) for line in path.read_text().splitlines()]
 
 
 def test_a_request_that_was_tampered_with_erases_nothing(home):

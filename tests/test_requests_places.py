@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from requests_folder import SECRET, model_folder
+from requests_folder import SECRET, finished_request, model_folder, write_lines
 from test_requests_erase import CELLS, RUNS, home, in_sqlite, office, repository  # noqa: F401
 
 from axolotl_unlearn.requests.erase import erase, plan
+from axolotl_unlearn.requests.record import write as record
 
 DOCS = Path(__file__).parents[1] / "docs" / "deleting-data.md"
 
@@ -47,6 +48,18 @@ def weights(path: Path) -> None:
     save_file({"w": torch.ones(2)}, path)
 
 
+def other_request(path: Path) -> None:
+    """Carried out; a copy of her row stands among those that it kept."""
+    folder = finished_request(Path("requests"), "2026-000", {"model": "base", "adapter": None})
+    write_lines(folder / "data" / "forget.jsonl", [{"id": "b", "row": {"text": "about Bob"}}])
+    write_lines(path, [{"id": "a", "row": {"text": SECRET}}])
+    for name in ("audit.jsonl",):
+        (folder / "eval" / name).write_text(
+            (folder / "eval" / name).read_text().replace(SECRET, "")
+        )
+    record(folder)
+
+
 def there(path: Path) -> None:
     """The fixture has made it."""
     assert path.exists()
@@ -58,12 +71,18 @@ PLACES = {
     "weights of the model before": (f"{TUNED}/adapter_model.safetensors", there),
     "its checkpoints": (f"{TUNED}/checkpoint-10", there),
     "its merged copy": (f"{TUNED}/merged", lambda path: model_folder(path)),
-    "logs and trackers in its folder": (f"{TUNED}/runs", there),
-    "generated samples in its folder": (f"{TUNED}/samples.jsonl", there),
-    "prepared data of the config": ("prepared/of-ada", there),
+    "Axolotl's log and TensorBoard in its folder": (f"{TUNED}/runs", there),
+    "samples that a manifest lists": (f"{TUNED}/samples.jsonl", there),
+    "other files in its folder": (f"{TUNED}/generated.txt", text),
+    "prepared data of the config": ("prepared/0123456789abcdef0123456789abcdef", there),
     "teacher and work of the request": ("requests/2026-001/work", there),
     "your training file": ("train.jsonl", there),
     "other folders where you work": ("out/third/notes.txt", text),
+    "retained rows of another request": ("requests/2026-000/data/retain.jsonl", other_request),
+    "rows that audits of another request need": (
+        "requests/2026-000/data/judge.jsonl",
+        lambda path: write_lines(path, [{"id": "a", "row": {"text": SECRET}}]),
+    ),
     "cache of `datasets`": ("cache/json/rows.txt", text),
     "downloads of the hub": ("hub/datasets--x/blobs/1", text),
     "history of a git repository": (
@@ -103,7 +122,8 @@ def outcome(planned, path: Path) -> str:
 
     if covers(item.path for item in planned.removable):
         return "removed"
-    if covers([*planned.stays(planned.found.left), *planned.stays(planned.found.named)]):
+    kept = [item.path for item in planned.items if item.why]
+    if covers([*kept, *planned.stays(planned.found.left), *planned.stays(planned.found.named)]):
         return "named"
     return "counted" if covers(planned.found.unsearched) else "missed"
 

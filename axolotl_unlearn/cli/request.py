@@ -355,10 +355,10 @@ def erase(folder: Path, yes: bool, with_data: bool, places: tuple[Path, ...]):
         return Answer(facts, [*said, "nothing was changed; `--yes` removes what is listed so"])
     for line in said:  # before anything goes
         click.echo(line)
-    left = erasing.erase(planned)["left"]
+    left = erasing.erase(planned)["places"]
     done = (
-        f"removed {len(planned.removable)} places; {len(left) or 'no'} other places still hold "
-        "deleted texts; written into the record"
+        f"removed {len(planned.removable)} places; {left or 'no'} files that are left hold deleted "
+        "texts; written into the record"
     )
     return Answer(facts, [done])
 

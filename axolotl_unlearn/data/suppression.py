@@ -94,8 +94,12 @@ class Suppression:
         content = b"suppression\0" + text.encode("utf-8", "surrogatepass")
         return hmac.new(self.key, content, hashlib.sha256).hexdigest()[:32]
 
-    def digests_of(self, row: Mapping[str, Any]) -> set[str]:
-        return {self._mac(form) for form in forms(row)}
+    def digests_of(self, row: Mapping[str, Any], whole: bool = False) -> set[str]:
+        """
+        Args:
+            whole: Of all its texts together alone.
+        """
+        return {self._mac(form) for form in forms(row) if not whole or form.startswith("row ")}
 
     def holds(self, row: Mapping[str, Any]) -> bool:
         return not self.digests.isdisjoint(self.digests_of(row))

@@ -6,6 +6,7 @@ path, name or digest; or if it has a tensor of one that neither the base nor the
 float32, bfloat16 or float16: a quantised copy keeps its norms. Of what was found the same is asked.
 
 Not found: a merge or quantised copy that names nothing and keeps no tensor; what lies elsewhere.
+A model that cannot be read within bounds (size, aliases of YAML, a pipe) is listed as not known.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from axolotl_unlearn.data.near import strings
@@ -32,6 +34,10 @@ ORIGINS = (
     *(ADAPTER_CONFIG, "config.json", "mergekit_config.yml", "merge.yml", "merge.json"),
     *("unlearn_base.json", "README.md"),
 )
+
+
+#: How a model is listed that was not read; characters of a config or card that are read.
+UNKNOWN, LARGEST = "not known, look yourself", 2**24
 
 
 @dataclass(frozen=True)
@@ -70,21 +76,32 @@ def derived(folder: Path | str, places: Iterable[Path]) -> list[Derived]:
         UnlearnError: The request was not carried out, or a place does not exist.
     """
     request = Request.load(folder)
-    known, digests = _known(request), {}
+    known, digests, faults = _known(request), {}, {}
     for place in places:
         if not place.exists():
             raise UnlearnError(f"{place} does not exist; name folders that hold models.")
         for model in _models(place, request.folder.parent):
-            spec = ModelSpec("", str(model))
-            digests[model] = weights_digest(spec) if model.is_dir() else ""
+            digests[model] = ""
+            try:
+                _check_files(model)
+                if model.is_dir():
+                    digests[model] = weights_digest(ModelSpec("", str(model)))
+            except (UnlearnError, OSError) as error:
+                faults[model] = f"{UNKNOWN}: {error}"
     left = [m for m in digests if m.resolve() not in known.paths and digests[m] not in known.clean]
     models: list[Derived] = []
-    while new := [(m, why) for m in left if (why := _why(m, digests[m], known, request.root))]:
-        for model, why in new:
-            models.append(Derived(model, why, size_of(model)))
-            known.paths.add(model.resolve())
-            known.digests |= {digests[model]} - {""}
-        left = [model for model in left if model.resolve() not in known.paths]
+
+    def why(model: Path) -> str:
+        return faults.get(model) or _why(model, digests[model], known, request.root)
+
+    while new := [(model, said) for model in left if (said := why(model))]:
+        for model, said in new:
+            models.append(Derived(model, said, size_of(model)))
+            if not said.startswith(UNKNOWN):
+                known.paths.add(model.resolve())
+                known.digests |= {digests[model]} - {""}
+        seen = {model for model, _ in new}
+        left = [model for model in left if model not in seen]
     return sorted(models, key=lambda one: one.path)
 
 
@@ -142,8 +159,9 @@ def _why(model: Path, digest: str, known: _Known, root: Path) -> str:
             if known.says(text, near, root):
                 return f"{name} names one"
         shared = sum(digest in known.tensors for digest in _tensors(model))
-    except UnlearnError as error:
-        return f"not known, look yourself: {error}"
+    except (UnlearnError, OSError, RecursionError, ValueError) as error:
+        said = str(error) if isinstance(error, UnlearnError) else type(error).__name__
+        return f"{UNKNOWN}: {said}"
     return f"{shared} of its tensors are those of one" if shared else ""
 
 
@@ -162,12 +180,34 @@ def _said(model: Path) -> Iterator[tuple[str, str]]:
         if name == "README.md":
             text = text.split("---")[1] if text.startswith("---") and text.count("---") > 1 else ""
         try:
-            content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-        except (ValueError, yaml.YAMLError):
+            if len(text) > LARGEST:
+                raise ValueError
+            content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _NoAliases)
+        except (ValueError, RecursionError, yaml.YAMLError):
             raise UnlearnError(
-                f"{path} cannot be read, so it is not known whether the model stays."
+                f"{path} cannot be read, so it is not known whether the model stays.",
+                code="derived.unreadable",
             ) from None
         yield from ((name, one) for one in strings(content))
+
+
+def _check_files(model: Path) -> None:
+    """
+    Raises:
+        UnlearnError: A pipe or device, which would be waited for.
+    """
+    for path in [model] if model.is_file() else model.iterdir():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UnlearnError(f"{path} is no file; remove it.", code="derived.no-file")
+
+
+class _NoAliases(yaml.SafeLoader):
+    """YAML of which nothing stands for something else: a kilobyte of aliases is a terabyte."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError
+        return super().compose_node(parent, index)
 
 
 def _tensors(model: Path, rounded: bool = False) -> Iterator[str]:
@@ -208,7 +248,16 @@ def _gguf(path: Path) -> Any:
         raise UnlearnError(
             f"{path}: GGUF files need the package gguf; `pip install gguf`."
         ) from None
+
+    class Bounded(GGUFReader):
+        """Ends where the file ends; the numbers in it may say that there is more."""
+
+        def _get(self, offset, dtype, count=1, *more, **named):
+            if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError("cut off")
+            return super()._get(offset, dtype, count, *more, **named)
+
     try:
-        return GGUFReader(path)
-    except (ValueError, OSError, IndexError) as error:
+        return Bounded(path)
+    except (ValueError, OSError, IndexError, KeyError, OverflowError, RecursionError) as error:
         raise UnlearnError(f"{path} cannot be read ({type(error).__name__}).") from None

@@ -1,44 +1,56 @@
 """After a request: the model before, its checkpoints, caches and logs, and what is left elsewhere.
 
-Nothing is removed outside the folders that the user's config writes to and the folder of the
-requests; nothing that the accepted model needs; nothing before `erase` is told to, and nothing at
-all where a file of the request is not the one of its record. What is found elsewhere is named, for
-the user to remove.
+Removed is what the run of the config is known to have written (its model by digest, checkpoints and
+Axolotl's log beside it, prepared data by their hash, what a ``run_manifest.json`` lists), the work
+of the request, and copies of retained rows in the folders of all requests that hold deleted texts.
+Never: what ``datasets`` or ``test_datasets`` name, what the accepted model needs, anything before
+`erase` is told to, and nothing at all where a file of the request is not the one of its record.
+Everything else that holds deleted texts is named, for the user to remove.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.files import read_manifest
 from axolotl_unlearn.models import ADAPTER_CONFIG
 from axolotl_unlearn.requests.ledger import Ledger, model_facts, now
 from axolotl_unlearn.requests.record import ERASED, amend, read
 from axolotl_unlearn.requests.removal import Item, Plan, hub_cache, within
 from axolotl_unlearn.requests.request import Request, digest, read_json, write_json
-from axolotl_unlearn.requests.rows import read_config
-from axolotl_unlearn.requests.search import Found, Texts, row_texts
+from axolotl_unlearn.requests.rows import entries, read_config
+from axolotl_unlearn.requests.search import Texts, row_texts
 from axolotl_unlearn.requests.suppress import suppress
 from axolotl_unlearn.requests.verify import verify
+from axolotl_unlearn.requests.ways import way_of
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_LOGS = ("runs", "wandb", "mlruns", "trackio")
-#: Folders of a request that hold its rows, for later audits.
-KEPT = ("data", "eval-data")
+#: Files that the Trainer and PEFT write with a model.
+_WEIGHTS = re.compile(
+    r".*\.safetensors|(pytorch_model|adapter_model).*\.bin|training_args\.bin|"
+    r"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state.*\.pth"
+)
+#: Folders of prepared rows: Axolotl's by their hash, ours.
+_PREPARED = re.compile(r"[0-9a-f]{32}|unlearn-[0-9a-f]{16}")
 #: Where Axolotl prepares rows if a config names no folder.
 PREPARED = "last_run_prepared"
+#: Folders of a request that hold its rows, for later audits.
+KEPT = ("data", "eval-data")
+#: Of those, copies of other people's rows that nothing needs once the request was carried out.
+_SPENT = re.compile(r"data/(retain|teacher-\d+)\.jsonl|eval-data/retain\.jsonl")
 
 
 def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = False) -> Plan:
     """Look, and change nothing.
 
     Args:
-        places: Where else to search for what is left than in the folders of the request and its
-            config, the working folder and the caches of Hugging Face.
+        places: Where else to search for what is left than in the folders of all requests and of
+            the config, the working folder and the caches of Hugging Face.
         with_data: Also the rows that later audits need.
 
     Raises:
@@ -48,27 +60,32 @@ def plan(folder: Path | str, *, places: Iterable[Path] = (), with_data: bool = F
     folder = Path(folder)
     statement, request = read(folder), Request.load(folder)
     _check_unchanged(request, statement)
-    roots = [root for root in _outputs(request) if root.is_dir()]
+    config = read_config(request.path("finetune.yml"))
     kept = [path for path in sorted((folder / "data").glob("*.jsonl")) if path.stem != "forget"]
     texts = Texts.of(
         row_texts(request.rows("forget")), [text for path in kept for text in row_texts(path)]
     )
-    own = [one / name for one in sorted(folder.parent.iterdir()) for name in KEPT if one.is_dir()]
-    places = [*roots, folder, *places, Path.cwd(), request.root, *hub_cache()]
-    planned = Plan(folder, texts, places, [request.after], skip=own)
+    # A config that writes to the working folder owns nothing of what lies there.
+    shared = {
+        Path.home(),
+        *(p for q in (Path.cwd(), folder.parent.resolve()) for p in (q, *q.parents)),
+    }
+    roots = [
+        one for one in _outputs(request, config) if one.is_dir() and one.resolve() not in shared
+    ]
+    places = [*roots, folder.parent, *places, Path.cwd(), request.root, *hub_cache()]
+    planned = Plan(folder, texts, places, [request.after])
     planned.look()
-    reason = _keeper(request, roots)
-    items = list(_items(request, statement, roots, with_data))
-    items += _found_items(planned.found, items, [*roots, folder])
-    planned.items = [replace(item, why=item.why or reason(item.path)) for item in items]
+    needed = _needed(request, config)
+    found = sorted({*planned.found.left, *planned.found.named})
+    items = [
+        *_model_before(request, statement, roots),
+        *(item for root in roots for item in _of_run(root, found)),
+        *_of_requests(request, found, with_data),
+    ]
+    items = list({item.path.resolve(): item for item in reversed(items)}.values())[::-1]
+    planned.items = [replace(item, why=_why(item.path, needed) or item.why) for item in items]
     return planned
-
-
-def _outputs(request: Request) -> list[Path]:
-    """Folders that the training run of the config has written to."""
-    config = read_config(request.path("finetune.yml"))
-    names = [config.get("output_dir"), config.get("dataset_prepared_path") or PREPARED]
-    return [request.root / str(name) for name in names if name]
 
 
 def erase(planned: Plan) -> dict[str, Any]:
@@ -76,7 +93,8 @@ def erase(planned: Plan) -> dict[str, Any]:
 
     Returns:
         ``removed``, ``kept``, ``left`` and counts, as in ``erased.json``: paths relative to the
-        request. The record has ids in the place of names outside its folder.
+        request; ``places``: how many files still hold deleted texts, those kept for audits too. The
+        record has ids in the place of names outside its folder.
     """
     folder = planned.folder
     ledger, known = Ledger(folder.parent), folder / ERASED
@@ -105,6 +123,10 @@ def erase(planned: Plan) -> dict[str, Any]:
     suppress(folder.parent)
     # Before anything goes: a run that is killed leaves a trace of what it was about to remove.
     name = read(folder)["predicate"]["request"]["id"]
+    for owner in {one for item in planned.removable if (one := _owner(item.path, folder.parent))}:
+        own = [_facts(item, owner) for item in planned.removable if within(item.path, owner)]
+        if owner != folder:  # its `verify` knows then why these are gone
+            ledger.append("erasing", owner.name, places=own)
     ledger.append("erasing", name, places=public(places))
     write_json(known, {"removed": removed})
     result, texts = planned.look(removing=True), planned.texts
@@ -117,6 +139,7 @@ def erase(planned: Plan) -> dict[str, Any]:
     erased = {
         "time": now(),
         "bytes": sum(one["bytes"] for one in removed),
+        "places": len(result.left) + len(result.named),
         "windows": texts.whole,
         "names": len(texts.windows) - texts.whole,
         "too_short": texts.too_short,
@@ -134,6 +157,13 @@ def _facts(item: Item, folder: Path) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
+def _owner(path: Path, requests: Path) -> Path | None:
+    """The folder of the request that a file belongs to."""
+    if not within(path.resolve(), requests.resolve()) or path.resolve() == requests.resolve():
+        return None
+    return requests / path.resolve().relative_to(requests.resolve()).parts[0]
+
+
 def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
     """
     Raises:
@@ -144,111 +174,159 @@ def _check_unchanged(request: Request, statement: Mapping[str, Any]) -> None:
     recorded = statement["predicate"]["config"]["digest"]["sha256"]
     if not config.is_file() or digest(config) != recorded:
         raise UnlearnError(
-            f"{config} is not the config of the record, which says what may be erased; restore it."
+            f"{config} is not the config of the record, which says what may be erased; restore it.",
+            code="erase.other-config",
         )
     verify(request.folder).require()
     current = Ledger(request.folder.parent).current()
     if not request.path("model").exists() and not Path(current["path"]).exists():
         raise UnlearnError(
-            f"{request.folder}: the model that it made is gone, so nothing is erased; restore it."
+            f"{request.folder}: the model that it made is gone, so nothing is erased; restore it.",
+            code="erase.model-gone",
         )
 
 
 # --- what there is -------------------------------------------------------------------------------
 
 
-def _items(
-    request: Request, statement: dict[str, Any], roots: list[Path], with_data: bool
+def _outputs(request: Request, config: Mapping[str, Any]) -> list[Path]:
+    """Folders that the training run of the config has written to, and those of the way."""
+    names = [config.get("output_dir"), config.get("dataset_prepared_path") or PREPARED]
+    of_way = getattr(way_of(request.way["way"]), "outputs", lambda _: [])
+    return [*(request.root / str(name) for name in names if name), *of_way(request)]
+
+
+def _is_model(place: Path) -> bool:
+    known = any((place / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
+    return known and any(place.glob("*.safetensors"))
+
+
+def _model_before(
+    request: Request, statement: Mapping[str, Any], roots: list[Path]
 ) -> Iterator[Item]:
-    folder, before = request.folder, request.facts["before"]
-    old = Path(before["adapter"] or before["model"])
+    """Its weights, where they are still those of the record, and what training left beside them."""
+    before = request.facts["before"]
+    old, requests = Path(before["adapter"] or before["model"]), request.folder.parent.resolve()
+    made_here = within(old.resolve(), requests)
     if old.is_dir():
-        weights = sorted(p for p in old.iterdir() if p.is_file() and p.suffix in _WEIGHTS)
-        whole = weights and any((old / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
-        recorded = statement["predicate"]["model"]["before"]["digest"]
-        known = model_facts(old)["digest"] == recorded if whole else True
-        why = None if known else "it is not the model that the request began with"
-        if within(old.resolve(), folder.parent.resolve()):
-            yield Item.at("model before", old, why)  # made by an earlier request, whole
+        why = None
+        if model_facts(old)["digest"] != statement["predicate"]["model"]["before"]["digest"]:
+            why = "it is not the model that the request began with"
+        elif not made_here and not any(within(old.resolve(), root.resolve()) for root in roots):
+            why = "it is outside the folders that the config writes to; remove it by hand"
+        if made_here:
+            yield Item.at("model before", old, why)
         else:
             kind = "adapter before" if before["adapter"] else "model before"
-            for path in weights:
-                yield Item.at(kind, path, why)
-    for root in {one.resolve(): one for one in [*roots, old, folder / "model"]}.values():
-        for path in sorted(root.iterdir()) if root.is_dir() else ():
-            if path.name.startswith("checkpoint-") and path.is_dir():
+            for path in sorted(old.iterdir()):
+                if path.is_file() and _WEIGHTS.fullmatch(path.name):
+                    yield Item.at(kind, path, why)
+    yield from _beside(request.path("model"))
+
+
+def _beside(model: Path) -> Iterator[Item]:
+    """What the Trainer and Axolotl write into the folder of a model."""
+    for path in sorted(model.iterdir()) if model.is_dir() else ():
+        real = path.is_dir() and not path.is_symlink()
+        if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir():
+            if path.is_symlink() or _is_model(path) or any(path.glob("*.safetensors")):
                 yield Item.at("checkpoint", path)
-            elif root in roots and path.name == "merged" and path.is_dir():
-                yield Item.at("merged model", path)
-            elif root in roots and (path.name in _LOGS or path.suffix == ".log"):
+        elif path.name == "merged" and real and _is_model(path):
+            yield Item.at("merged model", path)
+        elif path.name == "debug.log":
+            yield Item.at("log", path)
+        elif path.name == "runs" and real:
+            inside = [one for one in path.rglob("*") if not one.is_dir()]
+            if inside and all(one.name.startswith("events.out.tfevents.") for one in inside):
                 yield Item.at("log", path)
+
+
+def _of_run(root: Path, found: list[Path]) -> Iterator[Item]:
+    """Below a folder that the config writes to."""
+    if any((root / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
+        yield from _beside(root)
+    for entry in read_manifest(root)["entries"]:
+        path = Path(os.path.normpath(root / entry["path"]))
+        if os.path.lexists(path) and within(path.parent.resolve(), root.resolve()):
+            yield Item.at("listed by its run", path)
+    for path in sorted(root.iterdir()):
+        if _PREPARED.fullmatch(path.name) and (path / "state.json").is_file():
+            if any(within(one.resolve(), path.resolve()) for one in found):
+                yield Item.at("prepared data", path)
+
+
+def _of_requests(request: Request, found: list[Path], with_data: bool) -> Iterator[Item]:
+    """Work of the request, its rows, and what other requests hold of them."""
+    folder, requests = request.folder, request.folder.parent
     if (folder / "work").is_dir():
         yield Item.at("work of the run", folder / "work")
     for name in KEPT:
         if (folder / name).is_dir():
             why = None if with_data else "audits need it; `--with-data` removes it too"
             yield Item.at("rows of the request", folder / name, why)
-
-
-def _found_items(result: Found, items: list[Item], roots: list[Path]) -> Iterator[Item]:
-    """Caches, prepared data and logs below our folders that hold deleted texts."""
-    listed = [item.path.resolve() for item in items]
-    seen: set[Path] = set()
-    for path in sorted(result.left):
-        real = path.resolve()
-        root = next((r for r in roots if within(real, r.resolve())), None)
-        if root is None or path.is_dir() or any(within(real, one) for one in listed):
+    done = {entry["request"] for entry in Ledger(requests).accepted()}
+    for path in found:
+        owner = _owner(path, requests)
+        if owner is None or path.resolve() != path.absolute():
             continue
-        # A table of a prepared data set is of no use without the others: the folder goes.
-        whole = real.parent if path.suffix == ".arrow" and real.parent != root.resolve() else real
-        if whole in seen:
+        name = path.resolve().relative_to(owner.resolve()).as_posix()
+        part = name.split("/")[0]
+        if part in (name, "model") or (owner == folder and part in (*KEPT, "work")):
             continue
-        seen.add(whole)
-        kind = "prepared data" if path.suffix in (".arrow", ".parquet") else "file with their texts"
-        yield Item.at(kind, path.parent if whole == real.parent else path)
+        why = None
+        if owner.name not in done:
+            why = f"request {owner.name!r} was not carried out: finish it, or remove its folder"
+        elif part in KEPT and not _SPENT.fullmatch(name):
+            why = f"audits of request {owner.name!r} need it; remove it by hand"
+        elif part == "work":
+            path = owner / part
+        yield Item.at("file with their texts", path, why)
 
 
 # --- what stays ----------------------------------------------------------------------------------
 
 
-def _keeper(request: Request, roots: list[Path]) -> Callable[[Path], str | None]:
-    """Says of a place why it may not be removed."""
-    folder, requests = request.folder.resolve(), request.folder.parent.resolve()
-    here, ledger = Path.cwd().resolve(), Ledger(request.folder.parent)
-    forbidden = {Path.home().resolve(), here, *here.parents, requests, *requests.parents}
-    every = [root.resolve() for root in roots]
+def _needed(request: Request, config: Mapping[str, Any]) -> list[tuple[Path, str, str]]:
+    """(place, kind, why it stays): of two reasons the first."""
+    ledger, requests = Ledger(request.folder.parent), request.folder.parent
     current = ledger.current() or {}
+    model, read = "model", "data"
     needed = [
-        (current.get("path"), "it is the current model"),
-        ((current.get("base") or {}).get("name"), "the current model stands on it"),
-        (request.after.split("+")[0], "the model of this request stands on it"),
-        (request.facts["base"], "it is the base model"),
+        (current.get("path"), model, "it is the current model"),
+        ((current.get("base") or {}).get("name"), model, "the current model stands on it"),
+        (request.after.split("+")[0], model, "the model of this request stands on it"),
+        (request.facts["base"], model, "it is the base model"),
     ]
     done = {entry["request"] for entry in ledger.accepted()}
-    for path in sorted(request.folder.parent.glob("*/request.json")):
+    for path in sorted(requests.glob("*/request.json")):
         name, before = path.parent.name, Request.load(path.parent).facts["before"]
         why = f"request {name!r}, which was not carried out yet, begins with it"
         if name not in done:
-            needed += [(source, why) for source in (before["adapter"], before["model"])]
-    there = [(Path(source), why) for source, why in needed if source]
-    # Of two reasons the first.
-    used = {path.resolve(): why for path, why in reversed(there) if path.exists()}
+            needed += [(source, model, why) for source in (before["adapter"], before["model"])]
+    for key in ("datasets", "test_datasets"):
+        for name in (name for entry in entries(config, key) for name in _sources(entry)):
+            needed.append((request.root / name, read, f"the config reads it (`{key}`)"))
+    needed += [(Path.home(), "", "it is your home"), (Path.cwd(), "", "you work in it")]
+    needed += [(requests, "", "it is the folder of the requests")]
+    there = [(Path(place), kind, why) for place, kind, why in needed if place]
+    return [(place.resolve(), kind, why) for place, kind, why in there if place.exists()]
 
-    def reason(path: Path) -> str | None:
-        real = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
-        for model, why in used.items():
-            # A checkpoint within the current model's folder is not that model.
-            inside = real.parent == model and not real.name.startswith("checkpoint-")
-            if within(model, real) or inside:
-                return why
-        if real.parent == folder and not real.is_dir():
-            return "the request needs it"
-        own = [folder, *(root for root in every if root not in forbidden)]
-        earlier = real.name == "model" and real.parent.parent == requests
-        if earlier or any(within(real, root) and real != root for root in own):
-            return None
-        if any(within(real, root) for root in forbidden.intersection(every)):
-            return "the config writes to a folder that holds other things; remove it by hand"
-        return "it is outside the folders that the config writes to; remove it by hand"
 
-    return reason
+def _sources(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Paths that an entry of ``datasets`` names."""
+    yield str(entry.get("path"))
+    files = entry.get("data_files") or []
+    for one in files.values() if isinstance(files, Mapping) else [files]:
+        yield from [one] if isinstance(one, str) else map(str, one)
+
+
+def _why(path: Path, needed: Iterable[tuple[Path, str, str]]) -> str | None:
+    """Why a place may not be removed."""
+    real = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
+    for place, kind, why in needed:
+        inside = kind == "data" and within(real, place)
+        # A checkpoint within the current model's folder is not that model.
+        own = kind == "model" and real.parent == place and not real.name.startswith("checkpoint-")
+        if within(place, real) or inside or own:
+            return why
+    return None

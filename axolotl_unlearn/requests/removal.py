@@ -75,8 +75,8 @@ class Plan:
         return self.found
 
     def stays(self, places: Mapping[Path, int]) -> dict[Path, int]:
-        """What was found in none of the items that go."""
-        gone = [item.path.resolve() for item in self.removable]
+        """What was found in none of the items that are listed."""
+        gone = [item.path.resolve() for item in self.items]
         return {
             path: count
             for path, count in sorted(places.items())

@@ -32,12 +32,15 @@ def suppress(requests: Path | str) -> tuple[Path, int, int]:
     digests = set(before.digests)
     for name in sorted(accepted):
         data = ledger.folder / name / "data"
+        # `erase` removes kept rows, after it has written this list: what they share is not known
+        # any more, and whole rows alone are put on a list that was lost since.
+        spent = not (data / "retain.jsonl").is_file()
         mine, others = (
             {
                 digest
                 for path in (data / f"{part}.jsonl" for part in parts)
                 for line in (read_json_lines(path) if path.is_file() else ())
-                for digest in before.digests_of(line.get("row", line))
+                for digest in before.digests_of(line.get("row", line), whole=spent)
             }
             for parts in (("forget",), ("retain", "heldout", "judge"))
         )
