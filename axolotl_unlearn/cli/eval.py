@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from axolotl_unlearn.cli._json import answer, read_json
-from axolotl_unlearn.cli._options import PATH, say, show
+from axolotl_unlearn.cli._options import FILE, PATH, say, show
 from axolotl_unlearn.errors import UnlearnError
 
 
@@ -24,6 +24,7 @@ from axolotl_unlearn.errors import UnlearnError
 @click.option("--dtype", help="float32, bfloat16, float16 or auto [float32 on cpu, else auto]")
 @click.option("--backend", type=click.Choice(["vllm"]), help="What generates [transformers].")
 @click.option("--max-gen-toks", default=256, help="New tokens a row.")
+@click.option("--canaries", type=FILE, help="Rows by coin.  [canaries.jsonl of the data folder]")
 @click.option("--samples", default=0, help="Draws of each forget row, as long again each.")
 @click.option("--min-members", default=20, help="Fewer are refused; 0: no membership.")
 @click.option("--join", default=" ", show_default="a space", help="Between input and output.")
@@ -63,6 +64,8 @@ def command(models: tuple[str, ...], no_cache: bool, quiet: bool, compare: bool,
     answer(file=out / "results.json", **read_json(out / "results.json"))
     show(table(out))
     say(*reasons(out).splitlines())
+    found = read_json(out / "results.json")["models"]
+    say(*(f"{one['name']}: {one['canaries']['sentence']}" for one in found if "canaries" in one))
     say(f"Results: {out / 'results.json'} (page: axolotl-unlearn report {out})")
 
 

@@ -14,7 +14,7 @@ from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation.cache import Cache
 from axolotl_unlearn.evaluation.measurement import Measured, Settings, count_outputs
 from axolotl_unlearn.evaluation.sets import EvaluationSets
-from axolotl_unlearn.metrics.memorisation import exact_memorisation, extraction_strength
+from axolotl_unlearn.metrics.memorisation import exact_memorisation, extraction_strength, loss
 from axolotl_unlearn.models import ModelSpec, load_model, load_tokenizer
 
 if TYPE_CHECKING:
@@ -217,6 +217,9 @@ class Session:
             raise UnlearnError(
                 f"model {name!r}: the loss of a document is not finite; its weights are broken."
             )
+        texts = [text for _, text in sets.canaries]
+        asked = f"{name}: canaries", texts, model.texts, lambda one, _: loss(one)
+        measured.canary_loss = self.each(*asked, f"{key}-canaries")
         if sets.utility:
             asked = f"{name}: utility", sets.utility, right, lambda one, _: one
             measured.options = self.each(*asked, f"{key}-utility")

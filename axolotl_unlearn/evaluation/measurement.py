@@ -25,6 +25,7 @@ class Settings:
         original: The model before unlearning, for gate and collapse check; default: the model
             called "original", else "memorised".
         store: Folder of measurements by content; default: ``cache`` in that of the results.
+        canaries: Their file; default: that of the data folder.
         samples: Draws of each forget row at temperature 1, beside the greedy answer.
         backend: "vllm" generates by vLLM (`evaluation.in_vllm`); default: transformers.
     """
@@ -41,6 +42,7 @@ class Settings:
     original: str | None = None
     seed: int = 0
     store: str | None = None
+    canaries: str | None = None
     samples: int = 0
     backend: str | None = None
 
@@ -68,7 +70,8 @@ class Settings:
     def load_sets(self, folder: str | os.PathLike[str] | None) -> EvaluationSets:
         """The data of a folder, as these settings read them."""
         parts = ("tasks", "mia", "mmlu") if self.min_members else ("tasks", "mmlu")
-        return load_sets(folder, min_members=self.min_members, parts=parts).limited(self.limit)
+        given = {"min_members": self.min_members, "canaries": self.canaries}
+        return load_sets(folder, parts=parts, **given).limited(self.limit)
 
     @property
     def key(self) -> list[Any]:
@@ -99,6 +102,7 @@ class Measured:
         values, tokens, stopped, texts: Of each generated row, by its key ("forget/<id>"); texts are
             empty for rows that come from a cache without them.
         said_of_samples: Draws that say the answer, of `Settings.samples`, by forget row.
+        canary_loss: Of each row of `evaluation.canaries`.
         contained: Is the answer in the generation, for each question by row key.
         any_script: Recall over words of every script, of completion rows that are not ASCII.
         outputs: Counts over the generations of each side (`metrics.fluency.reference_figures`).
@@ -124,6 +128,7 @@ class Measured:
     member_loss: list[float] = field(default_factory=list)
     nonmember_loss: list[float] = field(default_factory=list)
     options: list[int] = field(default_factory=list)
+    canary_loss: list[float] = field(default_factory=list)
     extraction: list[float] = field(default_factory=list)
     answer_tokens: list[int] = field(default_factory=list)
     answer_run: list[int] = field(default_factory=list)

@@ -18,6 +18,7 @@ from typing import Any
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.evaluation import summary
 from axolotl_unlearn.evaluation.cache import Cache, Workers
+from axolotl_unlearn.evaluation.canaries import add_canaries
 from axolotl_unlearn.evaluation.collapse import CollapseChecker
 from axolotl_unlearn.evaluation.measure import ProgressBars, Session
 from axolotl_unlearn.evaluation.measurement import Measured, Options, Settings
@@ -108,6 +109,8 @@ def evaluate(
                 advance(1)
             summary.add_distances(results, measured, sets, settings)
             summary.add_reference(results)
+            if losses := {n: one.canary_loss for n, one in measured.items() if one.canary_loss}:
+                add_canaries([r for r in results if r["name"] in losses], losses, sets.coins)
             learned = summary.add_learned(results, measured, sets)
             lines = summary.add_audits(results, measured, sets, learned, settings.keep_texts)
     write_lines(out / AUDIT_FILE, lines, private=True)

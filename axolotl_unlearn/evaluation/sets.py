@@ -4,6 +4,7 @@
     member, nonmember   documents (id, document): members were memorised, non-members never seen;
                         with a field prompt what follows it, as a chat model learned it
     general             questions with options (question, choices, answer): utility
+    canaries            documents with a coin (included: true or false), see `evaluation.canaries`
 
 Files may end in .jsonl, .json or .parquet. Only forget, retain, member and nonmember are needed.
 """
@@ -24,6 +25,7 @@ from axolotl_unlearn.data import records as reading
 from axolotl_unlearn.data.documents import read_documents
 from axolotl_unlearn.data.records import SUFFIXES, Record, check_disjoint, kind_of
 from axolotl_unlearn.errors import UnlearnError
+from axolotl_unlearn.evaluation.canaries import NAME, read_canaries
 from axolotl_unlearn.evaluation.options import Option, read_options
 from axolotl_unlearn.metrics.semeval import CELLS, TASKS, cell
 from axolotl_unlearn.store import file_digest
@@ -59,6 +61,8 @@ class EvaluationSets:
     nonmember: list[tuple[str, str]]
     utility: list[Option] = field(default_factory=list)
     utility_source: str = ""
+    canaries: list[tuple[str, str]] = field(default_factory=list)
+    coins: list[bool] = field(default_factory=list)
     synthetic: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -104,6 +108,7 @@ class EvaluationSets:
         content += [[(o.context, o.continuations, o.answer) for o in self.utility]]
         prompts = [getattr(text, "prompt", "") for _, text in [*self.member, *self.nonmember]]
         content += [prompts] if any(prompts) else []
+        content += [self.canaries] if self.canaries else []  # what is measured; not the coins
         text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -133,6 +138,7 @@ def load_sets(
     min_members: int = MIN_MEMBERS,
     parts: Sequence[str] = ("tasks", "mia", "mmlu"),
     join: str = " ",
+    canaries: str | os.PathLike[str] | None = None,
 ) -> EvaluationSets:
     """Read and check a data folder, by default the demo's.
 
@@ -140,6 +146,7 @@ def load_sets(
         min_members: Refuse fewer members or non-members than this.
         parts: Which of tasks, mia, mmlu are needed; files of the others are not read.
         join: Between input and output of a document that is a row.
+        canaries: A file of them in place of the data folder's.
 
     Raises:
         UnlearnError: The first fault found: file, row or key, and the cure.
@@ -167,7 +174,10 @@ def load_sets(
     utility, source = (read_options(general), "general") if general else ([], "")
     if "mmlu" in parts and not utility:
         notes.append(no_utility(folder))
+    path = canaries or find_file(folder, NAME)
+    rows, coins = read_canaries(path) if path else ([], [])
     sets = EvaluationSets(folder, **sides, utility=utility, utility_source=source, notes=notes,
+                          canaries=rows, coins=coins,
                           synthetic=_is_generated(folder))  # fmt: skip
     if "tasks" in parts:
         notes += _lonely("forget", sets.forget) + _lonely("retain", sets.retain)

@@ -1,0 +1,32 @@
+"""``axolotl-unlearn canaries``: coins for rows, before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from axolotl_unlearn.cli._json import answer
+from axolotl_unlearn.cli._options import FILE, out_option, say
+
+
+@click.command("canaries")
+@click.argument("rows", type=FILE)
+@out_option("canaries", "Folder for train.jsonl and canaries.jsonl.")
+def command(rows: Path, out: Path) -> None:
+    """Toss a coin for each of ROWS before training: later an exact test of what was forgotten.
+
+    ROWS are like yours, used nowhere else (made-up customers among customers), 60 or more. Train on
+    OUT/train.jsonl beside your data and forget it with your rows. With OUT/canaries.jsonl in its
+    data folder, `axolotl-unlearn eval` says whether a model can tell how the coins fell.
+
+    \b
+    Example:
+      axolotl-unlearn canaries made-up.jsonl --out canaries
+      axolotl-unlearn eval original=out/tuned out/unlearned --canaries canaries/canaries.jsonl
+    """
+    from axolotl_unlearn.evaluation.canaries import draw
+
+    train, key = draw(rows, out)
+    answer(train=train, canaries=key)
+    say(f"Train on {train}, and forget it later.", f"Keep {key} from whoever trains.")

@@ -1,0 +1,120 @@
+"""Rows by coin: every fall enumerated, null and power by simulation, and a real run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import eval_model
+import numpy as np
+import pytest
+from attack_models import payments
+from click.testing import CliRunner
+from fault_codes import fails
+
+from axolotl_unlearn.cli import unlearn
+from axolotl_unlearn.evaluation.canaries import add_canaries, coin_test, draw, read_canaries
+
+
+@pytest.mark.parametrize("scores", [
+    [0.3, 0.1, 0.9, 0.4, 0.7, 0.2, 0.5], [1, 1, 2, 2, 2, 3, 5, 5], [4] * 6,
+])  # fmt: skip
+def test_every_fall_of_the_coins(scores):
+    """Against all 2^n falls, ties too: the share with a sum of centred ranks as high."""
+    n = len(scores)
+    below = [2 * sum(s < x for s in scores) + sum(s == x for s in scores) - n for x in scores]
+    falls = list(itertools.product([False, True], repeat=n))
+    sums = [sum(w if c else -w for w, c in zip(below, fall, strict=True)) for fall in falls]
+    for fall, value in list(zip(falls, sums, strict=True))[::7]:
+        found = coin_test(scores, fall)
+        assert found["p_known"] == pytest.approx(np.mean([one >= value for one in sums]))
+        assert found["p_pushed"] == pytest.approx(np.mean([one <= value for one in sums]))
+    assert coin_test(scores, [True] * n)["auc"] is None
+
+
+def test_the_null_is_uniform_whatever_the_scores_are():
+    """2000 falls over scores with outliers and ties: p <= alpha in at most alpha of them."""
+    rng = np.random.default_rng(0)
+    scores = np.concatenate([rng.standard_cauchy(30), np.repeat(3.0, 10)])
+    p = np.array([coin_test(scores, rng.random(40) < 0.5)["p"] for _ in range(2000)])
+    for alpha in (0.01, 0.05, 0.2, 0.5):
+        assert (p <= alpha).mean() == pytest.approx(alpha, abs=3 * np.sqrt(alpha / 2000))
+
+
+@pytest.mark.parametrize("shift, side", [(1.0, "p_known"), (-1.0, "p_pushed")])
+def test_sixty_rows_find_what_is_half_known(shift, side):
+    """One standard deviation apart: power above .9, and the right side."""
+    rng, found = np.random.default_rng(1), []
+    for _ in range(300):
+        coins = rng.random(60) < 0.5
+        found.append(coin_test(rng.normal(size=60) + shift * coins, coins))
+    assert np.mean([one["p"] < 0.05 for one in found]) > 0.9
+    assert all(one[side] < 0.5 for one in found if one["p"] < 0.05)
+
+
+def test_what_makes_a_row_hard_cancels_with_a_model_that_never_saw_it():
+    rng = np.random.default_rng(2)
+    hard, coins = 10 * rng.normal(size=60), rng.random(60) < 0.5
+    losses = {name: hard - knows * coins + 0.3 * rng.normal(size=60)
+              for name, knows in (("original", 2), ("after", 1), ("retrained", 0))}  # fmt: skip
+    roles = {"original": "original", "after": "candidate", "retrained": "retrained"}
+    entries = [{"name": name, "role": role} for name, role in roles.items()]
+    add_canaries(entries, losses, coins)
+    found = {entry["name"]: entry["canaries"] for entry in entries}
+    assert found["after"]["p_known"] < 1e-4 and "they are known" in found["after"]["sentence"]
+    assert found["retrained"]["p"] > 0.01
+    blind = [entry for entry in entries if entry["name"] != "retrained"]
+    add_canaries(blind, {name: hard for name in ("original", "after")}, coins)
+    assert "can show nothing" in blind[1]["canaries"]["sentence"]
+
+
+def test_coins_are_tossed_once_and_fairly(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in payments(400, 1)))
+    train, key = draw(rows, tmp_path / "out")
+    documents, coins = read_canaries(key)
+    trained = [json.loads(line)["id"] for line in train.read_text().splitlines()]
+    named = [name for (name, _), coin in zip(documents, coins, strict=True) if coin]
+    assert trained == named and len(documents) == 400
+    assert 140 < len(trained) < 260  # six standard deviations
+    with fails("canaries.tossed"):
+        draw(rows, tmp_path / "out")
+
+
+@pytest.mark.parametrize("code, content", [
+    ("canaries.few", [{"text": "one", "included": True}] * 3),
+    ("canaries.no-coin", [{"text": "one", "included": "yes"}] * 12),
+])  # fmt: skip
+def test_faults(tmp_path, code, content):
+    path = tmp_path / "canaries.jsonl"
+    rows = [row | {"id": f"r{i}", "text": f"text {i}"} for i, row in enumerate(content)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with fails(code):
+        read_canaries(path)
+
+
+def test_a_model_that_read_them_tells_how_the_coins_fell(tmp_path):
+    """`canaries`, a training with those that fell so, `eval`: told; of one that read none, not."""
+
+    def run(*words):  # fmt: skip
+        done = CliRunner().invoke(unlearn, [*map(str, words)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    sides = eval_model.made_up_rows(2)
+    texts = eval_model.documents_of(sides)
+    eval_model.write_folder(tmp_path / "data", sides, texts, general=4)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in payments(60, 5)))
+    run("canaries", rows, "--out", tmp_path / "c")
+    trained = [json.loads(x) for x in (tmp_path / "c/train.jsonl").read_text().splitlines()]
+    everything = [*sides["forget"], *sides["retain"]]
+    eval_model.train_model(tmp_path / "original", [*everything, *trained], steps=40)
+    eval_model.train_model(tmp_path / "clean", everything, steps=20)
+    said = run("eval", tmp_path / "original", tmp_path / "clean", "--data", tmp_path / "data",
+               "--out", tmp_path / "eval", "--canaries", tmp_path / "c/canaries.jsonl",
+               "--min-members", 1, "--max-gen-toks", 4)  # fmt: skip
+    models = json.loads((tmp_path / "eval/results.json").read_text())["models"]
+    original, clean = (model["canaries"] for model in models)
+    assert original["p_known"] < 1e-6 and original["auc"] > 0.9 and original["n"] == 60
+    assert clean["p"] > 1e-3 and original["sentence"] in said and clean["sentence"] in said
