@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import typing
 from pathlib import Path
@@ -43,8 +44,9 @@ _OPTIONS = """# Axolotl's options in a run with `unlearn:`
 Written by `docs/generate.py` from `axolotl_unlearn/checks/axolotl_options.yml`.
 `axolotl-unlearn check` and `axolotl train` stop at an option that is **refused** before weights are
 loaded: it would change loss, batches, data or weights behind the objectives. An option that is
-**noted** has no effect, which `check` and the log say. All others do what Axolotl's documentation
-says; a package that one of them needs and that is not installed is named.
+**noted** has no effect and is left out, and one that is **idle** acts beside others only, which
+`check` and the log say. All others go to Axolotl as they are; a package that one of them needs and
+that is not installed is named. `tests/test_options.py` trains with and without the most used.
 
 | options | effect | |
 |---|---|---|
@@ -152,9 +154,9 @@ def options_page() -> str:
     rows = []
     for effect in ("refused", "noted"):
         for group in axolotl_options.TABLE[effect]:
-            options = ", ".join(f"`{option}`" for option in group["options"])
+            options = list(group["options"])
             for option, values in group.get("values", {}).items():
-                options += "".join(f", `{option}: {value}`" for value in values)
+                options += [f"{option}: {json.dumps(value)}".replace('"', "") for value in values]
             cell = group["why"]
             if group.get("above"):
                 cell += f" (values above {group['above']})"
@@ -162,7 +164,11 @@ def options_page() -> str:
                 cell += "; taken beside `unlearn.data.rows`"
             if group.get("cure"):
                 cell += f"; {group['cure']}"
-            rows.append(f"| {options} | {effect} | {cell} |")
+            names = ", ".join(f"`{option}`" for option in options)
+            rows.append(f"| {names} | {effect} | {cell} |")
+    for option, beside in axolotl_options.TABLE["idle"].items():
+        cell = f"read {axolotl_options.conditions(beside)}; noted elsewhere"
+        rows.append(f"| `{option}` | idle | {cell} |")
     return _OPTIONS + "\n".join(rows)
 
 

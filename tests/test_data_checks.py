@@ -428,7 +428,7 @@ def test_what_stands_in_pasted_configs_is_taken_or_noted(entry, caplog):
     assert "sample_packing: True` has no effect: a step is made of pairs" in " ".join(notes)
     prepare(cfg)
     assert "sample_packing: True` has no effect" in caplog.text
-    assert not cfg["sample_packing"] and not cfg["group_by_length"]
+    assert "sample_packing" not in cfg and not cfg["group_by_length"]
     pairing = parse_unlearn(cfg["unlearn"]).pairing
     assert pairing.group_by_length and pairing.retain_per_forget == 2
 

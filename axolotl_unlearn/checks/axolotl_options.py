@@ -56,13 +56,47 @@ def refused(cfg: dict[str, Any], rows: bool = False) -> Iterator[str]:
 
 
 def noted(cfg: dict[str, Any]) -> dict[str, str]:
-    """Options that are set and have no effect -> a sentence."""
-    return {
-        option: f"`{option}: {cfg[option]}` has no effect: {group['why']}."
-        for group in TABLE["noted"]
-        for option in group["options"]
-        if cfg.get(option)
-    }
+    """Options that are set, and left out since they have no effect -> a sentence."""
+    found = {}
+    for group in TABLE["noted"]:
+        values = group.get("values", {})
+        for option in [*group["options"], *values]:
+            value = cfg.get(option)
+            if value in values[option] if option in values else value:
+                found[option] = f"`{option}: {value}` has no effect: {group['why']}."
+    return found
+
+
+def idle(cfg: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each option that is set beside others with which Axolotl does not read it."""
+    for option, beside in TABLE["idle"].items():
+        if cfg.get(option) in (None, False, 0, []):
+            continue
+        acts = False
+        for key, pattern in beside.items():
+            key, _, default = key.removesuffix("]").partition(" [")
+            value = cfg.get(key)
+            text = default if value is None else "" if value in (False, 0) else str(value)
+            acts = acts or bool(re.fullmatch(pattern, text))
+        if not acts:
+            yield f"`{option}` does nothing here: Axolotl reads it {conditions(beside)}."
+    for group in cfg.get("lr_groups") or []:
+        for module in (group.get("modules") or []) if isinstance(group, dict) else []:
+            if re.search("embed_tokens|lm_head|modules_to_save", str(module)):
+                yield (
+                    f"`lr_groups`: Axolotl gives {short(module)} the rate `embedding_lr` (or that "
+                    "of all), not its group's."
+                )
+
+
+def conditions(beside: dict[str, str]) -> str:
+    """The other options that an idle one needs, in words."""
+    each = []
+    for key, pattern in beside.items():
+        name = key.partition(" ")[0]
+        which = f": {pattern.replace('.*', '...')}" if pattern not in ("", ".+") else ""
+        each.append(f"with `{name}{which}`" if pattern else f"without `{name}`")
+    return " or ".join(each)
 
 
 def absent(cfg: dict[str, Any]) -> Iterator[str]:

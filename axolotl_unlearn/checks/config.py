@@ -136,6 +136,8 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
          "`unlearn.phases`; use linear, cosine or constant."),
         (args.phases and cfg.get("jagged_restart_steps"),
          "`jagged_restart_steps` does not go with `unlearn.phases`; remove it."),
+        (optimizer == "dion" and not (cfg.get("dion_lr") and cfg.get("dion_momentum")),
+         "`optimizer: dion` cannot be made without `dion_lr` and `dion_momentum`; give both."),
         (bool(cfg.get("adam_beta1")) != bool(cfg.get("adam_beta2")),
          "`adam_beta1` and `adam_beta2`: Axolotl's own optimizers take both, above 0, or none; "
          "give both."),
@@ -212,6 +214,17 @@ def _stage(deepspeed: Any) -> int | None:
 _WHOLE_RUN = ("reduce_lr_on_plateau", "greedy", "one_cycle", "rex")
 
 
+def setting_notes(cfg: dict) -> list[str]:
+    """What a run does otherwise than its settings may be read."""
+    notes = [*axolotl_options.idle(cfg), *evaluation_notes(cfg)]
+    if cfg.get("adapter") and (cfg.get("load_in_4bit") or cfg.get("load_in_8bit")):
+        notes.append(
+            "the adapter learns beside quantised weights, and `axolotl merge-lora` adds it to the "
+            "whole ones: evaluate the merged model, which is another."
+        )
+    return notes
+
+
 def evaluation_notes(cfg: dict) -> list[str]:
     """Evaluations that are asked for and would not take place, or rows that wait for one."""
     keys = ("evals_per_epoch", "eval_steps", "eval_strategy")
@@ -256,6 +269,11 @@ def architecture_faults(
         first: The lowest decoder layer that is trained.
     """
     faults = _tied_faults(cfg) if known.get("tie_word_embeddings") else []
+    if cfg.get("lora_target_linear") and known.get("model_type") in ("gpt2", "openai-gpt"):
+        faults.append(
+            "`lora_target_linear` finds no layer of this model, whose matrices are no Linear: name "
+            "them in `lora_target_modules`, such as [c_attn, c_proj]."
+        )
     hidden = [one for one in args.entries() if OBJECTIVES[one[1].objective].sees == "hidden"]
     count = known.get("num_hidden_layers")
     for side, entry in hidden:
@@ -387,7 +405,7 @@ def prepare(cfg: dict) -> None:
     cfg["remove_unused_columns"] = False
     for option, note in axolotl_options.noted(cfg).items():
         LOG.warning(note)
-        cfg[option] = False
+        cfg.pop(option)
     if cfg.get("group_by_length"):
         # Within the block: Axolotl cannot write down one of its own dicts inside of a plain one.
         block = cfg["unlearn"]
@@ -412,7 +430,7 @@ def prepare_data(cfg: dict) -> None:
     checked = check_records(cfg)
     if checked.faults:
         raise UnlearnError(" ".join(checked.faults), code="data.faults")
-    for note in checked.notes + (evaluation_notes(cfg) if cfg.get("unlearn") else []):
+    for note in checked.notes + (setting_notes(cfg) if cfg.get("unlearn") else []):
         LOG.warning(note)
     cfg["dataset_prepared_path"] = prepared_folder(cfg)
     drop_half_written(Path(cfg["dataset_prepared_path"]))

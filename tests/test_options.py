@@ -1,0 +1,119 @@
+"""Options of Axolotl: each changes what it says and nothing else, is noted, or is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import yaml
+from test_train_axolotl import adapter, config, history, stage, train  # noqa: F401
+
+from axolotl_unlearn.checks import axolotl_options
+from axolotl_unlearn.checks.config import config_faults, setting_notes
+
+RUN = {"save_strategy": "steps", "save_steps": 3, "max_steps": 3, "learning_rate": 1e-3,
+       "lr_scheduler": "linear"}  # fmt: skip
+#: Options -> what they change: learning rates of the log, weights (else only those), or the folder.
+EFFECTS = [
+    ({"lr_scheduler": "cosine"}, "rates"),
+    ({"lr_scheduler": "constant"}, "rates"),
+    ({"lr_scheduler": "polynomial", "lr_scheduler_kwargs": {"power": 3.0}}, "rates"),
+    ({"lr_scheduler": "cosine", "cosine_min_lr_ratio": 0.5}, "rates"),
+    ({"lr_scheduler": "rex", "cosine_min_lr_ratio": 0.5}, "rates"),
+    ({"warmup_steps": 2}, "rates"),
+    ({"warmup_ratio": 0.7}, "rates"),
+    ({"learning_rate": 2e-3}, "rates"),
+    ({"weight_decay": 0.5}, "weights"),
+    ({"optimizer": "sgd"}, "weights"),
+    ({"optimizer": "adafactor"}, "weights"),
+    ({"adam_beta1": 0.5, "adam_beta2": 0.6}, "weights"),
+    ({"adam_epsilon": 1.0}, "weights"),
+    ({"max_grad_norm": 1e-3, "optimizer": "sgd"}, "weights"),
+    ({"loraplus_lr_ratio": 8}, "weights"),
+    ({"lr_groups": [{"name": "q", "modules": ["q_proj"], "lr": 1e-2}]}, "weights"),
+    ({"lora_alpha": 64}, "weights"),
+    ({"peft_use_rslora": True}, "weights"),
+    ({"lora_dropout": 0.5}, "weights"),
+    ({"lora_r": 2}, "shapes"),
+    ({"lora_target_modules": ["q_proj"], "lora_target_linear": False}, "shapes"),
+    ({"lora_modules_to_save": ["lm_head"]}, "shapes"),
+    ({"peft_layers_to_transform": [1]}, "shapes"),
+    ({"peft_use_dora": True}, "shapes"),
+]
+#: Options that change nothing -> the note.
+IDLE = [
+    ({"shuffle_merged_datasets": False}, "`shuffle_merged_datasets: False` has no effect"),
+    ({"peft_init_lora_weights": False}, "`peft_init_lora_weights: False` has no effect"),
+    ({"sample_packing": True}, "`sample_packing: True` has no effect"),
+    ({"cosine_min_lr_ratio": 0.5}, "`cosine_min_lr_ratio` does nothing here"),
+    ({"lr_quadratic_warmup": True}, "`lr_quadratic_warmup` does nothing here"),
+    ({"cosine_constant_lr_ratio": 0.5}, "`cosine_constant_lr_ratio` does nothing here"),
+    ({"jagged_restart_warmup_steps": 2}, "`jagged_restart_warmup_steps` does nothing here"),
+    ({"adam_beta3": 0.5}, "`adam_beta3` does nothing here"),
+    ({"loraplus_lr_embedding": 0.5}, "`loraplus_lr_embedding` does nothing here"),
+    ({"lr_groups": [{"name": "h", "modules": ["lm_head"], "lr": 1.0}]}, "gives 'lm_head' the rate"),
+]
+
+
+def logs(folder) -> list[dict]:
+    return [entry for entry in history(folder) if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def plain(stage):  # noqa: F811
+    return train(stage, "options-plain", **RUN)
+
+
+@pytest.mark.parametrize(("options", "changes"), EFFECTS, ids=lambda x: str(x)[:60])
+def test_an_option_changes_what_it_says_and_nothing_else(stage, plain, options, changes):  # noqa: F811
+    """At the first step the model is the start, so rows, order and losses are those of before."""
+    assert not config_faults(config(stage, "x") | options)
+    assert not [*axolotl_options.idle(config(stage, "x") | RUN | options)]
+    found = train(stage, "options-one", **RUN | options)
+    first, before = logs(found)[0], logs(plain)[0]
+    for part in ("forget/npo", "retain/nll", "retain/kl", "forget_nll"):
+        assert first[part] == pytest.approx(before[part], rel=1e-6 if "dropout" not in str(options)
+                                            else 1e-1, abs=1e-6), part  # fmt: skip
+    one, two = adapter(found), adapter(plain)
+    rates = [[entry["learning_rate"] for entry in logs(folder)] for folder in (found, plain)]
+    assert (rates[0] != rates[1]) == (changes == "rates"), rates
+    assert ({n: w.shape for n, w in one.items()} != {n: w.shape for n, w in two.items()}) == (
+        changes == "shapes"
+    )
+    assert changes == "shapes" or any(not torch.equal(one[name], two[name]) for name in two)
+
+
+@pytest.mark.parametrize(("options", "note"), IDLE, ids=lambda x: str(x)[:60])
+def test_an_option_without_effect_is_noted(stage, plain, options, note):  # noqa: F811
+    """It was "supported", or passed without a word; `lr_groups` makes groups, in which the sums of
+    AdamW's foreach kernels are the same."""
+    cfg = config(stage, "x") | RUN | options
+    assert note in " ".join([*setting_notes(cfg), *axolotl_options.noted(cfg).values()])
+    found = train(stage, "options-idle", **RUN | options)
+    one, two = adapter(found), adapter(plain)
+    assert all(torch.equal(one[name], two[name]) for name in two)
+
+
+def test_warmup_is_a_share_of_the_steps_that_are_made(stage):  # noqa: F811
+    """`max_steps` beyond the epochs: it was a share of those (6 steps)."""
+    found = train(stage, "warm", **RUN | {"max_steps": 12, "save_steps": 12, "warmup_ratio": 0.5})
+    rates = [entry["learning_rate"] for entry in logs(found)]
+    assert len(rates) == 12 and rates.index(max(rates)) == 6
+
+
+def optimizers() -> list[str]:
+    from axolotl.utils.schemas.enums import CustomSupportedOptimizers
+    from transformers.training_args import OptimizerNames
+
+    return [one.value for names in (OptimizerNames, CustomSupportedOptimizers) for one in names]
+
+
+@pytest.mark.parametrize("name", optimizers())
+def test_an_optimizer_is_refused_or_trains(stage, name):  # noqa: F811
+    """Axolotl's schema takes names whose packages are absent, or that it cannot make."""
+    cfg = config(stage, "x", optimizer=name)
+    if faults := config_faults(cfg):
+        assert all(f"`optimizer: {name}`" in fault for fault in faults)
+        return
+    path = stage / "optimizer.yml"
+    path.write_text(yaml.safe_dump(cfg))
+    train(stage, f"optimizer-{name}", optimizer=name, max_steps=1)
