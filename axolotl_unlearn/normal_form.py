@@ -23,7 +23,7 @@ _NO_WIDTH = re.compile(
 _SPACE = re.compile(r"\s+")
 #: Scripts without spaces: each character is a word. Vowel signs of others belong to their words.
 _SINGLE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-_WORD = regex.compile(rf"(?V1)[{_SINGLE}]|[[\p{{L}}\p{{N}}\p{{M}}]--[{_SINGLE}]]+")
+WORD = regex.compile(rf"(?V1)[{_SINGLE}]|[[\p{{L}}\p{{N}}\p{{M}}]--[{_SINGLE}]]+")
 
 
 def normal_form(text: str, *, fold: bool = True) -> str:
@@ -45,4 +45,4 @@ def normal_form(text: str, *, fold: bool = True) -> str:
 
 def words(text: str) -> list[str]:
     """Letters and digits in their normal form; punctuation, spaces and line ends do not count."""
-    return _WORD.findall(normal_form(text))
+    return WORD.findall(normal_form(text))

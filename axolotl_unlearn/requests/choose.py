@@ -1,8 +1,8 @@
-"""Which rows a request is about; and what else in the training data says the same.
+"""Which rows a request is about; and what else in the training data may be about the same.
 
 Rows are named by the user. Near-duplicates (MinHash, then rapidfuzz) and rows that mention the
 names of the chosen rows are found and offered with a reason each; nothing is taken that was not
-asked for. Names are compared word by word: "Ada Quill" is no part of "Ada Quillington".
+asked for (`requests.names`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +20,8 @@ from axolotl_unlearn.data.records import SUFFIXES, read_rows, read_text
 from axolotl_unlearn.data.typed import Source, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.normal_form import normal_form
-from axolotl_unlearn.requests.search import in_a_row, words
+from axolotl_unlearn.requests.names import WEAK, Corpus
 
-#: Ratio of rapidfuzz (0 to 100) from which a name of `LONG` letters counts as misspelt.
-MISSPELT, LONG = 90, 6
 #: Names are searched in so many forms at most, the most frequent ones.
 NAMES = 20
 #: A "name" that so large a share of the other rows has is a phrase of the kind ("Social Security").
@@ -77,19 +76,26 @@ class Offered:
 
     Attributes:
         near: Id of a row that stays -> id of the chosen row that it resembles.
-        mentions: Name -> ids of rows that stay and mention it.
+        mentions: Name -> ids of rows that stay and likely mention it.
+        hints: Name -> ids of rows that stay and may be about another: its last name alone, ...
         reasons: Id -> why it is offered, without a name.
+        passages: Id -> where the name stands, for mentions and hints.
         frequent: Name -> number of rows, where so many have it that it is rather a phrase of the
             kind ("Social Security"): counted, not offered.
+        fields: ``FIELD=VALUE`` of other fields that hold what `--where` asked for -> rows.
     """
 
     near: dict[str, str] = field(default_factory=dict)
     mentions: dict[str, list[str]] = field(default_factory=dict)
+    hints: dict[str, list[str]] = field(default_factory=dict)
     reasons: dict[str, list[str]] = field(default_factory=dict)
+    passages: dict[str, list[str]] = field(default_factory=dict)
     frequent: dict[str, int] = field(default_factory=dict)
+    fields: dict[str, int] = field(default_factory=dict)
 
     @property
     def ids(self) -> set[str]:
+        """Of near-duplicates and likely mentions."""
         return {*self.near, *(name for ids in self.mentions.values() for name in ids)}
 
 
@@ -132,8 +138,7 @@ def _named_by(rows: Sequence[Source], wanted: Wanted) -> Iterator[tuple[set[str]
     count, texts = len(rows), {row.id: list(strings(row.row)) for row in rows}
 
     def equal(values: Mapping[str, Sequence[str]], asked: str) -> tuple[set[str], set[str]]:
-        plain = normal_form(asked)
-        ids = {i for i, those in values.items() if plain in map(normal_form, those)}
+        ids = {i for i, those in values.items() if any(_same(one, asked) for one in those)}
         return ids, {i for i in ids if asked in values[i]}
 
     for name, value in wanted.where:
@@ -165,9 +170,9 @@ def _named_by(rows: Sequence[Source], wanted: Wanted) -> Iterator[tuple[set[str]
     for name in wanted.documents:
         nothing = f"--documents: no row has {name!r} as `document`, `id` or id by content."
         yield *equal(names, name), nothing
+    corpus = _corpus(rows) if wanted.people else Corpus(())
     for name in wanted.people:
-        sure = {f: why for f, why in name_forms(name).items() if why in SURE}
-        ids = {row.id for row in rows if sure and any(_named(row, sure, name, exact=True))}
+        ids = {row for row, hit in corpus.find(name).items() if hit.sure}
         yield ids, ids, f"--person: none of {count} rows has this name."
     for pattern in wanted.patterns:
         try:
@@ -187,152 +192,104 @@ def values_at(value: Any, way: Sequence[str]) -> list[str]:
     return [] if value is None or isinstance(value, Mapping) else [str(value)]
 
 
-def offer(
-    chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted, *, pairs: bool = True
-) -> Offered:
-    """Near-duplicates of the chosen rows, and mentions of their names, among the others.
-
-    Args:
-        pairs: Also of pairs of words that hardly another row has, which may be names.
-    """
+def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) -> Offered:
+    """What else among the others may be about the same: near-duplicates of the chosen rows, other
+    ways to write the names that were asked for or that stand in the chosen rows, and the value of
+    ``--where`` in other fields."""
     near = near_rows(chosen, others)
     offered = Offered(
         near, reasons={row: [f"nearly the same as {like}"] for row, like in near.items()}
     )
-    asked = {tuple(words(text)) for text in wanted.texts}
-    tokens = {row.id: [words(text) for text in strings(row.row)] for row in others}
-    for name in names_of(chosen, wanted, list(tokens.values()) if pairs else ()):
-        forms = name_forms(name)
-        why = {row: next(_named(texts, forms, name), None) for row, texts in tokens.items()}
-        why = {row: reason for row, reason in why.items() if reason}
-        if len(why) > max(3, PHRASE * len(others)) and tuple(words(name)) not in asked:
-            offered.frequent[name] = len(why)
-        elif why:
-            offered.mentions[name] = list(why)
-            for row, reason in why.items():
-                offered.reasons.setdefault(row, []).append(reason)
+    most, asked = max(3, PHRASE * len(others)), set(map(normal_form, wanted.texts))
+    corpus = _corpus(others)
+    for name in names_of(chosen, wanted):
+        hits = corpus.find(name)
+        weak = {row: hit for row, hit in hits.items() if hit.how in WEAK}
+        if normal_form(name) not in asked and len(hits) - len(weak) > most:
+            offered.frequent[name] = len(hits) - len(weak)
+            continue
+        if sure := [row for row in hits if row not in weak]:
+            offered.mentions[name] = sure
+        if name not in wanted.people:
+            hits = {row: hits[row] for row in sure}
+        elif len(weak) > most:
+            offered.frequent[f"{name} (its last name, or small letters)"] = len(weak)
+            hits = {row: hits[row] for row in sure}
+        else:
+            offered.hints |= {name: list(weak)} if weak else {}
+        for row, hit in hits.items():
+            offered.reasons.setdefault(row, []).append(hit.how)
+            offered.passages.setdefault(row, []).append(hit.passage)
+    for field_, value in wanted.where:
+        offered.fields |= _elsewhere(others, field_, value)
     return offered
 
 
-#: How a name is written; what is only alike is offered and never taken by `--person`.
-WHOLE, TURNED, SHORT, INITIAL = "the name", "last name first", "without its middle", "initial"
-SURE = (WHOLE, TURNED)
+def _corpus(rows: Sequence[Source]) -> Corpus:
+    return Corpus((row.id, list(strings(row.row))) for row in rows)
 
 
-def name_forms(name: str) -> dict[tuple[str, ...], str]:
-    """Words in a row that are this name, and how they are written."""
-    whole = tuple(words(name))
-    if len(whole) < 2 or all(len(word) == 1 for word in whole):  # a script without spaces
-        return {whole: WHOLE} if whole else {}
-    first, last = whole[0], whole[-1]
-    initials = {(first[0], last): INITIAL, (last, first[0]): INITIAL}
-    return initials | {(first, last): SHORT, (last, *whole[:-1]): TURNED, whole: WHOLE}
+def _elsewhere(rows: Sequence[Source], name: str, value: str) -> dict[str, int]:
+    """Fields that hold a value of ``--where``, its own with zeros in front -> how many rows."""
+    found = Counter(
+        other
+        for row in rows
+        for other in {key for key, text in _fields(row.row) if _same(text.lstrip("0"), value)}
+    )
+    return {f"{other}={value}": count for other, count in found.items()}
 
 
-def _named(
-    row: Source | Sequence[Sequence[str]],
-    forms: Mapping[tuple[str, ...], str],
-    name: str,
-    exact: bool = False,
-) -> Iterator[str]:
-    """How a row has a name; misspelt only where it has it in no other way."""
-    from rapidfuzz import fuzz
-
-    texts = [words(text) for text in strings(row.row)] if isinstance(row, Source) else row
-    sizes = {len(form) for form in forms}
-    runs = {run for text in texts for size in sizes for run in in_a_row(text, size)}
-    yield from (forms[run] for run in forms if run in runs)
-    low = " ".join(words(name))
-    if exact or len(low) < LONG:
-        return
-    size = len(words(name))
-    for text in texts:
-        if fuzz.partial_ratio(low, " ".join(text), score_cutoff=MISSPELT):
-            for run in in_a_row(text, size):
-                if fuzz.ratio(low, " ".join(run)) >= MISSPELT:
-                    yield "misspelt"
+def _fields(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Every value of a row by its way, as `values_at` takes it."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _fields(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _fields(part, name)
+    elif value is not None:
+        yield name, str(value)
 
 
-def names_of(
-    chosen: Sequence[Source], wanted: Wanted, others: Sequence[Sequence[Sequence[str]]] = ()
-) -> list[str]:
-    """What the chosen rows are about: texts that were asked for; capitalised names, and pairs of
-    words that hardly another row has, in several of them (in the one, if it is one)."""
+def _same(one: str, other: str) -> bool:
+    """In their normal form, or as numbers: 1777, 1777.0 and " 1777" are one."""
+    if normal_form(one) == normal_form(other):
+        return True
+    try:
+        numbers = [Decimal(text.strip()) for text in (one, other)]
+    except InvalidOperation:
+        return False
+    return numbers[0] == numbers[1] and not any(map(_padded, (one, other)))
+
+
+def _padded(number: str) -> bool:
+    """With zeros in front, which an id may have and a number has not."""
+    digits = number.strip().lstrip("+-")
+    return len(digits) > 1 and digits[0] == "0" and digits[1].isdigit()
+
+
+def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
+    """What the chosen rows are about: texts that were asked for, and names in several of them (in
+    the one, if it is one): two words with capitals, the first of which is no word elsewhere."""
     asked = [re.sub(r"[-_]+", " ", text) for text in wanted.texts]
+    texts = [[normal_form(t, fold=False) for t in strings(row.row)] for row in chosen]
     seen = Counter(
         name
-        for row in chosen
-        for name in {n for t in strings(row.row) for n in _NAME.findall(normal_form(t, fold=False))}
+        for row in texts
+        for name in {n for t in row for n in _NAME.findall(t)}
         if name[0].isupper() and name.split()[-1][0].isupper()
     )
+    small = {word for row in texts for t in row for word in re.findall(r"\w+", t) if word.islower()}
     least = min(len(chosen), max(2, len(chosen) // 4))
-    often = [name for name, count in seen.most_common(NAMES) if count >= least]
+    often = [
+        name
+        for name, count in seen.most_common(NAMES)
+        if count >= least and name.split()[0].casefold() not in small
+    ]
     known = [text for text in asked if len(text) >= 4 and not text.isdigit()]
     known += [text for text in wanted.people if text not in known]
     # The same name in other letters is searched once.
-    names = {normal_form(name): name for name in [*known, *often]}
-    for pair in _rare_pairs(chosen, others, least) if others else ():
-        names.setdefault(pair, pair)
-    return list(names.values())
-
-
-def mentions(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, set[str]]:
-    """People and documents that rows of others name: whose they are -> those others.
-
-    Args:
-        units: Rows by whose they are: a name ("ada-quill"), or else the names in its rows count.
-    """
-    names: dict[tuple[str, ...], set[str]] = {}
-    for whose, rows in units.items():
-        parts = words(re.sub(r"[-_]+", " ", whose))
-        named = [" ".join(parts)] if len(parts) > 1 and "".join(parts).isalpha() else None
-        for name in named or names_of([Source("", row) for row in rows], Wanted()):
-            for form, how in name_forms(name).items():
-                if how in SURE:
-                    names.setdefault(form, set()).add(whose)
-    sizes = {len(form) for form in names}
-    seen: dict[tuple[str, ...], set[str]] = {}
-    for whose, rows in units.items():
-        texts = [words(text) for row in rows for text in strings(row)]
-        for run in {run for text in texts for n in sizes for run in in_a_row(text, n)}:
-            if run in names:
-                seen.setdefault(run, set()).add(whose)
-    shared: dict[str, set[str]] = {}
-    for form, others in seen.items():
-        if len(others) <= max(3, PHRASE * len(units)):
-            for whose in names[form]:
-                shared.setdefault(whose, set()).update(others - {whose})
-    return {whose: others for whose, others in shared.items() if others}
-
-
-def _rare_pairs(
-    chosen: Sequence[Source], others: Sequence[Sequence[Sequence[str]]], least: int
-) -> list[str]:
-    """Pairs of words that a name may be, in whatever letters: of several chosen rows, in few others
-    and at least one; of a script without spaces three characters.
-
-    Args:
-        others: The words of each text of each row.
-    """
-
-    def runs(texts: Sequence[Sequence[str]]) -> set[tuple[str, ...]]:
-        pairs = {run for text in texts for run in in_a_row(text, 2) if min(map(len, run)) > 1}
-        threes = {run for text in texts for run in in_a_row(text, 3)}
-        return pairs | {run for run in threes if max(map(len, run)) == 1}
-
-    def name(run: tuple[str, ...]) -> bool:
-        if any(word.isdigit() for word in run):
-            return False
-        return not "".join(run).isascii() if len(run) == 3 else max(common[w] for w in run) <= most
-
-    most = max(3, PHRASE * len(others))
-    common = Counter(word for texts in others for word in {w for text in texts for w in text})
-    seen = Counter(
-        run for row in chosen for run in runs([words(text) for text in strings(row.row)])
-    )
-    mine = {run for run, count in seen.items() if count >= least and name(run)}
-    shared = Counter(run for texts in others for run in mine & runs(texts))
-    return [" ".join(run) for run, count in shared.most_common(NAMES) if count <= most]
+    return list({normal_form(name): name for name in [*known, *often]}.values())
 
 
 # --- a file of subjects --------------------------------------------------------------------------

@@ -1,0 +1,448 @@
+"""Where a person is named, in the ways that people, forms and programs write a name.
+
+A text is decoded first (HTML, links, JSON in JSON, mixed-up encodings), freed of marks of no width
+and of letters of other scripts that look alike (Unicode's table of confusables), and read word by
+word without accents. Each place is *taken* where it is the name itself, and *offered* with a reason
+where it may be another's. Neither list is complete.
+
+nameparser splits the name that was asked for, anyascii writes other scripts in Latin letters, and
+rapidfuzz finds what is misspelt.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import regex
+
+from axolotl_unlearn.normal_form import WORD, normal_form
+from axolotl_unlearn.requests.containers import forms
+
+#: How the name is written where it is taken.
+WHOLE, TURNED, FIELDS, ADDRESS = (
+    *("the name", "last name first", "in two fields"),
+    "an e-mail address or user name of both names",
+)
+SURE = (WHOLE, TURNED, FIELDS, ADDRESS)
+#: And where it is offered, likeliest first.
+SMALL, LONGER, SHORTER, JOINED, INITIAL, USER, MISSPELT, LOST, SCRIPT, TITLE, NEAR, APART, LAST = (
+    *("in small letters, as words are", "with other names between", "without its middle"),
+    *("joined by a mark", "initial", "a user name or address like it", "misspelt"),
+    *("with lost letters", "in another script", "a title and the last name"),
+    *("first and last name nearby", "first and last name in one row", "the last name alone"),
+)
+#: What is too often another's to be taken with `--with-mentions`.
+WEAK = frozenset({SMALL, LONGER, TITLE, NEAR, APART, LAST})
+OFFERED = (SMALL, LONGER, SHORTER, JOINED, INITIAL, USER, MISSPELT, LOST, SCRIPT, TITLE, NEAR,
+           APART, LAST)  # fmt: skip
+#: Ratio of rapidfuzz (0 to 100) from which words count as the name misspelt, or in another script.
+ALIKE, SOUNDS = 90, 70
+#: Least number of letters of what is compared so, or known by an initial and a name in one word.
+LONG = 5
+#: Words of a text from which its capitals are looked at, and the share from which they say nothing.
+HEADLINE, CAPITALS = 5, 0.7
+#: Words between a first and a last name that are nearby; characters of a passage on each side.
+NEARBY, AROUND = 4, 40
+_TITLES = frozenset(
+    "mr mrs ms miss mx dr prof sir lady sr sra srta don dona herr frau mme mlle monsieur madame "
+    "signor signora sig".split()
+)
+_CAMEL = regex.compile(r"(?<=\p{Ll})(?=\p{Lu})|(?<=\p{Lu})(?=\p{Lu}\p{Ll})")
+_BROKEN = regex.compile(r"(?<=\p{L})[-\u00ad\u2010]\s*\n\s*(?=\p{L})")
+_MIXED_UP = regex.compile(r"[\u00c2-\u00f4][\u0080-\u00ff\u0152-\u02dc\u2013-\u2122]+")
+_MARKS, _NO_LETTERS = regex.compile(r"\p{M}"), regex.compile(r"[^\p{L}\p{N}\ufffd]+")
+_LATIN, _OTHER = regex.compile(r"\p{Latin}"), regex.compile(r"(?V1)[\p{L}--\p{Latin}]")
+#: Between two words of a name: space, apostrophe, quotes, brackets, marks of a text's form.
+_SOFT, _COMMA = (
+    regex.compile(rf"[\s_'\"*`()\[\]<>~#]*{c}[\s_'\"*`()\[\]<>~#]*") for c in ("", ",")
+)
+_AFTER_LETTER = regex.compile(r"\.?[\s_]*")
+_UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ø": "oe", "å": "aa"})
+_ADDRESS = regex.compile(r"([\p{L}\p{N}._%+-]+)@|(?<=@)([\p{L}\p{N}._-]+)")
+
+
+@lru_cache(1 << 16)
+def fold(word: str) -> str:
+    """Without capitals and accents; Latin letters that are none of English as those that are."""
+    plain = _MARKS.sub("", unicodedata.normalize("NFD", normal_form(word)))
+    if plain.isascii() or not _LATIN.search(plain) or _OTHER.search(plain):
+        return plain
+    from anyascii import anyascii
+
+    return anyascii(plain).lower()
+
+
+@lru_cache(1 << 12)
+def _latin(word: str) -> str:
+    """A word of any script in small letters of English, as it sounds or is transcribed."""
+    from anyascii import anyascii
+
+    return "".join(c for c in anyascii(word).lower() if c.isalnum())
+
+
+def _sounds(word: str) -> str:
+    """Its consonants, each once in a row: what scripts without vowels share with others."""
+    heard = [c for c in _latin(word) if c not in "aeiouyw"]
+    return "".join(b for a, b in pairwise(["", *heard]) if a != b)
+
+
+def _one_script(word: str) -> str:
+    """Latin letters in the place of those of another script that look the same, beside Latin."""
+    if not (_OTHER.search(word) and _LATIN.search(word)):
+        return word
+    from confusable_homoglyphs.confusables import confusables_data
+
+    def like(char: str) -> str:
+        alike = confusables_data.get(char, ()) if _OTHER.match(char) else ()
+        return next((one["c"] for one in alike if one["c"].isascii()), char)
+
+    return "".join(map(like, word))
+
+
+def readings(text: str) -> Iterator[str]:
+    """A text, and what it stands for."""
+
+    def decoded(run: regex.Match[str]) -> str:
+        for how in ("cp1252", "latin-1"):
+            try:
+                return run[0].encode(how).decode("utf-8")
+            except UnicodeError:
+                continue
+        return run[0]
+
+    seen = {text}
+    for one in forms(text):
+        for other in (one, *(forms(one) if one != text else ()), _MIXED_UP.sub(decoded, one)):
+            seen.add(other)
+    yield from sorted(seen, key=text.__ne__)
+
+
+class Token(NamedTuple):
+    """A word: folded, as written, what stands before it, and where it is."""
+
+    text: str
+    raw: str
+    gap: str
+    start: int
+    end: int
+
+    @property
+    def capital(self) -> bool:
+        """It has one, or its script has none."""
+        return not self.raw[0].islower()
+
+
+class Text:
+    """A reading of a text of a row."""
+
+    def __init__(self, text: str) -> None:
+        self.shown = normal_form(_CAMEL.sub(" ", _BROKEN.sub("", text)), fold=False)
+        #: Letters alone: where no part of a name is in it, none is in the text.
+        self.compact = _NO_LETTERS.sub("", fold.__wrapped__(self.shown))
+        self.strange = bool(_OTHER.search(self.shown)) or "\ufffd" in self.shown
+        self.addresses = [m[1] or m[2] for m in _ADDRESS.finditer(normal_form(text))]
+
+    @cached_property
+    def tokens(self) -> list[Token]:
+        made, end = [], 0
+        for found in WORD.finditer(self.shown):
+            raw = _one_script(found[0])
+            made.append(Token(fold(raw), raw, self.shown[end : found.start()], *found.span()))
+            end = found.end()
+        return made
+
+    @cached_property
+    def cased(self) -> bool:
+        """Its capitals say something: there are some, and not on nearly every word."""
+        written = [
+            t.raw[0].isupper() for t in self.tokens if t.raw[0].isupper() or t.raw[0].islower()
+        ]
+        few = len(written) < HEADLINE or sum(written) <= CAPITALS * len(written)
+        return any(written) and few
+
+    def passage(self, first: int, last: int) -> str:
+        """Around the words ``first`` to ``last``."""
+        start, end = self.tokens[first].start, self.tokens[last].end
+        return self.shown[max(0, start - AROUND) : end + AROUND].strip()
+
+
+class Hit(NamedTuple):
+    """A place in a row: how the name is written there, and the passage."""
+
+    how: str
+    passage: str
+
+    @property
+    def sure(self) -> bool:
+        return self.how in SURE
+
+
+class Corpus:
+    """The texts of rows, read once for all names that are looked for."""
+
+    def __init__(self, rows: Iterable[tuple[str, Sequence[str]]]) -> None:
+        self.rows = {
+            row: [[Text(one) for one in readings(text)] for text in texts] for row, texts in rows
+        }
+
+    def find(self, name: str) -> dict[str, Hit]:
+        """Row -> the surest place where it has the name."""
+        person, found = Person(name), {}
+        if not person.last:
+            return {}
+        near = {row: texts for row, texts in self.rows.items() if person.may_be_in(texts)}
+        person.learn(text for texts in near.values() for readings in texts for text in readings)
+        for row, texts in near.items():
+            hits = [hit for readings in texts for text in readings for hit in person.hits(text)]
+            hits += person.across(texts)
+            if hits:
+                found[row] = min(hits, key=lambda hit: (*SURE, *OFFERED).index(hit.how))
+        return found
+
+
+class Person:
+    """A name that is looked for.
+
+    Attributes:
+        first, last: Ways to write each, all letters together; ``first`` is empty of a single name.
+        words: Parts that are words too, so that only capitals make them a name.
+    """
+
+    def __init__(self, name: str) -> None:
+        from nameparser import HumanName
+
+        self.asked = normal_form(name, fold=False).strip()
+        parsed = HumanName(self.asked)
+        parts = [_words(part) for part in (parsed.first, parsed.middle, parsed.last)]
+        if not parts[0] or not parts[2]:  # a single name, or a script without spaces
+            parts = [[], [], _words(self.asked)]
+        first, middle, last = parts
+        self.first, self.middle, self.last = (_ways(part) for part in (first, middle, last))
+        self.initial = fold(first[0])[:1] if first else ""
+        self.final = fold(last[0])[:1] if last else ""
+        self.latin = not _OTHER.search(self.asked)
+        self.given = any(c.isupper() for c in self.asked)
+        self.words: set[str] = set()
+        whole = {
+            f + m + z: len(f) for f in self.first for m in self.middle or {""} for z in self.last
+        }
+        turned = {
+            z + f + m: len(z) for f in self.first for m in self.middle or {""} for z in self.last
+        }
+        single = {} if self.first else dict.fromkeys(self.last, 0)
+        #: Letters -> how that is written, and where its second part begins.
+        self.glued = {form: (TURNED, at) for form, at in turned.items()}
+        if self.middle:
+            self.glued |= {f + z: (SHORTER, len(f)) for f in self.first for z in self.last}
+        self.glued |= {form: (WHOLE, at) for form, at in (whole | single).items()}
+        self.users = {
+            one
+            for f in self.first
+            for z in self.last
+            for one in (f + z, z + f, f[:1] + z, z + f[:1], f + z[:1])
+            if len(one) >= LONG
+        }
+
+    def may_be_in(self, texts: Sequence[Sequence[Text]]) -> bool:
+        parts = self.first | self.last
+        return any(
+            any(part in text.compact for part in parts)
+            or (text.strange if self.latin else bool(_LATIN.search(text.shown)))
+            for readings in texts
+            for text in readings
+        )
+
+    def learn(self, texts: Iterable[Text]) -> None:
+        """Which parts of the name stand in small letters where other words have capitals."""
+        parts = self.first | self.last if self.given else set()
+        for text in texts:
+            if parts - self.words and text.cased:
+                small = {token.text for token in text.tokens if not token.capital}
+                self.words |= parts & small
+
+    def hits(self, text: Text) -> Iterator[Hit]:
+        """Every place in a text."""
+        for local in text.addresses:
+            plain = _NO_LETTERS.sub("", fold(local))
+            if plain in self.glued and self.first:
+                yield Hit(ADDRESS, local)
+            elif plain.rstrip("0123456789") in self.users:
+                yield Hit(USER, local)
+        for first, last, how in self._whole(text):
+            yield Hit(how, text.passage(first, last))
+        more = (*self._parts(text), *self._alike(text)) if self.first else self._transcribed(text)
+        for first, last, how in more:
+            yield Hit(how, text.passage(first, last))
+        if "\ufffd" in text.shown and (lost := self._lost(text)):
+            yield Hit(LOST, lost)
+
+    def across(self, texts: Sequence[Sequence[Text]]) -> Iterator[Hit]:
+        """First and last name in two texts of a row."""
+        if not self.first:
+            return
+        whole = [
+            {t.compact for t in readings if not self.words or t.tokens and t.tokens[0].capital}
+            for readings in texts
+        ]
+        firsts, lasts = ({n for n, one in enumerate(whole) if one & part}
+                         for part in (self.first, self.last))  # fmt: skip
+        if firsts and lasts - firsts:
+            yield Hit(FIELDS, "")
+            return
+        said = [[t for text in readings for t in text.tokens if t.capital] for readings in texts]
+        firsts, lasts = ({n for n, one in enumerate(said) if any(t.text in part for t in one)}
+                         for part in (self.first, self.last))  # fmt: skip
+        if any(a != b for a in firsts for b in lasts):
+            yield Hit(APART, "")
+
+    def _whole(self, text: Text) -> Iterator[tuple[int, int, str]]:
+        """Words that are the name, whatever parts it or joins it."""
+        tokens, longest = text.tokens, max(map(len, self.glued))
+        for start in range(len(tokens)):
+            letters, soft, comma, mark = "", True, False, False
+            at = [0]
+            for end in range(start, len(tokens)):
+                if end > start:
+                    gap = tokens[end].gap
+                    at.append(len(letters))
+                    here = len(letters)
+                    if _SOFT.fullmatch(gap):
+                        pass
+                    elif _COMMA.fullmatch(gap):
+                        comma, soft = (
+                            True,
+                            soft
+                            and any(
+                                how == TURNED and here == split
+                                for how, split in self.glued.values()
+                            ),
+                        )
+                    elif gap in ("-", "- "):
+                        mark |= any(here == split for _, split in self.glued.values())
+                    elif gap in ("/", ".", "|", "+", "&"):
+                        mark = True
+                    else:
+                        break
+                letters += tokens[end].text
+                if len(letters) > longest:
+                    break
+                if letters in self.glued and soft:
+                    how, split = self.glued[letters]
+                    if (comma and how != TURNED) or (mark and how == TURNED):
+                        continue
+                    if split and split not in at and not self._joined(tokens[start : end + 1]):
+                        continue
+                    how = JOINED if mark else how
+                    if how in SURE and not self._capitals(text, start, end):
+                        how = SMALL
+                    yield start, end, how
+
+    @staticmethod
+    def _joined(tokens: Sequence[Token]) -> bool:
+        """Letter by letter, or in one word."""
+        return len(tokens) == 1 or all(len(token.text) == 1 for token in tokens)
+
+    def _capitals(self, text: Text, first: int, last: int) -> bool:
+        """A name, where its parts are words too."""
+        if not self.words:
+            return True
+        inside = text.tokens[first : last + 1]
+        return text.cased and inside[0].capital and inside[-1].capital
+
+    def _parts(self, text: Text) -> Iterator[tuple[int, int, str]]:
+        """A part of the name with an initial, a title, other names between or nearby."""
+        tokens = text.tokens
+        for n, token in enumerate(tokens):
+            capital = token.capital or not self.words & {token.text}
+            if token.text in self.last and capital:
+                before = tokens[max(0, n - NEARBY - 1) : n][::-1]
+                one = before[0] if before else None
+                if one and one.text == self.initial and _AFTER_LETTER.fullmatch(token.gap):
+                    yield n - 1, n, INITIAL
+                elif one and one.text in _TITLES and _AFTER_LETTER.fullmatch(token.gap):
+                    yield n - 1, n, TITLE
+                gaps = [token.gap, *(t.gap for t in before)]
+                for back, other in enumerate(before):
+                    between = before[:back]
+                    if other.text in self.first and (other.capital or not self.words):
+                        names = back and all(t.capital for t in between)
+                        soft = all(_AFTER_LETTER.fullmatch(g) or _SOFT.fullmatch(g)
+                                   for g in gaps[: back + 1])  # fmt: skip
+                        if names and soft and back <= 2:
+                            yield n - 1 - back, n, LONGER
+                        elif other.capital and token.capital and back:
+                            yield n - 1 - back, n, NEAR
+                    if len(other.text) == 1 and other.text == self.initial and 0 < back <= 2:
+                        if all(len(t.text) == 1 or t.capital for t in between):
+                            yield n - 1 - back, n, INITIAL
+                if n + 1 < len(tokens) and tokens[n + 1].text == self.initial:
+                    if _COMMA.fullmatch(tokens[n + 1].gap) or _SOFT.fullmatch(tokens[n + 1].gap):
+                        yield n, n + 1, INITIAL
+                if token.capital and token.text not in self.words:
+                    yield n, n, LAST
+            elif token.text in self.first and capital and n + 1 < len(tokens):
+                after = tokens[n + 1]
+                if after.text == self.final and after.raw.isupper() and _SOFT.fullmatch(after.gap):
+                    yield n, n + 1, INITIAL
+            elif token.text.rstrip("0123456789") in self.users and token.text not in self.glued:
+                yield n, n, USER
+
+    def _alike(self, text: Text) -> Iterator[tuple[int, int, str]]:
+        """Two words that are the name misspelt, or in another script."""
+        from rapidfuzz import fuzz
+
+        pairs = [(f, z) for f in self.first for z in self.last]
+        names = [" ".join(pair) for pair in pairs]
+        sounds = {tuple(map(_sounds, pair)) for pair in pairs}
+        heard = {"".join(map(_latin, pair)) for pair in pairs}
+        for n, (one, two) in enumerate(pairwise(text.tokens)):
+            said, foreign = f"{one.text} {two.text}", bool(_OTHER.search(one.raw + two.raw))
+            if foreign != self.latin:  # of one script
+                long = len(said) > LONG and max(map(len, names)) > LONG
+                if long and (one.text, two.text) not in pairs and one.capital == two.capital:
+                    if any(fuzz.ratio(name, said) >= ALIKE for name in names):
+                        yield n, n + 1, MISSPELT
+                continue
+            if not (one.capital and two.capital):
+                continue
+            same = (_sounds(one.text), _sounds(two.text)) in sounds and len(_latin(one.text)) > 1
+            like = "".join(map(_latin, (one.text, two.text)))
+            near = foreign and any(fuzz.ratio(like, name) >= SOUNDS for name in heard)
+            if same or near:
+                yield n, n + 1, SCRIPT
+
+    def _transcribed(self, text: Text) -> Iterator[tuple[int, int, str]]:
+        """A name of a script without spaces in Latin letters: up to three words."""
+        if self.latin:
+            return
+        heard, tokens = _latin(self.asked), text.tokens
+        for first in range(len(tokens)):
+            for last in range(first, min(first + 3, len(tokens))):
+                inside = tokens[first : last + 1]
+                written = all(t.capital and t.raw.isascii() for t in inside)
+                if written and "".join(t.text for t in inside) == heard:
+                    yield first, last, SCRIPT
+
+    def _lost(self, text: Text) -> str | None:
+        """Letters of English stand, others are lost."""
+        letters = [
+            r"[\W_]{0,3}" if not c.isalnum() else regex.escape(c) if c.isascii() else "\ufffd+"
+            for c in unicodedata.normalize("NFC", self.asked.casefold())
+        ]
+        found = regex.search("".join(letters), text.shown.casefold())
+        return found and text.shown[max(0, found.start() - AROUND) : found.end() + AROUND].strip()
+
+
+def _words(part: str) -> list[str]:
+    return [found[0] for found in WORD.finditer(part)]
+
+
+def _ways(part: Sequence[str]) -> set[str]:
+    """A part of a name in letters alone, also with umlauts as two letters."""
+    written = "".join(part)
+    plain = unicodedata.normalize("NFC", normal_form(written))
+    return {fold(written), fold(plain.translate(_UMLAUTS))} - {""}
