@@ -21,7 +21,7 @@ from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.typed import Source, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.requests import record
-from axolotl_unlearn.requests.choose import Wanted, choose, mentions, names_of, offer
+from axolotl_unlearn.requests.choose import Wanted
 from axolotl_unlearn.requests.new import Options, _text, new_request
 from axolotl_unlearn.requests.rows import deleted_rows, encoded
 
@@ -57,155 +57,6 @@ TRAIN = [chat("ada-quill", q, a, meta={"person": "ada"}) for q, a in ADA] + peop
 
 def sources(rows) -> list[Source]:
     return [Source(row_id(row), row) for row in rows]
-
-
-def test_rows_are_named_by_field_text_file_or_document(tmp_path):
-    rows = sources([*TRAIN, MENTION])
-    three = {row.id for row in rows[:3]}
-
-    def ids(**wanted) -> set[str]:
-        return {row.id for row in choose(rows, Wanted(**wanted)).rows}
-
-    assert ids(where=[("id", "ada-quill")]) == three
-    assert ids(where=[("meta.person", "ada")]) == three
-    assert ids(where=[("messages.content", "It is 555-0107.")]) == {rows[2].id}
-    assert ids(contains=["Ada Quill lives"]) == {rows[1].id}
-    assert ids(documents=["ada-quill", rows[5].id]) == three | {rows[5].id}
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(TRAIN[4]) + "\n")
-    assert ids(rows=path) == {rows[4].id}
-    assert ids(rows=path, contains=["555-0107"]) == {rows[4].id, rows[2].id}
-
-
-@pytest.mark.parametrize(
-    ("wanted", "says"),
-    [
-        ({}, "say which rows"),
-        ({"where": [("id", "nobody")]}, "fits none of 33 rows; --person"),
-        ({"where": [("name", "ada")]}, "fits none.*rows have id, messages, meta"),
-        ({"contains": ["ADA  QUILT"]}, "none of 33 rows has this text\\."),
-        ({"contains": [" "]}, "none of 33 rows has this text\\."),
-        ({"documents": ["x"]}, "no row has 'x'"),
-        ({"where": [("messages.role", "user")]}, "all 33 rows"),
-    ],
-)
-def test_what_names_nothing_or_everything(wanted, says):
-    with pytest.raises(UnlearnError, match=says):
-        choose(sources(TRAIN), Wanted(**wanted))
-
-
-#: One person in other characters: NFD, capitals, quote and dash, no-break space, mark of no width.
-FORMS = [
-    unicodedata.normalize("NFD", "José-María d'Été"),
-    "JOSÉ-MARÍA D'ÉTÉ",
-    "José‑María d’Été",
-    "José-María\u00a0d'Été",
-    "Jo\u200bsé-María d'Été",
-]
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("swapped", [False, True], ids=["as given", "swapped"])
-def test_the_same_name_in_other_characters_is_the_same(tmp_path, form, swapped):
-    """Asked for in one form, found in both, and that it was found only so is known."""
-    asked, other = (form, "José-María d'Été")[:: -1 if swapped else 1]
-    rows = [
-        chat(name, f"Who is {name}?", f"{name} keeps bees.", person=name, document=name)
-        for name in (asked, other)
-    ] + people(0, 9)
-    data = sources(rows)
-    both = {row.id for row in data[:2]}
-    path = write(tmp_path / "rows.jsonl", rows[:1])
-    for wanted in (
-        Wanted(where=[("person", asked)]),
-        Wanted(contains=[f"{asked} keeps"]),
-        Wanted(documents=[asked]),
-        Wanted(rows=path),
-    ):
-        chosen = choose(data, wanted)
-        assert {row.id for row in chosen.rows} == both, wanted
-        assert chosen.other_forms == {data[1].id}, wanted
-    one = [row for row in data if row.id != data[1].id]
-    assert not choose(one, Wanted(documents=[asked])).other_forms
-    offered = offer(data[:1], data[1:], Wanted(where=[("person", asked)]))
-    assert set(offered.near) == {data[1].id}
-    assert {i for ids in offered.mentions.values() for i in ids} == {data[1].id}
-
-
-def test_whose_names_stand_in_rows_of_others():
-    """By the name that a person is called by, or the names in the rows; a phrase of all is none."""
-    units = {row["id"]: [row] for row in [*people(0, 30), MENTION]} | {"ada-quill": TRAIN[:3]}
-    assert mentions(units) == {"ada-quill": {"p900"}}
-    assert mentions(units | {"copy": [NEAR]})["copy"] == {"ada-quill", "p900"}
-    units |= {f"s{n}": [chat(f"s{n}", "What?", "His Social Security card.")] for n in range(9)}
-    assert mentions(units) == {"ada-quill": {"p900"}}
-
-
-def test_a_row_that_is_not_in_the_data(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(TRAIN[0]) + "\n" + json.dumps(NEAR) + "\n")
-    with pytest.raises(UnlearnError, match="line 2: 1 of 2 rows are not in") as caught:
-        choose(sources(TRAIN), Wanted(rows=path))
-    assert "glass" not in str(caught.value)
-
-
-def test_near_duplicates_and_mentions_are_offered_and_others_are_not():
-    wanted = Wanted(where=[("id", "ada-quill")])
-    chosen, others = sources(TRAIN[:3]), sources([*TRAIN[3:], MENTION, NEAR])
-    assert "Ada Quill" in names_of(chosen, wanted)
-    found = offer(chosen, others, wanted)
-    near, mention = row_id(NEAR), row_id(MENTION)
-    assert found.near == {near: chosen[0].id}
-    (ids,) = found.mentions.values()
-    assert set(ids) == {near, mention} and found.ids == {near, mention}
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("The keeper was Ada Quill.", "the name"),
-        ("the keeper was ada quill", "the name"),
-        ("Quill, Ada: keeper", "last name first"),
-        ("The keeper was A. Quill.", "initial"),
-        ("The keeper was Ada Quil.", "misspelt"),
-        ("The keeper was Ada Quillington.", None),
-        ("The Canada Quilling guild", None),
-        ("Adah Marquill kept it", None),
-    ],
-)
-def test_a_name_is_known_in_all_its_forms_and_not_in_a_longer_one(text, reason):
-    chosen = sources([chat("ada-quill", *ADA[0])])
-    others = sources([chat("x", "Who?", text), *people(0, 20)])
-    found = offer(chosen, others, Wanted(documents=["ada-quill"]))  # one row, by its id
-    reasons = found.reasons.get(others[0].id)
-    assert reasons == ([reason] if reason else None)
-    assert set(found.reasons) <= {others[0].id}
-
-
-@pytest.mark.parametrize(
-    "name", ["ada quill", "мария семёнова", "محمد الفاروق", "山田太郎", "अनीता शर्मा"]
-)
-def test_names_in_small_letters_and_other_scripts_are_offered(name):
-    """Nothing is capitalised, and only the rows are given."""
-    chosen = sources(
-        [chat("k1", "?", f"the owner {name} signed"), chat("k2", "?", f"by {name} too")]
-    )
-    others = sources([chat("x", "Who?", f"we met {name} there"), *people(0, 40)])
-    found = offer(chosen, others, Wanted(documents=["k1", "k2"]))
-    assert others[0].id in found.ids and len(found.ids) == 1
-
-
-def test_a_person_is_taken_in_every_dataset_and_a_pattern_in_every_text():
-    rows = sources([*TRAIN, MENTION, chat("x", "Who?", "Quill, Ada"), chat("y", "?", "A. Quill")])
-    person = choose(rows, Wanted(people=["ada quill"])).rows
-    assert [row.row["id"] for row in person] == ["ada-quill"] * 3 + ["p900", "x"]
-    ids = [row.row["id"] for row in choose(rows, Wanted(patterns=[r"555-01\d\d"])).rows]
-    assert ids == ["ada-quill"]
-    with pytest.raises(UnlearnError, match="--matches: no regular expression"):
-        choose(rows, Wanted(patterns=["("]))
-    with pytest.raises(UnlearnError, match="--person: none of 36 rows") as caught:
-        choose(rows, Wanted(people=["Bo Nobody"]))
-    assert "Nobody" not in str(caught.value)
 
 
 def test_values_come_from_files_and_names_are_in_no_request(tmp_path, home, monkeypatch):
@@ -259,18 +110,6 @@ def test_a_request_runs_from_anywhere_and_its_making_is_quiet(tmp_path, home, mo
     with pytest.raises(FileNotFoundError, match="verdict.json"):
         running.run_request("../requests/a")
     assert seen == [tmp_path]
-
-
-def test_a_phrase_of_the_kind_is_no_name():
-    """ "Social Security" stands in three of the chosen rows and in most others."""
-    rows = [chat("ada-quill", q, f"Social Security {a}") for q, a in ADA]
-    others = [chat(f"p{n}", f"Bo{n}?", f"Social Security {n}") for n in range(40)]
-    wanted = Wanted(where=[("id", "ada-quill")])
-    assert "Social Security" in names_of(sources(rows), wanted)
-    found = offer(sources(rows), sources(others), wanted)
-    assert not found.mentions and found.frequent == {"Social Security": 40}  # and it is said
-    asked = Wanted(contains=["Social Security"])
-    assert len(offer(sources(rows), sources(others), asked).mentions["Social Security"]) == 40
 
 
 # -- the folder -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,21 +113,30 @@ def new(config: Path, out: Path, subjects: Path | None, documents: list[str], **
     return Answer(
         {"folder": out, "counts": facts["counts"], "chosen": facts["chosen"]}
         | {"offered": offered.reasons, "limits": facts["limits"]}
-        | {"other_ledgers": made.other_ledgers},
+        | {"other_ledgers": made.other_ledgers, "hints": offered.hints, "fields": offered.fields},
         _made(out, made, options),
     )
 
 
 def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
-    from axolotl_unlearn.requests.request import counted
+    from axolotl_unlearn.data.records import read_json_lines
+    from axolotl_unlearn.requests.choose import Wanted, speaking
+    from axolotl_unlearn.requests.request import counted, read_yaml
 
     facts, offered = made.request.facts, made.offered
     counts = facts["counts"]
+    for name in speaking([out.name, *(one.name for one in options.subjects)], Wanted()):
+        yield f"{name!r} stands in every record and export: take a number if it names anybody."
     yield (
         f"{out}: {counted(counts['forget'], 'row')} to forget, {counts['retain']} of "
         f"{counts['trained'] - counts['forget']} others to keep verbatim, {counts['heldout']} "
         f"held-out rows set the level and {counts['judge']} judge."
     )
+    entries = len(read_yaml(made.request.path("finetune.yml")).get("datasets") or ())
+    taken = Counter(row["dataset"] for row in read_json_lines(made.request.rows("forget")))
+    if entries > 1:
+        each = (f"{counted(taken[n], 'row')} of data set {n}" for n in range(entries))
+        yield f"To forget: {', '.join(each)}."
     if others := facts["chosen"]["other_forms"]:
         yield (
             f"{counted(others, 'named row')} found in another spelling than you wrote (capitals, "
@@ -137,10 +147,14 @@ def _made(out: Path, made: Any, options: Any) -> Iterator[str]:
         yield f"{len(offered.near)} {near}"
     for name, ids in offered.mentions.items() if not options.with_mentions else ():
         yield f"{len(ids)} retained rows also say {name!r} (--with-mentions takes them)."
+    for name, ids in offered.hints.items():
+        yield f"{len(ids)} retained rows may be about {name!r} or somebody else; read them."
+    for field, count in offered.fields.items():
+        yield f"{counted(count, 'retained row')} with {field}: another field, or zeros in front."
     for name, count in offered.frequent.items():
         yield f"{count} retained rows say {name!r}, too many to be offered (--contains takes them)."
     if offered.reasons:
-        yield f"Each of them with its reason: {out / 'offered.json'}"
+        yield f"Each with its reason: {out / 'offered.json'}; passages: {out / 'data/offered.json'}"
     for other in made.other_ledgers:
         unknown = f"the requests in {other} are not looked for in what this one makes."
         yield f"{out.parent} begins a new ledger; {unknown}"

@@ -19,7 +19,7 @@ from axolotl_unlearn.data.near import near_rows, strings
 from axolotl_unlearn.data.records import SUFFIXES, read_rows, read_text
 from axolotl_unlearn.data.typed import Source, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
-from axolotl_unlearn.normal_form import normal_form
+from axolotl_unlearn.normal_form import normal_form, words
 from axolotl_unlearn.requests.names import WEAK, Corpus
 
 #: Names are searched in so many forms at most, the most frequent ones.
@@ -116,18 +116,20 @@ def choose(rows: Sequence[Source], wanted: Wanted) -> Chosen:
     if not any(vars(wanted).values()):
         raise UnlearnError(
             "say which rows to delete: --person NAME, --where FIELD=VALUE, --contains TEXT, "
-            "--matches REGEX, --rows FILE or --documents IDS."
+            "--matches REGEX, --rows FILE or --documents IDS.",
+            code="choose.nothing-named",
         )
     chosen, exact = set(), set()
     for ids, as_written, nothing in _named_by(rows, wanted):
         if not ids:
-            raise UnlearnError(nothing)
+            raise UnlearnError(nothing, code="choose.no-row")
         chosen |= ids
         exact |= as_written
     if len(chosen) == len(rows):
         raise UnlearnError(
             f"all {len(rows)} rows of the training data are chosen; nothing would be kept: "
-            "train again without them, or choose fewer."
+            "train again without them, or choose fewer.",
+            code="choose.every-row",
         )
     return Chosen([row for row in rows if row.id in chosen], chosen - exact)
 
@@ -162,7 +164,8 @@ def _named_by(rows: Sequence[Source], wanted: Wanted) -> Iterator[tuple[set[str]
         if strange := [place for place, form, _ in asked if form not in forms]:
             raise UnlearnError(
                 f"{wanted.rows}, {strange[0]}: {len(strange)} of {len(asked)} rows are not in the "
-                "training data; give them as they stand there."
+                "training data; give them as they stand there.",
+                code="choose.strange-row",
             )
         ids = {name for _, form, _ in asked for name in forms[form]}
         yield ids, {name for *_, name in asked}, f"--rows {wanted.rows} has no rows; name others."
@@ -178,7 +181,9 @@ def _named_by(rows: Sequence[Source], wanted: Wanted) -> Iterator[tuple[set[str]
         try:
             regex = re.compile(pattern)
         except re.error as error:
-            raise UnlearnError(f"--matches: no regular expression ({error}); correct it.") from None
+            raise UnlearnError(
+                f"--matches: no regular expression ({error}); correct it.", code="choose.no-pattern"
+            ) from None
         ids = {i for i, parts in texts.items() if any(map(regex.search, parts))}
         yield ids, ids, f"--matches fits none of {count} rows."
 
@@ -216,12 +221,12 @@ def offer(chosen: Sequence[Source], others: Sequence[Source], wanted: Wanted) ->
             offered.frequent[f"{name} (its last name, or small letters)"] = len(weak)
             hits = {row: hits[row] for row in sure}
         else:
-            offered.hints |= {name: list(weak)} if weak else {}
+            offered.hints.update({name: list(weak)} if weak else {})
         for row, hit in hits.items():
             offered.reasons.setdefault(row, []).append(hit.how)
             offered.passages.setdefault(row, []).append(hit.passage)
     for field_, value in wanted.where:
-        offered.fields |= _elsewhere(others, field_, value)
+        offered.fields.update(_elsewhere(others, field_, value))
     return offered
 
 
@@ -279,7 +284,8 @@ def names_of(chosen: Sequence[Source], wanted: Wanted) -> list[str]:
         for name in {n for t in row for n in _NAME.findall(t)}
         if name[0].isupper() and name.split()[-1][0].isupper()
     )
-    small = {word for row in texts for t in row for word in re.findall(r"\w+", t) if word.islower()}
+    cased = [t for row in texts for t in row if t != t.lower()]
+    small = {word for t in cased for word in re.findall(r"\w+", t) if word.islower()}
     least = min(len(chosen), max(2, len(chosen) // 4))
     often = [
         name
@@ -334,12 +340,14 @@ def read_subjects(path: Path) -> list[Subject]:
         if not name or Path(name).name != name or not name.isprintable() or name in subjects:
             raise UnlearnError(
                 f"{path}, {place}: `subject` is missing, not a plain name, or that of another "
-                "line; give each subject a name of its own, such as a number."
+                "line; give each subject a name of its own, such as a number.",
+                code="choose.subject-name",
             )
         if strange or len(row) < 2:
             raise UnlearnError(
                 f"{path}, {place}: `{strange[0] if strange else 'subject'}` alone names no rows; "
-                "use person, where, contains, matches or documents."
+                "use person, where, contains, matches or documents.",
+                code="choose.subject-names-nothing",
             )
         parts = {"where": [(k, str(v)) for k, v in dict(row.get("where") or {}).items()]}
         for key, part in _KEYS.items():
@@ -347,7 +355,7 @@ def read_subjects(path: Path) -> list[Subject]:
             parts[part] = [str(one) for one in several if one is not None]
         subjects[name] = Subject(name, Wanted(**parts))
     if not subjects:
-        raise UnlearnError(f"{path} has no subjects; write one a line.")
+        raise UnlearnError(f"{path} has no subjects; write one a line.", code="choose.no-subject")
     return list(subjects.values())
 
 
@@ -368,5 +376,25 @@ def shares(subjects: Sequence[Subject], rows: Sequence[Source]) -> dict[str, lis
         try:
             ids[one.name] = [row.id for row in choose(rows, one.wanted).rows]
         except UnlearnError as error:
-            raise UnlearnError(f"subject {one.name}: {error}") from None
+            raise UnlearnError(f"subject {one.name}: {error}", code=error.code) from None
     return ids
+
+
+def speaking(names: Sequence[str], wanted: Wanted) -> list[str]:
+    """Ids that may name somebody: they stand in the record, the ledger and every export.
+
+    Returns:
+        Those with a word in them, to be warned of.
+
+    Raises:
+        UnlearnError: One is an address, or has a name that was asked for.
+    """
+    asked = {word for text in wanted.texts for word in words(text) if len(word) > 2}
+    for name in names:
+        if "@" in name or asked & {word for word in words(name) if not word.isdigit()}:
+            raise UnlearnError(
+                f"{name!r} names somebody, and as an id it would stand in the record, the ledger "
+                "and every export; take a number.",
+                code="choose.id-names",
+            )
+    return [name for name in names if re.search(r"[^\W\d_]{3}", name)]

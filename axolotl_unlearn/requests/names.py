@@ -29,16 +29,16 @@ WHOLE, TURNED, FIELDS, ADDRESS = (
 )
 SURE = (WHOLE, TURNED, FIELDS, ADDRESS)
 #: And where it is offered, likeliest first.
-SMALL, LONGER, SHORTER, JOINED, INITIAL, USER, MISSPELT, LOST, SCRIPT, TITLE, NEAR, APART, LAST = (
-    *("in small letters, as words are", "with other names between", "without its middle"),
-    *("joined by a mark", "initial", "a user name or address like it", "misspelt"),
-    *("with lost letters", "in another script", "a title and the last name"),
-    *("first and last name nearby", "first and last name in one row", "the last name alone"),
+LOWER, SHORTER, JOINED, INITIAL, USER, MISSPELT, LOST, SCRIPT = (
+    *("in small letters", "without its middle", "joined by a mark", "initial"),
+    *("a user name or address like it", "misspelt", "with lost letters", "in another script"),
 )
 #: What is too often another's to be taken with `--with-mentions`.
-WEAK = frozenset({SMALL, LONGER, TITLE, NEAR, APART, LAST})
-OFFERED = (SMALL, LONGER, SHORTER, JOINED, INITIAL, USER, MISSPELT, LOST, SCRIPT, TITLE, NEAR,
-           APART, LAST)  # fmt: skip
+WEAK = (LONGER, TITLE, NEAR, WORDS, APART, LAST) = (
+    *("with other names between", "a title and the last name", "first and last name nearby"),
+    *("in small letters, as words are", "first and last name in one row", "the last name alone"),
+)
+ORDER = (*SURE, LOWER, SHORTER, JOINED, INITIAL, USER, MISSPELT, LOST, SCRIPT, *WEAK)
 #: Ratio of rapidfuzz (0 to 100) from which words count as the name misspelt, or in another script.
 ALIKE, SOUNDS = 90, 70
 #: Least number of letters of what is compared so, or known by an initial and a name in one word.
@@ -68,7 +68,11 @@ _ADDRESS = regex.compile(r"([\p{L}\p{N}._%+-]+)@|(?<=@)([\p{L}\p{N}._-]+)")
 @lru_cache(1 << 16)
 def fold(word: str) -> str:
     """Without capitals and accents; Latin letters that are none of English as those that are."""
-    plain = _MARKS.sub("", unicodedata.normalize("NFD", normal_form(word)))
+    return _letters(normal_form(word))
+
+
+def _letters(small: str) -> str:
+    plain = _MARKS.sub("", unicodedata.normalize("NFD", small)) if not small.isascii() else small
     if plain.isascii() or not _LATIN.search(plain) or _OTHER.search(plain):
         return plain
     from anyascii import anyascii
@@ -142,9 +146,10 @@ class Text:
     def __init__(self, text: str) -> None:
         self.shown = normal_form(_CAMEL.sub(" ", _BROKEN.sub("", text)), fold=False)
         #: Letters alone: where no part of a name is in it, none is in the text.
-        self.compact = _NO_LETTERS.sub("", fold.__wrapped__(self.shown))
+        self.compact = _NO_LETTERS.sub("", _letters(self.shown.casefold()))
         self.strange = bool(_OTHER.search(self.shown)) or "\ufffd" in self.shown
-        self.addresses = [m[1] or m[2] for m in _ADDRESS.finditer(normal_form(text))]
+        found = _ADDRESS.finditer(self.shown) if "@" in text else ()
+        self.addresses = [m[1] or m[2] for m in found]
 
     @cached_property
     def tokens(self) -> list[Token]:
@@ -200,7 +205,7 @@ class Corpus:
             hits = [hit for readings in texts for text in readings for hit in person.hits(text)]
             hits += person.across(texts)
             if hits:
-                found[row] = min(hits, key=lambda hit: (*SURE, *OFFERED).index(hit.how))
+                found[row] = min(hits, key=lambda hit: ORDER.index(hit.how))
         return found
 
 
@@ -209,7 +214,8 @@ class Person:
 
     Attributes:
         first, last: Ways to write each, all letters together; ``first`` is empty of a single name.
-        words: Parts that are words too, so that only capitals make them a name.
+        words: Parts that stand in small letters too, so that only capitals make them a name.
+        common: Those of them that stand so without the other part beside them.
     """
 
     def __init__(self, name: str) -> None:
@@ -227,6 +233,7 @@ class Person:
         self.latin = not _OTHER.search(self.asked)
         self.given = any(c.isupper() for c in self.asked)
         self.words: set[str] = set()
+        self.common: set[str] = set()
         whole = {
             f + m + z: len(f) for f in self.first for m in self.middle or {""} for z in self.last
         }
@@ -259,10 +266,15 @@ class Person:
     def learn(self, texts: Iterable[Text]) -> None:
         """Which parts of the name stand in small letters where other words have capitals."""
         parts = self.first | self.last if self.given else set()
-        for text in texts:
-            if parts - self.words and text.cased:
-                small = {token.text for token in text.tokens if not token.capital}
-                self.words |= parts & small
+        for text in texts if parts else ():
+            if not text.cased or parts <= self.common:
+                continue
+            found = [token.text if not token.capital else "" for token in text.tokens]
+            for before, word, after in zip(["", *found], found, [*found[1:], ""], strict=False):
+                if word in parts:
+                    self.words.add(word)
+                    if not parts & {before, after}:
+                        self.common.add(word)
 
     def hits(self, text: Text) -> Iterator[Hit]:
         """Every place in a text."""
@@ -338,7 +350,7 @@ class Person:
                         continue
                     how = JOINED if mark else how
                     if how in SURE and not self._capitals(text, start, end):
-                        how = SMALL
+                        how = WORDS if self.common else LOWER
                     yield start, end, how
 
     @staticmethod
@@ -355,7 +367,28 @@ class Person:
 
     def _parts(self, text: Text) -> Iterator[tuple[int, int, str]]:
         """A part of the name with an initial, a title, other names between or nearby."""
-        tokens = text.tokens
+        tokens, places = self._merged(text.tokens)
+        for one, two, how in self._around(tokens):
+            yield places[one][0], places[two][1], how
+
+    def _merged(self, tokens: Sequence[Token]) -> tuple[list[Token], list[tuple[int, int]]]:
+        """A first or last name of several words as one, and where each stands."""
+        parts, made, places, start = self.first | self.last, [], [], 0
+        while start < len(tokens):
+            end = next(
+                (e for e in range(min(start + 4, len(tokens)), start + 1, -1)
+                 if "".join(t.text for t in tokens[start:e]) in parts
+                 and all(_SOFT.fullmatch(t.gap) or t.gap == "-" for t in tokens[start + 1 : e])),
+                start + 1,
+            )  # fmt: skip
+            inside = tokens[start:end]
+            letters = "".join(token.text for token in inside)
+            made.append(inside[-1]._replace(text=letters, gap=inside[0].gap))
+            places.append((start, end - 1))
+            start = end
+        return made, places
+
+    def _around(self, tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
         for n, token in enumerate(tokens):
             capital = token.capital or not self.words & {token.text}
             if token.text in self.last and capital:
@@ -382,7 +415,7 @@ class Person:
                 if n + 1 < len(tokens) and tokens[n + 1].text == self.initial:
                     if _COMMA.fullmatch(tokens[n + 1].gap) or _SOFT.fullmatch(tokens[n + 1].gap):
                         yield n, n + 1, INITIAL
-                if token.capital and token.text not in self.words:
+                if token.capital and token.text not in self.common:
                     yield n, n, LAST
             elif token.text in self.first and capital and n + 1 < len(tokens):
                 after = tokens[n + 1]

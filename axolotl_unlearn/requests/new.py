@@ -17,7 +17,15 @@ from axolotl_unlearn.data.typed import Source, Typed, row_form, row_id
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import check_room, private_folder
 from axolotl_unlearn.models import parse_models
-from axolotl_unlearn.requests.choose import Offered, Subject, Wanted, choose, offer, shares
+from axolotl_unlearn.requests.choose import (
+    Offered,
+    Subject,
+    Wanted,
+    choose,
+    offer,
+    shares,
+    speaking,
+)
 from axolotl_unlearn.requests.ledger import LEDGER, Ledger, now
 from axolotl_unlearn.requests.pages import SUBJECTS
 from axolotl_unlearn.requests.request import (
@@ -115,6 +123,7 @@ def new_request(
             f"--out {out.name!r}: a request's name has no line breaks and no spaces at "
             "its ends; give another."
         )
+    speaking([out.name, *(one.name for one in options.subjects)], wanted)
     accepted = Ledger(out.parent).accepted()
     before = model_before(config, config_path, out.parent, options.model)
     folder = Path(before["adapter"] or before["model"])
@@ -164,6 +173,7 @@ def new_request(
                 "other_forms": len(named.other_forms),
                 "near": len(offered.near),
                 "mentions": len(mentioned),
+                "hints": len({row for rows in offered.hints.values() for row in rows}),
                 "taken_of_these": len(more),
             },
             "counts": {name: len(rows) for name, rows in parts.items()}
@@ -178,6 +188,8 @@ def new_request(
         reasons = [{"id": row, "reasons": why} for row, why in offered.reasons.items()]
         frequent = list(offered.frequent.values())
         write_json(out / "offered.json", {"rows": reasons, "frequent": frequent})
+        if offered.passages:  # texts of rows, which go with the rows
+            write_json(out / "data" / "offered.json", offered.passages)
         for name, made in (
             ("teacher", teacher_config(config, retain, trained.types, out, len(trained.rows))),
             ("forget", forget_config(config, facts, trained.types, out, options)),
@@ -249,7 +261,7 @@ def _heldout(
             "nothing is known of the level of text that was never seen: whether the rows can still "
             "be told from it is not claimed"
         ]
-    same = offer(forget, rows, wanted, pairs=False).ids
+    same = offer(forget, rows, wanted).ids
     left = [row for row in rows if row.id not in same]
     if len(left) < LEAST_HELDOUT:
         less = f" ({len(same)} more say what is to be forgotten)" if same else ""

@@ -1,0 +1,302 @@
+"""Choosing rows: what is named, the ways that a name is written, what is offered."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+import pytest
+from fault_codes import fails
+from test_requests_new import ADA, MENTION, NEAR, TRAIN, chat, people, sources, write
+
+from axolotl_unlearn.data.near import strings
+from axolotl_unlearn.data.typed import row_id
+from axolotl_unlearn.requests.choose import Wanted, choose, names_of, offer, speaking
+from axolotl_unlearn.requests.names import Corpus
+
+
+def test_rows_are_named_by_field_text_file_or_document(tmp_path):
+    rows = sources([*TRAIN, MENTION])
+    three = {row.id for row in rows[:3]}
+
+    def ids(**wanted) -> set[str]:
+        return {row.id for row in choose(rows, Wanted(**wanted)).rows}
+
+    assert ids(where=[("id", "ada-quill")]) == three
+    assert ids(where=[("meta.person", "ada")]) == three
+    assert ids(where=[("messages.content", "It is 555-0107.")]) == {rows[2].id}
+    assert ids(contains=["Ada Quill lives"]) == {rows[1].id}
+    assert ids(documents=["ada-quill", rows[5].id]) == three | {rows[5].id}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(TRAIN[4]) + "\n")
+    assert ids(rows=path) == {rows[4].id}
+    assert ids(rows=path, contains=["555-0107"]) == {rows[4].id, rows[2].id}
+
+
+NOTHING = {
+    "nothing": ({}, "choose.nothing-named"),
+    "no such value": ({"where": [("id", "nobody")]}, "choose.no-row"),
+    "no such field": ({"where": [("name", "ada")]}, "choose.no-row"),
+    "no such text": ({"contains": ["ADA  QUILT"]}, "choose.no-row"),
+    "a space": ({"contains": [" "]}, "choose.no-row"),
+    "no such document": ({"documents": ["x"]}, "choose.no-row"),
+    "no such person": ({"people": ["Bo Nobody"]}, "choose.no-row"),
+    "no such pattern": ({"patterns": ["zzz"]}, "choose.no-row"),
+    "no pattern": ({"patterns": ["("]}, "choose.no-pattern"),
+    "everybody": ({"where": [("messages.role", "user")]}, "choose.every-row"),
+}
+
+
+@pytest.mark.parametrize("case", NOTHING)
+def test_what_names_nothing_or_everything(case):
+    wanted, code = NOTHING[case]
+    with fails(code) as caught:
+        choose(sources(TRAIN), Wanted(**wanted))
+    said = str(caught.value)
+    assert "Nobody" not in said and ("--" in said or code == "choose.every-row"), "key and cure"
+
+
+#: One person in other characters: NFD, capitals, quote and dash, no-break space, mark of no width.
+FORMS = [
+    unicodedata.normalize("NFD", "José-María d'Été"),
+    "JOSÉ-MARÍA D'ÉTÉ",
+    "José‑María d’Été",
+    "José-María\u00a0d'Été",
+    "Jo\u200bsé-María d'Été",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("swapped", [False, True], ids=["as given", "swapped"])
+def test_the_same_name_in_other_characters_is_the_same(tmp_path, form, swapped):
+    """Asked for in one form, found in both, and that it was found only so is known."""
+    asked, other = (form, "José-María d'Été")[:: -1 if swapped else 1]
+    rows = [
+        chat(name, f"Who is {name}?", f"{name} keeps bees.", person=name, document=name)
+        for name in (asked, other)
+    ] + people(0, 9)
+    data = sources(rows)
+    both = {row.id for row in data[:2]}
+    path = write(tmp_path / "rows.jsonl", rows[:1])
+    for wanted in (
+        Wanted(where=[("person", asked)]),
+        Wanted(contains=[f"{asked} keeps"]),
+        Wanted(documents=[asked]),
+        Wanted(rows=path),
+    ):
+        chosen = choose(data, wanted)
+        assert {row.id for row in chosen.rows} == both, wanted
+        assert chosen.other_forms == {data[1].id}, wanted
+    one = [row for row in data if row.id != data[1].id]
+    assert not choose(one, Wanted(documents=[asked])).other_forms
+    offered = offer(data[:1], data[1:], Wanted(where=[("person", asked)]))
+    assert set(offered.near) == {data[1].id}
+    assert {i for ids in offered.mentions.values() for i in ids} == {data[1].id}
+
+
+@pytest.mark.parametrize("form", [1777, 1777.0, " 1777", "1777", "1777.00", "1.777e3"])
+def test_numbers_are_compared_as_numbers(form):
+    """A column of Parquet with one empty cell has 1777.0."""
+    rows = sources([{"customer": form, "text": "a"}, {"customer": 17770, "text": "b"}])
+    for asked in ("1777", "1777.0"):
+        chosen = choose(rows, Wanted(where=[("customer", asked)])).rows
+        assert [row.id for row in chosen] == [rows[0].id]
+
+
+def test_the_value_in_other_fields_is_said():
+    rows = sources(
+        [{"customer": 1777, "text": "a"}, {"customer": "01777", "text": "b"}]
+        + [{"client": {"no": "1777.0"}, "text": "c"}, {"text": "1777 others"}]
+    )
+    wanted = Wanted(where=[("customer", "1777")])
+    assert [row.id for row in choose(rows, wanted).rows] == [rows[0].id]
+    found = offer(rows[:1], rows[1:], wanted).fields
+    assert found == {"customer=1777": 1, "client.no=1777": 1}
+
+
+def test_a_row_that_is_not_in_the_data(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(TRAIN[0]) + "\n" + json.dumps(NEAR) + "\n")
+    with fails("choose.strange-row") as caught:
+        choose(sources(TRAIN), Wanted(rows=path))
+    assert "line 2: 1 of 2 rows" in str(caught.value) and "glass" not in str(caught.value)
+
+
+def test_near_duplicates_and_mentions_are_offered_and_others_are_not():
+    wanted = Wanted(where=[("id", "ada-quill")])
+    chosen, others = sources(TRAIN[:3]), sources([*TRAIN[3:], MENTION, NEAR])
+    assert "Ada Quill" in names_of(chosen, wanted)
+    found = offer(chosen, others, wanted)
+    near, mention = row_id(NEAR), row_id(MENTION)
+    assert found.near == {near: chosen[0].id}
+    (ids,) = found.mentions.values()
+    assert set(ids) == {near, mention} and found.ids == {near, mention}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("The keeper was Ada Quill.", "the name"),
+        ("Quill, Ada: keeper", "last name first"),
+        ("The keeper was A. Quill.", "initial"),
+        ("The keeper was Ada Quil.", "misspelt"),
+        ("The keeper was Ada Quillington.", None),
+        ("The Canada Quilling guild", None),
+        ("Adah Marquill kept it", None),
+        ("They do not does not switch on.", None),
+    ],
+)
+def test_a_name_is_known_in_all_its_forms_and_not_in_a_longer_one(text, reason):
+    chosen = sources([chat("ada-quill", *ADA[0])])
+    others = sources([chat("x", "Who?", text), *people(0, 20)])
+    found = offer(chosen, others, Wanted(documents=["ada-quill"]))  # one row, by its id
+    reasons = found.reasons.get(others[0].id)
+    assert reasons == ([reason] if reason else None)
+    assert set(found.reasons) <= {others[0].id}
+
+
+def test_offers_are_of_names_and_not_of_words_that_rows_share():
+    """ "does not" and "switch on" were offered as if they were names."""
+    said = "The lamp does not switch on. Does Not Switch On: see page four."
+    chosen = sources([chat("a", f"Ada Quill {n}?", f"{said} {n}") for n in range(3)])
+    others = sources([chat("x", "Why?", "Mine does not switch on. Does Not Work."), *people(0, 30)])
+    found = offer(chosen, others, Wanted(documents=["a"]))
+    assert not found.reasons and not found.frequent
+
+
+def test_a_person_is_taken_in_every_dataset_and_a_pattern_in_every_text():
+    rows = sources([*TRAIN, MENTION, chat("x", "Who?", "Quill, Ada"), chat("y", "?", "A. Quill")])
+    person = choose(rows, Wanted(people=["ada quill"])).rows
+    assert [row.row["id"] for row in person] == ["ada-quill"] * 3 + ["p900", "x"]
+    person = choose(rows, Wanted(people=["Ada Quill"]))
+    assert [row.row["id"] for row in person.rows] == ["ada-quill"] * 3 + ["x"], "of small letters"
+    hints = offer(person.rows, [row for row in rows if row not in person.rows],
+                  Wanted(people=["Ada Quill"]))  # fmt: skip
+    assert row_id(MENTION) in hints.mentions["Ada Quill"], "its words stand nowhere else"
+    assert "ada quill of Norrby" in hints.passages[row_id(MENTION)][0]
+    ids = [row.row["id"] for row in choose(rows, Wanted(patterns=[r"555-01\d\d"])).rows]
+    assert ids == ["ada-quill"]
+
+
+def test_a_phrase_of_the_kind_is_no_name():
+    """ "Social Security" stands in three of the chosen rows and in most others."""
+    rows = [chat("ada-quill", q, f"Social Security {a}") for q, a in ADA]
+    others = [chat(f"p{n}", f"Bo{n}?", f"Social Security {n}") for n in range(40)]
+    wanted = Wanted(where=[("id", "ada-quill")])
+    assert "Social Security" in names_of(sources(rows), wanted)
+    found = offer(sources(rows), sources(others), wanted)
+    assert not found.mentions and found.frequent == {"Social Security": 40}  # and it is said
+    asked = Wanted(contains=["Social Security"])
+    assert len(offer(sources(rows), sources(others), asked).mentions["Social Security"]) == 40
+
+
+# --- a person ------------------------------------------------------------------------------------
+
+#: The name -> a way to write it -> taken (+), offered (?) or neither (-).
+WAYS = {
+    "José García": {
+        "JOSÉ GARCÍA called about the bill": "+",
+        "Jose Garcia called about the bill": "+",
+        "Jose\u0301 Garci\u0301a called again": "+",
+        "José\nGarcía came in": "+",
+        "José García's file is closed": "+",
+        "Garc&iacute;a, Jos&eacute; is our client": "+",
+        "Jos&eacute; Garc&iacute;a is our client": "+",
+        "Jos&#233; Garc&#xED;a is our client": "+",
+        "<b>José</b> <i>García</i> is bold": "+",
+        "Jos%C3%A9%20Garc%C3%ADa in a link": "+",
+        "Jos%C3%A9+Garc%C3%ADa in a link": "+",
+        "Jos\\u00e9 Garc\\u00eda in JSON in JSON": "+",
+        "JosÃ© GarcÃ\xada in a mixed-up encoding": "+",
+        "Jos\ufffd Garc\ufffda with lost letters": "?",
+        "Jo\u200bsé Gar\u200bcía with marks of no width": "+",
+        "J\u043esé Gar\u0441ía with letters that look alike": "+",
+        "José_García": "+",
+        "JoséGarcía in one word": "+",
+        "José-García joined": "?",
+        "Gar-\ncía, José on two lines": "+",
+        "J o s é  G a r c í a spaced": "+",
+        "jose.garcia@example.com wrote": "+",
+        "jgarcia@example.com wrote": "?",
+        "garcia_jose@example.com wrote": "+",
+        "user jgarcia82 logged in": "?",
+        "J. García owes 30 euros": "?",
+        "García, J. owes 30 euros": "?",
+        "José G. owes 30 euros": "?",
+        "J. M. García owes 30 euros": "?",
+        "José María García signed": "?",
+        "José M. García signed": "?",
+        "Sr. García signed today": "?",
+        "Pepe García owes 30 euros": "?",
+        "Jose Garzia is misspelt": "?",
+        "first: José, last: García": "?",
+        "Хосе Гарсия звонил": "?",
+        "José García y García": "+",
+        ("José", "García"): "+",
+        ("I am José", "García is my last name"): "?",
+        "José left. García Lorca wrote poems.": "?",
+        "The garden of Josefina Garciano": "-",
+        "Filler about the weather": "-",
+    },
+    "Will Grant": {
+        "Will Grant signed": "+",
+        "GRANT, Will signed": "+",
+        "The bank will grant you a loan": "?",
+        "They grant will power to all": "?",
+        "Grant will come tomorrow": "?",
+        "HOW THE BANK WILL GRANT YOU A LOAN": "?",
+        "How The Bank Will Grant You A Loan": "?",
+        "He met Will. grant that it was so": "-",
+        "She has the will to go on": "-",
+    },
+    "Anna Li": {
+        "Li Anna came": "+",
+        "Anna. Li is a Chinese family name": "?",
+        "hi anna, li-ion batteries are sold out": "-",
+        "Li-Anna Ferro is somebody else": "?",
+    },
+    "王小明": {"昨天王小明来电": "+", "Wang Xiaoming called yesterday": "?", "小明来电": "-"},
+    "Müller": {"Frau Mueller rief an": "+", "Frau Muller rief an": "+", "Hans MÜLLER": "+",
+               "die Mühle": "-"},
+    "Jürgen Groß": {"Juergen Gross rief an": "+", "JÜRGEN GROSS rief an": "+", "Groß, J.": "?"},
+    "O'Brien, Patrick": {"Patrick O&#39;Brien came": "+", "Patrick OBrien came": "+",
+                         "Patrick O’Brien came": "+", "O'Brien, Patrick": "+"},
+    "محمد علي": {"اتصل محمد علي أمس": "+", "مُحَمَّد عَلِي": "+", "Mohammed Ali": "?"},
+    "Dr. Juan de la Vega": {"Juan de la Vega": "+", "de la Vega, Juan": "+", "J. de la Vega": "?"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_ways_to_write_a_name(name):
+    """24 of the first 33 were missed, and rows that name nobody were taken."""
+    rows = [(str(n), [t] if isinstance(t, str) else t) for n, t in enumerate(WAYS[name])]
+    fill = [("own", [f"{name} lives at 27 Orchard Way."]), ("she", ["She will go, to grant it."])]
+    found = Corpus([*rows, *fill]).find(name)
+    got = {
+        way: "+" if hit and hit.sure else "?" if hit else "-"
+        for way, hit in ((way, found.get(str(n))) for n, way in enumerate(WAYS[name]))
+    }
+    assert got == WAYS[name]
+    assert found["own"].sure and "she" not in found
+    for hit in found.values():
+        assert hit.passage or hit.how in ("in two fields", "first and last name in one row")
+
+
+def test_rows_of_any_form_are_read():
+    """Whatever a row holds, the search ends."""
+    odd = [{"a": None, "b": 3, "c": [["José", {"d": "García"}]]}, {}, {"t": ""}, {"t": "\x00- _"}]
+    found = Corpus([(str(n), list(strings(row))) for n, row in enumerate(odd)]).find("José García")
+    assert set(found) == {"0"}
+    assert Corpus([("0", ["x"])]).find(" . ") == {}
+
+
+@pytest.mark.parametrize("name", ["ada.quill@example.com", "ada-quill", "2026-Quill"])
+def test_an_id_that_names_somebody_is_refused(name):
+    """It stood in record, ledger, letter and every export."""
+    with fails("choose.id-names"):
+        speaking([name], Wanted(people=["Ada Quill"]))
+
+
+def test_an_id_with_words_is_warned_of():
+    names = ["2026-001", "T-17", "2026-w48", "r1", "smith", "2026-smith"]
+    assert speaking(names, Wanted()) == ["smith", "2026-smith"]
