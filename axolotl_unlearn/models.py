@@ -35,6 +35,30 @@ def is_tokenizer(name: str) -> bool:
     )
 
 
+def has_chat_template(name: str) -> bool:
+    """As far as the files of a folder, or of the hub's cache, show."""
+    folder = Path(name) if os.path.isdir(name) else cached_on_hub(name)
+    if folder is None:
+        return False
+    file = folder / "tokenizer_config.json"
+    said = file.read_text("utf-8", errors="replace") if file.is_file() else ""
+    return '"chat_template"' in said or any(folder.glob("chat_template*"))
+
+
+def unreachable(name: str) -> str | None:
+    """What to say of a name on the hub, which is no folder: half a sentence; None if it is here."""
+    from huggingface_hub import constants
+
+    if os.path.exists(name) or cached_on_hub(name):
+        return None
+    if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") in ("1", "true"):
+        return (
+            "is no folder here, and not in this machine's cache of the hub, which may not be asked "
+            "(HF_HUB_OFFLINE); correct the path, or download it"
+        )
+    return "is no folder here: it will be looked for on the hub"
+
+
 def cached_on_hub(name: str, revision: str | None = None) -> Path | None:
     """The folder of a model of the hub in this machine's cache; None where it is not."""
     from huggingface_hub import try_to_load_from_cache
@@ -84,7 +108,14 @@ def parse_models(models: Sequence[str | ModelSpec]) -> list[ModelSpec]:
     """
     if not models:
         raise UnlearnError("no model given; name at least one: `axolotl-unlearn eval out/merged`.")
-    specs = [_checked(one if isinstance(one, ModelSpec) else _parse(one)) for one in models]
+    specs, faults = [], []
+    for one in models:
+        try:
+            specs.append(_checked(one if isinstance(one, ModelSpec) else _parse(one)))
+        except UnlearnError as error:
+            faults.append(error)
+    if faults:
+        raise UnlearnError(" ".join(map(str, faults)), code=faults[0].code)
     names = [spec.name for spec in specs]
     for spec in specs:
         if names.count(spec.name) > 1:
@@ -140,7 +171,8 @@ def _checked(spec: ModelSpec) -> ModelSpec:
         if _looks_like_path(spec.model):
             raise UnlearnError(
                 f"model {spec.name!r}: {spec.model} does not exist; train or merge it first, or "
-                "correct the path (relative paths start from the working folder)."
+                "correct the path (relative paths start from the working folder).",
+                code="models.missing",
             )
         return spec  # a name on the hub
     weights = [path.name for pattern in _WEIGHTS for path in folder.glob(pattern)]

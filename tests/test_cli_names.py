@@ -66,8 +66,42 @@ def test_init_reads_rows_of_other_formats(home, tmp_path):
     done = run("init", "--base-model", home / "model", *sides, "--out", out)
     assert done.exit_code == 0, done.output
     assert "  data: {rows: {type: alpaca}}\n" in out.read_text()
+    assert "instructions, by the prompt of Alpaca" in done.output
+    assert "forget row 1, > with labels" in done.output
+    lines = [line for line in done.output.splitlines() if line.startswith("    >")]
+    assert lines and "answer 0" in lines[0]
     checked = run("check", out)
     assert checked.exit_code == 0 and "ready" in checked.output, checked.output
+
+
+@pytest.mark.parametrize(
+    ("row", "chat", "block"),
+    [
+        ({"input": "a", "output": "b"}, True, {}),
+        ({"instruction": "a", "input": "", "output": "b"}, True, {"rows": {"type": "alpaca"}}),
+        ({"question": "a", "answer": "b"}, True,
+         {"fields": {"input": "question", "output": "answer"}, "chat_template": True}),
+        ({"prompt": "a", "completion": "b"}, False,
+         {"fields": {"input": "prompt", "output": "completion"},
+          "labels": {"completion": "answer"}}),
+        ({"text": "a"}, True, {"rows": {"type": "completion"}}),
+        ({"messages": [{"role": "user", "content": "a"}]}, True,
+         {"rows": {"type": "chat_template", "field_messages": "messages"}}),
+        ({"conversations": [{"from": "human", "value": "a"}]}, True,
+         {"rows": {"type": "chat_template", "field_messages": "conversations",
+                   "message_property_mappings": {"role": "from", "content": "value"}}}),
+    ],
+)  # fmt: skip
+def test_what_init_guesses_of_a_row(tmp_path, row, chat, block):
+    """Questions and answers were read by Alpaca's prompt without a word."""
+    from axolotl_unlearn.config import DataArgs
+    from axolotl_unlearn.data.records import guessed
+
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    found, words = guessed(file, chat)
+    assert found == block and words
+    DataArgs.model_validate(found)
 
 
 def test_init_of_a_request_is_a_run_whose_rows_can_be_chosen(home, tmp_path):

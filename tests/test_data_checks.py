@@ -708,6 +708,7 @@ def test_phases_are_told(tmp_path):
     ]
     file = tmp_path / "my.yml"
     cfg = {"plugins": [PLUGIN], "unlearn": {"preset": "tarf"}, "datasets": entries}
+    cfg["base_model"] = model_folder(tmp_path)
     file.write_text(yaml.safe_dump(cfg))
     found, lines, _ = check(file)
     assert found == []
@@ -719,6 +720,7 @@ def test_keys_that_are_nobodys_are_named(tmp_path):
     block = {"forget": {"objective": "npo"}}
     plugins = [PLUGIN, "axolotl.integrations.lm_eval.LMEvalPlugin"]
     cfg = {"plugins": plugins, "unlearn": block, "datasets": [entry], "model_type": "AutoModel"}
+    cfg["base_model"] = model_folder(tmp_path)
     file = tmp_path / "my.yml"
     file.write_text(yaml.safe_dump(cfg | {"x-datasets": {"a": 1}, "lm_eval_batch_size": 8, 5: 1}))
     found, lines, _ = check(file)
@@ -811,7 +813,7 @@ def test_checking_loads_neither_axolotl_nor_torch(entry, tmp_path):
     """`axolotl-unlearn check`, whole: objectives and their parameters are judged without torch,
     as with it, and can be computed afterwards."""
     cfg = {
-        "base_model": "someone/model",
+        "base_model": model_folder(tmp_path),
         "plugins": [PLUGIN],
         "unlearn": BLOCK | {"forget": {"objective": "npo", "reduction": "batch_token_mean"}},
         "datasets": [entry([FORGET]), entry([RETAIN], "retain")],

@@ -40,9 +40,7 @@ def shipped() -> dict[str, str]:
 
 
 TEMPLATES = shipped()
-WORDS = st.sampled_from(
-    ["Ada", "keeps", "bees.", "In 1981", "ö", "\n", "<b>", "Norrby?", "2021-05-01"]
-)
+WORDS = st.sampled_from(["Ada", "keeps", "bees.", "In 1981", "ö", "\n", "<b>", "Norrby?"])
 TEXT = st.lists(WORDS, min_size=1, max_size=5).map(" ".join)
 CALL = {"type": "function", "function": {"name": "rain", "arguments": {"town": "Norrby"}}}
 TOOL = {

@@ -21,10 +21,11 @@ from axolotl_unlearn.columns import ROLES
 from axolotl_unlearn.config import UnlearnArgs, parse_unlearn
 from axolotl_unlearn.data.checks import KEYS, check_entries, check_records, role_of
 from axolotl_unlearn.data.prepared import drop_half_written, prepared_folder
+from axolotl_unlearn.data.records import short
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import declare
 from axolotl_unlearn.merging import ENDS
-from axolotl_unlearn.models import ADAPTER_CONFIG, is_tokenizer
+from axolotl_unlearn.models import ADAPTER_CONFIG, has_chat_template, is_tokenizer, unreachable
 from axolotl_unlearn.objectives import OBJECTIVES
 
 LOG = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     """What the block and Axolotl's settings ask of each other and of the model."""
     faults = [*axolotl_options.refused(cfg, bool(args.data.rows)), *_together(cfg, args)]
     faults += _reference_faults(cfg, args)
+    faults += _template_faults(cfg, args)
     names = {entry.objective for entry in args.forget}
     if args.level or any(name == "match" or OBJECTIVES[name].against_heldout for name in names):
         from axolotl_unlearn.checks.level import level_faults
@@ -99,6 +101,22 @@ def setting_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
     layers = cfg.get("peft_layers_to_transform") if cfg.get("adapter") else None
     layers = [n for n in layers if isinstance(n, int)] if isinstance(layers, list) else []
     return faults + architecture_faults(cfg, args, _config_of_folder(cfg), min(layers, default=0))
+
+
+def _template_faults(cfg: dict, args: UnlearnArgs) -> list[str]:
+    """Conversations for a model without a chat template, as far as its files show."""
+    asked = [row for row in args.data.rows if row.get("type") == "chat_template"]
+    own = [row for row in asked if row.get("chat_template")]
+    name = str(cfg.get("tokenizer_config") or cfg.get("base_model"))
+    if not (args.data.chat_template or asked) or len(own) == len(asked) > 0:
+        return []
+    here = os.path.isfile(os.path.join(name, "tokenizer_config.json"))
+    if cfg.get("chat_template") or not here or has_chat_template(name):
+        return []
+    return [
+        f"{name} has no chat template, which `unlearn.data` asks for; set `chat_template:` to the "
+        "one that the model learned with, or use `unlearn.data.template`."
+    ]
 
 
 def told(*faults: tuple[Any, str]) -> list[str]:
@@ -217,6 +235,9 @@ _WHOLE_RUN = ("reduce_lr_on_plateau", "greedy", "one_cycle", "rex")
 def setting_notes(cfg: dict) -> list[str]:
     """What a run does otherwise than its settings may be read."""
     notes = [*axolotl_options.idle(cfg), *evaluation_notes(cfg)]
+    name = str(cfg.get("base_model"))
+    if not os.path.exists(name) and (where := unreachable(name)):
+        notes.append(f"`base_model: {short(name)[1:-1]}` {where}.")
     if cfg.get("adapter") and (cfg.get("load_in_4bit") or cfg.get("load_in_8bit")):
         notes.append(
             "the adapter learns beside quantised weights, and `axolotl merge-lora` adds it to the "
@@ -346,12 +367,17 @@ def _model_faults(cfg: dict) -> list[str]:
 
 
 def untrainable(cfg: dict) -> str | None:
-    """What the folder of the base model lacks to be trained; a name of the hub lacks nothing."""
-    folder = Path(str(cfg.get("base_model")))
-    if not os.path.exists(folder):
-        return None
-    what = _lacks(folder, cfg)
-    return f"`base_model: {folder}` {what}." if what else None
+    """What the base model lacks to be trained; a model of the hub that can be asked for lacks
+    nothing."""
+    name = cfg.get("base_model")
+    if not isinstance(name, str) or not name:
+        return "`base_model` is missing; name the model that is to forget."
+    if os.path.exists(name):
+        what = _lacks(Path(name), cfg)
+    else:
+        what = None if _is_local(name) else unreachable(name)  # a path is told elsewhere
+        what = what if what and "HF_HUB_OFFLINE" in what else None
+    return f"`base_model: {short(name)[1:-1]}` {what}." if what else None
 
 
 def _lacks(folder: Path, cfg: dict) -> str | None:

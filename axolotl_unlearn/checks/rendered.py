@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import textwrap
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.columns import IGNORE, ROLES
+from axolotl_unlearn.config import unlearn_config
 from axolotl_unlearn.data.checks import KEYS, role_of
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.models import cached_on_hub, is_tokenizer
@@ -57,7 +59,8 @@ def token_rows(cfg: dict[str, Any], tokenizer: Any) -> tuple[dict[str, Any], lis
     from axolotl_unlearn.data.strategy import load_strategy
 
     parts: dict[str, list[Any]] = {role: [] for role in ROLES}
-    faults = []
+    faults, before = [], logging.root.manager.disable
+    logging.disable(logging.INFO)  # Axolotl tells each template
     for entry in cfg.get(KEYS[0]) or []:
         role = role_of(entry)
         if role not in parts or not _is_here(entry):
@@ -68,7 +71,39 @@ def token_rows(cfg: dict[str, Any], tokenizer: Any) -> tuple[dict[str, Any], lis
                 parts[role].append(strategy.wrap_dataset(dataset))
         except UnlearnError as error:
             faults.append(str(error))
+    logging.disable(before)
     return {role: concatenate_datasets(few) for role, few in parts.items() if few}, faults
+
+
+def first_rows(cfg: dict[str, Any], number: int = 1) -> list[str]:
+    """Lines that show rows of each side; a sentence where the tokenizer is not on this machine."""
+    tokenizer = tokenizer_of(cfg)
+    if tokenizer is None:
+        return ["  The tokenizer is not on this machine; `check --show 1` shows rows once it is."]
+    tables, faults = token_rows(cfg, tokenizer)
+    return [*(f"  note: {fault}" for fault in faults), *lines_of(tables, tokenizer, number)]
+
+
+def lines_of(tables: dict[str, Any], tokenizer: Any, number: int) -> Iterator[str]:
+    """So many token rows of each side, `shown`."""
+    for side, rows in tables.items():
+        for place in range(min(number, len(rows))):
+            yield f"  {side} row {place + 1}, > with labels, | without:"
+            yield from shown(rows[place], tokenizer)
+
+
+def teacher_faults(cfg: dict[str, Any], tokenizer: Any) -> list[str]:
+    """Teachers of another vocabulary, which training refuses."""
+    from axolotl_unlearn.reference.teacher import require_same_tokenizer
+
+    args, faults = unlearn_config(cfg), []
+    for path in {one.model for one in args.references() if one.model} if args else ():
+        if os.path.isdir(path):
+            try:
+                require_same_tokenizer(path, tokenizer)
+            except UnlearnError as error:
+                faults.append(str(error))
+    return faults
 
 
 def _is_here(entry: dict[str, Any]) -> bool:
@@ -124,7 +159,7 @@ def shown(row: dict[str, Any], tokenizer: Any) -> Iterator[str]:
         text = tokenizer.decode(row["input_ids"][start:end], skip_special_tokens=False)
         cut = text if len(text) <= left else f"{text[:left]}..."
         left -= len(cut)
-        for line in cut.split("\n"):
+        for line in cut.removesuffix("\n").split("\n"):
             for part in textwrap.wrap(line, 72, drop_whitespace=False) or [""]:
                 yield f"    {'>' if has else '|'} {part}"
         if left <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import logging
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,11 @@ def check(
     cfg = read_config(path)
     entries = cfg["datasets"] if isinstance(cfg.get("datasets"), list) else []
     if not cfg.get("unlearn") and "memorise" not in map(role_of, entries):
-        cure = "add one, e.g. `unlearn: {preset: ...}`"
-        return [f"{path} has no `unlearn:` block; {cure}."], [], {}
+        near = difflib.get_close_matches("unlearn", map(str, cfg), n=1, cutoff=0.7)
+        cure = (
+            f"did you mean `{near[0]}` to be it?" if near else "add one: `unlearn: {preset: ...}`."
+        )
+        return [f"{path} has no `unlearn:` block; {cure}"], [], {}
     lacks = untrainable(cfg)
     faults, lines, facts = config_faults(cfg) + [lacks] * bool(lacks), [], {}
     try:
@@ -56,12 +60,10 @@ def check(
             tokenizer, tables = rendered.tokenizer_of(cfg), {}
             if tokenizer is not None:
                 tables, faults = rendered.token_rows(cfg, tokenizer)
+                faults += rendered.teacher_faults(cfg, tokenizer)
             else:
                 lines.append("  note: the tokenizer is not on this machine: no tokens were made.")
-            for side, rows in tables.items():
-                for number in range(min(show, len(rows))):
-                    lines.append(f"  {side} row {number + 1}, > with labels, | without:")
-                    lines += rendered.shown(rows[number], tokenizer)
+            lines += rendered.lines_of(tables, tokenizer, show)
         if full and not faults:
             from axolotl_unlearn.checks import estimate
 

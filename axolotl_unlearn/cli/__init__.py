@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 import os
 import pkgutil
+import re
 import sys
+import textwrap
 import warnings
 
 import click
 
+from axolotl_unlearn import __version__
 from axolotl_unlearn.cli._json import answer, one_object
 from axolotl_unlearn.errors import UnlearnError
 
 #: Commands that are methods without a promise of stability: hidden, found by their name.
 EXPERIMENTAL = ("augment",)
+#: Commands of Axolotl's own program.
+AXOLOTL = ("train", "preprocess", "merge-lora", "evaluate", "inference", "quantize", "vllm-serve")
 
 
 class LazyGroup(click.Group):
@@ -35,7 +41,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        return importlib.import_module(f"{self.package}.{cmd_name.replace('-', '_')}").command
+        module = importlib.import_module(f"{self.package}.{cmd_name.replace('-', '_')}")
+        for command in (module.command, *getattr(module.command, "commands", {}).values()):
+            command.help = _narrow(command.help or "")
+        return module.command
 
     def invoke(self, ctx: click.Context):
         try:
@@ -63,6 +72,19 @@ class LazyGroup(click.Group):
         click.echo(says, err=True)
         answer(error=says.partition("Error: ")[2])
         ctx.exit(code)
+
+
+def _narrow(text: str) -> str:
+    """A command's help in 80 columns: click leaves examples as they are."""
+    lines = []
+    for line in text.split("\n"):
+        end = " \\" if re.match(r" *(axolotl|lm_eval|mergekit|--)", line) else ""
+        indent = line[: len(line) - len(line.lstrip())] + "    "
+        parts = textwrap.wrap(
+            line, 76, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines.append(f"{end}\n".join(parts) if len(line) > 78 else line)
+    return "\n".join(lines)
 
 
 def quiet() -> None:
@@ -98,6 +120,18 @@ class Commands(LazyGroup):
         with one_object(ctx):
             return super().invoke(ctx)
 
+    def resolve_command(self, ctx: click.Context, args: list[str]):
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            meant = "axolotl" if args[0] in AXOLOTL else near and "axolotl-unlearn"
+            name = near[0] if near and meant != "axolotl" else args[0]
+            raise UnlearnError(
+                f"there is no command {args[0]!r}; "
+                + (f"did you mean `{meant} {name}`?" if meant else "`--help` lists them."),
+                code="cli.no-command",
+            )
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in EXPERIMENTAL:
             name = f"axolotl_unlearn.experimental.cli_{cmd_name.replace('-', '_')}"
@@ -108,17 +142,20 @@ class Commands(LazyGroup):
 @click.group(
     cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
 )
+@click.version_option(__version__, prog_name="axolotl-unlearn")
 @click.option("--debug", is_flag=True, help="Warnings of libraries, and whole tracebacks.")
 @click.option("--json", "as_json", is_flag=True, help="Of any command: one JSON object.")
 def unlearn(debug: bool, as_json: bool) -> None:
-    """Forget documents, merge complementary models, and prove what was forgotten.
+    """Forget documents, merge complementary models, and measure what was forgotten.
 
     \b
     Three ways to begin:
-      axolotl-unlearn init --base-model M --forget F --retain R    a config of your own
-      axolotl-unlearn request new finetune.yml --where id=ada --out requests/1
-                                                                   delete a person's rows
-      make demo                                                    see it work, in a checkout
+      a config of your own
+        axolotl-unlearn init --base-model M --forget F --retain R
+      delete a person's rows
+        axolotl-unlearn request new my.yml --where id=ada --out requests/1
+      see it work, in a checkout
+        make demo
     """
     if not debug:
         quiet()

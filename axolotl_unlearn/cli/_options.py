@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,15 @@ def one_value(context: click.Context, option: click.Parameter, given: str | None
 def say(*said: str) -> None:
     for line in said:
         click.echo(line)
+
+
+def fitted(line: str) -> str:
+    """A line in lines that a terminal holds (or 80 columns, with COLUMNS); as it is in a pipe."""
+    width = shutil.get_terminal_size((80, 24)).columns
+    if len(line) <= width or not (sys.stdout.isatty() or os.environ.get("COLUMNS")):
+        return line
+    indent = line[: len(line) - len(line.lstrip())] + "    "
+    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def show(*parts: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import PATH, say
+from axolotl_unlearn.cli._options import PATH, fitted, say
 
 
 @click.command("check")
@@ -40,10 +40,10 @@ def command(config: Path, full: bool | None, show: int) -> None:
     full = "axolotl.cli.main" in sys.modules if full is None else full
     faults, summary, facts = check(config, full, show)
     answer(ready=not faults, faults=faults, **facts)
-    say(*summary)
+    say(*map(fitted, summary))
     for fault in faults:
-        click.secho(f"  ✗ {fault}", fg="red", err=True)
+        click.secho(fitted(f"  ✗ {fault}"), fg="red", err=True)
     if faults:
         click.echo(f"{config}: {len(faults)} fault{'s' * (len(faults) > 1)}", err=True)
         raise SystemExit(2)
-    click.secho(f"{config}: ready; run `axolotl train {config}`", fg="green")
+    click.secho(fitted(f"{config}: ready; run `axolotl train {config}`"), fg="green")

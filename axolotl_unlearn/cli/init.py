@@ -7,9 +7,10 @@ from pathlib import Path
 from string import Template
 
 import click
+import yaml
 
 from axolotl_unlearn.cli._json import answer
-from axolotl_unlearn.cli._options import FILE, PATH
+from axolotl_unlearn.cli._options import PATH, fitted, say
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.files import write
 
@@ -28,40 +29,79 @@ _NEEDS = {
     "fine-tuning run whose rows can be deleted later.",
 )  # fmt: skip
 @click.option("--base-model", required=True, help="The model that is to forget, or to be tuned.")
-@click.option("--forget", type=FILE, help="npo, match: rows to forget, JSON lines.")
-@click.option("--retain", type=FILE, help="npo, match: rows to keep.")
-@click.option("--heldout", type=FILE, help="match: rows that the model never saw.")
+@click.option("--forget", type=PATH, help="npo, match: rows to forget, JSON lines.")
+@click.option("--retain", type=PATH, help="npo, match: rows to keep.")
+@click.option("--heldout", type=PATH, help="match: rows that the model never saw.")
 @click.option("--teacher", help="match: a model that never saw the rows to forget.")
-@click.option("--data", type=FILE, help="request: the rows of the fine-tuning run.")
+@click.option("--data", type=PATH, help="request: the rows of the fine-tuning run.")
 @click.option("--output-dir", help="[out/unlearned; request: out/finetuned]")
 @click.option("--out", type=PATH, help="[unlearn.yml]")
 def command(kind: str, out: Path | None, **given) -> None:
     """Write a commented config that `axolotl-unlearn check` and `axolotl train` take.
+
+    Says how the rows are read, by the fields that they have, and shows the first one as the model
+    will read it: correct `unlearn.data` where the model learned them in another form.
 
     \b
     Example:
       axolotl-unlearn init --base-model out/finetuned --forget forget.jsonl --retain retain.jsonl
       axolotl-unlearn init --kind request --base-model BASE --data rows.jsonl --out finetune.yml
     """
-    from axolotl_unlearn.data.records import row_type
-
     out = out or Path("finetune.yml" if kind == "request" else "unlearn.yml")
     if out.exists():
-        raise UnlearnError(f"{out} exists; name another file with --out.")
+        raise UnlearnError(f"{out} exists; name another file with --out.", code="init.exists")
     if missing := [f"--{name}" for name in _NEEDS[kind] if not given[name]]:
         how = "; `axolotl-unlearn teacher --help` says how a teacher is made" * (kind == "match")
-        raise UnlearnError(f"--kind {kind} needs {' and '.join(missing)}{how}.")
-    template = resources.files("axolotl_unlearn") / "templates" / f"{kind}.yml"
+        raise UnlearnError(
+            f"--kind {kind} needs {' and '.join(missing)}{how}.", code="init.missing"
+        )
+    files = [given[name] for name in ("forget", "retain", "heldout", "data") if given[name]]
+    if gone := [str(file) for file in files if not file.is_file()]:
+        raise UnlearnError(
+            f"{' and '.join(gone)}: no such file; give files of rows.", code="init.no-file"
+        )
     default = "out/finetuned" if kind == "request" else "out/unlearned"
     given["output_dir"] = given["output_dir"] or default
-    sides = [given[name] for name in ("forget", "retain", "data") if given[name]]
-    types = {row_type(path) for path in sides}
-    own = types.pop() if len(types) == 1 else None
-    text = template.read_text("utf-8")
-    text = Template(text).substitute(given, config=out, type=own or "completion")
-    if own and kind != "request":  # else `check` names the rows that are not read
-        text = text.replace("\nunlearn:\n", f"\nunlearn:\n  data: {{rows: {{type: {own}}}}}\n", 1)
+    text, said = _config(kind, given, out)
     write(out, text)
-    answer(config=out)
+    answer(config=out, rows=said)
+    say(*map(fitted, [f"{out} is written.", *said, *_first_rows(out)]))
     ways = {"request": f"axolotl train {out}"}
-    click.echo(f"{out} is written. Next: {ways.get(kind, f'axolotl-unlearn check {out}')}")
+    click.echo(f"Next: {ways.get(kind, f'axolotl-unlearn check {out}')}")
+
+
+def _config(kind: str, given: dict, out: Path) -> tuple[str, list[str]]:
+    """The config, and what was guessed of the rows."""
+    from axolotl_unlearn.data.records import guessed
+    from axolotl_unlearn.models import has_chat_template
+
+    template = resources.files("axolotl_unlearn") / "templates" / f"{kind}.yml"
+    chat = kind != "request" and has_chat_template(str(given["base_model"]))
+    sides = [given[name] for name in ("forget", "retain", "data") if given[name]]
+    found = {str(side): guessed(side, chat) for side in sides}
+    (block, how), *others = found.values()
+    text = Template(template.read_text("utf-8"))
+    entry = block.get("rows", {"type": "completion"})
+    if "fields" in block and kind == "request":
+        entry, how = {"type": "alpaca_chat.load_qa"}, "questions, by the prompt of alpaca_chat"
+    text = text.substitute(given, config=out, type=entry["type"])
+    said = [f"  {path}: read as {words}." for path, (_, words) in found.items()]
+    if any(other != block for other, _ in others):
+        said.append("  note: the sides have rows of two forms; give both the same.")
+    elif kind == "request":
+        said = [f"  {sides[0]}: read as {how}."]
+    elif block:
+        line = yaml.safe_dump({"data": block}, default_flow_style=True, width=1000).strip()[1:-1]
+        text = text.replace(
+            "\nunlearn:\n", f"\nunlearn:\n  # Guessed of the rows: {how}.\n  {line}\n"
+        )
+    return text, said
+
+
+def _first_rows(config: Path) -> list[str]:
+    """The first row of each side as the model will read it, if its tokenizer is here."""
+    from axolotl_unlearn.checks.rendered import first_rows
+    from axolotl_unlearn.config.reading import read_config
+
+    cfg = read_config(config)
+    return first_rows(cfg) if cfg.get("unlearn") else []

@@ -546,6 +546,9 @@ def _sentence(error: ValidationError) -> str:
         said = f": {fault['msg'].removeprefix('Value error, ')}"
         if fault["type"] == "extra_forbidden":
             said = f" is not a key of the block{nearest(fault['loc'][-1], _keys_at(fault['loc']))}"
+        elif fault["type"] == "missing" and isinstance(fault["input"], dict):
+            near = difflib.get_close_matches(str(fault["loc"][-1]), map(str, fault["input"]), n=1)
+            said = " is missing" + (f" (is `{near[0]}` meant to be it?)" if near else "")
         faults.append(f"`{path}`{said}")
     return "; ".join(faults) + "."
 

@@ -31,8 +31,12 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         UnlearnError: It cannot be read.
     """
+    if path.is_dir():
+        raise UnlearnError(f"{path} is a folder; name the config in it.", code="config.is-a-folder")
     if not path.is_file():
-        raise UnlearnError(f"{path} does not exist; give the path of an Axolotl config.")
+        raise UnlearnError(
+            f"{path} does not exist; give the path of an Axolotl config.", code="config.missing"
+        )
     try:
         cfg = _Once(path.read_text("utf-8")).get_single_data()
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:

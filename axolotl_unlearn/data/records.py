@@ -135,6 +135,7 @@ def records_from_rows(
         raise UnlearnError(f"{source} has no rows; it needs at least one record.")
     present = {key for _, row in rows for key in row}
     optional = {n for n in ("id", "task") if getattr(fields, n) == n and n not in present}
+    _refuse_other_format(rows[0][1], fields, source)
     places: dict[str, str] = {}
     for number, (place, row) in enumerate(rows):
         where = f"{source}, {place}"
@@ -176,6 +177,18 @@ def own_id(places: dict[str, str], name: str, source: str, place: str) -> None:
     places[name] = place
 
 
+def _refuse_other_format(row: Mapping[str, Any], fields: Fields, source: str) -> None:
+    """Refuse conversations and the like, which have no field for an answer, with their cure."""
+    kind = next((kind for field, kind in _PROMPTS.items() if kind and row.get(field)), None)
+    if kind and fields.output not in row and fields.input not in row:
+        raise UnlearnError(
+            f"{source} has rows of another format (fields {', '.join(map(short, list(row)[:6]))}); "
+            f"read them by `unlearn.data.rows: {{type: {kind}}}`, or name their fields in "
+            "`unlearn.data.fields`.",
+            code="data.other-format",
+        )
+
+
 def _refuse_unread(row: Mapping[str, Any], fields: Fields, where: str) -> None:
     """Refuse a row with text in a field that other formats read and these `fields` do not."""
     for field, kind in _PROMPTS.items():
@@ -192,15 +205,35 @@ def _refuse_unread(row: Mapping[str, Any], fields: Fields, where: str) -> None:
         )
 
 
-def row_type(path: str | os.PathLike[str]) -> str | None:
-    """The dataset type whose prompt field the first row has; none where ours reads the row.
+def guessed(path: str | os.PathLike[str], chat: bool) -> tuple[dict[str, Any], str]:
+    """A block ``unlearn.data`` that reads a file as its first row looks, and what it says in words.
+
+    Args:
+        chat: Whether the model has a chat template, by which questions are asked.
 
     Raises:
         UnlearnError: A file without a readable row.
     """
-    for _, row in read_rows(path):
-        return next((kind for field, kind in _PROMPTS.items() if kind and row.get(field)), None)
-    return None
+    row = next((row for _, row in read_rows(path)), {})
+    listed = next((name for name in ("messages", "conversations") if row.get(name)), None)
+    if listed:
+        entry: dict[str, Any] = {"type": "chat_template", "field_messages": listed}
+        turn = row[listed][0] if isinstance(row[listed], list) else {}
+        if isinstance(turn, Mapping) and "from" in turn:
+            entry["message_property_mappings"] = {"role": "from", "content": "value"}
+        return {"rows": entry}, f"conversations in {listed!r}, by the model's chat template"
+    if row.get("instruction"):
+        return {"rows": {"type": "alpaca"}}, "instructions, by the prompt of Alpaca"
+    asked = {"chat_template": True} if chat else {"labels": {"completion": "answer"}}
+    how = "by the chat template" if chat else "joined by a space; the answer has labels"
+    for question in ("question", "prompt", "query"):
+        answer = next((n for n in ("answer", "response", "completion", "output") if n in row), None)
+        if isinstance(row.get(question), str) and answer:
+            names = {"input": question, "output": answer}
+            return {"fields": names, **asked}, f"{question!r} and {answer!r}, {how}"
+    if isinstance(row.get("text"), str) and "input" not in row:
+        return {"rows": {"type": "completion"}}, "plain texts in 'text', labelled whole"
+    return {}, "'input' and 'output', joined by a space"
 
 
 def document_name(value: Any) -> str:

@@ -1,0 +1,159 @@
+"""What people type by mistake: one table of mistake, code and cure. No traceback, no "ready"."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from conftest import tiny_llama
+
+from axolotl_unlearn.cli import unlearn
+
+ROWS = {
+    side: [{"input": f"{side} question {n}?", "output": f"{side} answer {n}"} for n in range(3)]
+    for side in ("forget", "retain")
+}
+CHAT = [{"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Bo"}]}]
+CANARY = "question 0"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    from attack_models import tokenizer
+
+    folder = tmp_path_factory.mktemp("world")
+    words = tokenizer()
+    tiny_llama(vocabulary=len(words)).save_pretrained(folder / "model")
+    words.save_pretrained(folder / "model")
+    shutil.copytree(folder / "model", folder / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / "bare" / name).unlink()
+    (folder / "lora").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / "lora" / name).write_text("{}")
+    for side, rows in (*ROWS.items(), ("chat", CHAT)):
+        (folder / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def config(**changes) -> dict:
+    """A good config with changes, by path (``unlearn.forget``); None removes."""
+    cfg = {
+        "base_model": "model", "plugins": ["axolotl_unlearn.UnlearnPlugin"], "sequence_len": 64,
+        "unlearn": {"forget": {"objective": "npo"}, "retain": {"objective": "nll"}, "data": {}},
+        "datasets": [
+            {"path": f"{side}.jsonl", "type": f"axolotl_unlearn.data.{side}"} for side in ROWS
+        ],
+        "micro_batch_size": 1, "learning_rate": 1e-4, "num_epochs": 1, "output_dir": "out",
+        "gradient_accumulation_steps": 1,
+    }  # fmt: skip
+    for path, value in changes.items():
+        *way, last = path.split(".")
+        block = cfg
+        for key in way:
+            block = block[key]
+        block.pop(last, None) if value is None else block.__setitem__(last, value)
+    return cfg
+
+
+def moved(cfg: dict, **names: str) -> dict:
+    return {names.get(key, key): value for key, value in cfg.items()}
+
+
+def forget_of(path: str) -> list[dict]:
+    return [{"path": path, "type": "axolotl_unlearn.data.forget"}, config()["datasets"][1]]
+
+
+#: Mistake -> (config, words that name the cure). `check` ends with code 2 and loads nothing.
+CONFIGS = {
+    "a typo in an entry": (config(**{"unlearn.forget": {"objectiv": "npo"}}), "`objectiv` meant"),
+    "a typo of the block": (moved(config(), unlearn="unlern"), "did you mean `unlern`"),
+    "a typo in the block": (config(**{"unlearn.retian": {}}), "did you mean 'retain'"),
+    "a typo of an option": (moved(config(), learning_rate="learning_rat"), "`learning_rate`"),
+    "an objective without its name": (config(**{"unlearn.forget": {"beta": 1}}), "objective"),
+    "another objective": (config(**{"unlearn.forget": {"objective": "nop"}}), "did you mean 'npo'"),
+    "chats as records": (config(datasets=forget_of("chat.jsonl")), "{type: chat_template}"),
+    "rows in a folder's place": (config(datasets=forget_of("nowhere.jsonl")), "does not exist"),
+    "rows of one side": (config(datasets=forget_of("forget.jsonl")[:1]), "data.retain"),
+    "one file on both sides": (
+        config(datasets=[one | {"path": "forget.jsonl"} for one in config()["datasets"]]),
+        "rows of its own",
+    ),
+    "no model": (config(base_model=None), "name the model that is to forget"),
+    "a model that is not there": (config(base_model="./nowhere"), "check the path"),
+    "a model of the hub, offline": (config(base_model="some/model"), "or download it"),
+    "a model without a tokenizer": (config(base_model="bare"), "copy the tokenizer files"),
+    "an adapter as the model": (config(base_model="lora"), "axolotl merge-lora"),
+    "a chat template that is not there": (
+        config(**{"unlearn.data": {"chat_template": True}}), "set `chat_template:`",
+    ),
+    "a plugin's line forgotten": (config(plugins=["axolotl_unlearn.Unlearn"]), "UnlearnPlugin"),
+    "no number": (config(learning_rate="fast"), "is no number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_mistake_in_a_config(world, monkeypatch, name):
+    monkeypatch.chdir(world)
+    cfg, cure = CONFIGS[name]
+    Path("my.yml").write_text(yaml.safe_dump(cfg))
+    done = CliRunner().invoke(unlearn, ["check", "my.yml"])
+    assert done.exit_code == 2 and cure in done.output, done.output
+    assert "ready" not in done.output and "Traceback" not in done.output
+    assert CANARY not in done.output
+
+
+#: Command line -> words that name the cure.
+COMMANDS = {
+    "train my.yml": "did you mean `axolotl train`?",
+    "merge-lora my.yml": "did you mean `axolotl merge-lora`?",
+    "chek my.yml": "did you mean `axolotl-unlearn check`?",
+    "frobnicate": "`--help` lists them",
+    "check": "Missing argument 'CONFIG'",
+    "check nowhere.yml": "does not exist",
+    "check .": "is a folder; name the config in it",
+    "init --base-model model --forget no.jsonl --retain no2.jsonl": "no.jsonl and no2.jsonl",
+    "eval nowhere ./gone": "./gone does not exist",
+    "eval ./nowhere ./gone": "./nowhere does not exist",
+}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_mistake_on_the_command_line(world, monkeypatch, line):
+    monkeypatch.chdir(world)
+    done = CliRunner().invoke(unlearn, line.split())
+    assert done.exit_code == 2 and COMMANDS[line] in done.output, done.output
+    assert "Traceback" not in done.output and "please report" not in done.output
+
+
+def test_the_version_is_said():
+    from axolotl_unlearn import __version__
+
+    assert __version__ in CliRunner().invoke(unlearn, ["--version"]).output
+
+
+def commands(group, words=()):
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        yield (*words, name)
+        if hasattr(command, "list_commands"):
+            yield from commands(command, (*words, name))
+
+
+@pytest.mark.parametrize("words", [(), *commands(unlearn)], ids=" ".join)
+def test_help_fits_into_80_columns(words):
+    said = CliRunner().invoke(unlearn, [*words, "--help"], terminal_width=80).output
+    assert max(map(len, said.splitlines())) <= 80, max(said.splitlines(), key=len)
+
+
+def test_check_fits_into_80_columns(world, monkeypatch):
+    monkeypatch.chdir(world)
+    monkeypatch.setenv("COLUMNS", "80")
+    for cfg in (config(), config(**{"unlearn.forget": {"objectiv": "npo"}, "learning_rat": 1})):
+        Path("my.yml").write_text(yaml.safe_dump(cfg))
+        said = CliRunner().invoke(unlearn, ["check", "my.yml", "--show", "1"]).output
+        assert max(map(len, said.splitlines())) <= 80, said
