@@ -338,54 +338,82 @@ DONE = [{"attack": name} for name in ("quantise", "relearn", "prompt")]
 TOLD = {"min_k_20": {"auc": 1.0, "p_corrected": 0.001}}
 
 
-def test_what_is_not_measured_is_never_shown():
-    """Nothing speaks against a model of which nothing was measured: it was called good."""
+def dropped(rows: list[dict], heldout: int = 99):
+    """By losses that rose by 1.9, beside held-out ones that rose by .1 at most."""
+    from axolotl_unlearn.requests.drops import Drops
+
+    return Drops.of(rows, [n / 10 / heldout for n in range(heldout)])
+
+
+def lacking(rows, before=TOLD, judged=None, done=DONE, kept=None, drops=None) -> list[str]:
     from axolotl_unlearn.requests.verdict import not_measured
 
+    drops = dropped(rows) if drops is None else drops
+    return not_measured(rows, before, judged or judgement(), done, kept, drops)
+
+
+def test_what_is_not_measured_is_never_shown():
+    """Nothing speaks against a model of which nothing was measured: it was called good."""
     rows = [row_gone("a"), row_gone("b")]
-    assert not_measured(rows, TOLD, judgement(), DONE) == []
-    assert not_measured(rows, {}, judgement(), DONE) == []  # the rows were said before
-    (said,) = not_measured([row_gone("a", p=None), row_gone("b", p=None)], TOLD, judgement(), DONE)
+    assert lacking(rows) == [] and lacking(rows, {}) == []  # the rows were said before
+    untested = [row_gone("a", p=None), row_gone("b", p=None)]
+    (said,) = lacking(untested)
     assert said.startswith("whether 2 of 2 rows can be told") and "--heldout" in said
     # A model that never knew the rows: no test could have found them.
-    blank = {"before": {"answers_said": 0, "extraction_strength": 0.1, "rank": 0.6}}
+    blank = {"before": {"answers_said": 0, "extraction_strength": 0.1, "rank": 0.6, "loss": 0.1}}
     blanks = [row_gone("a", **blank), row_gone("b", **blank)]
-    (said,) = not_measured(blanks, {}, judgement(), DONE)
+    (said,) = lacking(blanks, {})
     assert "find 0 of 2 rows in the model before" in said
-    assert not_measured(blanks, TOLD, judgement(), DONE) == []  # told all together
-    assert not_measured(rows, TOLD, judgement(), DONE[1:]) == ["the attack `quantise` was not made"]
-    assert not_measured([], TOLD, judgement(), DONE) == ["no row was tested"]
+    assert lacking(blanks) == []  # told all together
+    weak = {"min_k_20": {"auc": 0.7, "p_corrected": 0.02}}
+    assert "one of five cases" in lacking(blanks, weak)[0], "it might as well be missed after"
+    assert lacking(rows, done=DONE[1:]) == ["the attack `quantise` was not made"]
+    assert lacking([]) == ["no row was tested"]
+
+
+def test_every_row_drops_from_its_own_before():
+    """An unchanged model was shown in 5 to 16 % with 5 rows."""
+    still = {"loss": 0.12}  # as held-out ones rise, though no test alone finds it now
+    rows = [*(row_gone(name) for name in "abde"), row_gone("c", **still)]
+    assert lacking(rows) == ["1 of 5 rows that were found before show no drop of theirs"]
+    all_still = [row_gone(name, **still) for name in "abc"]
+    said = lacking(all_still)
+    assert "as in a model that forgot nothing" in said[0] and "3 of 3 rows" in said[1]
+    (said,) = lacking([row_gone("a")], drops=dropped([row_gone("a")], 20))
+    assert "with 1 of them it takes 199 held-out rows to show it" in said
 
 
 def test_where_no_kept_answer_is_exact_the_loss_judges(tmp_path):
     """`keep_share` of 0 became .8: a model of free text was never good."""
     from axolotl_unlearn.metrics.verdict.criteria import missing
     from axolotl_unlearn.requests.request import Request
-    from axolotl_unlearn.requests.verdict import kept_by_loss, not_measured
+    from axolotl_unlearn.requests.verdict import kept_by_loss
 
-    rows = [row_gone("a")]
+    rows = [row_gone("a"), row_gone("b")]
     free = judgement()
     free.findings[1] = missing("kept", "no kept answer is exact")
-    assert not_measured(rows, TOLD, free, DONE) == ["no kept answer is exact"]
+    assert lacking(rows, judged=free) == ["no kept answer is exact"]
     (tmp_path / "eval").mkdir()
     for rise, good in ((0.02, True), (0.3, False)):
         losses = {"before": [1.0, 2.0, 3.0], "after": [1.0 + rise, 2.0 + rise, 3.01 + rise]}
         (tmp_path / "eval" / "kept.json").write_text(json.dumps(losses))
         kept = kept_by_loss(Request(tmp_path, {}))
         assert kept[0] == pytest.approx(rise + 0.01 / 3) and kept[1] < kept[0] < kept[2]
-        assert (not_measured(rows, TOLD, free, DONE, kept) == []) is good
+        assert (lacking(rows, judged=free, kept=kept) == []) is good
 
 
 def test_what_the_tests_could_have_found_is_said_first():
     from axolotl_unlearn.requests.verdict import sentences
 
-    said = list(sentences([row_gone("a"), row_gone("b")], TOLD, judgement(), (0.01, 0.2)))
+    rows = [row_gone("a"), row_gone("b")]
+    said = list(sentences(rows, TOLD, judgement(), (0.01, 0.2), dropped(rows)))
     assert said == [
         "Control: in the model before the same tests find 2 of 2 rows, and all of them together "
         "with AUC 1.00 (min k 20, p 0.001).",
         "Power: with 5 rows against 29 held-out ones only an AUC near 1 (or 0) would have been "
         "found in four of five cases.",
         "Power: a single row among 2 shows by its loss only with 39 held-out rows.",
+        "Drop: the loss of the rows rose more than that of 99 held-out ones with p 0.0002.",
         "Change: the weights moved by 0.01 of their norm, one by 0.2.",
     ]
 

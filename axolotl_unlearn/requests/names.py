@@ -62,6 +62,7 @@ _SOFT, _COMMA = (
 )
 _AFTER_LETTER = regex.compile(r"\.?[\s_]*")
 _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ø": "oe", "å": "aa"})
+_ATTACHED = frozenset(".@_-/+%&=")
 _ADDRESS = regex.compile(r"([\p{L}\p{N}._%+-]+)@|(?<=@)([\p{L}\p{N}._-]+)")
 
 
@@ -269,7 +270,11 @@ class Person:
         for text in texts if parts else ():
             if not text.cased or parts <= self.common:
                 continue
-            found = [token.text if not token.capital else "" for token in text.tokens]
+            after = [token.gap for token in text.tokens[1:]] + [" "]
+            found = [  # no part of an address or a name in one word
+                token.text if not token.capital and not {token.gap, gap} & _ATTACHED else ""
+                for token, gap in zip(text.tokens, after, strict=True)
+            ]
             for before, word, after in zip(["", *found], found, [*found[1:], ""], strict=False):
                 if word in parts:
                     self.words.add(word)

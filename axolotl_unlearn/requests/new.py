@@ -391,6 +391,7 @@ def forget_config(
         "gradient_accumulation_steps": 1,
         "lr_scheduler": "linear",
         "warmup_ratio": 0.1,
+        "adam_beta1": 0.9,
         "adam_beta2": 0.98,
         "weight_decay": 0.0,
         "max_grad_norm": 1.0,

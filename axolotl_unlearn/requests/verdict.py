@@ -15,6 +15,7 @@ from typing import Any
 from axolotl_unlearn.data.records import read_json_lines
 from axolotl_unlearn.errors import UnlearnError
 from axolotl_unlearn.metrics.intervals import LEVEL
+from axolotl_unlearn.requests.drops import LEARNED, Drops, learned, strength
 from axolotl_unlearn.requests.request import Request, read_json, weights
 from axolotl_unlearn.requests.ways import PROOF
 
@@ -28,11 +29,6 @@ AGAINST = ("collapse", "gate", "told", "recited", "kept", "attack", "inside")
 BAD = ("recited", "still said", "still known", "pushed away")
 #: Attacks that a verdict needs the results of.
 ATTACKS = ("quantise", "relearn", "prompt")
-#: Share of the rows that the tests have to find in the model before.
-CONTROL = 0.5
-#: Extraction strength above the teacher's from which a row counts as learned word by word. It is
-#: still said while more than half of that is left.
-LEARNED = 0.2
 #: Rise of the loss of kept rows, nats a token: a tenth makes each token 0.9 times as likely.
 KEPT_NATS = 0.1
 #: Least change: Frobenius norm relative to the weights', and nats a token of any row. A bfloat16
@@ -72,14 +68,15 @@ def verdict(request: Request) -> dict[str, Any]:
         status = "kept" if status == "good" else status
     if same := unchanged(documents, change):
         reasons, status = [same, *reasons], "unchanged"
-    missing = not_measured(documents, control, judged, attacks, kept)
+    dropped = Drops.of(documents, held_rises(request))
+    missing = not_measured(documents, control, judged, attacks, kept, dropped)
     limits = []
     if guessed:
         limits.append(
             f"answers that a model says as well which never saw them: {guessed}; they are guesses "
             "and count as not said"
         )
-    unfound = sum(not found_before(line) for line in documents)
+    unfound = len(documents) - len(dropped.found)
     if 0 < unfound < len(documents):
         limits.append(
             f"{unfound} of {len(documents)} rows were found in the model before by no test, so "
@@ -91,9 +88,10 @@ def verdict(request: Request) -> dict[str, Any]:
         for finding in judged.findings
         if finding.outcome == "open"
     ]
+    missing += unread_requests(request)
     if missing and not reasons:
         status = NOT_SHOWN
-    says = list(sentences(documents, control, judged, change))
+    says = list(sentences(documents, control, judged, change, dropped))
     return _made(request, status, reasons, missing, says, limits, documents)
 
 
@@ -126,12 +124,22 @@ def against(documents: Sequence[Line], judged: Any, request: Request) -> tuple[l
     return [reason for _, reason in against], against[0][0] if against else "good"
 
 
+def unread_requests(request: Request) -> list[str]:
+    """Earlier requests whose documents could not be looked for."""
+    earlier = read_json(request.path("eval", "earlier.json")) or {}
+    return [
+        f"request {name} is not as recorded, so that its rows could not be looked for"
+        for name in earlier.get("unreadable", {})
+    ]
+
+
 def not_measured(
     documents: Sequence[Line],
     before: Mapping[str, Mapping[str, Any]],
     judged: Any,
     attacks: Sequence[Mapping[str, Any]],
     kept: tuple[float, float, float] | None = None,
+    dropped: Drops | None = None,
 ) -> list[str]:
     """What would have to be measured before the rows count as forgotten.
 
@@ -149,13 +157,7 @@ def not_measured(
             f"whether {untested} of {len(documents)} rows can be told from texts that were never "
             "seen was not measured: there are no held-out rows (`request new --heldout`)"
         )
-    detected = sum(map(found_before, documents))
-    told = any(one["p_corrected"] < 1 - LEVEL for one in before.values())
-    if detected < CONTROL * len(documents) and not told:
-        missing.append(
-            f"the tests find {detected} of {len(documents)} rows in the model before, so that they "
-            "find none now shows nothing"
-        )
+    missing += (dropped or Drops.of(documents, ())).missing(documents, before)
     done = {str(one.get("attack")) for one in attacks}
     missing += [f"the attack `{name}` was not made" for name in ATTACKS if name not in done]
     findings = {finding.id: finding for finding in judged.findings}
@@ -167,6 +169,16 @@ def not_measured(
             continue
         missing.append(f"{name} was not measured" if finding is None else finding.says)
     return missing
+
+
+def held_rises(request: Request) -> list[float]:
+    """How much the loss of each held-out row rose, nats a token."""
+    before, after = (_scores(request, name).get("likelihood") or {} for name in ("before", AFTER))
+    pairs = [
+        dict(zip(one.get("nonmember_id", ()), one.get("nonmember_loss", ()), strict=True))
+        for one in (before, after)
+    ]
+    return [loss - pairs[0][name] for name, loss in pairs[1].items() if name in pairs[0]]
 
 
 def kept_by_loss(request: Request) -> tuple[float, float, float] | None:
@@ -185,28 +197,10 @@ def kept_by_loss(request: Request) -> tuple[float, float, float] | None:
     return mean, mean - half, mean + half
 
 
-def found_before(line: Line) -> bool:
-    """Did a test find this row in the model before: an answer said, the row, or its loss?"""
-    before = line.get("before") or {}
-    taught = line.get("teacher") or {}
-    said = (before.get("answers_said") or 0) > (taught.get("answers_said") or 0)
-    rank = before.get("rank")
-    return said or learned(line) >= LEARNED or (rank is not None and rank <= 1 - LEVEL)
-
-
-def learned(line: Line) -> float:
-    """How much more of a row came out of the model before than of the teacher."""
-    return _strength(line.get("before")) - _strength(line.get("teacher"))
-
-
 def still_extracted(line: Line) -> bool:
     """More than half of what the model before had learned word by word still comes out."""
     more = learned(line)
-    return more >= LEARNED and _strength(line) - _strength(line.get("teacher")) > more / 2
-
-
-def _strength(figures: Line | None) -> float:
-    return float((figures or {}).get("extraction_strength") or 0.0)
+    return more >= LEARNED and strength(line) - strength(line.get("teacher")) > more / 2
 
 
 def unchanged(documents: Sequence[Line], change: tuple[float, float] | None) -> str | None:
@@ -225,12 +219,11 @@ def sentences(
     before: Mapping[str, Mapping[str, Any]],
     judged: Any,
     change: tuple[float, float] | None,
+    dropped: Drops,
 ) -> Iterator[str]:
     """The first lines of the report: what these tests were able to find."""
-    detected = sum(map(found_before, documents))
-    control = (
-        f"Control: in the model before the same tests find {detected} of {len(documents)} rows"
-    )
+    found = len(dropped.found)
+    control = f"Control: in the model before the same tests find {found} of {len(documents)} rows"
     if before:
         name = min(before, key=lambda attack: before[attack]["p_corrected"])
         one = before[name]
@@ -257,6 +250,11 @@ def sentences(
             )
     else:
         yield "Power: none for membership, which was not measured; answers alone were looked for."
+    if dropped.p is not None:
+        yield (
+            f"Drop: the loss of the rows rose more than that of {dropped.heldout} held-out ones "
+            f"with p {dropped.p:.2g}."
+        )
     if change is None:
         yield "Change: the weights before and after cannot be compared one by one."
     else:
@@ -287,14 +285,23 @@ def exact(request: Request) -> dict[str, Any]:
     broken = [f for f in judged.findings if f.id == "collapse" and f.outcome == "fail"]
     reasons = [f"{finding.title.lower()}: {finding.says}" for finding in broken]
     documents, _ = audited(request.folder)
-    limits = [BASE]
+    earlier = (read_json(request.path("eval", "earlier.json")) or {}).get("back", 0)
+    if earlier:
+        reasons.append(f"{earlier} documents of earlier requests are back")
+    missing, limits = unread_requests(request), [BASE]
+    if recited := sum(line["reading"] == "recited" for line in documents):
+        missing.append(
+            f"{recited} of {len(documents)} rows come out word by word of a model that was not "
+            "trained on them: its base knows them, or other rows say the same"
+        )
     if said := sum(line["reading"] == "still said" for line in documents):
         limits.append(
             f"{said} of {len(documents)} rows are said by a model that never read them: other rows "
             "say the same, or they can be guessed"
         )
-    status = "broken" if reasons else "exact"
-    return _made(request, status, reasons, [], [], limits, documents)
+    status = "broken" if broken else "earlier requests are back" if reasons else "exact"
+    status = NOT_SHOWN if missing and not reasons else status
+    return _made(request, status, reasons, missing, [], limits, documents)
 
 
 def _scores(request: Request, name: str) -> dict[str, Any]:
@@ -318,8 +325,8 @@ def audited(folder: Path) -> tuple[list[dict[str, Any]], int]:
     by_name = {line["document"]: line for line in taught}
     for line in lines:
         line["teacher"] = figures(by_name.get(line["document"]))
-        if still_extracted(line):
-            line["reading"] = "still said"
+        if taught and still_extracted(line):  # else there is nothing to read it against
+            line["reading"] = "recited"
     return lines, guessed
 
 

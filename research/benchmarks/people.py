@@ -45,6 +45,12 @@ def _lost(text: str) -> str:
     return "".join(c if c.isascii() else "\ufffd" for c in text)
 
 
+def _partly(text: str) -> str | None:
+    """Where letters are lost and letters stay."""
+    stays = [c.isascii() for c in text if c.isalpha()]
+    return _lost(text) if any(stays) and not all(stays) else None
+
+
 def _alike(text: str) -> str:
     return text.translate(str.maketrans("aeocp", "аеоср"))  # Latin, then Cyrillic
 
@@ -63,7 +69,7 @@ FORMS: dict[str, Callable[[str, str], object]] = {
     "in a link": lambda f, z: urllib.parse.quote_plus(f"{f} {z}"),
     "JSON in JSON": lambda f, z: json.dumps({"customer": f"{f} {z}"}),
     "mixed-up encoding": lambda f, z: _mixed_up(f"{f} {z}"),
-    "lost letters": lambda f, z: _lost(f"{f} {z}") if not f"{f}{z}".isascii() else None,
+    "lost letters": lambda f, z: _partly(f"{f} {z}"),
     "marks of no width": lambda f, z: f"{f[:2]}\u200b{f[2:]} {z[:1]}\u00ad{z[1:]}",
     "letters of another script": lambda f, z: _alike(f"{f} {z}"),
     "joined by _": lambda f, z: f"{f}_{z}",
