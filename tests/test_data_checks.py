@@ -379,6 +379,7 @@ def test_evaluations_that_never_come_are_said(settings, says):
         ({"unfrozen_parameters": ["down_proj"]}, None),
         ({"optimizer": "adopt_adamw", "adam_beta1": 0, "adam_beta2": 0.9}, "both, above 0"),
         ({"optimizer": "muon", "adam_beta2": 0.9}, "`adam_beta1` and `adam_beta2`"),
+        ({"optimizer": "adamw_torch", "adam_beta2": 0.9}, None),
         ({"optimizer": "muon", "adam_beta1": 0.8, "adam_beta2": 0.9}, None),
     ],
 )

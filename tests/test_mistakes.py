@@ -107,6 +107,18 @@ def test_a_mistake_in_a_config(world, monkeypatch, name):
     assert CANARY not in done.output
 
 
+@pytest.mark.parametrize("name", ["a model of the hub, offline", "a typo in an entry", "no number"])
+def test_a_mistake_that_training_meets(world, monkeypatch, capsys, name):
+    """`axolotl train` ends with the same sentence and code 2, before anything is loaded."""
+    from axolotl_unlearn.plugin import UnlearnPlugin
+
+    monkeypatch.chdir(world)
+    cfg, cure = CONFIGS[name]
+    with pytest.raises(SystemExit) as end:
+        UnlearnPlugin().register(cfg)
+    assert end.value.code == 2 and cure in capsys.readouterr().err
+
+
 #: Command line -> words that name the cure.
 COMMANDS = {
     "train my.yml": "did you mean `axolotl train`?",
@@ -152,8 +164,11 @@ def test_help_fits_into_80_columns(words):
 
 def test_check_fits_into_80_columns(world, monkeypatch):
     monkeypatch.chdir(world)
-    monkeypatch.setenv("COLUMNS", "80")
     for cfg in (config(), config(**{"unlearn.forget": {"objectiv": "npo"}, "learning_rat": 1})):
         Path("my.yml").write_text(yaml.safe_dump(cfg))
-        said = CliRunner().invoke(unlearn, ["check", "my.yml", "--show", "1"]).output
+        said = (
+            CliRunner()
+            .invoke(unlearn, ["check", "my.yml", "--show", "1"], terminal_width=80)
+            .output
+        )
         assert max(map(len, said.splitlines())) <= 80, said

@@ -156,7 +156,8 @@ def _together(cfg: dict, args: UnlearnArgs) -> list[str]:
          "`jagged_restart_steps` does not go with `unlearn.phases`; remove it."),
         (optimizer == "dion" and not (cfg.get("dion_lr") and cfg.get("dion_momentum")),
          "`optimizer: dion` cannot be made without `dion_lr` and `dion_momentum`; give both."),
-        (bool(cfg.get("adam_beta1")) != bool(cfg.get("adam_beta2")),
+        (re.fullmatch(_BOTH_BETAS, optimizer)
+         and bool(cfg.get("adam_beta1")) != bool(cfg.get("adam_beta2")),
          "`adam_beta1` and `adam_beta2`: Axolotl's own optimizers take both, above 0, or none; "
          "give both."),
         (cfg.get("load_best_model_at_end") and not _keeps_best(cfg),
@@ -228,6 +229,10 @@ def _stage(deepspeed: Any) -> int | None:
     return zero.get("stage") if isinstance(zero, dict) else None
 
 
+#: Optimizers that Axolotl makes itself.
+_BOTH_BETAS = (
+    "adamc|adopt_adamw|ao_adamw_.*|dion|flash_.*|muon.*|optimi_adamw|q_galore.*|scao|sinkgd"
+)
 #: Schedules that need the length of the whole run, or its evaluations.
 _WHOLE_RUN = ("reduce_lr_on_plateau", "greedy", "one_cycle", "rex")
 
@@ -416,7 +421,10 @@ def prepare(cfg: dict) -> None:
     if cfg.get("use_ray") and "RANK" in os.environ:
         _cpu_settings(cfg)  # a worker of Ray: its driver, which may lack a GPU, has done the rest
         return
-    if wrong := config_faults(cfg):
+    wrong, name = config_faults(cfg), str(cfg.get("base_model"))
+    if cfg.get("base_model") and not os.path.exists(name) and not _is_local(name):
+        wrong += [said for said in [untrainable(cfg)] if said]  # else a traceback of transformers
+    if wrong:
         raise UnlearnError(" ".join(wrong), code="checks.config")
     if not cfg.get("use_ray"):
         _cpu_settings(cfg)

@@ -56,9 +56,12 @@ def say(*said: str) -> None:
 
 
 def fitted(line: str) -> str:
-    """A line in lines that a terminal holds (or 80 columns, with COLUMNS); as it is in a pipe."""
-    width = shutil.get_terminal_size((80, 24)).columns
-    if len(line) <= width or not (sys.stdout.isatty() or os.environ.get("COLUMNS")):
+    """A line in lines that the terminal holds; as it is in a pipe."""
+    context = click.get_current_context(silent=True)
+    width = context.terminal_width if context else None
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size((80, 24)).columns
+    if width is None or len(line) <= width:
         return line
     indent = line[: len(line) - len(line.lstrip())] + "    "
     return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
