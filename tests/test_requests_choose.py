@@ -6,9 +6,23 @@ import json
 import unicodedata
 
 import pytest
+import yaml
+from click.testing import CliRunner
 from fault_codes import fails
-from test_requests_new import ADA, MENTION, NEAR, TRAIN, chat, people, sources, write
+from test_requests_new import (
+    ADA,
+    MENTION,
+    NEAR,
+    TRAIN,
+    chat,
+    config,
+    home,  # noqa: F401
+    people,
+    sources,
+    write,
+)
 
+from axolotl_unlearn.cli import unlearn
 from axolotl_unlearn.data.near import strings
 from axolotl_unlearn.data.typed import row_id
 from axolotl_unlearn.requests.choose import Wanted, choose, names_of, offer, speaking
@@ -300,3 +314,26 @@ def test_an_id_that_names_somebody_is_refused(name):
 def test_an_id_with_words_is_warned_of():
     names = ["2026-001", "T-17", "2026-w48", "r1", "smith", "2026-smith"]
     assert speaking(names, Wanted()) == ["smith", "2026-smith"]
+
+
+def test_the_command_says_what_is_chosen_and_what_else_there_is(home, tmp_path):  # noqa: F811
+    """Rows of each data set, other fields with the value, passages beside the rows."""
+    more = [{"messages": row["messages"], "client": 7.0} for row in people(200, 3)]
+    more[0] |= {"customer": "7", "client": None}
+    row = {"ds_type": "json", "type": "chat_template", "chat_template": "chatml"}
+    entries = [home / "train.jsonl", write(tmp_path / "more.jsonl", more)]
+    settings = config(home, datasets=[{"path": str(path), **row} for path in entries])
+    (tmp_path / "two.yml").write_text(yaml.safe_dump(settings))
+    words = ["request", "new", str(tmp_path / "two.yml"), "--out", str(tmp_path / "r" / "smith")]
+    done = CliRunner().invoke(unlearn, [*words, "--where", "customer=7", "--person", "Ada Quill"])
+    assert done.exit_code == 0, done.output
+    assert "To forget: 4 rows of data set 0, 1 row of data set 1." in done.output
+    assert "2 retained rows with client=7: another field" in done.output
+    assert "'smith' stands in every record and export" in done.output
+    folder = tmp_path / "r" / "smith"
+    passages = (folder / "data" / "offered.json").read_text()
+    assert "ada quill of Norrby" in passages
+    assert "quill" not in (folder / "offered.json").read_text().casefold()
+    bad = CliRunner().invoke(unlearn, [*words[:4], str(tmp_path / "r" / "ada-quill"),
+                                       "--person", "Ada Quill"])  # fmt: skip
+    assert bad.exit_code == 2 and "take a number" in bad.output
