@@ -6,18 +6,25 @@ or another version of this package would give the rows, or the order, of an earl
 
 from __future__ import annotations
 
+import ast
 import glob
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import logging
+import os
 import re
 import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from axolotl_unlearn.config import parse_unlearn
 from axolotl_unlearn.data.checks import ENTRY_KEYS, KEYS
+from axolotl_unlearn.data.suppression import KEY
 
 LOG = logging.getLogger(__name__)
 
@@ -26,14 +33,16 @@ SETTINGS = """
     base_model base_model_config revision_of_model tokenizer_config tokenizer_type
     tokenizer_use_fast tokenizer_legacy tokenizer_use_mistral_common special_tokens tokens
     added_tokens_overrides chat_template chat_template_jinja chat_template_kwargs
-    default_system_message train_on_inputs eot_tokens is_mistral_derived_model
+    default_system_message train_on_inputs eot_tokens role_boundaries is_mistral_derived_model
     is_qwen_derived_model sequence_len eval_sequence_len excess_length_strategy min_sample_len
-    shuffle_merged_datasets shuffle_before_merging_datasets seed
+    shuffle_merged_datasets shuffle_before_merging_datasets seed trust_remote_code
 """.split()
 _TOKENIZER_FILES = re.compile(
-    r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab.*|merges\.txt|chat_template.*"
-    r"|.*\.(model|tiktoken|jinja)"
+    r"tokeni[sz].*|special_tokens_map\.json|added_tokens\.json|vocab.*|merges\.txt|config\.json"
+    r"|tekken.*|chat_template.*|.*\.(model|tiktoken|jinja|py)"
 )
+#: Bytes from which a file beside a strategy's code is no template of it.
+_LARGE = 2**24
 _OURS = re.compile(r"unlearn-[0-9a-f]{16}")
 _AXOLOTLS = re.compile(r"[0-9a-f]{32}")
 
@@ -80,46 +89,125 @@ def _is_whole(path: Path) -> bool:
 
 
 def content_key(cfg: dict[str, Any]) -> str:
-    """Hash of the local data files and of all that makes rows of them, 16 hex digits.
-
-    Data that are not local count by their name and revision only.
-    """
+    """Hash of all that makes rows, 16 hex digits: see `inputs`."""
     digest = hashlib.blake2b(digest_size=8)
-    for package in ("axolotl-unlearn", "axolotl", "transformers", "tokenizers"):
-        digest.update(f"{package} {importlib.metadata.version(package)}\n".encode())
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    block = cfg.get("unlearn")
-    data = parse_unlearn(block).data if block else None
-    for key in KEYS:
-        for entry in cfg.get(key) or []:
-            known = {name: entry[name] for name in ENTRY_KEYS if entry.get(name) is not None}
-            digest.update(f"{key} {sorted(known.items())}\n".encode())
-            files += _data_files(entry)
-    for key in SETTINGS:
-        digest.update(f"{key} {cfg.get(key)!r}\n".encode())
-    for key in ("base_model", "tokenizer_config"):
-        folder = Path(str(cfg.get(key) or "/nowhere"))
-        if folder.is_dir():
-            files += sorted(p for p in folder.iterdir() if _TOKENIZER_FILES.fullmatch(p.name))
-    jinja = str(cfg.get("chat_template_jinja") or "")
-    if len(jinja) < 4096 and Path(jinja).is_file():
-        files.append(Path(jinja))
-    digest.update(data.model_dump_json().encode() if data else b"")
-    if data and data.suppression and Path(data.suppression).is_file():
-        files.append(Path(data.suppression))
+    settings, files = inputs(cfg)
+    digest.update("\n".join(settings).encode("utf-8", "surrogatepass"))
     for file in files:
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "blake2b").digest())
     return digest.hexdigest()
 
 
-def _data_files(entry: dict[str, Any]) -> list[Path]:
+def inputs(cfg: dict[str, Any]) -> tuple[list[str], list[Path]]:
+    """What the rows of a config depend on: settings as texts, and files by their content.
+
+    Versions, options, the entries of the data with all files that they name, our code, the
+    tokenizer, templates, the list of deleted rows, and the code of a type that is not Axolotl's.
+    Data on a hub count by name, revision and what the cache holds of the tokenizer.
+    """
+    packages = ("axolotl-unlearn", "axolotl", "transformers", "tokenizers", "datasets", "jinja2")
+    settings = [f"{package} {importlib.metadata.version(package)}" for package in packages]
+    ours = Path(__file__).parent
+    files = [*sorted(ours.glob("*.py")), ours.parent / "columns.py", ours.parent / "normal_form.py"]
+    data = parse_unlearn(cfg["unlearn"]).data if cfg.get("unlearn") else None
+    for key in KEYS:
+        for entry in cfg.get(key) or []:
+            known = {name: entry[name] for name in ENTRY_KEYS if entry.get(name) is not None}
+            settings.append(f"{key} {sorted(known.items())}")
+            files += _data_files(entry)
+    settings += [f"{key} {cfg.get(key)!r}" for key in SETTINGS]
+    for key in ("base_model", "base_model_config", "tokenizer_config"):
+        files += _tokenizer_files(str(cfg.get(key) or "nowhere"), cfg.get("revision_of_model"))
+    named = [cfg.get("chat_template_jinja")]
+    if data:
+        settings.append(data.model_dump_json())
+        named += [*_texts(data.rows), data.suppression]
+        if data.suppression:
+            named.append(str(Path(data.suppression).with_name(KEY)))
+        for row in data.rows:
+            files += source_files(row["type"]) if isinstance(row.get("type"), str) else []
+    files += [Path(name) for name in named if name and len(name) < 4096 and os.path.isfile(name)]
+    return settings, files
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a config, which may name a file."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value.values()])
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _texts(part)
+
+
+def _tokenizer_files(name: str, revision: str | None) -> list[Path]:
+    folder = Path(name)
+    if not folder.is_dir():
+        from axolotl_unlearn.models import cached_on_hub
+
+        folder = cached_on_hub(name, revision) or folder
+    found = [path for path in folder.glob("*") if _TOKENIZER_FILES.fullmatch(path.name)]
+    return sorted(p for p in [*found, *folder.glob("additional_chat_templates/*")] if p.is_file())
+
+
+def source_files(kind: str) -> list[Path]:
+    """The files of a dataset type that is not Axolotl's: its package or module, with all that lies
+    in it, and the modules that these import from outside of installed packages."""
+    installed = tuple(
+        os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")
+    )
+    left, found = [kind, kind.rpartition(".")[0]], set()
+    seen: set[str] = set()
+    while left:
+        name = left.pop()
+        top = name.partition(".")[0]
+        if (
+            not top
+            or name in seen
+            or top in ("axolotl", "axolotl_unlearn", *sys.builtin_module_names)
+        ):
+            continue
+        seen.add(name)
+        try:
+            spec = importlib.util.find_spec(top)
+        except (ImportError, ValueError):
+            continue
+        roots = [*(spec.submodule_search_locations or ())] if spec else []
+        roots = roots or ([spec.origin] if spec and spec.origin and spec.has_location else [])
+        for root in map(Path, roots):
+            if os.path.realpath(root).startswith(installed) and not kind.startswith(f"{top}."):
+                continue  # counts by its version, if at all
+            every = root.rglob("*") if root.is_dir() else [root]
+            new = {p for p in every if p.is_file() and p.suffix != ".pyc"} - found
+            new = {path for path in new if path.stat().st_size < _LARGE}
+            found |= new
+            for path in new:
+                left += _imports(path) if path.suffix == ".py" else []
+    return sorted(found)
+
+
+def _imports(path: Path) -> list[str]:
+    """Names of modules that a file imports by their whole names, wherever in it."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return []  # importing it says so
+    nodes = [*ast.walk(tree)]
+    names = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
+    return names + [n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module]
+
+
+def _data_files(entry: Mapping[str, Any]) -> list[Path]:
     """The local files an entry of ``datasets`` names: a file, all of a folder, ``data_files``."""
     path = Path(str(entry.get("path") or ""))
-    named = entry.get("data_files") or []
-    patterns = [named] if isinstance(named, str) else named
+    patterns = [*_texts(entry.get("data_files") or [])]
     # `datasets` resolves them against the working folder, or against the data folder.
-    files = {f for p in patterns for f in glob.glob(str(p), recursive=True)}
+    files = {f for p in patterns for f in glob.glob(p, recursive=True)}
     files |= {f for p in patterns for f in glob.glob(str(path / p), recursive=True)}
-    files |= {str(path)} if path.is_file() else {str(p) for p in path.rglob("*") if path.name}
-    return [Path(file) for file in sorted(files) if Path(file).is_file()]
+    if path.is_file():
+        files.add(str(path))
+    elif path.name:  # linked folders, too
+        files.update(glob.glob(str(path / "**"), recursive=True, include_hidden=True))
+    return [Path(file) for file in sorted(files) if os.path.isfile(file)]
