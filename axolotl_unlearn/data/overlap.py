@@ -27,6 +27,8 @@ MOST_COMPARED = 20_000
 GRAM, NEAR = 5, 0.8
 #: Forget rows that a retain row is compared with at most.
 _CANDIDATES = 8
+#: Forget rows that are found by one run of labels at most: a phrase that all have tells nothing.
+_SHARING = 50
 
 
 def reads(input_ids: Sequence[int], labels: Sequence[int], special: Collection[int]) -> int:
@@ -91,7 +93,8 @@ def near_rows(rows: Any) -> tuple[int, int] | None:
     for row in np.flatnonzero(role == ROLES["forget"]).tolist():
         one = rows[row]
         for gram in grams(one["labels"]):
-            by_gram[gram].append(len(bags))
+            if len(by_gram[gram]) < _SHARING:
+                by_gram[gram].append(len(bags))
         bags.append(Counter(one["input_ids"]))
     retain, near = np.flatnonzero(role == ROLES["retain"]).tolist(), 0
     for row in retain:
